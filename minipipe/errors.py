@@ -496,6 +496,7 @@ class ScheduleCode(StrEnum):
     NO_PARTNER = "no-partner"
     OTHER_REPLICA = "other-replica"
     MIXED_CUT = "mixed-cut"
+    SLICE_ORDER = "slice-order"
     OVERLAP = "overlap"
     EARLY_SUM = "early-sum"
     EARLY_UPDATE = "early-update"
@@ -510,6 +511,7 @@ class ScheduleCode(StrEnum):
     STALENESS = "staleness"
     # The schedule is legal and does not serve the purpose.
     REPLICAS = "replicas"
+    SLICES = "slices"
     UPDATES = "updates"
     FORWARD_ONLY = "forward-only"
     NO_FORMULA = "no-formula"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -22,6 +22,7 @@ from minipipe.errors import ScheduleCode, ScheduleError, quoted
 from minipipe.io import printable
 from minipipe.schedules.action import EXPECTED_CELL, Action, ActionKind
 from minipipe.schedules.placement import check_placement, in_replica_order, ranks_in
+from minipipe.schedules.slices import check_slices, numbers_of, place_in_sum, with_numbers
 
 if TYPE_CHECKING:
     from minipipe.schedules.text import Cells
@@ -53,6 +54,7 @@ class ActionTable(ShownInNotebooks):
     actions: tuple[tuple[Action, ...], ...]
     frozen: frozenset[int] = frozenset()
     overlaps: frozenset[Action] = frozenset()
+    num_slices: int = 1
     # Walks and verdicts of the rooms above. A table never changes, so each is worked out once.
     _kept: dict[str, Any] = field(default_factory=dict, init=False, compare=False)
 
@@ -74,6 +76,10 @@ class ActionTable(ShownInNotebooks):
         for stage in self.frozen:
             _check_index("stage", stage, self.num_stages)
         object.__setattr__(self, "overlaps", frozenset(map(_as_action, self.overlaps)))
+        check_slices(self.name, self.num_microbatches, self.num_slices)
+        if self.num_slices > 1:
+            object.__setattr__(self, "actions", with_numbers(self.actions, self.num_slices))
+            object.__setattr__(self, "overlaps", frozenset(*with_numbers([[*self.overlaps]], self.num_slices)))
         for action in self.overlaps:
             if action.kind is not ActionKind.FORWARD or action not in self.first_rank_with:
                 message = f"{action} is among the overlaps of {self.name!r}; expected forwards of its rows."
@@ -88,6 +94,11 @@ class ActionTable(ShownInNotebooks):
     def num_stages(self) -> int:
         """The number of stages, all ranks together."""
         return len(self.placement)
+
+    @cached_property
+    def microbatches(self) -> Sequence[int]:
+        """The numbers of all microbatches. Those of slices are written as sequence and slice, ``1.0``."""
+        return numbers_of(self.num_microbatches, self.num_slices)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Return the stages that a rank holds, ascending.
@@ -145,29 +156,26 @@ class ActionTable(ShownInNotebooks):
         return found
 
     def one_rank_each(self, reader: str) -> tuple[int, ...]:
-        """Return the rank of each stage, for a reader that knows neither replicas nor sums and updates; refuse those.
+        """Return the rank of each stage, for a reader that knows no replicas, no slices, no sums and no updates.
 
         Raises
         ------
         ScheduleError
-            Codes ``replicas`` and ``updates``.
+            Codes ``replicas``, ``slices`` and ``updates``, for a table that has them.
         """
-        if self.has_replicas:
-            stage = next(stage for stage in range(self.num_stages) if len(self.ranks_of(stage)) > 1)
-            ranks = " and ".join(map(str, self.ranks_of(stage)))
-            raise ScheduleError.of(
-                ScheduleCode.REPLICAS,
-                f"{self.title} runs replicas of a stage, which {reader} does not know yet; stage {stage} is on ranks "
-                f"{ranks}. It can be drawn, checked and simulated.",
-            )
         several = self.kinds & {ActionKind.REDUCE_GRAD, ActionKind.UPDATE}
-        if several:
-            found = next(action for row in self.actions for action in row if action.kind in several)
-            raise ScheduleError.of(
-                ScheduleCode.UPDATES,
-                f"{self.title} sums gradients or updates weights itself, {found} among others, which {reader} does not "
-                "know yet: there an optimiser steps between two schedules. It can be drawn, checked and simulated.",
-            )
+        shared = next((s for s, home in enumerate(self.placement) if len(ranks_in(home)) > 1), None)
+        other = next((action for row in self.actions for action in row if action.kind in several), None)
+        for code, is_there, what in (
+            (ScheduleCode.REPLICAS, shared is not None, f"runs replicas of stages, {shared} among others"),
+            (ScheduleCode.SLICES, self.num_slices > 1, f"cuts sequences into {self.num_slices} slices"),
+            (ScheduleCode.UPDATES, other, f"sums gradients or updates weights itself, {other} among others"),
+        ):
+            if is_there:
+                message = (
+                    f"{self.title} {what}, which {reader} does not know yet; it can be drawn, checked and simulated."
+                )
+                raise ScheduleError.of(code, message)
         return tuple(ranks_in(home)[0] for home in self.placement)
 
     @cached_property
@@ -272,9 +280,11 @@ class ActionTable(ShownInNotebooks):
     def is_reproducible(self) -> bool:
         """Whether every stage adds its gradients in ascending order of microbatches, as one process does.
 
-        Floating-point sums depend on their order; where the orders agree, the bits agree.
+        The slices of a sequence descend. Floating-point sums depend on their order; where the orders agree, the bits
+        agree.
         """
-        rows = ([(stage, k) for stage, kind, k in row if kind in _GRADIENT_KINDS] for row in self.actions)
+        place = place_in_sum(self.num_slices)
+        rows = ([(stage, place(k)) for stage, kind, k in row if kind in _GRADIENT_KINDS] for row in self.actions)
         # By stage alone, a sort keeps the order of each stage's microbatches.
         return all(sorted(row, key=itemgetter(0)) == sorted(row) for row in rows)
 
@@ -299,7 +309,7 @@ class ActionTable(ShownInNotebooks):
 
     def describe(self, separator: str = ": ") -> str:
         """Return name and sizes: ``1f1b: 4 ranks, 4 stages, 8 microbatches``."""
-        sizes = describe_sizes(self.num_ranks, self.num_stages, self.num_microbatches)
+        sizes = describe_sizes(self.num_ranks, self.num_stages, self.num_microbatches, self.num_slices)
         return f"{self.title}{separator}{sizes}"
 
     def __repr__(self) -> str:
@@ -314,7 +324,19 @@ class ActionTable(ShownInNotebooks):
         return "\n".join([f"# {self.describe()}", *rows, ""])
 
     def to_csv(self) -> str:
-        """Return PyTorch's format: one line per rank, cells such as ``0F0``."""
+        """Return PyTorch's format: one line per rank, cells such as ``0F0``.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``slices``, for a table with slices: that format has none, and PyTorch reads ``0F1.0`` as ``0F1``.
+        """
+        if self.num_slices > 1:
+            message = (
+                f"{self.title} has slices, and PyTorch's CSV has none; write it as text, with to_text() or --format"
+            )
+            message += " rows, or let every slice be a microbatch, with dataclasses.replace(schedule, num_slices=1)."
+            raise ScheduleError.of(ScheduleCode.SLICES, message)
         # A lone comma is an idle rank; an empty line would be skipped when read.
         return "".join((",".join(self._cells(row)) or ",") + "\n" for row in self.actions)
 
@@ -407,16 +429,20 @@ def check_table(given: object, kind: type[ActionTable] | None = None) -> None:
         raise ScheduleError.of(ScheduleCode.NOT_A_SCHEDULE, f"Expected a Schedule, not {quoted(given)}; {how}.")
 
 
-def describe_sizes(num_ranks: int, num_stages: int, num_microbatches: int) -> str:
+def describe_sizes(num_ranks: int, num_stages: int, num_microbatches: int, num_slices: int = 1) -> str:
     """Return the sizes in words.
 
     Examples
     --------
-    >>> describe_sizes(2, 2, 1)
-    '2 ranks, 2 stages, 1 microbatch'
+    >>> describe_sizes(2, 2, 1), describe_sizes(4, 4, 16, num_slices=2)
+    ('2 ranks, 2 stages, 1 microbatch', '4 ranks, 4 stages, 8 sequences of 2 slices')
     """
-    counts = ((num_ranks, "rank", "s"), (num_stages, "stage", "s"), (num_microbatches, "microbatch", "es"))
-    return ", ".join(f"{count} {noun}{'' if count == 1 else plural}" for count, noun, plural in counts)
+    last = (
+        (num_microbatches, "microbatch", "es") if num_slices == 1 else (num_microbatches // num_slices, "sequence", "s")
+    )
+    counts = ((num_ranks, "rank", "s"), (num_stages, "stage", "s"), last)
+    sizes = ", ".join(f"{count} {noun}{'' if count == 1 else plural}" for count, noun, plural in counts)
+    return sizes if num_slices == 1 else f"{sizes} of {num_slices} slices"
 
 
 def check_range(table: ActionTable) -> None:
@@ -521,6 +547,9 @@ class Schedule(ActionTable):
     overlaps : frozenset of Action
         Forwards that run joined with the next action of their row, a B or I of another microbatch: the two begin at
         once, with the inputs of both, and end at once. Cells such as ``"0F3"`` are read as actions.
+    num_slices : int
+        The slices of a sequence, at least 1. Each slice is a microbatch: slice i of sequence s is microbatch
+        ``s * num_slices + i``, written ``0F1.2``, and ``num_microbatches`` counts slices.
 
     Raises
     ------

@@ -21,6 +21,7 @@ from minipipe import io
 from minipipe.errors import FileError, ScheduleCode, ScheduleError, quoted
 from minipipe.io import MOST_ACTIONS, MOST_BYTES, MOST_STAGES, printable
 from minipipe.schedules.action import Action, B, F, I
+from minipipe.schedules.slices import Slice
 
 # A forward and a backward that run joined, as PyTorch writes them: (0F3;3B1)OVERLAP_F_B.
 _OVERLAP = re.compile(r"\(([^;]*);([^;]*)\)OVERLAP_F_B", re.ASCII)
@@ -28,7 +29,9 @@ _OVERLAP = re.compile(r"\(([^;]*);([^;]*)\)OVERLAP_F_B", re.ASCII)
 _SHARDING = re.compile(r"\d{1,9}((UNSHARD|RESHARD)\d{0,9}|REDUCE_GRAD)", re.ASCII)
 
 # Papers omit the stage if each rank has only one.
-_WITHOUT_STAGE = re.compile(r"([FBIWU]|REDUCE_GRAD)\d{1,9}", re.ASCII)
+_WITHOUT_STAGE = re.compile(r"([FBIWU]|REDUCE_GRAD)\d{1,9}(\.\d{1,9})?", re.ASCII)
+_SLICE = re.compile(r"(?<=\d)\.(\d{1,9})(?![\w.])", re.ASCII)  # of a sequence, behind its number: 2F0.1
+_SLICED = re.compile(r"([^.]+)\.(\d{1,9})", re.ASCII)
 _FROZEN = re.compile(r"\ufeff?# .*\(frozen: (\d{1,9}(?:, \d{1,9})*)\): ", re.ASCII)
 _WITH_STAGE = re.compile(r"\(?\d+[A-Z]", re.ASCII)
 _WORD = re.compile(r"\S+")
@@ -43,6 +46,7 @@ class Cells(NamedTuple):
     actions: tuple[tuple[Action, ...], ...]
     frozen: frozenset[int] = frozenset()
     overlaps: frozenset[Action] = frozenset()
+    num_slices: int = 1
 
 
 # The number of a line and its cells, blank ones among them. Only the cells of one line are in memory at a time.
@@ -129,11 +133,13 @@ def _check_length(text: str) -> None:
 def _from_rows(read: Callable[[], Iterator[_Row]], ignore_sharding: bool) -> Cells:
     # Of a typo, the other cells are read: one cell with a stage is enough.
     names_stages = any(_WITH_STAGE.match(cell.strip()) for _, cells in read() for cell in cells)
+    num_slices = _num_slices(read)
+    parse = partial(_actions_of, ignore_sharding=ignore_sharding, num_slices=num_slices)
     actions: list[tuple[Action, ...]] = []
     known: dict[str, tuple[Action, ...]] = {}
     total = 0
     for line, cells in read():
-        row = _row(line, cells, None if names_stages else len(actions), ignore_sharding, known)
+        row = _row(line, cells, None if names_stages else len(actions), parse, known)
         actions.append(tuple(islice(row, MOST_ACTIONS + 1 - total)))
         total += len(actions[-1])
         if total > MOST_ACTIONS or len(actions) > MOST_STAGES:
@@ -145,15 +151,29 @@ def _from_rows(read: Callable[[], Iterator[_Row]], ignore_sharding: bool) -> Cel
         )
     largest = max(chain.from_iterable(actions), key=itemgetter(2))
     if largest.microbatch >= total:
-        raise ScheduleError.of(
-            ScheduleCode.MISSING, f"{largest} names microbatch {largest.microbatch}, but most lower ones are missing."
-        )
+        number = Slice(largest.microbatch, num_slices) if num_slices > 1 else largest.microbatch
+        message = f"{largest._replace(microbatch=number)} names microbatch {number}, but most lower ones are missing."
+        raise ScheduleError.of(ScheduleCode.MISSING, message)
     overlaps = frozenset(found[0] for found in known.values() if len(found) > 1)
-    return Cells(_placement(actions), 1 + largest.microbatch, tuple(actions), overlaps=overlaps)
+    n = max(1, num_slices)
+    num_microbatches = (largest.microbatch // n + 1) * n  # whole sequences
+    return Cells(_placement(actions), num_microbatches, tuple(actions), overlaps=overlaps, num_slices=n)
+
+
+def _num_slices(read: Callable[[], Iterator[_Row]]) -> int:
+    """Return the number of slices of a sequence, as the largest one says; 0 where the first cell names none."""
+    first = next((cell for _, cells in read() for cell in cells if cell.strip()), "")
+    if not _SLICE.search(first):
+        return 0
+    return 1 + max(int(number) for _, cells in read() for cell in cells for number in _SLICE.findall(cell))
 
 
 def _row(
-    line: int, cells: Iterable[str], stage: int | None, ignore_sharding: bool, known: dict[str, tuple[Action, ...]]
+    line: int,
+    cells: Iterable[str],
+    stage: int | None,
+    parse: Callable[..., Iterator[Action]],
+    known: dict[str, tuple[Action, ...]],
 ) -> Iterator[Action]:
     """Yield the actions of a line. ``stage`` belongs to cells without one; ``known`` has cells that occurred before."""
     for column, cell in enumerate(map(str.strip, cells), 1):
@@ -161,13 +181,13 @@ def _row(
             cell = f"{stage}{cell}"
         found = known.get(cell)
         if found is None:
-            found = tuple(_actions_of(cell, f"Line {line}, cell {column}: ", ignore_sharding))
+            found = tuple(parse(cell, f"Line {line}, cell {column}: "))
             if len(known) < _KNOWN or len(found) > 1:  # overlaps are read off the known cells
                 known[cell] = found
         yield from found
 
 
-def _actions_of(cell: str, where: str, ignore_sharding: bool) -> Iterator[Action]:
+def _actions_of(cell: str, where: str, ignore_sharding: bool, num_slices: int) -> Iterator[Action]:
     """Yield the actions of a cell: mostly one, two for an overlap, none for idle time and PyTorch's sharding."""
     if not cell:
         return
@@ -181,13 +201,24 @@ def _actions_of(cell: str, where: str, ignore_sharding: bool) -> Iterator[Action
         return
     overlap = _OVERLAP.fullmatch(cell)
     try:
-        actions = [Action.parse(part.strip()) for part in overlap.groups()] if overlap else [Action.parse(cell)]
+        actions = [_action_of(part.strip(), num_slices) for part in (overlap.groups() if overlap else [cell])]
     except ScheduleError as error:
         raise ScheduleError.of(ScheduleCode.SYNTAX, where + error.problems[0].message) from None
     if overlap and [action.kind.value for action in actions] not in (["F", "B"], ["F", "I"]):
         expected = "expected a forward, then a backward, such as (0F3;3B1)OVERLAP_F_B"
         raise ScheduleError.of(ScheduleCode.SYNTAX, f"{where}{printable(cell)} is not a supported overlap; {expected}.")
     yield from actions
+
+
+def _action_of(cell: str, num_slices: int) -> Action:
+    """Read one action, with the slice of a sequence as a microbatch; either all cells name one, or none does."""
+    found = _SLICED.fullmatch(cell)
+    whole = Action.parse(found[1] if found else cell)
+    if bool(found) != bool(num_slices):
+        sentence = f"{cell} names a slice, and the first cell names none" if found else f"{cell} names no slice"
+        hint = "expected the slice of a sequence in each cell, such as 0F1.0, or in none."
+        raise ScheduleError.of(ScheduleCode.SYNTAX, f"{sentence}; {hint}")
+    return whole._replace(microbatch=whole.microbatch * num_slices + int(found[2])) if found else whole
 
 
 def _placement(actions: Sequence[Sequence[Action]]) -> tuple[int | tuple[int, ...], ...]:

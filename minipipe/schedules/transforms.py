@@ -64,7 +64,7 @@ def spread_stages(schedule: Schedule, num_stages: int) -> Schedule:
     own = [range(start, end) for start, end in pairwise(ends)]
     rows = tuple(_on_stages(row, own.__getitem__) for row in schedule.actions)
     placement = tuple(rank for rank, stages in enumerate(own) for _ in stages)
-    return Schedule(schedule.name, placement, schedule.num_microbatches, rows)
+    return replace(schedule, placement=placement, actions=rows, frozen=frozenset())
 
 
 def first_stages(schedule: Schedule, num_stages: int) -> Schedule:
@@ -87,7 +87,7 @@ def first_stages(schedule: Schedule, num_stages: int) -> Schedule:
     rows = tuple(tuple(action for action in row if action.stage < num_stages) for row in schedule.actions)
     overlaps = frozenset(a for a, b in schedule.joined.items() if max(a.stage, b.stage) < num_stages)
     placement = schedule.placement[:num_stages]
-    return Schedule(schedule.name, placement, schedule.num_microbatches, rows, overlaps=overlaps)
+    return replace(schedule, placement=placement, actions=rows, frozen=frozenset(), overlaps=overlaps)
 
 
 def split_backward(schedule: Schedule) -> Schedule:
@@ -231,8 +231,8 @@ def repeat(table: T, num_steps: int) -> T:
     check_size(table.num_stages, num_steps * m)
     rows = [[Action(s, kind, n * m + k) for n in range(num_steps) for s, kind, k in row] for row in table.actions]
     name = f"{table.name}, {num_steps} steps"
-    overlaps = _of_copies(table, num_steps)
-    return type(table)(name, table.placement, num_steps * m, tuple(map(tuple, rows)), table.frozen, overlaps)
+    actions, overlaps = tuple(map(tuple, rows)), _of_copies(table, num_steps)
+    return replace(table, name=name, num_microbatches=num_steps * m, actions=actions, overlaps=overlaps)
 
 
 def _of_copies(table: ActionTable, count: int) -> frozenset[Action]:
@@ -287,7 +287,8 @@ def data_parallel(schedule: Schedule, num_replicas: int) -> Schedule:
     homes = (ranks_in(home) for home in schedule.placement)
     placement = tuple(tuple(d * p + rank for d in range(n) for rank in ranks) for ranks in homes)
     name = f"{schedule.name}, {n} replicas" if n > 1 else schedule.name
-    return Schedule(name, placement, n * m, tuple(map(tuple, rows)), schedule.frozen, _of_copies(schedule, n))
+    actions, overlaps = tuple(map(tuple, rows)), _of_copies(schedule, n)
+    return replace(schedule, name=name, placement=placement, num_microbatches=n * m, actions=actions, overlaps=overlaps)
 
 
 def _with_sums(row: Sequence[Action]) -> Iterator[Action]:

@@ -176,10 +176,12 @@ def test_two_pipelines_that_each_begin_with_their_end_wait_for_each_other():
     ],
 )
 def test_who_runs_or_searches_schedules_refuses_replicas_with_one_sentence(reader, use):
-    with pytest.raises(ScheduleError, match=f"runs replicas of a stage, which {reader} does not know yet") as caught:
+    with pytest.raises(
+        ScheduleError, match=f"runs replicas of stages, 0 among others, which {reader} does not know yet"
+    ) as caught:
         use(Schedule.from_text(UP_AND_DOWN))
     assert caught.value.code == "replicas"
-    assert "stage 0 is on ranks 0 and 1. It can be drawn, checked and simulated." in str(caught.value)
+    assert str(caught.value).endswith("; it can be drawn, checked and simulated.")
 
 
 def test_gaps_are_left_out_where_no_bound_is_proved():

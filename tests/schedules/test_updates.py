@@ -175,7 +175,7 @@ def test_a_sum_is_one_event_in_the_round_after_the_last_of_its_replicas():
 )
 def test_who_runs_or_balances_schedules_refuses_sums_and_updates_with_one_sentence(reader, use):
     with pytest.raises(
-        ScheduleError, match=f"0U0 among others, which {reader} does not know yet: there an opt"
+        ScheduleError, match=f"0U0 among others, which {reader} does not know yet; it can be drawn"
     ) as caught:
         use(schedules.pipedream(2, 4))
     assert caught.value.code == "updates"

@@ -9,6 +9,8 @@ A schedule is legal if
 3. each rank runs one action at a time, in the given order;
 4. the orders of all ranks together have no cycle, even if every send blocks until it is received.
 
+Where it has them, replicas, slices, joined actions, sums and updates obey rules of their own, each in a file beside.
+
 For a schedule without SEND and RECV, rule 4 means that its computations have no cycle. The messages that
 :func:`minipipe.schedules.lower` adds then cause no deadlock: it places each SEND together with its RECV in one global
 order, so that the first unfinished item of that order can always run. A program with SEND and RECV is checked as
@@ -30,6 +32,7 @@ from minipipe.schedules.analysis.activations import Footprint, held_memory
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
 from minipipe.schedules.analysis.overlaps import overlap_problems
 from minipipe.schedules.analysis.replicas import replica_problems
+from minipipe.schedules.analysis.slices import slice_problems
 from minipipe.schedules.analysis.updates import copies_held, staleness, update_problems
 from minipipe.schedules.analysis.walk import Blocked, walk
 from minipipe.schedules.analysis.workload import amount_per_rank, check_footprint, fits
@@ -75,11 +78,12 @@ def verify(
         ``.problems`` lists every :class:`~minipipe.errors.Problem` with its code, message, rank and step, the cause
         first, without mere consequences. The codes, in the order of the checks: ``out-of-range``, ``wrong-rank``;
         ``duplicate``, ``tag-collision`` (a repeated SEND or RECV), ``missing``, ``mixed-backward``, ``frozen``,
-        ``no-partner``; ``other-replica``, ``mixed-cut`` (where stages have replicas); ``overlap`` (a forward joined
-        with anything but a backward of another microbatch); ``early-sum`` (a REDUCE_GRAD before a gradient),
-        ``early-update``, ``skipped`` (a gradient that no sum or update takes), ``no-sum``; ``order``, ``deadlock``,
-        ``overlap-deadlock`` (one that only joined actions cause), ``rendezvous-deadlock`` (one that buffered sends
-        would avoid); ``memory``, ``versions``, ``staleness``. Code ``parameters``, if a limit or the memory is none.
+        ``no-partner``; ``other-replica``, ``mixed-cut`` (where stages have replicas); ``slice-order`` (slices of a
+        sequence out of order); ``overlap`` (a forward joined with anything but a backward of another microbatch);
+        ``early-sum`` (a REDUCE_GRAD before a gradient), ``early-update``, ``skipped`` (a gradient that no sum or update
+        takes), ``no-sum``; ``order``, ``deadlock``, ``overlap-deadlock`` (one that only joined actions cause),
+        ``rendezvous-deadlock`` (one that buffered sends would avoid); ``memory``, ``versions``, ``staleness``. Code
+        ``parameters``, if a limit or the memory is none.
 
     Examples
     --------
@@ -99,7 +103,7 @@ def verify(
     """
     check_table(schedule)
     if "is legal" not in schedule._kept:
-        of_rows = (replica_problems, overlap_problems, update_problems)
+        of_rows = (replica_problems, slice_problems, overlap_problems, update_problems)
         checks = (_placed_problems, _counted_problems, *of_rows, _order_problems)
         problems = next(filter(None, (check(schedule) for check in checks)), [])
         if problems:
@@ -168,7 +172,7 @@ def _counted_problems(schedule: ActionTable) -> list[Problem]:
 
 
 def _missing(schedule: ActionTable, counts: Counter[Action]) -> Iterator[Problem]:
-    for k in range(schedule.num_microbatches):
+    for k in schedule.microbatches:
         for stage in range(schedule.num_stages):
             rank = schedule.rank_of(stage, k)
             for kind in _expected_kinds(schedule, counts, stage, k):

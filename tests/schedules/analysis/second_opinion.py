@@ -36,6 +36,8 @@ def meant(schedule, cells, sends_by_hand, homes):
     pairs = set(product(range(schedule.num_stages), range(schedule.num_microbatches)))
     if homes.keys() != pairs or not all(rank in schedule.ranks_of(stage) for (stage, _), rank in homes.items()):
         return None
+    if any(homes[stage, k] != homes[stage, k - k % schedule.num_slices] for stage, k in pairs):
+        return None
     for cut in range(schedule.num_stages - 1):
         if len({homes[cut, k] == homes[cut + 1, k] for k in range(schedule.num_microbatches)}) > 1:
             return None
@@ -69,17 +71,19 @@ def ends(schedule, sends_by_hand, homes):
 
     def effect(stage, letter, k):
         """Return (needs, gives) of an action that computes."""
+        nth, n = k % schedule.num_slices, schedule.num_slices
         if letter == "F":
             gives = {("kept", stage, k), ("output", stage, k)}
             if stage < last and is_direct(stage, stage + 1, k):
                 gives |= {("input", stage + 1, k)}
-            return {("input", stage, k)}, gives
+            return {("input", stage, k)} | ({("kept", stage, k - 1)} if nth else set()), gives
         if letter == "W":
             return {("halfway", stage, k)}, {("done", stage, k)}
         gives = {("halfway", stage, k), ("sensitivity", stage, k)} | ({("done", stage, k)} if letter == "B" else set())
         if stage > 0 and is_direct(stage, stage - 1, k):
             gives |= {("gradient", stage - 1, k)}
-        return {("kept", stage, k), ("gradient", stage, k)}, gives
+        later = {("halfway", stage, k + 1)} if nth < n - 1 else set()
+        return {("kept", stage, k), ("gradient", stage, k)} | later, gives
 
     def gradients(rank, stage):
         return {k for s, letter, k in whole[rank] if s == stage and letter in ("B", "W")}

@@ -18,6 +18,7 @@ from minipipe.schedules import schedule_of_text
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.verifier import verify
+from minipipe.schedules.transforms import data_parallel
 from tests.launch import slowly
 from tests.schedules.analysis.second_opinion import TAKERS, is_legal
 from tests.strategies import (
@@ -25,6 +26,7 @@ from tests.strategies import (
     examples,
     named_schedules,
     replicated_schedules,
+    sliced_schedules,
     table,
     updated_schedules,
 )
@@ -82,7 +84,7 @@ def test_the_second_opinion_is_right_where_one_can_see_it(legal, text):
 
 def orders(schedule):
     for programs in product(*(permutations(row) for row in schedule.actions)):
-        yield table("any order", schedule.placement, schedule.num_microbatches, programs)
+        yield table("any order", schedule.placement, schedule.num_microbatches, programs, schedule.num_slices)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +103,11 @@ def orders(schedule):
         ("0F0 0SEND_F0 0RECV_B0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0", 1),
         # W may stand before or behind the SEND of its I.
         slowly("0F0 0SEND_F0 0RECV_B0 0I0 0W0\n1RECV_F0 1F0 1I0 1SEND_B0 1W0", 2),
+        # Two slices: F0.0 F0.1 B0.1 B0.0 and nothing else; W0.1 may run before, between or behind I0.0 and W0.0.
+        ("0F0.0 0F0.1 0B0.1 0B0.0", 1),
+        ("0F0.0 0F0.1 0I0.1 0W0.1 0I0.0 0W0.0", 3),
+        # Two sequences in two slices, forward only, on two ranks: C(4, 2) mergers of two chains on each.
+        ("0F0.0 0F0.1 0F1.0 0F1.1\n1F0.0 1F0.1 1F1.0 1F1.1", 36),
         # A rendezvous ties the orders: the messages pass in one order at both ends, half of C(4, 2)² pairs.
         ("0F0 0SEND_F0 0F1 0SEND_F1\n1RECV_F0 1F0 1RECV_F1 1F1", 6 * 6 // 2),
     ],
@@ -170,16 +177,21 @@ def split_some(draw, schedule):
                 until = program.index(later[0]) if later else len(program)  # the first of them takes it
                 program.insert(draw(st.integers(step + 1, until)), half)
         programs.append(program)
-    return table(schedule.name, schedule.placement, schedule.num_microbatches, programs)
+    return table(schedule.name, schedule.placement, schedule.num_microbatches, programs, schedule.num_slices)
 
 
 @st.composite
 def originals(draw):
-    """Small legal schedules without messages, some with split backwards, replicas, forward only, or on a V."""
-    if draw(st.integers(0, 4)) == 0:
+    """Small legal schedules without messages, some with split backwards, replicas, slices, forward only, or on a V."""
+    special = draw(st.integers(0, 7))
+    if special == 0:
         return draw(replicated_schedules(max_ranks=2, max_microbatches=2))[0]
-    if draw(st.integers(0, 4)) == 0:
+    if special == 1:
         return draw(updated_schedules(max_ranks=2, max_microbatches=3))
+    if special == 2:
+        return split_some(draw, draw(sliced_schedules()))
+    if special == 3:
+        return data_parallel(draw(sliced_schedules(max_ranks=2, max_sequences=1)), 2)
     _, built = draw(named_schedules(max_ranks=3, max_microbatches=4, max_chunks=2))
     if draw(st.integers(0, 9)) == 0:
         p = built.num_ranks
@@ -195,7 +207,7 @@ def mutants(draw, lowered):
     kinds = [kind for kind in ActionKind if lowered or not kind.is_communication]
     for _ in range(draw(st.integers(0, 3))):
         mutate(draw, programs, kinds, original.num_stages, original.num_microbatches)
-    mutant = table("mutant", original.placement, original.num_microbatches, programs)
+    mutant = table("mutant", original.placement, original.num_microbatches, programs, original.num_slices)
     return joined(draw, mutant) if draw(st.booleans()) else mutant
 
 
@@ -255,7 +267,7 @@ def test_every_single_swap_is_judged_alike(schedule):
             if first < second:
                 programs = [list(row) for row in schedule.actions]
                 programs[rank][first], programs[rank][second] = row[second], row[first]
-                swapped = table("swapped", schedule.placement, schedule.num_microbatches, programs)
+                swapped = table("swapped", schedule.placement, schedule.num_microbatches, programs, schedule.num_slices)
                 legal = is_legal(swapped)
                 assert is_accepted(swapped) is legal, str(swapped)
                 verdicts[legal] += 1

@@ -1,0 +1,94 @@
+"""Slices of a sequence: microbatches whose numbers are written as sequence and slice.
+
+The microbatch of an action stays one number, ``sequence * num_slices + slice``, and every rule about microbatches holds
+for slices as it is. Three know better: the text, ``2F0.1`` for slice 1 of sequence 0; the order of gradients, in which
+one process adds the last slice of a sequence first; and ``schedules/analysis/slices.py``, the order within a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+
+from minipipe.errors import ScheduleCode, ScheduleError, whole_number
+from minipipe.schedules.action import Action
+
+
+class Slice(int):
+    """The number of a microbatch that is a slice of a sequence; as text, sequence and slice.
+
+    Examples
+    --------
+    >>> number = Slice(3, num_slices=2)
+    >>> number == 3, str(number), f"2F{number}"
+    (True, '1.1', '2F1.1')
+    """
+
+    num_slices: int
+
+    def __new__(cls, number: int, num_slices: int) -> Slice:
+        self = super().__new__(cls, number)
+        self.num_slices = num_slices
+        return self
+
+    def __str__(self) -> str:
+        return f"{self // self.num_slices}.{self % self.num_slices}"
+
+    def __reduce__(self) -> tuple[type[Slice], tuple[int, int]]:
+        return Slice, (int(self), self.num_slices)
+
+
+def check_slices(name: str, num_microbatches: int, num_slices: int) -> None:
+    """Refuse a number of slices that is none, or that leaves a sequence of a schedule without some of its slices.
+
+    Examples
+    --------
+    >>> check_slices("mine", num_microbatches=3, num_slices=2)
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.ScheduleError: [parameters] num_slices is 2, and 'mine' has 3 microbatches, ...
+    """
+    whole_number("num_slices", num_slices, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
+    if num_microbatches % num_slices:
+        message = (
+            f"num_slices is {num_slices}, and {name!r} has {num_microbatches} microbatches, each of which is a slice;"
+        )
+        raise ScheduleError.of(ScheduleCode.PARAMETERS, f"{message} expected a multiple of {num_slices}.")
+
+
+def numbers_of(num_microbatches: int, num_slices: int) -> Sequence[int]:
+    """Return the numbers of all microbatches, or of all slices.
+
+    Examples
+    --------
+    >>> numbers_of(3, 1), list(map(str, numbers_of(4, 2)))
+    (range(0, 3), ['0.0', '0.1', '1.0', '1.1'])
+    """
+    numbers = range(num_microbatches)
+    return numbers if num_slices == 1 else tuple(Slice(k, num_slices) for k in numbers)
+
+
+def with_numbers(rows: Iterable[Sequence[Action]], num_slices: int) -> tuple[tuple[Action, ...], ...]:
+    """Return rows whose microbatches are written as sequence and slice.
+
+    Examples
+    --------
+    >>> print(*with_numbers([[Action.parse("2F3"), Action.parse("2B3")]], num_slices=2)[0])
+    2F1.1 2B1.1
+    """
+    rows = list(rows)
+    number = {k: Slice(k, num_slices) for k in {action.microbatch for action in chain.from_iterable(rows)}}
+    return tuple(tuple(Action(stage, kind, number[k]) for stage, kind, k in row) for row in rows)
+
+
+def place_in_sum(num_slices: int) -> Callable[[int], int]:
+    """Return by microbatch its place among the gradients that one process adds: sequences ascend, slices descend.
+
+    The last slice of a sequence goes back first, as the others get gradients of their keys and values from it.
+
+    Examples
+    --------
+    >>> list(map(place_in_sum(2), range(6)))
+    [1, 0, 3, 2, 5, 4]
+    """
+    return int if num_slices == 1 else lambda k: k - 2 * (k % num_slices) + num_slices - 1
