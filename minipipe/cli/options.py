@@ -30,6 +30,7 @@ def add_schedule(parser: argparse.ArgumentParser, several: bool = False, is_opti
     add("--chunks", type=int, metavar="V", help="stages on each rank, for schedules that take several")
     add("--group", type=int, metavar="G", help="least microbatches of a group, for interleaved schedules (default: P)")
     add("--per-update", type=int, metavar="A", help="microbatches of an update, for 2bw (default: P) and paci (2)")
+    add("--joined", action="store_true", default=None, help="forwards of DualPipe run joined with backwards")
     frozen = "stages that train nothing: leave out actions that they do not need"
     add("--freeze", type=whole_numbers, default=[], metavar="S,…", help=frozen)
     add("--steps", type=int, default=1, metavar="N", help="training steps, one after another")
@@ -141,7 +142,8 @@ def all_steps(schedule: T, options: argparse.Namespace) -> T:
 
 def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
     if given in REGISTRY:
-        return build(given, *sizes_of(options), options.chunks, options.group, options.per_update)
+        found = options.chunks, options.group, options.per_update, options.joined
+        return build(given, *sizes_of(options), *found)
     if given == "-":
         schedule = schedule_of_text(read_stream(sys.stdin, "stdin"), "stdin", options.ignore_sharding)
     elif os.path.exists(given) and not os.path.isdir(given):
@@ -149,7 +151,8 @@ def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
     else:
         message = f"There is neither a schedule nor a file {quoted(given, 120)}; {expected_names(given)}."
         raise misuse(message, ScheduleCode.UNKNOWN)
-    for option, value in (("--group", options.group), ("--per-update", options.per_update)):
+    of_names = {"--group": options.group, "--per-update": options.per_update, "--joined": options.joined}
+    for option, value in of_names.items():
         if value is not None:
             raise misuse(f"{option} is for named schedules, and {given} is a file; leave it out.")
     for option, wanted, own in (

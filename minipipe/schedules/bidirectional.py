@@ -114,7 +114,7 @@ def bitpipe(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> 
     return in_slots("bitpipe", _both_ways(v_placement(num_ranks)), num_ranks // 2, num_microbatches)
 
 
-def dualpipe(num_ranks: int, num_microbatches: int) -> Schedule:
+def dualpipe(num_ranks: int, num_microbatches: int, joined: bool = False) -> Schedule:
     """Return DualPipe: forwards of one direction alternate with backwards of the other, to overlap their messages.
 
     ::
@@ -127,6 +127,9 @@ def dualpipe(num_ranks: int, num_microbatches: int) -> Schedule:
     backward is split only if that saves time. For even m >= 2p, if F, I and W take one unit each, the makespan is
     3m + p/2 - 1. Every rank is idle for at most p/2 - 1 units within its span, and holds at most p + 1 microbatches and
     the weights of two stages.
+
+    With ``joined``, forwards run joined with backwards as in :func:`dualpipe_v`. The ranks in the middle are then idle
+    for (p/2 - 1)(tP + tB - 3tW), the authors' formula, and no others longer, where a pair takes tP and tF = tI >= tW.
 
     For fewer than 2p microbatches, the schedule of 2p is cut, in both directions. Parameters, result and errors are
     those of :func:`chimera`.
@@ -146,14 +149,16 @@ def dualpipe(num_ranks: int, num_microbatches: int) -> Schedule:
     """
     _check_even("dualpipe", num_ranks, num_microbatches)
     p, num_down = num_ranks, (num_microbatches + 1) // 2
-    half = dualpipe_v(p // 2, num_down)
-    rows = []
+    half = dualpipe_v(p // 2, num_down, joined=joined)
+    rows, overlaps = [], set()
     for rank in range(p):
         row = half.actions[min(rank, p - 1 - rank)]
-        directed = (a if a.stage == rank else a._replace(microbatch=a.microbatch + num_down) for a in row)
-        rows.append(tuple(action for action in directed if action.microbatch < num_microbatches))
+        directed = [(a, a if a.stage == rank else a._replace(microbatch=a.microbatch + num_down)) for a in row]
+        kept = [(a, own) for a, own in directed if own.microbatch < num_microbatches]
+        rows.append(tuple(own for _, own in kept))
+        overlaps |= {own for a, own in kept if a in half.overlaps}
     placement = pipelines_placement(_both_ways(range(p)), num_microbatches)
-    return Schedule("dualpipe", placement, num_microbatches, tuple(rows))
+    return Schedule("dualpipe", placement, num_microbatches, tuple(rows), overlaps=frozenset(overlaps))
 
 
 def _both_ways(down: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:

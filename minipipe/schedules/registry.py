@@ -64,6 +64,7 @@ def build(
     chunks_per_rank: int | None = None,
     microbatch_group_size: int | None = None,
     microbatches_per_update: int | None = None,
+    joined: bool | None = None,
 ) -> Schedule:
     """Return a schedule by its name.
 
@@ -81,6 +82,8 @@ def build(
         switches to the next chunk.
     microbatches_per_update : int, optional
         For ``"2bw"`` and ``"paci"``: the microbatches of one update.
+    joined : bool, optional
+        For DualPipe: whether forwards run joined with backwards, as two that take less time at once.
 
     Returns
     -------
@@ -101,6 +104,7 @@ def build(
         "chunks_per_rank": chunks_per_rank,
         "microbatch_group_size": microbatch_group_size,
         "microbatches_per_update": microbatches_per_update,
+        "joined": joined,
     }
     options = {option: value for option, value in given.items() if value is not None}
     for option in options:

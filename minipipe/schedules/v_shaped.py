@@ -70,7 +70,7 @@ def zb_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Sch
     return Schedule("zb-v", v_placement(p), num_microbatches, first_microbatches(rows, num_microbatches))
 
 
-def dualpipe_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Schedule:
+def dualpipe_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2, joined: bool = False) -> Schedule:
     """Return DualPipe-V: forwards of one chunk alternate with backwards of the other, to overlap their messages.
 
     ::
@@ -81,6 +81,10 @@ def dualpipe_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) 
 
     A backward is split only if that saves time. If F, I and W of a chunk take one unit each, the makespan is
     6m + p - 1, the same as ZB-V's. Rank r is idle for p - 1 - r units within its span and holds at most 2p + 1 chunks.
+
+    With ``joined``, each forward runs joined with the backward behind it, wherever the authors' ``step`` computes both
+    as one: not where the last rank begins with these pairs, as its backward would have to wait. A pair gains time only
+    if it is shorter than its actions (``Costs.overlap``); otherwise its values come later: 6m + 2(p - 1) at unit costs.
 
     For fewer than 2p microbatches, the schedule of 2p is cut. Parameters, result and errors are those of :func:`zb_v`.
 
@@ -103,15 +107,20 @@ def dualpipe_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) 
         row.repeat(2 * (p - 1 - r), "F0")
         row.repeat(r + 1, "F0 F1")
         row.repeat(p - 1 - r, "I1 W F1")
-        row.repeat(m - 2 * p + r + 1, "F0 B1 F1 B0")
-        row.repeat(p - 1 - r, "B1 F1 B0")
+        first, second = ("F0+B1", "F1+B0") if joined else ("F0 B1", "F1 B0")
+        row.repeat(1, f"F0 B1 {second}" if r == p - 1 else f"{first} {second}")
+        row.repeat(m - 2 * p + r, f"{first} {second}")
+        row.repeat(p - 1 - r, f"B1 {second}")
         # 2(r + 1) backwards, alternating between the chunks: the first r + 1 are B, the others I.
         turns = ["1", "0"] * (r + 1)
         for i, chunk in enumerate(turns):
             row.repeat(1, ("B" if i <= r else "I") + chunk)
         row.repeat(p - 1 - r, "W I0")
         row.repeat(r + 1, "W")
-    return Schedule("dualpipe-v", v_placement(p), num_microbatches, first_microbatches(rows, num_microbatches))
+    # The backward of a pair is of an earlier microbatch, so that no pair is cut in two.
+    overlaps = frozenset(a for row in rows for a in row.overlaps if a.microbatch < num_microbatches)
+    kept = first_microbatches(rows, num_microbatches)
+    return Schedule("dualpipe-v", v_placement(p), num_microbatches, kept, overlaps=overlaps)
 
 
 # The steps of one microbatch on a rank, in order: (kind, chunk).

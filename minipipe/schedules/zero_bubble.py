@@ -19,7 +19,8 @@ class Row:
 
     A cell names a kind and a chunk of the rank: ``F0`` is the next forward of its first stage. The chunk may be omitted
     and is then 0. The exception is ``W``: without a chunk it completes the oldest pending I, whatever its chunk. The
-    microbatches of each stage are counted separately for F, for B and I, and for W.
+    microbatches of each stage are counted separately for F, for B and I, and for W. ``F0+B1`` are two, and ``overlaps``
+    has the forward: they run joined.
 
     Parameters
     ----------
@@ -38,6 +39,7 @@ class Row:
     def __init__(self, stages: Sequence[int]) -> None:
         self.stages = stages
         self.actions: list[Action] = []
+        self.overlaps: list[Action] = []
         self._count: Counter[tuple[int, str]] = Counter()
         self._pending: deque[Action] = deque()
 
@@ -45,7 +47,9 @@ class Row:
         """Append the actions of the cells, ``times`` times over."""
         for _ in range(times):
             for cell in cells.split():
-                self.actions.append(self._next(cell))
+                joined = [self._next(part) for part in cell.split("+")]
+                self.actions += joined
+                self.overlaps += joined[:-1]
 
     def _next(self, cell: str) -> Action:
         if cell == "W":

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from minipipe import schedules
+from minipipe import Schedule, schedules
 from minipipe.render import draw_text
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
@@ -30,6 +30,7 @@ from tests.launch import ROOT, run
             ["show", "gpipe", "--group", "4"],
             "gpipe takes no microbatch_group_size; leave it out.",
         ),
+        (["show", "zb-v", "--joined"], "zb-v takes no joined; leave it out. dualpipe-v, dualpipe take one."),
         (["show", "gpipe", "1f1b", "--format", "csv"], "--format csv writes one schedule; 2 were given"),
         (
             ["show", "gpipe", "-o", "a.doc"],
@@ -214,9 +215,15 @@ def test_a_width_that_would_have_no_effect_is_refused(ask, words, hint, tmp_path
     assert not list(tmp_path.iterdir())
 
 
-def test_a_group_of_a_file_is_refused(ask, file):
-    status, _, err = ask("show", file("0F0 0B0"), "--group", 5)
-    assert status == 2 and "--group is for named schedules" in err
+@pytest.mark.parametrize("option", [("--group", 5), ("--joined",)])
+def test_an_option_of_builders_is_refused_for_a_file(ask, file, option):
+    status, _, err = ask("show", file("0F0 0B0"), *option)
+    assert status == 2 and f"{option[0]} is for named schedules" in err
+
+
+def test_joined_pairs_are_those_of_the_builder(ask):
+    status, out, _ = ask("show", "dualpipe", "--joined", "--format", "csv")
+    assert status == 0 and Schedule.from_csv(out, "dualpipe") == schedules.dualpipe(4, 8, joined=True)
 
 
 @pytest.mark.parametrize("limit", ["-1", "0", "nan"])

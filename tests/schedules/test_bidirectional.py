@@ -1,6 +1,7 @@
 """Two pipelines in opposite directions: their orders against tables made by other rules, and the papers' figures."""
 
 from collections import Counter
+from itertools import product
 
 import numpy as np
 import pytest
@@ -14,10 +15,11 @@ UNITS = Costs(1, 0.5, 0.5)  # a whole backward takes as long as a forward
 DOUBLE = Costs(1, 1, 1)  # a whole backward takes twice as long
 
 
-def directed(schedule):
+def directed(schedule, pairs=False):
     """Return each rank's row as words: direction, kind and the place of the microbatch in its direction, ``down F0``.
 
-    On rank r, the pipeline down runs stage r, and the one up the stage of the opposite rank.
+    With ``pairs``, joined actions are one, with a ``+`` between them. On rank r, the pipeline down runs stage r, and
+    the one up the stage of the opposite rank.
     """
     p, num_down = schedule.num_ranks, (schedule.num_microbatches + 1) // 2
     rows = []
@@ -25,7 +27,10 @@ def directed(schedule):
         assert {stage for stage, _, _ in row} <= {rank, p - 1 - rank}
         ways = {rank: ("down", 0), p - 1 - rank: ("up", num_down)}
         named = [(*ways[stage], kind, k) for stage, kind, k in row]
-        rows.append([f"{way} {kind}{k - first}" for way, first, kind, k in named])
+        words = [f"{way} {kind}{k - first}" for way, first, kind, k in named]
+        for at in reversed([at for at, action in enumerate(row) if pairs and action in schedule.overlaps]):
+            words[at : at + 2] = [" + ".join(words[at : at + 2])]
+        rows.append(words)
     return rows
 
 
@@ -128,7 +133,8 @@ def test_each_pipeline_of_bitpipe_is_a_v():
 def by_steps(rank, num_ranks, num_chunks):
     """Return a rank's row as the control flow of ``DualPipe.step`` runs it, its eight steps one after the other.
 
-    Phase 0 is the pipeline down in the first half of the ranks, and the one up in the second half.
+    Two actions that it computes as one have a ``+`` between them. Phase 0 is the pipeline down in the first half of the
+    ranks, and the one up in the second half.
     """
     row, pending, count = [], [], Counter()
     ways = ("down", "up") if rank < num_ranks // 2 else ("up", "down")
@@ -140,6 +146,11 @@ def by_steps(rank, num_ranks, num_chunks):
         count[whole, phase] += 1
         if kind == "I":
             pending.append(f"{ways[phase]} W{word[1:]}")
+
+    def both(phase):
+        run("F", phase)
+        run("B", 1 - phase)
+        row[-2:] = [f"{row[-2]} + {row[-1]}"]
 
     def weights():
         row.append(pending.pop(0))
@@ -155,15 +166,16 @@ def by_steps(rank, num_ranks, num_chunks):
         run("I", 1)
         weights()
         run("F", 1)
-    for _ in range(half_chunks - num_ranks + half_rank + 1):  # step 4: two pairs, each a forward and a backward
-        run("F", 0)
-        run("B", 1)
-        run("F", 1)
-        run("B", 0)
+    for i in range(half_chunks - num_ranks + half_rank + 1):  # step 4
+        if i == 0 and half_rank == half_ranks - 1:  # in the middle not as one, against a bubble
+            run("F", 0)
+            run("B", 1)
+        else:
+            both(0)
+        both(1)
     for _ in range(half_ranks - half_rank - 1):  # step 5
         run("B", 1)
-        run("F", 1)
-        run("B", 0)
+        both(1)
     split = False
     for i in range(half_rank + 1):  # step 6, zero bubble from its middle on
         split = split or (i == (half_rank + 1) // 2 and half_rank % 2 == 1)
@@ -183,7 +195,9 @@ def by_steps(rank, num_ranks, num_chunks):
 def test_dualpipe_is_the_control_flow_of_its_authors(p):
     for m in {2 * p, 2 * p + 2, 20, 32}:
         schedule = schedules.dualpipe(p, m)
-        assert directed(schedule) == [by_steps(rank, p, m) for rank in range(p)], (p, m)
+        steps = [by_steps(rank, p, m) for rank in range(p)]
+        assert directed(schedule) == [[cell for pair in row for cell in pair.split(" + ")] for row in steps], (p, m)
+        assert directed(schedules.dualpipe(p, m, joined=True), pairs=True) == steps
         verify(schedule)
         timeline = simulate(schedule, DOUBLE)
         assert set(timeline.peak_activations) == {p + 1}
@@ -194,6 +208,39 @@ def test_dualpipe_on_eight_ranks_without_overlaps():
     """The figure of DeepSeek-V3's report has 8 ranks and 20 microbatches."""
     assert simulate(schedules.dualpipe(8, 20)).makespan == 63
     assert simulate(schedules.one_f_one_b(8, 20)).makespan == 81
+
+
+@pytest.mark.parametrize("p", [2, 4, 6, 8])
+@pytest.mark.parametrize(("times", "pair"), [((1, 1, 1), 3), ((1, 1, 1), 2), ((2, 2, 1), 4)])
+def test_the_bubble_of_dualpipe_is_the_published_one(p, times, pair):
+    """It is (PP/2 - 1)(F&B + B - 3W), by the README of deepseek-ai/DualPipe, and memory is PP + 1.
+
+    The ranks in the middle have it. Others have fewer pairs; where these hide time, they work longer and wait less.
+    """
+    forward, backward, weight = times[0], times[1] + times[2], times[2]
+    costs = Costs(*times, overlap=(forward + backward - pair) / min(forward, backward))
+    for m in (2 * p, 2 * p + 2, 20, 32):
+        schedule = schedules.dualpipe(p, m, joined=True)
+        verify(schedule)
+        timeline = simulate(schedule, costs)
+        published = (p // 2 - 1) * (pair + backward - 3 * weight)
+        bubbles = [timeline.makespan - timeline.busy(rank) for rank in range(p)]
+        assert published == max(bubbles) == bubbles[p // 2] and bubbles == bubbles[::-1]
+        assert set(timeline.peak_activations) == {p + 1}
+
+
+def test_joined_pairs_that_hide_nothing_take_longer_than_two_actions():
+    for joined, makespan in ((False, 63), (True, 66)):
+        assert simulate(schedules.dualpipe(8, 20, joined=joined)).makespan == makespan
+    for p, m in ((2, 4), (4, 8), (4, 16), (8, 20)):
+        assert simulate(schedules.dualpipe_v(p, m, joined=True)).makespan == 6 * m + 2 * (p - 1)
+
+
+def test_no_pair_is_cut_in_two_where_there_are_few_microbatches():
+    for p, m in product((2, 4), range(1, 9)):
+        for schedule in (schedules.dualpipe(p, m, joined=True), schedules.dualpipe_v(p, m, joined=True)):
+            assert schedule.joined.keys() == schedule.overlaps
+            verify(schedule)
 
 
 def test_opposite_ranks_of_dualpipe_run_the_same_row_in_opposite_directions():
