@@ -168,8 +168,5 @@ def _both_ways(down: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
 
 def _check_even(name: str, num_ranks: int, num_microbatches: int) -> None:
     check_sizes(num_ranks, num_microbatches)
-    if num_ranks % 2:
-        message = (
-            f"num_ranks is {num_ranks}; {name} takes an even number."  # or both directions need one slot of a rank
-        )
-        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+    if num_ranks % 2:  # both directions would need one slot of a rank
+        raise ScheduleError.of(ScheduleCode.PARAMETERS, f"num_ranks is {num_ranks}; {name} takes an even number.")
