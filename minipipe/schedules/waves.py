@@ -30,14 +30,14 @@ def in_slots(name: str, pipelines: Sequence[Sequence[int]], unit: int, num_micro
         They are divided between the pipelines as equally as can be, the first ones to the first pipeline.
     """
     num_stages, share = len(pipelines[0]), -(-num_microbatches // len(pipelines))
-    slots: dict[int, list[tuple[int, Action]]] = {rank: [] for rank in sorted({*pipelines[0]})}
+    slots: list[list[tuple[int, Action]]] = [[] for _ in range(1 + max(pipelines[0]))]  # by rank
     for k in range(num_microbatches):
         pipeline, place = divmod(k, share)
         start = 2 * num_stages * (place // unit) + 2 * (place % unit)
         for stage, rank in enumerate(pipelines[pipeline]):
             last = start + 2 * num_stages - 1
             slots[rank] += [(start + stage, Action(stage, F, k)), (last - stage, Action(stage, B, k))]
-    rows = tuple(tuple(action for _, action in sorted(own)) for own in slots.values())
+    rows = tuple(tuple(action for _, action in sorted(own)) for own in slots)
     return Schedule(name, pipelines_placement(pipelines, num_microbatches), num_microbatches, rows)
 
 
