@@ -421,5 +421,4 @@ assert error.code == "overlap-deadlock" and "Without the overlaps it would end" 
 #
 # </details>
 #
-# This was the last lesson. The next one is yours: train something, draw it with `--trace`, and find out what your ranks
-# are waiting for.
+# Next, `18_without_flushes.py`: what if nobody waits for the others at the end of a step?
