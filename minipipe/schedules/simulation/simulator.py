@@ -83,27 +83,27 @@ def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int =
     simulation = Fluid(step, costs, num_steps, hosts) if hosts is not None else _Exact(step, costs, num_steps)
     with collector_paused():
         latest = simulation.run(wait)
-    if not latest < inf:
-        raise ScheduleError.of(
-            ScheduleCode.COSTS, "The times add up to more than a number can hold; choose another unit."
+        if not latest < inf:
+            raise ScheduleError.of(
+                ScheduleCode.COSTS, "The times add up to more than a number can hold; choose another unit."
+            )
+        ran = (simulation.table if costs.sends_block else whole.schedule).without_sums()
+        levels = rank_levels(ran, costs.memory(schedule.num_stages), costs.weight_memory(schedule.num_stages))
+        return Timeline(
+            f"{whole.title}, each with its loss" if wait and num_steps > 1 else whole.title,
+            tuple(map(tuple, simulation.spans)),
+            peak_activations(whole),
+            peaks(levels),
+            memory=tuple(tuple(held for _, held in row) for row in levels),
+            memory_during=tuple(tuple(held for held, _ in row) for row in levels),
+            unit=costs.unit,
+            memory_unit=costs.memory_unit,
+            message_times=simulation.message_times,
+            sent=simulation.sent,
+            arrived=simulation.arrived,
+            step_changes=tuple(map(tuple, simulation.changes)) if num_steps > 1 else (),
+            sums=tuple(sorted(simulation.sums, key=lambda found: found.actions[0].microbatch)),
         )
-    ran = (simulation.table if costs.sends_block else whole.schedule).without_sums()
-    levels = rank_levels(ran, costs.memory(schedule.num_stages), costs.weight_memory(schedule.num_stages))
-    return Timeline(
-        f"{whole.title}, each with its loss" if wait and num_steps > 1 else whole.title,
-        tuple(map(tuple, simulation.spans)),
-        peak_activations(whole),
-        peaks(levels),
-        memory=tuple(tuple(held for _, held in row) for row in levels),
-        memory_during=tuple(tuple(held for held, _ in row) for row in levels),
-        unit=costs.unit,
-        memory_unit=costs.memory_unit,
-        message_times=simulation.message_times,
-        sent=simulation.sent,
-        arrived=simulation.arrived,
-        step_changes=tuple(map(tuple, simulation.changes)) if num_steps > 1 else (),
-        sums=tuple(sorted(simulation.sums, key=lambda found: found.actions[0].microbatch)),
-    )
 
 
 def check_costs(given: object) -> None:
