@@ -502,6 +502,7 @@ class ScheduleCode(StrEnum):
     EARLY_UPDATE = "early-update"
     SKIPPED = "skipped"
     NO_SUM = "no-sum"
+    UNPAIRED = "unpaired"
     ORDER = "order"
     DEADLOCK = "deadlock"
     OVERLAP_DEADLOCK = "overlap-deadlock"
@@ -513,6 +514,7 @@ class ScheduleCode(StrEnum):
     REPLICAS = "replicas"
     SLICES = "slices"
     UPDATES = "updates"
+    RECOMPUTE = "recompute"
     FORWARD_ONLY = "forward-only"
     NO_FORMULA = "no-formula"
     CERTIFICATE = "certificate"  # its claims are not those that hold

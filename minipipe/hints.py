@@ -13,7 +13,7 @@ from importlib.resources import files
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from minipipe.errors import ArgumentError
+from minipipe.errors import ArgumentError, quoted
 
 
 @cache
@@ -127,16 +127,21 @@ def face(package: str, namespace: Mapping[str, Any]) -> tuple[Callable[[str], An
     return absent, names
 
 
-def hint_for_cell(cell: str, is_action: Callable[[str], object]) -> str:
-    """Return a sentence on a cell that is not an action, or nothing.
+def not_an_action(cell: str, is_action: Callable[[str], object]) -> str:
+    """Return what to say of a cell that is not an action.
 
     Examples
     --------
-    >>> hint_for_cell("0f0", {"0F0"}.__contains__)
-    ' Did you mean upper case?'
+    >>> not_an_action("0f0", {"0F0"}.__contains__)
+    "'0f0' is not an action. Did you mean upper case?"
     """
-    if cell[:1] in tuple("FBIWU") and is_action(f"0{cell}"):
-        return " The stage may be left out only if no cell of the text has one and each rank has a single stage."
+    shown = quoted(cell if len(cell) <= 40 else f"{cell[:40]}…")  # it may be a whole line of another format
+    return f"{shown} is not an action.{_hint_for_cell(cell, is_action)}"
+
+
+def _hint_for_cell(cell: str, is_action: Callable[[str], object]) -> str:
+    if cell[:1] in tuple("FBIWUROL") and is_action(f"0{cell}"):
+        return " The stage may be left out only if no cell of the text has one and each rank has one stage."
     if is_action(cell.upper()):
         return " Did you mean upper case?"
     if len(cell.split()) > 1 and is_action(cell.split()[-1]):

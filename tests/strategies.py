@@ -317,6 +317,19 @@ def sliced_schedules(draw, max_ranks=3, max_sequences=2, max_slices=3):
     return Schedule("slices", placement, m, rows, num_slices=n)
 
 
+def with_offloads(draw, original):
+    """Return a legal table with O and L, R, or all three for some of its microbatches, anywhere before the backward."""
+    rows = []
+    for row in map(list, original.actions):
+        for stage, kind, k in [action for action in row if action.kind.value in "BI" and draw(st.booleans())]:
+            at = row.index(Action(stage, ActionKind.FORWARD, k))
+            for letter in draw(st.sampled_from(["R", "OL", "OLR"])):
+                at = draw(st.integers(at + 1, row.index(Action(stage, kind, k))))
+                row.insert(at, Action(stage, ActionKind(letter), k))
+        rows.append(row)
+    return replace(original, actions=tuple(map(tuple, rows)))
+
+
 def could_be_joined(table):
     """Return the forwards whose next action is a backward of another microbatch, in the order of the rows."""
     neighbours = (pair for row in table.actions for pair in zip(row, row[1:]))

@@ -20,6 +20,9 @@ KIND_NAMES = {
     ActionKind.RECV_B: "receipt of the gradient",
     ActionKind.REDUCE_GRAD: "sum over replicas of the gradients",
     ActionKind.UPDATE: "update of the weights by the gradients",
+    ActionKind.RECOMPUTE: "recomputation of the forward",
+    ActionKind.OFFLOAD: "offload of the activations",
+    ActionKind.LOAD: "load of the offloaded activations",
 }
 
 # A note on the arrows of measured messages: the end of the receive is measured, the arrival is not.

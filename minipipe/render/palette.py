@@ -151,6 +151,7 @@ FILL = MappingProxyType(
         ActionKind.BACKWARD_WEIGHT: _fill("#12805c"),
         ActionKind.UPDATE: _fill("#45318f"),
         ActionKind.REDUCE_GRAD: _fill("#7a5200"),
+        ActionKind.RECOMPUTE: _fill("#faf53d"),
         ActionKind.SEND_F: _SEND,
         ActionKind.SEND_B: _SEND,
     }

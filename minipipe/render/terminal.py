@@ -22,6 +22,7 @@ SHADES = MappingProxyType(
         ActionKind.BACKWARD_WEIGHT: (85, 36, 29, 22),
         ActionKind.UPDATE: (62, 61, 55, 54),
         ActionKind.REDUCE_GRAD: (136, 130, 94, 58),
+        ActionKind.RECOMPUTE: (227, 185, 143, 101),
     }
 )
 IDLE = "38;5;244"  # a grey, visible on black and on white

@@ -210,6 +210,7 @@ FILL = {
     ActionKind.BACKWARD_INPUT: "=",
     ActionKind.BACKWARD_WEIGHT: "~",
     ActionKind.UPDATE: "#",
+    ActionKind.RECOMPUTE: ":",
 }
 Cell = tuple[str, str]  # a character and its colours
 _EMPTY: Cell = (" ", "")
@@ -234,9 +235,9 @@ def draw_text(*drawn: ActionTable | Timeline, width: int = 80, colour: bool = Fa
     str
         A row for each rank, then a caption. An action begins with as much of its label as fits: ``F3``, or ``2F3`` if
         its rank has several stages. If stages do not fit, lower case marks the second of two stages, ``f3``.
-        ``-`` fills a forward, ``=`` a backward, ``~`` a weight gradient, ``#`` an update, ``+`` a send that blocks, and
-        ``·`` is idle time. Several bands, or several drawings, have an axis above them; its ``|`` marks the column
-        where the time next to it begins.
+        ``-`` fills a forward, ``=`` a backward, ``~`` a weight gradient, ``#`` an update, ``:`` an R, ``+`` a send that
+        blocks, and ``·`` is idle time. Several bands, or several drawings, have an axis above them; its ``|`` marks the
+        column where the time next to it begins.
 
     Raises
     ------

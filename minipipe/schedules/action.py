@@ -10,7 +10,7 @@ import re
 from enum import StrEnum
 from typing import NamedTuple
 
-from minipipe.errors import ScheduleCode, ScheduleError, quoted
+from minipipe.errors import ScheduleCode, ScheduleError
 
 
 class ActionKind(StrEnum):
@@ -18,7 +18,8 @@ class ActionKind(StrEnum):
 
     A SEND is named after the producing stage, a RECV after the consuming stage: ``0SEND_F3`` on one rank matches
     ``1RECV_F3`` on another. ``0REDUCE_GRAD3`` sums the gradients of stage 0 over its replicas, and ``0U3`` updates its
-    parameters: with the gradients of all microbatches of that row up to 3 that no earlier one took.
+    parameters: with the gradients of all microbatches of that row up to 3 that no earlier one took. ``0R3`` computes
+    again what ``0F3`` computed and dropped, ``0O3`` offloads what a backward needs of it, and ``0L3`` loads that again.
 
     Examples
     --------
@@ -36,6 +37,9 @@ class ActionKind(StrEnum):
     RECV_B = "RECV_B"
     REDUCE_GRAD = "REDUCE_GRAD"
     UPDATE = "U"
+    RECOMPUTE = "R"
+    OFFLOAD = "O"
+    LOAD = "L"
 
     @property
     def is_communication(self) -> bool:
@@ -48,7 +52,7 @@ class ActionKind(StrEnum):
         return self.value in "BIW"
 
 
-F, B, I, W, SEND_F, RECV_F, SEND_B, RECV_B, REDUCE_GRAD, U = ActionKind
+F, B, I, W, SEND_F, RECV_F, SEND_B, RECV_B, REDUCE_GRAD, U, R, O, L = ActionKind
 
 # Nine digits are enough. For several thousand digits, int() raises an error of its own.
 _CELL = re.compile(rf"(\d{{1,9}})({'|'.join(ActionKind)})(\d{{1,9}})", re.ASCII)
@@ -89,13 +93,10 @@ class Action(NamedTuple):
         ScheduleError
             Code ``syntax``, if the text is not a stage, a kind and a microbatch.
         """
-        match = _CELL.fullmatch(cell)
-        if match is None:
-            from minipipe.hints import hint_for_cell  # on demand: most cells are actions
+        if not (match := _CELL.fullmatch(cell)):
+            from minipipe.hints import not_an_action  # on demand: most cells are actions
 
-            shown = quoted(cell if len(cell) <= 40 else f"{cell[:40]}…")  # it may be a whole line of another format
-            hint = hint_for_cell(cell, _CELL.fullmatch)
-            raise ScheduleError.of(ScheduleCode.SYNTAX, f"{shown} is not an action.{hint} {EXPECTED_CELL}")
+            raise ScheduleError.of(ScheduleCode.SYNTAX, f"{not_an_action(cell, _CELL.fullmatch)} {EXPECTED_CELL}")
         return cls(int(match[1]), ActionKind(match[2]), int(match[3]))
 
 

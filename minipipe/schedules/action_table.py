@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from minipipe.errors import ScheduleCode, ScheduleError, quoted
 from minipipe.io import printable
-from minipipe.schedules.action import EXPECTED_CELL, Action, ActionKind
+from minipipe.schedules.action import EXPECTED_CELL, REDUCE_GRAD, Action, ActionKind, L, O, R, U
 from minipipe.schedules.placement import check_placement, in_replica_order, ranks_in
 from minipipe.schedules.slices import check_slices, numbers_of, place_in_sum, with_numbers
 
@@ -156,26 +156,24 @@ class ActionTable(ShownInNotebooks):
         return found
 
     def one_rank_each(self, reader: str) -> tuple[int, ...]:
-        """Return the rank of each stage, for a reader that knows no replicas, no slices, no sums and no updates.
+        """Return the rank of each stage, for a reader that knows none of what is refused here.
 
         Raises
         ------
         ScheduleError
-            Codes ``replicas``, ``slices`` and ``updates``, for a table that has them.
+            Codes ``replicas``, ``slices``, ``updates`` and ``recompute``, for a table that has them.
         """
-        several = self.kinds & {ActionKind.REDUCE_GRAD, ActionKind.UPDATE}
+        updates, kept = ([a for row in self.actions for a in row if a.kind in k] for k in ((REDUCE_GRAD, U), (R, O, L)))
         shared = next((s for s, home in enumerate(self.placement) if len(ranks_in(home)) > 1), None)
-        other = next((action for row in self.actions for action in row if action.kind in several), None)
         for code, is_there, what in (
             (ScheduleCode.REPLICAS, shared is not None, f"runs replicas of stages, {shared} among others"),
             (ScheduleCode.SLICES, self.num_slices > 1, f"cuts sequences into {self.num_slices} slices"),
-            (ScheduleCode.UPDATES, other, f"sums gradients or updates weights itself, {other} among others"),
+            (ScheduleCode.UPDATES, updates, "sums gradients or updates weights itself, {} among others"),
+            (ScheduleCode.RECOMPUTE, kept, "recomputes or offloads activations itself, {} among others"),
         ):
             if is_there:
-                message = (
-                    f"{self.title} {what}, which {reader} does not know yet; it can be drawn, checked and simulated."
-                )
-                raise ScheduleError.of(code, message)
+                message = f"{self.title} {what.format(*(updates or kept))}, which {reader} does not know yet;"
+                raise ScheduleError.of(code, f"{message} it can be drawn, checked and simulated.")
         return tuple(ranks_in(home)[0] for home in self.placement)
 
     @cached_property
@@ -330,6 +328,7 @@ class ActionTable(ShownInNotebooks):
         ------
         ScheduleError
             Code ``slices``, for a table with slices: that format has none, and PyTorch reads ``0F1.0`` as ``0F1``.
+            Code ``recompute``, for one with R, O or L, for which it has no words.
         """
         if self.num_slices > 1:
             message = (
@@ -337,6 +336,9 @@ class ActionTable(ShownInNotebooks):
             )
             message += " rows, or let every slice be a microbatch, with dataclasses.replace(schedule, num_slices=1)."
             raise ScheduleError.of(ScheduleCode.SLICES, message)
+        if unsaid := self.kinds & {R, O, L}:
+            message = f"{self.title} has {' and '.join(sorted(unsaid))}, and PyTorch's CSV has no such action; write it"
+            raise ScheduleError.of(ScheduleCode.RECOMPUTE, f"{message} as text, with to_text() or --format rows.")
         # A lone comma is an idle rank; an empty line would be skipped when read.
         return "".join((",".join(self._cells(row)) or ",") + "\n" for row in self.actions)
 

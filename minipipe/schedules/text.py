@@ -29,7 +29,7 @@ _OVERLAP = re.compile(r"\(([^;]*);([^;]*)\)OVERLAP_F_B", re.ASCII)
 _SHARDING = re.compile(r"\d{1,9}((UNSHARD|RESHARD)\d{0,9}|REDUCE_GRAD)", re.ASCII)
 
 # Papers omit the stage if each rank has only one.
-_WITHOUT_STAGE = re.compile(r"([FBIWU]|REDUCE_GRAD)\d{1,9}(\.\d{1,9})?", re.ASCII)
+_WITHOUT_STAGE = re.compile(r"([FBIWUROL]|REDUCE_GRAD)\d{1,9}(\.\d{1,9})?", re.ASCII)
 _SLICE = re.compile(r"(?<=\d)\.(\d{1,9})(?![\w.])", re.ASCII)  # of a sequence, behind its number: 2F0.1
 _SLICED = re.compile(r"([^.]+)\.(\d{1,9})", re.ASCII)
 _FROZEN = re.compile(r"\ufeff?# .*\(frozen: (\d{1,9}(?:, \d{1,9})*)\): ", re.ASCII)

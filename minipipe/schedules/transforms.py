@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import accumulate, groupby, pairwise
 
 from minipipe.errors import ScheduleCode, ScheduleError, quoted, whole_number
-from minipipe.schedules.action import RECV_B, REDUCE_GRAD, SEND_B, Action, ActionKind, B, F, I, U, W
+from minipipe.schedules.action import RECV_B, REDUCE_GRAD, SEND_B, Action, ActionKind, B, F, I, L, O, R, U, W
 from minipipe.schedules.action_table import ActionTable, Schedule, T, check_table
 from minipipe.schedules.placement import check_size, neighbouring_placement, ranks_in
 
@@ -180,7 +180,7 @@ def freeze_stages(table: T, stages: Iterable[int]) -> T:
     first = marked.first_backward_stage
 
     def needed(stage: int, kind: ActionKind) -> tuple[ActionKind, ...]:
-        is_gradient = kind.is_backward or kind in (SEND_B, RECV_B)
+        is_gradient = kind.is_backward or kind in (SEND_B, RECV_B, R, O, L)
         if is_gradient and (stage < first or (stage == first and kind is SEND_B)):
             return ()
         return {B: (I,), W: ()}.get(kind, (kind,)) if stage in marked.frozen else (kind,)

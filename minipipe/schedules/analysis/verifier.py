@@ -26,10 +26,11 @@ from itertools import chain, islice
 from operator import attrgetter
 
 from minipipe.errors import Problem, ScheduleCode, ScheduleError, whole_number
-from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, U, W
+from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, L, O, R, U, W
 from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.analysis.activations import Footprint, held_memory
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
+from minipipe.schedules.analysis.offloading import offload_problems
 from minipipe.schedules.analysis.overlaps import overlap_problems
 from minipipe.schedules.analysis.replicas import replica_problems
 from minipipe.schedules.analysis.slices import slice_problems
@@ -41,8 +42,8 @@ from minipipe.schedules.placement import stages_by_rank
 _STAGE, _MICROBATCH = attrgetter("stage"), attrgetter("microbatch")
 _MOST = 1000  # problems of one kind that are listed: if one action is missing, thousands often are
 _DEADLOCKS = (ScheduleCode.DEADLOCK, ScheduleCode.OVERLAP_DEADLOCK, ScheduleCode.RENDEZVOUS_DEADLOCK)
-_OF_SEVERAL = (REDUCE_GRAD, U)  # not one for each microbatch: `updates.py` has their rules
-_BIT = {kind: 0 if kind in _OF_SEVERAL else 1 << i for i, kind in enumerate(ActionKind)}
+_SEVERAL = (REDUCE_GRAD, U, R, O, L)  # not one for each microbatch: see `updates.py` and `offloading.py`
+_BIT = {kind: 0 if kind in _SEVERAL else 1 << i for i, kind in enumerate(ActionKind)}
 
 
 def verify(
@@ -81,9 +82,9 @@ def verify(
         ``no-partner``; ``other-replica``, ``mixed-cut`` (where stages have replicas); ``slice-order`` (slices of a
         sequence out of order); ``overlap`` (a forward joined with anything but a backward of another microbatch);
         ``early-sum`` (a REDUCE_GRAD before a gradient), ``early-update``, ``skipped`` (a gradient that no sum or update
-        takes), ``no-sum``; ``order``, ``deadlock``, ``overlap-deadlock`` (one that only joined actions cause),
-        ``rendezvous-deadlock`` (one that buffered sends would avoid); ``memory``, ``versions``, ``staleness``. Code
-        ``parameters``, if a limit or the memory is none.
+        takes), ``no-sum``; ``unpaired`` (an O without its L); ``order``, ``deadlock``, ``overlap-deadlock`` (one that
+        only joined actions cause), ``rendezvous-deadlock`` (one that buffered sends would avoid); ``memory``,
+        ``versions``, ``staleness``. Code ``parameters``, if a limit or the memory is none.
 
     Examples
     --------
@@ -103,7 +104,7 @@ def verify(
     """
     check_table(schedule)
     if "is legal" not in schedule._kept:
-        of_rows = (replica_problems, slice_problems, overlap_problems, update_problems)
+        of_rows = (replica_problems, slice_problems, overlap_problems, update_problems, offload_problems)
         checks = (_placed_problems, _counted_problems, *of_rows, _order_problems)
         problems = next(filter(None, (check(schedule) for check in checks)), [])
         if problems:
@@ -162,7 +163,7 @@ def _counted_problems(schedule: ActionTable) -> list[Problem]:
     if _is_complete(schedule):
         return []
     counts = Counter(action for row in schedule.actions for action in row)
-    single = (action for action in counts if action.kind not in _OF_SEVERAL)
+    single = (action for action in counts if action.kind not in _SEVERAL)
     needless = {action for action in single if action.kind not in _expected_kinds(schedule, counts, *action[::2])}
     rows = enumerate(schedule.actions) if needless else ()
     places = ((action, rank, at) for rank, row in rows for at, action in enumerate(row) if action in needless)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, quoted, whole_number
 from minipipe.io import MOST_JSON, MOST_STAGES, printable, read_text, write_whole
-from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, U, W
+from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, L, O, R, U, W
 from minipipe.schedules.action_table import ActionTable, Schedule
 from minipipe.schedules.analysis.activations import Footprint
 from minipipe.schedules.analysis.workload import Workload, amount_per_rank
@@ -354,7 +354,9 @@ class Costs:
         """
         forward, inputs, weights = (self._by_stage(name, num_stages) for name in _SHORT.values())
         both = [i + w for i, w in zip(inputs, weights)]
-        return {F: forward, I: inputs, W: weights, B: both, U: self._by_stage("update", num_stages)}
+        copies = [0.0] * num_stages
+        updates = self._by_stage("update", num_stages)
+        return {F: forward, I: inputs, W: weights, B: both, U: updates, R: forward, O: copies, L: copies}
 
     def pair_times(self, schedule: ActionTable) -> dict[Action, float]:
         """Return the time of each joined pair of actions, by its forward.

@@ -4,6 +4,7 @@ It shares no code with the verifier.
 """
 
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 
 TAKERS = ("REDUCE_GRAD", "U")  # of the gradients of several microbatches
@@ -11,6 +12,10 @@ TAKERS = ("REDUCE_GRAD", "U")  # of the gradients of several microbatches
 
 def is_legal(schedule):
     """Play the schedule. Actions are (rank, stage, letter, microbatch), and facts are tuples that begin with a word."""
+    if not (are_pairs(schedule) and are_there(schedule)):
+        return False
+    rows = [[action for action in row if action.kind.value not in "ROL"] for row in schedule.actions]
+    schedule = replace(schedule, actions=rows)
     cells = [(r, a.stage, a.kind.value, a.microbatch) for r, row in enumerate(schedule.actions) for a in row]
     sends_by_hand = any(letter.startswith(("SEND", "RECV")) for _, _, letter, _ in cells)
     homes = {(stage, k): rank for rank, stage, letter, k in cells if letter == "F"}
@@ -18,7 +23,27 @@ def is_legal(schedule):
         return False
     cells = [cell for cell in cells if cell[2] not in TAKERS]
     bag = meant(schedule, cells, sends_by_hand, homes)
-    return Counter(cells) == bag and are_pairs(schedule) and ends(schedule, sends_by_hand, homes)
+    return Counter(cells) == bag and ends(schedule, sends_by_hand, homes)
+
+
+def are_there(schedule):
+    """Tell whether each backward finds its activations, and nothing is offloaded, loaded or recomputed in vain."""
+    steps = {"F": {None: "new"}, "O": {"new": "away"}, "L": {"away": "back"}, "R": {"new": "again", "back": "again"}}
+    for row in schedule.actions:
+        state = {}
+        for stage, kind, k in row:
+            now = state.get((stage, k))
+            if kind.value in "BI":
+                if now == "away":
+                    return False
+                state[stage, k] = "over"
+            elif kind.value in steps:
+                if kind.value != "F" and now not in steps[kind.value]:
+                    return False
+                state[stage, k] = steps[kind.value].get(now, now)
+        if {"away", "back", "again"} & {*state.values()}:
+            return False
+    return True
 
 
 def are_pairs(schedule):

@@ -29,6 +29,7 @@ from tests.strategies import (
     sliced_schedules,
     table,
     updated_schedules,
+    with_offloads,
 )
 
 
@@ -57,6 +58,9 @@ def is_accepted(schedule):
         (True, "0F0 0SEND_F0 0RECV_B0 0B0\n1RECV_F0 1F0 1B0 1SEND_B0"),
         (False, "0F0 0SEND_F0 0B0 0RECV_B0\n1RECV_F0 1F0 1B0 1SEND_B0"),
         (False, "0F0 0SEND_F0 0RECV_B0 0B0\n1RECV_F0 1F0 1SEND_B0 1B0"),
+        (True, "0F0 0O0 0F1 0L0 0R0 0B0 0R1 0B1"),
+        (False, "0F0 0O0 0F1 0L0 0B0 0R0 0R1 0B1"),
+        (False, "0F0 0O0 0F1 0B0 0B1"),
         (True, "0F0 (0F1;0B0)OVERLAP_F_B 0B1\n1F0 1B0 1F1 1B1"),
         (False, "0F0 (0F1;0B0)OVERLAP_F_B 0B1\n1F0 1F1 1B0 1B1"),
         (False, "(0F0;0B0)OVERLAP_F_B 0F1 0B1\n1F0 1B0 1F1 1B1"),
@@ -197,7 +201,8 @@ def originals(draw):
         p = built.num_ranks
         placement = draw(st.sampled_from([(*range(p), *reversed(range(p))), (*range(p), p - 1), (0, *range(p))]))
         built = schedules.forward_only_over(placement, built.num_microbatches)
-    return split_some(draw, built)
+    split = split_some(draw, built)
+    return with_offloads(draw, split) if draw(st.booleans()) else split
 
 
 @st.composite
