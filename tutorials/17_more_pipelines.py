@@ -282,8 +282,8 @@ assert all(len(schedule.stages_of(rank)) == 2 for schedule in (crossing, side_by
 # the other. First without that: one action at a time.
 
 # %%
-dual = replace(schedules.dualpipe(num_ranks=8, num_microbatches=20), overlaps=frozenset())
-halves = schedules.data_parallel(replace(schedules.dualpipe_v(4, 10), overlaps=frozenset()), 2)
+dual = schedules.dualpipe(num_ranks=8, num_microbatches=20)
+halves = schedules.data_parallel(schedules.dualpipe_v(4, 10), 2)
 verify(dual)
 for schedule in (dual, halves, schedules.one_f_one_b(8, 20)):
     timeline = simulate(schedule)
@@ -314,19 +314,17 @@ assert dual.stages_of(0) == half.stages_of(0)
 # same gradients. The two directions are data parallelism, with its replicas on the same ranks. (Qi et al. 2025 call
 # the fold "cut in half".)
 #
-# Now the pairs. `overlaps` names the forwards that run joined with the action behind them; text writes
-# `(0F1;0B0)OVERLAP_F_B`, as PyTorch does. A pair begins when the inputs of both are there. With `overlap=0` a pair
-# takes as long as both, with `overlap=1` as long as the longer one.
+# Now the pairs. With `joined=True` forwards of the steady state run joined with the action behind them, which text
+# writes as `(0F1;0B0)OVERLAP_F_B`, as PyTorch does. A pair begins when the inputs of both are there. With `overlap=0`
+# it takes as long as both, with `overlap=1` as long as the longer one.
 
 # %%
-pairs = [pair for row in dual.actions for pair in zip(row, row[1:])]
-forwards = {f for f, b in pairs if (f.kind, b.kind) == ("F", "B") and f.microbatch // 10 != b.microbatch // 10}
-joined = replace(dual, overlaps=frozenset(forwards))
+joined = schedules.dualpipe(8, 20, joined=True)
 verify(joined)
 by_overlap = {overlap: simulate(joined, Costs(overlap=overlap)).makespan for overlap in (0, 0.5, 1)}
 for overlap, makespan in by_overlap.items():
-    print(f"{len(forwards)} pairs, of which {overlap:.0%} of the shorter is hidden: {makespan:g} units")
-assert by_overlap == {0: 66, 0.5: 58.5, 1: 51}
+    print(f"{len(joined.overlaps)} pairs, of which {overlap:.0%} of the shorter is hidden: {makespan:g} units")
+assert by_overlap == {0: 66, 0.5: 59, 1: 52} and len(joined.overlaps) == 82
 assert by_overlap[0] == 3 * 20 + (8 // 2 - 1) * (3 + 2 - 3 * 1)  # DeepSeek's formula: (p/2 - 1)(F&B + B - 3W)
 
 # %% [markdown]
