@@ -38,7 +38,6 @@ def pytest_collectstart():
 
 def pytest_collection_finish():
     """Let no collection of garbage look at what stays until the end: thousands of tests, and their parameters."""
-    gc.collect()
     gc.freeze()
     gc.enable()
 

@@ -33,7 +33,7 @@ print("codes", *[rank.wait() for rank in ranks], flush=True)
 """
 # Where a rank sleeps below, that is the fault, or the time in which another one is to fail beside it.
 RANK = """
-import os, sys, time
+import os, signal, sys, time
 from minipipe.errors import LaunchError
 from minipipe.comm.job.meeting import line_to_witness
 rank = int(os.environ["PMI_RANK"])
@@ -97,7 +97,8 @@ def test_a_rank_that_ends_without_a_word_is_named(end, words):
 
 def test_a_signal_from_outside_is_no_failure_of_the_rank_that_it_ends_first():
     """The story: of ranks that all got SIGQUIT, one was said to have failed: SIGKILL had overtaken it on the others."""
-    job = launched(then="if rank == 2: os.kill(os.getpid(), 3)\nsys.stdin.read()\nos.kill(os.getpid(), 9)")
+    quits = "signal.signal(3, signal.SIG_DFL)\n    os.kill(os.getpid(), 3)"  # what a shell starts with & ignores it
+    job = launched(then=f"if rank == 2:\n    {quits}\nsys.stdin.read()\nos.kill(os.getpid(), 9)")
     said = os.read(job.stderr.fileno(), 65536).decode()  # the launcher lives for as long, or all would be its orphans
     said += outcome(job)[1]
     words = r"No rank has failed: rank 2 \(process \d+ on \S+\) was ended by signal 3: Quit, as sent by launchers"
