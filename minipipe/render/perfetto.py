@@ -5,18 +5,18 @@ The format is Chrome's Trace Event Format, a list of events in JSON:
 ====  ==================================================================================================
 "ph"  here
 ====  ==================================================================================================
-M     a name: of a process (a timeline), or of a thread (a rank, or the idle time of a rank)
+M     a name: of a process (a timeline), or of a thread (a rank, its idle time, or its sums of gradients)
 X     a slice: an action or an idle time, with its start ``ts`` and its length ``dur`` in microseconds
 s, f  a message: its arrow starts in the slice of the producer and ends in the slice of the consumer
-C     a counter: the activations that a rank holds from ``ts`` on
+C     a counter: the activations, or the versions of weights, that a rank holds from ``ts`` on
 ====  ==================================================================================================
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from itertools import count
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, count
 from typing import Any
 
 from minipipe.errors import ArgumentError
@@ -41,6 +41,8 @@ _COLOURS = {
     ActionKind.BACKWARD: "thread_state_uninterruptible",  # pink
     ActionKind.BACKWARD_INPUT: "thread_state_iowait",  # orange
     ActionKind.BACKWARD_WEIGHT: "thread_state_running",  # green
+    ActionKind.UPDATE: "black",
+    ActionKind.REDUCE_GRAD: "olive",
 }
 _OTHER_COLOUR = "generic_work"  # grey, of SEND and RECV
 _IDLE_COLOUR = "thread_state_sleeping"  # nearly white
@@ -117,6 +119,8 @@ class _Process:
             )
         self.process = next(numbers)
         self.threads = [(next(numbers), next(numbers)) for _ in timeline.spans]  # by rank: actions, idle time
+        summed = sorted({(rank, found.actions[0].stage) for found in timeline.sums for rank in found.ranks})
+        self.sums = {place: next(numbers) for place in summed}  # by rank and stage
 
     def summary(self) -> Event:
         timeline = self.timeline
@@ -136,9 +140,11 @@ class _Process:
             yield from self.actions(rank)
             yield from self.idle(rank)
             yield from self.held(rank)
+            yield from self.counter(rank, "versions", "of weights", self.timeline.versions_over_time(rank))
+        yield from self.summed()
         yield from self.messages()
 
-    # -- the five kinds of events -------------------------------------------------------------------------
+    # -- the kinds of events -------------------------------------------------------------------------
 
     def names(self) -> Iterator[Event]:
         timeline, process = self.timeline, self.process
@@ -146,10 +152,13 @@ class _Process:
         makespan, bubble = format_time(timeline.makespan, timeline.unit), f"{100 * timeline.bubble_fraction:.1f} %"
         yield self.named("process_labels", process, labels=f"makespan {makespan},bubble {bubble}")
         yield self.named("process_sort_index", process, sort_index=self.process)
-        for rank, threads in enumerate(self.threads):
-            for thread, name in zip(threads, (f"rank {rank}", f"rank {rank}, idle")):
-                yield self.named("thread_name", thread, name=name)
-                yield self.named("thread_sort_index", thread, sort_index=thread)
+        named = (
+            (rank, name, thread) for rank, own in enumerate(self.threads) for name, thread in zip(("", ", idle"), own)
+        )
+        sums = ((rank, f", sums of stage {stage}", thread) for (rank, stage), thread in self.sums.items())
+        for rank, name, thread in sorted(chain(named, sums)):
+            yield self.named("thread_name", thread, name=f"rank {rank}{name}")
+            yield self.named("thread_sort_index", thread, sort_index=thread)
 
     def actions(self, rank: int) -> Iterator[Event]:
         thread, names_stage = self.threads[rank][0], self.panel.names_stage(rank)
@@ -183,10 +192,21 @@ class _Process:
         timeline = self.timeline
         curve = timeline.memory_over_time(rank) if timeline.memory else self.panel.activations_over_time(rank)
         name, series = ("memory", timeline.memory_unit) if timeline.memory else ("held", "activations")
-        values: dict[float, float] = {0.0: 0}
-        values.update((self.time(time), value) for time, value in curve)
-        for time, value in values.items():
+        yield from self.counter(rank, name, series, [(timeline.start, 0), *curve])
+
+    def counter(self, rank: int, name: str, series: str, curve: Iterable[tuple[float, float]]) -> Iterator[Event]:
+        for time, value in {self.time(time): value for time, value in curve}.items():
             yield self.event("C", f"rank {rank} {name}", self.threads[rank][0], ts=time, args={series: value})
+
+    def summed(self) -> Iterator[Event]:
+        """Draw the sums of gradients, which go on beside the actions of their ranks."""
+        for found in self.timeline.sums:
+            about: Event = {"ranks": list(found.ranks), "came last": f"rank {found.last_rank}"}
+            for rank, action in zip(found.ranks, found.actions):
+                if self.steps(found.end) > self.steps(found.begin):
+                    thread, kind = self.sums[rank, action.stage], action.kind
+                    name, colour = short_label(action, self.panel.names_stage(rank)), _COLOURS[kind]
+                    yield self.slice_of(name, kind.value, colour, thread, found.begin, found.end, about)
 
     def messages(self) -> Iterator[Event]:
         spans = {span.action: span for row in self.timeline.spans for span in row}

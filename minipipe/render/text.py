@@ -211,6 +211,7 @@ FILL = {
     ActionKind.BACKWARD_WEIGHT: "~",
     ActionKind.UPDATE: "#",
     ActionKind.RECOMPUTE: ":",
+    ActionKind.REDUCE_GRAD: "%",
 }
 Cell = tuple[str, str]  # a character and its colours
 _EMPTY: Cell = (" ", "")
@@ -237,7 +238,7 @@ def draw_text(*drawn: ActionTable | Timeline, width: int = 80, colour: bool = Fa
         its rank has several stages. If stages do not fit, lower case marks the second of two stages, ``f3``.
         ``-`` fills a forward, ``=`` a backward, ``~`` a weight gradient, ``#`` an update, ``:`` an R, ``+`` a send that
         blocks, and ``·`` is idle time. Several bands, or several drawings, have an axis above them; its ``|`` marks the
-        column where the time next to it begins.
+        column where the time next to it begins. Below a rank, ``%`` is a sum of gradients, while the rank continues.
 
     Raises
     ------
@@ -272,12 +273,25 @@ def draw_text(*drawn: ActionTable | Timeline, width: int = 80, colour: bool = Fa
     if characters > MOST_CHARACTERS:
         message = f"The drawing would have {characters:,} characters; the limit is {MOST_CHARACTERS:,}."
         raise ArgumentError("value", f"{message} Draw a picture: the formats svg, html and perfetto have no columns.")
-    rows = [
-        [row_cells(panel, rank, columns) for rank in range(panel.timeline.num_ranks)] for panel in panels
-    ]  # [panel][rank]
+    rows = [list(_named_rows(panel, columns)) for panel in panels]
     bands = [_band(panels, rows, first, columns, margin, colour) for first in range(0, columns.total, columns.band)]
     captions = (fill(line, max(width, 80), subsequent_indent="  ") for line in _captions(panels, columns))
     return "\n".join(["\n\n".join(bands), *captions])
+
+
+def _named_rows(panel: Panel, columns: Columns) -> Iterator[tuple[str, list[Cell]]]:
+    """Yield the name and the cells of each rank, and of its sums of gradients below it."""
+    for rank in range(panel.timeline.num_ranks):
+        yield f"rank {rank}", row_cells(panel, rank, columns)
+        sums: list[Cell] = []
+        for found in (found for found in panel.timeline.sums if rank in found.ranks):
+            first, last = (round(columns.column(t - panel.timeline.start)) for t in (found.begin, found.end))
+            stage = found.actions[0].stage
+            fill = ground(ActionKind.REDUCE_GRAD, panel.chunk_of(rank, stage), is_label=False)
+            sums += [_EMPTY] * (last - len(sums))
+            sums[first:last] = [(FILL[ActionKind.REDUCE_GRAD], fill)] * (last - first)
+        if sums:
+            yield "  sum", sums
 
 
 def row_cells(panel: Panel, rank: int, columns: Columns) -> list[Cell]:
@@ -336,7 +350,7 @@ def _ticks(start: float, end: float, least_step: float) -> Iterator[float]:
 
 def _band(
     panels: Sequence[Panel],
-    rows: Sequence[Sequence[list[Cell]]],
+    rows: Sequence[Sequence[tuple[str, list[Cell]]]],
     first: int,
     columns: Columns,
     margin: int,
@@ -346,12 +360,14 @@ def _band(
     lines, last = [], first + columns.band
     if columns.makespan and (len(panels) > 1 or columns.total > columns.band):
         lines.append(draw_axis(columns, first, panels[0].timeline.unit, margin))
-    for panel, cells in zip(panels, rows):
-        if first and not any(len(row) > first for row in cells):
+    for panel, named in zip(panels, rows):
+        if first and not any(len(row) > first for _, row in named):
             continue
         if len(panels) > 1:
             lines.append(" " * margin + title(panel.timeline))
-        lines += [f"rank {rank}".ljust(margin) + paint_cells(row[first:last], colour) for rank, row in enumerate(cells)]
+        shown = ((name, row[first:last]) for name, row in named)
+        drawn = ((name, row) for name, row in shown if name.startswith("rank") or any(cell != _EMPTY for cell in row))
+        lines += [name.ljust(margin) + paint_cells(row, colour) for name, row in drawn]
     return "\n".join(lines)
 
 

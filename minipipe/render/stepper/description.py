@@ -179,7 +179,7 @@ def _describe_awaited(walkthrough: Walkthrough, rank: int, source: int | None, a
     if awaited not in walkthrough.program.first_rank_with:
         return f"{awaited}, which is missing"
     if awaited.kind is REDUCE_GRAD and walkthrough.is_timed:
-        return f"the gradient sum of stage {awaited.stage}, to which rank {source} comes last"
+        return f"the gradient sum of stage {awaited.stage}" + (f" with rank {source}" if source != rank else "")
     if awaited.kind is REDUCE_GRAD and source == rank:
         return f"a REDUCE_GRAD of another replica, to meet {awaited}: it is missing"
     return f"{awaited}, later in its own list" if source == rank else f"{awaited} on rank {source}"

@@ -13,10 +13,11 @@ from minipipe.render.descriptions import title as title_of
 from minipipe.render.layout import Axis, number, scale_of
 from minipipe.render.panel import Panel, panels_of
 from minipipe.render.svg.labels import Labels
-from minipipe.render.svg.lanes import Lane, LaneSize, Strip, strip_of
+from minipipe.render.svg.lanes import Lane, LaneSize, Strip, strip_of, versions_of
 from minipipe.render.svg.legend import WAYS, Entry, Legend, draw_messages, way_of
 from minipipe.render.svg.page import Page, moved
 from minipipe.render.svg.style import DEFAULT_SIZE, Letters, paint
+from minipipe.schedules.action import ActionKind
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.simulation.span import IdleCause
 from minipipe.schedules.simulation.timeline import Timeline
@@ -120,8 +121,13 @@ class _TimelinePage(Page):
         super().__init__(width, title, notes, letters)
         self.panels, self.has_messages = panels, has_messages
         timelines = [panel.timeline for panel in panels]
-        self.size = LaneSize.of(sum(timeline.num_ranks for timeline in timelines), has_memory, letters)
-        self.strips = [strip_of(panel) for panel in panels] if has_memory else []
+        self.strips = [[strip_of(panel)] for panel in panels] if has_memory else []
+        versions = list(map(versions_of, panels)) if has_memory else []
+        if any(chain(*(strip.curves for strip in versions))):
+            self.strips = [[*strips, own] for strips, own in zip(self.strips, versions)]
+        has_sums = any(found.end > found.begin for timeline in timelines for found in timeline.sums)
+        num_lanes, num_strips = sum(timeline.num_ranks for timeline in timelines), max(map(len, self.strips), default=0)
+        self.size = LaneSize.of(num_lanes, num_strips, has_sums, letters)
         left, right = self._margins()
         duration, room = max(timeline.makespan for timeline in timelines), width - left - right
         self.axis = Axis(duration, timelines[0].unit, left, room, letters.size_of("tick"))
@@ -134,6 +140,9 @@ class _TimelinePage(Page):
             for lane in self.rows
             for span in lane.spans
         }
+        self.boxes |= {(ActionKind.UPDATE, 0) for lane in self.rows if lane.instants}
+        sums = ((lane, found.actions[0].stage) for lane in self.rows for found in lane.summed)
+        self.boxes |= {(ActionKind.REDUCE_GRAD, lane.panel.chunk_of(lane.rank, stage)) for lane, stage in sums}
         # Panels of one name compare action by action, so their labels have one form.
         alike = {name: [lane for lane in self.rows if lane.panel.timeline.name == name] for name in self._names()}
         self.labels = {name: Labels(lanes, self.axis, self.size.box, letters) for name, lanes in alike.items()}
@@ -163,7 +172,7 @@ class _TimelinePage(Page):
         """Return the room for names at the left, and for peaks at the right."""
         letters, gap = self.letters, self.letters.scaled(8)
         ranks = [f"rank {max(0, panel.timeline.num_ranks - 1)}" for panel in self.panels]
-        peaks = [h.peak_label(rank) for h in self.strips for rank in range(len(h.curves))]
+        peaks = [h.peak_label(rank) for h in chain(*self.strips) for rank in range(len(h.curves))]
         left = max(letters.width("rank", text) for text in ranks) + gap
         right = max((letters.width("peak", text) + gap for text in peaks), default=0.0)
         return round(left) + self.margin, round(right) + self.margin
@@ -192,14 +201,13 @@ class _TimelinePage(Page):
         """Yield the parts of a lane, all but its labels."""
         baseline = self.size.box / 2 + 0.35 * self.letters.size_of("rank")
         yield self.letters.draw("rank", self.axis.left - self.letters.scaled(8), baseline, f"rank {lane.rank}")
-        yield from chain(lane.idle(), lane.boxes(), lane.steps())
-        if self.strips:
-            strip = self.strips[index]
-            yield from lane.strip(strip, self._most(strip), self.letters)
+        yield from chain(lane.idle(), lane.boxes(), lane.steps(), lane.sums())
+        for number_of, strip in enumerate(self.strips[index] if self.strips else ()):
+            yield from lane.strip(strip, self._most(strip), self.letters, number_of)
 
     def _most(self, strip: Strip) -> float:
         """Return the full scale of a strip: the highest peak of all ranks, in all panels with the same quantity."""
-        alike = (other for other in self.strips if other.is_memory == strip.is_memory)
+        alike = (other for other in chain(*self.strips) if other.noun == strip.noun)
         return max((other.peak(rank) for other in alike for rank in range(len(other.curves))), default=0.0)
 
     # -- axis and legend ------------------------------------------------------------------------------
@@ -224,8 +232,9 @@ class _TimelinePage(Page):
         yield from legend.idle(cause for cause in IdleCause if cause in causes)
         if any(panel.timeline.num_steps > 1 for panel in self.panels):
             yield legend.step()
-        for is_memory in sorted({strip.is_memory for strip in self.strips if any(strip.curves)}):
-            yield legend.strip(held_words(is_memory, self.panels))
+        for noun in sorted({strip.noun for strip in chain(*self.strips) if any(strip.curves)}):
+            words = "versions of weights held" if noun == "versions" else held_words(noun == "bytes", self.panels)
+            yield legend.strip(words)
         if self.has_messages:
             ways = {way_of(message) for panel in self.panels for message in panel.timeline.messages}
             has_late_receipts = any(panel.has_late_receipts for panel in self.panels)

@@ -78,12 +78,17 @@ class Strip:
     ----------
     curves : tuple of list of (float, float)
         ``curves[rank]`` is a curve of steps: (time, amount held).
-    is_memory : bool
-        Whether the amounts are bytes. Otherwise they count activations as the panel does.
+    noun : str
+        What the amounts count: ``"bytes"``, ``"activations"`` as the panel does, or ``"versions"`` of weights.
     """
 
     curves: tuple[list[tuple[float, float]], ...]
-    is_memory: bool
+    noun: str
+
+    @property
+    def is_memory(self) -> bool:
+        """Whether the amounts are bytes."""
+        return self.noun == "bytes"
 
     def peak(self, rank: int) -> float:
         """Return the peak of a rank."""
@@ -91,7 +96,9 @@ class Strip:
 
     def peak_label(self, rank: int) -> str:
         """Return the text beside the strip of a rank."""
-        return f"peak {format_memory(self.peak(rank), 'bytes' if self.is_memory else 'activations')}"
+        if self.noun == "versions":
+            return f"{self.peak(rank):g} version{'' if self.peak(rank) == 1 else 's'}"
+        return f"peak {format_memory(self.peak(rank), self.noun)}"
 
 
 def strip_of(panel: Panel) -> Strip:
@@ -105,8 +112,23 @@ def strip_of(panel: Panel) -> Strip:
     """
     timeline, ranks = panel.timeline, range(panel.timeline.num_ranks)
     if timeline.memory is not None and timeline.memory_unit != "units":
-        return Strip(tuple(map(timeline.memory_over_time, ranks)), is_memory=True)
-    return Strip(tuple(map(panel.activations_over_time, ranks)), is_memory=False)
+        return Strip(tuple(map(timeline.memory_over_time, ranks)), "bytes")
+    return Strip(tuple(map(panel.activations_over_time, ranks)), "activations")
+
+
+def versions_of(panel: Panel) -> Strip:
+    """Return the versions of weights that the ranks hold; of a rank without updates, nothing.
+
+    Examples
+    --------
+    >>> from minipipe import schedules, simulate
+    >>> strip = versions_of(Panel(simulate(schedules.pipedream(4, 8))))
+    >>> [strip.peak_label(rank) for rank in range(4)]
+    ['4 versions', '3 versions', '2 versions', '1 version']
+    """
+    timeline, curves = panel.timeline, map(panel.timeline.versions_over_time, range(panel.timeline.num_ranks))
+    whole = ([(timeline.start, curve[0][1]), *curve, (timeline.end, 0.0)] if curve else [] for curve in curves)
+    return Strip(tuple(whole), "versions")
 
 
 _THIN = 4.0  # pixels: narrower boxes have a thinner outline
@@ -114,19 +136,28 @@ _ROUNDED = 8.0  # pixels: wider boxes have rounded corners
 
 
 class LaneSize(NamedTuple):
-    """Heights in pixels: of boxes, of memory strips (0 without), and from one lane to the next."""
+    """Heights in pixels: of boxes, of strips (0 without), of sums of gradients (likewise), to the next lane."""
 
     box: int
     strip: int
+    sums: int
     pitch: int
 
     @classmethod
-    def of(cls, num_lanes: int, has_memory: bool, letters: Letters) -> LaneSize:
+    def of(cls, num_lanes: int, num_strips: int, has_sums: bool, letters: Letters) -> LaneSize:
         """Return sizes that keep many ranks on a page; they grow with the font size."""
         box = max(12, min(26, 480 // max(1, num_lanes)))
-        strip = max(6, min(12, box // 2)) if has_memory else 0
-        pitch = box + (strip + 2 if strip else 0) + max(4, min(10, box // 3))
-        return cls(letters.scaled(box), letters.scaled(strip) if strip else 0, letters.scaled(pitch))
+        strip = max(6, min(12, box // 2)) if num_strips else 0
+        sums = max(4, box // 4) if has_sums else 0
+        pitch = box + num_strips * (strip + 2) + (sums + 2 if sums else 0) + max(4, min(10, box // 3))
+        return cls(
+            letters.scaled(box), letters.scaled(strip) if strip else 0, letters.scaled(sums), letters.scaled(pitch)
+        )
+
+    @property
+    def below(self) -> int:
+        """The upper edge of the first strip."""
+        return self.box + 2 + (self.sums + 2 if self.sums else 0)
 
 
 class Lane:
@@ -143,6 +174,10 @@ class Lane:
     ----------
     spans : list of Span
         The computations of some length. A SEND that blocks is an idle slot.
+    instants : list of float
+        When updates are that take no time.
+    summed : list of GradientSum
+        Those of its stages that take some time.
     slots : list of Idle
         The idle times of at least ``NARROW`` pixels; narrower ones are left blank.
     runs : list of list of Span
@@ -154,6 +189,8 @@ class Lane:
         self.panel, self.rank, self.axis, self.size = panel, rank, axis, size
         row, idle = panel.timeline.spans[rank], panel.timeline.idle[rank]
         self.spans = [span for span in row if span.end > span.start and not span.action.kind.is_communication]
+        self.instants = [start for action, start, end in row if start == end and action.kind is ActionKind.UPDATE]
+        self.summed = [found for found in panel.timeline.sums if rank in found.ranks and found.end > found.begin]
         self.slots = [slot for slot in idle if not self._is_narrow(slot.start, slot.end)]
         self.runs: list[list[Span]] = []
         for span in self.spans:
@@ -203,6 +240,20 @@ class Lane:
         for kind, paths in bands.items():
             title = f"{kind}: {counts[kind]} actions too short to be drawn one by one; heights are shares of the time"
             yield f'<path {box_paint(kind, 0)} d="{"".join(paths)}"><title>{title}</title></path>'
+        if self.instants:
+            marks = (f"M{number(self.x(time) - 1)} 0h2v{self.size.box}h-2z" for time in self.instants)
+            yield f'<path {box_paint(ActionKind.UPDATE, 0)} d="{"".join(marks)}"/>'
+
+    def sums(self) -> Iterator[str]:
+        """Yield the sums of gradients, as a thin lane: they go on while the rank runs its actions."""
+        for found in self.summed:
+            stage, unit, origin = found.actions[0].stage, self.panel.timeline.unit, self.panel.timeline.start
+            x, end = self.x(found.begin), self.x(found.end)
+            when = f"{format_number(found.begin - origin, unit)} to {format_time(found.end - origin, unit)}"
+            words = escaped(f"gradient sum of stage {stage} over ranks {', '.join(map(str, found.ranks))}, {when}")
+            colours = box_paint(ActionKind.REDUCE_GRAD, self.panel.chunk_of(self.rank, stage))
+            place = f'x="{number(x)}" y="{self.size.box + 2}" width="{number(end - x)}" height="{self.size.sums}"'
+            yield f"<rect {colours} {place}><title>{words}</title></rect>"
 
     def _bands(self, run: Sequence[Span], following: Sequence[Span] | None) -> Iterator[tuple[ActionKind, str]]:
         """Yield the kinds of a run as bands above each other, each with the area of its actions' boxes.
@@ -246,9 +297,10 @@ class Lane:
             lines = "".join(f"M{number(self.x(change.begun))} -2V{self.size.box + 2}" for change in changes[self.rank])
             yield f'<path {paint("step")} d="{lines}"/>'
 
-    def strip(self, strip: Strip, most: float, letters: Letters) -> Iterator[str]:
-        """Yield the strip of memory, whose height stands for ``most``, and its peak as text to the right."""
-        path, top, right = self._strip_path(strip, most), self.size.box + 2, self.axis.x(self.panel.timeline.makespan)
+    def strip(self, strip: Strip, most: float, letters: Letters, index: int = 0) -> Iterator[str]:
+        """Yield a strip, whose height stands for ``most``, and its peak as text to the right; others are above it."""
+        path, right = self._strip_path(strip, most), self.axis.x(self.panel.timeline.makespan)
+        top = self.size.below + index * (self.size.strip + 2)
         yield f'<g transform="translate(0 {top})">'
         if path:
             yield f'<path {paint("held")} d="{path}"/><path {paint("edge")} d="{path}"/>'

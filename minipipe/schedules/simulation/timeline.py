@@ -9,9 +9,11 @@ from itertools import chain
 from typing import Any
 
 from minipipe.io import printable
+from minipipe.schedules.action import U
 from minipipe.schedules.action_table import ShownInNotebooks
 from minipipe.schedules.analysis.activations import Level, held_counts, held_over_time
 from minipipe.schedules.analysis.dependencies import Value
+from minipipe.schedules.analysis.updates import copies_held
 from minipipe.schedules.simulation.explanation import Explanation, explain
 from minipipe.schedules.simulation.span import GradientSum, Idle, Message, Span, StepChange, in_groups
 
@@ -266,6 +268,30 @@ class Timeline(ShownInNotebooks):
         [(0.0, 1), (1.0, 1), (1.0, 1), (3.0, 0)]
         """
         return list(held_over_time(self.spans[rank], self._held[rank]))
+
+    def versions_over_time(self, rank: int) -> list[tuple[float, float]]:
+        """Return (time, versions of weights held) at the start and at the end of each span: a curve of steps.
+
+        All stages of the rank are counted together. A rank without U has none to show.
+
+        Examples
+        --------
+        >>> from minipipe import schedules, simulate
+        >>> max(held for _, held in simulate(schedules.pipedream(4, 8)).versions_over_time(0))
+        4
+        """
+        actions = [span.action for span in self.spans[rank]]
+        if not any(action.kind is U for action in actions):
+            return []
+        versions = {action.stage: 1 for action in actions}
+        levels: list[Level] = []
+        for held in copies_held(actions):
+            totals = []
+            for copies in held:
+                versions[copies.stage] = copies.versions
+                totals.append(sum(versions.values()))
+            levels.append((totals[0], totals[1]))
+        return list(held_over_time(self.spans[rank], levels))
 
     # -- as data, and as text -----------------------------------------------------------------------------------
 
