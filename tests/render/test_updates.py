@@ -70,6 +70,4 @@ def test_the_stepper_says_for_which_sum_a_rank_waits():
     walkthrough = Walkthrough(both, Costs(gradient_size=6, bandwidth=1))
     drawn = [draw_snapshot(walkthrough, snapshot) for snapshot in walkthrough]
     assert any("begins 0REDUCE_GRAD0: sum over replicas of the gradients up to microbatch 0" in text for text in drawn)
-    assert any(
-        "rank 0: waits for the gradient sum of stage 0 until 9; holds nothing" in text for text in drawn
-    )
+    assert any("rank 0: waits for the gradient sum of stage 0 until 9; holds nothing" in text for text in drawn)

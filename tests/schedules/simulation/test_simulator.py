@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from minipipe import schedules
 from minipipe.errors import ScheduleError
 from minipipe.schedules import schedule_of_text
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action import Action, ActionKind, U
 from minipipe.schedules.analysis.activations import peak_activations
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.simulation.costs import Costs
@@ -299,13 +299,15 @@ def test_every_action_starts_the_moment_its_rank_is_free_and_its_input_is_there(
         data.draw(st.lists(st.integers(0, 5), min_size=stages, max_size=stages)) for _ in range(3)
     )
     latency = data.draw(st.integers(0, 5))
-    timeline = simulate(schedule, Costs(forward, inputs, weights, latency))
+    timeline = simulate(schedule, Costs(forward, inputs, weights, latency, update=[7] * stages))
     ends = {span.action: span.end for row in timeline.spans for span in row}
 
     def arrivals(stage, kind, k):
         """Yield when each value that the action needs is there."""
         if kind is F:
             sources = [(stage - 1, (F,))]
+        elif kind is U:
+            sources = []
         elif kind is WEIGHT:
             sources = [(stage, (INPUT,))]
         else:
@@ -316,6 +318,7 @@ def test_every_action_starts_the_moment_its_rank_is_free_and_its_input_is_there(
                 yield min(ends[source, one, k] for one in kinds if (source, one, k) in ends) + latency * crosses
 
     durations = {F: forward, INPUT: inputs, WEIGHT: weights, B: [i + w for i, w in zip(inputs, weights)]}
+    durations[U] = [7] * stages
     for row, spans in zip(schedule.actions, timeline.spans):
         free = 0
         assert tuple(span.action for span in spans) == row
