@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import argparse
 from math import inf
+from typing import Any
 
 from minipipe.cli.options import PAIRS_OR_AMOUNT, add_memory_limit, add_schedule, memory_of, misuse, schedule_and_costs
 from minipipe.cli.output import ExitStatus, answer, fields, figures
 from minipipe.errors import ArgumentError, FileError, ScheduleCode, ScheduleError, quoted
 from minipipe.io import MOST_JSON, read_text
-from minipipe.schedules.action_table import describe_sizes
+from minipipe.schedules.action import U
+from minipipe.schedules.action_table import ActionTable, describe_sizes
+from minipipe.schedules.analysis.updates import copies_held, drift, staleness
 from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.workload import ROUNDING
 from minipipe.schedules.search.certificate import Certificate, changed, read_certificate
 from minipipe.schedules.simulation.evaluation import Claim, Finding, check_claim
 from minipipe.schedules.simulation.simulator import simulate
+from minipipe.schedules.simulation.timeline import by_rank
 
 ANSWER = "legal"
 EPILOG = """examples:
   minipipe check mine.csv
   minipipe check gpipe --ranks 4 --microbatches 8 --memory-limit 4
+  minipipe check pipedream --max-versions 2
   minipipe check zb-h2 --costs activation=1,weight_activation=0.4 --memory-limit 6.5
   minipipe check --certificate found.json --prove 60"""
 
@@ -28,6 +33,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_schedule(parser, is_optional=True)
     add_memory_limit(parser, PAIRS_OR_AMOUNT)
+    of_age = (
+        "versions of its weights that a stage may hold",
+        "updates that may come between an F and that of its gradient",
+    )
+    for name, most in zip(("--max-versions", "--max-staleness"), of_age):
+        parser.add_argument(name, type=int, metavar="N", help=f"most {most}")
     parser.add_argument("--certificate", metavar="FILE", help="check the certificate of a search instead of a schedule")
     parser.add_argument("--prove", type=float, metavar="SECONDS", help="search again for the proof of its bound")
 
@@ -41,13 +52,28 @@ def run(options: argparse.Namespace) -> ExitStatus:
     if options.certificate is not None:
         return _check_certificate(options)
     one_step, schedule, costs = schedule_and_costs(options)
-    verify(schedule, options.memory_limit, memory_of(costs, schedule))
+    memory = memory_of(costs, schedule)
+    ages = {"max_versions": options.max_versions, "max_staleness": options.max_staleness}
+    verify(schedule, options.memory_limit, memory, **ages)
     timeline = simulate(one_step, costs, options.steps)
     remark = "" if schedule.is_reproducible else "; it adds gradients in another order than one process does"
     if schedule.is_forward_only:
         remark = "; forward only, so it does not train"
+    found = _ages(schedule) if U in schedule.kinds else {}
+    if found:
+        without = f"or without copies a drift of {found['drift']}"
+        remark += (
+            f"; versions of weights by rank {by_rank(found['versions'])}, {without}; staleness {found['staleness']}"
+        )
     text = f"legal: {schedule.describe(', ')}; {timeline.describe()}{remark}"
-    return answer(options, {ANSWER: True, **figures(schedule, timeline)}, text)
+    return answer(options, {ANSWER: True, **figures(schedule, timeline), **found}, text)
+
+
+def _ages(schedule: ActionTable) -> dict[str, Any]:
+    """Return, by rank, the most versions of a stage's weights that it holds, and the largest drift and staleness."""
+    versions = [max((held.versions for held, _ in copies_held(row)), default=1) for row in schedule.actions]
+    drifts, stale = drift(schedule), staleness(schedule)
+    return {"versions": versions, "drift": max(map(max, drifts)), "staleness": max(map(max, stale))}
 
 
 # -- certificates -------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from minipipe.errors import ScheduleCode, ScheduleError, quoted
 from minipipe.io import read_stream
 from minipipe.schedules.action_table import ActionTable, Program, Schedule, T, read_schedule, schedule_of_text
 from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, build, expected_names
-from minipipe.schedules.transforms import freeze_stages, repeat
+from minipipe.schedules.transforms import data_parallel, freeze_stages, repeat
 
 if TYPE_CHECKING:
     from minipipe.schedules.analysis.activations import Footprint
@@ -31,6 +31,7 @@ def add_schedule(parser: argparse.ArgumentParser, several: bool = False, is_opti
     add("--group", type=int, metavar="G", help="least microbatches of a group, for interleaved schedules (default: P)")
     add("--per-update", type=int, metavar="A", help="microbatches of an update, for 2bw (default: P) and paci (2)")
     add("--joined", action="store_true", default=None, help="forwards of DualPipe run joined with backwards")
+    add("--replicas", type=int, metavar="D", help="copies side by side, with the sums of their gradients")
     frozen = "stages that train nothing: leave out actions that they do not need"
     add("--freeze", type=whole_numbers, default=[], metavar="S,…", help=frozen)
     add("--steps", type=int, default=1, metavar="N", help="training steps, one after another")
@@ -110,7 +111,7 @@ def whole_numbers(text: str) -> list[int]:
 
 
 def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
-    """Return a named schedule, or that of a file, with stages frozen as the options say.
+    """Return a named schedule, or that of a file, with stages frozen and copies beside it as the options say.
 
     Raises
     ------
@@ -119,9 +120,17 @@ def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
     """
     schedule = _one_step(given, options)
     try:
-        return freeze_stages(schedule, options.freeze)
+        schedule = freeze_stages(schedule, options.freeze)
     except ScheduleError as error:
         raise misuse(f"--freeze: {error.problems[0].message}") from None
+    if options.replicas is None:
+        return schedule
+    if isinstance(schedule, Program):
+        raise misuse(f"--replicas takes a schedule, and {given} has messages; leave out its SEND and RECV.")
+    try:
+        return data_parallel(schedule, options.replicas)
+    except ScheduleError as error:
+        raise misuse(f"--replicas: {error.problems[0].message}") from None
 
 
 def schedule_and_costs(options: argparse.Namespace) -> tuple[Schedule | Program, Schedule | Program, Costs]:
@@ -170,9 +179,10 @@ def schedules_of(given: Sequence[str], options: argparse.Namespace) -> list[Sche
     """Return several schedules; without other sizes, named ones have those of the first file."""
     files = {name: schedule_of(name, options) for name in given if name not in REGISTRY}
     for schedule in list(files.values())[:1]:
-        options.ranks = schedule.num_ranks if options.ranks is None else options.ranks
+        copies = options.replicas or 1
+        options.ranks = schedule.num_ranks // copies if options.ranks is None else options.ranks
         if options.microbatches is None:
-            options.microbatches = schedule.num_microbatches
+            options.microbatches = schedule.num_microbatches // copies
     return [files[name] if name in files else schedule_of(name, options) for name in given]
 
 

@@ -123,8 +123,11 @@ def shares(drawn: Sequence[ActionTable | Timeline]) -> list[int]:
     >>> from minipipe import schedules
     >>> shares([schedules.gpipe(4, 8), schedules.zb_v(4, 8)]), shares([schedules.zb_v(4, 8), schedules.v_min(4, 8)])
     ([1, 2], [1, 1])
+    >>> shares([schedules.data_parallel(one, 2) for one in (schedules.gpipe(4, 8), schedules.zb_v(4, 8))])
+    [1, 2]
     """
     counts = [_num_stages(item) / max(1, item.num_ranks) for item in drawn]
+    counts = [count / min([1.0, *counts]) for count in counts]  # below one, where copies are side by side
     are_alike = len(set(counts)) == 1 or not all(count >= 1 and count.is_integer() for count in counts)
     return [1] * len(counts) if are_alike else list(map(int, counts))
 
