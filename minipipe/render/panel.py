@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import permutations
 
 from minipipe.errors import ArgumentError
+from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
+from minipipe.schedules.simulation.span import Span, in_groups
 from minipipe.schedules.simulation.timeline import Timeline
 
 # In pictures, actions narrower than 3 pixels are drawn as bands, at least 12 together: whole rounds of F B and of
@@ -98,8 +101,33 @@ class Panel:
         return any(not message.was_awaited for message in self.timeline.measured_messages)
 
     @cached_property
+    def joined(self) -> dict[Action, Span]:
+        """By each of two actions that run joined, the span of the other one."""
+        groups = (group for row in self.timeline.spans for group in in_groups(row))
+        pairs = (pair for group in groups for pair in permutations(group, 2))
+        return {span.action: other for span, other in pairs}
+
+    @cached_property
     def _chunks(self) -> list[dict[int, int]]:
         return [{stage: chunk for chunk, stage in enumerate(stages)} for stages in self.stages]
+
+
+def side_by_side(spans: Sequence[Span]) -> list[Span]:
+    """Return the spans of a rank as they are drawn: two that run joined beside each other, each in half of their time.
+
+    Examples
+    --------
+    >>> from minipipe import Schedule, simulate
+    >>> spans = simulate(Schedule.from_text("0F0 (0F1;0B0)OVERLAP_F_B 0B1")).spans[0]
+    >>> [(str(action), start, end) for action, start, end in side_by_side(spans)[1:3]]
+    [('0F1', 1.0, 2.5), ('0B0', 2.5, 4.0)]
+    """
+    drawn: list[Span] = []
+    for group in in_groups(spans):
+        start, part = group[0].start, (group[-1].end - group[0].start) / len(group)
+        halves = (Span(span.action, start + i * part, start + (i + 1) * part) for i, span in enumerate(group))
+        drawn += group if len(group) == 1 else halves
+    return drawn
 
 
 def _replicas(timeline: Timeline) -> dict[int, list[int]]:

@@ -6,7 +6,7 @@ The format is Chrome's Trace Event Format, a list of events in JSON:
 "ph"  here
 ====  ==================================================================================================
 M     a name: of a process (a timeline), or of a thread (a rank, its idle time, or its sums of gradients)
-X     a slice: an action or an idle time, with its start ``ts`` and its length ``dur`` in microseconds
+X     a slice: an action, two joined ones or an idle time, with its start ``ts`` and its length ``dur`` in microseconds
 s, f  a message: its arrow starts in the slice of the producer and ends in the slice of the consumer
 C     a counter: the activations, or the versions of weights, that a rank holds from ``ts`` on
 ====  ==================================================================================================
@@ -166,6 +166,11 @@ class _Process:
             if end > start or not action.kind.is_communication:
                 name, colour = short_label(action, names_stage), _COLOURS.get(action.kind, _OTHER_COLOUR)
                 about = self.about(rank, index)
+                if other := self.panel.joined.get(action):  # two slices at one time would be drawn below each other
+                    if action.kind is not ActionKind.FORWARD:
+                        continue
+                    name = f"{name} & {short_label(other.action, names_stage)}"
+                    about = {"forward": about, "backward": self.about(rank, index + 1)}
                 yield self.slice_of(name, action.kind.value, colour, thread, start, end, about)
 
     def about(self, rank: int, index: int) -> Event:

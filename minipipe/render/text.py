@@ -13,7 +13,7 @@ from minipipe.errors import ArgumentError
 from minipipe.io import MOST_CHARACTERS
 from minipipe.render.descriptions import caption, title
 from minipipe.render.layout import round_step, scale_of
-from minipipe.render.panel import Panel, panels_of
+from minipipe.render.panel import Panel, panels_of, side_by_side
 from minipipe.render.terminal import IDLE, ground, paint
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable
@@ -53,8 +53,9 @@ class Columns(NamedTuple):
 
 
 def drawn_spans(spans: Sequence[Span]) -> list[Span]:
-    """Return the visible spans of a rank: all but sends and receives without duration."""
-    return [span for span in spans if not span.action.kind.is_communication or span.end > span.start]
+    """Return the visible spans of a rank, all but sends and receives without duration; joined ones side by side."""
+    visible = (span for span in spans if not span.action.kind.is_communication or span.end > span.start)
+    return side_by_side(list(visible))
 
 
 def labels(panel: Panel, rank: int, action: Action, names_stages: bool) -> list[str]:
@@ -237,8 +238,9 @@ def draw_text(*drawn: ActionTable | Timeline, width: int = 80, colour: bool = Fa
         A row for each rank, then a caption. An action begins with as much of its label as fits: ``F3``, or ``2F3`` if
         its rank has several stages. If stages do not fit, lower case marks the second of two stages, ``f3``.
         ``-`` fills a forward, ``=`` a backward, ``~`` a weight gradient, ``#`` an update, ``:`` an R, ``+`` a send that
-        blocks, and ``·`` is idle time. Several bands, or several drawings, have an axis above them; its ``|`` marks the
-        column where the time next to it begins. Below a rank, ``%`` is a sum of gradients, while the rank continues.
+        blocks, and ``·`` is idle time. ``F3-&B1=`` are a forward and a backward that run joined, each in half of their
+        time. Several bands, or several drawings, have an axis above them; its ``|`` marks the column where the time
+        next to it begins. Below a rank, ``%`` is a sum of gradients, while the rank continues.
 
     Raises
     ------
@@ -309,14 +311,19 @@ def row_cells(panel: Panel, rank: int, columns: Columns) -> list[Cell]:
 def action_cells(
     panel: Panel, rank: int, action: Action, length: int, names_stages: bool, has_begun: bool = True
 ) -> list[Cell]:
-    """Return the cells of an action: as much of its label as fits, and its fill; a future one is its label alone."""
-    label = next((text for text in labels(panel, rank, action, names_stages) if len(text) <= length), "")
-    rest = length - len(label)
+    """Return the cells of an action: as much of its label as fits, and its fill; a future one is its label alone.
+
+    Of two that run joined, the forward ends in ``&``.
+    """
+    mark = "&" if action.kind is ActionKind.FORWARD and action in panel.joined and length > 1 else ""
+    label = next((text for text in labels(panel, rank, action, names_stages) if len(text + mark) <= length), "")
+    rest = length - len(label + mark)
     if not has_begun:
-        return [(letter, IDLE) for letter in label] + [_EMPTY] * rest
+        return [(letter, IDLE) for letter in label] + [_EMPTY] * rest + [(letter, IDLE) for letter in mark]
     chunk = panel.chunk_of(rank, action.stage)
     text, fill = ground(action.kind, chunk), ground(action.kind, chunk, is_label=False)
-    return [(letter, text) for letter in label] + [(FILL.get(action.kind, "+"), fill)] * rest
+    filling = FILL.get(action.kind, "+") * rest + mark
+    return [(letter, text) for letter in label] + [(letter, fill) for letter in filling]
 
 
 def paint_cells(cells: Sequence[Cell], colour: bool) -> str:
@@ -379,6 +386,8 @@ def _captions(panels: Sequence[Panel], columns: Columns) -> Iterator[str]:
     if not columns.names_stages and any(len(stages) == 2 for panel in panels for stages in panel.stages):
         replica = ", or its replica of later microbatches" * any(panel.has_replicas for panel in panels)
         yield f"(lower case: the second stage of its rank{replica})"
+    if any(panel.joined for panel in panels):
+        yield "(&: a forward and a backward run joined, each drawn in half of their time)"
     if not all(_is_to_scale(panel, columns) for panel in panels):
         yield "(not to scale: actions shorter than a column take a whole one)"
 

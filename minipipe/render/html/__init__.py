@@ -50,6 +50,7 @@ _SENTENCES = {
         "running": "rank {source} is running it",
         "done": "its message is on the way",
     },
+    "joined": ", joined with {action}",
     "held": "microbatches {listed}",
     "heldOne": "microbatch {listed}",
     "heldOfStage": "stage {stage}: microbatches {listed}",
@@ -296,6 +297,8 @@ def _legend(panels: Sequence[Panel]) -> Iterator[str]:
         yield _entry("".join(_swatch(kind, chunk) for chunk in chunks), f"{kind} {KIND_NAMES[kind]}")
     if any(chunk for _, chunk in boxes):
         yield _entry("", darker_words(panels))
+    if any(panel.joined for panel in panels):
+        yield _entry('<i class="swatch joined"></i>', "forward and backward joined, each drawn in half of their time")
     causes = {idle.cause for panel in panels for row in panel.timeline.idle for idle in row}
     for cause in (cause for cause in HATCH if cause in causes):
         yield _entry(f'<i class="swatch" data-idle="{cause}"></i>', f"idle, {cause}")

@@ -92,13 +92,16 @@ function drawCursor(pen, view, look, chart, time) {
   pen.fill();
 }
 
-function frame(pen, view, look, chart, r, i) {
+/** Draws a frame around an action, or two that run joined. */
+function frame(pen, view, look, chart, r, i, opacity = 1) {
   const { starts, ends } = chart.timeline.ranks[r].actions;
   const [x, end] = [view.x(starts[i]), view.x(ends[i])];
   if (end - x < NARROW) return;
   pen.strokeStyle = look.colour.ink;
   pen.lineWidth = 1.5;
+  pen.globalAlpha = opacity;
   pen.strokeRect(x - 0.25, chart.top(r) - 0.75, Math.max(2, end - x - 0.5), chart.box + 1.5);
+  pen.globalAlpha = 1;
 }
 
 /** Draws a dashed line from the awaited action to the end of the wait. */

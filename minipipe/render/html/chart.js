@@ -14,7 +14,8 @@ class Chart {
     this.letters = this.box > 20 ? 12 : 10;
     this.strip = timeline.ranks.length > 16 ? 5 : 9;
     this.height = AXIS + timeline.ranks.length * (this.box + this.strip + GAP) + 4;
-    this.onPath = new Set(timeline.criticalPath.map(([rank, index]) => `${rank} ${index}`));
+    const both = ([rank, index]) => [index, timeline.ranks[rank].partners.get(index)].map((i) => `${rank} ${i}`);
+    this.onPath = new Set(timeline.criticalPath.flatMap(both));
     const ranks = timeline.criticalPath.map(([rank]) => timeline.ranks[rank].actions);
     this.path = new Stretches(
       timeline.criticalPath.map(([, index], i) => ranks[i].starts[index]),
@@ -141,8 +142,8 @@ function drawIdle(pen, view, look, rank, top, height) {
 /** Draws the actions of a rank: a box for each, or a column for several narrow ones. */
 function drawActions(pen, view, look, chart, r, showsPath) {
   const rank = chart.timeline.ranks[r];
-  const { starts, ends } = rank.actions;
-  const [first, last] = rank.actions.within(view.first, view.last);
+  const { starts, ends } = rank.drawn;
+  const [first, last] = rank.drawn.within(view.first, view.last);
   let boxes = 0;
   for (let i = first, next; i < last; i = next) {
     next = columnEnd(view, starts, ends, i);
@@ -154,6 +155,7 @@ function drawActions(pen, view, look, chart, r, showsPath) {
       const isPale = showsPath && !chart.onPath.has(`${r} ${i}`);
       drawBox(pen, view, look, chart, r, i, isPale);
       boxes += 1;
+      if (rank.partners.get(i) === i - 1) frame(pen, view, look, chart, r, i, isPale ? 0.35 : 1);
     }
   }
   return boxes;
@@ -172,7 +174,7 @@ function columnEnd(view, starts, ends, i) {
 
 function drawBox(pen, view, look, chart, r, i, isPale) {
   const [rank, top, height] = [chart.timeline.ranks[r], chart.top(r), chart.box];
-  const [x, end] = [view.x(rank.actions.starts[i]), view.x(rank.actions.ends[i])];
+  const [x, end] = [view.x(rank.drawn.starts[i]), view.x(rank.drawn.ends[i])];
   const width = widthOfBox(end - x);
   const [fill, ink] = look.fill(rank.kinds[i], rank.chunkOf(i));
   pen.globalAlpha = isPale ? 0.35 : 1;
@@ -182,7 +184,7 @@ function drawBox(pen, view, look, chart, r, i, isPale) {
     pen.fillStyle = look.hatches.sending;
     pen.fillRect(x, top, width, height);
   }
-  if (rank.actions.ends[i] > rank.actions.starts[i]) {
+  if (end > x) {
     pen.fillStyle = ink;
     const middle = (Math.max(x, view.gutter) + Math.min(x + width, view.width)) / 2; // of its visible part
     chart.labels.draw(pen, view, rank, i, width, middle, top + height / 2);
@@ -192,7 +194,7 @@ function drawBox(pen, view, look, chart, r, i, isPale) {
 
 /** Draws several narrow actions as bands above each other, each kind by its share of the time; the rest is idle. */
 function drawColumn(pen, view, look, rank, top, height, first, next) {
-  const { starts, ends } = rank.actions;
+  const { starts, ends } = rank.drawn;
   const start = starts[first];
   const isJoined = starts[next] - ends[next - 1] < NARROW / view.pixelsPerTime;
   const end = isJoined ? starts[next] : ends[next - 1];

@@ -23,7 +23,7 @@ class Labels {
   constructor(timelines) {
     this.kinds = new Map(); // for each kind: { length, lengths, medians, shapes, form, room, isMessage }
     for (const rank of timelines.flatMap((timeline) => timeline.ranks)) {
-      const { starts, ends } = rank.actions;
+      const { starts, ends } = rank.drawn;
       const lengths = new Map(); // of this rank, by kind
       rank.parts.forEach((parts, i) => {
         if (ends[i] > starts[i]) this.note(lengths, rank, parts, ends[i] - starts[i]);

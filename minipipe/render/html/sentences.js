@@ -14,7 +14,9 @@ class Sentences {
 
   action(rank, index) {
     const [stage, kind, microbatch] = rank.parts[index];
-    return fill(this.templates.actions[kind], { stage, microbatch });
+    const sentence = fill(this.templates.actions[kind], { stage, microbatch });
+    const other = rank.partners.get(index);
+    return other === undefined ? sentence : sentence + fill(this.templates.joined, { action: rank.name(other) });
   }
 
   /** Describes the wait of an idle rank. */

@@ -8,6 +8,8 @@ class Rank {
     this.kinds = data.actions.map((action) => action[1]);
     this.parts = data.actions; // [stage, kind, microbatch, start, end]
     this.actions = new Stretches(data.actions.map((a) => snap(a[3])), data.actions.map((a) => snap(a[4])));
+    this.partners = partnersIn(this.actions);
+    this.drawn = sideBySide(this.actions, this.partners);
     this.idleParts = data.idle; // [start, end, cause, stage, kind, microbatch and rank of what is awaited]
     this.idle = new Stretches(data.idle.map((i) => snap(i[0])), data.idle.map((i) => snap(i[1])));
     this.holdParts = data.holds; // [stage, microbatch, start, end or null]
@@ -42,6 +44,26 @@ class Rank {
   }
 }
 
+/** Returns, by each of two actions that run joined, the other: the second starts before the first ends. */
+function partnersIn({ starts, ends, size }) {
+  const partners = new Map();
+  for (let i = 1; i < size; i += 1) {
+    if (starts[i] < ends[i - 1]) partners.set(i, i - 1).set(i - 1, i);
+  }
+  return partners;
+}
+
+/** Returns the actions as they are drawn: joined ones beside each other, each in half of their time. */
+function sideBySide({ starts, ends }, partners) {
+  const middle = (i) => (starts[i] + ends[i]) / 2;
+  const isFirst = (i) => partners.get(i) === i + 1;
+  const isSecond = (i) => partners.get(i) === i - 1;
+  return new Stretches(
+    starts.map((start, i) => (isSecond(i) ? middle(i) : start)),
+    ends.map((end, i) => (isFirst(i) ? middle(i) : end)),
+  );
+}
+
 /** A step function of time: [time, value from then on, optionally the value as text], ascending. */
 class Steps {
   constructor(steps) {
@@ -70,7 +92,7 @@ function sumsByKind(rank) {
   for (const kind of new Set(rank.kinds)) {
     const sum = new Float64Array(rank.actions.size + 1);
     for (let i = 0; i < rank.actions.size; i += 1) {
-      sum[i + 1] = sum[i] + (rank.kinds[i] === kind ? rank.actions.ends[i] - rank.actions.starts[i] : 0);
+      sum[i + 1] = sum[i] + (rank.kinds[i] === kind ? rank.drawn.ends[i] - rank.drawn.starts[i] : 0);
     }
     sums.set(kind, sum);
   }

@@ -59,7 +59,8 @@ def describe_event(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
     ('nothing has begun', 'every rank has ended')
     """
     if snapshot.event is not None:
-        return f"rank {snapshot.event.rank} begins {describe_action(snapshot.event.action)}"
+        joined = _joined(walkthrough, snapshot.event.action)
+        return f"rank {snapshot.event.rank} begins {describe_action(snapshot.event.action)}{joined}"
     if snapshot.number == 0:
         return "nothing has begun"
     stuck = [str(rank) for rank in walkthrough.stuck]
@@ -86,7 +87,8 @@ def describe_state(walkthrough: Walkthrough, snapshot: Snapshot, rank: int) -> l
     until = "" if state.until is None else f" until {format_number(state.until, walkthrough.timeline.unit)}"
     if state.activity is Activity.RUNS:
         if state.awaited is None:
-            return [f"{state.action}{until}", f"{state.action}"]
+            joined = "" if state.action is None else _joined(walkthrough, state.action)
+            return [f"{state.action}{joined}{until}", f"{state.action}{until}", f"{state.action}"]
         awaited = f"{state.awaited} on rank {state.source}"
         return [f"{state.action} until rank {state.source} reaches {state.awaited}", f"{state.action}: {awaited}?"]
     if state.awaited is None:
@@ -94,9 +96,15 @@ def describe_state(walkthrough: Walkthrough, snapshot: Snapshot, rank: int) -> l
     awaited = _describe_awaited(walkthrough, rank, state.source, state.awaited)
     if state.activity is Activity.STUCK:
         return [f"stuck at {state.action}: needs {awaited}", f"stuck: needs {awaited}", f"stuck: {state.awaited}"]
-    if any(message.used_by == state.action for message in snapshot.messages):
+    pair = (state.action, walkthrough.partners.get(state.action) if state.action else None)
+    if any(message.used_by in pair and message.arrived > snapshot.time for message in snapshot.messages):
         return [f"waits for the message of {awaited}{until}", f"waits for the message of {state.awaited}{until}"]
     return [f"waits for {awaited}{until}", f"waits for {awaited}", f"{awaited}?"]
+
+
+def _joined(walkthrough: Walkthrough, action: Action) -> str:
+    other = walkthrough.partners.get(action)
+    return f", joined with {other}" if other else ""
 
 
 def describe_held(walkthrough: Walkthrough, rank: int, state: RankState) -> str:

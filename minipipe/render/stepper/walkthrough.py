@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from functools import cached_property
+from itertools import chain
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple
@@ -184,6 +185,8 @@ class Walkthrough:
         The problems that the verifier found, the cause first.
     grid : str
         The verifier's grid of the first problem.
+    partners : dict of Action to Action
+        By each of two joined actions, the other. They begin at once, in two snapshots.
 
     Raises
     ------
@@ -223,6 +226,7 @@ class Walkthrough:
             self.costs.message_times(schedule)
         self.events = events_of(walk(self.program), self.timeline)
         self.dependencies = Dependencies(self.program)
+        self.partners = {one: other for pair in self.program.joined.items() for one, other in (pair, pair[::-1])}
         self._held_pairs = held_pairs(self.program, self.costs.memory(self.program.num_stages))
         self._own: list[list[int]] = [[] for _ in self.program.actions]  # by rank, the indices of its events
         self._first: dict[Action, int] = {}
@@ -314,12 +318,14 @@ class Walkthrough:
         elif idle.awaited and idle.awaited.kind is REDUCE_GRAD:
             has_come = False  # the slot lasts until then
         else:
-            has_come = action not in self._predicted or self._predicted[action].arrived <= time
+            pair = (action, self.partners.get(action, action))
+            has_come = all(a not in self._predicted or self._predicted[a].arrived <= time for a in pair)
         return (None, None) if has_come else (idle.source, idle.awaited)
 
     def _missing(self, action: Action, time: float) -> tuple[int | None, Action]:
         """Return the first dependency of an action that is missing in an illegal schedule, and its rank."""
-        for need in self.dependencies.of(action):
+        pair = dict.fromkeys((action, self.partners.get(action, action)))  # joined actions wait for the inputs of both
+        for need in chain.from_iterable(map(self.dependencies.of, pair)):
             if need.kind in _RECEIVES and not action.kind.is_communication and self._has_begun(need, time):
                 need = self.dependencies.partner_of(need)  # the RECV is posted; the SEND is not
             if need not in self._first or self.events[self._first[need]].end > time:

@@ -228,6 +228,8 @@ class _TimelinePage(Page):
         yield from legend.kinds(self.boxes, darker_words(self.panels))
         if any(len(run) > 1 for lane in self.rows for run in lane.runs):
             yield legend.runs()
+        if any(panel.joined for panel in self.panels):
+            yield legend.joined()
         causes = {slot.cause for lane in self.rows for slot in lane.slots}
         yield from legend.idle(cause for cause in IdleCause if cause in causes)
         if any(panel.timeline.num_steps > 1 for panel in self.panels):

@@ -6,14 +6,14 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import NamedTuple
 
 from minipipe.io import escaped
 from minipipe.render.descriptions import describe_action, describe_idle, format_memory
 from minipipe.render.layout import Axis, number
 from minipipe.render.palette import HATCH
-from minipipe.render.panel import NARROW, TOGETHER, Panel
+from minipipe.render.panel import NARROW, TOGETHER, Panel, side_by_side
 from minipipe.render.svg.style import Letters, box_paint, paint
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.simulation.span import IdleCause, Span
@@ -173,7 +173,7 @@ class Lane:
     Attributes
     ----------
     spans : list of Span
-        The computations of some length. A SEND that blocks is an idle slot.
+        The computations of some length, joined ones side by side. A SEND that blocks is an idle slot.
     instants : list of float
         When updates are that take no time.
     summed : list of GradientSum
@@ -188,7 +188,7 @@ class Lane:
     def __init__(self, panel: Panel, rank: int, axis: Axis, size: LaneSize) -> None:
         self.panel, self.rank, self.axis, self.size = panel, rank, axis, size
         row, idle = panel.timeline.spans[rank], panel.timeline.idle[rank]
-        self.spans = [span for span in row if span.end > span.start and not span.action.kind.is_communication]
+        self.spans = side_by_side([s for s in row if s.end > s.start and not s.action.kind.is_communication])
         self.instants = [start for action, start, end in row if start == end and action.kind is ActionKind.UPDATE]
         self.summed = [found for found in panel.timeline.sums if rank in found.ranks and found.end > found.begin]
         self.slots = [slot for slot in idle if not self._is_narrow(slot.start, slot.end)]
@@ -225,7 +225,10 @@ class Lane:
             if len(run) == 1:
                 (action, start, end), width = run[0], (run[0].end - run[0].start) * self.axis.scale
                 rounding = ' rx="2"' if self.x(end) - self.x(start) >= _ROUNDED else ""
-                box = self._rectangle(start, end, describe_action(action), after=rounding)
+                other = self.panel.joined.get(action)
+                joined = f", joined with {other.action}" if other else ""
+                whole = (other.start, other.end) if other else None
+                box = self._rectangle(start, end, f"{describe_action(action)}{joined}", after=rounding, whole=whole)
                 boxes[action.kind, self.panel.chunk_of(self.rank, action.stage), width < _THIN].append(box)
                 continue
             counts.update(span.action.kind for span in run)
@@ -237,6 +240,8 @@ class Lane:
                 outline = ' stroke-width=".4"' if is_thin else ""
                 yield f"<g {box_paint(kind, chunk)}{outline}>{''.join(drawn)}</g>"
             yield "</g>"
+        if frames := "".join(self._frames()):
+            yield f'<path {paint("joined")} d="{frames}"/>'
         for kind, paths in bands.items():
             title = f"{kind}: {counts[kind]} actions too short to be drawn one by one; heights are shares of the time"
             yield f'<path {box_paint(kind, 0)} d="{"".join(paths)}"><title>{title}</title></path>'
@@ -255,6 +260,15 @@ class Lane:
             place = f'x="{number(x)}" y="{self.size.box + 2}" width="{number(end - x)}" height="{self.size.sums}"'
             yield f"<rect {colours} {place}><title>{words}</title></rect>"
 
+    def _frames(self) -> Iterator[str]:
+        """Yield frames around two actions that run joined, where both have boxes of their own."""
+        alone = (run[0] for run in self.runs if len(run) == 1)
+        for first, second in pairwise(alone):
+            other = self.panel.joined.get(first.action)
+            if other and other.action == second.action:
+                yield f"M{number(self.x(first.start))} 0H{number(self.x(second.end))}V{self.size.box}"
+                yield f"H{number(self.x(first.start))}z"
+
     def _bands(self, run: Sequence[Span], following: Sequence[Span] | None) -> Iterator[tuple[ActionKind, str]]:
         """Yield the kinds of a run as bands above each other, each with the area of its actions' boxes.
 
@@ -271,10 +285,19 @@ class Lane:
             yield kind, f"M{number(first)} {number(top)}h{number(last - first)}v{number(part)}H{number(first)}z"
             top += part
 
-    def _rectangle(self, start: float, end: float, words: str, before: str = "", after: str = "") -> str:
-        """Return a rectangle from one time to another, with a tooltip."""
+    def _rectangle(
+        self,
+        start: float,
+        end: float,
+        words: str,
+        before: str = "",
+        after: str = "",
+        whole: tuple[float, float] | None = None,
+    ) -> str:
+        """Return a rectangle from one time to another, with a tooltip, perhaps of the times of a ``whole``."""
         x, unit, origin = self.x(start), self.panel.timeline.unit, self.panel.timeline.start
-        when = escaped(f"{format_number(start - origin, unit)} to {format_time(end - origin, unit)}")
+        begun, ended = whole or (start, end)
+        when = escaped(f"{format_number(begun - origin, unit)} to {format_time(ended - origin, unit)}")
         place = f'x="{number(x)}" width="{number(self.x(end) - x)}" height="{self.size.box}"'
         return f"<rect {before}{place}{after}><title>{words}, {when}</title></rect>"
 

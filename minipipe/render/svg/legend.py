@@ -139,6 +139,11 @@ class Legend:
         """Return the entry of the lines between training steps."""
         return Entry(f'<path {paint("step")} d="M{self.width / 2} 0V{self.height}"/>', "the rank begins another step")
 
+    def joined(self) -> Entry:
+        """Return the entry of the frames around joined actions."""
+        frame = f'<path {paint("joined")} d="M0 0H{self.width}V{self.height}H0z"/>'
+        return Entry(frame, "forward and backward joined, each drawn in half of their time")
+
     def runs(self) -> Entry:
         """Return the entry of the bands that merge many short actions."""
         return Entry("", "bands: many short actions, each kind by its share of the time")

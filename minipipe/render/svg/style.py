@@ -48,6 +48,7 @@ _ROLES = {
     "box": _Role("stroke", "ground"),
     "slot": _Role("fill", "slot"),
     "hatch": _Role("stroke", "hatch", f'{_LINE} pointer-events="none"'),
+    "joined": _Role("stroke", "ink", f'{_LINE} stroke-width="1.5" pointer-events="none"'),
     "step": _Role("stroke", "ink", f'{_LINE} stroke-width="2" pointer-events="none"'),
     "grid": _Role("stroke", "grid", _LINE),
     "held": _Role("fill", "memory"),
