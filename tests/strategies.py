@@ -324,7 +324,8 @@ def with_offloads(draw, original):
         for stage, kind, k in [action for action in row if action.kind.value in "BI" and draw(st.booleans())]:
             at = row.index(Action(stage, ActionKind.FORWARD, k))
             for letter in draw(st.sampled_from(["R", "OL", "OLR"])):
-                at = draw(st.integers(at + 1, row.index(Action(stage, kind, k))))
+                places = range(at + 1, row.index(Action(stage, kind, k)) + 1)
+                at = draw(st.sampled_from([at for at in places if row[at - 1] not in original.overlaps]))
                 row.insert(at, Action(stage, ActionKind(letter), k))
         rows.append(row)
     return replace(original, actions=tuple(map(tuple, rows)))

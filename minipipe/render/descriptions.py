@@ -114,6 +114,8 @@ def describe_wait(idle: Idle) -> str:
     if idle.awaited.kind is ActionKind.REDUCE_GRAD:
         is_late = f"rank {idle.source} is still in {idle.running}" if idle.running else "it is on its way"
         return f"waits for the gradient sum of stage {idle.awaited.stage}: {is_late}"
+    if idle.awaited.kind is ActionKind.LOAD:
+        return f"waits for {idle.awaited}: the activations are on their way"
     payload = f"{_CARRIES[idle.awaited.kind]} of microbatch {idle.awaited.microbatch}"
     return f"waits for {idle.awaited} on rank {idle.source} ({payload})"
 

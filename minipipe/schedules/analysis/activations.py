@@ -11,6 +11,14 @@ It takes ``activation`` until I, and ``weight_activation`` from I until W. While
     ┴                   ┴       ┴            ┴                   ┴
 
 A stage that has no W and no B gives its activation back with I, and one that has no backward with F: it is frozen.
+
+What an R computes again is that ``transient`` part; it is there from the R on. Between an O and its L a pair takes
+nothing, as if both took no time; :func:`minipipe.simulate` knows when they begin and end::
+
+    F        R      B                        F   O        L   B
+    ┌────────┬transient                      ┌───┐        ┌───┐
+    │ activation    │                        │   │        │   │
+    ┴               ┴                        ┴   ┴        ┴   ┴
 """
 
 from __future__ import annotations
@@ -20,7 +28,7 @@ from itertools import chain
 from math import inf
 from typing import NamedTuple
 
-from minipipe.schedules.action import Action, ActionKind, B, F, I, W
+from minipipe.schedules.action import Action, ActionKind, B, F, I, L, O, R, W
 from minipipe.schedules.action_table import ActionTable, check_range
 
 _LATER = {F: {B, I, W}, I: {W}, B: set(), W: set()}  # the kinds that end it where a stage has them
@@ -37,7 +45,7 @@ class Footprint(NamedTuple):
     weight_activation : sequence or mapping of float
         By stage, from I until W.
     transient : sequence or mapping of float
-        By stage, beyond that while B or I runs.
+        By stage, beyond that while B or I runs, or from R until then.
     """
 
     activation: Sequence[float] | Mapping[int, float]
@@ -82,7 +90,8 @@ def held_memory(actions: Sequence[Action], footprint: Footprint) -> Iterator[Lev
     activation, weight_activation, transient = footprint
     held: float = 0
     ends = endings(actions)
-    for stage, kind, _ in actions:
+    recomputed: set[Pair] = set()
+    for stage, kind, k in actions:
         before = held
         if kind is F:
             before = held + activation[stage]
@@ -91,9 +100,19 @@ def held_memory(actions: Sequence[Action], footprint: Footprint) -> Iterator[Lev
             held -= activation[stage]
             if kind is I and (stage, I) not in ends:
                 held += weight_activation[stage]
-            before += transient[stage]
+            if recomputed and (stage, k) in recomputed:
+                held -= transient[stage]
+            else:
+                before += transient[stage]
         elif kind is W:
             held -= weight_activation[stage]
+        elif kind is R:
+            before = held = held + transient[stage]
+            recomputed.add((stage, k))
+        elif kind is O:
+            held -= activation[stage]
+        elif kind is L:
+            before = held = held + activation[stage]
         yield (before if before > held else held), held
 
 
@@ -123,6 +142,25 @@ def held_counts(actions: Sequence[Action]) -> Iterator[Level]:
     stages = {stage for stage, _, _ in actions}
     one, none = dict.fromkeys(stages, 1), dict.fromkeys(stages, 0)
     return held_memory(actions, Footprint(one, one, none))
+
+
+def without_copies(actions: Iterable[Action], levels: Iterable[Level]) -> list[Level]:
+    """Return the levels of a rank's computations and messages; what an O gives back is gone after the one before it.
+
+    Examples
+    --------
+    >>> from minipipe import Schedule
+    >>> row = Schedule.from_text("F0 O0 L0 B0").actions[0]
+    >>> without_copies(row, held_counts(row))
+    [(1, 0), (1, 0)]
+    """
+    found: list[Level] = []
+    for action, (during, after) in zip(actions, levels):
+        if action.kind is O:
+            found[-1] = found[-1][0], after
+        elif action.kind is not L:
+            found.append((during, after))
+    return found
 
 
 def peak_activations(table: ActionTable) -> tuple[int, ...]:
@@ -174,7 +212,7 @@ def held_over_time(
 
 
 class Held(NamedTuple):
-    """(stage, microbatch) pairs, in the order of their F, and the memory that they take."""
+    """(stage, microbatch) pairs, in the order of their F or L, and the memory that they take."""
 
     pairs: tuple[Pair, ...]
     memory: float
@@ -195,22 +233,25 @@ def held_pairs(table: ActionTable, footprint: Footprint) -> list[list[tuple[Held
 
 def _held_pairs_of(row: Sequence[Action], footprint: Footprint) -> Iterator[tuple[Held, Held]]:
     taken: dict[Pair, float] = {}
-    ends = endings(row)
+    ends, recomputed = endings(row), set[Pair]()
     for stage, kind, k in row:
-        if kind is F:
+        if kind is F or kind is L:
             taken[stage, k] = footprint.activation[stage]
+        elif kind is R and (stage, k) in taken:
+            taken[stage, k] += footprint.transient[stage]
+            recomputed.add((stage, k))
         before = Held(tuple(taken), sum(taken.values()))
-        if (stage, kind) in ends:
+        if (stage, kind) in ends or kind is O:
             taken.pop((stage, k), None)
         elif kind is I and (stage, k) in taken:
             taken[stage, k] = footprint.weight_activation[stage]
         after = Held(tuple(taken), sum(taken.values()))
-        transient = footprint.transient[stage] if kind in (B, I) else 0
+        transient = footprint.transient[stage] if kind in (B, I) and (stage, k) not in recomputed else 0
         yield before._replace(memory=max(before.memory + transient, after.memory)), after
 
 
 class Lifetime(NamedTuple):
-    """A pair, and the positions of the actions that begin and end its time in memory; None where nothing ends it."""
+    """A pair, and the positions of the actions that begin and end a time in memory; None where nothing ends it."""
 
     stage: int
     microbatch: int
@@ -219,7 +260,7 @@ class Lifetime(NamedTuple):
 
 
 def lifetimes(actions: Sequence[Action]) -> list[Lifetime]:
-    """Return the lifetime of every pair of a rank, in the order of their F.
+    """Return the lifetimes of the pairs of a rank, in the order of their F; after an L begins another one.
 
     Examples
     --------
@@ -229,4 +270,9 @@ def lifetimes(actions: Sequence[Action]) -> list[Lifetime]:
     """
     ends = endings(actions)
     last = {(s, k): at for at, (s, kind, k) in enumerate(actions) if (s, kind) in ends}
-    return [Lifetime(s, k, at, last.get((s, k))) for at, (s, kind, k) in enumerate(actions) if kind is F]
+    away = {(s, k): at for at, (s, kind, k) in enumerate(actions) if kind is O}
+    return [
+        Lifetime(s, k, at, away.get((s, k), last.get((s, k))) if kind is F else last.get((s, k)))
+        for at, (s, kind, k) in enumerate(actions)
+        if kind is F or kind is L
+    ]

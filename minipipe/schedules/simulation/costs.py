@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, quoted, whole_number
 from minipipe.io import MOST_JSON, MOST_STAGES, printable, read_text, write_whole
-from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, L, O, R, U, W
+from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, R, U, W
 from minipipe.schedules.action_table import ActionTable, Schedule
 from minipipe.schedules.analysis.activations import Footprint
 from minipipe.schedules.analysis.workload import Workload, amount_per_rank
@@ -24,8 +24,19 @@ from minipipe.schedules.simulation.timeline import Timeline
 _SHORT = {"F": "forward", "I": "backward_input", "W": "backward_weight"}
 _HELD = ("activation", "weight_activation", "transient_activation")
 _OF_WEIGHTS = ("update", "gradient_size", "weights")
-_OTHERS = ("latency", "bandwidth", "message_size", "overhead", "overlap", *_OF_WEIGHTS, *_HELD, "cores", "hosts")
-_SINGLE = ("latency", "bandwidth", "overhead", "overlap")
+_OTHERS = (
+    "latency",
+    "bandwidth",
+    "message_size",
+    "overhead",
+    "overlap",
+    "copy_bandwidth",
+    *_OF_WEIGHTS,
+    *_HELD,
+    "cores",
+    "hosts",
+)
+_SINGLE = ("latency", "bandwidth", "overhead", "overlap", "copy_bandwidth")
 _NUMBERS = (*_SHORT.values(), *_OTHERS)
 _HEAD = {"format": "minipipe costs", "version": 1}  # of a file
 ByStage = float | Sequence[float]
@@ -117,6 +128,9 @@ class Costs:
     overlap : float
         The part of the shorter of two joined actions that the longer one hides: from 0, the default, where a pair takes
         as long as both, to 1, where it takes as long as the longer one.
+    copy_bandwidth : float
+        Units of memory per unit of time, of a rank's copies of activations to the memory of its host, an O, and as
+        many at once back, an L.
     gradient_size : float or sequence of float
         By stage, the size of the gradients of its weights, for the sums over replicas; see :meth:`sum_times`.
     weights : float or sequence of float
@@ -158,6 +172,7 @@ class Costs:
     gradient_size: ByStage = 0.0
     weights: ByStage = 0.0
     overlap: float = 0.0
+    copy_bandwidth: float = inf
 
     def __post_init__(self) -> None:
         for name in ("unit", "memory_unit"):
@@ -345,7 +360,7 @@ class Costs:
         return cls(**own)
 
     def durations(self, num_stages: int) -> dict[ActionKind, list[float]]:
-        """Return the time of F, B, I, W and U on each stage.
+        """Return the time of F, B, I, W, U and R on each stage.
 
         Raises
         ------
@@ -354,9 +369,23 @@ class Costs:
         """
         forward, inputs, weights = (self._by_stage(name, num_stages) for name in _SHORT.values())
         both = [i + w for i, w in zip(inputs, weights)]
-        copies = [0.0] * num_stages
-        updates = self._by_stage("update", num_stages)
-        return {F: forward, I: inputs, W: weights, B: both, U: updates, R: forward, O: copies, L: copies}
+        return {F: forward, I: inputs, W: weights, B: both, U: self._by_stage("update", num_stages), R: forward}
+
+    def copy_times(self, num_stages: int) -> list[float]:
+        """Return, by stage, the time of an O or an L.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``costs``, if the bandwidth is not above 0.
+
+        Examples
+        --------
+        >>> Costs(activation=[1, 3], copy_bandwidth=2).copy_times(2)
+        [0.5, 1.5]
+        """
+        bandwidth = self._above_0("copy_bandwidth")
+        return [size / bandwidth for size in self._by_stage("activation", num_stages)]
 
     def pair_times(self, schedule: ActionTable) -> dict[Action, float]:
         """Return the time of each joined pair of actions, by its forward.
@@ -405,10 +434,8 @@ class Costs:
             time = getattr(self, name)
             if not isinstance(time, Real) or not 0 <= _as_float(time) < inf:
                 raise _wrong(name, time, "a finite time, at least 0")
-        if not isinstance(self.bandwidth, Real) or not _as_float(self.bandwidth) > 0:
-            raise _wrong("bandwidth", self.bandwidth, "a number, more than 0")
         sizes = self._by_stage("message_size", schedule.num_stages)
-        latency, bandwidth = float(self.latency), _as_float(self.bandwidth)
+        latency, bandwidth = float(self.latency), self._above_0("bandwidth")
         return tuple(
             latency + size / bandwidth if schedule.crosses_ranks(stage) else 0.0 for stage, size in enumerate(sizes)
         )
@@ -530,6 +557,12 @@ class Costs:
             overhead=float(self.overhead),
         )
 
+    def _above_0(self, name: str) -> float:
+        given = getattr(self, name)
+        if not isinstance(given, Real) or not _as_float(given) > 0:
+            raise _wrong(name, given, "a number, more than 0")
+        return _as_float(given)
+
     def _by_stage(self, name: str, num_stages: int) -> list[float]:
         given = getattr(self, name)
         try:
@@ -599,13 +632,13 @@ def _check_file(path: str | Path, found: dict[str, Any]) -> None:
         numbers = given if isinstance(given, list) and name not in _SINGLE else [given]
         is_number = all(type(number) in (int, float) and 0 <= _as_float(number) < inf for number in numbers)
         is_whole = name != "hosts" or (isinstance(given, list) and all(type(host) is int for host in given))
-        is_above_0 = name not in ("bandwidth", "cores") or 0 not in numbers
+        is_above_0 = name not in ("bandwidth", "copy_bandwidth", "cores") or 0 not in numbers
         is_part = name != "overlap" or given <= 1
         if name not in (*_NUMBERS, "sends_block", "unit", "memory_unit"):
             raise _refused(path, f"it has {quoted(name)}, expected names of costs, such as 'forward'")
         if type(given) is not kind if kind else not (numbers and is_number and is_whole and is_above_0 and is_part):
             numbers_of = {"hosts": "whole numbers", "bandwidth": "a number above 0", "cores": "numbers above 0"}
-            numbers_of["overlap"] = "a number from 0 to 1"
+            numbers_of |= {"overlap": "a number from 0 to 1", "copy_bandwidth": "a number above 0"}
             expected = kind.__name__ if kind else numbers_of.get(name, "numbers, finite and at least 0")
             raise _refused(path, f"its {name} is {quoted(given)}, expected {expected}")
     if len(set(lengths.values())) > 1:

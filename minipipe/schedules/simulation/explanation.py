@@ -126,6 +126,17 @@ class Explanation:
                 sums[rank][action._replace(kind=ActionKind.UPDATE)] = found
         return sums
 
+    def _load(self, rank: int, index: int) -> Span | None:
+        """Return the L for a span, or for the one joined with it, if any."""
+        pairs = (self._spans[rank][i].action[::2] for i in self._joined(rank, index)) if self._loads else ()
+        return next(filter(None, map(self._loads.get, pairs)), None)
+
+    @cached_property
+    def _loads(self) -> dict[tuple[int, int], Span]:
+        """By stage and microbatch, its L."""
+        copies = (copy for row in self._timeline.copies for copy in row)
+        return {copy.action[::2]: copy for copy in copies if copy.action.kind is ActionKind.LOAD}
+
     @cached_property
     def _changes(self) -> list[dict[int, StepChange]]:
         """By rank, the changes of step by the index of the first span behind each."""
@@ -140,6 +151,9 @@ class Explanation:
         found = self._sums[rank].get(action)
         if found and found.end > free:
             return self._wait_for_sum(found, free, start)
+        load = self._load(rank, index)
+        if load and load.end > free and load.end >= start:
+            return Idle(free, start, IdleCause.WAITING, rank, load.action)
         arrival, source, at, action = self._last_source(rank, index) or (self._timeline.start, None, 0, action)
         awaited = None if source is None else self._awaited(action, source, at)
         if not has_begun:
@@ -232,8 +246,12 @@ class Explanation:
 
     def _before_sum(self, found: GradientSum) -> Position | None:
         """Return the position of the span after which the last replica came to a sum."""
-        index = bisect_right(self._spans[found.last_rank], found.begin, key=attrgetter("end"))
-        return (found.last_rank, index - 1) if index else None
+        return self._last_ended(found.last_rank, found.begin)
+
+    def _last_ended(self, rank: int, time: float) -> Position | None:
+        """Return the position of the last span of a rank that has ended at a time."""
+        index = bisect_right(self._spans[rank], time, key=attrgetter("end"))
+        return (rank, index - 1) if index else None
 
     def _before(self, rank: int, index: int) -> Position | None:
         """Return the position of the span that ended last among all that a span had to wait for."""
@@ -252,6 +270,9 @@ class Explanation:
         found = self._sums[rank].get(span.action)
         if found and found.end > free:
             return self._before_sum(found)
+        load = self._load(rank, index)
+        if load and load.end > free and load.end >= span.start:
+            return self._last_ended(rank, load.start)
         source = self._last_source(rank, index)
         if source and (previous is None or source[0] > free):
             return source[1], source[2]

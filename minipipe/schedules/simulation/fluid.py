@@ -25,7 +25,7 @@ from itertools import count, permutations
 from math import inf
 from typing import TypeVar
 
-from minipipe.schedules.action import REDUCE_GRAD, Action
+from minipipe.schedules.action import REDUCE_GRAD, Action, L, O
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.simulation.costs import Costs, Hosts, Link
@@ -85,6 +85,9 @@ class Fluid(Timing):
                 if kind is REDUCE_GRAD:
                     self.contribute(action)
                     continue
+                if kind is O or kind is L:
+                    self.copy(rank, action, self.now)
+                    continue
                 if kind not in plan:
                     yield from self.pass_message(rank, action)
                     continue
@@ -93,6 +96,8 @@ class Fluid(Timing):
                     yield from self.work(rank, self.overhead)  # [1]
                 if awaits >= 0:
                     yield from self.until(rank, awaits + k)  # [2]
+                if self.copied:
+                    yield from self.until_copied(rank, action)
                 start, has_begun = self.now, True
                 yield from self.work(rank, duration)  # [3]
                 append(new_span((action, start, self.now)))
@@ -107,6 +112,7 @@ class Fluid(Timing):
         pair = self.pair(forward)
         for awaits in (awaits for _, awaits, _, _ in pair if awaits >= 0):
             yield from self.until(rank, awaits)
+        yield from self.until_copied(rank, self.joined[forward])
         start = self.now
         yield from self.work(rank, self.pair_times[forward])
         for action, _, completes, in_flight in pair:
@@ -156,6 +162,13 @@ class Fluid(Timing):
         """Wait for an event."""
         if not self.happened[event]:
             self.waiting[event].append(rank)
+            yield
+
+    def until_copied(self, rank: int, action: Action) -> Waits:
+        """Wait until the copies of what an action needs have ended."""
+        end = self.copied.get(action[::2], 0.0)
+        if end > self.now:
+            self.at(end, partial(self.ready.append, rank))
             yield
 
     # -- values --------------------------------------------------------------------------------------------------------
@@ -224,7 +237,11 @@ class Fluid(Timing):
 
     def after(self, time: float, then: Then) -> None:
         """Do something after some time."""
-        heappush(self.timers, (self.now + time, next(self.serial), then))
+        self.at(self.now + time, then)
+
+    def at(self, time: float, then: Then) -> None:
+        """Do something at a time."""
+        heappush(self.timers, (time, next(self.serial), then))
 
     def advance(self) -> bool:
         """Go to the next moment at which something ends; return False if nothing does."""

@@ -12,8 +12,9 @@ It visits the actions in topological order. The tags are repeated at the code::
 
 Of a forward and a backward that run joined, each waits for the values of both, and both end at once.
 
-A REDUCE_GRAD takes its rank no time. The sum begins when all replicas have come, takes the time of its two rounds of
-messages, and only a U waits for it: the rank continues meanwhile.
+An O or L takes its rank no time. The copy runs beside it, behind earlier ones the same way, and the R, B or I behind an
+L waits for it. A REDUCE_GRAD takes its rank no time, either. The sum begins when all replicas have come, takes the time
+of its two rounds of messages, and only a U waits for it: the rank continues meanwhile.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from __future__ import annotations
 from math import inf
 
 from minipipe.errors import ScheduleCode, ScheduleError, quoted
-from minipipe.schedules.action import REDUCE_GRAD, Action
+from minipipe.schedules.action import REDUCE_GRAD, Action, L, O
 from minipipe.schedules.action_table import ActionTable, check_table, collector_paused
-from minipipe.schedules.analysis.activations import peak_activations, peaks
+from minipipe.schedules.analysis.activations import peak_activations, peaks, without_copies
 from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.updates import rank_levels
@@ -31,7 +32,7 @@ from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.walk import complete_walk
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.fluid import Fluid
-from minipipe.schedules.simulation.span import Span, StepChange
+from minipipe.schedules.simulation.span import Span, StepChange, with_copies
 from minipipe.schedules.simulation.timeline import Timeline
 from minipipe.schedules.simulation.timing import Timing, new_span
 from minipipe.schedules.transforms import repeat
@@ -88,11 +89,14 @@ def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int =
                 ScheduleCode.COSTS, "The times add up to more than a number can hold; choose another unit."
             )
         ran = (simulation.table if costs.sends_block else whole.schedule).without_sums()
+        if any(simulation.copies):
+            ran = ran.with_rows(type(ran), map(with_copies, simulation.spans, simulation.copies))
         levels = rank_levels(ran, costs.memory(schedule.num_stages), costs.weight_memory(schedule.num_stages))
+        levels = list(map(without_copies, ran.actions, levels))
         return Timeline(
             f"{whole.title}, each with its loss" if wait and num_steps > 1 else whole.title,
             tuple(map(tuple, simulation.spans)),
-            peak_activations(whole),
+            peak_activations(ran),
             peaks(levels),
             memory=tuple(tuple(held for _, held in row) for row in levels),
             memory_during=tuple(tuple(held for held, _ in row) for row in levels),
@@ -103,6 +107,7 @@ def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int =
             arrived=simulation.arrived,
             step_changes=tuple(map(tuple, simulation.changes)) if num_steps > 1 else (),
             sums=tuple(sorted(simulation.sums, key=lambda found: found.actions[0].microbatch)),
+            copies=tuple(map(tuple, simulation.copies)) if any(simulation.copies) else (),
         )
 
 
@@ -169,6 +174,7 @@ class _Exact(Timing):
 
     def run_step(self, step: int) -> None:
         free, available, plan, first = self.free, self.available, self.plan, step * self.num_microbatches
+        copied = self.copied
         has_pairs = bool(self.in_pairs)
         append = [row.append for row in self.spans]
         between = [0.0] * self.table.num_ranks  # before a rank's next action
@@ -182,12 +188,14 @@ class _Exact(Timing):
                 continue
             stage, kind, k = action
             if kind not in plan:
-                (self.contribute if kind is REDUCE_GRAD else self.pass_message)(rank, action)
+                self.come_to(rank, action)
                 continue
             awaits, duration, completes, in_flight = plan[kind][stage]
             start = free[rank] + between[rank]  # [1]
             if awaits >= 0 and available[awaits + k] > start:  # [2]
                 start = available[awaits + k]
+            if copied and copied.get((stage, k), start) > start:
+                start = copied[stage, k]
             free[rank] = end = start + duration  # [3]
             if completes >= 0:  # [4]
                 available[completes + k] = end + in_flight
@@ -197,7 +205,8 @@ class _Exact(Timing):
     def run_pair(self, rank: int, forward: Action, free: float) -> None:
         """Run a forward joined with a backward: [1] to [4] of both, at once."""
         pair = self.pair(forward)
-        start = max([free, *(self.available[awaits] for _, awaits, _, _ in pair if awaits >= 0)])
+        values = (self.available[awaits] for _, awaits, _, _ in pair if awaits >= 0)
+        start = max([free, self.copied.get(self.joined[forward][::2], 0.0), *values])
         self.free[rank] = end = start + self.pair_times[forward]
         for action, _, completes, in_flight in pair:
             self.available[completes] = end + in_flight
@@ -211,6 +220,13 @@ class _Exact(Timing):
             after = last if wait and ends[last] > end else rank
             self.free[rank] = ends[after] + self.updates[rank]
             self.changes[rank].append(StepChange(ends[after], self.free[rank], after))
+
+    def come_to(self, rank: int, action: Action) -> None:
+        """Come to an action that takes its rank no time: a copy, a sum or a message."""
+        if action.kind is O or action.kind is L:
+            self.copy(rank, action, self.free[rank])
+        else:
+            (self.contribute if action.kind is REDUCE_GRAD else self.pass_message)(rank, action)
 
     def contribute(self, rank: int, action: Action) -> None:
         """Come to a sum; the last replica lets it begin."""

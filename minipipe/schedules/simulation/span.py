@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from enum import StrEnum
+from operator import itemgetter
 from typing import NamedTuple
 
-from minipipe.schedules.action import Action
+from minipipe.schedules.action import Action, B, F, I, L, R
 
 
 class Span(NamedTuple):
@@ -23,6 +25,36 @@ class Span(NamedTuple):
     action: Action
     start: float
     end: float
+
+
+def with_copies(spans: Sequence[Span], copies: Sequence[Span]) -> list[Action]:
+    """Return the actions of the spans and of the copies of a rank, in the order in which they change what it holds.
+
+    An L takes memory from the computation on in which it begins, an O gives it back behind that in which it ends.
+
+    Examples
+    --------
+    >>> from minipipe import Costs, Schedule, simulate
+    >>> timeline = simulate(Schedule.from_text("F0 O0 F1 F2 B2 L0 B1 B0"), Costs(copy_bandwidth=0.5))
+    >>> timeline.copies[0][1]
+    Span(action=Action(stage=0, kind=<ActionKind.LOAD: 'L'>, microbatch=0), start=5.0, end=7.0)
+    >>> " ".join(map(str, with_copies(timeline.spans[0], timeline.copies[0])))
+    '0F0 0F1 0F2 0O0 0B2 0L0 0B1 0B0'
+    """
+    if not copies:
+        return [span.action for span in spans]
+    starts, ends = [span.start for span in spans], [span.end for span in spans]
+    index_of = {span.action: index for index, span in enumerate(spans)}
+    order = [((index, 1), span.action) for index, span in enumerate(spans)]
+    for (stage, kind, k), start, end in copies:
+        if kind is L:
+            consumers = (index_of.get(Action(stage, other, k)) for other in (R, B, I))
+            until = next(index for index in consumers if index is not None)
+            order.append(((min(bisect_right(ends, start), until), 0), Action(stage, kind, k)))
+        else:
+            last = max(bisect_left(starts, end) - 1, index_of[Action(stage, F, k)])
+            order.append(((last, 2), Action(stage, kind, k)))
+    return [action for _, action in sorted(order, key=itemgetter(0))]
 
 
 def in_groups(spans: Sequence[Span]) -> list[list[Span]]:

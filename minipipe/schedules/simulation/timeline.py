@@ -11,11 +11,11 @@ from typing import Any
 from minipipe.io import printable
 from minipipe.schedules.action import U
 from minipipe.schedules.action_table import ShownInNotebooks
-from minipipe.schedules.analysis.activations import Level, held_counts, held_over_time
+from minipipe.schedules.analysis.activations import Level, held_counts, held_over_time, without_copies
 from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.analysis.updates import copies_held
 from minipipe.schedules.simulation.explanation import Explanation, explain
-from minipipe.schedules.simulation.span import GradientSum, Idle, Message, Span, StepChange, in_groups
+from minipipe.schedules.simulation.span import GradientSum, Idle, Message, Span, StepChange, in_groups, with_copies
 
 _MOST = 1e15  # of any unit: from here on a power of ten says more than its digits
 
@@ -99,6 +99,8 @@ class Timeline(ShownInNotebooks):
         number ``s * num_microbatches + k``.
     sums : tuple of GradientSum
         The sums of gradients over replicas, in the order of their microbatches. They have no spans: a rank continues.
+    copies : tuple of tuple of Span
+        By rank, its O and L: copies beside what it computes. Empty where there are none.
 
     Examples
     --------
@@ -126,6 +128,7 @@ class Timeline(ShownInNotebooks):
     step_changes: tuple[tuple[StepChange, ...], ...] = ()
     arrived: dict[Value, float] = field(default_factory=dict, compare=False)
     sums: tuple[GradientSum, ...] = ()
+    copies: tuple[tuple[Span, ...], ...] = ()
 
     def __post_init__(self) -> None:
         for text in ("name", "unit", "memory_unit", "note"):  # the name may be that of a file
@@ -238,7 +241,8 @@ class Timeline(ShownInNotebooks):
 
     @cached_property
     def _held(self) -> list[list[Level]]:
-        return [list(held_counts([span.action for span in row])) for row in self.spans]
+        rows = list(map(with_copies, self.spans, self.copies or [()] * self.num_ranks))
+        return [without_copies(row, held_counts(row)) for row in rows]
 
     @property
     def held_activations(self) -> tuple[tuple[int, ...], ...]:

@@ -39,6 +39,10 @@ class Timing:
         As in :class:`Timeline`.
     sums : list of GradientSum
         In the order in which they ended.
+    copies : list of list of Span
+        By rank, its O and L.
+    copied : dict
+        By stage and microbatch, when its last copy ended.
     """
 
     def __init__(self, step: ActionTable, costs: Costs, num_steps: int) -> None:
@@ -59,6 +63,10 @@ class Timing:
         self.arrived: dict[Value, float] = {}
         self.sum_times = costs.sum_times(table)
         self.sums: list[GradientSum] = []
+        self.copy_times = costs.copy_times(table.num_stages)
+        self.copies: list[list[Span]] = [[] for _ in range(table.num_ranks)]
+        self.copied: dict[tuple[int, int], float] = {}
+        self.lanes: dict[tuple[int, ActionKind], float] = {}  # by rank and kind, when its last copy ended
         self.coming: dict[Action, tuple[Members, dict[Action, float]]] = {}  # by REDUCE_GRAD: its sum, and who has come
         for members in gradient_sums(table):
             self.coming.update(dict.fromkeys(filter(None, members), (members, {})))
@@ -93,6 +101,13 @@ class Timing:
         actions = tuple(filter(None, members))
         ranks = tuple(self.table.rank_of(stage, k) for stage, _, k in actions)
         return GradientSum(actions, ranks, tuple(map(times.__getitem__, actions)), inf)
+
+    def copy(self, rank: int, action: Action, time: float) -> None:
+        """Come to an O or L. It begins behind its rank's copies the same way and, of an L, behind the O."""
+        stage, kind, k = action
+        start = max(time, self.lanes.get((rank, kind), 0.0), self.copied.get((stage, k), 0.0))
+        end = self.lanes[rank, kind] = self.copied[stage, k] = start + self.copy_times[stage]
+        self.copies[rank].append(Span(action, start, end))
 
     def event_of(self, action: Action) -> int:
         """Return the event that an action completes."""
