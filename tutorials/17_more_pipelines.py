@@ -36,8 +36,8 @@ assert copies.placement == ((0, 2), (1, 3)) and copies.rank_of(0, 3) == 2
 # one all-reduce (lesson 03). Each contributes the gradients of its rank up to that microbatch.
 #
 # What if a sum comes too early? All ranks get through, nothing waits for ever, and all replicas stay equal. Only the
-# gradient of the last microbatch is missing from it. Frameworks have had this bug, and it is hard to see in a loss.
-# The verifier sees it in the rows.
+# gradient of the last microbatch is missing from it. Frameworks have had this bug (torchrec, pull request 4758), and it
+# is hard to see in a loss. The verifier sees it in the rows.
 
 
 # %%
@@ -71,6 +71,7 @@ SUMS = Costs(gradient_size=6, bandwidth=1)
 one = schedules.one_f_one_b(num_ranks=4, num_microbatches=8)
 alone = simulate(one).makespan
 together = simulate(schedules.data_parallel(one, 2), SUMS)
+render.show(together)
 for found in together.sums:
     print(f"stage {found.actions[0].stage}, ranks {found.ranks}: its sum runs from {found.begin:g} to {found.end:g}")
 print(f"one copy takes {alone:g} units, two copies with their sums take {together.makespan:g}")
@@ -204,9 +205,10 @@ for rank, found in enumerate(by_rank):
 #
 # ## Two directions: Chimera
 #
-# In 1F1B rank 3 has nothing to do at first, because everything begins at rank 0. So let half of the microbatches begin
-# at rank 3, and go *up*. Chimera (Li and Hoefler 2021) does that. Labels include the stage here: microbatches 0 and 1
-# go down the ranks, 2 and 3 up. A backward takes as long as a forward, as in the figures of the paper.
+# In 1F1B rank 3 has nothing to do at first, because everything begins at rank 0. So let half of the microbatches
+# begin at rank 3, and go *up*. Chimera (Li and Hoefler 2021) does that. Labels include the stage here: microbatches 0
+# and 1 go down the ranks, 2 and 3 up. (A notebook draws the latter darker.) A backward takes as long as a forward, as
+# in the figures of the paper.
 
 # %%
 EVEN = Costs(forward=1, backward_input=0.5, backward_weight=0.5)
@@ -272,7 +274,7 @@ assert all(len(schedule.stages_of(rank)) == 2 for schedule in (crossing, side_by
 
 # %% [markdown]
 # Chimera is ahead by 2 units where a backward takes as long as a forward, and not at all where it takes twice as long:
-# then the slots of the two directions no longer fit into each other. The fullest rank holds the same in all of them.
+# then the slots of the two directions no longer fit into each other. The fullest rank holds as much in both.
 # Always ask what an alternative would do *with the same memory*.
 #
 # ## DualPipe, and what it is cut in half
@@ -333,7 +335,7 @@ assert by_overlap[0] == 3 * 20 + (8 // 2 - 1) * (3 + 2 - 3 * 1)  # DeepSeek's fo
 # messages of their own.
 #
 # A pair can also be a deadlock where the same rows without it are legal. Here rank 0 wants to run the forward of
-# microbatch 1 together with the backward of 0, and rank 1 that of 1 before the backward of 0:
+# microbatch 1 together with the backward of 0, and rank 1 runs these two one after the other:
 
 # %%
 error = complaint_about(
@@ -346,8 +348,15 @@ print(error.problems[0].message)
 assert error.code == "overlap-deadlock" and "Without the overlaps it would end" in error.problems[0].message
 
 # %% [markdown]
-# All of these schedules can be drawn, checked, stepped through and simulated. `Pipeline` refuses them for now, so data
-# parallelism in training is by hand, as above. (With dropout, give each copy a `dropout_seed` of its own.)
+# All of these schedules can be drawn, checked, stepped through and simulated, from the terminal too. `Pipeline` refuses
+# them for now, so data parallelism in training is by hand, as above. (With dropout, give each copy a `dropout_seed` of
+# its own.)
+#
+# ```sh
+# minipipe simulate 1f1b --replicas 2 --costs gradient_size=6,bandwidth=1
+# minipipe step chimera
+# minipipe simulate dualpipe --joined --costs overlap=0.5
+# ```
 #
 # ## Exercise
 #

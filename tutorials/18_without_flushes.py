@@ -21,7 +21,8 @@ from minipipe.schedules import Action
 #
 # `0U3` updates the weights of stage 0, with the gradients of all microbatches up to 3 that no earlier U has taken. So a
 # table can have several updates, and a flush is nothing but a place for them. These are two steps of 1F1B with four
-# microbatches each. (In the pictures an update takes one unit, so that you can see it; in the figures it takes none.)
+# microbatches each. (In the pictures an update takes one unit, so that you can see it; in the figures it takes none. A
+# notebook also draws the versions of the weights that each rank holds.)
 
 # %%
 RANKS, BATCH = 4, 4
@@ -153,8 +154,8 @@ print(f"with the weights of the forward {stashed}, with newer ones {overwritten}
 assert stashed == [3 * 1, 3 * 2] and overwritten == [2 * 1, 2 * 2]
 
 # %% [markdown]
-# The first is a gradient: that of the loss at the old weights. The second is the gradient of nothing: its forward was
-# one function, and its backward belongs to another. PipeDream keeps the weights of the forward until the backward is
+# The first is a gradient, at the old weights. The second is the gradient of no function: it mixes values of the old
+# weights with new weights. PipeDream keeps the weights of the forward until the backward is
 # done, which it calls *weight stashing*. That takes memory, one copy for each version that is still needed. Count them
 # as you would by hand.
 
@@ -253,7 +254,7 @@ for ranks in (4, 8, 16):
 # ## PACI: one version
 #
 # Why not keep no copy at all? PACI (Elam et al. 2026) updates in place, so a backward may run with newer weights than
-# its forward, as in the second line of our two layers. It keeps that *drift* small, by updating after every a
+# its forward, as in the second of our two gradients. It keeps that *drift* small, by updating after every a
 # microbatches only. With N ranks it is at most ceil((N - 1) / a) updates.
 
 # %%
@@ -294,10 +295,9 @@ assert table == {
 }
 
 # %% [markdown]
-# The four that have no flush take as long as a single one. What they pay is in the other columns. 2BW pays least where
-# gradients must be gradients; PACI needs no copy. And a larger batch, which all of this set out to avoid, costs
-# nothing in these columns: whether asynchronous training is worth it depends on what a batch of 20 does to *your*
-# training.
+# Without flushes, 20 microbatches take 69 units, as long as one step with all of them. What that costs is in the other
+# columns: stale gradients, and copies of the weights or a drift. What it buys, compared with that one step, is more
+# updates. So whether it is worth it depends on what one large batch would do to *your* training.
 #
 # ## Mistakes that a table shows
 #
@@ -319,7 +319,13 @@ assert all(problem.code == code for code, problem in problems.items())
 # Two things get lost that no verifier brings back. With a flush, one can look at all gradients before any weight
 # changes: for one that is not finite, or to clip the norm of all of them. Here the last stage has updated before the
 # first has its gradient. And weights that two stages share would have two versions. So `Pipeline` refuses tables with
-# updates for now; there, an optimiser steps between two schedules.
+# updates for now; there, an optimiser steps between two schedules. All else is open to you:
+#
+# ```sh
+# minipipe show pipedream 2bw --costs update=1 -o updates.svg
+# minipipe check pipedream --max-versions 3
+# minipipe step paci --per-update 4
+# ```
 #
 # ## Exercise
 #
