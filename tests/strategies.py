@@ -382,7 +382,7 @@ def _with_updates(draw, row, num_microbatches):
 @st.composite
 def steps(draw, num_ranks=None):
     """Draw everything that a pipelined step needs: model, inputs, targets, schedule and partition."""
-    schedule = draw(runnable_schedules(num_ranks))
+    schedule = draw(runnable_schedules(num_ranks) | legally_overlapped(runnable_schedules(num_ranks)))
     m, num_stages = schedule.num_microbatches, schedule.num_stages
     model, width = draw(stacks(min_layers=num_stages, max_layers=num_stages + 6))
     inputs, targets = batch(draw(st.integers(m, 3 * m + 2)), width, seed=draw(st.integers(0, 99)))

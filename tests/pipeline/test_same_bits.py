@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipipe import Pipeline, Schedule, Tensor, functional, nn, optim, spawn
+from minipipe import Pipeline, Schedule, Tensor, functional, nn, optim, schedules, spawn
 from minipipe.comm.job.host import limit_blas_threads
 from minipipe.execution.objective import BatchObjective
 from minipipe.testing import check_same_as_one_process, one_process_step, same_bits
@@ -51,6 +51,23 @@ def test_so_they_are_through_mpirun(num_ranks, module):
     done = mpirun(num_ranks, "-m", "tests.pipeline.random_steps", num_steps, *module, limit=120)
     assert done.code == 0, done.err
     assert done.out.startswith(f"the same bits in {num_steps} steps")
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_joined_actions_run_one_after_the_other_with_the_bits_of_one_process(num_ranks):
+    schedule = schedules.dualpipe_v(num_ranks, 8, joined=True)
+    model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(2 * num_ranks - 1)), nn.Linear(3, 2))
+    inputs, targets = batch(16, 3)
+    check_same_as_one_process(model, nn.MSELoss(), inputs, targets, schedule, 2)
+
+    def ran(group):
+        pipeline = Pipeline(model, group, loss=nn.MSELoss(), schedule=schedule)
+        pipeline.step(inputs, targets)
+        return pipeline.schedule == schedule, pipeline.timeline()
+
+    for is_kept, timeline in spawn(ran, num_ranks=num_ranks):
+        assert is_kept and schedule.actions == tuple(tuple(span.action for span in row) for row in timeline.spans)
+        assert all(a.end <= b.start for row in timeline.spans for a, b in zip(row, row[1:]))
 
 
 @pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])

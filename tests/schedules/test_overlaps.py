@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from minipipe import Action, Schedule, schedules
 from minipipe.errors import ScheduleError
-from minipipe.schedules import Program, schedule_of_text
+from minipipe.schedules import Program, schedule_of_text, tick_grid
 from minipipe.schedules.search.list_scheduling import in_microbatch_order
 from minipipe.schedules.transforms import (
     data_parallel,
@@ -154,7 +154,7 @@ def test_transformations_join_no_other_actions_than_the_table_does(schedule, num
         assert all(changed.joined[a][::2] == schedule.joined[a][::2] for a in changed.overlaps)
 
 
-@pytest.mark.parametrize("reader", [lambda it: spread_stages(it, 4), in_microbatch_order])
+@pytest.mark.parametrize("reader", [lambda it: spread_stages(it, 4), in_microbatch_order, tick_grid])
 def test_who_knows_no_joined_actions_refuses_them(reader):
     error = refusal(reader, ONE_RANK)
     assert error.code == "overlap" and "mine joins a forward with a backward, 0F1 among others" in str(error)

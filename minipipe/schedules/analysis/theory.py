@@ -495,7 +495,7 @@ def tick_grid(schedule: ActionTable) -> tuple[tuple[Action | None, ...], ...]:
     Raises
     ------
     ScheduleError
-        Code ``deadlock``, when the schedule cannot run to its end.
+        Code ``deadlock``, when the schedule cannot run to its end; ``overlap``, where actions run joined.
 
     Examples
     --------
@@ -505,7 +505,7 @@ def tick_grid(schedule: ActionTable) -> tuple[tuple[Action | None, ...], ...]:
     0F0 0F1 --- --- 0B0 0B1
     --- 1F0 1F1 1B0 1B1 ---
     """
-    found = complete_walk(schedule.schedule)
+    found = complete_walk(schedule.schedule.without_overlaps("a tick grid"))
     grid: list[list[Action | None]] = [[None] * len(found.rounds) for _ in schedule.actions]
     order = found.order()
     for tick, ranks in enumerate(found.rounds):
