@@ -52,9 +52,9 @@ def run(options: argparse.Namespace) -> ExitStatus:
     if options.certificate is not None:
         return _check_certificate(options)
     one_step, schedule, costs = schedule_and_costs(options)
-    memory = memory_of(costs, schedule)
+    memory, weights = memory_of(costs, schedule), costs.weight_memory(schedule.num_stages)
     ages = {"max_versions": options.max_versions, "max_staleness": options.max_staleness}
-    verify(schedule, options.memory_limit, memory, **ages)
+    verify(schedule, options.memory_limit, memory, weights=weights, **ages)
     timeline = simulate(one_step, costs, options.steps)
     remark = "" if schedule.is_reproducible else "; it adds gradients in another order than one process does"
     if schedule.is_forward_only:

@@ -22,7 +22,8 @@ EPILOG = """in a drawing:
   F3    forward of microbatch 3; 2F3 on stage 2, where a rank holds several, or,
         without room for it, f3 on the second of two
   B3    backward; or in two halves, I for the inputs and W for the weights
-  - = ~ continue F, B or I, and W;  + a send that blocks;  · idle
+  - = ~ continue F, B or I, and W;  # an update, U;  + a send that blocks;  · idle
+  %     below a rank: a sum of gradients over replicas, while the rank continues
 
 examples:
   minipipe show 1f1b

@@ -285,6 +285,18 @@ def test_a_file_with_messages_is_checked_as_it_stands(ask, file):
     assert status == 1 and "1SEND_B0" in err and "[order]" in err
 
 
+def test_versions_and_staleness_have_limits_and_updates_a_batch(ask):
+    sizes = ("2bw", "--microbatches", "20", "--per-update", "5")
+    status, out, _ = ask("check", *sizes, "--max-versions", "2", "--max-staleness", "1")
+    assert status == 0 and out.startswith("legal: 2bw, 4 ranks, 4 stages, 20 microbatches; makespan 69 units")
+    status, _, err = ask("check", *sizes, "--max-versions", "1")
+    assert status == 1 and "[versions]" in err and ">0U4<" in err
+    assert "[staleness]" in ask("check", *sizes, "--max-staleness", "0")[2]
+    limit = ("--costs", "weights=10", "--memory-limit")
+    assert ask("check", *sizes, *limit, "23")[0] == 0 and "[memory]" in ask("check", *sizes, *limit, "22")[2]
+    assert ask("check", "gpipe", "--per-update", "5")[0] == 2
+
+
 def test_text_files_pytorchs_cells_and_standard_input_are_read(ask, file, monkeypatch):
     text = schedules.gpipe(2, 3).to_text()  # the commas of its comment do not make it CSV
     assert ask("check", file(text, "mine.txt"))[0] == 0

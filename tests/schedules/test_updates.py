@@ -4,7 +4,7 @@ from math import ceil
 
 import pytest
 
-from minipipe import Plan, Schedule, nn, schedules, verify
+from minipipe import Costs, Plan, Schedule, nn, schedules, verify
 from minipipe.errors import ScheduleError
 from minipipe.schedules import lower
 from minipipe.schedules.action import U
@@ -242,6 +242,16 @@ def test_limits_name_the_first_action_beyond_them():
     assert "Rank 0, position 2: 0F2 runs with weights whose staleness is 2 when its gradient is applied;" in str(error)
     for wrong in ({"max_versions": 0}, {"max_staleness": -1}, {"max_versions": 1.5}):
         assert refusal(schedule, **wrong).code == "parameters"
+
+
+def test_a_memory_limit_counts_versions_and_sums_where_the_weights_are_given():
+    schedule, memory = schedules.pipedream(3, 6), Costs(activation=2).memory(3)
+    verify(schedule, memory_limit=[6, 4, 2], memory=memory)
+    verify(schedule, memory_limit=[26, 14, 2], memory=memory, weights=[10, 10, 10])
+    error = refusal(schedule, memory_limit=[25, 14, 2], memory=memory, weights=[10, 10, 10])
+    assert [(p.code, p.rank, p.step) for p in error.problems] == [("memory", 0, 8)]
+    assert "with 0F4 it holds 26; the limit is 25." in str(error)
+    assert "weights is [10]; expected an amount" in str(refusal(schedule, memory_limit=9, weights=[10]))
 
 
 def test_two_swapped_versions_are_noticed():

@@ -20,7 +20,7 @@ written.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from operator import attrgetter
@@ -28,15 +28,15 @@ from operator import attrgetter
 from minipipe.errors import Problem, ScheduleCode, ScheduleError, whole_number
 from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, L, O, R, U, W
 from minipipe.schedules.action_table import ActionTable, check_table
-from minipipe.schedules.analysis.activations import Footprint, held_memory
+from minipipe.schedules.analysis.activations import Footprint, Level, held_memory
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
 from minipipe.schedules.analysis.offloading import offload_problems
 from minipipe.schedules.analysis.overlaps import overlap_problems
 from minipipe.schedules.analysis.replicas import replica_problems
 from minipipe.schedules.analysis.slices import slice_problems
-from minipipe.schedules.analysis.updates import copies_held, staleness, update_problems
+from minipipe.schedules.analysis.updates import copies_held, rank_levels, staleness, update_problems
 from minipipe.schedules.analysis.walk import Blocked, walk
-from minipipe.schedules.analysis.workload import amount_per_rank, check_footprint, fits
+from minipipe.schedules.analysis.workload import amount_per_rank, check_amounts, check_footprint, fits
 from minipipe.schedules.placement import stages_by_rank
 
 _STAGE, _MICROBATCH = attrgetter("stage"), attrgetter("microbatch")
@@ -51,6 +51,7 @@ def verify(
     memory_limit: float | Sequence[float] | None = None,
     memory: Footprint | None = None,
     *,
+    weights: Sequence[float] | None = None,
     max_versions: int | None = None,
     max_staleness: int | None = None,
 ) -> None:
@@ -68,6 +69,9 @@ def verify(
     memory : Footprint, optional
         By stage, the memory of one microbatch, in the unit of the limits: ``costs.memory(num_stages)`` of a
         :class:`minipipe.Costs`.
+    weights : sequence of float, optional
+        By stage, the memory of its weights, ``costs.weight_memory(num_stages)``: that of each further version of them,
+        and of each sum of gradients that waits for its U while another one grows. By default none.
     max_versions : int, optional
         The most versions of its weights that a stage may hold at once; at least 1. Synchronous schedules hold one.
     max_staleness : int, optional
@@ -110,7 +114,8 @@ def verify(
         if problems:
             raise ScheduleError(problems, _grid(schedule, problems[0]))
         schedule._kept["is legal"] = True
-    problems = _memory_problems(schedule, memory_limit, memory) + _age_problems(schedule, max_versions, max_staleness)
+    problems = _memory_problems(schedule, memory_limit, memory, weights)
+    problems += _age_problems(schedule, max_versions, max_staleness)
     if problems:
         raise ScheduleError(problems, _grid(schedule, problems[0]))
 
@@ -315,7 +320,10 @@ def _cycle(schedule: ActionTable) -> list[Blocked]:
 
 
 def _memory_problems(
-    schedule: ActionTable, memory_limit: float | Sequence[float] | None, memory: Footprint | None
+    schedule: ActionTable,
+    memory_limit: float | Sequence[float] | None,
+    memory: Footprint | None,
+    weights: Sequence[float] | None,
 ) -> list[Problem]:
     """Report, for each rank, the first action that exceeds its memory limit."""
     if memory_limit is None:
@@ -325,8 +333,12 @@ def _memory_problems(
     memory = Footprint(ones, ones, nothing) if memory is None else memory
     check_footprint(memory, schedule.num_stages)
     problems = []
-    for rank, limit in enumerate(amount_per_rank(memory_limit, schedule.num_ranks)):
-        for position, (held, _) in enumerate(held_memory(schedule.actions[rank], memory)):
+    levels: Iterable[Iterable[Level]] = (held_memory(row, memory) for row in schedule.actions)
+    if weights is not None:
+        check_amounts("weights", weights, schedule.num_stages)
+        levels = rank_levels(schedule, memory, weights)
+    for rank, (limit, level) in enumerate(zip(amount_per_rank(memory_limit, schedule.num_ranks), levels)):
+        for position, (held, _) in enumerate(level):
             if not fits(held, limit):
                 action = schedule.actions[rank][position]
                 sentence = (

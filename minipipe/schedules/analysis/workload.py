@@ -123,13 +123,21 @@ def check_footprint(memory: Footprint, num_stages: int) -> None:
         message = f"memory is {quoted(memory)}; expected a Footprint, such as Costs(activation=2).memory({num_stages})."
         raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
     for name, given in memory._asdict().items():
-        values = given.values() if isinstance(given, Mapping) else given
-        keys = set(given) if isinstance(given, Mapping) else set(range(len(given)))
-        if keys != set(range(num_stages)) or not all(_is_real(value) and value >= 0 for value in values):
-            message = (
-                f"{name} of memory is {quoted(given)}; expected an amount, at least 0, for each of {num_stages} stages."
-            )
-            raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+        check_amounts(f"{name} of memory", given, num_stages)
+
+
+def check_amounts(name: str, given: Sequence[float] | Mapping[int, float], num_stages: int) -> None:
+    """Refuse anything but an amount for each stage.
+
+    Examples
+    --------
+    >>> check_amounts("weights", [1, 0.5], num_stages=2)
+    """
+    values = given.values() if isinstance(given, Mapping) else given
+    keys = set(given) if isinstance(given, Mapping) else set(range(len(given)))
+    if keys != set(range(num_stages)) or not all(_is_real(value) and value >= 0 for value in values):
+        message = f"{name} is {quoted(given)}; expected an amount, at least 0, for each of {num_stages} stages."
+        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
 
 
 def _is_real(value: object) -> bool:
