@@ -71,3 +71,15 @@ def test_the_stepper_says_for_which_sum_a_rank_waits():
     drawn = [draw_snapshot(walkthrough, snapshot) for snapshot in walkthrough]
     assert any("begins 0REDUCE_GRAD0: sum over replicas of the gradients up to microbatch 0" in text for text in drawn)
     assert any("rank 0: waits for the gradient sum of stage 0 until 9; holds nothing" in text for text in drawn)
+
+
+def test_the_walk_ends_with_the_last_sum():
+    """The story: it ended at 9, every rank done, under a verdict of 15 units."""
+    walkthrough = Walkthrough(
+        schedules.data_parallel(schedules.one_f_one_b(2, 2), 2), Costs(gradient_size=3, bandwidth=1)
+    )
+    last, end = (draw_snapshot(walkthrough, walkthrough[at]) for at in (-2, -1))
+    assert "time 9 of 12 units: rank 2 begins 0REDUCE_GRAD3" in last
+    assert "  rank 0: done but for the gradient sum of stage 0 until 12; holds nothing" in last
+    assert "  rank 1: done but for the gradient sum of stage 1 until 10; holds nothing" in last
+    assert "end, time 12 units: every rank has ended" in end and "sum" not in end and "makespan 12 units" in end

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 from minipipe.errors import ScheduleCode, ScheduleError
@@ -81,7 +82,7 @@ def describe_state(walkthrough: Walkthrough, snapshot: Snapshot, rank: int) -> l
     """
     state = snapshot.ranks[rank]
     if state.activity is Activity.DONE:
-        return ["done"]
+        return [*_describe_last_sum(walkthrough, snapshot.time, rank), "done"]
     if state.activity is Activity.BEGINS:
         return [f"begins {state.action} now", f"{state.action} now"]
     until = "" if state.until is None else f" until {format_number(state.until, walkthrough.timeline.unit)}"
@@ -100,6 +101,15 @@ def describe_state(walkthrough: Walkthrough, snapshot: Snapshot, rank: int) -> l
     if any(message.used_by in pair and message.arrived > snapshot.time for message in snapshot.messages):
         return [f"waits for the message of {awaited}{until}", f"waits for the message of {state.awaited}{until}"]
     return [f"waits for {awaited}{until}", f"waits for {awaited}", f"{awaited}?"]
+
+
+def _describe_last_sum(walkthrough: Walkthrough, time: float, rank: int) -> Iterator[str]:
+    """Yield the last sum of gradients of a rank that is done otherwise, if it has not ended."""
+    sums = [found for found in walkthrough.timeline.sums if rank in found.ranks and found.end > time]
+    if sums:
+        last = max(sums, key=attrgetter("end"))
+        until = format_number(last.end, walkthrough.timeline.unit)
+        yield f"done but for the gradient sum of stage {last.actions[0].stage} until {until}"
 
 
 def _joined(walkthrough: Walkthrough, action: Action) -> str:

@@ -233,7 +233,7 @@ class Walkthrough:
         for at, event in enumerate(self.events):
             self._own[event.rank].append(at)
             self._first.setdefault(event.action, at)
-        self._times = [*(event.start for event in self.events), max((event.end for event in self.events), default=0.0)]
+        self._times = [*(event.start for event in self.events), self.timeline.end]
 
     @property
     def is_legal(self) -> bool:
