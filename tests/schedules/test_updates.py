@@ -3,15 +3,25 @@
 from math import ceil
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from minipipe import Costs, Plan, Schedule, nn, schedules, verify
 from minipipe.errors import ScheduleError
 from minipipe.schedules import lower
-from minipipe.schedules.action import U
-from minipipe.schedules.analysis.updates import copies_held, taken, update_problems
+from minipipe.schedules.action import REDUCE_GRAD, ActionKind, U
+from minipipe.schedules.analysis.updates import (
+    copies_held,
+    drift,
+    staleness,
+    taken,
+    update_problems,
+    weight_versions,
+)
 from minipipe.schedules.analysis.walk import walk
 from minipipe.schedules.transforms import repeat
 from minipipe.tuning.layers import microbatches_in_flight
+from tests.strategies import examples, updated_schedules
 
 TWO = """
     rank 0: 0F0         0B0 0REDUCE_GRAD0 0U0
@@ -278,3 +288,75 @@ def test_steps_repeat_with_their_updates():
 def test_2bw_refuses_updates_of_fewer_microbatches_than_ranks(m):
     with pytest.raises(ScheduleError, match=f"microbatches_per_update is {m}; expected a whole number, at least 3"):
         schedules.two_buffered(3, 9, m)
+
+
+# -- laws over random updates, alone and on copies ---------------------------------------------------------------------
+
+
+@examples(100)
+@given(updated_schedules())
+def test_any_updates_are_legal_and_survive_text_csv_and_lowering(schedule):
+    verify(schedule)
+    program = lower(schedule)
+    verify(program)
+    assert program.schedule == schedule
+    for table in (schedule, program):
+        for read, written in ((type(table).from_text, table.to_text()), (type(table).from_csv, table.to_csv())):
+            assert read(written, name=table.name) == table
+
+
+@examples(100)
+@given(updated_schedules())
+def test_an_update_applies_version_and_staleness_many_updates_after_the_first(schedule):
+    """The update that applies a microbatch is number version + staleness of its stage."""
+    versions, stale, drifts = (count(schedule) for count in (weight_versions, staleness, drift))
+    for row in schedule.actions:
+        for stage in {action.stage for action in row}:
+            updates = [found for found in taken(row, U) if found.action.stage == stage]
+            for number, (_, position, microbatches) in enumerate(updates):
+                for k in microbatches:
+                    assert versions[stage][k] + stale[stage][k] == number
+                    assert drifts[stage][k] <= stale[stage][k]
+                    assert row.index(schedules.Action(stage, ActionKind.FORWARD, k)) < position
+    for row in schedule.actions:
+        for during, after in copies_held(row):
+            assert 1 <= after.versions <= during.versions + 1 and during.versions <= 1 + schedule.num_microbatches
+            assert 0 <= after.sums <= during.sums
+
+
+def changed(schedule, rank, row):
+    rows = [list(row) if r == rank else own for r, own in enumerate(schedule.actions)]
+    return Schedule("mutant", schedule.placement, schedule.num_microbatches, rows)
+
+
+@examples(100)
+@given(updated_schedules(), st.data())
+def test_a_sum_or_an_update_moved_before_its_last_gradient_is_caught(schedule, data):
+    rank = data.draw(st.sampled_from([r for r, row in enumerate(schedule.actions) if row]))
+    row = list(schedule.actions[rank])
+    kind = data.draw(st.sampled_from([kind for kind in (REDUCE_GRAD, U) if any(a.kind is kind for a in row)]))
+    action, position, microbatches = data.draw(st.sampled_from(taken(row, kind)))
+    last = max(
+        at for at, (s, other, k) in enumerate(row) if s == action.stage and other in ("B", "W") and k in microbatches
+    )
+    row.insert(data.draw(st.integers(0, last)), row.pop(position))
+    codes = ("early-sum", "no-sum") if kind is REDUCE_GRAD else ("early-update", "skipped", "no-sum", "order")
+    assert refusal(changed(schedule, rank, row)).code in codes
+
+
+@examples(100)
+@given(updated_schedules(), st.data())
+def test_the_last_update_of_a_stage_cannot_be_left_out_and_no_number_changed(schedule, data):
+    rank = data.draw(st.sampled_from([r for r, row in enumerate(schedule.actions) if row]))
+    row = list(schedule.actions[rank])
+    stage = data.draw(st.sampled_from(sorted({action.stage for action in row})))
+    *_, (action, position, _) = (found for found in taken(row, U) if found.action.stage == stage)
+    others = [k for k in range(schedule.num_microbatches) if k != action.microbatch]
+    if data.draw(st.booleans()) and others:
+        row[position] = action._replace(microbatch=data.draw(st.sampled_from(others)))
+    else:
+        row.pop(position)
+    mutant = changed(schedule, rank, row)
+    assume(U in mutant.kinds)  # without any, the optimiser steps behind the schedule
+    error = refusal(mutant)
+    assert error.code in ("skipped", "missing", "other-replica", "no-sum", "order", "duplicate", "early-update")

@@ -1,5 +1,7 @@
 """Sums of gradients over replicas, and updates within a schedule: when they end, and who waits for them."""
 
+from math import inf
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,9 +10,11 @@ from minipipe import Costs, Schedule, schedules, simulate, verify
 from minipipe.errors import ScheduleError
 from minipipe.render.descriptions import describe_wait
 from minipipe.schedules.action import REDUCE_GRAD, Action, U
+from minipipe.schedules.simulation.costs import Hosts
+from minipipe.schedules.simulation.fluid import Fluid
 from minipipe.schedules.simulation.span import IdleCause
 from minipipe.schedules.transforms import repeat
-from tests.strategies import examples, runnable_schedules
+from tests.strategies import examples, runnable_schedules, updated_schedules
 
 SIX = Costs(gradient_size=6, bandwidth=1)  # two replicas: 6 units for the sum of a rank
 HOSTS = (*range(8),)
@@ -142,6 +146,23 @@ def test_the_next_step_begins_when_the_sums_of_the_rank_are_there():
         timeline = simulate(both, Costs(gradient_size=6, bandwidth=1, update=0.5, hosts=hosts), num_steps=3)
         assert [change.left for change in timeline.step_changes[0]] == [12, 24.5]
         assert timeline.makespan == 37 and timeline.time_of_further_step == 12.5
+
+
+@examples(60)
+@given(updated_schedules(), st.sampled_from([0.0, 0.25]), st.sampled_from([0, 3]), st.integers(1, 2), st.booleans())
+def test_both_simulations_agree_about_sums_and_updates(schedule, latency, size, num_steps, wait):
+    costs = Costs(forward=1, backward_input=2, update=0.5, latency=latency, gradient_size=size, bandwidth=2)
+    exact = simulate(schedule, costs, num_steps, wait)
+    fluid = Fluid(schedule, costs, num_steps, Hosts((0,) * schedule.num_ranks, (inf,)))
+    assert fluid.run(wait) == pytest.approx(exact.makespan)
+    for row, other in zip(fluid.spans, exact.spans):
+        assert [span.action for span in row] == [span.action for span in other]
+        assert [end for *_, end in row] == pytest.approx([end for *_, end in other])
+    ends = {found.actions: found.end for found in fluid.sums}
+    assert ends == pytest.approx({found.actions: found.end for found in exact.sums})
+    for rank, slots in enumerate(exact.idle):  # all time is explained
+        total = exact.busy(rank) + sum(slot.end - slot.start for slot in slots)
+        assert total == pytest.approx(exact.makespan)
 
 
 # -- updates -----------------------------------------------------------------------------------------------------------
