@@ -13,7 +13,7 @@ from minipipe.errors import ScheduleCode, ScheduleError, quoted
 from minipipe.io import read_stream
 from minipipe.schedules.action_table import ActionTable, Program, Schedule, T, read_schedule, schedule_of_text
 from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, build, expected_names
-from minipipe.schedules.transforms import data_parallel, freeze_stages, repeat
+from minipipe.schedules.transforms import data_parallel, freeze_stages, offloaded, recomputed, repeat
 
 if TYPE_CHECKING:
     from minipipe.schedules.analysis.activations import Footprint
@@ -31,6 +31,8 @@ def add_schedule(parser: argparse.ArgumentParser, several: bool = False, is_opti
     add("--group", type=int, metavar="G", help="least microbatches of a group, for interleaved schedules (default: P)")
     add("--per-update", type=int, metavar="A", help="microbatches of an update, for 2bw (default: P) and paci (2)")
     add("--joined", action="store_true", default=None, help="forwards of DualPipe run joined with backwards")
+    add("--recompute", action="store_true", help="an R before each backward: drop what F computed, compute it again")
+    add("--offload", type=int, metavar="N", help="O and L, so that a rank holds at most N microbatches of its stages")
     add("--replicas", type=int, metavar="D", help="copies side by side, with the sums of their gradients")
     frozen = "stages that train nothing: leave out actions that they do not need"
     add("--freeze", type=whole_numbers, default=[], metavar="S,…", help=frozen)
@@ -112,7 +114,7 @@ def whole_numbers(text: str) -> list[int]:
 
 
 def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
-    """Return a named schedule, or that of a file, with stages frozen and copies beside it as the options say.
+    """Return a named schedule, or that of a file, as the options say: stages frozen, less memory, copies beside it.
 
     Raises
     ------
@@ -124,14 +126,20 @@ def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
         schedule = freeze_stages(schedule, options.freeze)
     except ScheduleError as error:
         raise misuse(f"--freeze: {error.problems[0].message}") from None
-    if options.replicas is None:
-        return schedule
-    if isinstance(schedule, Program):
-        raise misuse(f"--replicas takes a schedule, and {given} has messages; leave out its SEND and RECV.")
-    try:
-        return data_parallel(schedule, options.replicas)
-    except ScheduleError as error:
-        raise misuse(f"--replicas: {error.problems[0].message}") from None
+    offload, replicas = options.offload, options.replicas
+    for name, is_given, transform in (
+        ("--recompute", options.recompute, recomputed),
+        ("--offload", offload is not None, lambda found: offloaded(found, offload)),
+        ("--replicas", replicas is not None, lambda found: data_parallel(found, replicas)),
+    ):
+        if is_given:
+            if isinstance(schedule, Program):
+                raise misuse(f"{name} takes a schedule, and {given} has messages; leave out its SEND and RECV.")
+            try:
+                schedule = transform(schedule)
+            except ScheduleError as error:
+                raise misuse(f"{name}: {error.problems[0].message}") from None
+    return schedule
 
 
 def schedule_and_costs(options: argparse.Namespace) -> tuple[Schedule | Program, Schedule | Program, Costs]:

@@ -55,6 +55,8 @@ from minipipe.schedules.simulation.span import StepChange as StepChange
 from minipipe.schedules.simulation.timeline import Timeline as Timeline
 from minipipe.schedules.transforms import data_parallel as data_parallel
 from minipipe.schedules.transforms import freeze_stages as freeze_stages
+from minipipe.schedules.transforms import offloaded as offloaded
+from minipipe.schedules.transforms import recomputed as recomputed
 from minipipe.schedules.transforms import repeat as repeat
 from minipipe.schedules.transforms import split_backward as split_backward
 from minipipe.schedules.v_shaped import dualpipe_v as dualpipe_v

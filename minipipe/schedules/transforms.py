@@ -1,10 +1,10 @@
-"""Other numbers of stages for a schedule: stages cut into several, equally or not, or the last ones left out."""
+"""Other schedules made of one: with other stages, split backwards, frozen stages, copies, or less memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, chain, groupby, pairwise
 
 from minipipe.errors import ScheduleCode, ScheduleError, quoted, whole_number
 from minipipe.schedules.action import RECV_B, REDUCE_GRAD, SEND_B, Action, ActionKind, B, F, I, L, O, R, U, W
@@ -273,11 +273,8 @@ def data_parallel(schedule: Schedule, num_replicas: int) -> Schedule:
     rank 2: 0F1 0B1 0REDUCE_GRAD1
     rank 3: 1F1 1B1 1REDUCE_GRAD1
     """
-    check_table(schedule, Schedule)
+    _check_trains(schedule, "gradients to sum")
     n = whole_number("num_replicas", num_replicas, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
-    if schedule.is_forward_only:
-        message = f"{schedule.title} has no backward, and so no gradients to sum; expected a schedule that trains."
-        raise ScheduleError.of(ScheduleCode.FORWARD_ONLY, message)
     if n == 1 and not schedule.has_replicas:
         return schedule
     p, m = schedule.num_ranks, schedule.num_microbatches
@@ -308,3 +305,151 @@ def _with_sums(row: Sequence[Action]) -> Iterator[Action]:
             left[stage].remove(k)
             while due[stage] and not (left[stage] and left[stage][0] <= due[stage][0]):
                 yield Action(stage, REDUCE_GRAD, due[stage].pop(0))
+
+
+# -- less memory ------------------------------------------------------------------------------------------------------
+
+
+def recomputed(schedule: Schedule, stages: Iterable[int] | None = None) -> Schedule:
+    """Return the schedule with an R right before each B or I: what F computed is dropped, and computed again.
+
+    An R needs no gradient, so it runs while its rank waits for one.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Any one with a backward.
+    stages : iterable of int, optional
+        The stages that recompute; by default all. Where each B follows its F at once, as on the last rank of 1F1B, an R
+        saves nothing.
+
+    Returns
+    -------
+    Schedule
+
+    Raises
+    ------
+    ScheduleError
+        Codes ``forward-only``, and ``out-of-range`` for a stage that does not exist.
+
+    References
+    ----------
+    Chen et al. 2016, "Training deep nets with sublinear memory cost": recomputation, there within the backward.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> print(recomputed(schedules.one_f_one_b(2, 2)))
+    # 1f1b, recomputed: 2 ranks, 2 stages, 2 microbatches
+    rank 0: 0F0 0F1 0R0 0B0 0R1 0B1
+    rank 1: 1F0 1R0 1B0 1F1 1R1 1B1
+    """
+    _check_trains(schedule, "activations to recompute")
+    own = frozenset(range(schedule.num_stages) if stages is None else stages)
+    for stage in own:
+        schedule.ranks_of(stage)  # or there is no such stage
+    has = {action[::2] for row in schedule.actions for action in row if action.kind is R}
+    rows = []
+    for groups in _in_groups(schedule):
+        again = [[(s, k) for s, kind, k in group if kind in (B, I) and s in own] for group in groups]
+        with_them = ([*(Action(s, R, k) for s, k in new if (s, k) not in has), *old] for new, old in zip(again, groups))
+        rows.append(tuple(chain.from_iterable(with_them)))
+    return replace(schedule, name=f"{schedule.name}, recomputed", actions=tuple(rows))
+
+
+def offloaded(schedule: Schedule, num_held: int) -> Schedule:
+    """Return the schedule with O and L, so that no rank holds more than some microbatches of its stages at once.
+
+    Where an F or an L needs room, the O is of what is needed last. An L stands before the action in front of its R, B
+    or I, beside which it is copied, if there is room; otherwise right before it.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Any one with a backward and without O.
+    num_held : int
+        The most (stage, microbatch) pairs that a rank holds; at least 1. Those between an I and its W stay, and may be
+        more. For two, copies hide behind computations.
+
+    Returns
+    -------
+    Schedule
+
+    Raises
+    ------
+    ScheduleError
+        Codes ``forward-only`` and ``parameters``.
+
+    Notes
+    -----
+    The limit counts copies as instantaneous, as ``verify`` does; slow ones hold memory until they have ended.
+
+    References
+    ----------
+    Wan et al. 2025, "PipeOffload: improving scalability of pipeline parallelism with memory optimization": offload of
+    activations with long lifetimes, which copies of the same time hide.
+    Belady 1966, "A study of replacement algorithms for a virtual-storage computer": to replace what is needed last.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> print(offloaded(schedules.one_f_one_b(3, 3), 2))
+    # 1f1b, offloaded: 3 ranks, 3 stages, 3 microbatches
+    rank 0: 0F0 0F1 0O1 0F2 0O2 0L1 0B0 0L2 0B1 0B2
+    rank 1: 1F0 1F1 1B0 1F2 1B1 1B2
+    rank 2: 2F0 2B0 2F1 2B1 2F2 2B2
+    """
+    _check_trains(schedule, "activations to offload")
+    whole_number("num_held", num_held, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
+    if O in schedule.kinds:
+        message = f"{schedule.title} has O and L already; expected a schedule without."
+        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+    rows = tuple(tuple(_with_offloads(groups, num_held)) for groups in _in_groups(schedule))
+    return replace(schedule, name=f"{schedule.name}, offloaded", actions=rows)
+
+
+def _with_offloads(groups: Sequence[Sequence[Action]], most: int) -> list[Action]:
+    """Return the actions of a row with O and L."""
+    needed = {a[::2]: at for at, group in reversed([*enumerate(groups)]) for a in group if a.kind in (R, B, I)}
+    released = {a[::2]: at for at, group in enumerate(groups) for a in group if a.kind in (B, I, W)}
+    due: dict[int, list[tuple[int, int]]] = {}
+    for pair, at in needed.items():
+        due.setdefault(at, []).append(pair)
+    row: list[Action] = []
+    held, away = set[tuple[int, int]](), set[tuple[int, int]]()
+    for at, group in enumerate(groups):
+        new = {action[::2] for action in group if action.kind is F} & needed.keys()
+        for until in (at, at + 1):  # first what this group needs, then what the next one does
+            loads = away.intersection(due.get(until, ()))
+            room = most - len(new) - len(loads) if loads or until == at else most
+            idle = sorted((pair for pair in held if needed[pair] > until), key=needed.__getitem__)
+            while len(held) > room and idle:
+                row.append(Action(idle[-1][0], O, idle[-1][1]))
+                held.remove(idle[-1])
+                away.add(idle.pop())
+            if loads and (until == at or len(held) <= room):
+                row += [Action(stage, L, k) for stage, k in sorted(loads)]
+                held |= loads
+                away -= loads
+        row += group
+        held = {pair for pair in held | new if released[pair] != at}
+    return row
+
+
+def _in_groups(schedule: Schedule) -> Iterator[list[list[Action]]]:
+    """Yield the actions of each row one by one, but those that run joined together."""
+    for row in schedule.actions:
+        groups: list[list[Action]] = []
+        for action in row:
+            if groups and schedule.joined.get(groups[-1][-1]) == action:
+                groups[-1].append(action)
+            else:
+                groups.append([action])
+        yield groups
+
+
+def _check_trains(schedule: Schedule, purpose: str) -> None:
+    check_table(schedule, Schedule)
+    if schedule.is_forward_only:
+        message = f"{schedule.title} has no backward, and so no {purpose}; expected a schedule that trains."
+        raise ScheduleError.of(ScheduleCode.FORWARD_ONLY, message)

@@ -11,7 +11,7 @@ from typing import Any
 from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.render.descriptions import describe_action
 from minipipe.render.stepper.walkthrough import Activity, RankState, Snapshot, Walkthrough
-from minipipe.schedules.action import REDUCE_GRAD, Action
+from minipipe.schedules.action import REDUCE_GRAD, Action, L
 from minipipe.schedules.simulation.span import Message
 from minipipe.schedules.simulation.timeline import format_number, format_time
 
@@ -198,6 +198,8 @@ def _describe_awaited(walkthrough: Walkthrough, rank: int, source: int | None, a
         return f"{awaited}, which is missing"
     if awaited.kind is REDUCE_GRAD and walkthrough.is_timed:
         return f"the gradient sum of stage {awaited.stage}" + (f" with rank {source}" if source != rank else "")
+    if awaited.kind is L and walkthrough.is_timed:
+        return f"the activations that {awaited} loads"
     if awaited.kind is REDUCE_GRAD and source == rank:
         return f"a REDUCE_GRAD of another replica, to meet {awaited}: it is missing"
     return f"{awaited}, later in its own list" if source == rank else f"{awaited} on rank {source}"

@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from minipipe.errors import Problem, ScheduleError
-from minipipe.schedules.action import RECV_B, RECV_F, REDUCE_GRAD, SEND_B, SEND_F, Action
+from minipipe.schedules.action import RECV_B, RECV_F, REDUCE_GRAD, SEND_B, SEND_F, Action, L
 from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.analysis.activations import Footprint, Held, held_pairs
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
@@ -315,7 +315,7 @@ class Walkthrough:
         idle = slots[bisect_right(slots, time, key=attrgetter("end"))]
         if idle.cause is IdleCause.SENDING:
             has_come = idle.awaited is None or self._has_begun(idle.awaited, time)
-        elif idle.awaited and idle.awaited.kind is REDUCE_GRAD:
+        elif idle.awaited and idle.awaited.kind in (REDUCE_GRAD, L):
             has_come = False  # the slot lasts until then
         else:
             pair = (action, self.partners.get(action, action))

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from minipipe.errors import ScheduleCode, ScheduleError, quoted
-from minipipe.schedules.action import ActionKind
+from minipipe.schedules.action import ActionKind, L, O, R
 from minipipe.schedules.action_table import ActionTable, Schedule
 from minipipe.schedules.analysis.bounds import Bound, lower_bound
 from minipipe.schedules.analysis.workload import Objective, Workload, fits
@@ -50,7 +50,8 @@ class Gap(NamedTuple):
 def gaps(schedule: ActionTable, costs: Costs, timeline: Timeline) -> tuple[Gap, ...]:
     """Return the gaps of makespan and longest own span; none where no bound is proved.
 
-    That is so for several steps, forwards alone, frozen stages, replicas, and joined actions of which one hides time.
+    That is so for several steps, forwards alone, frozen stages, replicas, R, O and L, and joined actions of which one
+    hides time.
 
     Notes
     -----
@@ -65,8 +66,8 @@ def gaps(schedule: ActionTable, costs: Costs, timeline: Timeline) -> tuple[Gap, 
     >>> makespan.value, makespan.bound.value, f"{makespan.relative:.1%}"
     (33.0, 27.0, '22.2%')
     """
-    is_shorter = bool(schedule.overlaps) and costs.overlap > 0
-    if timeline.num_steps > 1 or schedule.is_forward_only or schedule.frozen or schedule.has_replicas or is_shorter:
+    is_other = (schedule.overlaps and costs.overlap > 0) or not schedule.kinds.isdisjoint((R, O, L))
+    if timeline.num_steps > 1 or schedule.is_forward_only or schedule.frozen or schedule.has_replicas or is_other:
         return ()
     memory = max(timeline.peak_memory or (inf,))
     workload = workload_of(schedule, costs, memory)
