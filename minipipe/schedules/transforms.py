@@ -86,8 +86,8 @@ def first_stages(schedule: Schedule, num_stages: int) -> Schedule:
         raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
     rows = tuple(tuple(action for action in row if action.stage < num_stages) for row in schedule.actions)
     overlaps = frozenset(a for a, b in schedule.joined.items() if max(a.stage, b.stage) < num_stages)
-    placement = schedule.placement[:num_stages]
-    return replace(schedule, placement=placement, actions=rows, frozen=frozenset(), overlaps=overlaps)
+    placement, frozen = schedule.placement[:num_stages], schedule.frozen & {*range(num_stages)}
+    return replace(schedule, placement=placement, actions=rows, frozen=frozen, overlaps=overlaps)
 
 
 def split_backward(schedule: Schedule) -> Schedule:
@@ -141,8 +141,9 @@ def neighbouring_weights(row: Iterable[Action]) -> dict[Action, list[int]]:
 def freeze_stages(table: T, stages: Iterable[int]) -> T:
     """Return the schedule for stages without trained parameters.
 
-    A frozen stage has no W: its B becomes I. No gradient goes back beyond the first stage that is not frozen, so the
-    stages before it have no backward and exchange no gradients. A forward-only schedule is returned unchanged.
+    A frozen stage has no W, no sum and no update: its B becomes I. No gradient goes back beyond the first stage that is
+    not frozen, so the stages before it have no backward and exchange no gradients. A forward-only schedule is returned
+    unchanged.
 
     Parameters
     ----------
@@ -178,12 +179,13 @@ def freeze_stages(table: T, stages: Iterable[int]) -> T:
     if table.is_forward_only or not marked.frozen:
         return table
     first = marked.first_backward_stage
+    of_frozen: dict[ActionKind, tuple[ActionKind, ...]] = {B: (I,), W: (), REDUCE_GRAD: (), U: ()}
 
     def needed(stage: int, kind: ActionKind) -> tuple[ActionKind, ...]:
         is_gradient = kind.is_backward or kind in (SEND_B, RECV_B, R, O, L)
         if is_gradient and (stage < first or (stage == first and kind is SEND_B)):
             return ()
-        return {B: (I,), W: ()}.get(kind, (kind,)) if stage in marked.frozen else (kind,)
+        return of_frozen.get(kind, (kind,)) if stage in marked.frozen else (kind,)
 
     return _with_kinds(marked, needed)
 

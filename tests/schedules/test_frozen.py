@@ -9,8 +9,9 @@ from minipipe.errors import ScheduleError
 from minipipe.schedules import Program, freeze_stages, lower
 from minipipe.schedules.analysis.dependencies import Dependencies, Direction, Value
 from minipipe.schedules.analysis.walk import complete_walk
+from minipipe.schedules.transforms import first_stages
 from tests.schedules.analysis.verdicts import refusal
-from tests.strategies import NAMES, examples, named_schedules
+from tests.strategies import NAMES, examples, named_schedules, updated_schedules
 
 
 @st.composite
@@ -83,6 +84,25 @@ def test_an_action_that_is_missing_or_needless_is_refused(drawn, data):
         ]
         changed = Schedule("changed", frozen.placement, frozen.num_microbatches, rows, frozen.frozen)
         assert "frozen" in {problem.code for problem in refusal(changed).problems}
+
+
+@examples(60)
+@given(updated_schedules(), st.data())
+def test_a_frozen_stage_has_no_sum_and_no_update(schedule, data):
+    """The story: U and REDUCE_GRAD stayed, and ``minipipe show pipedream --freeze 0`` was refused."""
+    frozen = freeze_stages(schedule, data.draw(st.sets(st.sampled_from(range(schedule.num_stages)))))
+    verify(frozen)
+    assert {a.stage for row in frozen.actions for a in row if a.kind == "U"}.isdisjoint(frozen.frozen)
+
+
+@examples(60)
+@given(frozen_schedules(), st.data())
+def test_without_its_last_stages_the_others_stay_frozen(drawn, data):
+    """The story: the mark was lost, and the W of the frozen stages were missing."""
+    frozen = freeze_stages(*drawn)
+    shorter = first_stages(frozen, data.draw(st.integers(1, frozen.num_stages)))
+    verify(shorter)
+    assert shorter.frozen == {stage for stage in frozen.frozen if stage < shorter.num_stages}
 
 
 def test_without_the_mark_the_same_rows_are_refused():
