@@ -314,7 +314,7 @@ def test_every_action_starts_the_moment_its_rank_is_free_and_its_input_is_there(
             sources = [(stage, (F,)), (stage + 1, (B, INPUT))]
         for source, kinds in sources:
             if 0 <= source < stages:
-                crosses = schedule.placement[source] != schedule.placement[stage]
+                crosses = schedule.rank_of(source, k) != schedule.rank_of(stage, k)
                 yield min(ends[source, one, k] for one in kinds if (source, one, k) in ends) + latency * crosses
 
     durations = {F: forward, INPUT: inputs, WEIGHT: weights, B: [i + w for i, w in zip(inputs, weights)]}
