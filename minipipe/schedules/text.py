@@ -81,7 +81,7 @@ def _read_text(text: str, ignore_sharding: bool) -> Cells:
     """
     frozen = _FROZEN.match(text)
     stages = frozenset(map(int, frozen[1].split(","))) if frozen else frozenset()
-    return _from_rows(partial(_rows_of_text, text), ignore_sharding)._replace(frozen=stages)
+    return _from_rows(partial(_rows_of_text, text), ignore_sharding, stages)
 
 
 def _rows_of_text(text: str) -> Iterator[_Row]:
@@ -130,7 +130,9 @@ def _check_length(text: str) -> None:
             raise ScheduleError.of(ScheduleCode.TOO_LARGE, message)
 
 
-def _from_rows(read: Callable[[], Iterator[_Row]], ignore_sharding: bool) -> Cells:
+def _from_rows(
+    read: Callable[[], Iterator[_Row]], ignore_sharding: bool, frozen: frozenset[int] = frozenset()
+) -> Cells:
     # Of a typo, the other cells are read: one cell with a stage is enough.
     names_stages = any(_WITH_STAGE.match(cell.strip()) for _, cells in read() for cell in cells)
     num_slices = _num_slices(read)
@@ -157,7 +159,7 @@ def _from_rows(read: Callable[[], Iterator[_Row]], ignore_sharding: bool) -> Cel
     overlaps = frozenset(found[0] for found in known.values() if len(found) > 1)
     n = max(1, num_slices)
     num_microbatches = (largest.microbatch // n + 1) * n  # whole sequences
-    return Cells(_placement(actions), num_microbatches, tuple(actions), overlaps=overlaps, num_slices=n)
+    return Cells(_placement(actions, frozen), num_microbatches, tuple(actions), frozen, overlaps, n)
 
 
 def _num_slices(read: Callable[[], Iterator[_Row]]) -> int:
@@ -221,10 +223,11 @@ def _action_of(cell: str, num_slices: int) -> Action:
     return whole._replace(microbatch=whole.microbatch * num_slices + int(found[2])) if found else whole
 
 
-def _placement(actions: Sequence[Sequence[Action]]) -> tuple[int | tuple[int, ...], ...]:
+def _placement(actions: Sequence[Sequence[Action]], frozen: frozenset[int]) -> tuple[int | tuple[int, ...], ...]:
     """Place each stage on the rank with most of its actions, so that the verifier blames the stray ones.
 
-    A rank is a replica of a stage if one of its microbatches goes and comes back there: a stray F makes none.
+    A rank is a replica of a stage if one of its microbatches goes and comes back there: a stray F makes none. To the
+    first stages, if they are frozen, none comes back.
     """
     counts: defaultdict[int, Counter[int]] = defaultdict(Counter)  # by stage and rank: the number of actions
     for rank, row in enumerate(actions):
@@ -240,8 +243,10 @@ def _placement(actions: Sequence[Sequence[Action]]) -> tuple[int | tuple[int, ..
             ScheduleCode.MISSING, f"Stage {stages[-1]} occurs without stage {missing}; stages are counted from 0."
         )
     replicas: defaultdict[int, list[int]] = defaultdict(list)
+    one_way = frozen - {stage for row in actions for stage, kind, _ in row if kind in (B, I)} if frozen else frozen
     for rank, row in enumerate(actions) if any(len(ranks) > 1 for ranks in counts.values()) else ():
         went = {(stage, k) for stage, kind, k in row if kind is F}
-        for stage in {stage for stage, kind, k in row if kind in (B, I) and (stage, k) in went}:
+        came_back = {stage for stage, kind, k in row if kind in (B, I) and (stage, k) in went}
+        for stage in came_back | {stage for stage, _ in went if stage in one_way}:
             replicas[stage].append(rank)
     return tuple(tuple(replicas[stage]) or counts[stage].most_common(1)[0][0] for stage in stages)

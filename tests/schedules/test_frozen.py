@@ -17,6 +17,10 @@ from tests.strategies import NAMES, examples, named_schedules, updated_schedules
 @st.composite
 def frozen_schedules(draw):
     _, schedule, *_ = draw(named_schedules(NAMES, max_ranks=4, max_microbatches=6, max_chunks=2))
+    if draw(st.booleans()):
+        schedule = schedules.paci(*(draw(st.integers(1, most)) for most in (4, 6, 3)))
+    if not schedule.is_forward_only:
+        schedule = schedules.data_parallel(schedule, draw(st.integers(1, 2)))
     return schedule, draw(st.sets(st.sampled_from(range(schedule.num_stages))))
 
 
@@ -45,7 +49,7 @@ def test_just_what_nothing_needs_is_left_out(drawn):
             "F": {action},
             "B": {action} if stage in trained else {Action(stage, "I", k)} if is_upstream_trained else set(),
             "I": {action} if stage in trained or is_upstream_trained else set(),
-            "W": {action} if stage in trained else set(),
+            **dict.fromkeys(("W", "U", "REDUCE_GRAD"), {action} if stage in trained else set()),
             "SEND_B": {action} if is_upstream_trained else set(),
             "RECV_B": {action} if is_upstream_trained or stage in trained else set(),
         }.get(kind.value, {action})
@@ -69,7 +73,8 @@ def test_it_takes_no_longer_holds_no_more_and_gives_all_back(drawn, costs):
 def test_an_action_that_is_missing_or_needless_is_refused(drawn, data):
     frozen = freeze_stages(*drawn)
     rank = data.draw(st.sampled_from([r for r, row in enumerate(frozen.actions) if row]))
-    position = data.draw(st.integers(0, len(frozen.actions[rank]) - 1))
+    of_one = [at for at, action in enumerate(frozen.actions[rank]) if action.kind not in ("U", "REDUCE_GRAD")]
+    position = data.draw(st.sampled_from(of_one))
     rows = [list(row) for row in frozen.actions]
     del rows[rank][position]
     changed = Schedule("changed", frozen.placement, frozen.num_microbatches, rows, frozen.frozen)
@@ -79,8 +84,7 @@ def test_an_action_that_is_missing_or_needless_is_refused(drawn, data):
     if needless:
         action = data.draw(st.sampled_from(needless))
         rows = [
-            [*row, *([action] if rank == frozen.placement[action.stage] else [])]
-            for rank, row in enumerate(frozen.actions)
+            [*row, *([action] if rank == drawn[0].home_of(action) else [])] for rank, row in enumerate(frozen.actions)
         ]
         changed = Schedule("changed", frozen.placement, frozen.num_microbatches, rows, frozen.frozen)
         assert "frozen" in {problem.code for problem in refusal(changed).problems}
