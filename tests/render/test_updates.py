@@ -5,6 +5,8 @@ import re
 
 from minipipe import Costs, schedules, simulate
 from minipipe.render import draw_html, draw_svg, draw_text, perfetto_trace
+from minipipe.render.html import player_data
+from minipipe.render.panel import panels_of
 from minipipe.render.stepper.description import draw_snapshot
 from minipipe.render.stepper.walkthrough import Walkthrough
 
@@ -62,6 +64,10 @@ def test_a_trace_has_tracks_for_sums_and_counters_for_versions():
 def test_the_player_has_updates_and_the_words_of_a_wait_for_a_sum():
     page = draw_html(SUMMED, DREAM)
     assert "waits for the gradient sum of stage {stage}: it is on its way" in page
+    assert "REDUCE_GRAD sum over replicas of the gradients" in page
+    data = player_data(panels_of([SUMMED, DREAM]))["panels"]
+    assert [rank["sums"] for rank in data[0]["ranks"]] == [[[0, 9, 12]], [[1, 7, 10]]] * 2
+    assert [rank["sums"] for rank in data[1]["ranks"]] == [[], []]
     assert '[0, "U", 0, ' in page or '[0,"U",0,' in page
 
 

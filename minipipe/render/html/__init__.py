@@ -131,6 +131,11 @@ def _rank(panel: Panel, rank: int) -> dict[str, Any]:
         "namesStage": panel.names_stage(rank),
         "actions": [[*action, start - begin, end - begin] for action, start, end in timeline.spans[rank]],
         "idle": [_idle(timeline, idle) for idle in timeline.idle[rank]],
+        "sums": [
+            [found.actions[0].stage, found.begin - begin, found.end - begin]
+            for found in timeline.sums
+            if rank in found.ranks and found.end > found.begin
+        ],
         "holds": [
             [stage, k, start - begin, None if end is None else end - begin]
             for stage, k, start, end in holds_of(timeline, rank)
@@ -292,6 +297,13 @@ def _legend(panels: Sequence[Panel]) -> Iterator[str]:
         for rank, row in enumerate(panel.timeline.spans)
         for span in row
         if span.end > span.start
+    }
+    boxes |= {
+        (ActionKind.REDUCE_GRAD, panel.chunk_of(rank, found.actions[0].stage))
+        for panel in panels
+        for found in panel.timeline.sums
+        for rank in found.ranks
+        if found.end > found.begin
     }
     for kind, chunks in chunks_by_kind(boxes).items():
         yield _entry("".join(_swatch(kind, chunk) for chunk in chunks), f"{kind} {KIND_NAMES[kind]}")

@@ -13,7 +13,9 @@ class Chart {
     this.box = timeline.ranks.length > 16 ? 14 : timeline.ranks.length > 8 ? 20 : 28; // pixels, as all below
     this.letters = this.box > 20 ? 12 : 10;
     this.strip = timeline.ranks.length > 16 ? 5 : 9;
-    this.height = AXIS + timeline.ranks.length * (this.box + this.strip + GAP) + 4;
+    this.sums = timeline.ranks.some((rank) => rank.sums.length) ? 5 : 0; // of the thin lane below the actions
+    this.pitch = this.box + this.sums + this.strip + GAP;
+    this.height = AXIS + timeline.ranks.length * this.pitch + 4;
     const both = ([rank, index]) => [index, timeline.ranks[rank].partners.get(index)].map((i) => `${rank} ${i}`);
     this.onPath = new Set(timeline.criticalPath.flatMap(both));
     const ranks = timeline.criticalPath.map(([rank]) => timeline.ranks[rank].actions);
@@ -26,7 +28,7 @@ class Chart {
   }
 
   top(rank) {
-    return AXIS + rank * (this.box + this.strip + GAP);
+    return AXIS + rank * this.pitch;
   }
 
   middle(rank) {
@@ -46,7 +48,7 @@ class Chart {
 
   /** Returns the rank whose row is at a height, or -1. */
   rankAt(y) {
-    const rank = Math.floor((y - AXIS) / (this.box + this.strip + GAP));
+    const rank = Math.floor((y - AXIS) / this.pitch);
     return rank >= 0 && rank < this.timeline.ranks.length ? rank : -1;
   }
 
@@ -82,7 +84,8 @@ class Chart {
     this.timeline.ranks.forEach((rank, r) => {
       boxes += drawIdle(pen, view, look, rank, this.top(r), this.box);
       boxes += drawActions(pen, view, look, this, r, wishes.criticalPath);
-      drawHeld(pen, view, look, rank, this.top(r) + this.box + 1, this.strip, this.mostHeld);
+      boxes += drawSums(pen, view, look, rank, this.top(r) + this.box + 1);
+      drawHeld(pen, view, look, rank, this.top(r) + this.box + this.sums + 1, this.strip, this.mostHeld);
     });
     if (wishes.criticalPath) boxes += drawPath(pen, view, look, this);
     if (wishes.messages) boxes += drawAllMessages(pen, view, look, this);
@@ -213,6 +216,17 @@ function drawColumn(pen, view, look, rank, top, height, first, next) {
     boxes += 1;
   }
   return boxes;
+}
+
+/** Draws the sums of gradients of a rank, which go on while it runs its actions. */
+function drawSums(pen, view, look, rank, top) {
+  const visible = rank.sums.filter(([, begin, end]) => begin < view.last && end > view.first);
+  for (const [stage, begin, end] of visible) {
+    const x = Math.max(view.x(begin), view.gutter - 1);
+    pen.fillStyle = look.fill("REDUCE_GRAD", rank.stages.indexOf(stage))[0];
+    pen.fillRect(x, top, Math.max(1, Math.min(view.x(end), view.width) - x), 4);
+  }
+  return visible.length;
 }
 
 /** Draws the level of a rank over time; of the changes within a pixel, the highest. */
