@@ -269,7 +269,7 @@ class Costs:
                 raise ScheduleError.of(
                     ScheduleCode.COSTS,
                     f"{quoted(item)} is not a cost; expected one of {', '.join([*_SHORT, *_OTHERS])}, as in F=1; "
-                    f"or, on the command line, a file of costs, whose name ends in .json.{hint}",
+                    f"in a command, also a file of costs, whose name ends in .json.{hint}",
                 )
             try:
                 numbers = tuple(map(float, value.split(":")))
