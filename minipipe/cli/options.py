@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from minipipe.errors import ScheduleCode, ScheduleError, quoted
 from minipipe.io import read_stream
 from minipipe.schedules.action_table import ActionTable, Program, Schedule, T, read_schedule, schedule_of_text
+from minipipe.schedules.analysis.data_parallel import data_parallel
 from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, build, expected_names
-from minipipe.schedules.transforms import data_parallel, freeze_stages, offloaded, recomputed, repeat
+from minipipe.schedules.transforms import freeze_stages, offloaded, recomputed, repeat
 
 if TYPE_CHECKING:
     from minipipe.schedules.analysis.activations import Footprint

@@ -10,6 +10,7 @@ from minipipe.schedules.analysis import theory as theory
 from minipipe.schedules.analysis.activations import peak_activations as peak_activations
 from minipipe.schedules.analysis.bounds import lower_bound as lower_bound
 from minipipe.schedules.analysis.bounds import lower_bounds as lower_bounds
+from minipipe.schedules.analysis.data_parallel import data_parallel as data_parallel
 from minipipe.schedules.analysis.lowering import lower as lower
 from minipipe.schedules.analysis.theory import tick_grid as tick_grid
 from minipipe.schedules.analysis.updates import drift as drift
@@ -53,7 +54,6 @@ from minipipe.schedules.simulation.span import Message as Message
 from minipipe.schedules.simulation.span import Span as Span
 from minipipe.schedules.simulation.span import StepChange as StepChange
 from minipipe.schedules.simulation.timeline import Timeline as Timeline
-from minipipe.schedules.transforms import data_parallel as data_parallel
 from minipipe.schedules.transforms import freeze_stages as freeze_stages
 from minipipe.schedules.transforms import offloaded as offloaded
 from minipipe.schedules.transforms import recomputed as recomputed

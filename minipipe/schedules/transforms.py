@@ -9,7 +9,7 @@ from itertools import accumulate, chain, groupby, pairwise
 from minipipe.errors import ScheduleCode, ScheduleError, quoted, whole_number
 from minipipe.schedules.action import RECV_B, REDUCE_GRAD, SEND_B, Action, ActionKind, B, F, I, L, O, R, U, W
 from minipipe.schedules.action_table import ActionTable, Schedule, T, check_table
-from minipipe.schedules.placement import check_size, neighbouring_placement, ranks_in
+from minipipe.schedules.placement import check_size, neighbouring_placement
 
 
 def straight(name: str, rows: Sequence[Sequence[Action]], num_microbatches: int, chunks_per_rank: int) -> Schedule:
@@ -233,80 +233,20 @@ def repeat(table: T, num_steps: int) -> T:
     check_size(table.num_stages, num_steps * m)
     rows = [[Action(s, kind, n * m + k) for n in range(num_steps) for s, kind, k in row] for row in table.actions]
     name = f"{table.name}, {num_steps} steps"
-    actions, overlaps = tuple(map(tuple, rows)), _of_copies(table, num_steps)
+    actions, overlaps = tuple(map(tuple, rows)), overlaps_of_copies(table, num_steps)
     return replace(table, name=name, num_microbatches=num_steps * m, actions=actions, overlaps=overlaps)
 
 
-def _of_copies(table: ActionTable, count: int) -> frozenset[Action]:
-    """Return the overlaps of copies of a table, each with microbatches of its own."""
-    m = table.num_microbatches
-    return frozenset(Action(s, kind, n * m + k) for n in range(count) for s, kind, k in table.overlaps)
-
-
-def data_parallel(schedule: Schedule, num_replicas: int) -> Schedule:
-    """Return copies of a schedule side by side, each with microbatches of its own, whose gradients are summed.
-
-    Replica d has the ranks from ``d * num_ranks`` on and the microbatches from ``d * num_microbatches`` on. Behind the
-    last gradient of each stage, or of each of its updates, stands a REDUCE_GRAD.
-
-    Parameters
-    ----------
-    schedule : Schedule
-        Any one with a backward. Where it has REDUCE_GRADs of its own, these sum over the copies as well.
-    num_replicas : int
-        At least 1. A single one is the schedule itself, with the sums of its own replicas where it has some.
-
-    Raises
-    ------
-    ScheduleError
-        Codes ``parameters``, ``too-large`` and ``forward-only``.
-
-    References
-    ----------
-    Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters using Megatron-LM", section 2.
+def overlaps_of_copies(table: ActionTable, count: int) -> frozenset[Action]:
+    """Return the overlaps of copies of a table, each with microbatches of its own.
 
     Examples
     --------
-    >>> from minipipe import schedules
-    >>> print(data_parallel(schedules.gpipe(2, 1), 2))
-    # gpipe, 2 replicas: 4 ranks, 2 stages, 2 microbatches
-    rank 0: 0F0 0B0 0REDUCE_GRAD0
-    rank 1: 1F0 1B0 1REDUCE_GRAD0
-    rank 2: 0F1 0B1 0REDUCE_GRAD1
-    rank 3: 1F1 1B1 1REDUCE_GRAD1
+    >>> sorted(map(str, overlaps_of_copies(Schedule.from_text("0F0 (0F1;0B0)OVERLAP_F_B 0B1"), 2)))
+    ['0F1', '0F3']
     """
-    _check_trains(schedule, "gradients to sum")
-    n = whole_number("num_replicas", num_replicas, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
-    if n == 1 and not schedule.has_replicas:
-        return schedule
-    p, m = schedule.num_ranks, schedule.num_microbatches
-    check_size(n * schedule.num_stages, n * m)
-    summed = [list(_with_sums(row)) for row in schedule.actions]
-    rows = [[Action(s, kind, d * m + k) for s, kind, k in row] for d in range(n) for row in summed]
-    homes = (ranks_in(home) for home in schedule.placement)
-    placement = tuple(tuple(d * p + rank for d in range(n) for rank in ranks) for ranks in homes)
-    name = f"{schedule.name}, {n} replicas" if n > 1 else schedule.name
-    actions, overlaps = tuple(map(tuple, rows)), _of_copies(schedule, n)
-    return replace(schedule, name=name, placement=placement, num_microbatches=n * m, actions=actions, overlaps=overlaps)
-
-
-def _with_sums(row: Sequence[Action]) -> Iterator[Action]:
-    """Yield a row with a REDUCE_GRAD behind the last gradient of each stage, or of each of its updates."""
-    own: dict[int, list[int]] = {}
-    for stage, kind, k in row:
-        if kind is B or kind is W:
-            own.setdefault(stage, []).append(k)
-    ends = {(s, k) for s, kind, k in row if kind is U} | {(s, max(ks)) for s, ks in own.items()}
-    ends -= {(s, k) for s, kind, k in row if kind is REDUCE_GRAD}
-    due = {stage: sorted(k for s, k in ends if s == stage) for stage in own}
-    left = {stage: sorted(microbatches) for stage, microbatches in own.items()}
-    for action in row:
-        yield action
-        stage, kind, k = action
-        if kind is B or kind is W:
-            left[stage].remove(k)
-            while due[stage] and not (left[stage] and left[stage][0] <= due[stage][0]):
-                yield Action(stage, REDUCE_GRAD, due[stage].pop(0))
+    m = table.num_microbatches
+    return frozenset(Action(s, kind, n * m + k) for n in range(count) for s, kind, k in table.overlaps)
 
 
 # -- less memory ------------------------------------------------------------------------------------------------------
@@ -346,7 +286,7 @@ def recomputed(schedule: Schedule, stages: Iterable[int] | None = None) -> Sched
     rank 0: 0F0 0F1 0R0 0B0 0R1 0B1
     rank 1: 1F0 1R0 1B0 1F1 1R1 1B1
     """
-    _check_trains(schedule, "activations to recompute")
+    check_trains(schedule, "activations to recompute")
     own = frozenset(range(schedule.num_stages) if stages is None else stages)
     for stage in own:
         schedule.ranks_of(stage)  # or there is no such stage
@@ -401,7 +341,7 @@ def offloaded(schedule: Schedule, num_held: int) -> Schedule:
     rank 1: 1F0 1F1 1B0 1F2 1B1 1B2
     rank 2: 2F0 2B0 2F1 2B1 2F2 2B2
     """
-    _check_trains(schedule, "activations to offload")
+    check_trains(schedule, "activations to offload")
     whole_number("num_held", num_held, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
     if O in schedule.kinds:
         message = f"{schedule.title} has O and L already; expected a schedule without."
@@ -450,7 +390,16 @@ def _in_groups(schedule: Schedule) -> Iterator[list[list[Action]]]:
         yield groups
 
 
-def _check_trains(schedule: Schedule, purpose: str) -> None:
+def check_trains(schedule: Schedule, purpose: str) -> None:
+    """Refuse a schedule without a backward, and what is none.
+
+    Examples
+    --------
+    >>> check_trains(Schedule.from_text("0F0", name="mine"), "gradients to sum")
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.ScheduleError: [forward-only] mine has no backward, and so no gradients to sum; ...
+    """
     check_table(schedule, Schedule)
     if schedule.is_forward_only:
         message = f"{schedule.title} has no backward, and so no {purpose}; expected a schedule that trains."

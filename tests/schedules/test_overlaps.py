@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from minipipe import Action, Schedule, schedules
 from minipipe.errors import ScheduleError
-from minipipe.schedules import Program, schedule_of_text, tick_grid
+from minipipe.schedules import Program, data_parallel, lower, schedule_of_text, tick_grid
 from minipipe.schedules.search.list_scheduling import in_microbatch_order
 from minipipe.schedules.transforms import (
-    data_parallel,
     first_stages,
     freeze_stages,
     repeat,
@@ -102,7 +101,8 @@ def test_a_wrongly_joined_pair_is_not_lost_in_text_but_cannot_be_read():
     text = str(Schedule("mine", (0,), 2, [["0F1", "0F0", "0B0", "0B1"]], overlaps=["0F1"]))
     assert "(0F1;0F0)OVERLAP_F_B 0B0" in text
     assert refusal(Schedule.from_text, text).code == "syntax"
-    assert "0F0 (0F1;)OVERLAP_F_B" in str(Schedule("mine", (0,), 2, [["0F0", "0F1"]], overlaps=["0F1"]))
+    alone = Schedule("mine", (0, 1), 1, [["0F0"], ["1F0"]], overlaps=["0F0"])
+    assert "(0F0;)OVERLAP_F_B" in str(alone) and "0F0;0SEND_F0" in str(lower(alone))  # which failed with an IndexError
 
 
 # -- transformations -----------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def lower(schedule: ActionTable) -> Program:
                 send, consumer, receive, destinations = message
                 row.append(_new_action((stage, send, k)))
                 rows[destinations[k]].append(_new_action((consumer, receive, k)))
-    return schedule.with_rows(Program, with_pairs(rows, schedule.overlaps))  # a joined pair stays together
+    return schedule.with_rows(Program, with_pairs(rows, schedule.joined))  # a joined pair stays together
 
 
 def _message(table: ActionTable, stage: int, kind: ActionKind) -> tuple[ActionKind, int, ActionKind, list[int]] | None:

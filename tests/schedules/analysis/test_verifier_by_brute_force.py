@@ -16,9 +16,9 @@ from minipipe import schedules
 from minipipe.errors import ScheduleError
 from minipipe.schedules import schedule_of_text
 from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.analysis.data_parallel import data_parallel
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.verifier import verify
-from minipipe.schedules.transforms import data_parallel
 from tests.launch import slowly
 from tests.schedules.analysis.second_opinion import TAKERS, is_legal
 from tests.strategies import (

@@ -14,7 +14,7 @@ from minipipe.schedules.simulation.costs import Hosts
 from minipipe.schedules.simulation.fluid import Fluid
 from minipipe.schedules.simulation.span import IdleCause
 from minipipe.schedules.transforms import repeat
-from tests.strategies import examples, runnable_schedules, updated_schedules
+from tests.strategies import examples, replicated_schedules, runnable_schedules, updated_schedules
 
 SIX = Costs(gradient_size=6, bandwidth=1)  # two replicas: 6 units for the sum of a rank
 HOSTS = (*range(8),)
@@ -251,6 +251,20 @@ def test_each_copy_sums_behind_the_last_gradient_of_each_stage_and_of_each_updat
     verify(again)
     assert again.ranks_of(0) == (0, 2, 4, 6)
     assert sum(action.kind is REDUCE_GRAD for row in again.actions for action in row) == 16
+
+
+@examples(100)
+@given(replicated_schedules(), st.integers(1, 2))
+def test_replicas_come_to_their_sums_in_one_order(drawn, num_replicas):
+    """The story: with an odd number of microbatches, ranks of DualPipe waited at different sums for each other."""
+    verify(schedules.data_parallel(drawn[0], num_replicas))
+
+
+def test_a_sum_waits_for_the_replica_with_one_more_microbatch():
+    assert [" ".join(map(str, row)) for row in schedules.data_parallel(schedules.dualpipe(2, 3), 1).actions] == [
+        "0F0 1F2 0F1 1B2 0B0 1REDUCE_GRAD2 0I1 0W1 0REDUCE_GRAD1",
+        "0F2 1F0 1B0 1F1 0B2 1B1 1REDUCE_GRAD1 0REDUCE_GRAD2",
+    ]
 
 
 def test_data_parallel_refuses_what_has_no_gradients_and_numbers_that_are_none():

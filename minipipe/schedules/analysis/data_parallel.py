@@ -1,0 +1,102 @@
+"""Data parallelism: copies of a schedule side by side, and where in their rows the sums of gradients stand.
+
+rank 0   0F0 0B0 0REDUCE_GRAD0         a sum stands behind the last gradient in it, or in those of all replicas of the
+rank 1   0F1 0B1 0REDUCE_GRAD1         schedule itself, so that its ranks come to their sums in one order
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from minipipe.errors import ScheduleCode, ScheduleError, whole_number
+from minipipe.schedules.action import REDUCE_GRAD, Action, B, U, W
+from minipipe.schedules.action_table import Schedule
+from minipipe.schedules.analysis.walk import complete_walk
+from minipipe.schedules.placement import check_size, ranks_in
+from minipipe.schedules.transforms import check_trains, overlaps_of_copies
+
+
+def data_parallel(schedule: Schedule, num_replicas: int) -> Schedule:
+    """Return copies of a schedule side by side, each with microbatches of its own, whose gradients are summed.
+
+    Replica d has the ranks from ``d * num_ranks`` on and the microbatches from ``d * num_microbatches`` on. Behind the
+    last gradient of each stage, or of each of its updates, stands a REDUCE_GRAD; of a stage that has replicas itself,
+    behind the last of all of them in the order of the walk, so that no two ranks come to their sums in other orders.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Any one with a backward. Where it has REDUCE_GRADs of its own, these sum over the copies as well.
+    num_replicas : int
+        At least 1. A single one is the schedule itself, with the sums of its own replicas where it has some.
+
+    Raises
+    ------
+    ScheduleError
+        Codes ``parameters``, ``too-large`` and ``forward-only``.
+
+    References
+    ----------
+    Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters using Megatron-LM", section 2.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> print(data_parallel(schedules.gpipe(2, 1), 2))
+    # gpipe, 2 replicas: 4 ranks, 2 stages, 2 microbatches
+    rank 0: 0F0 0B0 0REDUCE_GRAD0
+    rank 1: 1F0 1B0 1REDUCE_GRAD0
+    rank 2: 0F1 0B1 0REDUCE_GRAD1
+    rank 3: 1F1 1B1 1REDUCE_GRAD1
+    """
+    check_trains(schedule, "gradients to sum")
+    n = whole_number("num_replicas", num_replicas, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
+    if n == 1 and not schedule.has_replicas:
+        return schedule
+    p, m = schedule.num_ranks, schedule.num_microbatches
+    check_size(n * schedule.num_stages, n * m)
+    summed = _in_one_order(schedule, [list(_with_sums(row)) for row in schedule.actions])
+    rows = [[Action(s, kind, d * m + k) for s, kind, k in row] for d in range(n) for row in summed]
+    homes = (ranks_in(home) for home in schedule.placement)
+    placement = tuple(tuple(d * p + rank for d in range(n) for rank in ranks) for ranks in homes)
+    name = f"{schedule.name}, {n} replicas" if n > 1 else schedule.name
+    actions, overlaps = tuple(map(tuple, rows)), overlaps_of_copies(schedule, n)
+    return replace(schedule, name=name, placement=placement, num_microbatches=n * m, actions=actions, overlaps=overlaps)
+
+
+def _with_sums(row: Sequence[Action]) -> Iterator[Action]:
+    """Yield a row with a REDUCE_GRAD behind the last gradient of each stage, or of each of its updates."""
+    own: dict[int, list[int]] = {}
+    for stage, kind, k in row:
+        if kind is B or kind is W:
+            own.setdefault(stage, []).append(k)
+    ends = {(s, k) for s, kind, k in row if kind is U} | {(s, max(ks)) for s, ks in own.items()}
+    ends -= {(s, k) for s, kind, k in row if kind is REDUCE_GRAD}
+    due = {stage: sorted(k for s, k in ends if s == stage) for stage in own}
+    left = {stage: sorted(microbatches) for stage, microbatches in own.items()}
+    for action in row:
+        yield action
+        stage, kind, k = action
+        if kind is B or kind is W:
+            left[stage].remove(k)
+            while due[stage] and not (left[stage] and left[stage][0] <= due[stage][0]):
+                yield Action(stage, REDUCE_GRAD, due[stage].pop(0))
+
+
+def _in_one_order(schedule: Schedule, rows: list[list[Action]]) -> list[list[Action]]:
+    """Move each sum of a schedule's own replicas behind the last gradient of its stage, whichever replica has that.
+
+    Otherwise, where one replica has more microbatches than another, rank 0 could come to the sums of stages 1 and 0,
+    and rank 1 to those of 0 and 1, for ever. The walk has all gradients in one order, and so their sums.
+    """
+    if not schedule.has_replicas or {REDUCE_GRAD, U} & schedule.kinds:
+        return rows
+    place = {action: number for number, (_, action) in enumerate(complete_walk(schedule).order())}
+    last = {action.stage: number for action, number in place.items() if action.kind is B or action.kind is W}
+
+    def when(action: Action) -> tuple[int, bool]:
+        is_sum = action.kind is REDUCE_GRAD
+        return last[action.stage] if is_sum else place[action], is_sum
+
+    return [sorted(row, key=when) for row in rows]
