@@ -155,7 +155,8 @@ def shares(drawn: Sequence[ActionTable | Timeline]) -> list[int]:
     [1, 2]
     """
     counts = [_num_stages(item) / max(1, item.num_ranks) for item in drawn]
-    counts = [count / min([1.0, *counts]) for count in counts]  # below one, where copies are side by side
+    least = min([1.0, *filter(None, counts)])  # below one, where copies are side by side; none without a span
+    counts = [count / least for count in counts]
     are_alike = len(set(counts)) == 1 or not all(count >= 1 and count.is_integer() for count in counts)
     return [1] * len(counts) if are_alike else list(map(int, counts))
 

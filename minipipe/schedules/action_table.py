@@ -322,7 +322,7 @@ class ActionTable(ShownInNotebooks):
         return "\n".join([f"# {self.describe()}", *rows, ""])
 
     def to_csv(self) -> str:
-        """Return PyTorch's format: one line per rank, cells such as ``0F0``.
+        """Return PyTorch's format: one line per rank, cells such as ``0F0``. The ``0U3`` of an update is not PyTorch's.
 
         Raises
         ------
