@@ -177,6 +177,16 @@ def test_joining_alters_neither_memory_nor_counts(schedule, costs):
         assert max((held for _, held in curve), default=0) == joined.peak_activations[rank]
 
 
+def test_a_message_for_a_pair_is_awaited_since_the_rank_was_free():
+    messages = {str(message.used_by): message for message in simulate(JOINED, Costs(latency=0.5)).messages}
+    assert messages["0B0"].was_awaited and messages["0B1"].was_awaited
+
+
+def test_between_the_two_actions_of_a_pair_there_is_no_overhead():
+    timeline = simulate(Schedule.from_text("0F0 (0F1;0B0)OVERLAP_F_B 0B1"), Costs(overhead=0.5))
+    assert (timeline.makespan, Costs.measured(timeline).overhead) == (7.0, 0.5)
+
+
 # -- figures -------------------------------------------------------------------------------------------------------
 
 
