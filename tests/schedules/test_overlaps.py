@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipipe import Action, Schedule, schedules
+from minipipe import Action, Costs, Schedule, schedules
 from minipipe.errors import ScheduleError
 from minipipe.schedules import Program, data_parallel, lower, schedule_of_text, tick_grid
 from minipipe.schedules.search.list_scheduling import in_microbatch_order
+from minipipe.schedules.simulation.evaluation import evaluate
 from minipipe.schedules.transforms import (
     first_stages,
     freeze_stages,
@@ -154,11 +155,15 @@ def test_transformations_join_no_other_actions_than_the_table_does(schedule, num
         assert all(changed.joined[a][::2] == schedule.joined[a][::2] for a in changed.overlaps)
 
 
-@pytest.mark.parametrize("reader", [lambda it: spread_stages(it, 4), in_microbatch_order, tick_grid])
+def evaluated(schedule):
+    return evaluate(schedule, Costs().workload(schedule.placement, schedule.num_microbatches), "makespan")
+
+
+@pytest.mark.parametrize("reader", [lambda it: spread_stages(it, 4), in_microbatch_order, tick_grid, evaluated])
 def test_who_knows_no_joined_actions_refuses_them(reader):
     error = refusal(reader, ONE_RANK)
     assert error.code == "overlap" and "mine joins a forward with a backward, 0F1 among others" in str(error)
-    reader(replace(schedules.one_f_one_b(2, 2), overlaps=()))
+    reader(replace(schedules.zb_h1(2, 2), overlaps=()))
 
 
 def test_could_be_joined_is_drawn_right():

@@ -79,7 +79,7 @@ def evaluate(schedule: Schedule, workload: Workload, objective: Objective) -> fl
 def check_answer(schedule: Schedule, workload: Workload) -> None:
     """Refuse a schedule that does not do the work of a workload, or exceeds its memory.
 
-    Codes ``placement``, ``missing``, ``mixed-backward``, ``memory``, ``replicas`` and ``updates``, and those of
+    Codes ``placement``, ``missing``, ``overlap``, ``mixed-backward``, ``memory``, ``replicas``, ``updates``, and those of
     :func:`minipipe.verify`.
 
     Examples
@@ -98,7 +98,7 @@ def check_answer(schedule: Schedule, workload: Workload) -> None:
     if schedule.num_microbatches != workload.num_microbatches:
         message = f"{schedule.title} has {schedule.num_microbatches} microbatches; the workload has"
         raise ScheduleError.of(ScheduleCode.MISSING, f"{message} {workload.num_microbatches}.")
-    verify(schedule)
+    verify(schedule.without_overlaps("a workload"))
     if schedule.frozen or ActionKind.BACKWARD in schedule.kinds or ActionKind.BACKWARD_WEIGHT not in schedule.kinds:
         message = f"{schedule.title} has backwards that are not split; the workload has I and W of every stage."
         hint = "split_backward of minipipe.schedules splits them."
