@@ -152,6 +152,8 @@ FILL = MappingProxyType(
         ActionKind.UPDATE: _fill("#45318f"),
         ActionKind.REDUCE_GRAD: _fill("#7a5200"),
         ActionKind.RECOMPUTE: _fill("#faf53d"),
+        ActionKind.OFFLOAD: _SEND,  # transfers, in lanes of their own
+        ActionKind.LOAD: _SEND,
         ActionKind.SEND_F: _SEND,
         ActionKind.SEND_B: _SEND,
     }

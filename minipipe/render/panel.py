@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import permutations
+from itertools import permutations, starmap
+from typing import NamedTuple
 
 from minipipe.errors import ArgumentError
-from minipipe.schedules.action import Action
+from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, L, O
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
-from minipipe.schedules.simulation.span import Span, in_groups
+from minipipe.schedules.simulation.span import GradientSum, Span, in_groups
 from minipipe.schedules.simulation.timeline import Timeline
 
 # In pictures, actions narrower than 3 pixels are drawn as bands, at least 12 together: whole rounds of F B and of
 # F I W, so that bands look alike.
 NARROW, TOGETHER = 3, 12
+
+
+class Beside(NamedTuple):
+    """What goes on beside the actions of a rank: a copy of activations, or its part of a sum of gradients."""
+
+    action: Action
+    start: float
+    end: float
+    whole: GradientSum | None = None
 
 
 class Panel:
@@ -51,6 +61,26 @@ class Panel:
     def chunk_of(self, rank: int, stage: int) -> int:
         """Return the index of a stage among the stages of its rank, from 0."""
         return self._chunks[rank][stage]
+
+    def beside(self, rank: int) -> list[Beside]:
+        """Return what goes on beside the actions of a rank, and takes some time; one after another of each kind.
+
+        Examples
+        --------
+        >>> from minipipe import Costs, Schedule
+        >>> timeline = simulate(Schedule.from_text("F0 O0 L0 B0"), Costs(copy_bandwidth=1))
+        >>> [(str(copy.action), copy.start, copy.end) for copy in Panel(timeline).beside(0)]
+        [('0O0', 1.0, 2.0), ('0L0', 2.0, 3.0)]
+        """
+        sums = (found for found in self.timeline.sums if rank in found.ranks)
+        own = [Beside(s.actions[s.ranks.index(rank)], s.begin, s.end, s) for s in sums]
+        copies = self.timeline.copies[rank] if self.timeline.copies else ()
+        return [each for each in (*own, *starmap(Beside, copies)) if each.end > each.start]
+
+    def kinds_beside(self) -> list[ActionKind]:
+        """Return the kinds of what goes on beside actions, each for a thin lane of its own."""
+        found = {each.action.kind for rank in range(self.timeline.num_ranks) for each in self.beside(rank)}
+        return [kind for kind in (REDUCE_GRAD, O, L) if kind in found]
 
     def names_stage(self, rank: int) -> bool:
         """Return whether labels must name the stage: only if the rank has several."""

@@ -5,7 +5,7 @@ The format is Chrome's Trace Event Format, a list of events in JSON:
 ====  ==================================================================================================
 "ph"  here
 ====  ==================================================================================================
-M     a name: of a process (a timeline), or of a thread (a rank, its idle time, or its sums of gradients)
+M     a name: of a process (a timeline), or of a thread (a rank, its idle time, or what goes on beside it)
 X     a slice: an action, two joined ones or an idle time, with its start ``ts`` and its length ``dur`` in microseconds
 s, f  a message: its arrow starts in the slice of the producer and ends in the slice of the consumer
 C     a counter: the activations, or the versions of weights, that a rank holds from ``ts`` on
@@ -43,7 +43,9 @@ _COLOURS = {
     ActionKind.BACKWARD_WEIGHT: "thread_state_running",  # green
     ActionKind.UPDATE: "black",
     ActionKind.REDUCE_GRAD: "olive",
+    ActionKind.RECOMPUTE: "yellow",
 }
+_BESIDE = {ActionKind.REDUCE_GRAD: "sums", ActionKind.OFFLOAD: "offloads", ActionKind.LOAD: "loads"}
 _OTHER_COLOUR = "generic_work"  # grey, of SEND and RECV
 _IDLE_COLOUR = "thread_state_sleeping"  # nearly white
 
@@ -119,8 +121,11 @@ class _Process:
             )
         self.process = next(numbers)
         self.threads = [(next(numbers), next(numbers)) for _ in timeline.spans]  # by rank: actions, idle time
-        summed = sorted({(rank, found.actions[0].stage) for found in timeline.sums for rank in found.ranks})
-        self.sums = {place: next(numbers) for place in summed}  # by rank and stage
+        self.beside = {  # by rank, kind and stage of what goes on beside actions
+            place: next(numbers)
+            for rank in range(timeline.num_ranks)
+            for place in dict.fromkeys((rank, each.action.kind, each.action.stage) for each in panel.beside(rank))
+        }
 
     def summary(self) -> Event:
         timeline = self.timeline
@@ -141,7 +146,8 @@ class _Process:
             yield from self.idle(rank)
             yield from self.held(rank)
             yield from self.counter(rank, "versions", "of weights", self.timeline.versions_over_time(rank))
-        yield from self.summed()
+        for rank in range(self.timeline.num_ranks):
+            yield from self.going_on_beside(rank)
         yield from self.messages()
 
     # -- the kinds of events -------------------------------------------------------------------------
@@ -155,8 +161,10 @@ class _Process:
         named = (
             (rank, name, thread) for rank, own in enumerate(self.threads) for name, thread in zip(("", ", idle"), own)
         )
-        sums = ((rank, f", sums of stage {stage}", thread) for (rank, stage), thread in self.sums.items())
-        for rank, name, thread in sorted(chain(named, sums)):
+        beside = (
+            (rank, f", {_BESIDE[kind]} of stage {stage}", thread) for (rank, kind, stage), thread in self.beside.items()
+        )
+        for rank, name, thread in sorted(chain(named, beside)):
             yield self.named("thread_name", thread, name=f"rank {rank}{name}")
             yield self.named("thread_sort_index", thread, sort_index=thread)
 
@@ -203,15 +211,16 @@ class _Process:
         for time, value in {self.time(time): value for time, value in curve}.items():
             yield self.event("C", f"rank {rank} {name}", self.threads[rank][0], ts=time, args={series: value})
 
-    def summed(self) -> Iterator[Event]:
-        """Draw the sums of gradients, which go on beside the actions of their ranks."""
-        for found in self.timeline.sums:
-            about: Event = {"ranks": list(found.ranks), "came last": f"rank {found.last_rank}"}
-            for rank, action in zip(found.ranks, found.actions):
-                if self.steps(found.end) > self.steps(found.begin):
-                    thread, kind = self.sums[rank, action.stage], action.kind
-                    name, colour = short_label(action, self.panel.names_stage(rank)), _COLOURS[kind]
-                    yield self.slice_of(name, kind.value, colour, thread, found.begin, found.end, about)
+    def going_on_beside(self, rank: int) -> Iterator[Event]:
+        """Draw the sums of gradients and the copies of a rank, which go on beside its actions."""
+        for action, start, end, whole in self.panel.beside(rank):
+            about: Event = {"kind": KIND_NAMES[action.kind]}
+            if whole:
+                about |= {"ranks": list(whole.ranks), "came last": f"rank {whole.last_rank}"}
+            if self.steps(end) > self.steps(start):
+                thread, kind = self.beside[rank, action.kind, action.stage], action.kind
+                name, colour = short_label(action, self.panel.names_stage(rank)), _COLOURS.get(kind, _OTHER_COLOUR)
+                yield self.slice_of(name, kind.value, colour, thread, start, end, about)
 
     def messages(self) -> Iterator[Event]:
         spans = {span.action: span for row in self.timeline.spans for span in row}

@@ -212,8 +212,11 @@ FILL = {
     ActionKind.BACKWARD_WEIGHT: "~",
     ActionKind.UPDATE: "#",
     ActionKind.RECOMPUTE: ":",
+    ActionKind.OFFLOAD: ">",
+    ActionKind.LOAD: "<",
     ActionKind.REDUCE_GRAD: "%",
 }
+_BESIDE = {ActionKind.REDUCE_GRAD: "sum", ActionKind.OFFLOAD: "out", ActionKind.LOAD: "in"}  # names of thin lanes
 Cell = tuple[str, str]  # a character and its colours
 _EMPTY: Cell = (" ", "")
 
@@ -282,18 +285,18 @@ def draw_text(*drawn: ActionTable | Timeline, width: int = 80, colour: bool = Fa
 
 
 def _named_rows(panel: Panel, columns: Columns) -> Iterator[tuple[str, list[Cell]]]:
-    """Yield the name and the cells of each rank, and of its sums of gradients below it."""
+    """Yield the name and the cells of each rank, and below it of its sums of gradients and its copies."""
     for rank in range(panel.timeline.num_ranks):
         yield f"rank {rank}", row_cells(panel, rank, columns)
-        sums: list[Cell] = []
-        for found in (found for found in panel.timeline.sums if rank in found.ranks):
-            first, last = (round(columns.column(t - panel.timeline.start)) for t in (found.begin, found.end))
-            stage = found.actions[0].stage
-            fill = ground(ActionKind.REDUCE_GRAD, panel.chunk_of(rank, stage), is_label=False)
-            sums += [_EMPTY] * (last - len(sums))
-            sums[first:last] = [(FILL[ActionKind.REDUCE_GRAD], fill)] * (last - first)
-        if sums:
-            yield "  sum", sums
+        lanes: dict[ActionKind, list[Cell]] = {}
+        for action, start, end, _ in panel.beside(rank):
+            cells = lanes.setdefault(action.kind, [])
+            first, last = (round(columns.column(t - panel.timeline.start)) for t in (start, end))
+            cells += [_EMPTY] * (last - len(cells))
+            drawn = action_cells(panel, rank, action, last - first, columns.names_stages)
+            cells[first:last] = drawn[-1:] * (last - first) if action.kind is ActionKind.REDUCE_GRAD else drawn
+        for kind, cells in lanes.items():
+            yield f"  {_BESIDE[kind]}", cells
 
 
 def row_cells(panel: Panel, rank: int, columns: Columns) -> list[Cell]:

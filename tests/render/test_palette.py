@@ -5,8 +5,9 @@ from itertools import combinations
 import pytest
 
 from minipipe.render.palette import DARK, FILL, LIGHT, shade
+from minipipe.schedules.action import ActionKind
 
-KINDS = [kind for kind in FILL if not kind.is_communication]
+KINDS = [kind for kind in FILL if FILL[kind] != FILL[ActionKind.SEND_F]]  # all but transfers
 
 # Machado, Oliveira and Fernandes 2009, "A Physiologically-based Model for Simulation of Color Vision Deficiency",
 # severity 1.0, for linear RGB.

@@ -34,7 +34,7 @@ from minipipe.render.panel import NARROW, TOGETHER, Panel, panels_of
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.activations import lifetimes
-from minipipe.schedules.simulation.span import Idle, IdleCause, Message
+from minipipe.schedules.simulation.span import Idle, IdleCause, Message, with_copies
 from minipipe.schedules.simulation.timeline import Timeline, by_rank
 
 __all__ = ["draw_html"]
@@ -66,7 +66,8 @@ class Hold(NamedTuple):
     """The interval in which a rank holds the activations of one microbatch on one stage.
 
     It begins with the start of F. It ends with the end of B, or of W where the backward is split; in a forward-only
-    schedule with the end of F. ``end`` is None for activations that are never released.
+    schedule with the end of F. An O ends it, and an L begins another one. ``end`` is None for activations that are
+    never released.
     """
 
     stage: int
@@ -84,10 +85,14 @@ def holds_of(timeline: Timeline, rank: int) -> tuple[Hold, ...]:
     >>> holds_of(simulate(schedules.gpipe(1, 2)), rank=0)
     (Hold(stage=0, microbatch=0, start=0.0, end=4.0), Hold(stage=0, microbatch=1, start=1.0, end=6.0))
     """
-    row = timeline.spans[rank]
+    copies = timeline.copies[rank] if timeline.copies else ()
+    row, at = (
+        with_copies(timeline.spans[rank], copies),
+        {span.action: span for span in (*timeline.spans[rank], *copies)},
+    )
     return tuple(
-        Hold(stage, k, row[first].start, None if last is None else row[last].end)
-        for stage, k, first, last in lifetimes([span.action for span in row])
+        Hold(stage, k, at[row[first]].start, None if last is None else at[row[last]].end)
+        for stage, k, first, last in lifetimes(row)
     )
 
 

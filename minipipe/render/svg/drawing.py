@@ -125,9 +125,9 @@ class _TimelinePage(Page):
         versions = list(map(versions_of, panels)) if has_memory else []
         if any(chain(*(strip.curves for strip in versions))):
             self.strips = [[*strips, own] for strips, own in zip(self.strips, versions)]
-        has_sums = any(found.end > found.begin for timeline in timelines for found in timeline.sums)
+        beside = list(dict.fromkeys(kind for panel in panels for kind in panel.kinds_beside()))
         num_lanes, num_strips = sum(timeline.num_ranks for timeline in timelines), max(map(len, self.strips), default=0)
-        self.size = LaneSize.of(num_lanes, num_strips, has_sums, letters)
+        self.size = LaneSize.of(num_lanes, num_strips, beside, letters)
         left, right = self._margins()
         duration, room = max(timeline.makespan for timeline in timelines), width - left - right
         self.axis = Axis(duration, timelines[0].unit, left, room, letters.size_of("tick"))
@@ -141,8 +141,8 @@ class _TimelinePage(Page):
             for span in lane.spans
         }
         self.boxes |= {(ActionKind.UPDATE, 0) for lane in self.rows if lane.instants}
-        sums = ((lane, found.actions[0].stage) for lane in self.rows for found in lane.summed)
-        self.boxes |= {(ActionKind.REDUCE_GRAD, lane.panel.chunk_of(lane.rank, stage)) for lane, stage in sums}
+        thin = ((lane, each.action) for lane in self.rows for each in lane.beside)
+        self.boxes |= {(action.kind, lane.panel.chunk_of(lane.rank, action.stage)) for lane, action in thin}
         # Panels of one name compare action by action, so their labels have one form.
         alike = {name: [lane for lane in self.rows if lane.panel.timeline.name == name] for name in self._names()}
         self.labels = {name: Labels(lanes, self.axis, self.size.box, letters) for name, lanes in alike.items()}
@@ -201,7 +201,7 @@ class _TimelinePage(Page):
         """Yield the parts of a lane, all but its labels."""
         baseline = self.size.box / 2 + 0.35 * self.letters.size_of("rank")
         yield self.letters.draw("rank", self.axis.left - self.letters.scaled(8), baseline, f"rank {lane.rank}")
-        yield from chain(lane.idle(), lane.boxes(), lane.steps(), lane.sums())
+        yield from chain(lane.idle(), lane.boxes(), lane.steps(), lane.thin())
         for number_of, strip in enumerate(self.strips[index] if self.strips else ()):
             yield from lane.strip(strip, self._most(strip), self.letters, number_of)
 

@@ -136,28 +136,35 @@ _ROUNDED = 8.0  # pixels: wider boxes have rounded corners
 
 
 class LaneSize(NamedTuple):
-    """Heights in pixels: of boxes, of strips (0 without), of sums of gradients (likewise), to the next lane."""
+    """Heights in pixels: of boxes, of strips (0 without), of each thin lane below the boxes, to the next lane.
+
+    ``beside`` are the kinds of the thin lanes: of sums of gradients and of copies, which go on beside the actions.
+    """
 
     box: int
     strip: int
-    sums: int
+    thin: int
     pitch: int
+    beside: tuple[ActionKind, ...]
 
     @classmethod
-    def of(cls, num_lanes: int, num_strips: int, has_sums: bool, letters: Letters) -> LaneSize:
+    def of(cls, num_lanes: int, num_strips: int, beside: Sequence[ActionKind], letters: Letters) -> LaneSize:
         """Return sizes that keep many ranks on a page; they grow with the font size."""
         box = max(12, min(26, 480 // max(1, num_lanes)))
         strip = max(6, min(12, box // 2)) if num_strips else 0
-        sums = max(4, box // 4) if has_sums else 0
-        pitch = box + num_strips * (strip + 2) + (sums + 2 if sums else 0) + max(4, min(10, box // 3))
-        return cls(
-            letters.scaled(box), letters.scaled(strip) if strip else 0, letters.scaled(sums), letters.scaled(pitch)
-        )
+        thin = max(4, box // 4)
+        pitch = box + num_strips * (strip + 2) + len(beside) * (thin + 2) + max(4, min(10, box // 3))
+        heights = (letters.scaled(box), letters.scaled(strip) if strip else 0, letters.scaled(thin))
+        return cls(*heights, letters.scaled(pitch), tuple(beside))
 
     @property
     def below(self) -> int:
         """The upper edge of the first strip."""
-        return self.box + 2 + (self.sums + 2 if self.sums else 0)
+        return self.top_of(len(self.beside))
+
+    def top_of(self, index: int) -> int:
+        """Return the upper edge of a thin lane."""
+        return self.box + 2 + index * (self.thin + 2)
 
 
 class Lane:
@@ -176,8 +183,8 @@ class Lane:
         The computations of some length, joined ones side by side. A SEND that blocks is an idle slot.
     instants : list of float
         When updates are that take no time.
-    summed : list of GradientSum
-        Those of its stages that take some time.
+    beside : list of Beside
+        What goes on beside them.
     slots : list of Idle
         The idle times of at least ``NARROW`` pixels; narrower ones are left blank.
     runs : list of list of Span
@@ -190,7 +197,7 @@ class Lane:
         row, idle = panel.timeline.spans[rank], panel.timeline.idle[rank]
         self.spans = side_by_side([s for s in row if s.end > s.start and not s.action.kind.is_communication])
         self.instants = [start for action, start, end in row if start == end and action.kind is ActionKind.UPDATE]
-        self.summed = [found for found in panel.timeline.sums if rank in found.ranks and found.end > found.begin]
+        self.beside = panel.beside(rank)
         self.slots = [slot for slot in idle if not self._is_narrow(slot.start, slot.end)]
         self.runs: list[list[Span]] = []
         for span in self.spans:
@@ -249,15 +256,17 @@ class Lane:
             marks = (f"M{number(self.x(time) - 1)} 0h2v{self.size.box}h-2z" for time in self.instants)
             yield f'<path {box_paint(ActionKind.UPDATE, 0)} d="{"".join(marks)}"/>'
 
-    def sums(self) -> Iterator[str]:
-        """Yield the sums of gradients, as a thin lane: they go on while the rank runs its actions."""
-        for found in self.summed:
-            stage, unit, origin = found.actions[0].stage, self.panel.timeline.unit, self.panel.timeline.start
-            x, end = self.x(found.begin), self.x(found.end)
-            when = f"{format_number(found.begin - origin, unit)} to {format_time(found.end - origin, unit)}"
-            words = escaped(f"gradient sum of stage {stage} over ranks {', '.join(map(str, found.ranks))}, {when}")
-            colours = box_paint(ActionKind.REDUCE_GRAD, self.panel.chunk_of(self.rank, stage))
-            place = f'x="{number(x)}" y="{self.size.box + 2}" width="{number(end - x)}" height="{self.size.sums}"'
+    def thin(self) -> Iterator[str]:
+        """Yield sums of gradients and copies in thin lanes: they go on while the rank runs its actions."""
+        unit, origin = self.panel.timeline.unit, self.panel.timeline.start
+        for action, start, end, whole in self.beside:
+            x, y = self.x(start), self.size.top_of(self.size.beside.index(action.kind))
+            ranks = ", ".join(map(str, whole.ranks if whole else ()))
+            what = f"gradient sum of stage {action.stage} over ranks {ranks}" if whole else describe_action(action)
+            when = f"{format_number(start - origin, unit)} to {format_time(end - origin, unit)}"
+            words = escaped(f"{what}, {when}")
+            colours = box_paint(action.kind, self.panel.chunk_of(self.rank, action.stage))
+            place = f'x="{number(x)}" y="{y}" width="{number(self.x(end) - x)}" height="{self.size.thin}"'
             yield f"<rect {colours} {place}><title>{words}</title></rect>"
 
     def _frames(self) -> Iterator[str]:
