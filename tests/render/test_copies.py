@@ -7,7 +7,7 @@ import pytest
 
 from minipipe import Costs, Schedule, schedules, simulate
 from minipipe.render import draw_html, draw_svg, draw_text, perfetto_trace
-from minipipe.render.html import holds_of
+from minipipe.render.html import holds_of, player_data
 from minipipe.render.panel import Panel
 
 MINE = Schedule.from_text("F0 O0 F1 F2 B2 L0 B1 R0 B0", name="mine")
@@ -53,6 +53,8 @@ def test_the_player_holds_nothing_between_the_end_of_an_offload_and_the_begin_of
     holds = [hold[2:] for hold in holds_of(TIMELINE, 0) if hold.microbatch == 0]
     assert holds == [(0, 3), (5, 10)]
     assert "recomputation of the forward" in draw_html(TIMELINE)
+    (rank,) = player_data([Panel(TIMELINE)])["panels"][0]["ranks"]
+    assert rank["beside"] == [["O", 0, 1, 3], ["L", 0, 5, 7]]
 
 
 def test_what_goes_on_beside_actions_takes_some_time():

@@ -66,8 +66,11 @@ def test_the_player_has_updates_and_the_words_of_a_wait_for_a_sum():
     assert "waits for the gradient sum of stage {stage}: it is on its way" in page
     assert "REDUCE_GRAD sum over replicas of the gradients" in page
     data = player_data(panels_of([SUMMED, DREAM]))["panels"]
-    assert [rank["sums"] for rank in data[0]["ranks"]] == [[[0, 9, 12]], [[1, 7, 10]]] * 2
-    assert [rank["sums"] for rank in data[1]["ranks"]] == [[], []]
+    assert [rank["beside"] for rank in data[0]["ranks"]] == [
+        [["REDUCE_GRAD", 0, 9, 12]],
+        [["REDUCE_GRAD", 1, 7, 10]],
+    ] * 2
+    assert [rank["beside"] for rank in data[1]["ranks"]] == [[], []]
     assert '[0, "U", 0, ' in page or '[0,"U",0,' in page
 
 

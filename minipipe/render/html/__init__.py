@@ -136,10 +136,8 @@ def _rank(panel: Panel, rank: int) -> dict[str, Any]:
         "namesStage": panel.names_stage(rank),
         "actions": [[*action, start - begin, end - begin] for action, start, end in timeline.spans[rank]],
         "idle": [_idle(timeline, idle) for idle in timeline.idle[rank]],
-        "sums": [
-            [found.actions[0].stage, found.begin - begin, found.end - begin]
-            for found in timeline.sums
-            if rank in found.ranks and found.end > found.begin
+        "beside": [
+            [action.kind, action.stage, start - begin, end - begin] for action, start, end, _ in panel.beside(rank)
         ],
         "holds": [
             [stage, k, start - begin, None if end is None else end - begin]
@@ -304,11 +302,10 @@ def _legend(panels: Sequence[Panel]) -> Iterator[str]:
         if span.end > span.start
     }
     boxes |= {
-        (ActionKind.REDUCE_GRAD, panel.chunk_of(rank, found.actions[0].stage))
+        (each.action.kind, panel.chunk_of(rank, each.action.stage))
         for panel in panels
-        for found in panel.timeline.sums
-        for rank in found.ranks
-        if found.end > found.begin
+        for rank in range(panel.timeline.num_ranks)
+        for each in panel.beside(rank)
     }
     for kind, chunks in chunks_by_kind(boxes).items():
         yield _entry("".join(_swatch(kind, chunk) for chunk in chunks), f"{kind} {KIND_NAMES[kind]}")

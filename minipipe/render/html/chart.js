@@ -2,6 +2,7 @@
 
 const AXIS = 26; // pixels, for the marks of time
 const GAP = 7; // pixels between two rows
+const THIN = 5; // pixels, of the lanes of what goes on beside actions
 // NARROW, in pixels: narrower actions share a column, TOGETHER so many at least. The page declares both.
 const MOST_ARROWS = 600; // more visible ones than this are not drawn
 
@@ -13,8 +14,9 @@ class Chart {
     this.box = timeline.ranks.length > 16 ? 14 : timeline.ranks.length > 8 ? 20 : 28; // pixels, as all below
     this.letters = this.box > 20 ? 12 : 10;
     this.strip = timeline.ranks.length > 16 ? 5 : 9;
-    this.sums = timeline.ranks.some((rank) => rank.sums.length) ? 5 : 0; // of the thin lane below the actions
-    this.pitch = this.box + this.sums + this.strip + GAP;
+    const beside = new Set(timeline.ranks.flatMap((rank) => rank.beside.map(([kind]) => kind)));
+    this.lanes = ["REDUCE_GRAD", "O", "L"].filter((kind) => beside.has(kind)); // thin ones, below the actions
+    this.pitch = this.box + THIN * this.lanes.length + this.strip + GAP;
     this.height = AXIS + timeline.ranks.length * this.pitch + 4;
     const both = ([rank, index]) => [index, timeline.ranks[rank].partners.get(index)].map((i) => `${rank} ${i}`);
     this.onPath = new Set(timeline.criticalPath.flatMap(both));
@@ -84,8 +86,9 @@ class Chart {
     this.timeline.ranks.forEach((rank, r) => {
       boxes += drawIdle(pen, view, look, rank, this.top(r), this.box);
       boxes += drawActions(pen, view, look, this, r, wishes.criticalPath);
-      boxes += drawSums(pen, view, look, rank, this.top(r) + this.box + 1);
-      drawHeld(pen, view, look, rank, this.top(r) + this.box + this.sums + 1, this.strip, this.mostHeld);
+      const below = this.top(r) + this.box + 1;
+      boxes += drawBeside(pen, view, look, rank, this.lanes, below);
+      drawHeld(pen, view, look, rank, below + THIN * this.lanes.length, this.strip, this.mostHeld);
     });
     if (wishes.criticalPath) boxes += drawPath(pen, view, look, this);
     if (wishes.messages) boxes += drawAllMessages(pen, view, look, this);
@@ -218,13 +221,13 @@ function drawColumn(pen, view, look, rank, top, height, first, next) {
   return boxes;
 }
 
-/** Draws the sums of gradients of a rank, which go on while it runs its actions. */
-function drawSums(pen, view, look, rank, top) {
-  const visible = rank.sums.filter(([, begin, end]) => begin < view.last && end > view.first);
-  for (const [stage, begin, end] of visible) {
+/** Draws sums of gradients and copies of a rank, which go on while it runs its actions. */
+function drawBeside(pen, view, look, rank, lanes, top) {
+  const visible = rank.beside.filter(([, , begin, end]) => begin < view.last && end > view.first);
+  for (const [kind, stage, begin, end] of visible) {
     const x = Math.max(view.x(begin), view.gutter - 1);
-    pen.fillStyle = look.fill("REDUCE_GRAD", rank.stages.indexOf(stage))[0];
-    pen.fillRect(x, top, Math.max(1, Math.min(view.x(end), view.width) - x), 4);
+    pen.fillStyle = look.fill(kind, rank.stages.indexOf(stage))[0];
+    pen.fillRect(x, top + THIN * lanes.indexOf(kind), Math.max(1, Math.min(view.x(end), view.width) - x), THIN - 1);
   }
   return visible.length;
 }

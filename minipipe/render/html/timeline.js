@@ -1,6 +1,6 @@
 // Timelines, and their state at a moment.
 
-/** One rank: its actions, its idle times, its sums of gradients, and the activations that it holds. */
+/** One rank: its actions, its idle times, what goes on beside them, and the activations that it holds. */
 class Rank {
   constructor(data, snap, pairs) {
     this.stages = data.stages;
@@ -12,7 +12,7 @@ class Rank {
     this.drawn = sideBySide(this.actions, this.partners);
     this.idleParts = data.idle; // [start, end, cause, stage, kind, microbatch and rank of what is awaited]
     this.idle = new Stretches(data.idle.map((i) => snap(i[0])), data.idle.map((i) => snap(i[1])));
-    this.sums = data.sums.map(([stage, begin, end]) => [stage, snap(begin), snap(end)]);
+    this.beside = data.beside.map(([kind, stage, begin, end]) => [kind, stage, snap(begin), snap(end)]);
     this.holdParts = data.holds; // [stage, microbatch, start, end or null]
     this.holds = new Stretches(
       data.holds.map((hold) => snap(hold[2])),
@@ -150,7 +150,7 @@ function eventsOf(data) {
   const times = [0, data.duration];
   for (const panel of data.panels) {
     for (const rank of panel.ranks) for (const action of rank.actions) times.push(action[3], action[4]);
-    for (const rank of panel.ranks) for (const [, begin, end] of rank.sums) times.push(begin, end);
+    for (const rank of panel.ranks) for (const [, , begin, end] of rank.beside) times.push(begin, end);
     for (const message of panel.messages) times.push(message[4], message[5]);
   }
   const sorted = Float64Array.from(times).sort();
