@@ -152,7 +152,7 @@ class Explanation:
         if found and found.end > free:
             return self._wait_for_sum(found, free, start)
         load = self._load(rank, index)
-        if load and load.end > free and load.end >= start:
+        if load and free < load.end == start:
             return Idle(free, start, IdleCause.WAITING, rank, load.action)
         arrival, source, at, action = self._last_source(rank, index) or (self._timeline.start, None, 0, action)
         awaited = None if source is None else self._awaited(action, source, at)
@@ -271,7 +271,7 @@ class Explanation:
         if found and found.end > free:
             return self._before_sum(found)
         load = self._load(rank, index)
-        if load and load.end > free and load.end >= span.start:
+        if load and free < load.end == span.start:
             return self._last_ended(rank, load.start)
         source = self._last_source(rank, index)
         if source and (previous is None or source[0] > free):

@@ -195,3 +195,12 @@ def test_a_copy_bandwidth_that_carries_nothing_is_refused(wrong):
     with pytest.raises(ScheduleError, match="copy_bandwidth is .*; expected a number, more than 0") as caught:
         simulate(schedules.gpipe(1, 1), Costs(copy_bandwidth=wrong))
     assert caught.value.code == "costs"
+
+
+def test_a_forward_does_not_wait_for_the_load_behind_it():
+    """The story: 1F0 was said to wait for 1L0, and the critical path went from there into the future."""
+    timeline = simulate(Schedule.from_text("0F0 0B0 \n 1F0 1O0 1L0 1B0"), Costs(copy_bandwidth=1))
+    first, then = timeline.idle[1][:2]
+    assert (first.cause, first.source, str(first.awaited)) == ("warm-up", 0, "0F0")
+    assert (then.cause, then.source, str(then.awaited)) == ("waiting", 1, "1L0")
+    assert [str(span.action) for _, span in timeline.critical_path] == ["0F0", "1F0", "1B0", "0B0"]
