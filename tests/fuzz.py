@@ -48,7 +48,7 @@ WORDS = [
 ]  # fmt: skip
 ARGUMENTS = [
     *("show", "check", "simulate", "step", "schedules", "sweep", "--ranks", "--microbatches", "--chunks", "--group"),
-    *("--freeze", "--schedules"),
+    *("--freeze", "--schedules", "--joined"),
     *("--steps", "--costs", "--format", "--width", "--font-size", "--messages", "--json", "--memory-limit", "--at"),
     *("--title", "--no-legend", "--sends-block", "--wait", "--all", "--from", "--to", "--help", "--version", "--"),
     *("1f1b", "gpipe", "zb-v", "interleaved-1f1b", "csv", "svg", "html", "text", "perfetto", "rows", "0", "1", "2"),

@@ -33,6 +33,7 @@ TIMELINES = {
     "zb-h1 in bytes": simulate(schedules.zb_h1(4, 6), in_bytes),
     "blocking sends": simulate(schedules.one_f_one_b(4, 6), Costs(latency=0.5, sends_block=True)),
     "forward-only": simulate(schedules.forward_only(3, 4, 1)),
+    "joined actions": simulate(schedules.dualpipe(4, 8, joined=True), Costs(latency=0.25, overlap=0.5)),
     "measured": measured(simulate(schedules.eager_1f1b(3, 5), Costs(1.3, 1.7, 0.9, latency=0.1)), seed=1),
 }
 
@@ -72,8 +73,9 @@ def row_of(timeline, rank, time):
     idle = [idle for idle in timeline.idle[rank] if idle.start <= time < idle.end]
     waiting = describe_wait(idle[0]) if idle else "has finished"
     holds = held(timeline, rank, time)
+    joined = f", joined with {running[0]}" if len(running) > 1 else ""
     return {
-        "doing": describe_action(running[0]) if running else waiting,
+        "doing": describe_action(running[-1]) + joined if running else waiting,
         "cause": str(idle[0].cause) if idle else "",
         "how_far": how_far(timeline, idle[0], time) if idle and idle[0].awaited else "",
         "count": len(holds),

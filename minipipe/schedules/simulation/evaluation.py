@@ -79,8 +79,8 @@ def evaluate(schedule: Schedule, workload: Workload, objective: Objective) -> fl
 def check_answer(schedule: Schedule, workload: Workload) -> None:
     """Refuse a schedule that does not do the work of a workload, or exceeds its memory.
 
-    Codes ``placement``, ``missing``, ``overlap``, ``mixed-backward``, ``memory``, ``replicas``, ``updates``, and those of
-    :func:`minipipe.verify`.
+    Codes ``placement``, ``missing``, ``overlap``, ``mixed-backward``, ``memory``, ``replicas`` and ``updates``, and
+    those of :func:`minipipe.verify`.
 
     Examples
     --------

@@ -69,7 +69,8 @@ class Timeline(ShownInNotebooks):
     name : str
         The schedule's name.
     spans : tuple of tuple of Span
-        ``spans[rank]``, in order of execution. SEND and RECV have spans only if sends block.
+        ``spans[rank]``, in order of execution. Two that ran joined have the same times. SEND and RECV have spans only
+        if sends block.
     peak_activations : tuple of int
         By rank: the largest number of (stage, microbatch) pairs whose activations were held at once.
     peak_memory : tuple of float or None
