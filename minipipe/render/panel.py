@@ -117,7 +117,7 @@ class Panel:
     def recomputes(self) -> bool:
         """Whether some backward holds more while it runs than before and after it: what it computes again."""
         memory, during = self.timeline.memory, self.timeline.memory_during
-        if memory is None or during is None:
+        if memory is None or during is None or self.timeline.copies:  # beside copies, more than that may be held
             return False
         return any(
             span.action.kind.is_backward and most > max(before, after)

@@ -60,3 +60,10 @@ def test_the_player_holds_nothing_between_the_end_of_an_offload_and_the_begin_of
 def test_what_goes_on_beside_actions_takes_some_time():
     assert not Panel(simulate(MINE)).kinds_beside()
     assert [kind.value for kind in Panel(TIMELINE).kinds_beside()] == ["O", "L"]
+
+
+def test_a_strip_tells_the_memory_that_recomputation_saves():
+    recomputed = schedules.recomputed(schedules.one_f_one_b(4, 8))
+    drawn = draw_svg(simulate(recomputed, Costs(activation=1 / 8, transient_activation=7 / 8)))
+    assert "peak 1.375" in drawn and "memory held" in drawn
+    assert "peak 4" in draw_svg(recomputed) and "activations held" in draw_svg(recomputed)

@@ -235,7 +235,7 @@ class _TimelinePage(Page):
         if any(panel.timeline.num_steps > 1 for panel in self.panels):
             yield legend.step()
         for noun in sorted({strip.noun for strip in chain(*self.strips) if any(strip.curves)}):
-            words = "versions of weights held" if noun == "versions" else held_words(noun == "bytes", self.panels)
+            words = "versions of weights held" if noun == "versions" else held_words(noun != "activations", self.panels)
             yield legend.strip(words)
         if self.has_messages:
             ways = {way_of(message) for panel in self.panels for message in panel.timeline.messages}

@@ -79,16 +79,12 @@ class Strip:
     curves : tuple of list of (float, float)
         ``curves[rank]`` is a curve of steps: (time, amount held).
     noun : str
-        What the amounts count: ``"bytes"``, ``"activations"`` as the panel does, or ``"versions"`` of weights.
+        What the amounts count: ``"bytes"`` or ``"units"`` of memory, ``"activations"`` as the panel does, or
+        ``"versions"`` of weights.
     """
 
     curves: tuple[list[tuple[float, float]], ...]
     noun: str
-
-    @property
-    def is_memory(self) -> bool:
-        """Whether the amounts are bytes."""
-        return self.noun == "bytes"
 
     def peak(self, rank: int) -> float:
         """Return the peak of a rank."""
@@ -104,6 +100,8 @@ class Strip:
 def strip_of(panel: Panel) -> Strip:
     """Return the bytes that the ranks hold, if the timeline knows them, and otherwise their held activations.
 
+    Where an R computes activations again, those of before it are only in part there, and units of memory tell that.
+
     Examples
     --------
     >>> from minipipe import schedules, simulate
@@ -111,8 +109,10 @@ def strip_of(panel: Panel) -> Strip:
     ([(0.0, 1.0), (1.0, 1.0), (1.0, 1.0), (3.0, 0.0)],)
     """
     timeline, ranks = panel.timeline, range(panel.timeline.num_ranks)
-    if timeline.memory is not None and timeline.memory_unit != "units":
-        return Strip(tuple(map(timeline.memory_over_time, ranks)), "bytes")
+    recomputes = any(span.action.kind is ActionKind.RECOMPUTE for row in timeline.spans for span in row)
+    if timeline.memory is not None and (timeline.memory_unit != "units" or (recomputes and panel.tells_memory)):
+        noun = "bytes" if timeline.memory_unit != "units" else "units"
+        return Strip(tuple(map(timeline.memory_over_time, ranks)), noun)
     return Strip(tuple(map(panel.activations_over_time, ranks)), "activations")
 
 
