@@ -221,7 +221,7 @@ def named_schedules(draw, names=tuple(schedules.REGISTRY), max_ranks=8, max_micr
     sizes = draw(st.integers(1, max_ranks)), draw(st.integers(1, max_microbatches))
     schedule = build(name, *sizes, draw(st.integers(1, max_chunks)))
     chunks = schedule.num_stages // schedule.num_ranks
-    return (name, schedule.num_ranks, schedule.num_microbatches, chunks), schedule
+    return (name, schedule.num_ranks, schedule.num_microbatches // schedule.num_slices, chunks), schedule
 
 
 def table(name, placement, num_microbatches, rows, num_slices=1):

@@ -330,7 +330,7 @@ for name in names:
     verify(schedule)
     verify(schedules.lower(schedule))
     timeline = simulate(schedule, Costs(latency=0.5))
-    assert schedules.Schedule.from_csv(schedule.to_csv(), name).actions == schedule.actions
+    assert schedules.Schedule.from_text(schedule.to_text(), name).actions == schedule.actions
     for drawn in (render.draw_text(timeline), render.draw_svg(schedule, messages=True), render.draw_html(timeline)):
         assert len(drawn) > 100
     for command in (["show", name], ["check", name], ["simulate", name], ["step", name, "--at", "3"]):
@@ -342,7 +342,7 @@ print(len(names))
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=PACKAGE.parent, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "22"
+    assert done.stdout.splitlines()[-1] == "23"
 
 
 def test_a_public_module_lists_what_it_offers_and_inside_an_underscore_says_what_it_does_not():

@@ -35,6 +35,7 @@ def add_schedule(parser: argparse.ArgumentParser, several: bool = False, is_opti
     add("--recompute", action="store_true", help="an R before each backward: drop what F computed, compute it again")
     add("--offload", type=int, metavar="N", help="O and L, so that a rank holds at most N microbatches of its stages")
     add("--replicas", type=int, metavar="D", help="copies side by side, with the sums of their gradients")
+    add("--slices", type=int, metavar="K", help="slices of a microbatch, which is a sequence, for seq1f1b (default: 2)")
     frozen = "stages that train nothing: leave out actions that they do not need"
     add("--freeze", type=whole_numbers, default=[], metavar="S,…", help=frozen)
     add("--steps", type=int, default=1, metavar="N", help="training steps, one after another")
@@ -161,7 +162,7 @@ def all_steps(schedule: T, options: argparse.Namespace) -> T:
 
 def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
     if given in REGISTRY:
-        found = options.chunks, options.group, options.per_update, options.joined
+        found = options.chunks, options.group, options.per_update, options.joined, options.slices
         return build(given, *sizes_of(options), *found)
     if given == "-":
         schedule = schedule_of_text(read_stream(sys.stdin, "stdin"), "stdin", options.ignore_sharding)
@@ -171,12 +172,12 @@ def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
         message = f"There is neither a schedule nor a file {quoted(given, 120)}; {expected_names(given)}."
         raise misuse(message, ScheduleCode.UNKNOWN)
     of_names = {"--group": options.group, "--per-update": options.per_update, "--joined": options.joined}
-    for option, value in of_names.items():
+    for option, value in {**of_names, "--slices": options.slices}.items():
         if value is not None:
             raise misuse(f"{option} is for named schedules, and {given} is a file; leave it out.")
     for option, wanted, own in (
         ("--ranks", options.ranks, schedule.num_ranks),
-        ("--microbatches", options.microbatches, schedule.num_microbatches),
+        ("--microbatches", options.microbatches, schedule.num_microbatches / schedule.num_slices),
         ("--chunks", options.chunks, schedule.num_stages / schedule.num_ranks),
     ):
         if wanted not in (None, own):
@@ -192,7 +193,7 @@ def schedules_of(given: Sequence[str], options: argparse.Namespace) -> list[Sche
         copies = options.replicas or 1
         options.ranks = schedule.num_ranks // copies if options.ranks is None else options.ranks
         if options.microbatches is None:
-            options.microbatches = schedule.num_microbatches // copies
+            options.microbatches = schedule.num_microbatches // schedule.num_slices // copies
     return [files[name] if name in files else schedule_of(name, options) for name in given]
 
 
@@ -220,7 +221,7 @@ def read_costs(text: str, sends_block: bool) -> Costs:
 def memory_of(costs: Costs, schedule: ActionTable) -> Footprint | None:
     """Return what a microbatch holds, if the costs say it; otherwise a memory limit counts pairs."""
     given = costs.activation, costs.weight_activation, costs.transient_activation, costs.weights
-    return None if given == (1.0, None, 0.0, 0.0) else costs.memory(schedule.num_stages)
+    return None if given == (1.0, None, 0.0, 0.0) else costs.sliced(schedule.num_slices).memory(schedule.num_stages)
 
 
 def misuse(message: str, code: ScheduleCode = ScheduleCode.PARAMETERS) -> ScheduleError:

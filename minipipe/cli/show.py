@@ -11,7 +11,7 @@ from typing import Any
 from minipipe.cli.options import add_output, add_schedule, add_wait, all_steps, costs_of, misuse, schedules_of
 from minipipe.cli.output import ExitStatus, check_picture, ending_of, sizes_as_data, write_file
 from minipipe.errors import ScheduleCode
-from minipipe.render.panel import shares
+from minipipe.render.panel import chunks_of, shares
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.verifier import verify
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
         for schedule in schedules:
             verify(all_steps(schedule, options))
         timelines = [
-            simulate(schedule, costs.cut(share), options.steps, options.wait)
+            simulate(schedule, costs.cut(chunks_of(schedule, share)), options.steps, options.wait)
             for schedule, share in zip(schedules, shares(schedules))
         ]
         content = _text(timelines, options) if options.format == "text" else _drawing(timelines, options)

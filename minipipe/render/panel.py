@@ -41,6 +41,8 @@ class Panel:
 
     Attributes
     ----------
+    num_slices : int
+        Of a sequence; 1 where microbatches are whole.
     stages : tuple of tuple of int
         The stages of each rank, its chunks: those whose replica here has the first microbatches come first, then
         those of a second replica; of one replica, in ascending order.
@@ -49,7 +51,7 @@ class Panel:
     """
 
     def __init__(self, timeline: Timeline, pairs: int | None = None) -> None:
-        self.timeline, self.pairs = timeline, pairs
+        self.timeline, self.pairs, self.num_slices = timeline, pairs, timeline.num_slices
         replicas = _replicas(timeline)
         on_ranks = ({span.action.stage for span in row} for row in timeline.spans)
         self.stages = tuple(
@@ -171,10 +173,10 @@ def _replicas(timeline: Timeline) -> dict[int, list[int]]:
 
 
 def shares(drawn: Sequence[ActionTable | Timeline]) -> list[int]:
-    """Return how many stages of each count as one: those of a rank where ranks hold different numbers, otherwise one.
+    """Return how many pairs of each count as one: those of a rank and sequence where these differ, otherwise one.
 
-    Then all compare: a model cut into more stages has the same layers on each rank, and smaller stages. Ranks that hold
-    no whole number of stages on average share no such unit.
+    Then all compare: a model cut into more stages has the same layers on each rank, and smaller stages; a sequence in
+    slices is a microbatch. Ranks that hold no whole number of stages on average share no such unit.
 
     Examples
     --------
@@ -183,12 +185,15 @@ def shares(drawn: Sequence[ActionTable | Timeline]) -> list[int]:
     ([1, 2], [1, 1])
     >>> shares([schedules.data_parallel(one, 2) for one in (schedules.gpipe(4, 8), schedules.zb_v(4, 8))])
     [1, 2]
+    >>> shares([schedules.gpipe(4, 8), schedules.seq1f1b(4, 8, num_slices=4)])
+    [1, 4]
     """
     counts = [_num_stages(item) / max(1, item.num_ranks) for item in drawn]
     least = min([1.0, *filter(None, counts)])  # below one, where copies are side by side; none without a span
     counts = [count / least for count in counts]
-    are_alike = len(set(counts)) == 1 or not all(count >= 1 and count.is_integer() for count in counts)
-    return [1] * len(counts) if are_alike else list(map(int, counts))
+    kinds = [(count, item.num_slices) for count, item in zip(counts, drawn)]
+    are_alike = len(set(kinds)) == 1 or not all(count >= 1 and count.is_integer() for count in counts)
+    return [1 if are_alike else int(count) * slices for count, slices in kinds]
 
 
 def _num_stages(item: ActionTable | Timeline) -> int:
@@ -197,11 +202,17 @@ def _num_stages(item: ActionTable | Timeline) -> int:
     return len({span.action.stage for row in item.spans for span in row})
 
 
+def chunks_of(item: ActionTable | Timeline, share: int) -> int:
+    """Return how many stages of a rank count as one, where so many pairs do: a sequence in slices takes them apart."""
+    return max(1, share // item.num_slices)
+
+
 def panels_of(drawn: Sequence[ActionTable | Timeline]) -> tuple[Panel, ...]:
     """Return a panel for each schedule (F, I and W one unit each) or timeline.
 
-    Where ranks hold different numbers of stages, F, I and W of a rank are one unit each, and an activation is a
-    microbatch of all layers of its rank: see :func:`shares`.
+    Where ranks hold different numbers of stages, or sequences are cut into different numbers of slices, F, I and W of
+    a rank and sequence are one unit each, and an activation is a microbatch of all layers of its rank: see
+    :func:`shares`.
 
     Raises
     ------
@@ -216,7 +227,8 @@ def panels_of(drawn: Sequence[ActionTable | Timeline]) -> tuple[Panel, ...]:
             raise ArgumentError("type", f"{item!r:.60} is neither a Schedule nor a Timeline, so it cannot be drawn.")
     pairs = shares(drawn)
     timelines = [
-        item if isinstance(item, Timeline) else simulate(item, Costs().cut(share)) for item, share in zip(drawn, pairs)
+        item if isinstance(item, Timeline) else simulate(item, Costs().cut(chunks_of(item, share)))
+        for item, share in zip(drawn, pairs)
     ]
     units = sorted({timeline.unit for timeline in timelines})
     if len(units) > 1:

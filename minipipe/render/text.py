@@ -88,7 +88,9 @@ def fit_columns(panels: Sequence[Panel], room: int) -> Columns:
     makespan = max(panel.timeline.makespan for panel in panels)
     if not makespan:
         return Columns(makespan, room, room)
-    fitted = (_of_whole_units if _are_whole(panels) else _of_any_times)(panels, makespan, room)
+    per_unit = math.lcm(*(panel.num_slices for panel in panels))  # a slice takes a part of a unit
+    is_whole = _are_whole(panels, per_unit)
+    fitted = (_of_whole_units if is_whole else _of_any_times)(panels, makespan, room, per_unit)
     longest = max(len(drawn_spans(row)) for panel in panels for row in panel.timeline.spans)
     if fitted is None or fitted.total < longest:  # a column for each action, not to scale
         return Columns(makespan, room * max(_FEW_BANDS, math.ceil(longest / room)), room)
@@ -145,11 +147,14 @@ def shortest_time(panels: Sequence[Panel]) -> float:
     return times[len(times) // 10] if times else 1.0
 
 
-def _of_whole_units(panels: Sequence[Panel], makespan: float, room: int) -> Columns | None:
-    """Lay out integral times with a whole number of columns per unit, in bands of nearly equal length."""
-    if makespan > _MANY_BANDS * room:
+def _of_whole_units(panels: Sequence[Panel], makespan: float, room: int, per_unit: int) -> Columns | None:
+    """Lay out times that are integral in so many parts of a unit, each of a whole number of columns.
+
+    Bands have nearly equal length.
+    """
+    units, shortest = int(makespan * per_unit), max(1, int(shortest_time(panels) * per_unit))
+    if units > _MANY_BANDS * room:
         return _of_any_times(panels, makespan, room)
-    units, shortest = int(makespan), max(1, int(shortest_time(panels)))
     most = min(_MOST_COLUMNS, room // units)
     names, short = label_width(panels, True), label_width(panels, False)
     if most * shortest >= names:
@@ -177,7 +182,7 @@ def _even(units: int, bands: int, most: int) -> int:
     return fives if fives <= most else least
 
 
-def _of_any_times(panels: Sequence[Panel], makespan: float, room: int) -> Columns | None:
+def _of_any_times(panels: Sequence[Panel], makespan: float, room: int, _: int = 1) -> Columns | None:
     names, short = label_width(panels, True), label_width(panels, False)
     ratio = makespan / shortest_time(panels)  # may be infinite
     for width, names_stages, most_bands in (
@@ -193,9 +198,9 @@ def _of_any_times(panels: Sequence[Panel], makespan: float, room: int) -> Column
     return None
 
 
-def _are_whole(panels: Sequence[Panel]) -> bool:
+def _are_whole(panels: Sequence[Panel], per_unit: int) -> bool:
     return all(
-        float(time - panel.timeline.start).is_integer()
+        float((time - panel.timeline.start) * per_unit).is_integer()
         for panel in panels
         for row in panel.timeline.spans
         for _, start, end in row

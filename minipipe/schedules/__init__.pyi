@@ -54,6 +54,9 @@ from minipipe.schedules.simulation.span import Message as Message
 from minipipe.schedules.simulation.span import Span as Span
 from minipipe.schedules.simulation.span import StepChange as StepChange
 from minipipe.schedules.simulation.timeline import Timeline as Timeline
+from minipipe.schedules.sliced import equal_work_cuts as equal_work_cuts
+from minipipe.schedules.sliced import seq1f1b as seq1f1b
+from minipipe.schedules.sliced import slice_work as slice_work
 from minipipe.schedules.transforms import freeze_stages as freeze_stages
 from minipipe.schedules.transforms import offloaded as offloaded
 from minipipe.schedules.transforms import recomputed as recomputed

@@ -19,6 +19,7 @@ from minipipe.schedules.interleaved import (
 )
 from minipipe.schedules.one_f_one_b import one_f_one_b
 from minipipe.schedules.sequential import forward_only, sequential
+from minipipe.schedules.sliced import seq1f1b
 from minipipe.schedules.v_shaped import dualpipe_v, v_half, v_min, zb_v
 from minipipe.schedules.waves import hanayo
 from minipipe.schedules.zero_bubble import zb_h1, zb_h2
@@ -29,6 +30,7 @@ _ENTRIES: dict[str, tuple[Callable[..., Schedule], str]] = {
     "gpipe": (gpipe, "simplest; holds all microbatches"),
     "1f1b": (one_f_one_b, "GPipe's time, much less memory"),
     "eager-1f1b": (eager_1f1b, "more memory, to hide latency"),
+    "seq1f1b": (seq1f1b, "1F1B over slices of sequences"),
     "interleaved-1f1b": (interleaved_1f1b, "less bubble; more messages, memory"),
     "looped-bfs": (looped_bfs, "GPipe over chunks, one by one"),
     "zb-h1": (zb_h1, "1F1B's memory, less idle: splits B"),
@@ -65,6 +67,7 @@ def build(
     microbatch_group_size: int | None = None,
     microbatches_per_update: int | None = None,
     joined: bool | None = None,
+    num_slices: int | None = None,
 ) -> Schedule:
     """Return a schedule by its name.
 
@@ -84,6 +87,8 @@ def build(
         For ``"2bw"`` and ``"paci"``: the microbatches of one update.
     joined : bool, optional
         For DualPipe: whether forwards run joined with backwards, as two that take less time at once.
+    num_slices : int, optional
+        For ``"seq1f1b"``: the slices of a microbatch, which is a sequence; 2 by default.
 
     Returns
     -------
@@ -105,6 +110,7 @@ def build(
         "microbatch_group_size": microbatch_group_size,
         "microbatches_per_update": microbatches_per_update,
         "joined": joined,
+        "num_slices": num_slices,
     }
     options = {option: value for option, value in given.items() if value is not None}
     for option in options:
@@ -149,15 +155,15 @@ def expected_names(given: object) -> str:
     return f"{f'did you mean {near}? ' if near else ''}expected one of {', '.join(REGISTRY)}"
 
 
-def default_chunks(builder: Callable[..., Schedule]) -> int:
-    """Return a builder's default number of chunks on each rank.
+def default_of(builder: Callable[..., Schedule], option: str) -> int:
+    """Return the default of an option that counts something; 1 for a builder that has no such option.
 
     Examples
     --------
-    >>> default_chunks(REGISTRY["zb-v"]), default_chunks(REGISTRY["gpipe"])
-    (2, 1)
+    >>> default_of(REGISTRY["zb-v"], "chunks_per_rank"), default_of(REGISTRY["seq1f1b"], "num_slices")
+    (2, 2)
     """
-    return _parameters(builder).get("chunks_per_rank", 1)
+    return _parameters(builder).get(option, 1)
 
 
 def _parameters(builder: Callable[..., Schedule]) -> dict[str, Any]:

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
+from numbers import Real
 
-from minipipe.errors import ScheduleCode, ScheduleError, whole_number
+from minipipe.errors import ScheduleCode, ScheduleError, quoted, whole_number
 from minipipe.schedules.action import Action
+
+_MOST = 1e100  # of a part of the work, whose unit is free: sums of them stay finite
 
 
 class Slice(int):
@@ -92,3 +95,28 @@ def place_in_sum(num_slices: int) -> Callable[[int], int]:
     [1, 0, 3, 2, 5, 4]
     """
     return int if num_slices == 1 else lambda k: k - 2 * (k % num_slices) + num_slices - 1
+
+
+def relative_work(slice_work: Sequence[float] | None, num_slices: int) -> list[float]:
+    """Return by slice its work over the mean of all slices.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``costs``, if there is not one number for each slice, or none is above 0.
+
+    Examples
+    --------
+    >>> relative_work([3, 1], num_slices=2), relative_work(None, num_slices=2), relative_work([3, 1], num_slices=1)
+    ([1.5, 0.5], [1.0, 1.0], [1.0])
+    """
+    if slice_work is None:
+        return [1.0] * num_slices
+    parts = list(slice_work) if isinstance(slice_work, Sequence) else [slice_work]
+    if not all(isinstance(part, Real) and 0 <= part <= _MOST for part in parts) or not any(parts):
+        message = f"slice_work is {quoted(slice_work)}; expected numbers, at least 0, such as (0.5, 0.3, 0.2)."
+        raise ScheduleError.of(ScheduleCode.COSTS, message)
+    if len(parts) != num_slices > 1:
+        message = f"slice_work is {quoted(slice_work)}; expected {num_slices} numbers, one for each slice."
+        raise ScheduleError.of(ScheduleCode.COSTS, message)
+    return [num_slices * part / sum(parts) for part in parts] if num_slices > 1 else [1.0]

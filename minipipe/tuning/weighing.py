@@ -23,7 +23,7 @@ from minipipe.render.descriptions import format_memory
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.bounds import lower_bound
 from minipipe.schedules.analysis.workload import Objective, Workload, fits
-from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, build, default_chunks
+from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, build, default_of
 from minipipe.schedules.search.finding import find_schedule
 from minipipe.schedules.simulation.comparison import workload_of
 from minipipe.schedules.simulation.costs import Costs
@@ -206,7 +206,7 @@ class Candidate(NamedTuple):
         ScheduleError
             Codes ``unknown`` and ``parameters``.
         """
-        is_default = self.chunks_per_rank == default_chunks(REGISTRY[self.schedule])
+        is_default = self.chunks_per_rank == default_of(REGISTRY[self.schedule], "chunks_per_rank")
         return build(self.schedule, num_ranks, self.num_microbatches, None if is_default else self.chunks_per_rank)
 
 
@@ -230,7 +230,7 @@ def candidates(
     """
     counts = list(counts)
     for name, builder in REGISTRY.items():
-        own = default_chunks(builder)
+        own = default_of(builder, "chunks_per_rank")
         several = (own,) if own == 1 else range(own, _MOST_CHUNKS + 1)
         for chunks in several if chunks_per_rank is None else (chunks_per_rank,):
             found = (Candidate(name, count, chunks) for count in counts)

@@ -91,8 +91,10 @@ def test_every_named_schedule_adds_its_gradients_in_ascending_order(every_schedu
         assert schedule.is_reproducible, str(schedule)
         for row in schedule.actions:
             for stage in {action.stage for action in row}:
-                added = [a.microbatch for a in row if a.stage == stage and a.kind.value in "BW"]
-                assert added == sorted(added), str(schedule)
+                added = [
+                    divmod(a.microbatch, schedule.num_slices) for a in row if a.stage == stage and a.kind.value in "BW"
+                ]
+                assert added == sorted(added, key=lambda place: (place[0], -place[1])), str(schedule)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +235,8 @@ def test_a_cell_too_long_for_the_csv_reader_is_refused_as_syntax():
 @examples(100)
 @given(data=st.data())
 def test_a_stray_action_in_a_csv_is_blamed_on_the_rank_where_it_stands(every_schedule, data):
-    fitting = [s for s in every_schedule if s.num_ranks > 1 and s.num_microbatches > 1 and not s.has_replicas]
+    whole = [s for s in every_schedule if s.num_slices == 1 and s.num_microbatches > 1 + s.is_forward_only]
+    fitting = [s for s in whole if s.num_ranks > 1 and not s.has_replicas]  # a stray one is in the minority
     schedule = data.draw(st.sampled_from(fitting))
     rank = data.draw(st.integers(0, schedule.num_ranks - 1))
     step = data.draw(st.integers(0, len(schedule.actions[rank]) - 1))

@@ -77,9 +77,9 @@ function rounded(number, digits) {
   return Number(number.toPrecision(digits)).toString();
 }
 
-/** Returns integers as text, with a dash for consecutive ones: 0–3, 5. */
+/** Returns integers as text, with a dash for consecutive ones: 0–3, 5. Slices, which are texts, are listed: 0.0, 0.1. */
 function ranges(numbers) {
-  const sorted = [...numbers].sort((a, b) => a - b);
+  const sorted = [...numbers].sort((a, b) => String(a).localeCompare(String(b), "en", { numeric: true }));
   const runs = [];
   for (const number of sorted) {
     const run = runs[runs.length - 1];

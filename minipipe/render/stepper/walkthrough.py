@@ -227,7 +227,8 @@ class Walkthrough:
         self.events = events_of(walk(self.program), self.timeline)
         self.dependencies = Dependencies(self.program)
         self.partners = {one: other for pair in self.program.joined.items() for one, other in (pair, pair[::-1])}
-        self._held_pairs = held_pairs(self.program, self.costs.memory(self.program.num_stages))
+        of_slices = self.costs.sliced(schedule.num_slices)
+        self._held_pairs = held_pairs(self.program, of_slices.memory(schedule.num_stages))
         self._own: list[list[int]] = [[] for _ in self.program.actions]  # by rank, the indices of its events
         self._first: dict[Action, int] = {}
         for at, event in enumerate(self.events):

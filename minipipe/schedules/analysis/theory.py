@@ -12,12 +12,12 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
-from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.errors import ScheduleCode, ScheduleError, whole_number
 from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.walk import complete_walk
 from minipipe.schedules.placement import check_counts
-from minipipe.schedules.registry import builder_of, default_chunks
+from minipipe.schedules.registry import builder_of, default_of
 
 __all__ = [
     "bubble_fraction",
@@ -35,7 +35,7 @@ __all__ = [
 
 
 class Case(NamedTuple):
-    """The arguments of a formula: the sizes, the times tF, tI and tW, and the memory M_B and M_W."""
+    """The arguments of a formula: the sizes, the times tF, tI and tW, the memory M_B and M_W, and the slices."""
 
     name: str
     p: int
@@ -46,6 +46,7 @@ class Case(NamedTuple):
     backward_weight: float = 1.0
     activation: float = 1.0
     weight_activation: float = 1.0
+    k: int = 1
 
     @property
     def round(self) -> float:
@@ -65,8 +66,8 @@ class ClosedForms(NamedTuple):
     ----------
     makespan, span_bubble : function of Case, optional
         The second is the largest idle time within a rank's own span.
-    peak : function of p, m, v and r, optional
-        At the peak, the number of chunks held between F and B or I, and between I and W.
+    peak : function of p, m, v and r, and of k where sequences have slices, optional
+        At the peak, the number of chunks held between F and B or I, and between I and W; of slices of chunks.
     period : function of Case and latency, optional
         The time per microbatch in the steady state.
     conditions : tuple of str
@@ -75,7 +76,7 @@ class ClosedForms(NamedTuple):
 
     makespan: Callable[[Case], float] | None = None
     span_bubble: Callable[[Case], float] | None = None
-    peak: Callable[[int, int, int, int], tuple[int, int]] | None = None
+    peak: Callable[..., tuple[int, int]] | None = None
     period: Callable[[Case, float], float] | None = None
     conditions: tuple[str, ...] = ()
 
@@ -116,6 +117,14 @@ def _round_trip(case: Case, latency: float) -> float:
     return max(case.round, (case.p * case.round + 2 * (case.p - 1) * latency) / in_flight)
 
 
+def _sliced(case: Case) -> float:
+    return (case.m + (case.p - 1) / case.k) * case.round
+
+
+def _held_in_slices(p: int, m: int, v: int, r: int, k: int = 1) -> tuple[int, int]:
+    return min(p - r + k - 1, m * k), 0
+
+
 def _looped(case: Case) -> float:
     return ((case.v - 1) * max(case.m, case.p) + case.m + case.p - 1) / case.v * case.round
 
@@ -152,6 +161,7 @@ def _v_makespan(case: Case) -> float:
     return (6 * case.m + case.p - 1) * case.forward / case.v
 
 
+_SLICED = ("one chunk on each rank",)
 _H1 = ("m >= p", "tW <= tF", "weight_activation <= activation")
 _H2 = ("m >= 2p - 1", "tW <= tF", "2 tW <= tF + tI", "weight_activation <= activation")
 _ZB_V = ("two chunks on each rank", "m >= 2p - 1", "tF = tI = tW", "weight_activation <= activation")
@@ -178,6 +188,7 @@ CLOSED_FORMS: dict[str, ClosedForms] = {
     "eager-1f1b": ClosedForms(
         _straight, _bubble_of_first_rank, lambda p, m, v, r: (v * min(2 * (p - r) - 1, m), 0), _round_trip
     ),
+    "seq1f1b": ClosedForms(_sliced, _bubble_of_first_rank, _held_in_slices, conditions=_SLICED),
     "interleaved-1f1b": ClosedForms(
         _looped, _bubble_of_first_rank, lambda p, m, v, r: (min(2 * (p - r - 1) + _ahead(p, m, v) + 1, m * v), 0)
     ),
@@ -244,7 +255,8 @@ def makespan(
         The default depends on the schedule.
     **times : float
         ``forward``, ``backward_input`` and ``backward_weight``, each 1 by default: the times tF, tI and tW of one
-        microbatch over all chunks of a rank. A chunk takes 1/v of them.
+        microbatch over all chunks of a rank. A chunk takes 1/v of them. For ``"seq1f1b"`` also ``num_slices``, 2 by
+        default; a slice takes 1/k of them.
 
     Returns
     -------
@@ -308,6 +320,8 @@ def span_bubble(
 
     Examples
     --------
+    >>> [span_bubble("seq1f1b", 4, 8, num_slices=k) for k in (1, 2, 4)]
+    [9.0, 4.5, 2.25]
     >>> span_bubble("1f1b", 4, 8), span_bubble("zb-h1", 4, 8), span_bubble("zb-h2", 4, 8)
     (9.0, 3.0, 0.0)
     """
@@ -357,6 +371,7 @@ def peak_memory(
     *,
     activation: float = 1.0,
     weight_activation: float = 1.0,
+    num_slices: int | None = None,
 ) -> tuple[float, ...]:
     """Return the peak activation memory of each rank.
 
@@ -371,6 +386,8 @@ def peak_memory(
         M_B: the memory of one microbatch of one stage from F until B or I.
     weight_activation : float
         M_W: its memory from I until W.
+    num_slices : int, optional
+        Of a microbatch, for ``"seq1f1b"``; 2 by default.
 
     Returns
     -------
@@ -386,16 +403,23 @@ def peak_memory(
     >>> peak_memory("zb-h1", 4, 8, activation=2, weight_activation=1)
     (8, 7, 6, 5)
     """
-    case = _case(name, num_ranks, num_microbatches, chunks_per_rank)
+    case = _case(name, num_ranks, num_microbatches, chunks_per_rank, num_slices=num_slices)
+    if case.k > 1:
+        activation, weight_activation = activation / case.k, weight_activation / case.k
     case = case._replace(activation=activation, weight_activation=weight_activation)
     pairs = [_value("peak", case, rank) for rank in range(num_ranks)]
     return tuple(held * activation + later * weight_activation for held, later in pairs)
 
 
 def peak_activations(
-    name: str, num_ranks: int, num_microbatches: int, chunks_per_rank: int | None = None
+    name: str,
+    num_ranks: int,
+    num_microbatches: int,
+    chunks_per_rank: int | None = None,
+    *,
+    num_slices: int | None = None,
 ) -> tuple[int, ...]:
-    """Return the largest number of (stage, microbatch) pairs that each rank holds at once.
+    """Return the largest number of (stage, microbatch) pairs that each rank holds at once; a slice is a microbatch.
 
     Parameters and errors are those of :func:`peak_memory`.
 
@@ -404,7 +428,7 @@ def peak_activations(
     >>> peak_activations("1f1b", 4, 8), peak_activations("gpipe", 4, 8)
     ((4, 3, 2, 1), (8, 8, 8, 8))
     """
-    case = _case(name, num_ranks, num_microbatches, chunks_per_rank)
+    case = _case(name, num_ranks, num_microbatches, chunks_per_rank, num_slices=num_slices)
     return tuple(sum(_value("peak", case, rank)) for rank in range(num_ranks))
 
 
@@ -461,15 +485,22 @@ def _case(
     forward: float = 1.0,
     backward_input: float = 1.0,
     backward_weight: float = 1.0,
+    num_slices: float | None = None,
 ) -> Case:
     """Return the arguments of a formula after checking the name, the sizes and the times."""
-    default = default_chunks(builder_of(name))
+    default, slices = (default_of(builder_of(name), option) for option in ("chunks_per_rank", "num_slices"))
     check_counts(p, m, default if v is None else v)
+    if num_slices is not None:
+        slices = whole_number("num_slices", num_slices, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
+        if slices > 1 and default_of(builder_of(name), "num_slices") == 1:
+            message = f"num_slices is {slices}, and no closed form is known for {name} with slices; leave it out."
+            raise ScheduleError.of(ScheduleCode.NO_FORMULA, message)
     times = (forward, backward_input, backward_weight)
     if not all(time >= 0 for time in times):
         message = f"The times are {forward}, {backward_input} and {backward_weight}; expected numbers, at least 0."
         raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
-    return Case(name, p, m, default if v is None else v, *((forward, 0, 0) if name == "forward-only" else times))
+    times = (forward, 0, 0) if name == "forward-only" else times
+    return Case(name, p, m, default if v is None else v, *times)._replace(k=slices)
 
 
 def _value(figure: str, case: Case, *more: Any) -> Any:
@@ -484,7 +515,9 @@ def _value(figure: str, case: Case, *more: Any) -> Any:
         if figure in figures and not is_met(case):
             message = f"The formula for {case.name} holds only for {text}."
             raise ScheduleError.of(ScheduleCode.NO_FORMULA, message)
-    return formula(case.p, case.m, case.v, *more) if figure == "peak" else formula(case, *more)
+    if figure != "peak":
+        return formula(case, *more)
+    return formula(case.p, case.m, case.v, *more, *([case.k] if case.k > 1 else []))
 
 
 def tick_grid(schedule: ActionTable) -> tuple[tuple[Action | None, ...], ...]:

@@ -67,6 +67,7 @@ def gaps(schedule: ActionTable, costs: Costs, timeline: Timeline) -> tuple[Gap, 
     (33.0, 27.0, '22.2%')
     """
     is_other = (schedule.overlaps and costs.overlap > 0) or not schedule.kinds.isdisjoint((R, O, L))
+    is_other = is_other or (schedule.num_slices > 1 and costs.slice_work is not None)  # the first slice may be shorter
     if timeline.num_steps > 1 or schedule.is_forward_only or schedule.frozen or schedule.has_replicas or is_other:
         return ()
     memory = max(timeline.peak_memory or (inf,))
@@ -83,7 +84,7 @@ def workload_of(schedule: ActionTable, costs: Costs, memory_limit: float = inf) 
     >>> workload_of(schedules.gpipe(2, 4), Costs(overhead=0.5)).overhead
     0.0
     """
-    workload = costs.workload(schedule.placement, schedule.num_microbatches)
+    workload = costs.sliced(schedule.num_slices).workload(schedule.placement, schedule.num_microbatches)
     workload = workload._replace(memory_limit=(memory_limit,) * schedule.num_ranks)
     if ActionKind.BACKWARD not in schedule.kinds:
         return workload
@@ -254,7 +255,7 @@ def figures(schedule: Schedule, costs: Costs) -> dict[str, Any]:
     of_stages = costs.cut(chunks)
     timeline = simulate(schedule, of_stages)
     summary, found = timeline.summary(), gaps(schedule, of_stages, timeline)
-    peaks = [peak / chunks for peak in summary["peak_activations"]]
+    peaks = [peak / chunks / schedule.num_slices for peak in summary["peak_activations"]]
     return {
         "num_stages": schedule.num_stages,
         "chunks_per_rank": chunks,
@@ -355,7 +356,8 @@ def tradeoff(num_ranks: int, num_microbatches: int, costs: Costs | None = None) 
     The bounds are of makespans with a split backward, for straight stages and for a V. Where stages hold different
     amounts, or I and W do, a step is an eighth of a microbatch long, and as high as the bound at its right end.
 
-    The memory is that of activations. Schedules with replicas or updates are left out, since they hold more weights.
+    The memory is that of activations. Schedules with replicas or updates are left out, since they hold more weights;
+    those with slices too, since the bounds are for whole microbatches.
 
     Examples
     --------
@@ -377,7 +379,9 @@ def tradeoff(num_ranks: int, num_microbatches: int, costs: Costs | None = None) 
     work = _work(costs, num_ranks, num_microbatches)
     if not work:
         raise ScheduleError.of(ScheduleCode.COSTS, "F, I and W take no time; expected some, to compare it with memory.")
-    alike = {name for name in REGISTRY if not {*build(name, 2, 2).kinds} & {ActionKind.UPDATE, ActionKind.REDUCE_GRAD}}
+    of_names = {name: build(name, 2, 2) for name in REGISTRY}
+    several = {ActionKind.UPDATE, ActionKind.REDUCE_GRAD}
+    alike = {name for name, it in of_names.items() if not it.kinds & several and it.num_slices == 1}
     compared = (row for row in rows if row["schedule"] in alike - {"forward-only"} and row["placement"] != "replicas")
     choices = [_choice(row["schedule"], row, work) for row in compared]
     most = max(choice.memory for choice in choices)

@@ -20,21 +20,14 @@ from minipipe.schedules.analysis.workload import Workload, amount_per_rank
 from minipipe.schedules.placement import Placement, check_sizes, ranks_in, stages_by_rank
 from minipipe.schedules.simulation.fitting import fit_costs
 from minipipe.schedules.simulation.timeline import Timeline
+from minipipe.schedules.slices import relative_work
 
 _SHORT = {"F": "forward", "I": "backward_input", "W": "backward_weight"}
 _HELD = ("activation", "weight_activation", "transient_activation")
 _OF_WEIGHTS = ("update", "gradient_size", "weights")
 _OTHERS = (
-    "latency",
-    "bandwidth",
-    "message_size",
-    "overhead",
-    "overlap",
-    "copy_bandwidth",
-    *_OF_WEIGHTS,
-    *_HELD,
-    "cores",
-    "hosts",
+    *("latency", "bandwidth", "message_size", "overhead", "overlap", "copy_bandwidth", *_OF_WEIGHTS, *_HELD),
+    *("slice_work", "cores", "hosts"),
 )
 _SINGLE = ("latency", "bandwidth", "overhead", "overlap", "copy_bandwidth")
 _NUMBERS = (*_SHORT.values(), *_OTHERS)
@@ -136,6 +129,10 @@ class Costs:
     weights : float or sequence of float
         By stage, the memory of its weights. Each further version of them that a rank holds takes as much, and so does
         each sum of gradients that waits for its U while another one grows.
+    slice_work : sequence of float, optional
+        By slice of a sequence, its part of the work, in any one unit, such as :func:`minipipe.schedules.slice_work`
+        returns. By default all are equal. The other costs are those of a whole sequence, and a slice takes its part of
+        F, I and W, and an equal part of memory and of the size of a message.
 
     Examples
     --------
@@ -173,6 +170,7 @@ class Costs:
     weights: ByStage = 0.0
     overlap: float = 0.0
     copy_bandwidth: float = inf
+    slice_work: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         for name in ("unit", "memory_unit"):
@@ -240,6 +238,23 @@ class Costs:
         }
         return replace(self, **times, message_size=_sizes_between(self.message_size, pieces))
 
+    def sliced(self, num_slices: int) -> Costs:
+        """Return the costs of one slice of a sequence, an equal part of those of the sequence.
+
+        The simulator does it for a schedule with slices.
+
+        Examples
+        --------
+        >>> costs = Costs(forward=[2, 4], message_size=8, latency=0.5).sliced(2)
+        >>> costs.forward, costs.message_size, costs.latency
+        ((1.0, 2.0), 4.0, 0.5)
+        """
+        if num_slices == 1:
+            return self
+        names = (*_SHORT.values(), *_HELD, "message_size")
+        parts: dict[str, Any] = {name: _pieces_of(getattr(self, name), num_slices, copies=1) for name in names}
+        return replace(self, **parts)
+
     @classmethod
     def parse(cls, text: str) -> Costs:
         """Parse the costs of a command line, such as ``"F=1,I=1,W=0.5:1:1:2,latency=0.1"``.
@@ -268,8 +283,8 @@ class Costs:
                 hint = " A whole backward B takes I + W." if key == "B" else ""
                 raise ScheduleError.of(
                     ScheduleCode.COSTS,
-                    f"{quoted(item)} is not a cost; expected one of {', '.join([*_SHORT, *_OTHERS])}, as in F=1; "
-                    f"in a command, also a file of costs, whose name ends in .json.{hint}",
+                    f"{quoted(item)} is not a cost; expected one of {', '.join([*_SHORT, *_OTHERS])}, as in F=1, or "
+                    f"a file of costs, whose name ends in .json.{hint}",
                 )
             try:
                 numbers = tuple(map(float, value.split(":")))
@@ -404,7 +419,11 @@ class Costs:
         if not isinstance(self.overlap, Real) or not 0 <= _as_float(self.overlap) <= 1:
             raise _wrong("overlap", self.overlap, "a number from 0 to 1")
         times, apart = self.durations(schedule.num_stages), 1 - float(self.overlap)
-        pairs = {a: sorted((times[a.kind][a.stage], times[b.kind][b.stage])) for a, b in schedule.joined.items()}
+        parts = relative_work(self.slice_work, schedule.num_slices)
+        of = {
+            it: times[it.kind][it.stage] * parts[it[2] % len(parts)] for pair in schedule.joined.items() for it in pair
+        }
+        pairs = {a: sorted((of[a], of[b])) for a, b in schedule.joined.items()}
         return {forward: longer + apart * shorter for forward, (shorter, longer) in pairs.items()}
 
     def update_times(self, schedule: ActionTable) -> list[float]:
@@ -625,7 +644,7 @@ def _plain(given: Any) -> Any:
 
 def _check_file(path: str | Path, found: dict[str, Any]) -> None:
     """Refuse members of a file that no costs have."""
-    by_stage = set(_NUMBERS) - {*_SINGLE, "cores", "hosts"}
+    by_stage = set(_NUMBERS) - {*_SINGLE, "slice_work", "cores", "hosts"}
     lengths = {name: len(given) for name, given in found.items() if name in by_stage and isinstance(given, list)}
     for name, given in found.items():
         kind = {"sends_block": bool, "unit": str, "memory_unit": str}.get(name)
@@ -661,9 +680,9 @@ def _as_float(number: Any) -> float:
         return inf if number > 0 else -inf
 
 
-def _pieces_of(given: ByStage | None, pieces: int) -> ByStage | None:
+def _pieces_of(given: ByStage | None, pieces: int, copies: int | None = None) -> ByStage | None:
     if isinstance(given, Iterable):
-        return tuple(value / pieces for value in given for _ in range(pieces))
+        return tuple(value / pieces for value in given for _ in range(copies or pieces))
     return None if given is None else given / pieces
 
 

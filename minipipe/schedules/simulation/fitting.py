@@ -33,7 +33,8 @@ def fit_costs(timelines: Sequence[Timeline]) -> dict[str, Any]:
     times = [_mean_times(timeline) for timeline in timelines]
 
     def usual(kind: ActionKind, stage: int) -> float:
-        return _median(found[kind, stage] for found in times if (kind, stage) in found)
+        found = zip(timelines, times)  # of slices, the time of a whole sequence
+        return _median(own[kind, stage] * timeline.num_slices for timeline, own in found if (kind, stage) in own)
 
     latency, bandwidth = fit_messages(list(_message_samples(timelines)))
     overlaps = [found for timeline, own in zip(timelines, times) for found in _overlaps(timeline, own)]

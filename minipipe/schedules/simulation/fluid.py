@@ -99,7 +99,7 @@ class Fluid(Timing):
                 if self.copied:
                     yield from self.until_copied(rank, action)
                 start, has_begun = self.now, True
-                yield from self.work(rank, duration)  # [3]
+                yield from self.work(rank, duration * self.part_of(kind, k))  # [3]
                 append(new_span((action, start, self.now)))
                 if completes >= 0:
                     self.hand_over(action, completes + k, in_flight)  # [4]

@@ -77,7 +77,7 @@ def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int =
     """
     check_table(schedule)
     check_costs(costs)
-    costs = costs or Costs()
+    costs = (costs or Costs()).sliced(schedule.num_slices)
     _check_legal(schedule, costs)
     whole = repeat(schedule, num_steps)
     hosts, step = costs.hosts_of(schedule), lower(schedule) if costs.sends_block else schedule
@@ -148,6 +148,7 @@ def peak_memory(schedule: ActionTable, costs: Costs) -> tuple[float, ...]:
     >>> peak_memory(schedules.one_f_one_b(2, 4), Costs(activation=[10, 20]))
     (20.0, 20.0)
     """
+    costs = costs.sliced(schedule.num_slices)
     return peaks(rank_levels(schedule, costs.memory(schedule.num_stages), costs.weight_memory(schedule.num_stages)))
 
 
@@ -174,13 +175,12 @@ class _Exact(Timing):
 
     def run_step(self, step: int) -> None:
         free, available, plan, first = self.free, self.available, self.plan, step * self.num_microbatches
-        copied = self.copied
-        has_pairs = bool(self.in_pairs)
+        copied, has_pairs, parts, numbers = self.copied, bool(self.in_pairs), self.parts, self.table.microbatches
         append = [row.append for row in self.spans]
         between = [0.0] * self.table.num_ranks  # before a rank's next action
         for rank, action in self.order:
             if first:
-                action = action._replace(microbatch=action.microbatch + first)
+                action = action._replace(microbatch=numbers[action.microbatch + first])
             if has_pairs and action in self.in_pairs:
                 if action in self.joined:
                     self.run_pair(rank, action, free[rank] + between[rank])
@@ -191,6 +191,8 @@ class _Exact(Timing):
                 self.come_to(rank, action)
                 continue
             awaits, duration, completes, in_flight = plan[kind][stage]
+            if parts:
+                duration *= self.part_of(kind, k)
             start = free[rank] + between[rank]  # [1]
             if awaits >= 0 and available[awaits + k] > start:  # [2]
                 start = available[awaits + k]

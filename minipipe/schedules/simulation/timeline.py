@@ -16,6 +16,7 @@ from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.analysis.updates import copies_held
 from minipipe.schedules.simulation.explanation import Explanation, explain
 from minipipe.schedules.simulation.span import GradientSum, Idle, Message, Span, StepChange, in_groups, with_copies
+from minipipe.schedules.slices import Slice
 
 _MOST = 1e15  # of any unit: from here on a power of ten says more than its digits
 
@@ -139,6 +140,12 @@ class Timeline(ShownInNotebooks):
     def num_ranks(self) -> int:
         """The number of ranks."""
         return len(self.spans)
+
+    @property
+    def num_slices(self) -> int:
+        """The number of slices of a sequence; 1 where microbatches are whole."""
+        first = next((span.action.microbatch for row in self.spans for span in row), 0)
+        return first.num_slices if isinstance(first, Slice) else 1
 
     @property
     def num_steps(self) -> int:

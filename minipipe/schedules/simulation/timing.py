@@ -6,13 +6,14 @@ from collections.abc import Callable
 from functools import cached_property, partial
 from math import inf
 
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action import Action, ActionKind, U
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
 from minipipe.schedules.analysis.sums import Members, gradient_sums
 from minipipe.schedules.analysis.walk import NOTHING, NumberedRules
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.span import GradientSum, Span, StepChange
+from minipipe.schedules.slices import relative_work
 from minipipe.schedules.transforms import repeat
 
 # The constructor of a NamedTuple takes twice as long; a large schedule has a million spans.
@@ -54,6 +55,8 @@ class Timing:
         numbered = NumberedRules(self.dependencies)
         self.rules, self.num_events = numbered.of, numbered.num_events
         self.durations = costs.durations(table.num_stages)
+        parts = relative_work(costs.slice_work, table.num_slices)
+        self.parts = parts if len(set(parts)) > 1 else []  # by slice; empty if all are equal
         self.pair_times, self.joined = costs.pair_times(table), table.joined
         self.in_pairs = {action for pair in table.joined.items() for action in pair}
         self.message_times = costs.message_times(table)
@@ -91,6 +94,10 @@ class Timing:
             (action, awaits + action.microbatch if awaits >= 0 else NOTHING, completes + action.microbatch, in_flight)
             for action, (awaits, _, completes, in_flight) in zip(pair, rules)
         ]
+
+    def part_of(self, kind: ActionKind, k: int) -> float:
+        """Return the time of an action over the mean of all slices; an update is of no slice."""
+        return 1.0 if kind is U or not self.parts else self.parts[k % len(self.parts)]
 
     def come(self, action: Action, time: float) -> GradientSum | None:
         """Note that a replica has come to a sum; return the sum once all have, without its end."""

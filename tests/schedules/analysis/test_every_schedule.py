@@ -99,7 +99,8 @@ def test_the_formulas_of_memory_are_what_the_simulator_finds(drawn, activation, 
 @given(named_schedules())
 def test_its_tick_grid_is_its_timeline_when_everything_takes_one_tick(drawn):
     _, schedule = drawn
-    costs = Costs(1, 1, 0, update=1) if ActionKind.BACKWARD in schedule.kinds else Costs()
+    n = schedule.num_slices
+    costs = Costs(n, n, 0, update=1) if ActionKind.BACKWARD in schedule.kinds else Costs()
     if len({ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT} & schedule.kinds) == 2:
         return  # B and I cannot both take one unit
     timeline = simulate(schedule, costs)
@@ -113,5 +114,5 @@ def test_its_tick_grid_is_its_timeline_when_everything_takes_one_tick(drawn):
 @pytest.mark.parametrize("name", schedules.REGISTRY)
 def test_unless_told_it_is_made_for_eight_microbatches(name):
     schedule = schedules.build(name, 4)
-    assert schedule.num_microbatches == schedules.build(name, 2).num_microbatches == 8
-    assert predicted(theory.peak_activations, name, 4, schedule.num_microbatches) == peak_activations(schedule)
+    assert schedule.num_microbatches == schedules.build(name, 2).num_microbatches == 8 * schedule.num_slices
+    assert predicted(theory.peak_activations, name, 4, 8) == peak_activations(schedule)

@@ -36,7 +36,7 @@ def changed(schedule, change):
     """Return the schedule after ``change`` has had its way with a list of lists of its actions."""
     programs = [list(row) for row in schedule.actions]
     change(programs)
-    return table(schedule.name, schedule.placement, schedule.num_microbatches, programs)
+    return table(schedule.name, schedule.placement, schedule.num_microbatches, programs, schedule.num_slices)
 
 
 def trains(schedule):

@@ -299,7 +299,8 @@ def test_every_action_starts_the_moment_its_rank_is_free_and_its_input_is_there(
         data.draw(st.lists(st.integers(0, 5), min_size=stages, max_size=stages)) for _ in range(3)
     )
     latency = data.draw(st.integers(0, 5))
-    timeline = simulate(schedule, Costs(forward, inputs, weights, latency, update=[7] * stages))
+    whole = ([schedule.num_slices * time for time in times] for times in (forward, inputs, weights))
+    timeline = simulate(schedule, Costs(*whole, latency, update=[7] * stages))
     ends = {span.action: span.end for row in timeline.spans for span in row}
 
     def arrivals(stage, kind, k):

@@ -1,0 +1,157 @@
+"""Seq1F1B: 1F1B over slices of sequences; and where to cut a sequence, so that its slices have equal work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import sqrt
+
+from minipipe.errors import ScheduleCode, ScheduleError, quoted, whole_number
+from minipipe.schedules.action import Action, B, F
+from minipipe.schedules.action_table import Schedule
+from minipipe.schedules.one_f_one_b import warmup_then_pairs
+from minipipe.schedules.placement import check_counts, check_sizes, looped_placement
+
+
+def seq1f1b(num_ranks: int, num_microbatches: int, num_slices: int = 2) -> Schedule:
+    """Return Seq1F1B: 1F1B in which each microbatch, a sequence, is cut into slices that pass the ranks one by one.
+
+    ::
+
+        rank 0: F0.0 F0.1 F1.0      B0.1 F1.1 B0.0      B1.1 B1.0
+        rank 1:      F0.0 F0.1 B0.1 F1.0 B0.0 F1.1 B1.1 B1.0
+
+    A slice attends to those before it, so forwards of a sequence ascend, and backwards descend: the backward of the
+    first sequence begins with its last slice. With p ranks, m sequences and k slices, the warm-up of rank r is
+    w = min(p + k - 2 - r, m k) forwards. For slices of equal work the makespan is (m + (p - 1) / k)(tF + tB), with the
+    times of a sequence: the bubble of 1F1B over k. Rank r holds at most p + k - 1 - r slices, each 1/k of a sequence.
+
+    Parameters
+    ----------
+    num_ranks, num_microbatches : int
+        At least 1. A microbatch is a whole sequence here; ``num_microbatches`` of the schedule counts slices.
+    num_slices : int
+        Of a sequence, at least 1. With one it is 1F1B.
+
+    Returns
+    -------
+    Schedule
+
+    References
+    ----------
+    Sun et al. 2024, "Seq1F1B: efficient sequence-level pipeline parallelism for large language model training",
+    arXiv 2406.03488.
+
+    Examples
+    --------
+    >>> from minipipe import schedules, simulate
+    >>> print(seq1f1b(2, 1))
+    # seq1f1b: 2 ranks, 2 stages, 1 sequence of 2 slices
+    rank 0: 0F0.0 0F0.1 0B0.1 0B0.0
+    rank 1: 1F0.0 1F0.1 1B0.1 1B0.0
+    >>> [simulate(seq1f1b(4, 8, k)).makespan - 8 * 3 for k in (1, 2, 4)]
+    [9.0, 4.5, 2.25]
+    """
+    check_counts(num_ranks, num_microbatches)
+    n = whole_number("num_slices", num_slices, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
+    check_sizes(num_ranks, num_microbatches * n)
+    rows = []
+    for rank in range(num_ranks):
+        forwards = [Action(rank, F, k) for k in range(num_microbatches * n)]
+        backwards = [Action(rank, B, s + i) for s in range(0, num_microbatches * n, n) for i in reversed(range(n))]
+        warmup = min(num_ranks + n - 2 - rank, len(forwards))
+        rows.append(warmup_then_pairs(forwards, backwards, warmup))
+    return Schedule("seq1f1b", looped_placement(num_ranks), num_microbatches * n, tuple(rows), num_slices=n)
+
+
+def equal_work_cuts(num_tokens: int, num_slices: int, attention: float) -> tuple[int, ...]:
+    """Return where to cut a sequence into slices of equal work under causal attention, in tokens from its start.
+
+    Token t attends to t others, so the work up to a part x of the sequence is (1 - a) x + a x², where a is the share of
+    attention in the work of the whole. It is j/k of the whole at x = 2 (j/k) / (1 - a + sqrt((1 - a)² + 4 a j/k)),
+    which is rounded to whole tokens.
+
+    Parameters
+    ----------
+    num_tokens : int
+        The length of the sequence, at least ``num_slices``.
+    num_slices : int
+    attention : float
+        a, from 0 to 1. A layer of hidden size h, whose perceptron has 4 h, takes 24 s h² floating-point operations for
+        s tokens, and 2 s² h more in causal attention: a = s / (s + 12 h).
+
+    Returns
+    -------
+    tuple of int
+        Ascending, ``num_slices + 1`` of them: slice i has the tokens from ``cuts[i]`` up to ``cuts[i + 1]``.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``parameters``.
+
+    References
+    ----------
+    Sun et al. 2024, "Seq1F1B: efficient sequence-level pipeline parallelism for large language model training",
+    arXiv 2406.03488: a partition of the sequence by computation.
+
+    Examples
+    --------
+    >>> equal_work_cuts(1000, 4, attention=0), equal_work_cuts(1000, 4, attention=1)
+    ((0, 250, 500, 750, 1000), (0, 500, 707, 866, 1000))
+    """
+    n = whole_number("num_slices", num_slices, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
+    whole_number("num_tokens", num_tokens, n, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
+    linear = 1 - _share(attention)
+    parts = (j / n for j in range(1, n))
+    cuts = [0]
+    for j, part in enumerate(parts, 1):
+        x = 2 * part / (linear + sqrt(linear**2 + 4 * attention * part))
+        cuts.append(min(max(round(x * num_tokens), cuts[-1] + 1), num_tokens - (n - j)))  # a token is left for each
+    return (*cuts, num_tokens)
+
+
+def slice_work(cuts: Sequence[int], attention: float) -> tuple[float, ...]:
+    """Return by slice its part of the work of a sequence under causal attention: of ``Costs(slice_work=…)``.
+
+    Parameters
+    ----------
+    cuts : sequence of int
+        Where slices begin, in tokens, and where the last one ends, as from :func:`equal_work_cuts`.
+    attention : float
+        The share of attention in the work of the whole sequence, from 0 to 1.
+
+    Returns
+    -------
+    tuple of float
+        Their sum is 1.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``parameters``.
+
+    Examples
+    --------
+    Of slices of equal length, the last one has the most work. They take longer than 1F1B, which takes 33.
+
+    >>> from minipipe import Costs, schedules, simulate
+    >>> equal_length = slice_work((0, 500, 1000), attention=0.5)
+    >>> equal_length, simulate(schedules.seq1f1b(4, 8), Costs(slice_work=equal_length)).makespan
+    ((0.375, 0.625), 34.875)
+    >>> equal_work = slice_work(equal_work_cuts(1000, 2, attention=0.5), attention=0.5)
+    >>> round(simulate(schedules.seq1f1b(4, 8), Costs(slice_work=equal_work)).makespan, 2)
+    28.5
+    """
+    if len(cuts) < 2 or cuts[0] != 0 or any(b <= a for a, b in zip(cuts, cuts[1:])):
+        message = f"cuts is {quoted(cuts)}; expected ascending numbers of tokens, from 0 to the length of the sequence."
+        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+    linear = 1 - _share(attention)
+    ends = [cut / cuts[-1] for cut in cuts]
+    return tuple((b - a) * (linear + attention * (a + b)) for a, b in zip(ends, ends[1:]))
+
+
+def _share(attention: float) -> float:
+    if not isinstance(attention, int | float) or isinstance(attention, bool) or not 0 <= attention <= 1:
+        message = f"attention is {quoted(attention)}; expected its share of the work, from 0 to 1."
+        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+    return float(attention)
