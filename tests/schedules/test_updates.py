@@ -79,6 +79,14 @@ def test_each_takes_what_no_earlier_one_took_of_its_own_row():
     ]
 
 
+def test_they_take_gradients_by_their_numbers_in_whatever_order_these_come():
+    schedule = Schedule.from_text("0F0 0F1 0F2 0B2 0B0 0U0 0B1 0U2")
+    verify(schedule)
+    assert [microbatches for _, _, microbatches in taken(schedule.actions[0], U)] == [[0], [1, 2]]
+    assert schedules.staleness(schedule) == ((0, 1, 1),)
+    assert [after.sums for _, after in copies_held(schedule.actions[0])] == [0, 0, 0, 1, 2, 1, 1, 0]
+
+
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 
 

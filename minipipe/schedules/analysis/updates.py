@@ -291,4 +291,4 @@ def _with_copies(row: Sequence[Action], levels: Iterable[Level], weights: Sequen
         for copies in held:
             others[stage] = weights[stage] * (copies.versions - 1 + max(0, copies.sums - 1))
             amounts.append(sum(others.values()))
-        yield max(during + amounts[0], after + amounts[1]), after + amounts[1]
+        yield during + amounts[0], after + amounts[1]
