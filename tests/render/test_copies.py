@@ -9,6 +9,7 @@ from minipipe import Costs, Schedule, schedules, simulate
 from minipipe.render import draw_html, draw_svg, draw_text, perfetto_trace
 from minipipe.render.html import holds_of, player_data
 from minipipe.render.panel import Panel
+from minipipe.render.stepper.walkthrough import Walkthrough
 
 MINE = Schedule.from_text("F0 O0 F1 F2 B2 L0 B1 R0 B0", name="mine")
 TIMELINE = simulate(MINE, Costs(copy_bandwidth=0.5))
@@ -67,3 +68,12 @@ def test_a_strip_tells_the_memory_that_recomputation_saves():
     drawn = draw_svg(simulate(recomputed, Costs(activation=1 / 8, transient_activation=7 / 8)))
     assert "peak 1.375" in drawn and "memory held" in drawn
     assert "peak 4" in draw_svg(recomputed) and "activations held" in draw_svg(recomputed)
+
+
+def test_a_step_holds_what_the_timeline_says():
+    schedule, costs = schedules.offloaded(schedules.one_f_one_b(4, 8), 1), Costs(copy_bandwidth=0.5)
+    walkthrough = Walkthrough(schedule, costs)
+    most = [max(len(snapshot.ranks[rank].held) for snapshot in walkthrough) for rank in range(4)]
+    assert tuple(most) == simulate(schedule, costs).peak_activations == (3, 3, 2, 1)
+    begun = next(snapshot.ranks[0] for snapshot in walkthrough if str(snapshot.ranks[0].action) == "0O0")
+    assert begun.until == 3  # when the copy has ended, though the rank continues

@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from minipipe.errors import Problem, ScheduleError
-from minipipe.schedules.action import RECV_B, RECV_F, REDUCE_GRAD, SEND_B, SEND_F, Action, L
+from minipipe.schedules.action import RECV_B, RECV_F, REDUCE_GRAD, SEND_B, SEND_F, Action, L, O
 from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.analysis.activations import Footprint, Held, held_pairs
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
@@ -27,7 +27,7 @@ from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.walk import Walk, walk
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
-from minipipe.schedules.simulation.span import IdleCause, Message, Span
+from minipipe.schedules.simulation.span import IdleCause, Message, Span, with_copies
 from minipipe.schedules.simulation.timeline import Timeline
 
 
@@ -228,13 +228,35 @@ class Walkthrough:
         self.dependencies = Dependencies(self.program)
         self.partners = {one: other for pair in self.program.joined.items() for one, other in (pair, pair[::-1])}
         of_slices = self.costs.sliced(schedule.num_slices)
-        self._held_pairs = held_pairs(self.program, of_slices.memory(schedule.num_stages))
+        self._copy_ends = {copy.action: copy.end for row in self.timeline.copies for copy in row}
+        self._held_pairs = self._held(of_slices.memory(schedule.num_stages))
         self._own: list[list[int]] = [[] for _ in self.program.actions]  # by rank, the indices of its events
         self._first: dict[Action, int] = {}
         for at, event in enumerate(self.events):
             self._own[event.rank].append(at)
             self._first.setdefault(event.action, at)
         self._times = [*(event.start for event in self.events), self.timeline.end]
+
+    def _held(self, footprint: Footprint) -> list[list[tuple[Held, Held]]]:
+        """Return, by rank and position, the pairs held while an action runs and after it: copies take their time."""
+        timeline = self.timeline
+        if not timeline.copies:
+            return held_pairs(self.program, footprint)
+        rows = list(map(with_copies, timeline.spans, timeline.copies))
+        known = held_pairs(self.program.with_rows(type(self.program), rows), footprint)
+        found: list[list[tuple[Held, Held]]] = []
+        for row, order, levels in zip(self.program.actions, rows, known):
+            held: dict[Action, tuple[Held, Held]] = {}
+            for action, (during, after) in zip(order, levels):
+                if action.kind is O:  # what it gives back is gone after the computation before it
+                    last = next(reversed(held))
+                    held[last] = held[last][0], after
+                elif action.kind is not L:
+                    held[action] = during, after
+            found.append([])
+            for action in row:
+                found[-1].append(held[action] if action in held else (found[-1][-1][1],) * 2)
+        return found
 
     @property
     def is_legal(self) -> bool:
@@ -290,7 +312,8 @@ class Walkthrough:
         if last and (last.end > time or own[begun - 1] == number - 1):
             cause = IdleCause.SENDING if last.action.kind in _SENDS and last.end > last.start else None
             source, awaited = self._awaited(rank, last.action, time) if cause and self.is_timed else (None, None)
-            return RankState(Activity.RUNS, last.action, last.position, last.end, cause, source, awaited, *during)
+            until = self._copy_ends.get(last.action, last.end)
+            return RankState(Activity.RUNS, last.action, last.position, until, cause, source, awaited, *during)
         if begun == len(row):
             return RankState(Activity.DONE, None, begun, None, IdleCause.DRAIN, None, None, *after)
         coming = self.events[own[begun]].start if begun < len(own) else None
