@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Pipeline, Plan, nn, spawn, verify
-from minipipe.errors import RankError
+from minipipe.errors import RankError, ScheduleError
 from tests.strategies import examples
 
 STRAIGHT = ("gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2")
@@ -96,6 +96,15 @@ def test_no_module_and_a_v_of_another_length_are_refused_with_what_fits():
         words = f"{count} modules on 2 ranks are up to {chunks} on a rank.*exactly 2 chunks.*Expected 3 to 4 modules"
         with pytest.raises(RankError, match=words):
             schedule_of_modules(count, 2, "zb-v", None)
+
+
+@pytest.mark.parametrize(("name", "code"), [("chimera", "replicas"), ("pipedream", "updates"), ("seq1f1b", "slices")])
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_a_schedule_that_no_pipeline_runs_is_refused_for_what_it_is(name, code, count):
+    """The story: of three modules on two ranks, chimera "expected 3 to 4 modules"."""
+    with pytest.raises(ScheduleError, match=f"{name} .*which Pipeline does not know yet") as caught:
+        schedule_of_modules(count, 2, name, None)
+    assert caught.value.code == code
 
 
 @pytest.mark.parametrize("name", ["model", "group", "schedule", "partition"])

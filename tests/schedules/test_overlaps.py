@@ -104,6 +104,8 @@ def test_a_wrongly_joined_pair_is_not_lost_in_text_but_cannot_be_read():
     assert refusal(Schedule.from_text, text).code == "syntax"
     alone = Schedule("mine", (0, 1), 1, [["0F0"], ["1F0"]], overlaps=["0F0"])
     assert "(0F0;)OVERLAP_F_B" in str(alone) and "0F0;0SEND_F0" in str(lower(alone))  # which failed with an IndexError
+    twice = Schedule("mine", (0,), 2, [["0F0", "0F1", "0B0", "0F1"]], overlaps=["0F1"])
+    assert lower(twice).actions == twice.actions  # as this did
 
 
 # -- transformations -----------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def with_pairs(rows: list[list[Action]], overlaps: Collection[Action]) -> list[l
     """
     for row in rows if overlaps else ():
         for at, action in enumerate(row):
-            if action in overlaps and row[at + 1].kind is SEND_F:
+            if action in overlaps and at + 2 < len(row) and row[at + 1].kind is SEND_F:
                 row[at + 1], row[at + 2] = row[at + 2], row[at + 1]
     return rows
 

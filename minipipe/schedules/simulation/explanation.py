@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _SENDS = frozenset({ActionKind.SEND_F, ActionKind.SEND_B})
 _RECEIVES = frozenset({ActionKind.RECV_F, ActionKind.RECV_B})
+_NEED_LOADS = frozenset({ActionKind.RECOMPUTE, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT})
 Position = tuple[int, int]  # a rank, and the index of one of its spans
 
 
@@ -128,7 +129,8 @@ class Explanation:
 
     def _load(self, rank: int, index: int) -> Span | None:
         """Return the L for a span, or for the one joined with it, if any."""
-        pairs = (self._spans[rank][i].action[::2] for i in self._joined(rank, index)) if self._loads else ()
+        actions = (self._spans[rank][i].action for i in self._joined(rank, index) if self._loads)
+        pairs = (action[::2] for action in actions if action.kind in _NEED_LOADS)  # an F comes before its L
         return next(filter(None, map(self._loads.get, pairs)), None)
 
     @cached_property
