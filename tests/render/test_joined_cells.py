@@ -51,6 +51,13 @@ def test_svg_frames_the_halves_and_their_tooltips_tell_the_whole():
     assert NOTE in svg
 
 
+@pytest.mark.parametrize("latency", [0, 0.5])
+def test_two_messages_that_go_together_are_two_arrows(latency):
+    timeline = simulate(schedules.dualpipe(4, 8, joined=True), Costs(latency=latency))
+    shafts = re.findall(r'<path d="(M[^"]+)"><title>', draw_svg(timeline, messages=True))
+    assert len(set(shafts)) == len(shafts) == len(timeline.messages)
+
+
 def test_narrow_pairs_have_no_frame():
     assert 'class="joined"' not in draw_svg(schedules.dualpipe(8, 400, joined=True), width=400).split("<g font-size")[0]
 

@@ -27,7 +27,8 @@ def draw_messages(panel: Panel, axis: Axis, tops: Sequence[float], height: float
     """Yield an arrow for each message, between the facing edges of the sender's and the receiver's lane.
 
     Heads are paths: svglib and MuPDF draw no markers. A vertical arrow stands half a head beside its time, before it on
-    the way down and after it on the way up: where messages take no time, both often go at one time.
+    the way down and after it on the way up: where messages take no time, both often go at one time. The activation and
+    the gradient of two joined actions may go together; then the gradient stands a head farther.
 
     Parameters
     ----------
@@ -40,15 +41,19 @@ def draw_messages(panel: Panel, axis: Axis, tops: Sequence[float], height: float
     head : float
         The length of arrowheads, in pixels.
     """
-    origin = panel.timeline.start
+    origin, places = panel.timeline.start, set()
     for way in WAYS:
         shafts, heads = [], []
         for message in (message for message in panel.timeline.messages if way_of(message) == way):
             goes_down = tops[message.source] < tops[message.destination]
             start, end = tops[message.source] + height * goes_down, tops[message.destination] + height * (not goes_down)
             x, arrival = axis.x(message.sent - origin), axis.x(message.arrived - origin)
+            aside = 2 * _ASIDE * (-head if goes_down else head)
             if x == arrival:
-                x = arrival = x + _ASIDE * (-head if goes_down else head)
+                x = arrival = x + aside / 2
+            if (x, start, arrival, end) in places:
+                x, arrival = x + aside, arrival + aside
+            places.add((x, start, arrival, end))
             shafts.append(
                 f'<path d="{_shaft(x, start, arrival, end)}"><title>{describe_message(message)}</title></path>'
             )
