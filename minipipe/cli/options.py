@@ -61,6 +61,7 @@ def add_costs(parser: argparse.ArgumentParser) -> None:
         help="a file of Costs.save, or the costs of one stage, such as F=1,I=1,W=1,latency=0; different ones "
         "F=1:2:1:1; also bandwidth, message_size, overhead, activation, weight_activation, transient_activation; "
         "overlap, the part of the shorter of two joined actions that is hidden, 0 to 1; "
+        "slice_work=3:1, of the slices of a sequence, and keys_values, that slices keep for each other; "
         "update, of U or between two steps; gradient_size, of sums over replicas; weights, of each further version; "
         "cores=2, where ranks share those of a host, and hosts=0:0:1:1, of each rank, whose messages then share links",
     )

@@ -7,16 +7,19 @@ goes first, and the gradients of a slice are complete once all later ones went b
     row          1F0.0  1F0.1  1F0.2  1B0.2  1B0.1  1B0.0
     keys and values  0     0-1    0-2    0-2    0-1      0     part of a slice's activation, from its F until its B
     their gradients                      0-1    0-1      0     beyond it: from the first B of a later slice
+
+On a stage without a backward, keys and values stay until the last slice of the sequence went forward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from minipipe.errors import Problem, ScheduleCode
-from minipipe.schedules.action import ActionKind, B, F, I
+from minipipe.schedules.action import Action, ActionKind, B, F, I
 from minipipe.schedules.action_table import ActionTable
+from minipipe.schedules.analysis.activations import Level
 
 _MOST = 1000  # problems that are listed
 _RULES = {
@@ -63,3 +66,42 @@ def _slice_before(kind: ActionKind, k: int, num_slices: int) -> int:
     """Return the slice of a sequence that comes right before another one; itself, where none does."""
     index = k % num_slices
     return k - (index > 0) if kind is F else k + (index < num_slices - 1)
+
+
+# -- what a rank holds -------------------------------------------------------------------------------------------------
+
+
+def with_keys_values(
+    row: Sequence[Action], levels: Iterable[Level], amounts: Sequence[float], num_slices: int
+) -> Iterator[Level]:
+    """Yield the memory held while each action of a row runs and after it, with what slices keep for each other.
+
+    Parameters
+    ----------
+    row : sequence of Action
+    levels : iterable of Level
+        The memory of its activations alone.
+    amounts : sequence of float
+        By stage, the memory of the keys and values of one slice.
+    num_slices : int
+
+    Examples
+    --------
+    >>> from minipipe import Schedule
+    >>> row = Schedule.from_text("0F0.0 0F0.1 0F0.2 0B0.2 0B0.1 0B0.0").actions[0]
+    >>> list(with_keys_values(row, [(0, 0)] * 6, amounts=[1], num_slices=3))
+    [(0, 0), (0, 0), (0, 0), (2, 2), (2, 1), (1, 0)]
+    """
+    go_back = {stage for stage, kind, _ in row if kind is B or kind is I}
+    kept: dict[tuple[int, int], float] = {}  # by stage and sequence
+    total: float = 0
+    for (stage, kind, k), (during, after) in zip(row, levels):
+        place, index = (stage, k // num_slices), k % num_slices
+        before = now = later = kept.get(place, 0)
+        if kind is B or kind is I:  # gradients of all before it, and its own from those behind it
+            now, later = (amounts[stage] * n for n in (min(index + 1, num_slices - 1), index))
+        elif kind is F and stage not in go_back:
+            later = amounts[stage] * (index + 1) if index < num_slices - 1 else 0
+        kept[place] = later
+        yield max(during + total - before + now, after + total - before + later), after + total - before + later
+        total += later - before

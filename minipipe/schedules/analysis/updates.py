@@ -20,6 +20,7 @@ from minipipe.errors import Problem, ScheduleCode
 from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, U, W
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.activations import Footprint, Level, endings, memory_levels
+from minipipe.schedules.analysis.slices import with_keys_values
 from minipipe.schedules.analysis.sums import gradient_sums
 
 _MOST = 1000  # problems of one kind that are listed
@@ -265,11 +266,14 @@ def copies_held(row: Sequence[Action]) -> Iterator[tuple[Copies, Copies]]:
         yield during, held(stage)
 
 
-def rank_levels(table: ActionTable, footprint: Footprint, weights: Sequence[float]) -> list[list[Level]]:
+def rank_levels(
+    table: ActionTable, footprint: Footprint, weights: Sequence[float], keys_values: Sequence[float] = ()
+) -> list[list[Level]]:
     """Return, by rank, the memory held while each of its actions runs and after it: activations, and copies.
 
     Copies are the versions of a stage's weights beyond one, and its sums of gradients beyond one: a synchronous
-    schedule has none. Each takes the memory of the weights.
+    schedule has none. Each takes the memory of the weights. ``keys_values`` is, by stage, the memory of those of one
+    slice, for :func:`minipipe.schedules.analysis.slices.with_keys_values`.
 
     Examples
     --------
@@ -279,6 +283,9 @@ def rank_levels(table: ActionTable, footprint: Footprint, weights: Sequence[floa
     [1, 2, 1, 11, 12, 1, 11, 0, 0]
     """
     levels = memory_levels(table, footprint)
+    if table.num_slices > 1 and any(keys_values):
+        rows = zip(table.actions, levels)
+        levels = [list(with_keys_values(row, own, keys_values, table.num_slices)) for row, own in rows]
     if U not in table.kinds or not any(weights):
         return levels
     return [list(_with_copies(row, own, weights)) for row, own in zip(table.actions, levels)]

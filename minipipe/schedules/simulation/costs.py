@@ -23,7 +23,7 @@ from minipipe.schedules.simulation.timeline import Timeline
 from minipipe.schedules.slices import relative_work
 
 _SHORT = {"F": "forward", "I": "backward_input", "W": "backward_weight"}
-_HELD = ("activation", "weight_activation", "transient_activation")
+_HELD = ("activation", "weight_activation", "transient_activation", "keys_values")
 _OF_WEIGHTS = ("update", "gradient_size", "weights")
 _OTHERS = (
     *("latency", "bandwidth", "message_size", "overhead", "overlap", "copy_bandwidth", *_OF_WEIGHTS, *_HELD),
@@ -133,6 +133,10 @@ class Costs:
         By slice of a sequence, its part of the work, in any one unit, such as :func:`minipipe.schedules.slice_work`
         returns. By default all are equal. The other costs are those of a whole sequence, and a slice takes its part of
         F, I and W, and an equal part of memory and of the size of a message.
+    keys_values : float or sequence of float
+        By stage, the part of ``activation`` that is keys and values of attention, where sequences have slices. Their
+        gradients take as much again, from the backward of a later slice until their own. A stage without a backward
+        keeps them until the last slice of the sequence.
 
     Examples
     --------
@@ -171,6 +175,7 @@ class Costs:
     overlap: float = 0.0
     copy_bandwidth: float = inf
     slice_work: Sequence[float] | None = None
+    keys_values: ByStage = 0.0
 
     def __post_init__(self) -> None:
         for name in ("unit", "memory_unit"):
@@ -382,9 +387,9 @@ class Costs:
         ScheduleError
             Code ``costs``, if a sequence does not have one value for each stage, or a cost is negative or not finite.
         """
-        forward, inputs, weights = (self._by_stage(name, num_stages) for name in _SHORT.values())
+        forward, inputs, weights = (self.by_stage(name, num_stages) for name in _SHORT.values())
         both = [i + w for i, w in zip(inputs, weights)]
-        return {F: forward, I: inputs, W: weights, B: both, U: self._by_stage("update", num_stages), R: forward}
+        return {F: forward, I: inputs, W: weights, B: both, U: self.by_stage("update", num_stages), R: forward}
 
     def copy_times(self, num_stages: int) -> list[float]:
         """Return, by stage, the time of an O or an L.
@@ -400,7 +405,7 @@ class Costs:
         [0.5, 1.5]
         """
         bandwidth = self._above_0("copy_bandwidth")
-        return [size / bandwidth for size in self._by_stage("activation", num_stages)]
+        return [size / bandwidth for size in self.by_stage("activation", num_stages)]
 
     def pair_times(self, schedule: ActionTable) -> dict[Action, float]:
         """Return the time of each joined pair of actions, by its forward.
@@ -434,7 +439,7 @@ class Costs:
         ScheduleError
             Code ``costs``.
         """
-        by_stage = self._by_stage("update", schedule.num_stages)
+        by_stage = self.by_stage("update", schedule.num_stages)
         by_rank = stages_by_rank(schedule.placement, schedule.num_ranks)
         if U in schedule.kinds:
             return [0.0] * schedule.num_ranks
@@ -453,7 +458,7 @@ class Costs:
             time = getattr(self, name)
             if not isinstance(time, Real) or not 0 <= _as_float(time) < inf:
                 raise _wrong(name, time, "a finite time, at least 0")
-        sizes = self._by_stage("message_size", schedule.num_stages)
+        sizes = self.by_stage("message_size", schedule.num_stages)
         latency, bandwidth = float(self.latency), self._above_0("bandwidth")
         return tuple(
             latency + size / bandwidth if schedule.crosses_ranks(stage) else 0.0 for stage, size in enumerate(sizes)
@@ -482,7 +487,7 @@ class Costs:
         >>> Costs(gradient_size=6, bandwidth=1, latency=0.5).sum_times(Schedule.from_text("0F0 0B0 \\n 0F1 0B1"))
         [(3.0, 7.0)]
         """
-        sizes, times = self._by_stage("gradient_size", schedule.num_stages), []
+        sizes, times = self.by_stage("gradient_size", schedule.num_stages), []
         for stage, size in enumerate(sizes):
             n = len(schedule.ranks_of(stage))
             part = size / n / _as_float(self.bandwidth)
@@ -519,7 +524,7 @@ class Costs:
         """
         until_weights = "activation" if self.weight_activation is None else "weight_activation"
         held = ("activation", until_weights, "transient_activation")
-        return Footprint(*(self._by_stage(name, num_stages) for name in held))
+        return Footprint(*(self.by_stage(name, num_stages) for name in held))
 
     def weight_memory(self, num_stages: int) -> list[float]:
         """Return, by stage, the memory of its weights.
@@ -529,7 +534,7 @@ class Costs:
         ScheduleError
             Code ``costs``.
         """
-        return self._by_stage("weights", num_stages)
+        return self.by_stage("weights", num_stages)
 
     def workload(
         self,
@@ -582,7 +587,14 @@ class Costs:
             raise _wrong(name, given, "a number, more than 0")
         return _as_float(given)
 
-    def _by_stage(self, name: str, num_stages: int) -> list[float]:
+    def by_stage(self, name: str, num_stages: int) -> list[float]:
+        """Return the value of an attribute on each stage.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``costs``, if it does not have one value for each stage, or one is negative or not finite.
+        """
         given = getattr(self, name)
         try:
             values = [_as_float(given)] * num_stages if isinstance(given, Real) else [_as_float(v) for v in list(given)]

@@ -24,7 +24,7 @@ from math import inf
 from minipipe.errors import ScheduleCode, ScheduleError, quoted
 from minipipe.schedules.action import REDUCE_GRAD, Action, L, O
 from minipipe.schedules.action_table import ActionTable, check_table, collector_paused
-from minipipe.schedules.analysis.activations import peak_activations, peaks, without_copies
+from minipipe.schedules.analysis.activations import Level, peak_activations, peaks, without_copies
 from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.updates import rank_levels
@@ -91,7 +91,7 @@ def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int =
         ran = (simulation.table if costs.sends_block else whole.schedule).without_sums()
         if any(simulation.copies):
             ran = ran.with_rows(type(ran), map(with_copies, simulation.spans, simulation.copies))
-        levels = rank_levels(ran, costs.memory(schedule.num_stages), costs.weight_memory(schedule.num_stages))
+        levels = _levels(ran, costs)
         levels = list(map(without_copies, ran.actions, levels))
         return Timeline(
             f"{whole.title}, each with its loss" if wait and num_steps > 1 else whole.title,
@@ -148,8 +148,12 @@ def peak_memory(schedule: ActionTable, costs: Costs) -> tuple[float, ...]:
     >>> peak_memory(schedules.one_f_one_b(2, 4), Costs(activation=[10, 20]))
     (20.0, 20.0)
     """
-    costs = costs.sliced(schedule.num_slices)
-    return peaks(rank_levels(schedule, costs.memory(schedule.num_stages), costs.weight_memory(schedule.num_stages)))
+    return peaks(_levels(schedule, costs.sliced(schedule.num_slices)))
+
+
+def _levels(table: ActionTable, costs: Costs) -> list[list[Level]]:
+    n = table.num_stages
+    return rank_levels(table, costs.memory(n), costs.weight_memory(n), costs.by_stage("keys_values", n))
 
 
 class _Exact(Timing):
