@@ -308,7 +308,7 @@ def offloaded(schedule: Schedule, num_held: int) -> Schedule:
     Parameters
     ----------
     schedule : Schedule
-        Any one with a backward and without O.
+        Any one with a backward, and without O and slices.
     num_held : int
         The most (stage, microbatch) pairs that a rank holds; at least 1. Those between an I and its W stay, and may be
         more. For two, copies hide behind computations.
@@ -343,8 +343,9 @@ def offloaded(schedule: Schedule, num_held: int) -> Schedule:
     """
     check_trains(schedule, "activations to offload")
     whole_number("num_held", num_held, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
-    if O in schedule.kinds:
-        message = f"{schedule.title} has O and L already; expected a schedule without."
+    if O in schedule.kinds or schedule.num_slices > 1:
+        what = "O and L already" if O in schedule.kinds else "slices, whose keys and values later slices need"
+        message = f"{schedule.title} has {what}; expected a schedule without."
         raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
     rows = tuple(tuple(_with_offloads(groups, num_held)) for groups in _in_groups(schedule))
     return replace(schedule, name=f"{schedule.name}, offloaded", actions=rows)

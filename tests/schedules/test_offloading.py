@@ -58,6 +58,8 @@ def test_the_csv_of_pytorch_has_no_word_for_them_so_they_are_refused_and_never_d
         ("0F0 0O0 0B0", "unpaired", ">0O0<: 0O0 comes without 0L0; expected both, or neither."),
         ("0F0 0R0", "unpaired", ">0R0<: 0R0 comes without 0B0 or 0I0; expected both, or neither."),
         ("0F0 0O0 0L0", "unpaired", ">0O0<: 0O0 comes without 0B0 or 0I0; expected both, or neither."),
+        ("0F0.0 0O0.0 0F0.1 0B0.1 0L0.0 0B0.0", "slice-order", ">0F0.1<: 0F0.1 needs keys and values that 0O0.0 (posi"),
+        ("0F0.0 0F0.1 0O0.0 0B0.1 0L0.0 0B0.0", "slice-order", ">0B0.1<: 0B0.1 needs keys and values that 0O0.0 (posi"),
         ("0F0 0O0 0O0 0L0 0B0", "duplicate", ">0O0<: 0O0 is a duplicate of position 1."),
         ("0F0 0R0 0R0 0B0", "duplicate", ">0R0<: 0R0 is a duplicate of position 1."),
         ("0F0 0B0 0R1 \n 0F1 0B1", "other-replica", ">0R1<: 0R1 is on another replica than its forward"),
@@ -99,3 +101,10 @@ def test_who_runs_or_balances_schedules_refuses_them_with_one_sentence(reader, u
         use(Schedule.from_text("F0 R0 B0 \n F0 B0", name="mine"))
     assert caught.value.code == "recompute"
     assert "mine recomputes or offloads activations itself" in str(caught.value)
+
+
+def test_the_last_slice_of_a_sequence_may_be_offloaded_and_the_first_when_no_other_is_left():
+    verify(Schedule.from_text("0F0.0 0F0.1 0O0.1 0F1.0 0F1.1 0B1.1 0B1.0 0L0.1 0R0.1 0B0.1 0O0.0 0L0.0 0B0.0"))
+    with pytest.raises(ScheduleError, match="has slices, whose keys and values later slices need") as caught:
+        schedules.offloaded(Schedule.from_text("0F0.0 0F0.1 0B0.1 0B0.0"), 1)
+    assert caught.value.code == "parameters"

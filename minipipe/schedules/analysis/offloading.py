@@ -36,7 +36,8 @@ def offload_problems(table: ActionTable) -> list[Problem]:
     """
     if table.kinds.isdisjoint(_NEEDED):
         return []
-    return list(islice(_alone(table), _MOST)) or list(islice(_disordered(table), _MOST))
+    finders = (_alone, _disordered, _far_from_slices)
+    return next(filter(None, (list(islice(find(table), _MOST)) for find in finders)), [])
 
 
 def _alone(table: ActionTable) -> Iterator[Problem]:
@@ -66,3 +67,21 @@ def _disordered(table: ActionTable) -> Iterator[Problem]:
                     yield Problem(ScheduleCode.ORDER, sentence, rank, before)
                 else:
                     last[stage, k] = position
+
+
+def _far_from_slices(table: ActionTable) -> Iterator[Problem]:
+    """Yield each action of a slice while an earlier one of its sequence is offloaded, with its keys and values."""
+    n = table.num_slices
+    for rank, row in enumerate(table.actions if n > 1 else ()):
+        away: dict[tuple[int, int], int] = {}  # by stage and slice, the position of its O
+        for position, (stage, kind, k) in enumerate(row):
+            if kind is O:
+                away[stage, k] = position
+            elif kind is L:
+                away.pop((stage, k), None)
+            elif kind in _ORDER:
+                before = [at for (s, other), at in away.items() if s == stage and k // n * n <= other < k]
+                if before:
+                    sentence = f"Rank {rank}, position {position}: {row[position]} needs keys and values that"
+                    sentence = f"{sentence} {row[before[0]]} (position {before[0]}) offloaded."
+                    yield Problem(ScheduleCode.SLICE_ORDER, sentence, rank, position)

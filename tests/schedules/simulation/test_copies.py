@@ -24,7 +24,7 @@ EIGHTH = Costs(activation=1 / 8, transient_activation=7 / 8)  # F keeps its inpu
 def offloaded(draw):
     """Draw a legal schedule with R, O and L, perhaps with joined actions, and costs without zero times."""
     costs = Costs(
-        forward=draw(st.sampled_from([1, 2.5])),
+        forward=draw(st.sampled_from([0.25, 1, 2.5])),
         backward_input=draw(st.sampled_from([1, 2])),
         activation=draw(st.integers(1, 4)),
         weight_activation=draw(st.integers(0, 2)),
