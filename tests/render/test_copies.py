@@ -77,3 +77,11 @@ def test_a_step_holds_what_the_timeline_says():
     assert tuple(most) == simulate(schedule, costs).peak_activations == (3, 3, 2, 1)
     begun = next(snapshot.ranks[0] for snapshot in walkthrough if str(snapshot.ranks[0].action) == "0O0")
     assert begun.until == 3  # when the copy has ended, though the rank continues
+
+
+@pytest.mark.parametrize("sends_block", [False, True])
+def test_a_program_whose_rank_begins_with_a_receive_is_stepped_through(sends_block):
+    """The story: what a rank holds at its first RECV was looked for behind the action before it."""
+    program = schedules.lower(Schedule.from_text("0F0 0B0 \n 1F0 1O0 1L0 1B0"))
+    held = [during.pairs for during, _ in Walkthrough(program, Costs(sends_block=sends_block))._held_pairs[1]]
+    assert held == [(), ((1, 0),), (), (), ((1, 0),), ()]

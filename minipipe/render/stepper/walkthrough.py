@@ -254,8 +254,10 @@ class Walkthrough:
                 elif action.kind is not L:
                     held[action] = during, after
             found.append([])
-            for action in row:
-                found[-1].append(held[action] if action in held else (found[-1][-1][1],) * 2)
+            now = Held((), 0)
+            for action in row:  # a RECV, with which a row may begin, a copy and a sum hold what was held before
+                found[-1].append(held.get(action, (now, now)))
+                now = found[-1][-1][1]
         return found
 
     @property
