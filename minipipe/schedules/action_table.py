@@ -551,7 +551,7 @@ class Schedule(ActionTable):
         once, with the inputs of both, and end at once. Cells such as ``"0F3"`` are read as actions.
     num_slices : int
         The slices of a sequence, at least 1. Each slice is a microbatch: slice i of sequence s is microbatch
-        ``s * num_slices + i``, written ``0F1.2``, and ``num_microbatches`` counts slices.
+        ``s * num_slices + i``, which text writes ``0F1.2``, and ``num_microbatches`` counts slices.
 
     Raises
     ------

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Costs, Schedule, schedules, simulate, verify
+from minipipe.cli import main
 from minipipe.errors import ScheduleError
 from minipipe.render import draw_html, draw_svg, draw_text, perfetto_trace
 from minipipe.render.stepper.description import draw_snapshot
@@ -263,3 +264,18 @@ def test_an_update_is_of_no_slice(cores):
     mine = Schedule.from_text("0F0.0 0F0.1 0B0.1 0B0.0 0U0.1")
     spans = simulate(mine, Costs(slice_work=[3, 1], update=8, cores=cores)).spans[0]
     assert [span.end - span.start for span in spans] == [0.75, 0.25, 0.5, 1.5, 8]
+
+
+def test_the_command_line_counts_sequences_and_names_slices(capsys, tmp_path):
+    path = tmp_path / "mine.txt"
+    assert main(["show", "seq1f1b", "--ranks", "2", "--slices", "3", "--format", "rows", "-o", str(path)]) == 0
+    assert Schedule.from_file(path) == replace(seq1f1b(2, 8, 3), name="mine")
+    assert main(["check", str(path), "--microbatches", "8"]) == 0
+    assert "8 sequences of 3 slices" in capsys.readouterr().out
+    assert main(["simulate", "seq1f1b", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["num_microbatches"], found["num_slices"], found["makespan"]) == (16, 2, 28.5)
+    for wrong in (["check", str(path), "--slices", "2"], ["show", "gpipe", "--slices", "2"],
+                  ["check", str(path), "--microbatches", "24"]):  # fmt: skip
+        assert main(wrong) == 2
+    assert main(["show", "seq1f1b", "--format", "csv"]) == 1 and "PyTorch's CSV has none" in capsys.readouterr().err
