@@ -23,7 +23,9 @@ EPILOG = """in a drawing:
         without room for it, f3 on the second of two
   B3    backward; or in two halves, I for the inputs and W for the weights
   - = ~ continue F, B or I, and W;  # an update, U;  + a send that blocks;  · idle
+  R3:   recomputation of a forward
   %     below a rank: a sum of gradients over replicas, while the rank continues
+  > <   likewise: copies of activations, O3> out and L3< in
 
 examples:
   minipipe show 1f1b

@@ -151,7 +151,8 @@ _HELP = """
   F3  forward of microbatch 3; 2F3 on stage 2, if its rank has several stages,
       or f3 on the second of two, if there is no space for 2F3
   B3  backward; if split, I for the inputs and W for the weights
-  S3, R3  send, receive
+  S3, R3  send, receive; R3 filled with : is the recomputation of a forward
+  O3, L3  offload and load of activations, while the rank continues
 
   v   now. To the left are past actions, filled with - = ~ +, and idle time,
       dotted; to the right are the labels of future actions. The > marks the
