@@ -132,6 +132,7 @@ def test_an_update_of_a_stage_with_replicas_needs_the_sum_of_the_same_gradients(
     )
     assert "whose gradients are summed first" in marked("0F0 0B0 0U0 \n 0F1 0B1 0U1", "no-sum")
     verify(Schedule.from_text("0F0 0B0 0U0 \n 1F0 1B0 1U0"))  # one replica needs none
+    verify(Schedule.from_text("0F0 0B0 0REDUCE_GRAD0 \n 0F1 0B1 0REDUCE_GRAD1 \n 1F0 1B0 1F1 1B1"))
 
 
 @pytest.mark.parametrize(

@@ -223,6 +223,8 @@ def test_further_versions_and_sums_take_the_memory_of_the_weights(schedule, copi
     timeline = simulate(schedule, Costs(activation=0, weights=10))
     assert timeline.peak_memory == tuple(10.0 * number for number in copies)
     assert schedules.peak_memory(schedule, Costs(activation=0, weights=10)) == timeline.peak_memory
+    first = simulate(schedule, Costs(activation=0, weights=[10, 0, 0, 0])).peak_memory
+    assert first == (10.0 * copies[0], 0, 0, 0)
     alike = simulate(schedule, Costs(weights=10)).peak_memory
     assert all(0 <= both - 10 * number <= 4 for both, number in zip(alike, copies))
 
