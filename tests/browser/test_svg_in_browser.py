@@ -7,7 +7,7 @@ from minipipe.render import draw_svg
 from minipipe.render.palette import DARK, FILL, LIGHT
 from minipipe.render.svg.tradeoff import draw_tradeoff
 from minipipe.schedules.action import ActionKind
-from minipipe.schedules.simulation.comparison import Tradeoff, TradeoffPoint
+from minipipe.schedules.simulation.comparison import tradeoff
 
 # Texts that reach out of the picture, and pairs of texts that overlap.
 MISPLACED = """() => {
@@ -64,18 +64,9 @@ def test_a_picture_is_complete_and_legible(open_page, name, size):
 
 @pytest.mark.parametrize("num_ranks", [4, 8])
 def test_bubble_over_peak_memory_is_complete_and_legible(open_page, num_ranks):
-    batches = [Tradeoff(num_ranks, m, named_choices(num_ranks, m), {}) for m in (8, 24)]
-    page = open_page(draw_tradeoff(*batches, notes=["a note"]), ending="svg")
+    page = open_page(draw_tradeoff(*(tradeoff(num_ranks, m) for m in (8, 24)), notes=["a note"]), ending="svg")
     assert page.evaluate("document.querySelectorAll('text').length") > 40
     assert page.evaluate(MISPLACED) == []
-
-
-def named_choices(num_ranks, num_microbatches):
-    rows = schedules.table(num_ranks, num_microbatches)
-    return tuple(
-        TradeoffPoint(row["schedule"], row["placement"], row["peak"], row["bubble_fraction"], row["makespan"])
-        for row in rows
-    )
 
 
 def test_misplaced_text_is_noticed(open_page):
