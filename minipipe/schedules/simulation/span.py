@@ -5,10 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from enum import StrEnum
-from operator import itemgetter
 from typing import NamedTuple
 
-from minipipe.schedules.action import Action, B, F, I, L, R
+from minipipe.schedules.action import Action, B, F, I, L, O, R
 
 
 class Span(NamedTuple):
@@ -45,16 +44,17 @@ def with_copies(spans: Sequence[Span], copies: Sequence[Span]) -> list[Action]:
         return [span.action for span in spans]
     starts, ends = [span.start for span in spans], [span.end for span in spans]
     index_of = {span.action: index for index, span in enumerate(spans)}
-    order = [((index, 1), span.action) for index, span in enumerate(spans)]
-    for (stage, kind, k), start, end in copies:
+    places = {span.action: (index, 1) for index, span in enumerate(spans)}
+    for (stage, kind, k), start, end in reversed(copies):
         if kind is L:
             consumers = (index_of.get(Action(stage, other, k)) for other in (R, B, I))
             until = next(index for index in consumers if index is not None)
-            order.append(((min(bisect_right(ends, start), until), 0), Action(stage, kind, k)))
+            places[Action(stage, L, k)] = min(bisect_right(ends, start), until), 0
         else:
             last = max(bisect_left(starts, end) - 1, index_of[Action(stage, F, k)])
-            order.append(((last, 2), Action(stage, kind, k)))
-    return [action for _, action in sorted(order, key=itemgetter(0))]
+            # While one computation runs, it may be away and come back: it counts as there, and once.
+            places[Action(stage, O, k)] = min((last, 2), places[Action(stage, L, k)])
+    return sorted(places, key=lambda action: (places[action], action.kind is L))
 
 
 def in_groups(spans: Sequence[Span]) -> list[list[Span]]:

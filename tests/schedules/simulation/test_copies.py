@@ -94,6 +94,14 @@ def test_an_offload_frees_memory_when_it_has_ended_and_a_load_takes_it_when_it_b
     assert schedules.peak_memory(schedule, Costs()) == (2,)
 
 
+def test_a_pair_that_is_away_for_a_part_of_one_computation_counts_as_there_and_once():
+    """The story: it was given back behind that computation, and taken again before it."""
+    timeline = simulate(Schedule.from_text("F0 O0 L0 F1 B1 B0"), Costs(copy_bandwidth=2 / 3))
+    assert [(span.start, span.end) for span in timeline.copies[0]] == [(1, 2.5), (2.5, 4)]
+    assert (timeline.spans[0][2].start, timeline.spans[0][2].end) == (2, 4)
+    assert (timeline.peak_activations, timeline.peak_memory) == ((2,), (2,))
+
+
 @examples(150)
 @given(offloaded())
 def test_where_nothing_is_shared_the_fluid_is_the_exact_simulation(drawn):
