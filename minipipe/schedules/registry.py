@@ -115,8 +115,9 @@ def build(
     options = {option: value for option, value in given.items() if value is not None}
     for option in options:
         if option not in _parameters(builder):
-            able = ", ".join(other for other in REGISTRY if option in _parameters(REGISTRY[other]))
-            raise ScheduleError.of(ScheduleCode.PARAMETERS, f"{name} takes no {option}; leave it out. {able} take one.")
+            able = [other for other in REGISTRY if option in _parameters(REGISTRY[other])]
+            others = f"{', '.join(able)} take{'s' * (len(able) == 1)} one"
+            raise ScheduleError.of(ScheduleCode.PARAMETERS, f"{name} takes no {option}; leave it out. {others}.")
     with collector_paused():
         return builder(num_ranks, NUM_MICROBATCHES if num_microbatches is None else num_microbatches, **options)
 

@@ -114,7 +114,7 @@ def relative_work(slice_work: Sequence[float] | None, num_slices: int) -> list[f
         return [1.0] * num_slices
     parts = list(slice_work) if isinstance(slice_work, Sequence) else [slice_work]
     if not all(isinstance(part, Real) and 0 <= part <= _MOST for part in parts) or not any(parts):
-        message = f"slice_work is {quoted(slice_work)}; expected numbers, at least 0, such as (0.5, 0.3, 0.2)."
+        message = f"slice_work is {quoted(slice_work)}; expected numbers, at least 0 and not all 0, such as (3, 1)."
         raise ScheduleError.of(ScheduleCode.COSTS, message)
     if len(parts) != num_slices > 1:
         message = f"slice_work is {quoted(slice_work)}; expected {num_slices} numbers, one for each slice."

@@ -30,6 +30,8 @@ from tests.launch import ROOT, run
             ["show", "gpipe", "--group", "4"],
             "gpipe takes no microbatch_group_size; leave it out.",
         ),
+        (["show", "1f1b", "--slices", "2"], "1f1b takes no num_slices; leave it out. seq1f1b takes one."),
+        (["simulate", "seq1f1b", "--costs", "slice_work=0:0"], "expected numbers, at least 0 and not all 0, such as"),
         (["show", "zb-v", "--joined"], "zb-v takes no joined; leave it out. dualpipe-v, dualpipe take one."),
         (["show", "gpipe", "1f1b", "--format", "csv"], "--format csv writes one schedule; 2 were given"),
         (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, fields, replace
 from math import inf
 from numbers import Integral, Real
@@ -238,9 +238,8 @@ class Costs:
         (1.0, 1.0, 2.0, 2.0)
         """
         pieces = whole_number("pieces", pieces, 1, MOST_STAGES, error=ScheduleError.of, code=ScheduleCode.COSTS)
-        times: dict[str, Any] = {
-            name: _pieces_of(getattr(self, name), pieces) for name in (*_SHORT.values(), *_OF_WEIGHTS, *_HELD)
-        }
+        names = (*_SHORT.values(), *_OF_WEIGHTS, *_HELD)
+        times: dict[str, Any] = {name: self._pieces_of(name, pieces) for name in names}
         return replace(self, **times, message_size=_sizes_between(self.message_size, pieces))
 
     def sliced(self, num_slices: int) -> Costs:
@@ -257,7 +256,7 @@ class Costs:
         if num_slices == 1:
             return self
         names = (*_SHORT.values(), *_HELD, "message_size")
-        parts: dict[str, Any] = {name: _pieces_of(getattr(self, name), num_slices, copies=1) for name in names}
+        parts: dict[str, Any] = {name: self._pieces_of(name, num_slices, copies=1) for name in names}
         return replace(self, **parts)
 
     @classmethod
@@ -607,6 +606,13 @@ class Costs:
             raise _wrong(name, given, "finite numbers, at least 0")
         return values
 
+    def _pieces_of(self, name: str, pieces: int, copies: int | None = None) -> ByStage | None:
+        given = getattr(self, name)
+        is_list = isinstance(given, Sized)  # an error below names what was given
+        values = [] if given is None else self.by_stage(name, len(given) if is_list else 1)
+        parts = tuple(value / pieces for value in values for _ in range((copies or pieces) if is_list else 1))
+        return parts if is_list else next(iter(parts), None)
+
 
 def hosts_of(cores: object, hosts: object, num_ranks: int) -> Hosts:
     """Return the hosts of some ranks, from the two attributes of :class:`minipipe.Costs`.
@@ -690,12 +696,6 @@ def _as_float(number: Any) -> float:
         return float(number)
     except OverflowError:
         return inf if number > 0 else -inf
-
-
-def _pieces_of(given: ByStage | None, pieces: int, copies: int | None = None) -> ByStage | None:
-    if isinstance(given, Iterable):
-        return tuple(value / pieces for value in given for _ in range(copies or pieces))
-    return None if given is None else given / pieces
 
 
 def _sizes_between(given: ByStage, pieces: int) -> ByStage:

@@ -35,6 +35,17 @@ def test_sizes_and_memory_of_another_length_or_below_zero_are_refused(field, wro
         simulate(schedules.gpipe(3, 2), Costs(**{field: wrong}))
 
 
+@pytest.mark.parametrize("field", ["forward", "activation", "message_size", "keys_values"])
+@pytest.mark.parametrize(("wrong", "named"), [(-1, "-1"), ([-1, 1], r"\[-1, 1\]"), ([None, 1], r"\[None, 1\]")])
+def test_costs_of_slices_and_of_pieces_are_refused_as_they_were_given(field, wrong, named):
+    """The story: a slice of a sequence takes half of its time, and -0.5 was refused where -1 was given."""
+    with pytest.raises(ScheduleError, match=f"{field} is {named}; expected"):
+        simulate(schedules.seq1f1b(2, 2), Costs(**{field: wrong}))
+    if field != "message_size":
+        with pytest.raises(ScheduleError, match=f"{field} is {named}; expected"):
+            Costs(**{field: wrong}).cut(2)
+
+
 @pytest.mark.parametrize("wrong", ["5F0", "0F9"])
 def test_what_names_a_stage_or_microbatch_that_is_not_there_is_no_bare_index_error(wrong):
     schedule = table("wrong", (0,), 1, [["0F0", wrong, "0B0"]])
