@@ -29,6 +29,13 @@ def test_text_fills_an_update_with_its_own_sign():
     )
 
 
+def test_text_has_a_letter_for_an_update_that_takes_no_time():
+    assert draw_text(simulate(schedules.pipedream(2, 3)), width=80).splitlines()[:2] == [
+        "rank 0 F0---F1---··········B0========UF2--B1========U····B2=======U",
+        "rank 1 ·····F0---B0========UF1--B1========UF2--B2=======U··········",
+    ]
+
+
 def test_svg_has_the_sums_as_a_thin_lane_with_words_and_in_the_legend():
     svg = draw_svg(SUMMED)
     assert svg.count("<title>gradient sum of stage 0 over ranks 0, 2, 9 to 12 units</title>") == 2
