@@ -155,7 +155,8 @@ def test_rows_are_of_one_length_and_never_wider_than_asked(every_schedule, data,
 @given(data=st.data(), width=st.integers(40, 160))
 def test_a_column_is_idle_exactly_when_its_rank_is(every_schedule, data, width):
     schedule = data.draw(st.sampled_from(every_schedule))
-    timeline = simulate(schedule, Costs(update=1))  # what takes no time has a column, too
+    n = schedule.num_slices  # so that a slice takes whole units
+    timeline = simulate(schedule, Costs(n, n, n, update=1))  # what takes no time has a column, too
     rows, _ = picture(timeline, width)
     per_unit = len(rows[0]) / timeline.makespan
     assert per_unit == int(per_unit)
