@@ -152,7 +152,8 @@ def _placed_problem(table: ActionTable, present: list[frozenset[Action]], rank: 
         sentence = f"{where} names stage {action.stage}; there are {table.num_stages}, counted from 0."
         return Problem(ScheduleCode.OUT_OF_RANGE, sentence, rank, position)
     if not 0 <= action.microbatch < table.num_microbatches:
-        sentence = f"{where} names microbatch {action.microbatch}; there are {table.num_microbatches}, counted from 0."
+        number = int(action.microbatch)
+        sentence = f"{where} names microbatch {number}; there are {table.num_microbatches}, counted from 0."
         return Problem(ScheduleCode.OUT_OF_RANGE, sentence, rank, position)
     homes = table.ranks_of(action.stage)
     if rank not in homes:

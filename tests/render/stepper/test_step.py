@@ -368,7 +368,7 @@ def test_in_the_grid_what_has_begun_is_filled_and_what_comes_is_not(data, named)
         row = lines[at + 2 + rank][len("rank 0 ") :].ljust(now)
         assert " " not in row[:now] and not set(row[now:]) & set("-=~#+·")
         coming = walkthrough.program.actions[rank][state.position + (state.activity == "runs") :]
-        assert re.findall(r"[FBIWU]\d+", row[now:].upper()) == [f"{a.kind}{a.microbatch}" for a in coming]
+        assert re.findall(r"[FBIWU][\d.]+", row[now:].upper()) == [f"{a.kind}{a.microbatch}" for a in coming]
 
 
 @examples(60)
