@@ -134,6 +134,24 @@ def check_placement(placement: Sequence[Any], num_ranks: int) -> None:
             raise ScheduleError.of(ScheduleCode.PLACEMENT, f"Stage {stage} is placed on rank {rank} of {num_ranks}.")
 
 
+def one_rank_each(placement: Placement, num_ranks: int) -> tuple[int, ...]:
+    """Return the rank of each stage; refuse replicas.
+
+    Examples
+    --------
+    >>> one_rank_each([(0, 1), 1], num_ranks=2)
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.ScheduleError: [placement] Stage 0 is placed on ranks (0, 1); expected one rank for each stage.
+    """
+    check_placement(placement, num_ranks)
+    for stage, home in enumerate(placement):
+        if len(ranks_in(home)) > 1:
+            message = f"Stage {stage} is placed on ranks {quoted(home)}; expected one rank for each stage."
+            raise ScheduleError.of(ScheduleCode.PLACEMENT, message)
+    return tuple(ranks_in(home)[0] for home in placement)
+
+
 def check_counts(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> None:
     """Refuse counts that are not whole numbers of at least 1, as the arguments of a formula.
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 
 from minipipe.schedules.action import Action, ActionKind, B, F, I, W
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.interleaved import microbatch_groups, order_table
-from minipipe.schedules.placement import check_sizes, looped_placement, stages_by_rank
+from minipipe.schedules.placement import check_sizes, looped_placement, one_rank_each, stages_by_rank
 
 
 def sequential(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
@@ -112,11 +113,13 @@ def forward_only_over(placement: Sequence[int], num_microbatches: int, num_ranks
     rank 0: 0F0 0F1 3F0 3F1
     rank 1: 1F0 1F1 2F0 2F1
     """
-    num_ranks = max(placement, default=0) + 1 if num_ranks is None else num_ranks
+    if num_ranks is None:
+        num_ranks = 1 + max((rank for rank in placement if isinstance(rank, Integral)), default=len(placement))
     check_sizes(num_ranks, num_microbatches)
+    placement = one_rank_each(placement, num_ranks)
     groups = microbatch_groups(num_ranks, num_microbatches)
     rows = tuple(tuple(order_table(F, stages, groups)) for stages in stages_by_rank(placement, num_ranks))
-    return Schedule("forward-only", tuple(placement), num_microbatches, rows)
+    return Schedule("forward-only", placement, num_microbatches, rows)
 
 
 def one_microbatch(placement: Sequence[int], num_ranks: int) -> Schedule:
@@ -145,4 +148,6 @@ def one_microbatch(placement: Sequence[int], num_ranks: int) -> Schedule:
     rank 0: 0F0 2F0 2I0 2W0 0I0 0W0
     rank 1: 1F0 1I0 1W0
     """
-    return Schedule("one-microbatch", tuple(placement), 1, _one_by_one(placement, num_ranks, 1, I, W))
+    check_sizes(num_ranks, 1)
+    placement = one_rank_each(placement, num_ranks)
+    return Schedule("one-microbatch", placement, 1, _one_by_one(placement, num_ranks, 1, I, W))

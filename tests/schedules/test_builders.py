@@ -274,3 +274,17 @@ def test_a_group_size_for_a_schedule_without_groups_is_refused_with_those_that_t
         ScheduleError, match="gpipe takes no microbatch_group_size; .* interleaved-1f1b, interleaved-zb take one"
     ):
         schedules.build("gpipe", 4, 8, microbatch_group_size=4)
+
+
+@pytest.mark.parametrize("placement", [((0, 1), (1, 0)), (0, "a"), ("a",), (0, 5)])
+def test_a_placement_with_replicas_or_without_ranks_is_refused(placement):
+    """The story: of the placement of Chimera, one_microbatch() ended in a TypeError, and forward_only_over() ran twice."""
+    for build in (schedules.one_microbatch, lambda given, ranks: schedules.forward_only_over(given, 4, ranks)):
+        with pytest.raises(ScheduleError, match="Stage . is placed on") as caught:
+            build(placement, 2)
+        assert caught.value.code == "placement"
+
+
+def test_without_a_number_of_ranks_replicas_are_refused_as_well():
+    with pytest.raises(ScheduleError, match=r"Stage 0 is placed on ranks \(0, 1\); expected one rank for each stage"):
+        schedules.forward_only_over(schedules.chimera(2, 4).placement, 4)
