@@ -278,7 +278,7 @@ def test_a_group_size_for_a_schedule_without_groups_is_refused_with_those_that_t
 
 @pytest.mark.parametrize("placement", [((0, 1), (1, 0)), (0, "a"), ("a",), (0, 5)])
 def test_a_placement_with_replicas_or_without_ranks_is_refused(placement):
-    """The story: of the placement of Chimera, one_microbatch() ended in a TypeError, and forward_only_over() ran twice."""
+    """The story: over the placement of Chimera, one_microbatch() failed, and forward_only_over() ran all twice."""
     for build in (schedules.one_microbatch, lambda given, ranks: schedules.forward_only_over(given, 4, ranks)):
         with pytest.raises(ScheduleError, match="Stage . is placed on") as caught:
             build(placement, 2)
