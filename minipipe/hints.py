@@ -144,6 +144,8 @@ def _hint_for_cell(cell: str, is_action: Callable[[str], object]) -> str:
         return " The stage may be left out only if no cell of the text has one and each rank has one stage."
     if is_action(cell.upper()):
         return " Did you mean upper case?"
+    if "(" in cell:
+        return " Joined actions are one cell without blanks, such as (0F3;3B1)OVERLAP_F_B."
     if len(cell.split()) > 1 and is_action(cell.split()[-1]):
         return " In CSV, only commas separate cells: put one between any two."
     return ""

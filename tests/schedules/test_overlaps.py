@@ -108,6 +108,12 @@ def test_a_wrongly_joined_pair_is_not_lost_in_text_but_cannot_be_read():
     assert lower(twice).actions == twice.actions  # as this did
 
 
+@pytest.mark.parametrize("cell", ["(0F1; 0B0)OVERLAP_F_B", "(0F1;0B0)", "(0F1,0B0)OVERLAP_F_B"])
+def test_a_joined_pair_that_is_written_otherwise_is_refused_with_what_it_looks_like(cell):
+    error = refusal(schedule_of_text, f"0F0 {cell} 0B1")
+    assert error.code == "syntax" and "one cell without blanks, such as (0F3;3B1)OVERLAP_F_B" in str(error)
+
+
 # -- transformations -----------------------------------------------------------------------------------------------
 
 ONE_RANK = rows("0F0 1F0 (0F1;1B0)OVERLAP_F_B 1F1 1B1 (0F2;0B0)OVERLAP_F_B 1F2 1B2 0B1 0B2")
