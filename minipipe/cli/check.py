@@ -52,9 +52,10 @@ def run(options: argparse.Namespace) -> ExitStatus:
     if options.certificate is not None:
         return _check_certificate(options)
     one_step, schedule, costs = schedule_and_costs(options)
-    memory, weights = memory_of(costs, schedule), costs.weight_memory(schedule.num_stages)
+    n, memory = schedule.num_stages, memory_of(costs, schedule)
+    weights, keys_values = costs.weight_memory(n), costs.sliced(schedule.num_slices).by_stage("keys_values", n)
     ages = {"max_versions": options.max_versions, "max_staleness": options.max_staleness}
-    verify(schedule, options.memory_limit, memory, weights=weights, **ages)
+    verify(schedule, options.memory_limit, memory, weights=weights, keys_values=keys_values, **ages)
     timeline = simulate(one_step, costs, options.steps)
     remark = "" if schedule.is_reproducible else "; it adds gradients in another order than one process does"
     if schedule.is_forward_only:

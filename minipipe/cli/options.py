@@ -221,8 +221,10 @@ def read_costs(text: str, sends_block: bool) -> Costs:
 
 def memory_of(costs: Costs, schedule: ActionTable) -> Footprint | None:
     """Return what a microbatch holds, if the costs say it; otherwise a memory limit counts pairs."""
-    given = costs.activation, costs.weight_activation, costs.transient_activation, costs.weights
-    return None if given == (1.0, None, 0.0, 0.0) else costs.sliced(schedule.num_slices).memory(schedule.num_stages)
+    given = costs.activation, costs.weight_activation, costs.transient_activation, costs.weights, costs.keys_values
+    return (
+        None if given == (1.0, None, 0.0, 0.0, 0.0) else costs.sliced(schedule.num_slices).memory(schedule.num_stages)
+    )
 
 
 def misuse(message: str, code: ScheduleCode = ScheduleCode.PARAMETERS) -> ScheduleError:

@@ -77,3 +77,17 @@ def test_a_program_has_no_copies(ask, tmp_path):
     assert ask("show", "1f1b", "--messages", "--format", "rows", "-o", path)[0] == 0
     status, _, err = ask("check", path, "--replicas", 2)
     assert status == 2 and "--replicas takes a schedule, and " in err and "leave out its SEND and RECV" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "costs", "peak"),
+    [("pipedream", "weights=2", 10), ("seq1f1b", "activation=2,keys_values=4", 7), ("seq1f1b", "keys_values=4", 4.5)],
+)
+def test_a_limit_of_memory_is_the_peak_of_the_simulator_for_check_and_step(ask, name, costs, peak):
+    """The story: step forgot copies of weights, and both forgot keys and values."""
+    _, out, _ = ask("simulate", name, "--costs", costs, "--json")
+    assert max(json.loads(out)["peak_memory"]) == peak
+    for verb in (["check"], ["step", "--at", "-1"]):
+        for limit, expected in ((peak, 0), (peak - 0.1, 1)):
+            status, *_ = ask(*verb, name, "--costs", costs, "--memory-limit", limit)
+            assert status == expected, (verb, limit)

@@ -110,11 +110,16 @@ class Snapshot(NamedTuple):
 
 
 def problems_of(
-    schedule: ActionTable, memory_limit: float | Sequence[float] | None, memory: Footprint | None
+    schedule: ActionTable, memory_limit: float | Sequence[float] | None, memory: Footprint | None, costs: Costs
 ) -> tuple[tuple[Problem, ...], str]:
     """Return the problems and the grid of the verifier; raise its error if the walk cannot even begin."""
     try:
-        verify(schedule, memory_limit, memory)
+        if memory is None:  # the limit counts pairs
+            verify(schedule, memory_limit)
+        else:
+            n, of_slices = schedule.num_stages, costs.sliced(schedule.num_slices)
+            weights, keys_values = of_slices.weight_memory(n), of_slices.by_stage("keys_values", n)
+            verify(schedule, memory_limit, memory, weights=weights, keys_values=keys_values)
     except ScheduleError as error:
         if error.code == "parameters":
             raise
@@ -214,7 +219,7 @@ class Walkthrough:
     ) -> None:
         check_table(schedule)
         self.schedule, self.costs = schedule, costs or Costs()
-        self.problems, self.grid = problems_of(schedule, memory_limit, memory)
+        self.problems, self.grid = problems_of(schedule, memory_limit, memory, self.costs)
         self.is_timed = all(problem.code == "memory" for problem in self.problems)
         if self.is_timed:
             self.program = lower(schedule) if self.costs.sends_block else schedule

@@ -52,6 +52,7 @@ def verify(
     memory: Footprint | None = None,
     *,
     weights: Sequence[float] | None = None,
+    keys_values: Sequence[float] | None = None,
     max_versions: int | None = None,
     max_staleness: int | None = None,
 ) -> None:
@@ -72,6 +73,9 @@ def verify(
     weights : sequence of float, optional
         By stage, the memory of its weights, ``costs.weight_memory(num_stages)``: that of each further version of them,
         and of each sum of gradients that waits for its U while another one grows. By default none.
+    keys_values : sequence of float, optional
+        By stage, the memory of the keys and values of one slice of a sequence, whose gradients later slices add to. By
+        default none.
     max_versions : int, optional
         The most versions of its weights that a stage may hold at once; at least 1. Synchronous schedules hold one.
     max_staleness : int, optional
@@ -114,7 +118,7 @@ def verify(
         if problems:
             raise ScheduleError(problems, _grid(schedule, problems[0]))
         schedule._kept["is legal"] = True
-    problems = _memory_problems(schedule, memory_limit, memory, weights)
+    problems = _memory_problems(schedule, memory_limit, memory, weights, keys_values)
     problems += _age_problems(schedule, max_versions, max_staleness)
     if problems:
         raise ScheduleError(problems, _grid(schedule, problems[0]))
@@ -325,6 +329,7 @@ def _memory_problems(
     memory_limit: float | Sequence[float] | None,
     memory: Footprint | None,
     weights: Sequence[float] | None,
+    keys_values: Sequence[float] | None,
 ) -> list[Problem]:
     """Report, for each rank, the first action that exceeds its memory limit."""
     if memory_limit is None:
@@ -335,9 +340,11 @@ def _memory_problems(
     check_footprint(memory, schedule.num_stages)
     problems = []
     levels: Iterable[Iterable[Level]] = (held_memory(row, memory) for row in schedule.actions)
-    if weights is not None:
-        check_amounts("weights", weights, schedule.num_stages)
-        levels = rank_levels(schedule, memory, weights)
+    if weights is not None or keys_values is not None:
+        others = [nothing if given is None else given for given in (weights, keys_values)]
+        for name, amounts in zip(("weights", "keys_values"), others):
+            check_amounts(name, amounts, schedule.num_stages)
+        levels = rank_levels(schedule, memory, *others)
     for rank, (limit, level) in enumerate(zip(amount_per_rank(memory_limit, schedule.num_ranks), levels)):
         for position, (held, _) in enumerate(level):
             if not fits(held, limit):

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipipe import Costs, schedules, simulate
+from minipipe import Costs, schedules, simulate, verify
+from minipipe.errors import ScheduleError
 from minipipe.schedules import peak_memory, seq1f1b, split_backward
 from tests.strategies import examples, sliced_schedules
 
@@ -53,3 +54,17 @@ def test_costs_of_pieces_and_slices_have_a_part_of_them():
     assert Costs(keys_values=[4, 8]).cut(2).keys_values == (2, 2, 4, 4)
     assert Costs(keys_values=[4, 8]).sliced(4).keys_values == (1, 2)
     assert Costs.parse("keys_values=2").keys_values == 2
+
+
+def test_the_verifier_limits_them_as_the_simulator_counts_them():
+    """The story: a limit of 5.1 was kept, by a schedule whose peak is 7."""
+    schedule, costs = seq1f1b(4, 8), Costs(activation=2, keys_values=4)
+    assert peak_memory(schedule, costs) == (7, 6, 5, 4)
+    of_slices = costs.sliced(2)
+    held = {"memory": of_slices.memory(4), "keys_values": of_slices.by_stage("keys_values", 4)}
+    verify(schedule, (7, 6, 5, 4), **held)
+    with pytest.raises(ScheduleError, match="it holds 7; the limit is 6.9") as caught:
+        verify(schedule, 6.9, **held)
+    assert caught.value.code == "memory"
+    with pytest.raises(ScheduleError, match="keys_values"):
+        verify(schedule, 7, keys_values=[1])
