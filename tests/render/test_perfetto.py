@@ -180,11 +180,9 @@ def test_the_highest_point_of_each_counter_is_the_peak_of_its_rank(timeline):
         # What is given back within the same eighth of a microsecond leaves no trace.
         if all(s.end - s.start > 1e-3 for row in timeline.spans for s in row if not s.action.kind.is_communication):
             assert tuple(map(max, values.values())) == peaks
-            # Rank 0 holds its first activation from the very beginning; the others begin later, with nothing.
+            # A rank that computes at the very beginning holds its first activation then; others begin with nothing.
             curves = held.memory_over_time if held.memory else held.activations_over_time
-            at_first = [
-                curves(r)[0][1] if row[0].start == timeline.start else 0 for r, row in enumerate(timeline.spans)
-            ]
+            at_first = [dict(curves(rank)).get(timeline.start, 0) for rank in range(timeline.num_ranks)]
             assert [first for first, *_ in values.values()] == at_first
 
 

@@ -140,7 +140,7 @@ def table(
     --------
     >>> rows = table(4, 8, memory_limit=3)
     >>> [(row["schedule"], row["makespan"]) for row in rows]
-    [('sequential', 96.0), ('v-half', 26.5), ('v-min', 29.5), ('forward-only', 11.0)]
+    [('sequential', 96.0), ('seq1f1b', 28.5), ('v-half', 26.5), ('v-min', 29.5), ('forward-only', 11.0)]
     """
     check_sizes(num_ranks, num_microbatches)
     check_costs(costs)
