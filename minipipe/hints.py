@@ -211,19 +211,21 @@ def check_options(layer: str, forward: Callable[..., Any], given: Mapping[str, A
 
 
 def check_pipeline_options(kind: type, plan: type, chosen: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Refuse options that neither a pipeline nor its plan takes, nor ``chosen`` where ``schedule="auto"``.
+    """Refuse options that a pipeline does not take, and those that only ``chosen`` takes without ``schedule="auto"``.
 
-    The error lists the options of all three.
+    The error lists both. An option of the plan is no such one, although ``chosen`` takes some of these, too.
 
     Raises
     ------
     ArgumentError
         Code ``name``.
     """
-    both = (*signature(kind).parameters.values(), *signature(plan).parameters.values())
-    taken = [one.name for one in both if one.default is not one.empty and one.name != "num_ranks"]
-    only = [one.name for one in signature(chosen).parameters.values() if one.default is not one.empty]
-    only = [name for name in only if name not in taken]
+    taken, only = (
+        [one.name for one in signature(each).parameters.values() if one.default is not one.empty]
+        for each in (kind, chosen)
+    )
+    only = [name for name in only if name not in signature(plan).parameters]
+    taken = [name for name in taken if name not in only]
     used = only if given.get("schedule") == "auto" else ["sample"] * (str(given.get("partition")) == "measured")
     for name in given:
         if name not in (*taken, *used):

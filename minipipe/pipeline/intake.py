@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from inspect import signature
 from types import ModuleType
@@ -24,7 +25,7 @@ from minipipe.nn import Sequential
 
 
 def planned(
-    model: Sequential | Plan, group: ProcessGroup, options: dict[str, Any], pipeline: type, **run: Any
+    model: Sequential | Plan, group: ProcessGroup, given: Mapping[str, object], pipeline: type, **run: Any
 ) -> tuple[Plan, bool]:
     """Return the plan that was given, or that of a model and options, for a group; and whether to recompute.
 
@@ -40,6 +41,7 @@ def planned(
     RankError
         Code ``wrong-number``, for a plan of another number of ranks.
     """
+    options: dict[str, Any] = {**given}
     for name in ("seed", "dropout_seed"):
         whole_number(name, run[name], 0)
     is_asked = options.get("schedule") == "auto" or str(options.get("partition")) == "measured"

@@ -39,6 +39,7 @@ from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.module import modes_of
 from minipipe.optim import LossScale
 from minipipe.pipeline.intake import Intake, Needs, deliver_loss, deliver_outputs, planned
+from minipipe.pipeline.options import ModulesOptions, PlanOptions, showing
 from minipipe.pipeline.parameters import AllParameters
 from minipipe.schedules.action_table import Program, Schedule
 from minipipe.schedules.analysis.lowering import lower
@@ -182,6 +183,7 @@ class Pipeline(FamiliarPipeline):
     # The seam of ``minipipe advise``: sees the arguments of each pipeline of a program, and takes its first step.
     watcher: ClassVar[Any] = None
 
+    @showing(PlanOptions, Plan)
     def __init__(
         self,
         model: Sequential | Plan,
@@ -197,7 +199,7 @@ class Pipeline(FamiliarPipeline):
         check_finite: Literal["stop", "warn", "off"] = "stop",
         check_agreement: bool = True,
         replay: bool = True,
-        **options: Any,
+        **options: Unpack[PlanOptions],
     ) -> None:
         dropout_seed = seed if dropout_seed is None else dropout_seed
         given: dict[str, Any] = {"loss": loss, "loss_weight": loss_weight, "seed": seed, "check_finite": check_finite}
@@ -225,13 +227,14 @@ class Pipeline(FamiliarPipeline):
         self._predictors, self._input_gradients = dict[int, Executor](), None
 
     @classmethod
+    @showing(ModulesOptions, __init__)
     def from_modules(
         cls,
         modules: Sequence[Module],
         group: ProcessGroup,
         *,
         schedule: str | Path | Schedule | Program | None = None,
-        **options: Any,
+        **options: Unpack[ModulesOptions],
     ) -> Pipeline:
         """Make a pipeline whose stages are given: module i is stage i.
 
@@ -262,8 +265,9 @@ class Pipeline(FamiliarPipeline):
         >>> spawn(stages, num_ranks=2)
         [(0, 2), (1, 3)]
         """
-        own = {name: options.pop(name) for name in ("num_microbatches", "inputs_require_grad") if name in options}
-        return cls(Plan.of_modules(list(modules), group.size, schedule, **own), group, **options)
+        rest: dict[str, Any] = {**options}
+        own = {name: rest.pop(name) for name in ("num_microbatches", "inputs_require_grad") if name in rest}
+        return cls(Plan.of_modules(list(modules), group.size, schedule, **own), group, **rest)
 
     @property
     def model(self) -> Sequential:

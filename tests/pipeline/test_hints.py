@@ -1,6 +1,7 @@
 """Names of PyTorch, DeepSpeed, torchgpipe, Megatron, Keras and scikit-learn at the main objects."""
 
 import copy
+import pydoc
 import re
 import tomllib
 from configparser import ConfigParser
@@ -15,6 +16,8 @@ from minipipe import Pipeline, Plan, nn, optim, schedules, spawn
 from minipipe.comm import OneRankGroup
 from minipipe.errors import ArgumentError, ScheduleError
 from minipipe.hints import equivalents, instead_of
+from minipipe.pipeline.options import PlanOptions
+from minipipe.tuning.race import chosen
 from tests.launch import for_each
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -130,9 +133,35 @@ def test_an_option_of_another_library_names_the_one_here_and_the_list_is_the_sig
     """The story: the list was written by hand, and `check_finite` was missing from it."""
     with pytest.raises(ArgumentError, match=rf"Pipeline takes no {name}=; {hint}") as caught:
         pipeline(**{name: 1})
-    listed = re.search(r"Expected one of (.*); with schedule=\"auto\" also (.*)\.$", str(caught.value))[1].split(", ")
-    options = {one.name for kind in (Pipeline, Plan) for one in signature(kind).parameters.values()}
-    assert set(listed) == options - {"model", "group", "options", "num_ranks"} and len(listed) == len(set(listed))
+    always, only = re.search(r"Expected one of (.*); with schedule=\"auto\" also (.*)\.$", str(caught.value)).groups()
+    assert only == "sample, memory_limit, optimiser, progress"
+    listed = f"{always}, {only}".split(", ")
+    assert set(listed) == {*signature(Pipeline).parameters} - {"model", "group"} and len(listed) == len(set(listed))
+
+
+def test_the_options_that_editors_show_are_those_that_are_taken_with_their_types_and_defaults():
+    shown, of_plan = signature(Pipeline).parameters, signature(Plan).parameters
+    only = [name for name, one in signature(chosen).parameters.items() if one.default is not one.empty]
+    assert {*PlanOptions.__annotations__} == {*of_plan, *only} - {"model", "num_ranks"} <= {*shown}
+    for name, one in of_plan.items():
+        if name not in ("model", "num_ranks"):
+            default, types = shown[name].default, shown[name].annotation.split(" | ")
+            assert default == one.default and {*types} - {"Literal['measured']"} == {*one.annotation.split(" | ")}, name
+    assert shown["schedule"].default == "1f1b" and shown["progress"].annotation == "bool | None"
+
+
+def test_modules_take_the_options_of_a_pipeline_but_those_that_cut_a_model():
+    shown, of_pipeline = signature(Pipeline.from_modules).parameters, signature(Pipeline).parameters
+    assert [name for name in shown if name not in of_pipeline] == ["modules"]
+    assert {*of_pipeline} - {*shown} == {"model", *PlanOptions.__annotations__} - {*shown}
+    assert {name: str(one) for name, one in shown.items() if name not in ("modules", "schedule")} == {
+        name: str(of_pipeline[name]) for name in shown if name not in ("modules", "schedule")
+    }
+
+
+def test_help_lists_every_option():
+    (first, *_) = re.findall(r"Pipeline\(model: .*?\) -> ", pydoc.plain(pydoc.render_doc(Pipeline)), re.DOTALL)
+    assert all(f" {name}: " in first for name in PlanOptions.__annotations__) and "options" not in first
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,77 @@
+"""The options of a pipeline by name and type, for type checkers, editors and ``help``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from inspect import Parameter, signature
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+
+from minipipe.execution.objective import Loss, Weight
+from minipipe.schedules.action_table import Program, Schedule
+
+if TYPE_CHECKING:
+    from minipipe.tuning.layers import MakeOptimiser
+
+Taking = TypeVar("Taking", bound=Callable[..., Any])
+
+
+class PlanOptions(TypedDict, total=False):
+    """What :class:`minipipe.Pipeline` takes besides its own keywords: those of a plan, and of what measures one."""
+
+    schedule: str | Path | Schedule | Program
+    num_microbatches: int | None
+    chunks_per_rank: int | None
+    partition: Sequence[range] | Literal["measured"] | None
+    layer_costs: Sequence[float] | None
+    inputs_require_grad: bool
+    sample: tuple[Any, Any] | None
+    memory_limit: float | str | None
+    optimiser: MakeOptimiser | None
+    progress: bool | None
+
+
+class ModulesOptions(TypedDict, total=False):
+    """What :meth:`minipipe.Pipeline.from_modules` takes: the pipeline's own keywords, and two of its plan."""
+
+    loss: Loss | None
+    seed: int
+    dropout_seed: int | None
+    recompute: bool
+    stack_weight_gradients: bool
+    loss_weight: Weight | None
+    device: str | ModuleType
+    check_finite: Literal["stop", "warn", "off"]
+    check_agreement: bool
+    replay: bool
+    num_microbatches: int | None
+    inputs_require_grad: bool
+
+
+def showing(options: type, *like: Callable[..., Any]) -> Callable[[Taking], Taking]:
+    """Return a decorator: a function with ``**options`` shows each of them in its signature.
+
+    That is what ``help`` and notebooks read; type checkers and editors read the TypedDict. Of keywords with defaults
+    one would not know which of them were given, and beside a plan none may be.
+
+    Parameters
+    ----------
+    options : type
+        A TypedDict.
+    *like : function
+        Whose defaults are shown; None for an option that none of them has.
+    """
+    defaults = {name: one.default for function in like for name, one in signature(function).parameters.items()}
+
+    def decorated(function: Taking) -> Taking:
+        shown = signature(function)
+        own = [one for one in shown.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
+        more = [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=kind.__forward_arg__)
+            for name, kind in options.__annotations__.items()
+        ]
+        vars(function)["__signature__"] = shown.replace(parameters=[*own, *more])
+        return function
+
+    return decorated
