@@ -4,6 +4,8 @@ Editors and type checkers read the same stub, so each name is listed once. This 
 ``__future__``: ``minipipe.__main__`` says why.
 """
 
+__version__ = "0.1.0"  # read by setup.cfg; CITATION.cff and CHANGELOG.md have it, too, and a test compares them
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,15 +47,3 @@ def names_on_demand(package: str, file: str) -> "tuple[Callable[[str], Any], Cal
         return import_module(f"{home}.{name}") if found is None else found
 
     return load, lambda: names, names
-
-
-def __getattr__(name: str) -> str:
-    """Return the installed version as ``__version__``, when it is first asked for: that takes a while."""
-    if name != "__version__":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("minipipe-mpi")
-    except PackageNotFoundError:  # run from a checkout that was not installed
-        return "unknown"

@@ -16,6 +16,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import NoReturn
 
+from minipipe._lazy import __version__
 from minipipe.cli.output import ExitStatus, complain
 from minipipe.errors import MinipipeError, ScheduleError, quoted
 from minipipe.io import printable
@@ -95,8 +96,6 @@ class _Parser(argparse.ArgumentParser):
 
 def _explain_or_refuse(words: list[str]) -> NoReturn:
     """Print the help or the version; refuse any other word as an unknown verb."""
-    from minipipe._lazy import __version__  # it looks up the installed distribution, which is slow
-
     parser = _Parser(prog="minipipe", description="Pipeline schedules: drawn, proved, timed.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"minipipe {__version__}")
     added = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
