@@ -46,6 +46,7 @@ ONLY_HERE = {
     "ortools": {"schedules.search.exact"},
     "safetensors": {"pipeline.checkpoint.storage"},
     "cairosvg": {"render.files"},
+    "argcomplete": {"cli.main"},
 }  # what may be missing is imported in one place
 # A file that opens one above it when it is called: a schedule or a timeline its picture, for a notebook.
 DOORS = {("schedules.action_table", "render.notebook")}

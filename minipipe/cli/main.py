@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from minipipe._lazy import __version__
 from minipipe.cli.output import ExitStatus, complain
@@ -23,20 +23,25 @@ from minipipe.io import printable
 
 _MOST = 500  # characters of a complaint about an argument
 
+# Verb and purpose, which fit a line of 80 columns.
 VERBS = {
-    "schedules": "list the named schedules, with time, bubble, memory and what each one trades",
+    "schedules": "list the named schedules: time, bubble, memory, what each trades",
     "sweep": "write their figures for many sizes and costs, as CSV or JSON",
     "show": "draw a schedule, or write it so that it can be read again",
-    "check": "say whether a schedule is legal, and if not, which action on which rank, and why",
-    "simulate": "time a schedule: makespan, bubble, idle time by cause, peak memory of each rank",
-    "search": "find a good schedule for given costs and memory, and say how good the best one could be",
-    "step": "walk through a schedule, legal or not, action by action: who does, holds and awaits what",
-    "advise": "say which cut, schedule, microbatches and recomputation suit a training program, and why",
-    "run": "start an MPI job, and start it again when it fails, without the hosts that are gone",
+    "check": "say whether a schedule is legal; if not, which action, and why",
+    "simulate": "time a schedule: makespan, bubble, idle time, peak memory by rank",
+    "search": "find a good schedule for given costs and memory, and a bound",
+    "step": "walk through a schedule, action by action: who does, holds, waits",
+    "advise": "say which cut, schedule and microbatches suit a training program",
+    "run": "start an MPI job; restart it when it fails, without lost hosts",
     "coursework": "write the exercises, for a student, into a new directory",
-    "grade": "run the tests of a student's directory: points, what failed, and why",
-    "info": "versions, MPI library, devices and BLAS threads of this machine",
+    "grade": "run the tests of a student's directory: points, and what failed",
+    "info": "versions, MPI library, devices, BLAS threads of this machine",
 }
+COMPLETION = """words by Tab, with minipipe-mpi[completion]:
+  eval "$(register-python-argcomplete minipipe)"                  in bash, zsh
+  register-python-argcomplete --shell fish minipipe | source      in fish
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     try:
         try:
+            if arguments is None and "_ARGCOMPLETE" in os.environ:
+                _complete()
             return _run(sys.argv[1:] if arguments is None else list(arguments))
         finally:  # here, and not at the exit of the interpreter, where an error has no handler
             if sys.stdout is not None:
@@ -95,14 +102,43 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _explain_or_refuse(words: list[str]) -> NoReturn:
-    """Print the help or the version; refuse any other word as an unknown verb."""
-    parser = _Parser(prog="minipipe", description="Pipeline schedules: drawn, proved, timed.", allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"minipipe {__version__}")
-    added = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
-    for name, purpose in VERBS.items():
-        added.add_parser(name, help=purpose)
+    """Print the help or the version; refuse any other word as an unknown verb, and none with the list of verbs."""
+    parser = _of_all_verbs()
+    if not words:
+        parser.print_help(sys.stderr)
+        parser.exit(ExitStatus.MISUSE)
     parser.parse_args(words)
     raise AssertionError("without a verb, argparse prints the help, the version or the usage, and exits")
+
+
+def _complete() -> NoReturn:
+    """Print the words that may follow on a command line, which the shell left in its environment at a Tab."""
+    import argcomplete
+
+    _, *words = [*os.environ["COMP_LINE"].split(), ""]
+    argcomplete.autocomplete(_of_all_verbs(words[0]))
+    raise AssertionError("argcomplete exits")
+
+
+def _of_all_verbs(asked: str = "") -> argparse.ArgumentParser:
+    """Return the parser of all verbs, with the options of one of them: each other one would have to be imported."""
+    listed = "\n".join(f"  {name:12}{purpose}" for name, purpose in VERBS.items())
+    raw: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+    about, end = "Pipeline schedules: drawn, proved, timed.", f"verbs:\n{listed}\n\n{COMPLETION}"
+    usage = "%(prog)s [-h] [--version] VERB …"
+    parser = _Parser(prog="minipipe", usage=usage, description=about, epilog=end, **raw)
+    parser.add_argument("--version", action="version", version=f"minipipe {__version__}")
+    added = parser.add_subparsers(required=True, metavar="VERB", help=argparse.SUPPRESS)
+    for name, purpose in VERBS.items():
+        of_verb = added.add_parser(name, help=purpose)
+        if name == asked:
+            _declare(of_verb, import_module(f"minipipe.cli.{name}"))
+    return parser
+
+
+def _declare(parser: argparse.ArgumentParser, verb: ModuleType) -> None:
+    parser.add_argument("--json", action="store_true", help="print one line of JSON (step: one for each step)")
+    verb.add_options(parser)
 
 
 def _parser_of(name: str, verb: ModuleType) -> argparse.ArgumentParser:
@@ -114,8 +150,7 @@ def _parser_of(name: str, verb: ModuleType) -> argparse.ArgumentParser:
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--json", action="store_true", help="print one line of JSON (step: one for each step)")
-    verb.add_options(parser)
+    _declare(parser, verb)
     return parser
 
 

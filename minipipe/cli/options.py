@@ -13,7 +13,7 @@ from minipipe.errors import ScheduleCode, ScheduleError, quoted
 from minipipe.io import read_stream
 from minipipe.schedules.action_table import ActionTable, Program, Schedule, T, read_schedule, schedule_of_text
 from minipipe.schedules.analysis.data_parallel import data_parallel
-from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, build, expected_names
+from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, TRADES, build, expected_names
 from minipipe.schedules.transforms import freeze_stages, offloaded, recomputed, repeat
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ def add_schedule(parser: argparse.ArgumentParser, several: bool = False, is_opti
     """Declare the schedule of a command, or several of them, with sizes and costs."""
     add, count = parser.add_argument, "+" if several else "?" if is_optional else None
     which = "a name of `minipipe schedules`, a file, or - for stdin" + ("; several above each other" if several else "")
-    add("schedule", nargs=count, metavar="NAME|FILE", help=which)
+    schedule = add("schedule", nargs=count, metavar="NAME|FILE", help=which)
+    schedule.completer = lambda **_: TRADES  # type: ignore[attr-defined]  # at a Tab; the shell knows the files
     add("--chunks", type=int, metavar="V", help="stages on each rank, for schedules that take several")
     add("--group", type=int, metavar="G", help="least microbatches of a group, for interleaved schedules (default: P)")
     add("--per-update", type=int, metavar="A", help="microbatches of an update, for 2bw (default: P) and paci (2)")
