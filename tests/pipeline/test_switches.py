@@ -27,7 +27,7 @@ VARIABLES = {
     "TERM": "dumb",
 }
 OF_LAUNCHERS = ("PMI", "OMPI_", "SLURM_", "MPI_", "MV2_")  # which tell the truth about the job, or there is none
-OF_PYTHON = {"PYTHONPATH"}
+OF_PYTHON = {"PYTHONPATH", "COMP_LINE"}  # the latter is of argcomplete
 SWITCHES = {
     "recompute": {"recompute": True},
     "check_finite": {"check_finite": "off"},
@@ -44,7 +44,19 @@ SWITCHES = {
 # What is meant to change numbers, or says what runs; the same bits over those are tests of their own.
 OTHERS = {
     *("self", "model", "group", "loss", "seed", "dropout_seed", "stack_weight_gradients", "loss_weight", "device"),
-    *("options", "inputs", "targets", "accumulate", "scale", "schedule", "num_ranks", "num_microbatches"),
+    *(
+        "sample",
+        "memory_limit",
+        "optimiser",
+        "progress",
+        "inputs",
+        "targets",
+        "accumulate",
+        "scale",
+        "schedule",
+        "num_ranks",
+        "num_microbatches",
+    ),
     *("chunks_per_rank", "partition", "layer_costs", "function", "timeout", "blas_threads"),
 }
 

@@ -98,7 +98,7 @@ def test_without_a_folder_there_is_none_or_an_error(tmp_path):
 def test_what_cannot_be_read_never_begins_anew(file):
     """The story: with required=False a file, or a folder without permission, was as good as none: training began anew,
     and in the end deleted what it had not seen."""
-    for folder, reason in ((file("a"), "Not a directory"), ("a\0b", "embedded null byte")):
+    for folder, reason in ((file("a"), "Not a directory"), ("a\0b", "embedded null")):
         with pytest.raises(CheckpointError, match=reason):
             restored(folder, required=False)
 
