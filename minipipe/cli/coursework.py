@@ -8,7 +8,7 @@ from pathlib import Path
 from minipipe.cli.output import ExitStatus, answer
 from minipipe.coursework.exercise import write_coursework
 
-SOURCE_HELP = "where solutions and tests are (default: tutorials/exercises of the clone)"
+SOURCE_HELP = "where solutions and tests are (default: minipipe's own)"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -37,7 +37,9 @@ from minipipe.errors import CourseworkError
 _MARKED = re.compile(r"^ *# SOLUTION\n(.*?)^ *# STUB\n(.*?)^ *# END\n", re.DOTALL | re.MULTILINE)
 _MARKER = re.compile(r"^ *# (SOLUTION|STUB|END|HIDDEN)$", re.MULTILINE)
 _HIDDEN = re.compile(r"^# HIDDEN\n", re.MULTILINE)
-_BESIDE = Path(__file__).resolve().parent.parent.parent / "tutorials" / "exercises"
+_HERE = Path(__file__).resolve().parent
+# A wheel has the exercises beside this file (setup.py), a clone among the lessons.
+_OWN = next(filter(Path.is_dir, [_HERE / "exercises"]), _HERE.parent.parent / "tutorials" / "exercises")
 
 
 class Test(NamedTuple):
@@ -129,19 +131,19 @@ def _said(docstring: str) -> tuple[str, str]:
 
 
 def find_source(given: str | Path | None = None) -> Path:
-    """Return the directory with the exercises: the given one, or that of the clone around minipipe.
+    """Return the directory with the exercises: the given one, or minipipe's own.
 
     Raises
     ------
     CourseworkError
         Code ``no-source``.
     """
-    source = _BESIDE if given is None else Path(given)
+    source = _OWN if given is None else Path(given)
     if not any(source.glob("[0-9][0-9]_*.py")):
         raise CourseworkError(
             "no-source",
-            f"There are no exercises in '{source}'. They are not part of an installed package: clone the project and "
-            "`pip install -e .` there, or give --source DIR (tutorials/exercises of a clone).",
+            f"There are no exercises in '{source}'; expected files such as 05_bubble.py. Without --source there are "
+            "minipipe's own.",
         )
     return source
 

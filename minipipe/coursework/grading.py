@@ -253,7 +253,7 @@ def grade(
     directory : str or Path
         As :func:`minipipe.coursework.write_coursework` wrote it. It is read and never written.
     source : str or Path, optional
-        The directory with solutions and tests; by default ``tutorials/exercises`` of the clone.
+        The directory with solutions and tests; by default minipipe's own.
     only : str, optional
         The name of one task.
     time_limit : float

@@ -441,12 +441,16 @@ def readable_paths(source: Path, directory: Path) -> list[Path]:
     ----------
     source : Path
         The directory with the solutions. The repository around it is hidden as a whole, since its history holds them
-        as well. Of a clone of minipipe, which has solutions of its own, only the package is readable.
+        as well. So are minipipe's own solutions, which an installed package has inside; of a clone only the package
+        is readable.
     directory : Path
         The student's; other students' may be beside it.
     """
     students = directory.resolve().parent
-    repositories = {_repository(source.resolve()), *([_CLONE] if (_CLONE / "tutorials").is_dir() else [])}
+    inside = _PACKAGE / "coursework" / "exercises"
+    solutions = {inside: inside, _CLONE: _CLONE / "tutorials" / "exercises"}
+    own = [place for place, exercises in solutions.items() if exercises.is_dir()]
+    repositories = {_repository(source.resolve()), *own}
     python = [Path(prefix, part) for prefix in (sys.prefix, sys.base_prefix) for part in _OF_A_PREFIX]
     imports = [path for path in map(Path, filter(None, sys.path)) if not _is_beneath(path.resolve(), repositories)]
     found = set()

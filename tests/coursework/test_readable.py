@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import minipipe
+from minipipe.coursework import sandbox
 from minipipe.coursework.sandbox import readable_paths, without
 
 
@@ -33,3 +34,17 @@ def test_of_a_repository_with_solutions_nothing_is_readable_and_of_the_clone_the
     assert tmp_path / "other" in paths and package in paths
     assert not {tmp_path / "teaching", tmp_path, package.parent} & set(paths)
     assert any(Path(np.__file__).is_relative_to(path) for path in paths)
+
+
+@pytest.mark.parametrize("source", ["site-packages/minipipe/coursework/exercises", "teaching"])
+def test_of_an_installed_package_all_is_readable_but_the_solutions_in_it(source, tmp_path, monkeypatch):
+    """Even where there is a repository around its environment, and whichever exercises are graded."""
+    for folder in (".git", "site-packages/minipipe/coursework/exercises", "site-packages/minipipe/nn", "teaching"):
+        (tmp_path / folder).mkdir(parents=True)
+    package = tmp_path / "site-packages" / "minipipe"
+    monkeypatch.setattr(sandbox, "_PACKAGE", package)
+    monkeypatch.setattr(sandbox, "_CLONE", package.parent)
+    monkeypatch.setattr(sys, "path", [str(package.parent), *sys.path])
+    paths = readable_paths(tmp_path / source, tmp_path / "students" / "ada")
+    assert package / "nn" in paths
+    assert not [path for path in paths if (package / "coursework" / "exercises").is_relative_to(path)]

@@ -112,9 +112,9 @@ def test_where_a_file_lies_no_directory_is_made(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["error"] == "not-written"
 
 
-def test_without_a_source_it_says_to_use_a_clone(tmp_path, capsys):
+def test_a_source_without_exercises_is_refused(tmp_path, capsys):
     assert main(["coursework", str(tmp_path / "mine"), "--source", str(tmp_path)]) == 2
-    assert "They are not part of an installed package: clone the project" in capsys.readouterr().err
+    assert "expected files such as 05_bubble.py. Without --source there are minipipe's own" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

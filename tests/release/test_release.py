@@ -1,0 +1,168 @@
+"""A release: what is in the two archives, and that all works where there is nothing but the wheel."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from importlib.util import find_spec
+
+import pytest
+
+import minipipe
+from minipipe.cli.main import VERBS
+from tests.launch import ROOT
+
+needs_build = pytest.mark.skipif(
+    not all(map(find_spec, ("build", "twine"))), reason="needs build and twine: pip install '.[release]'"
+)
+VERSION = minipipe.__version__
+# What each verb is asked in a folder with a program and a student's work, its exit status, and what it says.
+COMMANDS = {
+    "schedules": ("schedules --ranks 2", 0, "1f1b "),
+    "sweep": ("sweep --ranks 2 --microbatches 4 -o sweep.csv", 0, "wrote sweep.csv"),
+    "show": ("show zb-h1 -o player.html", 0, "wrote player.html"),
+    "check": ("check 1f1b", 0, "legal: 1f1b"),
+    "simulate": ("simulate v-half --costs latency=0.1", 0, "makespan"),
+    "search": ("search --ranks 2 --microbatches 2 --seconds 1", 0, "makespan"),
+    "step": ("step 1f1b --at 3", 0, "rank 1 begins 1F0"),
+    "advise": ("advise --ranks 2 --seconds 0 train.py", 0, "schedule"),
+    "run": ("run -n 2 train.py", 0, "loss 2."),
+    "coursework": ("coursework another", 0, "wrote 16 tasks to another"),
+    "grade": ("grade mine --only 05_bubble", 0, "05_bubble"),
+    "info": ("info", 0, f"minipipe     {VERSION}"),
+}
+PROGRAM = """
+from minipipe import Pipeline, data, init_process_group, nn
+from minipipe.execution.checks.comparison import digest_of_files, program
+from pathlib import Path
+
+x, y = data.load_digits()
+model = nn.Sequential(nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10))
+with init_process_group() as group:
+    pipeline = Pipeline(model, group, loss=nn.CrossEntropyLoss(), num_microbatches=4)
+    loss = pipeline.step(x[:64].reshape(64, -1), y[:64])
+    if group.rank == 0:
+        assert program()["code of minipipe"] == f"blake2b {digest_of_files(Path(data.__file__).parents[1])}"
+        print(f"loss {loss}")
+"""
+
+
+def test_each_verb_is_asked_from_the_wheel():
+    assert list(COMMANDS) == list(VERBS)
+
+
+def called(command, folder, **changes):
+    """Run a command in a folder, with nothing of this checkout in its environment; return it with what it printed."""
+    hidden = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONSAFEPATH")
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    options = {"cwd": folder, "capture_output": True, "text": True, "timeout": 120, "check": False}
+    return subprocess.run([str(word) for word in command], env={**environment, **changes}, **options)
+
+
+def succeeded(command, folder, **changes):
+    done = called(command, folder, **changes)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def tracked():
+    """Return the files of the project."""
+    listed = succeeded(["git", "ls-files", "-z"], ROOT).stdout
+    return {name for name in listed.split("\0") if name and (ROOT / name).is_file()}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Return the source archive, the wheel made from it, and the wheel made from the tree."""
+    folder = tmp_path_factory.mktemp("release")
+    for name in tracked():
+        (folder / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, folder / "tree" / name)
+    build = [sys.executable, "-m", "build"]
+    succeeded([*build, "--outdir", folder / "dist", folder / "tree"], folder)
+    succeeded([*build, "--wheel", "--outdir", folder / "direct", folder / "tree"], folder)
+    (source,), (wheel,) = (folder / "dist").glob("*.tar.gz"), (folder / "dist").glob("*.whl")
+    return source, wheel, folder / "direct" / wheel.name
+
+
+@pytest.fixture(scope="module")
+def installed(built, tmp_path_factory):
+    """Return the programs of an environment that has the wheel and its dependencies, and a folder with a program."""
+    folder = tmp_path_factory.mktemp("installed")
+    succeeded([sys.executable, "-m", "venv", folder / "venv"], folder)
+    programs = folder / "venv" / "bin"
+    succeeded([programs / "pip", "install", "--quiet", f"{built[1]}[mpi]"], folder)
+    home = folder / "empty"
+    home.mkdir()
+    succeeded([programs / "minipipe", "coursework", "mine"], home)
+    shutil.copy(ROOT / "tutorials" / "exercises" / "05_bubble.py", home / "mine")
+    (home / "train.py").write_text(PROGRAM)
+    return programs, home
+
+
+@needs_build
+@pytest.mark.slow
+def test_the_source_archive_builds_the_wheel_of_the_tree_and_has_every_file_of_the_project(built):
+    source, wheel, direct = built
+    files = [{each.filename: each.CRC for each in zipfile.ZipFile(path).infolist()} for path in (wheel, direct)]
+    assert files[0] == files[1]
+    with tarfile.open(source) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames() if archive.getmember(name).isfile()}
+    own = {name for name in names if name == "PKG-INFO" or ".egg-info/" in name}
+    assert names - own == tracked()
+
+
+@needs_build
+@pytest.mark.slow
+def test_the_wheel_has_the_package_and_the_exercises_and_nothing_else(built):
+    names = {name for name in zipfile.ZipFile(built[1]).namelist() if ".dist-info/" not in name}
+    package = {name for name in tracked() if name.startswith("minipipe/") and not name.endswith("README.md")}
+    exercises = {name for name in tracked() if name.startswith("tutorials/exercises/")}
+    assert names == package | {name.replace("tutorials", "minipipe/coursework") for name in exercises}
+
+
+@needs_build
+@pytest.mark.slow
+def test_the_metadata_is_accepted_and_the_description_is_rendered(built):
+    said = succeeded([sys.executable, "-m", "twine", "check", "--strict", *built[:2]], built[0].parent).stdout
+    assert said.count("PASSED") == 2
+    name = f"minipipe_mpi-{VERSION}.dist-info/METADATA"
+    metadata = zipfile.ZipFile(built[1]).read(name).decode()
+    assert f"\nVersion: {VERSION}\n" in metadata and "\nLicense-Expression: MIT\n" in metadata
+
+
+@needs_build
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_a_verb_works_where_there_is_nothing_but_the_wheel(verb, installed):
+    programs, home = installed
+    words, status, answer = COMMANDS[verb]
+    done = called([programs / "minipipe", *words.split()], home, PATH=f"{programs}:{os.environ['PATH']}")
+    assert done.returncode == status and answer in done.stdout, done.stdout + done.stderr
+    assert str(ROOT) not in done.stdout + done.stderr
+
+
+@needs_build
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["minipipe/coursework/exercises", "elsewhere"])
+def test_a_student_cannot_read_the_solution_in_the_package_but_what_else_is_installed(place, installed):
+    programs, home = installed
+    (packages,) = (programs.parent / "lib").glob("python3*/site-packages")
+    (packages / "elsewhere").mkdir(exist_ok=True)
+    shutil.copy(ROOT / "tutorials" / "exercises" / "06_warmup.py", packages / "elsewhere")
+    reads = f"exec(pathlib.Path(numpy.__file__).parents[1].joinpath('{place}/06_warmup.py').read_text())\n"
+    (home / "mine" / "06_warmup.py").write_text(f"import pathlib\nimport numpy\n{reads}")
+    done = called([programs / "minipipe", "grade", "mine", "--only", "06_warmup"], home)
+    assert done.returncode == (0 if place == "elsewhere" else 1), done.stdout + done.stderr
+
+
+@needs_build
+@pytest.mark.slow
+def test_ranks_agree_without_a_checkout_and_have_the_loss_of_one_process(installed):
+    programs, home = installed
+    alone = succeeded([programs / "python", "train.py"], home)
+    both = succeeded([programs / "mpirun", "-n", "2", programs / "python", "train.py"], home)
+    assert alone.stdout == both.stdout and re.fullmatch(r"loss 2\.\d+\n", alone.stdout)
