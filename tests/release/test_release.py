@@ -49,6 +49,35 @@ with init_process_group() as group:
         print(f"loss {loss}")
 """
 
+# Pyodide by the Python in it: real ones for what needs no NumPy, where the machine has another.
+PYODIDE = {"3.12": "0.27.7", "3.14": "314.0.7"}
+IN_PYODIDE = """
+import { readFileSync } from "fs";
+import { loadPyodide } from "./package/pyodide.mjs";
+const pyodide = await loadPyodide();
+pyodide.unpackArchive(new Uint8Array(readFileSync(process.argv[2])), "whl");
+pyodide.runPython(readFileSync("figures.py", { encoding: "utf-8" }));
+"""
+FIGURES = """
+import sys
+import warnings
+
+warnings.simplefilter("error")
+from minipipe import Costs, render, schedules, simulate, verify
+from minipipe.cli import main
+
+for name in schedules.REGISTRY:
+    schedule = schedules.build(name, 4, 8)
+    verify(schedules.lower(schedule))
+    timeline = simulate(schedule, Costs(latency=0.1))
+    print(name, timeline.makespan, timeline.bubble_fraction, timeline.peak_activations)
+    print(len(render.draw_text(timeline)), len(render.draw_svg(schedule)), len(render.draw_html(timeline)))
+for words in ("schedules", "show zb-v", "check gpipe", "simulate v-half", "step 1f1b --at 3"):
+    assert main(words.split()) == 0
+assert not {"numpy", "mpi4py"} & set(sys.modules)
+print(*sys.version_info[:2], sep=".")
+"""
+
 
 def test_each_verb_is_asked_from_the_wheel():
     assert list(COMMANDS) == list(VERBS)
@@ -166,3 +195,18 @@ def test_ranks_agree_without_a_checkout_and_have_the_loss_of_one_process(install
     alone = succeeded([programs / "python", "train.py"], home)
     both = succeeded([programs / "mpirun", "-n", "2", programs / "python", "train.py"], home)
     assert alone.stdout == both.stdout and re.fullmatch(r"loss 2\.\d+\n", alone.stdout)
+
+
+@needs_build
+@pytest.mark.skipif(shutil.which("npm") is None, reason="needs npm")
+@pytest.mark.slow
+@pytest.mark.parametrize("version", PYODIDE)
+def test_schedules_have_the_same_figures_and_pictures_in_other_pythons(version, built, tmp_path):
+    (tmp_path / "figures.py").write_text(FIGURES)
+    (tmp_path / "try.mjs").write_text(IN_PYODIDE)
+    succeeded(["npm", "pack", "--silent", f"pyodide@{PYODIDE[version]}"], tmp_path)
+    succeeded(["tar", "xzf", *tmp_path.glob("pyodide-*.tgz")], tmp_path)
+    printed = succeeded(["node", "try.mjs", built[1]], tmp_path).stdout
+    here = succeeded([sys.executable, "figures.py"], tmp_path, PYTHONPATH=str(ROOT)).stdout
+    assert printed.splitlines()[:-1] == here.splitlines()[:-1]
+    assert printed.splitlines()[-1] == version
