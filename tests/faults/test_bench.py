@@ -130,7 +130,9 @@ def test_the_culprit_is_in_every_place_and_on_every_rank(name, place):
 
 def test_the_processes_of_a_job_are_found_by_their_mark_until_they_have_ended():
     job = f"test-{os.getpid()}"
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={**os.environ, JOB: job})
+    command, pipes = [sys.executable, "-c", "print(); input()"], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    child = subprocess.Popen(command, **pipes, env={**os.environ, JOB: job})
+    child.stdout.readline()  # before, the system may not show its environment yet
     assert processes_of(job) == [child.pid] and processes_of("another") == []
     child.communicate(b"\n")
     assert processes_of(job) == []
