@@ -138,6 +138,10 @@ class MPIGroup(ProcessGroup):
             expected.check(header)
         return array
 
+    def has_arrived(self, source: int, tag: int) -> bool:
+        posted = self._posted.get((source, self._mpi_tag(tag)))
+        return posted is not None and posted[0].Get_status()
+
     def withdraw(self) -> None:
         """Cancel the receives that are posted."""
         for request, _ in self._posted.values():

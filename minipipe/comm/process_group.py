@@ -37,6 +37,7 @@ class OwnTag(IntEnum):
     CLOCK = -4
     IBROADCAST = -5
     COPY = -6  # of a rank's state, for elastic training
+    RESULTS = -7  # of a replica, for the first one
 
 
 class ProcessGroup(Familiar, ABC):
@@ -107,6 +108,10 @@ class ProcessGroup(Familiar, ABC):
     @abstractmethod
     def _take(self, expected: Expectation, timeout: float | None) -> np.ndarray:
         """Wait for a message, check it, and return its array."""
+
+    def has_arrived(self, source: int, tag: int) -> bool:
+        """Return whether a message is there for which a receive was started; False where nobody can tell. Local."""
+        return False
 
     @abstractmethod
     def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:

@@ -34,8 +34,7 @@ class ThreadGroup(ProcessGroup):
     ['<ThreadGroup: rank 0 of 2>', '<ThreadGroup: rank 1 of 2>']
     """
 
-    takes_device_arrays = True
-    note = "thread ranks share one interpreter: times are not those of real ranks"
+    takes_device_arrays, note = True, "thread ranks share one interpreter: times are not those of real ranks"
 
     def __init__(
         self, switchboard: Switchboard, members: list[int], rank: int, timeout: float, name: tuple = ()
@@ -52,13 +51,15 @@ class ThreadGroup(ProcessGroup):
         return Done()
 
     def _take(self, expected: Expectation, timeout: float | None) -> np.ndarray:
-        with self._switchboard.changed:
-            letters = self._switchboard.mailboxes[self._name, self.name(expected.source), self.name(), expected.tag]
+        letters = self._switchboard.letters(self._name, self.name(expected.source), self.name(), expected.tag)
         wait = Wait(lambda: bool(letters), expected.awaited(), self._members[expected.source])
         self._switchboard.wait(self._members[self.rank], wait, self._limit(timeout))
         header, array = letters.popleft()  # without the lock: only this rank takes from this box
         expected.check(header)
         return array
+
+    def has_arrived(self, source: int, tag: int) -> bool:
+        return bool(self._switchboard.letters(self._name, self.name(source), self.name(), tag))
 
     def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:
         self._num_splits += 1

@@ -24,7 +24,7 @@ from minipipe.comm import ProcessGroup, Request
 from minipipe.execution.payload import Payload
 from minipipe.execution.record import Receipt, Record
 from minipipe.execution.stage import Stage
-from minipipe.schedules.action import RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, I, W
+from minipipe.schedules.action import RECV_B, RECV_F, REDUCE_GRAD, SEND_B, SEND_F, Action, B, F, I, W
 from minipipe.schedules.action_table import Program
 from minipipe.schedules.analysis.dependencies import Direction, Value
 
@@ -95,7 +95,6 @@ class Executor:
         for observer in observers:
             self._steps = list(map(observer.watch, self._actions, self._steps))
         self._sends: list[Request] = []  # not finished
-        self.place = RandomKey()
         self._forget()
 
     def run(self, batch: Batch, *observers: Observer, finishes_sends: bool = True) -> Record:
@@ -224,6 +223,7 @@ class Executor:
 
 _METHODS = {F: Executor._forward, B: Executor._backward, I: Executor._backward, W: Executor._backward_weight}
 _METHODS |= {SEND_F: Executor._send, SEND_B: Executor._send, RECV_F: Executor._receive, RECV_B: Executor._receive}
+_METHODS |= {REDUCE_GRAD: lambda executor, action: lambda executor, batch: None}  # run by an observer, see sums.py
 
 
 def _sent_at(program: Program, action: Action) -> int | None:

@@ -170,6 +170,17 @@ class BatchObjective:
         twin.metrics, twin.where, twin.losses = {}, False, {}
         return twin
 
+    def found(self) -> dict[str, Any]:
+        """Return what was found for the microbatches of this rank, as a tree for :meth:`take` of another replica."""
+        outputs = [(k, payload.to_message()) for k, payload in self.outputs.items()]
+        return {"losses": [*self.losses.items()], "measured": [*self._measured.items()], "outputs": outputs}
+
+    def take(self, found: Mapping[str, Any]) -> None:
+        """Add what another replica found for its microbatches."""
+        self.losses.update(found["losses"])
+        self._measured.update(found["measured"])
+        self.outputs.update((k, Payload.from_message(message)) for k, message in found["outputs"])
+
     def numbers(self, *others: float) -> np.ndarray:
         """Return the loss of the batch, those of its microbatches, its metrics and other numbers, in one array.
 

@@ -96,7 +96,7 @@ class MemoryMeter:
 
     def watch(self, action: Action, step: Step) -> Step:
         """Return a step after which the bytes are measured, for computations; the record gets them as well."""
-        if action.kind.is_communication:
+        if action.kind.is_communication or action.kind is ActionKind.REDUCE_GRAD:
             return step
 
         def run_and_measure(executor: Executor, batch: Batch) -> None:

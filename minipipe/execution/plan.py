@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from minipipe.autograd import backend
-from minipipe.errors import ArgumentError, ModelError, RankError, ScheduleCode, ScheduleError
+from minipipe.errors import ArgumentError, ModelError, RankError, ScheduleCode, ScheduleError, whole_number
 from minipipe.execution.partition import partition_of
 from minipipe.execution.replaying import ReplayingStage
 from minipipe.execution.stage import Stage
@@ -24,11 +24,15 @@ from minipipe.nn import AuxiliaryLoss, Module, Parameter, Recompute, Sequential
 from minipipe.nn.auxiliary_loss import carrying_losses
 from minipipe.nn.sequential import parameters_of
 from minipipe.optim import Optimiser
+from minipipe.schedules.action import REDUCE_GRAD
 from minipipe.schedules.action_table import Program, Schedule, read_schedule
+from minipipe.schedules.analysis.data_parallel import data_parallel
 from minipipe.schedules.analysis.lowering import lower
+from minipipe.schedules.analysis.replicas import pipelines_of
 from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.placement import check_counts, neighbouring_placement
 from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, build
+from minipipe.schedules.sequential import forward_only_through
 from minipipe.schedules.transforms import first_stages, freeze_stages, spread_stages
 
 _HEAD, _ON_THE_RIGHT = ("layer", "", "stage", "rank", "parameters", "bytes"), {0, 2, 3, 4, 5}
@@ -58,6 +62,12 @@ class Plan:
         Balances these, one for each layer, instead of numbers of parameters.
     inputs_require_grad : bool
         Whether every step also computes the gradients of the inputs.
+    replicas : int
+        Copies of the pipeline side by side, each with its share of a batch: ``num_microbatches`` of each. The ranks
+        are divided among them. A Schedule is that of one replica.
+    gradient_blocks : int, optional
+        Blocks of microbatches whose gradients are added apart, and then in pairs: one for each replica by default. With
+        as many blocks, other numbers of replicas have the same bits; each replica has a power of two of them.
 
     Attributes
     ----------
@@ -70,8 +80,10 @@ class Plan:
         does any where the inputs require gradients.
     partition : tuple of range
         The layers of each stage.
-    placement : tuple of int
-        The rank of each stage.
+    placement : tuple of int or tuple
+        The rank of each stage, or the ranks of its replicas.
+    pipelines : tuple of tuple of int
+        By pipeline, the rank of each stage: one, or as many as a microbatch has ways through the replicas.
     inputs_require_grad : bool
 
     Raises
@@ -93,7 +105,9 @@ class Plan:
     model: Sequential
     program: Program
     partition: tuple[range, ...]
+    pipelines: tuple[tuple[int, ...], ...]
     inputs_require_grad: bool
+    gradient_blocks: int
     _tied: Sequential  # the model, whose layers share nothing but by aliases
 
     def __init__(
@@ -107,13 +121,17 @@ class Plan:
         partition: Sequence[range] | None = None,
         layer_costs: Sequence[float] | None = None,
         inputs_require_grad: bool = False,
+        replicas: int = 1,
+        gradient_blocks: int | None = None,
     ) -> None:
         check_model(model)
-        given = _resolved(schedule, num_ranks, num_microbatches, chunks_per_rank)
+        given = _replicated(schedule, num_ranks, num_microbatches, chunks_per_rank, replicas)
         verify(given)
+        given.check_known("Pipeline", ScheduleCode.REPLICAS)
+        pipelines = tuple(pipelines_of(given))
         sizes = [len(Sequential(layer).flat_layers) for layer in model]
         numbers = [layer.num_parameters for layer in model.flat_layers]
-        parts = tuple(partition_of(sizes, numbers, given.one_rank_each("Pipeline"), partition, layer_costs))
+        parts = tuple(partition_of(sizes, numbers, pipelines[0], partition, layer_costs))
         tied = model.tied()
         is_trained = [any(p.requires_grad for p in tied.cut(part).parameters()) for part in parts]
         is_any_frozen = not inputs_require_grad and not all(p.requires_grad for p in model.parameters())
@@ -132,7 +150,8 @@ class Plan:
                 "frozen. Give it without freeze_stages.",
             )
         vars(self).update(model=model, program=lower(freeze_stages(given, frozen)), partition=parts, _tied=tied)
-        vars(self).update(inputs_require_grad=inputs_require_grad)
+        vars(self).update(inputs_require_grad=inputs_require_grad, pipelines=pipelines)
+        vars(self).update(gradient_blocks=_checked_blocks(gradient_blocks, len(pipelines)))
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"A plan cannot be changed; make another one with the {name} that you want.")
@@ -180,14 +199,19 @@ class Plan:
         return self.program.schedule
 
     @property
-    def placement(self) -> tuple[int, ...]:
-        """The rank of each stage."""
-        return self.program.one_rank_each("Pipeline")
+    def placement(self) -> tuple[int | tuple[int, ...], ...]:
+        """The rank of each stage, or the ranks of its replicas."""
+        return self.program.placement
+
+    @property
+    def blocks_of_each(self) -> int:
+        """The blocks of microbatches of each pipeline."""
+        return self.gradient_blocks // len(self.pipelines)
 
     @cached_property
-    def rank_of_layer(self) -> tuple[int, ...]:
-        """The rank of each layer."""
-        return tuple(rank for layers, rank in zip(self.partition, self.placement) for _ in layers)
+    def stage_of_layer(self) -> tuple[int, ...]:
+        """The stage of each layer."""
+        return tuple(stage for stage, layers in enumerate(self.partition) for _ in layers)
 
     @property
     def layers(self) -> list[Module]:
@@ -200,22 +224,37 @@ class Plan:
 
     @property
     def owners(self) -> dict[str, int]:
-        """By name of a parameter, the rank that has it; of a shared one, the rank of the first layer that has it."""
-        rank_of: dict[int, int] = {}
-        for layer, rank in zip(self.layers, self.rank_of_layer):
-            for parameter in parameters_of(layer):
-                rank_of.setdefault(id(parameter.owner), rank)
-        return {name: rank_of[id(parameter.owner)] for name, parameter in self.model.named_parameters()}
+        """By name of a parameter, the first rank that has it; of a shared one, that of the first layer that has it."""
+        return {name: self.pipelines[0][next(iter(stages.values()))] for name, stages in self.uses.items()}
 
     @property
-    def shared(self) -> dict[str, dict[int, int]]:
-        """By name of a parameter that several ranks share: its uses, each with its rank."""
+    def uses(self) -> dict[str, dict[int, int]]:
+        """By name of a parameter, its uses, each with its stage, in the order of the layers."""
         names = {id(parameter.owner): name for name, parameter in self.model.named_parameters()}
-        users: dict[str, dict[int, int]] = {}
-        for layer, rank in zip(self.layers, self.rank_of_layer):
+        found: dict[str, dict[int, int]] = {name: {} for name in names.values()}
+        for layer, stage in zip(self.layers, self.stage_of_layer):
             for parameter in parameters_of(layer):
-                users.setdefault(names[id(parameter.owner)], {})[parameter.use] = rank
-        return {name: dict(sorted(ranks.items())) for name, ranks in users.items() if len(set(ranks.values())) > 1}
+                found[names[id(parameter.owner)]][parameter.use] = stage
+        return found
+
+    @property
+    def shared(self) -> dict[str, dict[int, dict[int, int]]]:
+        """By name of a parameter that several stages share: by use, for each rank that has the parameter, a rank.
+
+        That rank has the use, and is the rank itself or one of its pipeline.
+        """
+        found = {}
+        for name, stages in self.uses.items():
+            users: dict[int, dict[int, int]] = {use: {} for use in sorted(stages)}
+            for pipeline in self.pipelines:
+                ranks = {use: pipeline[stages[use]] for use in users}
+                for holder in set(ranks.values()):
+                    for use, rank in ranks.items():
+                        users[use].setdefault(holder, rank)
+                        users[use][rank] = rank
+            if any(holder != source for sources in users.values() for holder, source in sources.items()):
+                found[name] = users
+        return found
 
     @property
     def description(self) -> dict[str, Any]:
@@ -225,6 +264,7 @@ class Plan:
             "schedule": str(self.program).splitlines(),
             "partition": self.partition,
             "inputs_require_grad": self.inputs_require_grad,
+            "gradient_blocks": self.gradient_blocks,
         }
 
     @cached_property
@@ -302,6 +342,9 @@ class Plan:
     def _repr_html_(self) -> str:
         return html_table([_HEAD, *self._rows()], _ON_THE_RIGHT)
 
+    def _home(self, stage: int) -> str:
+        return ", ".join(map(str, self.program.ranks_of(stage)))
+
     def _rows(self) -> Iterator[tuple[str, ...]]:
         """Yield the columns of each layer, and then of all."""
         total_size = total_bytes = 0
@@ -311,7 +354,7 @@ class Plan:
                 layer = rows[i]
                 size, nbytes = layer.num_parameters, sum(p.nbytes for p in layer.parameters())
                 mark = "" if not size or any(p.requires_grad for p in layer.parameters()) else ", frozen"
-                yield str(i), layer.brief() + mark, str(stage), str(self.placement[stage]), f"{size:,}", f"{nbytes:,}"
+                yield str(i), layer.brief() + mark, str(stage), self._home(stage), f"{size:,}", f"{nbytes:,}"
                 total_size, total_bytes = total_size + size, total_bytes + nbytes
         yield "", "", "", "all", f"{total_size:,}", f"{total_bytes:,}"
 
@@ -362,6 +405,42 @@ def _resolved(
             message = f"{name} is {given}, but the schedule {schedule.name} has {own:g}; leave {name} out."
             raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
     return schedule
+
+
+def _replicated(
+    schedule: str | Path | Schedule | Program,
+    num_ranks: int | None,
+    num_microbatches: int | None,
+    chunks_per_rank: int | None,
+    replicas: int,
+) -> Schedule | Program:
+    """Return the schedule of all replicas, with the sums of their gradients."""
+    whole_number("replicas", replicas)
+    if num_ranks is not None and num_ranks % replicas:
+        message = f"{num_ranks} ranks cannot be divided among {replicas} replicas, each with equally many ranks."
+        raise RankError("wrong-number", f"{message} Start {replicas} times as many ranks as a replica has.")
+    of_each = None if num_ranks is None else num_ranks // replicas
+    found = _resolved(schedule, of_each, num_microbatches, chunks_per_rank)
+    if replicas == 1 and (not found.has_replicas or REDUCE_GRAD in found.kinds):
+        return found
+    if isinstance(found, Program):
+        message = f"{found.name} has sends and receives; replicas need its computations alone, schedule.schedule."
+        raise ScheduleError.of(ScheduleCode.NOT_A_SCHEDULE, message)
+    verify(found)
+    if not found.is_forward_only:
+        return data_parallel(found, replicas)
+    p, m = found.num_ranks, found.num_microbatches
+    ways = [tuple(d * p + rank for rank in way) for d in range(replicas) for way in pipelines_of(found)]
+    return forward_only_through(ways, replicas * m, replicas * p)
+
+
+def _checked_blocks(given: int | None, num_pipelines: int) -> int:
+    blocks = num_pipelines if given is None else whole_number("gradient_blocks", given)
+    of_each = blocks // num_pipelines
+    if blocks % num_pipelines or (num_pipelines > 1 and of_each & (of_each - 1)):
+        message = f"gradient_blocks is {blocks}, for {num_pipelines} replicas; expected 1, 2, 4, 8 … for each of them."
+        raise ArgumentError("value", message)
+    return blocks
 
 
 def _schedule_of_modules(

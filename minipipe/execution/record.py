@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from minipipe.execution.payload import Payload
+from minipipe.schedules.action import Action
 from minipipe.schedules.analysis.dependencies import Value
 
 
@@ -33,6 +34,8 @@ class Record:
     sent : dict of Value to float
         When each SEND began.
     received : dict of Value to Receipt
+    sums : dict of Action to list of float
+        By REDUCE_GRAD, when this rank came to it, and when the sum was there.
     begun, left : float
         When the program called the step, and had it back.
     """
@@ -42,6 +45,7 @@ class Record:
     memory: list[tuple[int, int]] = field(default_factory=list)
     sent: dict[Value, float] = field(default_factory=dict)
     received: dict[Value, Receipt] = field(default_factory=dict)
+    sums: dict[Action, list[float]] = field(default_factory=dict)
     begun: float = 0.0
     left: float = 0.0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from inspect import signature
 from types import ModuleType
@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minipipe.comm import ProcessGroup
+from minipipe.comm.objects import pack, unpack
+from minipipe.comm.process_group import OwnTag
 from minipipe.errors import ArgumentError, MicrobatchError, ModelError, RankError, whole_number
 from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
@@ -84,8 +86,12 @@ class Intake:
     def __init__(self, plan: Plan, group: ProcessGroup, xp: ModuleType, seed: int, compares: bool = True) -> None:
         self._plan, self._group, self._xp, self._seed = plan, group, xp, seed
         self._compares = compares and group.size > 1
-        self.first_rank, self.last_rank = plan.placement[0], plan.placement[-1]
-        self.needs = Needs(group.rank == self.first_rank, group.rank == self.last_rank)
+        self._first_ranks, self.last_ranks = (
+            plan.program.ranks_of(0),
+            plan.program.ranks_of(plan.program.num_stages - 1),
+        )
+        self.first_rank, self.last_rank = self._first_ranks[0], self.last_ranks[0]
+        self.needs = Needs(group.rank in self._first_ranks, group.rank in self.last_ranks)
         self.calls = Calls(group, self.first_rank)
 
     def batch(
@@ -106,8 +112,9 @@ class Intake:
         batch = batch_marks(inputs, targets) if self._compares else {}
         alike = {"mode": bool(is_training), "number of training steps": training_step, **objective.alike, **batch}
         num_samples, layout = self.calls.begin(call, alike, size, own_layout)
-        if own_targets is not None:
-            self._check_alike(own_targets, objective.noun, num_samples, layout)
+        for own, noun in ((own_inputs, "inputs"), (own_targets, objective.noun)):
+            if own is not None:
+                self._check_alike(own, noun, num_samples, layout)
         count = self._plan.schedule.num_microbatches
         if call in ("evaluate", "predict", "measure_memory"):  # any number of samples will do, but none
             count = max(1, min(count, num_samples))
@@ -118,15 +125,25 @@ class Intake:
         wants = {"is_cut": bool(layout), "inputs_require_grad": self._plan.inputs_require_grad}
         return Batch(call, slices, own_inputs, objective, **rest, **wants)
 
-    def _check_alike(self, targets: Samples | Pieces, noun: str, num_samples: int, layout: int) -> None:
-        if targets.num_samples != num_samples:
+    def input_gradients(self, batch: Batch, own: dict[int, Payload]) -> Any:
+        """Return the gradients of the inputs, where they are wanted, on the first rank of the first stage."""
+        if len(self._first_ranks) > 1 and batch.inputs_require_grad:
+            sent = [(k, payload.to_message()) for k, payload in own.items()]
+            for found in gathered(self._group, self._first_ranks, sent):
+                own.update((k, Payload.from_message(message, self._xp)) for k, message in found)
+            if self._group.rank != self.first_rank:
+                return None
+        return batch.input_gradients(own)
+
+    def _check_alike(self, own: Samples | Pieces, noun: str, num_samples: int, layout: int) -> None:
+        if own.num_samples != num_samples:
             raise MicrobatchError(
                 "unequal-lengths",
                 f"There are {num_samples} inputs (on rank {self._group.name(self.first_rank)}), but "
-                f"{targets.num_samples} {noun} (on rank {self._group.name()}); expected one for each: every rank "
+                f"{own.num_samples} {noun} (on rank {self._group.name()}); expected one for each: every rank "
                 "must be given the same batch.",
             )
-        if targets.layout != layout:
+        if own.layout != layout:
             message = f"Inputs and {noun} are not cut into the same microbatches: give both as Microbatches, each of"
             raise MicrobatchError("unequal-lengths", f"{message} as many samples as the other's, or neither.")
 
@@ -138,6 +155,34 @@ class Intake:
 
 
 # -- results ----------------------------------------------------------------------------------------------------------
+
+
+def gathered(group: ProcessGroup, ranks: Sequence[int], found: Any) -> list[Any]:
+    """Return on the first of some ranks, the replicas of a stage, what the others found; on others nothing.
+
+    Collective among these ranks.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+    ranks : sequence of int
+    found : tree
+        Of arrays and numbers; see :func:`minipipe.comm.objects.pack`.
+    """
+    first, *others = ranks
+    if group.rank == first:
+        words = "the results of another replica"
+        return [unpack(group.irecv(other, OwnTag.RESULTS, what=words).wait()) for other in others]
+    if group.rank in others:
+        group.isend(pack(found), first, OwnTag.RESULTS).wait()
+    return []
+
+
+def gather_results(group: ProcessGroup, ranks: Sequence[int], batch: Batch) -> None:
+    """Give the objective of the first replica of the last stage what those of the others found. Collective."""
+    if len(ranks) > 1 and group.rank in ranks:
+        for found in gathered(group, ranks, batch.objective.found()):
+            batch.objective.take(found)
 
 
 def deliver_outputs(group: ProcessGroup, root: int, batch: Batch) -> Any:
@@ -152,7 +197,7 @@ def deliver_outputs(group: ProcessGroup, root: int, batch: Batch) -> Any:
         The rank of the last stage.
     batch : Batch
     """
-    kept = batch.objective.outputs
+    kept = batch.objective.outputs if group.rank == root else {}
     found = joined([kept[k] for k in sorted(kept)], batch.slices, batch.is_cut) if kept else None
     if batch.objective.where == "everywhere":
         message = None if found is None else found.to_message()

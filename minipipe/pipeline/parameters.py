@@ -107,14 +107,18 @@ class SharedParameters:
     Parameters
     ----------
     users : mapping
-        By name of a parameter, its uses, each with its rank: ``Plan.shared``.
+        By name of a parameter and use, for each rank that has the parameter, the rank from which it gets the gradient
+        of the use: ``Plan.shared``.
     group : ProcessGroup
     parameters : mapping of str to Parameter
         Of this rank, by their names in the whole model.
     """
 
     def __init__(
-        self, users: Mapping[str, Mapping[int, int]], group: ProcessGroup, parameters: Mapping[str, Parameter]
+        self,
+        users: Mapping[str, Mapping[int, Mapping[int, int]]],
+        group: ProcessGroup,
+        parameters: Mapping[str, Parameter],
     ) -> None:
         self._users, self._group, self._parameters = users, group, parameters
 
@@ -125,8 +129,8 @@ class SharedParameters:
         that a program computed before may not be.
         """
         group, parameters, sends = self._group, self._parameters, []
-        for tag, (name, ranks) in enumerate(self._users.items()):
-            first, *others = dict.fromkeys(ranks.values())
+        for tag, (name, users) in enumerate(self._users.items()):
+            first, *others = dict.fromkeys(source for sources in users.values() for source in sources.values())
             if group.rank == first:
                 values = backend.to_numpy(parameters[name].data)
                 sends += [group.isend(values, other, tag) for other in others]
@@ -158,21 +162,21 @@ class SharedParameters:
         if not self._users:
             return
         group, parameters = self._group, self._parameters
-        mine = {name: ranks for name, ranks in self._users.items() if name in parameters}
-        uses = [(name, use) for name, ranks in self._users.items() for use in ranks]
+        mine = {name: users for name, users in self._users.items() if name in parameters}
+        uses = [(name, use) for name, users in self._users.items() for use in users]
         tags = {key: first_tag + i for i, key in enumerate(uses)}
         sends = []
-        for name, ranks in mine.items():
-            for use, rank in ranks.items():
-                if rank == group.rank:
+        for name, users in mine.items():
+            for use, sources in users.items():
+                others = [rank for rank, source in sources.items() if group.rank == source != rank]
+                if others:
                     array = _message(parameters[name].grad_of_use(use))
-                    others = sorted(set(ranks.values()) - {rank})
-                    sends += [group.isend(array, other, tags[name, use], step=step) for other in others]
-        for name, ranks in mine.items():
+                    sends += [group.isend(array, other, tags[name, use], step=step) for other in sorted(others)]
+        for name, users in mine.items():
             parameter, shares = parameters[name], []
-            for use, rank in ranks.items():
+            for use, sources in users.items():
                 share: Array | None = parameter.grad_of_use(use)
-                if rank != group.rank:
+                if (rank := sources[group.rank]) != group.rank:
                     words = f"the gradient of use {use} of {name}"
                     received = group.irecv(rank, tags[name, use], step=step, what=words).wait()
                     share = None if received is None or not received.size else backend.moved(received, parameter.xp)

@@ -33,17 +33,18 @@ from minipipe.execution.observers import MemoryMeter, StackedWeights, journal
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
 from minipipe.execution.replayed import report_of, source_of
+from minipipe.execution.sums import GradientSums
 from minipipe.execution.timeline import gather_timeline
 from minipipe.hints import FamiliarPipeline
 from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.module import modes_of
 from minipipe.optim import LossScale
-from minipipe.pipeline.intake import Intake, Needs, deliver_loss, deliver_outputs, planned
+from minipipe.pipeline.intake import Intake, Needs, deliver_loss, deliver_outputs, gather_results, planned
 from minipipe.pipeline.options import ModulesOptions, PlanOptions, showing
 from minipipe.pipeline.parameters import AllParameters
 from minipipe.schedules.action_table import Program, Schedule
 from minipipe.schedules.analysis.lowering import lower
-from minipipe.schedules.sequential import forward_only_over
+from minipipe.schedules.sequential import forward_only_through
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.timeline import Timeline
 
@@ -111,13 +112,14 @@ class Pipeline(FamiliarPipeline):
         alone. Anything else is computed as without; :meth:`replay_report` says why, :meth:`source` shows the lines.
     **options
         Of :class:`Plan`: ``schedule`` (``"1f1b"`` by default), ``num_microbatches``, ``chunks_per_rank``,
-        ``partition``, ``layer_costs`` and ``inputs_require_grad``. With ``partition="measured"`` rank 0 first measures
-        each layer with the batch ``sample=(inputs, targets)``, which only it needs, and all ranks take the partition
-        that balances the times. With ``schedule="auto"`` it also weighs schedules, chunks, numbers of microbatches and
-        recomputation, as :func:`minipipe.advise` does; the best choices within ``memory_limit`` (``"500 MB"``, with the
-        state of ``optimiser``) then race on all ranks, for 40 seconds, and all take the fastest. Rank 0 says on
-        standard error that it begins, and what was chosen; to a terminal, or with ``progress=True``, also what it
-        measures meanwhile; with ``progress=False`` nothing. ``print(pipeline)`` says what was chosen, and
+        ``partition``, ``layer_costs``, ``inputs_require_grad``, ``replicas`` and ``gradient_blocks``. With
+        ``partition="measured"`` rank 0 first measures each layer with the batch ``sample=(inputs, targets)``, which
+        only it needs, and all ranks take the partition that balances the times. With ``schedule="auto"`` it also weighs
+        schedules, chunks, numbers of microbatches and recomputation, as :func:`minipipe.advise` does; the best choices
+        within ``memory_limit`` (``"500 MB"``, with the state of ``optimiser``) then race on all ranks, for 40 seconds,
+        and all take the fastest. Rank 0 says on standard error that it begins, and what was chosen; to a terminal, or
+        with ``progress=True``, also what it measures meanwhile; with ``progress=False`` nothing. ``print(pipeline)``
+        says what was chosen, and
         ``pipeline.advice`` what was weighed. Options given explicitly are respected.
 
     Attributes
@@ -176,7 +178,7 @@ class Pipeline(FamiliarPipeline):
 
     __slots__ = (
         *("_executor", "_finite", "_group", "_input_gradients", "_intake", "_is_training", "_objective", "_parameters"),
-        *("_pending", "_plan", "_predictors", "_records", "_seeds", "_stages", "_trainer", "_xp", "__weakref__"),
+        *("_pending", "_plan", "_predictors", "_records", "_seeds", "_stages", "_sums", "_trainer", "_xp", "__weakref__"),
         *("measures_memory", "num_steps"),
     )
 
@@ -222,7 +224,8 @@ class Pipeline(FamiliarPipeline):
         self._parameters = AllParameters(plan, group, self._intake.calls, self._stages, compares)
         self._executor = partial(Executor, stages=self._stages, group=group, xp=self._xp, observers=journal())
         stacked = [StackedWeights(plan.program.actions[group.rank])] if stack_weight_gradients else []
-        self._trainer = self._executor(plan.program, observers=[*stacked, *journal()])
+        self._sums = [GradientSums(plan, self._stages, group, self._xp)] if plan.gradient_blocks > 1 else []
+        self._trainer = self._executor(plan.program, observers=[*self._sums, *stacked, *journal()])
         self._finite = FiniteCheck(check_finite, plan, self._trainer)
         self._predictors, self._input_gradients = dict[int, Executor](), None
 
@@ -442,17 +445,23 @@ class Pipeline(FamiliarPipeline):
             stage.is_observed = self.measures_memory
             stage.begin(accumulate)
         earlier = self._parameters.shared.take_gradients() if accumulate else {}
+        for sums in self._sums:
+            sums.begin(accumulate)
         # Of frozen stages no gradient comes back to say that what they sent, perhaps the inputs themselves, is gone.
         finishes_sends = wait or self.schedule.first_backward_stage > 0
         meters = [MemoryMeter(batch.arrays)] if self.measures_memory else []
         records, self._records = self._records, deque(maxlen=_KEPT_STEPS)  # none, if it fails
         record = self._trainer.run(batch, *meters, finishes_sends=finishes_sends)
-        # Its tags are behind those of the executor.
-        self._parameters.shared.exchange_gradients(batch.step, 2 * self.num_stages * len(batch.slices), earlier)
+        for sums in self._sums:
+            sums.finish()
+        # Its tags are behind those of the executor and the sums.
+        free_tag = max([2 * self.num_stages * len(batch.slices), *(sums.last_tag for sums in self._sums)])
+        self._parameters.shared.exchange_gradients(batch.step, free_tag, earlier)
         if self.num_steps == 0:
             warn_of_missing_gradients(self._parameters.own)
         self.num_steps += 1
-        self._input_gradients = batch.input_gradients(record.input_gradients)
+        self._input_gradients = self._intake.input_gradients(batch, record.input_gradients)
+        gather_results(self._group, self._intake.last_ranks, batch)
         loss = deliver_loss(self._group, self._intake.last_rank, batch, self._finite.of_step(batch, wait))
         self.wait()  # no rank is far behind
         found = loss.wait() if wait else loss
@@ -561,12 +570,13 @@ class Pipeline(FamiliarPipeline):
         batch = self._batch(call, inputs, targets, objective, is_training)
         count = len(batch.slices)
         if count not in self._predictors:
-            schedule = forward_only_over(self.schedule.one_rank_each("Pipeline"), count, self.schedule.num_ranks)
+            schedule = forward_only_through(self._plan.pipelines, count, self.schedule.num_ranks)
             self._predictors[count] = self._executor(lower(schedule))
         with modes_of(*(stage.module for stage in self._stages.values()), is_training=is_training):
             for stage in self._stages.values():
                 stage.look()
             self._predictors[count].run(batch)
+        gather_results(self._group, self._intake.last_ranks, batch)
         return batch
 
     def _batch(self, call: str, inputs: Any, targets: Any, objective: BatchObjective, is_training: bool) -> Batch:

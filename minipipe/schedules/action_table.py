@@ -155,15 +155,16 @@ class ActionTable(ShownInNotebooks):
                 found.update(((stage, k), rank) for stage, _, k in own if stage in shared)
         return found
 
-    def one_rank_each(self, reader: str) -> tuple[int, ...]:
-        """Return the rank of each stage, for a reader that knows none of what is refused here.
+    def check_known(self, reader: str, *known: ScheduleCode) -> None:
+        """Refuse what a reader of the table does not know.
 
         Raises
         ------
         ScheduleError
-            Codes ``replicas``, ``slices``, ``updates`` and ``recompute``, for a table that has them.
+            Codes ``replicas``, ``slices``, ``updates`` and ``recompute``, unless they are among the known ones.
         """
-        updates, kept = ([a for row in self.actions for a in row if a.kind in k] for k in ((REDUCE_GRAD, U), (R, O, L)))
+        own = (U,) if ScheduleCode.REPLICAS in known else (U, REDUCE_GRAD)
+        updates, kept = ([a for row in self.actions for a in row if a.kind in kinds] for kinds in (own, (R, O, L)))
         shared = next((s for s, home in enumerate(self.placement) if len(ranks_in(home)) > 1), None)
         for code, is_there, what in (
             (ScheduleCode.REPLICAS, shared is not None, f"runs replicas of stages, {shared} among others"),
@@ -171,9 +172,13 @@ class ActionTable(ShownInNotebooks):
             (ScheduleCode.UPDATES, updates, "sums gradients or updates weights itself, {} among others"),
             (ScheduleCode.RECOMPUTE, kept, "recomputes or offloads activations itself, {} among others"),
         ):
-            if is_there:
+            if is_there and code not in known:
                 message = f"{self.title} {what.format(*(updates or kept))}, which {reader} does not know yet;"
                 raise ScheduleError.of(code, f"{message} it can be drawn, checked and simulated.")
+
+    def one_rank_each(self, reader: str) -> tuple[int, ...]:
+        """Return the rank of each stage, for a reader that knows nothing of what :meth:`check_known` refuses."""
+        self.check_known(reader)
         return tuple(ranks_in(home)[0] for home in self.placement)
 
     @cached_property

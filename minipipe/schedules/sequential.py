@@ -115,11 +115,43 @@ def forward_only_over(placement: Sequence[int], num_microbatches: int, num_ranks
     """
     if num_ranks is None:
         num_ranks = 1 + max((rank for rank in placement if isinstance(rank, Integral)), default=len(placement))
+    return forward_only_through([one_rank_each(placement, num_ranks)], num_microbatches, num_ranks)
+
+
+def forward_only_through(pipelines: Sequence[Sequence[int]], num_microbatches: int, num_ranks: int) -> Schedule:
+    """Return the forward-only schedule of several pipelines with the same stages, such as those of replicas.
+
+    Parameters
+    ----------
+    pipelines : sequence of sequence of int
+        By pipeline, the rank of each stage. The first takes the first microbatches, and so on, as equally as can be.
+    num_microbatches, num_ranks : int
+        At least 1. With fewer microbatches than pipelines, the last pipelines take none.
+
+    Returns
+    -------
+    Schedule
+
+    Examples
+    --------
+    >>> print(forward_only_through([(0, 1), (1, 0)], num_microbatches=3, num_ranks=2))
+    # forward-only: 2 ranks, 2 stages, 3 microbatches
+    rank 0: 0F0 0F1 1F2
+    rank 1: 0F2 1F0 1F1
+    """
     check_sizes(num_ranks, num_microbatches)
-    placement = one_rank_each(placement, num_ranks)
-    groups = microbatch_groups(num_ranks, num_microbatches)
-    rows = tuple(tuple(order_table(F, stages, groups)) for stages in stages_by_rank(placement, num_ranks))
-    return Schedule("forward-only", placement, num_microbatches, rows)
+    used, rows, first = pipelines[:num_microbatches], [list[tuple[int, Action]]() for _ in range(num_ranks)], 0
+    for i, placement in enumerate(used):
+        count = -(-(num_microbatches - first) // (len(used) - i))
+        groups = microbatch_groups(num_ranks, count)
+        for row, stages in zip(rows, stages_by_rank(placement, num_ranks)):
+            row += [(s + k, Action(s, F, first + k)) for s, _, k in order_table(F, stages, groups)]
+        first += count
+    if len(used) > 1:  # a rank may be on several: by the time at which each of them, alone, could run the action
+        rows = [sorted(row) for row in rows]
+    actions = tuple(tuple(action for _, action in row) for row in rows)
+    placements = tuple(ranks if len(set(ranks)) > 1 else ranks[0] for ranks in zip(*used))
+    return Schedule("forward-only", placements, num_microbatches, actions)
 
 
 def one_microbatch(placement: Sequence[int], num_ranks: int) -> Schedule:

@@ -305,7 +305,7 @@ class MeasuredLayers(Sequence[LayerCosts]):
             )
             raise ArgumentError("value", message)
         schedule = plan.schedule
-        costs = self.costs(plan.partition, plan.placement, recompute)
+        costs = self.costs(plan.partition, plan.pipelines[0], recompute)
         levels = memory_levels(schedule, costs.memory(schedule.num_stages))
         cuts = [self[part.stop - 1] for part in plan.partition]
         messages = in_flight(schedule, [(cut.message_size, cut.message_size * cut.returns_gradient) for cut in cuts])

@@ -107,7 +107,7 @@ class CostModel(NamedTuple):
         """
         layers, messages = self.layers[plan.schedule.num_microbatches], self.messages._asdict()
         del messages["measured_on"]
-        return replace(layers.costs(plan.partition, plan.placement, recompute), **messages)
+        return replace(layers.costs(plan.partition, plan.pipelines[0], recompute), **messages)
 
 
 # The options of a pipeline that make its plan.

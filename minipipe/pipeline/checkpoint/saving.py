@@ -302,7 +302,7 @@ def _own_part(
     arrays, states = take(pipeline, optimisers, names)
     values = {name: arrays[f"parameters/{name}"] for name in names}
     parameters = {name: (storage.name_of_file(rank), one.dtype.name, one.shape) for name, one in values.items()}
-    its = json.loads(encoded(dict(extra or {}), "extra")) if rank == plan.placement[0] else {}
+    its = json.loads(encoded(dict(extra or {}), "extra")) if rank == plan.pipelines[0][0] else {}
     numbers = (pipeline.num_steps, pipeline.seed, pipeline.dropout_seed, pipeline.schedule.num_microbatches)
     return arrays, Manifest(step, *numbers, its, parameters, states, files={})
 

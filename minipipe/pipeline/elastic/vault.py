@@ -115,7 +115,7 @@ def _lost(generation: Generation, names: set[str], group: ProcessGroup) -> RankL
         for stage in range(plan.schedule.num_stages)
         if names & {name_of[id(parameter.owner)] for parameter in plan.part(stage).parameters()}
     ]
-    had = {generation.world_ranks[plan.placement[stage]] for stage in stages}
+    had = {generation.world_ranks[rank] for stage in stages for rank in plan.program.ranks_of(stage)}
     gone = set(generation.world_ranks) - set(group.world_ranks)
     copies = len(generation.messages) - 1
     return RankLostError(

@@ -16,6 +16,8 @@ from minipipe.schedules.action import F
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
 
+Pipeline = tuple[int, ...]  # by stage, its rank: the way of a microbatch through a table with replicas
+
 _MOST = 1000  # problems of one kind that are listed
 
 
@@ -61,3 +63,20 @@ def _mixed_cuts(table: ActionTable) -> Iterator[Problem]:
                 sentence = f"{where} stays on the rank of stage {value.stage}; other microbatches change ranks there."
                 hint = "At a cut all of them do, or none."
                 yield Problem(ScheduleCode.MIXED_CUT, f"{sentence} {hint}", rank, position)
+
+
+def pipelines_of(table: ActionTable) -> dict[Pipeline, list[int]]:
+    """Return the pipelines of a table, in the order of their lowest microbatches, and the microbatches of each.
+
+    Without replicas there is one. Two pipelines may share ranks, as those of :func:`~minipipe.schedules.chimera` do.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> pipelines_of(schedules.chimera(2, 4))
+    {(0, 1): [0, 1], (1, 0): [2, 3]}
+    """
+    found: dict[Pipeline, list[int]] = {}
+    for k in range(table.num_microbatches):
+        found.setdefault(tuple(table.rank_of(stage, k) for stage in range(table.num_stages)), []).append(k)
+    return found

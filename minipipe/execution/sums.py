@@ -1,0 +1,311 @@
+"""The sums of gradients over the replicas of a stage, beside what their ranks still compute.
+
+Replica j of n adds part j of the gradients, and sends the sum to the others; two replicas, one stage::
+
+    rank 0   0B0 0REDUCE_GRAD0 --[1] part 1--.   .-- [2] adds part 0 --[3] sum of part 0--.   .-- [4] has both parts
+                                              \\ /                                          \\ /
+    rank 1   0B1 0REDUCE_GRAD1 --[1] part 0----'---- [2] adds part 1 --[3] sum of part 1----'---- [4] has both parts
+
+That is a reduce-scatter and an all-gather: every rank sends 2 (n - 1) / n of the gradients. No rank waits at [1]. After
+each of its actions a rank looks which messages are there, and goes on with [2] to [4]; at the end of the step it waits.
+There [2] of all sums comes before [4] of any, so that it does not matter which sum a rank comes to first. Contributions
+are added in pairs, in the order of the replicas, so that the bits depend on their number alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from math import prod
+from time import perf_counter
+from types import ModuleType
+from typing import Any
+
+from minipipe.autograd import Leaf, backend
+from minipipe.autograd.backend import Array
+from minipipe.comm import ProcessGroup, Request
+from minipipe.errors import MicrobatchError, ScheduleCode, ScheduleError
+from minipipe.execution.batch import Batch
+from minipipe.execution.executor import Executor, Step
+from minipipe.execution.payload import Payload
+from minipipe.execution.plan import Plan
+from minipipe.execution.stage import Stage
+from minipipe.nn.parameter import sum_of_gradients
+from minipipe.nn.sequential import parameters_of
+from minipipe.schedules.action import REDUCE_GRAD, Action, B, W
+from minipipe.schedules.analysis.sums import gradient_sums
+
+
+class GradientSums:
+    """An observer of the executor that adds gradients by blocks of microbatches, and runs the REDUCE_GRADs of a rank.
+
+    Parameters
+    ----------
+    plan : Plan
+    stages : mapping of int to Stage
+        Of this rank.
+    group : ProcessGroup
+    xp : module
+        The array module of the gradients.
+
+    Attributes
+    ----------
+    last_tag : int
+        The tags from here on are free.
+    """
+
+    def __init__(self, plan: Plan, stages: Mapping[int, Stage], group: ProcessGroup, xp: ModuleType) -> None:
+        program = plan.program
+        self._group, self._xp, self._ranks_of = group, xp, program.ranks_of
+        first_tag = 2 * program.num_stages * program.num_microbatches  # behind those of the executor
+        sums = gradient_sums(program)
+        self._tags = {action: first_tag + 2 * i for i, members in enumerate(sums) for action in members if action}
+        self.last_tag = first_tag + 2 * len(sums)
+        row, num_blocks = program.actions[group.rank], plan.blocks_of_each
+        self._blocks = {i: Blocks(leaves_of(s), block_size(row, i, num_blocks)) for i, s in stages.items()}
+        self._earlier: list[tuple[Leaf, Array | None]] = []
+        self._pending: list[_Sum] = []
+
+    def begin(self, accumulate: bool) -> None:
+        """Begin a step. To gradients of earlier steps those of this one are added as a sum."""
+        self._pending.clear()
+        leaves = [leaf for blocks in self._blocks.values() for leaf in blocks.leaves] if accumulate else []
+        self._earlier = [(leaf, leaf.grad) for leaf in leaves]
+        for leaf in leaves:
+            leaf.grad = None
+        for blocks in self._blocks.values():
+            blocks.begin()
+
+    def watch(self, action: Action, step: Step) -> Step:
+        """Return a step that contributes to a sum; or one that then goes on with the sums that can go on."""
+        blocks = self._blocks[action.stage]
+
+        def contribute(executor: Executor, batch: Batch) -> None:
+            blocks.finish()
+            ranks, where = self._ranks_of(action.stage), (self._group, self._xp)
+            found = _Sum(action, ranks, blocks.leaves, where, self._tags[action], batch.step)
+            self._pending.append(found)
+            executor.record.sums[action] = found.times
+
+        def run_and_advance(executor: Executor, batch: Batch) -> None:
+            step(executor, batch)
+            if action.kind is B or action.kind is W:
+                blocks.note_gradient()
+            self.advance()
+
+        return contribute if action.kind is REDUCE_GRAD else run_and_advance
+
+    def advance(self) -> None:
+        """Go on with the sums whose messages are there. Local; waits for nothing."""
+        for found in self._pending:
+            if found.can_go_on():
+                found.go_on()
+        if self._pending:
+            self._pending = [found for found in self._pending if not found.is_over]
+
+    def finish(self) -> None:
+        """Wait for all sums. Collective among the replicas of each stage.
+
+        Raises
+        ------
+        MessageError
+            Code ``timeout``, naming the awaited part.
+        """
+        for is_added in (False, True):
+            for found in self._pending:
+                if found.is_added == is_added:
+                    found.go_on()
+        self._pending.clear()
+        for blocks in self._blocks.values():
+            blocks.finish()
+        for leaf, gradient in self._earlier:
+            leaf.grad = sum_of_gradients([gradient, leaf.grad])
+        self._earlier = []
+
+
+class Blocks:
+    """Adds the gradients of a stage by blocks of microbatches: each block on its own, and then the blocks in pairs.
+
+    A block is complete before the next one begins, so there are no more gradients at once than the number of blocks
+    has binary digits.
+
+    Parameters
+    ----------
+    leaves : list of Leaf
+    size : int
+        Microbatches of a block; 0 where all are one.
+    """
+
+    def __init__(self, leaves: list[Leaf], size: int) -> None:
+        self.leaves, self._size = leaves, size
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._num_noted, self._sums = 0, list[tuple[int, list[Array | None]]]()  # (number of blocks, their gradients)
+
+    def note_gradient(self) -> None:
+        """Note that the gradient of one more microbatch was added."""
+        self._num_noted += 1
+        if self._size and self._num_noted % self._size == 0:
+            self._sums.append((1, [leaf.grad for leaf in self.leaves]))
+            while len(self._sums) > 1 and self._sums[-1][0] == self._sums[-2][0]:
+                self._add_last()
+            for leaf in self.leaves:
+                leaf.grad = None
+
+    def finish(self) -> None:
+        """Leave the sum of all blocks in the leaves."""
+        while len(self._sums) > 1:
+            self._add_last()
+        for _, gradients in self._sums:
+            for leaf, gradient in zip(self.leaves, gradients):
+                leaf.grad = gradient
+        self._sums.clear()
+
+    def _add_last(self) -> None:
+        (m, left), (n, right) = self._sums[-2:]
+        self._sums[-2:] = [(m + n, [sum_of_gradients(pair) for pair in zip(left, right)])]
+
+
+def block_size(row: Sequence[Action], stage: int, num_blocks: int) -> int:
+    """Return the number of microbatches in each of the blocks of a stage in a row; 0 for a single block.
+
+    Raises
+    ------
+    MicrobatchError
+        Code ``out-of-range``, where the microbatches do not divide.
+    ScheduleError
+        Code ``parameters``, where the blocks do not follow each other.
+    """
+    order = [k for s, kind, k in row if s == stage and (kind is B or kind is W)]
+    if num_blocks == 1 or not order:
+        return 0
+    if len(order) % num_blocks:
+        message = f"The {len(order)} microbatches of stage {stage} on a rank cannot be divided into {num_blocks} blocks"
+        raise MicrobatchError("out-of-range", f"{message} of equal size; give another number of gradient_blocks.")
+    size = len(order) // num_blocks
+    place = {k: i // size for i, k in enumerate(sorted(order))}
+    if any(place[a] > place[b] for a, b in pairwise(order)):
+        message = f"Stage {stage} adds gradients of several of its {num_blocks} blocks of microbatches in turns"
+        raise ScheduleError.of(ScheduleCode.PARAMETERS, f"{message}; gradient_blocks needs a schedule that ascends.")
+    return size
+
+
+class _Sum:
+    """One sum under way, of all gradients of a stage. The tags [1] to [4] are those of this file's picture."""
+
+    def __init__(
+        self,
+        action: Action,
+        ranks: Sequence[int],
+        leaves: Sequence[Leaf],
+        where: tuple[ProcessGroup, ModuleType],
+        tag: int,
+        step: int,
+    ) -> None:
+        self.times = [perf_counter(), 0.0]  # when this rank came, and when the sum was there
+        self.is_added = self.is_over = False
+        self._group, self._xp = where
+        self._action, self._ranks, self._leaves, self._tag, self._step = action, ranks, leaves, tag, step
+        self._place = ranks.index(self._group.rank)
+        own = [leaf.grad for leaf in leaves]
+        self._gradients = [None if gradient is None else backend.contiguous(gradient) for gradient in own]
+        self._flat: list[Any] = [
+            None if gradient is None else self._xp.reshape(gradient, (-1,)) for gradient in self._gradients
+        ]
+        self._sends: list[Request] = []
+        for j in range(len(ranks)):
+            self._send(self._part(j), j, tag)  # [1]
+        self._arriving = self._receives(tag)
+
+    def can_go_on(self) -> bool:
+        """Whether the messages are there that it waits for."""
+        return all(self._group.has_arrived(self._ranks[j], self._tag + self.is_added) for j in self._arriving)
+
+    def go_on(self) -> None:
+        """Wait for the messages of the others, then add or take what came."""
+        came = {j: Payload.from_message(request.wait(), self._xp).arrays for j, request in self._arriving.items()}
+        if not self.is_added:  # [2]
+            came[self._place] = self._part(self._place)
+            total = [sum_in_pairs(pieces) for pieces in zip(*(came.get(j, []) for j in range(len(self._ranks))))]
+            for j in range(len(self._ranks)):
+                self._send(total, j, self._tag + 1)  # [3]
+            came, self._arriving, self.is_added = {self._place: total}, self._receives(self._tag + 1), True
+        else:
+            self.is_over = True
+        for j, pieces in came.items():
+            self._take(j, pieces)
+        if self.is_over:  # [4]
+            for leaf, gradient, flat in zip(self._leaves, self._gradients, self._flat):
+                if gradient is None and flat is not None:
+                    leaf.grad = self._xp.reshape(flat, leaf.shape)
+                elif gradient is not leaf.grad:
+                    leaf.grad[...] = gradient  # in the memory order that it had
+            for send in self._sends:
+                send.wait()
+            self.times[1] = perf_counter()
+
+    # -- parts ----------------------------------------------------------------------------------------------
+
+    def _cuts(self, j: int) -> Iterator[tuple[int, slice]]:
+        """Yield the pieces of part j: the number of a leaf, and a slice of its elements."""
+        sizes = [prod(leaf.shape or ()) for leaf in self._leaves]
+        n, total, first = len(self._ranks), sum(sizes), 0
+        start, stop = j * total // n, (j + 1) * total // n
+        for i, size in enumerate(sizes):
+            if max(start, first) < min(stop, first + size):
+                yield i, slice(max(start, first) - first, min(stop, first + size) - first)
+            first += size
+
+    def _part(self, j: int) -> list[Array | None]:
+        return [None if (flat := self._flat[i]) is None else flat[piece] for i, piece in self._cuts(j)]
+
+    def _take(self, j: int, pieces: Sequence[Array | None]) -> None:
+        for (i, piece), found in zip(self._cuts(j), pieces):
+            if found is not None:
+                if self._flat[i] is None:
+                    self._flat[i] = self._xp.zeros(prod(self._leaves[i].shape or ()), dtype=found.dtype)
+                self._flat[i][piece] = found
+
+    # -- messages -------------------------------------------------------------------------------------------
+
+    def _send(self, pieces: list[Any], j: int, tag: int) -> None:
+        if pieces and j != self._place:
+            message = Payload(pieces, [False] * len(pieces), (None,) * len(pieces)).to_message()
+            self._sends.append(self._group.isend(message, self._ranks[j], tag, step=self._step))
+
+    def _receives(self, tag: int) -> dict[int, Any]:
+        """Return the requests of the messages that come: first for the own part, then with those of the others."""
+        found = {}
+        for j, rank in enumerate(self._ranks):
+            part = self._place if tag == self._tag else j
+            if j != self._place and any(True for _ in self._cuts(part)):
+                words = f"part {part} of the gradients of {self._action}"
+                found[j] = self._group.irecv(rank, tag, step=self._step, what=words)
+        return found
+
+
+def leaves_of(stage: Stage) -> list[Leaf]:
+    """Return where the gradients of a stage add up: a leaf for each use of a parameter in its layers."""
+    uses = (use for layer in stage.module.layers for use in parameters_of(layer))
+    return list({id(use.node): use.node for use in uses}.values())
+
+
+def sum_in_pairs(gradients: Sequence[Array | None]) -> Array | None:
+    """Return a sum over replicas: of pairs, then of pairs of pairs; None where there is no gradient.
+
+    The order depends on the number of replicas alone. Any aligned power of two of them is a sum of its own within it,
+    so a rank may have added those before.
+
+    Examples
+    --------
+    >>> sum_in_pairs([1e16, 1.0, -1e16, 1.0])
+    0.0
+    >>> 1e16 + 1.0 - 1e16 + 1.0
+    1.0
+    """
+    if len(gradients) == 1:
+        return gradients[0]
+    half = 1 << (len(gradients) - 1).bit_length() - 1
+    return sum_of_gradients([sum_in_pairs(gradients[:half]), sum_in_pairs(gradients[half:])])
