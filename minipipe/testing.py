@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -14,8 +14,9 @@ from minipipe.autograd.modes import random_key
 from minipipe.autograd.watch import watch_everything
 from minipipe.comm import spawn
 from minipipe.comm.job.host import limit_blas_threads
-from minipipe.execution.objective import Loss, shares
+from minipipe.execution.objective import Loss, added, shares
 from minipipe.execution.samples import divided, samples
+from minipipe.execution.sums import sum_in_pairs
 from minipipe.nn import Parameter, Sequential, auxiliary_losses
 from minipipe.pipeline import Pipeline
 from minipipe.schedules.action_table import Schedule
@@ -23,6 +24,7 @@ from minipipe.tensor import Tensor
 
 __all__ = [
     "StepResult",
+    "blocks_of",
     "check_gradients",
     "check_independent_of_microbatches",
     "check_same_as_one_process",
@@ -119,6 +121,7 @@ def one_process_step(
     seed: int = 0,
     step: int = 0,
     loss_weight: Callable[[Any], float] | None = None,
+    blocks: Sequence[Sequence[int]] | None = None,
 ) -> StepResult:
     """Accumulate the gradients of a batch's microbatches in ascending order, in one process and with plain autograd.
 
@@ -135,6 +138,8 @@ def one_process_step(
         Of the random numbers in the model, as for Dropout. A pipeline counts its steps from 0.
     loss_weight : function, optional
         As for a pipeline.
+    blocks : sequence of sequence of int, optional
+        Microbatches whose gradients are added apart, and then in pairs: those of each replica.
 
     Examples
     --------
@@ -148,18 +153,25 @@ def one_process_step(
     >>> round(result.loss, 3), result.gradients["0.bias"].round(3)
     (18.667, array([8.]))
     """
-    model.zero_grad()
     x, y = samples(inputs, "inputs"), samples(targets, "targets")
-    parts, total = divided(x.num_samples, num_microbatches, x, y), 0.0
-    targets_of = [y.cut(part) for part in parts]
-    for k, (part, weight) in enumerate(zip(parts, shares(parts, loss, loss_weight, targets_of))):
-        with random_key(seed, step, k), auxiliary_losses() as extra:
-            given, wanted = (cut.rebuilt(list(map(Tensor, cut.arrays))) for cut in (x.cut(part), targets_of[k]))
-            value = extra.added_to(loss(model(given), wanted))
-        if value.requires_grad:
-            value.backward(weight)
-        total += weight * value.item()
-    return StepResult(total, _gradients(model.named_parameters()))
+    parts = divided(x.num_samples, num_microbatches, x, y)
+    targets_of, losses = [y.cut(part) for part in parts], [0.0] * len(parts)
+    weights = shares(parts, loss, loss_weight, targets_of)
+    leaves = [leaf for parameter in model.parameters() for leaf in parameter.leaves.values()]
+    found = []
+    for block in blocks or [range(num_microbatches)]:
+        model.zero_grad()
+        for k in block:
+            with random_key(seed, step, k), auxiliary_losses() as extra:
+                given, wanted = (c.rebuilt(list(map(Tensor, c.arrays))) for c in (x.cut(parts[k]), targets_of[k]))
+                value = extra.added_to(loss(model(given), wanted))
+            if value.requires_grad:
+                value.backward(weights[k])
+            losses[k] = weights[k] * value.item()
+        found.append([leaf.grad for leaf in leaves])
+    for leaf, gradients in zip(leaves, zip(*found)):
+        leaf.grad = sum_in_pairs(gradients)
+    return StepResult(added(losses), _gradients(model.named_parameters()))
 
 
 def _gradients(named_parameters: Iterable[tuple[str, Parameter]]) -> dict[str, np.ndarray | None]:
@@ -220,8 +232,25 @@ def check_same_as_one_process(
         twin.to(device).initialise(seed)
         xp = module_for(device)
         x, y = samples(inputs, "inputs", xp=xp), samples(targets, "targets", xp=xp)
-        expected = one_process_step(twin, loss, x, y, schedule.num_microbatches, seed)
+        expected = one_process_step(twin, loss, x, y, schedule.num_microbatches, seed, blocks=blocks_of(schedule))
     _check_alike(spawn(pipelined, schedule.num_ranks), expected)
+
+
+def blocks_of(schedule: Schedule) -> list[list[int]]:
+    """Return by replica the microbatches whose gradients it adds, where those of all stages have the same ones.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> blocks_of(schedules.gpipe(2, 3)), blocks_of(schedules.chimera(2, 4))
+    ([[0, 1, 2]], [[0, 1], [2, 3]])
+    """
+    m, found = range(schedule.num_microbatches), []
+    for stage in range(schedule.num_stages):
+        ranks = schedule.ranks_of(stage)
+        found.append([[k for k in m if schedule.rank_of(stage, k) == rank] for rank in ranks])
+    assert all(blocks == found[0] for blocks in found), "the replicas of some stages have other microbatches"
+    return found[0]
 
 
 def check_independent_of_microbatches(

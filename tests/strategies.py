@@ -380,9 +380,21 @@ def _with_updates(draw, row, num_microbatches):
 
 
 @st.composite
+def summed_schedules(draw, num_ranks=None):
+    """Draw a schedule whose gradients are summed over replicas: copies side by side, both ways, or both of that."""
+    copies = draw(st.sampled_from([d for d in (1, 2, 3, 4) if not (num_ranks or 8) % d and d <= (num_ranks or 4)]))
+    p = num_ranks // copies if num_ranks else draw(st.integers(1, 8 // copies))
+    if p % 2 == 0 and draw(st.booleans()):
+        name, least = draw(st.sampled_from([("chimera", 2), ("dualpipe", 2 * p), ("bitpipe", p)]))
+        return schedules.data_parallel(schedules.build(name, p, draw(st.integers(least // 2, least)) * 2), copies)
+    return schedules.data_parallel(draw(runnable_schedules(p, max_microbatches=4)), copies)
+
+
+@st.composite
 def steps(draw, num_ranks=None):
     """Draw everything that a pipelined step needs: model, inputs, targets, schedule and partition."""
-    schedule = draw(runnable_schedules(num_ranks) | legally_overlapped(runnable_schedules(num_ranks)))
+    one = runnable_schedules(num_ranks)
+    schedule = draw(one | legally_overlapped(one) | summed_schedules(num_ranks))
     m, num_stages = schedule.num_microbatches, schedule.num_stages
     model, width = draw(stacks(min_layers=num_stages, max_layers=num_stages + 6))
     inputs, targets = batch(draw(st.integers(m, 3 * m + 2)), width, seed=draw(st.integers(0, 99)))

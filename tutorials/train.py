@@ -61,6 +61,8 @@ def make_pipeline(options, group):
         group,
         loss=nn.CrossEntropyLoss(),
         schedule=options.schedule,
+        replicas=options.replicas,
+        gradient_blocks=options.blocks,
         num_microbatches=num_microbatches(options, default=16),
         seed=options.seed,
         device=options.device,

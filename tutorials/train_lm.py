@@ -86,6 +86,8 @@ def make_pipeline(num_characters, options, group):
         group,
         loss=nn.CrossEntropyLoss(),
         schedule=options.schedule,
+        replicas=options.replicas,
+        gradient_blocks=options.blocks,
         num_microbatches=num_microbatches(options, default=8),
         seed=options.seed,
         recompute=options.recompute,

@@ -31,6 +31,8 @@ def make_parser(description, microbatches, batch_size, learning_rate, layers, la
     names = ", ".join(schedules.REGISTRY)
     add("--schedule", default="1f1b", metavar="NAME|FILE.csv", help=f"{names}, or a file (default: 1f1b)")
     add("--microbatches", type=int, metavar="N", help=f"of each batch (default: {microbatches}, or the file's)")
+    add("--replicas", type=int, default=1, metavar="R", help="copies of the pipeline, each on its part of the ranks")
+    add("--blocks", type=int, metavar="N", help="of gradients, added apart and then in pairs (default: the replicas)")
     add("--batch-size", type=int, default=batch_size, metavar="N", help="at most (default: %(default)s)")
     add("--learning-rate", type=float, default=learning_rate, metavar="X", help="falls to 0 (default: %(default)s)")
     add("--seed", type=int, default=0, metavar="N", help="of first values and order (default: %(default)s)")
@@ -62,11 +64,13 @@ def read_options(parser, at_least_one, is_silent, mistake=lambda options: None):
             stack.enter_context(contextlib.redirect_stdout(nowhere))
             stack.enter_context(contextlib.redirect_stderr(nowhere))
         options = parser.parse_args()
-        for name in ("batch_size", "layers", *at_least_one):
+        for name in ("batch_size", "layers", "replicas", *at_least_one):
             if getattr(options, name) < 1:
                 parser.error(f"--{name.replace('_', '-')} is {getattr(options, name)}; expected at least 1")
         if not 0 < options.learning_rate < float("inf"):
             parser.error(f"--learning-rate is {options.learning_rate}; expected a finite number, more than 0")
+        if options.microbatches is not None and options.microbatches % options.replicas:
+            parser.error(f"--microbatches is {options.microbatches}; expected a multiple of --replicas, {options.replicas}")
         if options.seed < 0:
             parser.error(f"--seed is {options.seed}; expected at least 0")
         if options.trace is not None and not is_silent:  # other hosts need not have the folder
@@ -153,10 +157,10 @@ class Checkpoints:
 
 
 def num_microbatches(options, default):
-    """Return the number of microbatches. It does not depend on the number of ranks, and so the loss does not either."""
-    if options.microbatches is None and options.schedule in schedules.REGISTRY:
-        return default
-    return options.microbatches
+    """Return the number of microbatches of a replica: those of a batch do not depend on the number of ranks."""
+    if options.microbatches is None and options.schedule not in schedules.REGISTRY:
+        return None
+    return (options.microbatches or default) // options.replicas
 
 
 def predict(pipeline, timeline):

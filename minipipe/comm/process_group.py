@@ -78,9 +78,7 @@ class ProcessGroup(Familiar, ABC):
     ['0 of 3', '1 of 3', '2 of 3']
     """
 
-    takes_device_arrays = False
-    note = ""
-    clock_offset = 0.0
+    takes_device_arrays, note, clock_offset = False, "", 0.0
     _num_serials = _num_programs = 0
 
     def __init__(self, rank: int, size: int, timeout: float = DEFAULT_TIMEOUT) -> None:

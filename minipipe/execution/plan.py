@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from minipipe.autograd import backend
-from minipipe.errors import ArgumentError, ModelError, RankError, ScheduleCode, ScheduleError, whole_number
+from minipipe.errors import ArgumentError, ModelError, ScheduleCode
+from minipipe.execution.choosing import checked_blocks, ranks_of_each, replicated, schedule_of_modules
 from minipipe.execution.partition import partition_of
 from minipipe.execution.replaying import ReplayingStage
 from minipipe.execution.stage import Stage
@@ -24,16 +25,11 @@ from minipipe.nn import AuxiliaryLoss, Module, Parameter, Recompute, Sequential
 from minipipe.nn.auxiliary_loss import carrying_losses
 from minipipe.nn.sequential import parameters_of
 from minipipe.optim import Optimiser
-from minipipe.schedules.action import REDUCE_GRAD
-from minipipe.schedules.action_table import Program, Schedule, read_schedule
-from minipipe.schedules.analysis.data_parallel import data_parallel
+from minipipe.schedules.action_table import Program, Schedule
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.replicas import pipelines_of
 from minipipe.schedules.analysis.verifier import verify
-from minipipe.schedules.placement import check_counts, neighbouring_placement
-from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, build
-from minipipe.schedules.sequential import forward_only_through
-from minipipe.schedules.transforms import first_stages, freeze_stages, spread_stages
+from minipipe.schedules.transforms import freeze_stages
 
 _HEAD, _ON_THE_RIGHT = ("layer", "", "stage", "rank", "parameters", "bytes"), {0, 2, 3, 4, 5}
 
@@ -125,7 +121,7 @@ class Plan:
         gradient_blocks: int | None = None,
     ) -> None:
         check_model(model)
-        given = _replicated(schedule, num_ranks, num_microbatches, chunks_per_rank, replicas)
+        given = replicated(schedule, num_ranks, num_microbatches, chunks_per_rank, replicas)
         verify(given)
         given.check_known("Pipeline", ScheduleCode.REPLICAS)
         pipelines = tuple(pipelines_of(given))
@@ -136,22 +132,10 @@ class Plan:
         is_trained = [any(p.requires_grad for p in tied.cut(part).parameters()) for part in parts]
         is_any_frozen = not inputs_require_grad and not all(p.requires_grad for p in model.parameters())
         frozen = [stage for stage in range(len(parts)) if is_any_frozen and not is_trained[stage]]
-        for stage in sorted(given.frozen):
-            if is_trained[stage]:
-                raise ModelError(
-                    "frozen",
-                    f"The schedule has stage {stage} frozen, but parameters of its layers are trained. Freeze them: "
-                    f"model[{parts[stage].start}].freeze() and so on; or give a schedule without freeze_stages.",
-                )
-        if inputs_require_grad and given.frozen and given.first_backward_stage > 0:
-            raise ModelError(
-                "frozen",
-                "inputs_require_grad=True needs a backward on every stage, but the first stages of the schedule are "
-                "frozen. Give it without freeze_stages.",
-            )
+        _check_frozen(given, parts, is_trained, inputs_require_grad)
         vars(self).update(model=model, program=lower(freeze_stages(given, frozen)), partition=parts, _tied=tied)
         vars(self).update(inputs_require_grad=inputs_require_grad, pipelines=pipelines)
-        vars(self).update(gradient_blocks=_checked_blocks(gradient_blocks, len(pipelines)))
+        vars(self).update(gradient_blocks=checked_blocks(gradient_blocks, given))
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"A plan cannot be changed; make another one with the {name} that you want.")
@@ -167,6 +151,7 @@ class Plan:
         schedule: str | Path | Schedule | Program | None = None,
         num_microbatches: int | None = None,
         inputs_require_grad: bool = False,
+        replicas: int = 1,
     ) -> Plan:
         """Return a plan with a stage for each module.
 
@@ -183,15 +168,17 @@ class Plan:
         num_microbatches : int, optional
             By default 8.
         inputs_require_grad : bool
+        replicas : int
+            Each of them has all modules, on its part of the ranks.
 
         Raises
         ------
         RankError
             Code ``wrong-number``, when there is no module, or a given schedule has another number of stages.
         """
-        resolved = _schedule_of_modules(len(modules), num_ranks, schedule, num_microbatches)
-        parts = [range(i, i + 1) for i in range(len(modules))]
-        return cls(Sequential(*modules), resolved, partition=parts, inputs_require_grad=inputs_require_grad)
+        resolved = schedule_of_modules(len(modules), ranks_of_each(num_ranks, replicas), schedule, num_microbatches)
+        parts, rest = [range(i, i + 1) for i in range(len(modules))], {"inputs_require_grad": inputs_require_grad}
+        return cls(Sequential(*modules), resolved, partition=parts, num_ranks=num_ranks, replicas=replicas, **rest)
 
     @property
     def schedule(self) -> Schedule:
@@ -203,10 +190,10 @@ class Plan:
         """The rank of each stage, or the ranks of its replicas."""
         return self.program.placement
 
-    @property
-    def blocks_of_each(self) -> int:
-        """The blocks of microbatches of each pipeline."""
-        return self.gradient_blocks // len(self.pipelines)
+    @cached_property
+    def rank_of_layer(self) -> tuple[int, ...]:
+        """The rank of each layer; with replicas, that of the first one."""
+        return tuple(self.pipelines[0][stage] for stage in self.stage_of_layer)
 
     @cached_property
     def stage_of_layer(self) -> tuple[int, ...]:
@@ -376,109 +363,23 @@ def check_model(model: Any) -> None:
         )
 
 
-def _resolved(
-    schedule: str | Path | Schedule | Program,
-    num_ranks: int | None,
-    num_microbatches: int | None,
-    chunks_per_rank: int | None,
-) -> Schedule | Program:
-    """Return the schedule that was given, named or written in a file, after checking that the numbers fit it."""
-    if isinstance(schedule, Path) or (isinstance(schedule, str) and schedule.endswith((".csv", ".txt"))):
-        schedule = read_schedule(schedule)
-    if not isinstance(schedule, Schedule | Program):
-        if num_ranks is None:
-            message = f"The schedule {schedule!r} needs a number of ranks: Plan(model, {schedule!r}, num_ranks=4)."
-            raise RankError("wrong-number", message)
-        return build(schedule, num_ranks, num_microbatches, chunks_per_rank)
-    if num_ranks not in (None, schedule.num_ranks):
-        raise RankError(
-            "wrong-number",
-            f"{schedule.name} is made for {schedule.num_ranks} ranks, but there are {num_ranks}. "
-            f"Start {schedule.num_ranks} (mpirun -n, or spawn's num_ranks), or make the schedule for {num_ranks}.",
+def _check_frozen(
+    given: Schedule | Program, parts: Sequence[range], is_trained: Sequence[bool], inputs_require_grad: bool
+) -> None:
+    """Refuse a schedule whose frozen stages are trained, or have to return a gradient."""
+    for stage in sorted(given.frozen):
+        if is_trained[stage]:
+            raise ModelError(
+                "frozen",
+                f"The schedule has stage {stage} frozen, but parameters of its layers are trained. Freeze them: "
+                f"model[{parts[stage].start}].freeze() and so on; or give a schedule without freeze_stages.",
+            )
+    if inputs_require_grad and given.frozen and given.first_backward_stage > 0:
+        raise ModelError(
+            "frozen",
+            "inputs_require_grad=True needs a backward on every stage, but the first stages of the schedule are "
+            "frozen. Give it without freeze_stages.",
         )
-    chunks = schedule.num_stages / schedule.num_ranks
-    for name, given, own in (
-        ("num_microbatches", num_microbatches, schedule.num_microbatches),
-        ("chunks_per_rank", chunks_per_rank, chunks),
-    ):
-        if given not in (None, own):
-            message = f"{name} is {given}, but the schedule {schedule.name} has {own:g}; leave {name} out."
-            raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
-    return schedule
-
-
-def _replicated(
-    schedule: str | Path | Schedule | Program,
-    num_ranks: int | None,
-    num_microbatches: int | None,
-    chunks_per_rank: int | None,
-    replicas: int,
-) -> Schedule | Program:
-    """Return the schedule of all replicas, with the sums of their gradients."""
-    whole_number("replicas", replicas)
-    if num_ranks is not None and num_ranks % replicas:
-        message = f"{num_ranks} ranks cannot be divided among {replicas} replicas, each with equally many ranks."
-        raise RankError("wrong-number", f"{message} Start {replicas} times as many ranks as a replica has.")
-    of_each = None if num_ranks is None else num_ranks // replicas
-    found = _resolved(schedule, of_each, num_microbatches, chunks_per_rank)
-    if replicas == 1 and (not found.has_replicas or REDUCE_GRAD in found.kinds):
-        return found
-    if isinstance(found, Program):
-        message = f"{found.name} has sends and receives; replicas need its computations alone, schedule.schedule."
-        raise ScheduleError.of(ScheduleCode.NOT_A_SCHEDULE, message)
-    verify(found)
-    if not found.is_forward_only:
-        return data_parallel(found, replicas)
-    p, m = found.num_ranks, found.num_microbatches
-    ways = [tuple(d * p + rank for rank in way) for d in range(replicas) for way in pipelines_of(found)]
-    return forward_only_through(ways, replicas * m, replicas * p)
-
-
-def _checked_blocks(given: int | None, num_pipelines: int) -> int:
-    blocks = num_pipelines if given is None else whole_number("gradient_blocks", given)
-    of_each = blocks // num_pipelines
-    if blocks % num_pipelines or (num_pipelines > 1 and of_each & (of_each - 1)):
-        message = f"gradient_blocks is {blocks}, for {num_pipelines} replicas; expected 1, 2, 4, 8 … for each of them."
-        raise ArgumentError("value", message)
-    return blocks
-
-
-def _schedule_of_modules(
-    num_modules: int, num_ranks: int, schedule: str | Path | Schedule | Program | None, num_microbatches: int | None
-) -> Schedule | Program:
-    if num_modules < 1:
-        raise RankError("wrong-number", "There is no module; expected at least one for the stages of the pipeline.")
-    chunks = -(-num_modules // num_ranks)
-    if schedule is None:
-        schedule = "1f1b" if chunks == 1 else "interleaved-1f1b"
-    if isinstance(schedule, str) and schedule in REGISTRY:
-        num_microbatches = NUM_MICROBATCHES if num_microbatches is None else num_microbatches
-        built = _built(schedule, num_ranks, num_microbatches, chunks, num_modules)
-        if chunks > 1 and built.placement == neighbouring_placement(num_ranks, chunks):
-            return spread_stages(build(schedule, num_ranks, num_microbatches, 1), num_modules)
-        return first_stages(built, num_modules)
-    resolved = _resolved(schedule, num_ranks, num_microbatches, None)
-    if resolved.num_stages != num_modules:
-        raise RankError(
-            "wrong-number",
-            f"{resolved.name} on {num_ranks} ranks has {resolved.num_stages} stages; expected as many modules, "
-            f"not {num_modules}.",
-        )
-    return resolved
-
-
-def _built(name: str, num_ranks: int, num_microbatches: int, chunks: int, num_modules: int) -> Schedule:
-    """Build a named schedule; an error speaks of modules."""
-    check_counts(num_ranks, num_microbatches)
-    try:
-        return build(name, num_ranks, num_microbatches, chunks)
-    except ScheduleError as error:
-        build(name, num_ranks, num_microbatches).one_rank_each("Pipeline")  # one refused with any number of modules
-        message = (
-            f"{num_modules} modules on {num_ranks} ranks are up to {chunks} on a rank. {error.problems[0].message} "
-            f"Expected {num_ranks + 1} to {2 * num_ranks} modules."
-        )
-        raise RankError("wrong-number", message) from None
 
 
 # -- its stages on a rank ---------------------------------------------------------------------------------------------

@@ -52,6 +52,8 @@ class GradientSums:
     ----------
     last_tag : int
         The tags from here on are free.
+    observers : tuple
+        Itself; none where all gradients of a stage are added on one rank, in the order of its row.
     """
 
     def __init__(self, plan: Plan, stages: Mapping[int, Stage], group: ProcessGroup, xp: ModuleType) -> None:
@@ -61,13 +63,18 @@ class GradientSums:
         sums = gradient_sums(program)
         self._tags = {action: first_tag + 2 * i for i, members in enumerate(sums) for action in members if action}
         self.last_tag = first_tag + 2 * len(sums)
-        row, num_blocks = program.actions[group.rank], plan.blocks_of_each
-        self._blocks = {i: Blocks(leaves_of(s), block_size(row, i, num_blocks)) for i, s in stages.items()}
+        row, self._blocks = program.actions[group.rank], dict[int, Blocks]()
+        for index, stage in stages.items():
+            num_blocks = plan.gradient_blocks // len(program.ranks_of(index))
+            self._blocks[index] = Blocks(leaves_of(stage), block_size(row, index, num_blocks))
         self._earlier: list[tuple[Leaf, Array | None]] = []
         self._pending: list[_Sum] = []
+        self.observers = (self,) if plan.gradient_blocks > 1 else ()
 
     def begin(self, accumulate: bool) -> None:
         """Begin a step. To gradients of earlier steps those of this one are added as a sum."""
+        if not self.observers:
+            return
         self._pending.clear()
         leaves = [leaf for blocks in self._blocks.values() for leaf in blocks.leaves] if accumulate else []
         self._earlier = [(leaf, leaf.grad) for leaf in leaves]
@@ -185,10 +192,9 @@ def block_size(row: Sequence[Action], stage: int, num_blocks: int) -> int:
         message = f"The {len(order)} microbatches of stage {stage} on a rank cannot be divided into {num_blocks} blocks"
         raise MicrobatchError("out-of-range", f"{message} of equal size; give another number of gradient_blocks.")
     size = len(order) // num_blocks
-    place = {k: i // size for i, k in enumerate(sorted(order))}
-    if any(place[a] > place[b] for a, b in pairwise(order)):
-        message = f"Stage {stage} adds gradients of several of its {num_blocks} blocks of microbatches in turns"
-        raise ScheduleError.of(ScheduleCode.PARAMETERS, f"{message}; gradient_blocks needs a schedule that ascends.")
+    if any(a // size > b // size for a, b in pairwise(order)) or len({k // size for k in order}) > num_blocks:
+        message = f"Stage {stage} does not add the gradients of one block of {size} microbatches after the other"
+        raise ScheduleError.of(ScheduleCode.PARAMETERS, f"{message}; gradient_blocks needs a schedule that does.")
     return size
 
 
@@ -240,7 +246,7 @@ class _Sum:
             for leaf, gradient, flat in zip(self._leaves, self._gradients, self._flat):
                 if gradient is None and flat is not None:
                     leaf.grad = self._xp.reshape(flat, leaf.shape)
-                elif gradient is not leaf.grad:
+                elif leaf.grad is not None and leaf.grad is not gradient:
                     leaf.grad[...] = gradient  # in the memory order that it had
             for send in self._sends:
                 send.wait()

@@ -26,6 +26,8 @@ class PlanOptions(TypedDict, total=False):
     partition: Sequence[range] | Literal["measured"] | None
     layer_costs: Sequence[float] | None
     inputs_require_grad: bool
+    replicas: int
+    gradient_blocks: int | None
     sample: tuple[Any, Any] | None
     memory_limit: float | str | None
     optimiser: MakeOptimiser | None
@@ -47,6 +49,7 @@ class ModulesOptions(TypedDict, total=False):
     replay: bool
     num_microbatches: int | None
     inputs_require_grad: bool
+    replicas: int
 
 
 def showing(options: type, *like: Callable[..., Any]) -> Callable[[Taking], Taking]:

@@ -119,8 +119,7 @@ class Pipeline(FamiliarPipeline):
         within ``memory_limit`` (``"500 MB"``, with the state of ``optimiser``) then race on all ranks, for 40 seconds,
         and all take the fastest. Rank 0 says on standard error that it begins, and what was chosen; to a terminal, or
         with ``progress=True``, also what it measures meanwhile; with ``progress=False`` nothing. ``print(pipeline)``
-        says what was chosen, and
-        ``pipeline.advice`` what was weighed. Options given explicitly are respected.
+        says what was chosen, and ``pipeline.advice`` what was weighed. Options given explicitly are respected.
 
     Attributes
     ----------
@@ -178,7 +177,18 @@ class Pipeline(FamiliarPipeline):
 
     __slots__ = (
         *("_executor", "_finite", "_group", "_input_gradients", "_intake", "_is_training", "_objective", "_parameters"),
-        *("_pending", "_plan", "_predictors", "_records", "_seeds", "_stages", "_sums", "_trainer", "_xp", "__weakref__"),
+        *(
+            "_pending",
+            "_plan",
+            "_predictors",
+            "_records",
+            "_seeds",
+            "_stages",
+            "_sums",
+            "_trainer",
+            "_xp",
+            "__weakref__",
+        ),
         *("measures_memory", "num_steps"),
     )
 
@@ -206,12 +216,11 @@ class Pipeline(FamiliarPipeline):
         dropout_seed = seed if dropout_seed is None else dropout_seed
         given: dict[str, Any] = {"loss": loss, "loss_weight": loss_weight, "seed": seed, "check_finite": check_finite}
         given |= {"dropout_seed": dropout_seed, "stack_weight_gradients": stack_weight_gradients}
-        run = {**given, "device": device, "recompute": recompute}
+        run: dict[str, Any] = {**given, "device": device, "recompute": recompute}
         if self.watcher is not None:
             model, options = self.watcher.begin(self, model, options, run)
         plan, recompute = planned(model, group, options, Pipeline, **run)
-        check_loss(loss)
-        self._objective = partial(BatchObjective, loss, loss_weight)
+        self._objective = partial(BatchObjective, check_loss(loss), loss_weight)
         compares = check_program(group, check_agreement, {**plan.description, **given})
         warn_of_another_order(plan.schedule, group)
         self._plan, self._group, self._seeds = plan, group, (seed, dropout_seed)
@@ -223,11 +232,11 @@ class Pipeline(FamiliarPipeline):
         self._stages = build_stages(plan, group.rank, seed, recompute, self._xp, replay and not stack_weight_gradients)
         self._parameters = AllParameters(plan, group, self._intake.calls, self._stages, compares)
         self._executor = partial(Executor, stages=self._stages, group=group, xp=self._xp, observers=journal())
-        stacked = [StackedWeights(plan.program.actions[group.rank])] if stack_weight_gradients else []
-        self._sums = [GradientSums(plan, self._stages, group, self._xp)] if plan.gradient_blocks > 1 else []
-        self._trainer = self._executor(plan.program, observers=[*self._sums, *stacked, *journal()])
-        self._finite = FiniteCheck(check_finite, plan, self._trainer)
         self._predictors, self._input_gradients = dict[int, Executor](), None
+        stacked = [StackedWeights(plan.program.actions[group.rank])] if stack_weight_gradients else []
+        self._sums = GradientSums(plan, self._stages, group, self._xp)
+        self._trainer = self._executor(plan.program, observers=[*self._sums.observers, *stacked, *journal()])
+        self._finite = FiniteCheck(check_finite, plan, self._trainer)
 
     @classmethod
     @showing(ModulesOptions, __init__)
@@ -269,7 +278,7 @@ class Pipeline(FamiliarPipeline):
         [(0, 2), (1, 3)]
         """
         rest: dict[str, Any] = {**options}
-        own = {name: rest.pop(name) for name in ("num_microbatches", "inputs_require_grad") if name in rest}
+        own = {name: rest.pop(name) for name in ("num_microbatches", "inputs_require_grad", "replicas") if name in rest}
         return cls(Plan.of_modules(list(modules), group.size, schedule, **own), group, **rest)
 
     @property
@@ -445,18 +454,14 @@ class Pipeline(FamiliarPipeline):
             stage.is_observed = self.measures_memory
             stage.begin(accumulate)
         earlier = self._parameters.shared.take_gradients() if accumulate else {}
-        for sums in self._sums:
-            sums.begin(accumulate)
+        self._sums.begin(accumulate)
         # Of frozen stages no gradient comes back to say that what they sent, perhaps the inputs themselves, is gone.
         finishes_sends = wait or self.schedule.first_backward_stage > 0
         meters = [MemoryMeter(batch.arrays)] if self.measures_memory else []
         records, self._records = self._records, deque(maxlen=_KEPT_STEPS)  # none, if it fails
         record = self._trainer.run(batch, *meters, finishes_sends=finishes_sends)
-        for sums in self._sums:
-            sums.finish()
-        # Its tags are behind those of the executor and the sums.
-        free_tag = max([2 * self.num_stages * len(batch.slices), *(sums.last_tag for sums in self._sums)])
-        self._parameters.shared.exchange_gradients(batch.step, free_tag, earlier)
+        self._sums.finish()
+        self._parameters.shared.exchange_gradients(batch.step, self._sums.last_tag, earlier)
         if self.num_steps == 0:
             warn_of_missing_gradients(self._parameters.own)
         self.num_steps += 1

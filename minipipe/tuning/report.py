@@ -147,7 +147,7 @@ class Advice:
         if self.measured.waited > _BUSY:
             share = f"{100 * self.measured.waited:.0f} % of the time that they wanted a core"
             said.append(f"The machine was busy: the layers were measured without a core for {share}.")
-        why = "since Pipeline runs no replicas of a stage, no slices and no updates within a schedule"
+        why = "since the adviser knows no replicas of a stage, no slices and no updates within a schedule"
         said.append(f"Not weighed, {why}: {', '.join(refused_names())}.")
         return " ".join(said)
 

@@ -53,6 +53,7 @@ from minipipe.schedules.action import Action, ActionKind, F, I, W
 from minipipe.schedules.action_table import Program
 from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.analysis.lowering import lower
+from minipipe.schedules.analysis.replicas import pipelines_of
 from minipipe.schedules.sequential import one_microbatch
 from minipipe.schedules.simulation.costs import Costs, Hosts
 from minipipe.schedules.simulation.fitting import fit_messages
@@ -293,11 +294,11 @@ def measure_memory(make_executor: MakeExecutor, program: Program, batch: Batch) 
     make_executor : function
         ``program -> Executor``, over this rank's stages.
     program : Program
-        Says on which rank each stage is.
+        Says on which rank each stage is; of replicas, the first one runs.
     batch : Batch
     """
     frozen = range(program.num_stages) if program.is_forward_only else program.frozen
-    alone = freeze_stages(one_microbatch(program.one_rank_each("Pipeline"), program.num_ranks), frozen)
+    alone = freeze_stages(one_microbatch(next(iter(pipelines_of(program))), program.num_ranks), frozen)
     executor = make_executor(lower(alone))
     alone_batch = replace(batch, slices=batch.slices[:1])
     meter = MemoryMeter(alone_batch.arrays)
@@ -329,7 +330,7 @@ def measure_costs(
         Code ``value``.
     """
     num_steps = whole_number("num_steps", num_steps)
-    executor, timelines, times = make_executor(lower(split_backward(program.schedule))), [], []
+    executor, timelines, times = make_executor(lower(split_backward(program.schedule.without_sums()))), [], []
     hosts = crowded_hosts(executor.group, executor.xp)
     watch = CoreWatch()
     for _ in range(num_steps + 2):

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 
 from minipipe import Pipeline, init_process_group, nn
 from minipipe.autograd.backend import to_numpy
-from minipipe.testing import one_process_step, same_bits
+from minipipe.testing import blocks_of, one_process_step, same_bits
 from tests.strategies import steps
 
 
@@ -27,7 +27,9 @@ def differences(group, model, inputs, targets, schedule, partition):
     loss = pipeline.step(inputs, targets)
     twin = copy.deepcopy(model).to(xp).initialise(3)
     batch = xp.asarray(inputs), xp.asarray(targets)
-    expected = one_process_step(twin, nn.MSELoss(), *batch, schedule.num_microbatches, seed=3)
+    expected = one_process_step(
+        twin, nn.MSELoss(), *batch, schedule.num_microbatches, seed=3, blocks=blocks_of(schedule)
+    )
     gradients = {name: None if p.grad is None else to_numpy(p.grad) for name, p in pipeline.named_parameters()}
     wrong = sum(not same_bits(gradient, expected.gradients[name]) for name, gradient in gradients.items())
     return wrong + (loss != expected.loss)

@@ -27,7 +27,10 @@ def test_a_plan_says_which_layers_are_where_before_there_are_ranks():
 def test_a_plan_knows_who_owns_a_parameter_and_who_shares_it():
     plan = Plan(tied(), num_ranks=2, partition=[range(2), range(2, 4)])
     assert plan.owners == {"0.weight": 0, "1.weight": 0, "1.bias": 0}
-    assert plan.shared == {"0.weight": {0: 0, 1: 1}}
+    assert plan.shared == {"0.weight": {0: {0: 0, 1: 0}, 1: {0: 1, 1: 1}}}
+    twice = Plan(tied(), num_ranks=4, replicas=2, partition=[range(2), range(2, 4)])
+    assert twice.owners == plan.owners and twice.pipelines == ((0, 1), (2, 3))
+    assert twice.shared == {"0.weight": {0: {0: 0, 1: 0, 2: 2, 3: 2}, 1: {0: 1, 1: 1, 2: 3, 3: 3}}}
     assert Plan(tied(), num_ranks=1).shared == {}  # one rank exchanges nothing
 
 

@@ -170,7 +170,6 @@ def test_two_pipelines_that_each_begin_with_their_end_wait_for_each_other():
 @pytest.mark.parametrize(
     ("reader", "use"),
     [
-        ("Pipeline", lambda schedule: Plan(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), schedule, num_ranks=2)),
         ("a search", lambda schedule: Costs().workload(schedule.placement, schedule.num_microbatches)),
         ("balance", microbatches_in_flight),
     ],

@@ -116,12 +116,13 @@ def _called(name: str) -> str:
 # -- refused, or warned of --------------------------------------------------------------------------------------------
 
 
-def check_loss(loss: Any) -> None:
-    """Refuse a loss that is no function, or has parameters, which no stage would own."""
+def check_loss(loss: Any) -> Any:
+    """Return the loss; refuse one that is no function, or has parameters, which no stage would own."""
     if not (loss is None or callable(loss)) or isinstance(loss, type):
         raise ModelError("loss", f"The loss is {loss!r}; expected a function or an object such as nn.MSELoss().")
     if isinstance(loss, Module) and loss.num_parameters:
         raise ModelError("loss-with-parameters", "The loss has parameters of its own; make them a layer of the model.")
+    return loss
 
 
 def check_backward(schedule: Schedule, call: str) -> None:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.action_table import Program
 from minipipe.schedules.analysis.dependencies import Value
-from minipipe.schedules.simulation.span import Message, Span, StepChange
+from minipipe.schedules.analysis.sums import gradient_sums
+from minipipe.schedules.simulation.span import GradientSum, Message, Span, StepChange
 from minipipe.schedules.simulation.timeline import Timeline
 from minipipe.schedules.transforms import repeat
 
@@ -29,6 +30,8 @@ class Recorded(NamedTuple):
         When each SEND began.
     received : sequence of (float, float, int)
         For each RECV: since when its message was awaited, when it was there, and its bytes.
+    sums : sequence of (float, float)
+        For each REDUCE_GRAD: when the rank came to it, and when the sum was there.
     """
 
     ran: Sequence[Sequence[float]]
@@ -36,6 +39,7 @@ class Recorded(NamedTuple):
     changes: Sequence[Sequence[float]]
     sent: Sequence[float]
     received: Sequence[Sequence[float]]
+    sums: Sequence[Sequence[float]] = ()
 
 
 def measured_timeline(program: Program, ranks: Sequence[Recorded], note: str = "") -> Timeline:
@@ -51,9 +55,9 @@ def measured_timeline(program: Program, ranks: Sequence[Recorded], note: str = "
     >>> print(measured_timeline(lower(schedules.gpipe(1, 1)), [recorded]))
     gpipe: makespan 3000 ms, bubble 0.0 %, peak activations by rank 1
     """
-    whole = repeat(program, 1 + len(ranks[0].changes))
-    rows = whole.schedule.actions
-    last = program.one_rank_each("Pipeline")[-1]
+    with_sums = repeat(program, 1 + len(ranks[0].changes))
+    whole = with_sums.without_sums()
+    rows, last = whole.schedule.actions, program.ranks_of(program.num_stages - 1)[0]
     origin = min((rank.ran[0][0] for rank in ranks if rank.ran), default=0.0)
     is_memory_known = all(len(rank.memory) == len(row) for rank, row in zip(ranks, rows))
     memory = [tuple(tuple(map(int, held)) for held in zip(*rank.memory)) or ((), ()) for rank in ranks]
@@ -72,6 +76,7 @@ def measured_timeline(program: Program, ranks: Sequence[Recorded], note: str = "
         measured_messages=tuple(sorted(_messages(whole, ranks, origin), key=attrgetter("sent", "arrived"))),
         is_measured=True,
         step_changes=tuple(tuple(_changes(ranks, r, last, origin)) for r in range(len(ranks))),
+        sums=tuple(_sums(with_sums, ranks, origin)),
     )
 
 
@@ -112,6 +117,16 @@ def _messages(program: Program, ranks: Sequence[Recorded], origin: float) -> Ite
             producer, consumer = program.as_written(value.producer), program.as_written(value.consumer)
             was_awaited = awaited_from - origin <= start
             yield Message(producer, consumer, source, destination, start, arrived - origin, was_awaited, size)
+
+
+def _sums(program: Program, ranks: Sequence[Recorded], origin: float) -> Iterator[GradientSum]:
+    """Yield the sums of gradients; each is there on all of its ranks once the last of them has it."""
+    rows = ([a for a in row if a.kind is ActionKind.REDUCE_GRAD] for row in program.actions)
+    times = {action: (r, *times) for r, row in enumerate(rows) for action, times in zip(row, ranks[r].sums)}
+    for members in gradient_sums(program):
+        actions = [action for action in members if action is not None]
+        homes, reached, ends = zip(*(times[action] for action in actions))
+        yield GradientSum(tuple(actions), homes, tuple(t - origin for t in reached), max(ends) - origin)
 
 
 def _values(program: Program, half: str) -> list[list[Value]]:

@@ -1,0 +1,139 @@
+"""The schedule of a plan: what was given by name, as a file or as a table, for a number of ranks and of replicas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from minipipe.errors import ArgumentError, RankError, ScheduleCode, ScheduleError, whole_number
+from minipipe.schedules.action import REDUCE_GRAD
+from minipipe.schedules.action_table import Program, Schedule, read_schedule
+from minipipe.schedules.analysis.data_parallel import data_parallel
+from minipipe.schedules.analysis.replicas import pipelines_of
+from minipipe.schedules.analysis.verifier import verify
+from minipipe.schedules.placement import check_counts, neighbouring_placement
+from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, build
+from minipipe.schedules.sequential import forward_only_through
+from minipipe.schedules.transforms import first_stages, spread_stages
+
+
+def _resolved(
+    schedule: str | Path | Schedule | Program,
+    num_ranks: int | None,
+    num_microbatches: int | None,
+    chunks_per_rank: int | None,
+) -> Schedule | Program:
+    """Return the schedule that was given, named or written in a file, after checking that the numbers fit it."""
+    if isinstance(schedule, Path) or (isinstance(schedule, str) and schedule.endswith((".csv", ".txt"))):
+        schedule = read_schedule(schedule)
+    if not isinstance(schedule, Schedule | Program):
+        if num_ranks is None:
+            message = f"The schedule {schedule!r} needs a number of ranks: Plan(model, {schedule!r}, num_ranks=4)."
+            raise RankError("wrong-number", message)
+        return build(schedule, num_ranks, num_microbatches, chunks_per_rank)
+    if num_ranks not in (None, schedule.num_ranks):
+        raise RankError(
+            "wrong-number",
+            f"{schedule.name} is made for {schedule.num_ranks} ranks, but there are {num_ranks}. "
+            f"Start {schedule.num_ranks} (mpirun -n, or spawn's num_ranks), or make the schedule for {num_ranks}.",
+        )
+    chunks = schedule.num_stages / schedule.num_ranks
+    for name, given, own in (
+        ("num_microbatches", num_microbatches, schedule.num_microbatches),
+        ("chunks_per_rank", chunks_per_rank, chunks),
+    ):
+        if given not in (None, own):
+            message = f"{name} is {given}, but the schedule {schedule.name} has {own:g}; leave {name} out."
+            raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+    return schedule
+
+
+def replicated(
+    schedule: str | Path | Schedule | Program,
+    num_ranks: int | None,
+    num_microbatches: int | None,
+    chunks_per_rank: int | None,
+    replicas: int,
+) -> Schedule | Program:
+    """Return the schedule of all replicas, with the sums of their gradients."""
+    of_each = None if num_ranks is None else ranks_of_each(num_ranks, replicas)
+    found = _resolved(schedule, of_each, num_microbatches, chunks_per_rank)
+    if replicas == 1 and (not found.has_replicas or REDUCE_GRAD in found.kinds):
+        return found
+    if isinstance(found, Program):
+        message = f"{found.name} has sends and receives; replicas need its computations alone, schedule.schedule."
+        raise ScheduleError.of(ScheduleCode.NOT_A_SCHEDULE, message)
+    verify(found)
+    if not found.is_forward_only:
+        return data_parallel(found, replicas)
+    p, m = found.num_ranks, found.num_microbatches
+    ways = [tuple(d * p + rank for rank in way) for d in range(replicas) for way in pipelines_of(found)]
+    return forward_only_through(ways, replicas * m, replicas * p)
+
+
+def ranks_of_each(num_ranks: int, replicas: int) -> int:
+    """Return the number of ranks of each replica."""
+    whole_number("replicas", replicas)
+    if num_ranks % replicas:
+        message = f"{num_ranks} ranks cannot be divided among {replicas} replicas, each with equally many ranks."
+        raise RankError("wrong-number", f"{message} Start {replicas} times as many ranks as a replica has.")
+    return num_ranks // replicas
+
+
+def checked_blocks(given: int | None, schedule: Schedule | Program) -> int:
+    """Return the number of blocks of microbatches whose gradients are added apart: by default one for each replica.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``, where the replicas of some stage cannot have equally many, or where these would not add up in
+        pairs of their own.
+    """
+    replicas = [len(schedule.ranks_of(stage)) for stage in range(schedule.num_stages)]
+    if given is None:
+        return max(replicas)
+    blocks = whole_number("gradient_blocks", given)
+    for n in replicas:
+        of_each = blocks // n
+        if blocks % n or (n > 1 and of_each & (of_each - 1)):
+            message = f"gradient_blocks is {blocks}, for {n} replicas; expected 1, 2, 4, 8 … blocks for each of them."
+            raise ArgumentError("value", message)
+    return blocks
+
+
+def schedule_of_modules(
+    num_modules: int, num_ranks: int, schedule: str | Path | Schedule | Program | None, num_microbatches: int | None
+) -> Schedule | Program:
+    """Return the schedule that was given, or is the default, with a stage for each module."""
+    if num_modules < 1:
+        raise RankError("wrong-number", "There is no module; expected at least one for the stages of the pipeline.")
+    chunks = -(-num_modules // num_ranks)
+    if schedule is None:
+        schedule = "1f1b" if chunks == 1 else "interleaved-1f1b"
+    if isinstance(schedule, str) and schedule in REGISTRY:
+        num_microbatches = NUM_MICROBATCHES if num_microbatches is None else num_microbatches
+        built = _built(schedule, num_ranks, num_microbatches, chunks, num_modules)
+        if chunks > 1 and built.placement == neighbouring_placement(num_ranks, chunks):
+            return spread_stages(build(schedule, num_ranks, num_microbatches, 1), num_modules)
+        return first_stages(built, num_modules)
+    resolved = _resolved(schedule, num_ranks, num_microbatches, None)
+    if resolved.num_stages != num_modules:
+        raise RankError(
+            "wrong-number",
+            f"{resolved.name} on {num_ranks} ranks has {resolved.num_stages} stages; expected as many modules, "
+            f"not {num_modules}.",
+        )
+    return resolved
+
+
+def _built(name: str, num_ranks: int, num_microbatches: int, chunks: int, num_modules: int) -> Schedule:
+    """Build a named schedule; an error speaks of modules."""
+    check_counts(num_ranks, num_microbatches)
+    try:
+        return build(name, num_ranks, num_microbatches, chunks)
+    except ScheduleError as error:
+        build(name, num_ranks, num_microbatches).check_known("Pipeline", ScheduleCode.REPLICAS)  # refused with any number
+        message = (
+            f"{num_modules} modules on {num_ranks} ranks are up to {chunks} on a rank. {error.problems[0].message} "
+            f"Expected {num_ranks + 1} to {2 * num_ranks} modules."
+        )
+        raise RankError("wrong-number", message) from None
