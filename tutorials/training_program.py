@@ -70,7 +70,9 @@ def read_options(parser, at_least_one, is_silent, mistake=lambda options: None):
         if not 0 < options.learning_rate < float("inf"):
             parser.error(f"--learning-rate is {options.learning_rate}; expected a finite number, more than 0")
         if options.microbatches is not None and options.microbatches % options.replicas:
-            parser.error(f"--microbatches is {options.microbatches}; expected a multiple of --replicas, {options.replicas}")
+            parser.error(
+                f"--microbatches is {options.microbatches}; expected a multiple of --replicas, {options.replicas}"
+            )
         if options.seed < 0:
             parser.error(f"--seed is {options.seed}; expected at least 0")
         if options.trace is not None and not is_silent:  # other hosts need not have the folder

@@ -108,7 +108,19 @@ class ProcessGroup(Familiar, ABC):
         """Wait for a message, check it, and return its array."""
 
     def has_arrived(self, source: int, tag: int) -> bool:
-        """Return whether a message is there for which a receive was started; False where nobody can tell. Local."""
+        """Return whether a message is there for which a receive was started; False where nobody can tell. Local.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import spawn
+        >>> def look(group):
+        ...     group.isend(np.ones(2), destination=0, tag=5)
+        ...     request = group.irecv(source=0, tag=5)
+        ...     return group.has_arrived(source=0, tag=5), request.wait().tolist(), group.has_arrived(source=0, tag=5)
+        >>> spawn(look, num_ranks=1)
+        [(True, [1.0, 1.0], False)]
+        """
         return False
 
     @abstractmethod

@@ -177,8 +177,9 @@ class Plan:
             Code ``wrong-number``, when there is no module, or a given schedule has another number of stages.
         """
         resolved = schedule_of_modules(len(modules), ranks_of_each(num_ranks, replicas), schedule, num_microbatches)
-        parts, rest = [range(i, i + 1) for i in range(len(modules))], {"inputs_require_grad": inputs_require_grad}
-        return cls(Sequential(*modules), resolved, partition=parts, num_ranks=num_ranks, replicas=replicas, **rest)
+        parts, model = [range(i, i + 1) for i in range(len(modules))], Sequential(*modules)
+        needs = inputs_require_grad
+        return cls(model, resolved, num_ranks=num_ranks, partition=parts, inputs_require_grad=needs, replicas=replicas)
 
     @property
     def schedule(self) -> Schedule:

@@ -58,6 +58,7 @@ OTHERS = {
         "num_microbatches",
     ),
     *("chunks_per_rank", "partition", "layer_costs", "function", "timeout", "blas_threads"),
+    *("replicas", "gradient_blocks"),
 }
 
 

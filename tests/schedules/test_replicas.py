@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipipe import Costs, Plan, nn, schedules, simulate, verify
+from minipipe import Costs, schedules, simulate, verify
 from minipipe.errors import ScheduleError
 from minipipe.render import draw_html, draw_svg, draw_text, perfetto_trace
 from minipipe.schedules import Program, Schedule, lower

@@ -11,7 +11,8 @@ from minipipe import Action, Plan, Schedule, nn, schedules, verify
 from minipipe.errors import ScheduleError
 from minipipe.schedules import Program, data_parallel, lower, schedule_of_text
 from minipipe.schedules.transforms import first_stages, freeze_stages, repeat, split_backward, spread_stages
-from tests.strategies import examples, overlapped, sliced_schedules
+from tests.schedules.sliced_tables import sliced_schedules
+from tests.strategies import examples, overlapped
 
 MINE = """
     rank 0: 0F0.0 0F0.1       0F1.0 0B0.1 0F1.1 0B0.0       0B1.1 0B1.0

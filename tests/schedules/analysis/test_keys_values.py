@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from minipipe import Costs, schedules, simulate, verify
 from minipipe.errors import ScheduleError
 from minipipe.schedules import peak_memory, seq1f1b, split_backward
-from tests.strategies import examples, sliced_schedules
+from tests.schedules.sliced_tables import sliced_schedules
+from tests.strategies import examples
 
 
 def kept(row, n, amounts):

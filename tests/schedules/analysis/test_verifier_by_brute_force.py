@@ -21,12 +21,12 @@ from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.verifier import verify
 from tests.launch import slowly
 from tests.schedules.analysis.second_opinion import TAKERS, is_legal
+from tests.schedules.sliced_tables import sliced_schedules
 from tests.strategies import (
     could_be_joined,
     examples,
     named_schedules,
     replicated_schedules,
-    sliced_schedules,
     table,
     updated_schedules,
     with_offloads,
