@@ -202,6 +202,7 @@ class ModelCode(StrEnum):
     PLANNED = "planned"  # an option that a plan has already
     FROZEN = "frozen"
     NOT_COPYABLE = "not-copyable"
+    SLICES = "slices"
 
 
 class ModelError(MinipipeError, TypeError):

@@ -36,6 +36,8 @@ class Batch:
         Whether it came as microbatches.
     inputs_require_grad : bool
         Whether to compute the gradients of the inputs.
+    num_slices : int
+        Into how many slices each of its sequences was cut.
     """
 
     call: str
@@ -47,6 +49,7 @@ class Batch:
     seed: int
     is_cut: bool
     inputs_require_grad: bool
+    num_slices: int = 1
 
     def input(self, microbatch: int) -> Payload:
         """Return a microbatch of the inputs, as the first stage takes it."""

@@ -131,7 +131,7 @@ def _built(name: str, num_ranks: int, num_microbatches: int, chunks: int, num_mo
     try:
         return build(name, num_ranks, num_microbatches, chunks)
     except ScheduleError as error:
-        build(name, num_ranks, num_microbatches).check_known("Pipeline", ScheduleCode.REPLICAS)
+        build(name, num_ranks, num_microbatches).check_known("Pipeline", ScheduleCode.REPLICAS, ScheduleCode.SLICES)
         message = (
             f"{num_modules} modules on {num_ranks} ranks are up to {chunks} on a rank. {error.problems[0].message} "
             f"Expected {num_ranks + 1} to {2 * num_ranks} modules."

@@ -19,6 +19,7 @@ from minipipe.errors import ArgumentError, ModelError, ScheduleCode
 from minipipe.execution.choosing import checked_blocks, ranks_of_each, replicated, schedule_of_modules
 from minipipe.execution.partition import partition_of
 from minipipe.execution.replaying import ReplayingStage
+from minipipe.execution.sliced import SlicedStage, check_sliceable
 from minipipe.execution.stage import Stage
 from minipipe.io import html_table, text_table
 from minipipe.nn import AuxiliaryLoss, Module, Parameter, Recompute, Sequential
@@ -123,7 +124,7 @@ class Plan:
         check_model(model)
         given = replicated(schedule, num_ranks, num_microbatches, chunks_per_rank, replicas)
         verify(given)
-        given.check_known("Pipeline", ScheduleCode.REPLICAS)
+        given.check_known("Pipeline", ScheduleCode.REPLICAS, ScheduleCode.SLICES)
         pipelines = tuple(pipelines_of(given))
         sizes = [len(Sequential(layer).flat_layers) for layer in model]
         numbers = [layer.num_parameters for layer in model.flat_layers]
@@ -422,6 +423,9 @@ def build_stages(
     is_half = any(backend.is_half(parameter.dtype) for parameter in plan.model.parameters())
     replays = replay and xp is np and not has_losses
     kind, stages = HalfStage if is_half else ReplayingStage if replays else Stage, {}
+    if plan.schedule.num_slices > 1:
+        check_sliceable(plan.model, recompute, plan.inputs_require_grad)
+        kind = SlicedStage
     for index in plan.schedule.stages_of(rank):
         part = plan.part(index)
         try:

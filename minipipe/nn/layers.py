@@ -13,6 +13,7 @@ from minipipe.nn.initialisers import Initialiser, constant, he_uniform, normal, 
 from minipipe.nn.module import Module, check_lengths
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.sequential import Sequential
+from minipipe.nn.slices import current_slice
 from minipipe.tensor import Operand, Tensor, as_tensor
 
 
@@ -455,10 +456,14 @@ class PositionalEmbedding(Module):
         length, width = self.weight.shape
         if x.ndim != 3 or x.shape[2] != width:
             raise shape_error("PositionalEmbedding", f"(n, t, {width})", input=x.shape)
-        if x.shape[1] > length:
-            message = f"PositionalEmbedding: the sequence has {x.shape[1]} positions; expected at most {length}."
+        part = current_slice()
+        first = 0 if part is None else part.first
+        if first + x.shape[1] > length:
+            message = (
+                f"PositionalEmbedding: the sequence has {first + x.shape[1]} positions; expected at most {length}."
+            )
             raise TensorError("range", f"{message} Cut the sequence, or make the layer longer.")
-        return functional.add(x, functional.index(self.weight, (slice(0, x.shape[1]), ...)))
+        return functional.add(x, functional.index(self.weight, (slice(first, first + x.shape[1]), ...)))
 
 
 class Unembedding(Module):

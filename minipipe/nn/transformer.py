@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from minipipe import functional
-from minipipe.errors import ArgumentError, divisor, real_number, shape_error
+from minipipe.autograd import backend
+from minipipe.errors import ArgumentError, ModelError, divisor, real_number, shape_error
 from minipipe.nn.initialisers import glorot_uniform
 from minipipe.nn.layers import GELU, Dropout, LayerNorm, Linear, Residual, check_probability
 from minipipe.nn.module import Module, check_lengths
+from minipipe.nn.slices import SequenceSlice, current_slice
 from minipipe.tensor import Operand, Tensor
 
 
@@ -96,9 +101,30 @@ class MultiHeadAttention(Module):
         width = self.output.weight.shape[0]
         if len(x.shape) != 3 or x.shape[2] != width:
             raise shape_error("MultiHeadAttention", f"(n, t, {width})", input=x.shape)
-        dropout = self.dropout if self.is_training else 0.0
+        dropout, part = self.dropout if self.is_training else 0.0, current_slice()
+        if part is not None:
+            return self.output(self._attended(part, x, mask, dropout))
         options = (self.is_causal, mask, dropout, self.num_key_value_heads, self.rotary_base)
         return self.output(functional.self_attention(self.projections(x), self.num_heads, *options))
+
+    def _attended(self, part: SequenceSlice, x: Tensor, mask: Operand | None, dropout: float) -> Tensor:
+        """Return what the positions of a slice gather from those of earlier slices and its own."""
+        if not self.is_causal or mask is not None:
+            message = f"{self.brief()} sees later positions, or takes a mask" if mask is None else "A mask is given"
+            raise ModelError("slices", f"{message}; slices of a sequence need is_causal=True and no mask.")
+        shared, t = self.num_key_value_heads or self.num_heads, x.shape[1]
+        heads = _by_head(self.projections(x), self.num_heads + 2 * shared)
+        query, key, value = (
+            functional.index(heads, (slice(None), slice(a, b), ...))
+            for a, b in pairwise((0, self.num_heads, self.num_heads + shared, self.num_heads + 2 * shared))
+        )
+        if self.rotary_base is not None:
+            positions = np.arange(part.first, part.first + t)
+            query, key = (functional.rotary(each, positions, self.rotary_base) for each in (query, key))
+        key, value = (functional.concatenate(each, axis=2) for each in part.carried(key, value))
+        seen = backend.moved(np.tri(t, part.first + t, part.first, dtype=bool)[None], backend.array_module(x.data))
+        gathered = functional.attention(query, key, value, mask=seen, dropout=dropout)
+        return functional.reshape(functional.transpose(gathered, (0, 2, 1, 3)), x.shape)
 
     def describe(self) -> str:
         """Name width, heads and options."""

@@ -23,7 +23,10 @@ from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan
 from minipipe.execution.samples import Pieces, Samples, divided, joined, returned, samples
+from minipipe.execution.sliced import into_slices, out_of_slices
 from minipipe.nn import Sequential
+
+_WHOLE = ("evaluate", "predict", "measure_memory")  # calls that take any number of samples, and sequences as they are
 
 
 def planned(
@@ -102,9 +105,10 @@ class Intake:
             message = f"{call}() needs a loss, but this pipeline has none: Pipeline(…, loss=nn.MSELoss())."
             raise ModelError("loss", message)
         try:
-            own_inputs = self._own(inputs, "inputs", "inputs") if self.needs.inputs else None
+            num_slices = 1 if call in _WHOLE else self._plan.schedule.num_slices
+            own_inputs = self._own(inputs, "inputs", "inputs", num_slices) if self.needs.inputs else None
             reads_targets = self.needs.targets and objective.needs_targets
-            own_targets = self._own(targets, objective.noun, "targets") if reads_targets else None
+            own_targets = self._own(targets, objective.noun, "targets", num_slices) if reads_targets else None
         except Exception:
             self.calls.count += 1  # so that no later call is taken for this one
             raise
@@ -116,14 +120,14 @@ class Intake:
             if own is not None:
                 self._check_alike(own, noun, num_samples, layout)
         count = self._plan.schedule.num_microbatches
-        if call in ("evaluate", "predict", "measure_memory"):  # any number of samples will do, but none
-            count = max(1, min(count, num_samples))
+        if call in _WHOLE:  # any number of samples will do, but none
+            count = max(1, min(count // self._plan.schedule.num_slices, num_samples))
         slices = divided(num_samples, count, own_inputs, own_targets)
         if self.needs.targets:
             objective.begin(slices, own_targets)
         rest: dict[str, Any] = {"step": self.calls.count, "training_step": training_step, "seed": self._seed}
         wants = {"is_cut": bool(layout), "inputs_require_grad": self._plan.inputs_require_grad}
-        return Batch(call, slices, own_inputs, objective, **rest, **wants)
+        return Batch(call, slices, own_inputs, objective, **rest, **wants, num_slices=num_slices)
 
     def input_gradients(self, batch: Batch, own: dict[int, Payload]) -> Any:
         """Return the gradients of the inputs, where they are wanted, on the first rank of the first stage."""
@@ -147,11 +151,13 @@ class Intake:
             message = f"Inputs and {noun} are not cut into the same microbatches: give both as Microbatches, each of"
             raise MicrobatchError("unequal-lengths", f"{message} as many samples as the other's, or neither.")
 
-    def _own(self, given: Any, noun: str, kind: str) -> Samples | Pieces:
+    def _own(self, given: Any, noun: str, kind: str, num_slices: int) -> Samples | Pieces:
         """Return this rank's part of a batch, in the model's dtype."""
         if given is None:
             raise ArgumentError("value", f"Rank {self._group.name()} needs the {noun}, but was given None.")
-        return samples(given, noun, self._plan.dtypes[kind], self._xp)
+        own = samples(given, noun, self._plan.dtypes[kind], self._xp)
+        num_sequences = self._plan.schedule.num_microbatches // num_slices
+        return own if num_slices == 1 else into_slices(own, noun, num_sequences, num_slices)
 
 
 # -- results ----------------------------------------------------------------------------------------------------------
@@ -198,7 +204,10 @@ def deliver_outputs(group: ProcessGroup, root: int, batch: Batch) -> Any:
     batch : Batch
     """
     kept = batch.objective.outputs if group.rank == root else {}
-    found = joined([kept[k] for k in sorted(kept)], batch.slices, batch.is_cut) if kept else None
+    parts, slices = [kept[k] for k in sorted(kept)], batch.slices
+    if batch.num_slices > 1 and not batch.is_cut:
+        parts, slices = out_of_slices(parts, batch.num_slices), slices[:: batch.num_slices]
+    found = joined(parts, slices, batch.is_cut) if parts else None
     if batch.objective.where == "everywhere":
         message = None if found is None else found.to_message()
         found = Payload.from_message(group.broadcast(message, root, what=part_of(batch.call)))

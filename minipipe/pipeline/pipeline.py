@@ -33,6 +33,7 @@ from minipipe.execution.observers import MemoryMeter, StackedWeights, journal
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
 from minipipe.execution.replayed import report_of, source_of
+from minipipe.execution.sliced import weight_of_loss
 from minipipe.execution.sums import GradientSums
 from minipipe.execution.timeline import gather_timeline
 from minipipe.hints import FamiliarPipeline
@@ -220,7 +221,7 @@ class Pipeline(FamiliarPipeline):
         if self.watcher is not None:
             model, options = self.watcher.begin(self, model, options, run)
         plan, recompute = planned(model, group, options, Pipeline, **run)
-        self._objective = partial(BatchObjective, check_loss(loss), loss_weight)
+        self._objective = partial(BatchObjective, check_loss(loss), weight_of_loss(plan.schedule, loss, loss_weight))
         compares = check_program(group, check_agreement, {**plan.description, **given})
         warn_of_another_order(plan.schedule, group)
         self._plan, self._group, self._seeds = plan, group, (seed, dropout_seed)

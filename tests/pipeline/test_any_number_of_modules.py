@@ -98,7 +98,7 @@ def test_no_module_and_a_v_of_another_length_are_refused_with_what_fits():
             schedule_of_modules(count, 2, "zb-v", None)
 
 
-@pytest.mark.parametrize(("name", "code"), [("pipedream", "updates"), ("seq1f1b", "slices")])
+@pytest.mark.parametrize(("name", "code"), [("pipedream", "updates")])
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_a_schedule_that_no_pipeline_runs_is_refused_for_what_it_is(name, code, count):
     """The story: of three modules on two ranks, chimera "expected 3 to 4 modules"."""

@@ -1,0 +1,205 @@
+"""Slices of sequences: how a batch is cut into them, and a stage that computes a sequence slice by slice.
+
+Keys and values pass from slice to slice on the rank of the stage, and their gradients come back in reverse::
+
+    slice 0   F ── keys, values ──.──────────.       B <── gradients of keys and values ──.──────────.
+    slice 1                       '──> F ────|──.               .── B <───────────────────|──.       |
+    slice 2                                  '──'──> F B ───────'─────────────────────────'──'───────'
+
+To the graph of a later slice they are inputs, as what comes from the stage before; to their own they are results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from minipipe import nn
+from minipipe.autograd import Node, StageInput, backend
+from minipipe.autograd.backend import Array
+from minipipe.autograd.modes import is_grad_enabled
+from minipipe.errors import MicrobatchError, ModelError
+from minipipe.execution.objective import Weight
+from minipipe.execution.partition import partition_evenly
+from minipipe.execution.payload import Payload
+from minipipe.execution.samples import Pieces, Samples, split_microbatches
+from minipipe.execution.stage import Held, SeededLoss, Stage
+from minipipe.nn.parameter import sum_of_gradients
+from minipipe.nn.slices import Carried, SequenceSlice, computing
+from minipipe.nn.transformer import ResidualAttention
+from minipipe.pytree import flattened
+from minipipe.schedules.action_table import Schedule
+from minipipe.tensor import record
+
+# Of these, each position of a sequence is computed on its own, or from those before it.
+_BY_POSITION = {
+    *(nn.Linear, nn.Identity, nn.Dropout, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.GELU, nn.LayerNorm, nn.RMSNorm),
+    *(nn.Embedding, nn.PositionalEmbedding, nn.Unembedding, nn.Residual, ResidualAttention, nn.MultiHeadAttention),
+    *(nn.TransformerBlock, nn.Sequential),
+}
+
+
+def check_sliceable(model: nn.Sequential, recompute: bool, inputs_require_grad: bool) -> None:
+    """Refuse what would not be the same, slice by slice, as for a whole sequence.
+
+    Raises
+    ------
+    ModelError
+        Code ``slices``. A layer of one's own says ``is_sliceable = True``, if it computes each position on its own.
+    """
+    for module in model.modules():
+        if type(module) not in _BY_POSITION and not getattr(type(module), "is_sliceable", False):
+            message = f"{module.brief()} may mix the positions of a sequence, which a schedule with slices cuts."
+            raise ModelError("slices", f"{message} A layer that does not says is_sliceable = True in its class.")
+        if isinstance(module, nn.MultiHeadAttention) and not module.is_causal:
+            message = f"{module.brief()} sees later positions, which slices of a sequence do not have yet."
+            raise ModelError("slices", f"{message} Give is_causal=True, or a schedule without slices.")
+    for name, is_given in (("recompute", recompute), ("inputs_require_grad", inputs_require_grad)):
+        if is_given:
+            raise ModelError("slices", f"{name}=True does not go with a schedule that cuts sequences into slices.")
+
+
+def into_slices(given: Samples | Pieces, name: str, num_sequences: int, num_slices: int) -> Pieces:
+    """Cut a batch into microbatches of sequences, and each of those along its second axis into slices.
+
+    Parameters
+    ----------
+    given : Samples or Pieces
+        Arrays of shape (samples, positions, ...); or pieces, which are slices already.
+    name : str
+        For errors.
+    num_sequences, num_slices : int
+        Microbatches of sequences, and slices of each.
+
+    Raises
+    ------
+    MicrobatchError
+        Codes ``too-few-samples`` and ``unequal-lengths``.
+    """
+    if isinstance(given, Pieces):
+        return given
+    lengths = {a.shape[1] if a.ndim > 1 else 0 for i, a in enumerate(given.arrays) if i not in given.replicated}
+    if len(lengths) > 1 or min(lengths) < num_slices:
+        message = f"The {name} have {sorted(lengths)} positions on their second axis; expected one number, at least"
+        raise MicrobatchError("unequal-lengths", f"{message} {num_slices}, to cut sequences into {num_slices} slices.")
+    columns, parts = partition_evenly(lengths.pop(), num_slices), []
+    for rows in split_microbatches(given.num_samples, num_sequences):
+        of_rows = given.cut(rows)
+        for column in columns:
+            cut = [
+                array if i in given.replicated else array[:, column.start : column.stop, ...]
+                for i, array in enumerate(of_rows.arrays)
+            ]
+            parts.append(of_rows._replace(arrays=cut))
+    return Slices(parts)
+
+
+class Slices(Pieces):
+    """The slices of a batch that came as whole sequences."""
+
+    @property
+    def layout(self) -> int:
+        """A number for the sizes of its microbatches; 0, for they follow from the batch."""
+        return 0
+
+
+def weight_of_loss(schedule: Schedule, loss: Any, given: Weight | None) -> Weight | None:
+    """Return the weight of a microbatch: as given; of a slice whose loss has none, its samples times its positions."""
+    has_own = callable(getattr(loss, "weight", None)) or getattr(loss, "reduction", "mean") == "sum"
+    if given or schedule.num_slices == 1 or has_own:
+        return given
+    return lambda targets: prod(flattened(targets)[0][0].shape[:2])
+
+
+def out_of_slices(outputs: Sequence[Payload], num_slices: int) -> list[Payload]:
+    """Return the outputs of microbatches of sequences, from those of their slices."""
+    groups = (outputs[i : i + num_slices] for i in range(0, len(outputs), num_slices))
+    return [
+        group[0]._replace(
+            arrays=[np.concatenate(list(map(backend.to_numpy, row)), axis=1) for row in zip(*(p.arrays for p in group))]
+        )
+        for group in groups
+    ]
+
+
+class SlicedStage(Stage):
+    """A :class:`Stage` whose microbatches are slices of sequences; forward only it computes whole sequences."""
+
+    def __init__(self, module: nn.Sequential, index: int, schedule: Any, *given: Any, **options: Any) -> None:
+        super().__init__(module, index, schedule, *given, **options)
+        self._num_slices, self._current = schedule.num_slices, 0
+        self._made: dict[int, tuple[Carried, int]] = {}  # by slice, until its backward: its own, and its positions
+        self._used: dict[int, list[list[StageInput]]] = {}  # by slice: its inputs from each earlier slice
+        self._returned: dict[int, list[Array | None]] = {}  # by slice: gradients of what it made
+
+    def forward(self, microbatch: int, received: Payload) -> Payload:
+        """F: see :meth:`Stage.forward`."""
+        self._current = microbatch
+        return super().forward(microbatch, received)
+
+    def forward_with_loss(self, microbatch: int, received: Payload, objective: SeededLoss) -> None:
+        """F and the loss: see :meth:`Stage.forward_with_loss`."""
+        self._current = microbatch
+        super().forward_with_loss(microbatch, received, objective)
+
+    def backward(self, microbatch: int, gradient: Payload | None) -> Payload:
+        """B: see :meth:`Stage.backward`."""
+        self._current = microbatch
+        payload = super().backward(microbatch, gradient)
+        self._hand_back(microbatch)
+        return payload
+
+    def backward_input(self, microbatch: int, gradient: Payload | None) -> Payload:
+        """I: see :meth:`Stage.backward_input`."""
+        if self.is_frozen:
+            return self.backward(microbatch, gradient)
+        self._current = microbatch
+        payload = super().backward_input(microbatch, gradient)
+        self._hand_back(microbatch)
+        return payload
+
+    def begin(self, accumulate: bool = False) -> None:
+        """Begin a step: see :meth:`Stage.begin`."""
+        super().begin(accumulate)
+        for kept in (self._made, self._used, self._returned):
+            kept.clear()
+
+    # -- keys and values ------------------------------------------------------------------------------------
+
+    def _compute(self, received: Payload) -> tuple[list[StageInput], Any]:
+        if not is_grad_enabled():
+            return super()._compute(received)
+        k = self._current
+        earlier, inputs, first = list[Carried](), list[list[StageInput]](), 0
+        for before in range(k - k % self._num_slices, k):
+            made, length = self._made[before]
+            copies, nodes = [tuple(record(tensor.data) for tensor in tensors) for tensors in made], list[StageInput]()
+            for copy in (copy for tensors in copies for copy in tensors):
+                copy.node = node = StageInput(self.has_backward, copy.data)
+                nodes.append(node)
+            earlier.append(copies)
+            inputs.append(nodes)
+            first += length
+        with computing(SequenceSlice(first, earlier)) as part:
+            found = super()._compute(received)
+        self._made[k], self._used[k] = (part.made, received.arrays[0].shape[1]), inputs
+        return found
+
+    def _roots(self, held: Held, gradient: Payload | None) -> dict[Node, Array]:
+        """Return where the walk begins: at the results, and at the keys and values that later slices used."""
+        roots, (made, _) = super()._roots(held, gradient), self._made[self._current]
+        nodes = [tensor.node for tensors in made for tensor in tensors]
+        for node, array in zip(nodes, self._returned.pop(self._current, ())):
+            if node is not None and array is not None:
+                roots[node] = array
+        return roots
+
+    def _hand_back(self, k: int) -> None:
+        """Add the gradients of the keys and values of earlier slices to what came of them already."""
+        del self._made[k]
+        for before, inputs in enumerate(self._used.pop(k), k - k % self._num_slices):
+            came = self._returned.get(before, [None] * len(inputs))
+            self._returned[before] = [sum_of_gradients([a, b.grad]) for a, b in zip(came, inputs)]

@@ -1,0 +1,66 @@
+"""Slices of a sequence: what a layer needs of the slices before its own.
+
+A slice is a microbatch of its own. A layer that looks at one position at a time needs nothing else; an attention needs
+the keys and values of earlier slices, and a positional embedding the number of positions before its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from minipipe.functional import contiguous
+from minipipe.tensor import Tensor
+
+Carried = list[tuple[Tensor, ...]]  # in the order of the calls in a forward: what later slices need of one
+
+
+class SequenceSlice:
+    """A slice of a sequence, while layers compute it.
+
+    Parameters
+    ----------
+    first : int
+        The number of positions before it.
+    earlier : sequence of Carried
+        By earlier slice, in order.
+
+    Attributes
+    ----------
+    made : Carried
+        Its own.
+
+    Examples
+    --------
+    >>> one = SequenceSlice(0, [])
+    >>> _ = one.carried(Tensor([1.0]))
+    >>> SequenceSlice(1, [one.made]).carried(Tensor([2.0]))
+    [(Tensor([1.]), Tensor([2.]))]
+    """
+
+    def __init__(self, first: int, earlier: Sequence[Carried]) -> None:
+        self.first, self.earlier = first, earlier
+        self.made: Carried = []
+
+    def carried(self, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
+        """Keep tensors for later slices; return each behind those that the same call kept of earlier slices."""
+        number = len(self.made)
+        self.made.append(tuple(map(contiguous, tensors)))  # as between layers: a cut between two slices changes no bit
+        return list(zip(*(one[number] for one in (*self.earlier, self.made))))
+
+
+_current: ContextVar[SequenceSlice | None] = ContextVar("slice", default=None)
+
+current_slice = _current.get
+"""Return the slice that is computed here; None for a whole sequence."""
+
+
+@contextmanager
+def computing(part: SequenceSlice) -> Iterator[SequenceSlice]:
+    """Let layers compute a slice inside this block."""
+    token = _current.set(part)
+    try:
+        yield part
+    finally:
+        _current.reset(token)
