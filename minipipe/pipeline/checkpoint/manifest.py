@@ -30,7 +30,7 @@ class Manifest:
     ----------
     step : int
         As given to ``save``.
-    num_steps, seed, dropout_seed, num_microbatches : int
+    num_steps, seed, dropout_seed, num_microbatches, gradient_blocks : int
         Of the pipeline.
     extra : dict
         Of the script.
@@ -46,6 +46,7 @@ class Manifest:
     seed: int
     dropout_seed: int
     num_microbatches: int
+    gradient_blocks: int
     extra: dict[str, Any]
     parameters: dict[str, tuple[str, str, tuple[int, ...]]]
     optimisers: dict[str, OptimiserState]
@@ -108,6 +109,7 @@ class Manifest:
             raise CheckpointError("version", message)
         names = ("step", "num_steps", "num_microbatches")
         numbers = {name: whole_number(quoted(name), found[name], 0, MOST) for name in names}
+        blocks = whole_number("'gradient_blocks'", found.get("gradient_blocks", 1), 1, MOST)  # they knew no replicas
         seed = found["seed"]  # which may be below 0; earlier versions had one
         seeds = {name: json_value(found.get(name, seed), int, repr(name)) for name in ("seed", "dropout_seed")}
         files = {}
@@ -130,7 +132,8 @@ class Manifest:
                 if not isinstance(value, int | float):
                     raise ArgumentError("type", f"{quoted(what)} is {quoted(value)}, expected a number")
         extra = json_value(found["extra"], dict, "'extra'")
-        return cls(**numbers, **seeds, extra=extra, parameters=parameters, optimisers=optimisers, files=files)
+        numbers |= {**seeds, "gradient_blocks": blocks}
+        return cls(**numbers, extra=extra, parameters=parameters, optimisers=optimisers, files=files)
 
 
 def encoded(value: Any, what: str, indent: int | None = None) -> str:

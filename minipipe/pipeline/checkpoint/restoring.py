@@ -59,7 +59,8 @@ def restore(
 ) -> Restored | None:
     """Load the newest undamaged checkpoint of a folder: training resumes as if it had never stopped.
 
-    Collective. The number of ranks, the schedule, the partition and the device may be others than when it was saved.
+    Collective. The number of ranks and of replicas, the schedule, the partition and the device may be others than when
+    it was saved.
     Each rank reads the files that hold something of its own stages, and compares their length and SHA-256 with the
     manifest, before it changes anything.
 
@@ -232,14 +233,18 @@ class _Found:
 
     def load(self, pipeline: Pipeline, optimisers: Mapping[str, Optimiser], problems: list[str]) -> Restored:
         """Load everything; warn on rank 0 of anything that a user may not expect. Local."""
-        saved, name, now = self.manifest, self.path.name, pipeline.schedule.num_microbatches
+        saved, name = self.manifest, self.path.name
         warned = [f"{' '.join(problems)} Resuming from {name}, of step {saved.step}."] if problems else []
         if saved.dropout_seed != pipeline.dropout_seed:
             message = f"{name} was trained with dropout_seed={saved.dropout_seed}, and this pipeline draws from its own"
             warned.append(f"{message}, {pipeline.dropout_seed}, as another replica does.")
-        if saved.num_microbatches != now:
-            message = f"{name} was trained with {saved.num_microbatches} microbatches, and this pipeline has {now}"
-            warned.append(f"{message}: its gradients will have other last bits.")
+        for what, then, now in (
+            ("microbatches", saved.num_microbatches, pipeline.schedule.num_microbatches),
+            ("gradient_blocks", saved.gradient_blocks, pipeline.plan.gradient_blocks),
+        ):
+            if then != now:
+                message = f"{name} was trained with {then} {what}, and this pipeline has {now}"
+                warned.append(f"{message}: its gradients will have other last bits.")
         if pipeline.group.rank == 0:
             for warning in filter(None, [*warned, " ".join(_replaced(optimisers, self.states))]):
                 warnings.warn(warning, stacklevel=3)

@@ -87,8 +87,9 @@ def save(
     Collective; returns when it is complete and on the disk. Gradients are not saved, so call it after
     ``optimiser.step()``. Nor is what only the script has, such as a ``LearningRateSchedule``: give ``extra={"rates":
     rates.state_dict()}``, and after :func:`restore` ``rates.load_state_dict(restored.extra["rates"])``. Each rank
-    writes the parameters of its own stages and what the optimiser keeps for them. Any number of ranks, with any
-    schedule and partition, resumes from it with the same bits (:func:`restore`), given the same microbatches.
+    writes the parameters of its own stages and what the optimiser keeps for them; of replicas the first one does. Any
+    number of ranks and replicas, with any schedule and partition, resumes from it with the same bits
+    (:func:`restore`), given the same microbatches and as many ``gradient_blocks``.
 
     Parameters
     ----------
@@ -303,7 +304,8 @@ def _own_part(
     values = {name: arrays[f"parameters/{name}"] for name in names}
     parameters = {name: (storage.name_of_file(rank), one.dtype.name, one.shape) for name, one in values.items()}
     its = json.loads(encoded(dict(extra or {}), "extra")) if rank == plan.pipelines[0][0] else {}
-    numbers = (pipeline.num_steps, pipeline.seed, pipeline.dropout_seed, pipeline.schedule.num_microbatches)
+    seeds, num_microbatches = (pipeline.seed, pipeline.dropout_seed), pipeline.schedule.num_microbatches
+    numbers = (pipeline.num_steps, *seeds, num_microbatches, plan.gradient_blocks)
     return arrays, Manifest(step, *numbers, its, parameters, states, files={})
 
 

@@ -1,10 +1,10 @@
 """A training of four stages that saves after every step, and on one rank of which something happens.
 
-    mpirun -n 4 python tests/pipeline/checkpoint/job.py FOLDER STEPS RANK WHAT NUMBER [KEEP]
+    mpirun -n 4 python tests/pipeline/checkpoint/job.py FOLDER STEPS RANK WHAT NUMBER [KEEP [REPLICAS]]
 
 WHAT happens on RANK: ``warm-up``, ``steady`` or ``cool-down``: it is killed there, in step 2; ``call``: it is killed at
 call NUMBER of the file system in the second save, half of what it writes being there; ``limit``: from the second save
-on a file may have NUMBER bytes; ``nothing``.
+on a file may have NUMBER bytes; ``nothing``. With REPLICAS, it is the bits of as many blocks of microbatches.
 """
 
 import os
@@ -38,17 +38,18 @@ def kills(number):
     return act
 
 
-def pipeline_of(group):
-    stages = group.size if group.size == 4 else None  # on other ranks it is cut elsewhere
+def pipeline_of(group, replicas=1, blocks=1):
+    stages = group.size // replicas == 4  # on other ranks it is cut elsewhere
     partition = [range(2 * stage, 2 * stage + 2) for stage in range(4)] if stages else None
-    options = {"num_microbatches": training.NUM_MICROBATCHES, "partition": partition}
+    options = {"num_microbatches": training.NUM_MICROBATCHES // replicas, "partition": partition}
+    options |= {"replicas": replicas, "gradient_blocks": blocks}
     pipeline = Pipeline(training.model(), group, loss=nn.MSELoss(), **options)
     return pipeline, optim.SGD(pipeline.parameters(), 0.1, momentum=0.9)
 
 
-def train(group, folder, num_steps, due, before_save=lambda step: None, keep=2):
+def train(group, folder, num_steps, due, before_save=lambda step: None, keep=2, **layout):
     training._due, due.group = due, group
-    pipeline, optimiser = pipeline_of(group)
+    pipeline, optimiser = pipeline_of(group, **layout)
     restored = checkpoint.restore(folder, pipeline, optimiser, required=False)
     for step in range(restored.step if restored else 0, num_steps):
         pipeline.step(INPUTS, TARGETS)
@@ -58,8 +59,8 @@ def train(group, folder, num_steps, due, before_save=lambda step: None, keep=2):
     return restored.step if restored else 0
 
 
-def main(folder, num_steps, rank, what, number=0, keep=2):
-    rank, number = int(rank), int(number)
+def main(folder, num_steps, rank, what, number=0, keep=2, replicas=1):
+    rank, number, replicas = int(rank), int(number), int(replicas)
     seam = None
     if what == "call":
         seam = Seam(SimpleNamespace(setattr=setattr), folder, kills(number))
@@ -72,7 +73,8 @@ def main(folder, num_steps, rank, what, number=0, keep=2):
 
     with init_process_group(timeout=30) as group:
         due = Due(dies, what, rank)
-        print("began at", train(group, folder, int(num_steps), due, before_save, int(keep)), flush=True)
+        layout = {"replicas": replicas, "blocks": replicas}
+        print("began at", train(group, folder, int(num_steps), due, before_save, int(keep), **layout), flush=True)
 
 
 if __name__ == "__main__":

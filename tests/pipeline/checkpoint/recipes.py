@@ -81,14 +81,14 @@ if bfloat16 is not None:
     RECIPES["bfloat16"] = Recipe(lambda: mlp(bfloat16), by(optim.Adam, 0.01))
 
 
-def train(group, recipe, schedule, folder, num_steps):
+def train(group, recipe, schedule, folder, num_steps, **more):
     """Train to a number of steps, from the newest checkpoint if there is one, and save.
 
     Return all values of this rank by name, and the losses.
     """
     recipe = RECIPES[recipe]
     options = {"schedule": schedule, "chunks_per_rank": 2 if schedule == "interleaved-1f1b" else None}
-    options |= {"num_microbatches": NUM_MICROBATCHES, "seed": 5}
+    options |= {"num_microbatches": NUM_MICROBATCHES // more.get("replicas", 1), "seed": 5, **more}
     pipeline = Pipeline(recipe.model(), group, loss=recipe.loss(), **options)
     optimisers = recipe.optimisers(pipeline)
     rates = [optim.LearningRateSchedule(one, optim.cosine(10, 2)) for one in optimisers.values() if recipe.has_rates]
