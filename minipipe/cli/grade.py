@@ -1,25 +1,83 @@
-"""``minipipe grade``: points for a student's directory."""
+"""``minipipe grade``: points for a student's directory, or for those of a class."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from minipipe.cli.coursework import SOURCE_HELP
+from minipipe.cli.options import misuse
 from minipipe.cli.output import ExitStatus, answer
-from minipipe.coursework.grading import TIME_LIMIT, grade
+from minipipe.coursework.deadline import moment, read_times
+from minipipe.coursework.exercise import exercises_in, find_source
+from minipipe.coursework.grading import TIME_LIMIT, files_of, grade
+from minipipe.coursework.results import as_csv, as_gradescope, as_junit, as_table
+from minipipe.coursework.several import grade_all
+from minipipe.coursework.submission import name_of, submissions_in
+from minipipe.io import write_whole
+
+EPILOG = """examples:
+  minipipe grade mine --only 05_bubble
+  minipipe grade class/ --csv grades.csv --junit grades.xml       a folder of folders and zip archives, in parallel
+  minipipe grade class/ --csv grades.csv --deadline 2026-11-30T23:59:00Z --times times.csv --late-factor 0.9
+  minipipe grade ada --gradescope results.json --hide-hidden"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("directory", type=Path, metavar="DIR", help="one that `minipipe coursework` wrote")
+    what = "what `minipipe coursework` wrote, a zip archive of it, or a folder of several"
+    parser.add_argument("submissions", type=Path, nargs="+", metavar="SUBMISSION", help=what)
     parser.add_argument("--only", metavar="TASK", help="one task, such as 05_bubble")
     limit = "for all tests of a task (default: %(default)g)"
     parser.add_argument("--time-limit", type=float, default=TIME_LIMIT, metavar="SECONDS", help=limit)
     parser.add_argument("--source", type=Path, metavar="DIR", help=SOURCE_HELP)
+    parser.add_argument("--jobs", type=int, metavar="N", help="submissions at once (default: one for each processor)")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write a row for each submission")
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML, a case for each test")
+    parser.add_argument("--gradescope", type=Path, metavar="FILE", help="write results.json, of a single submission")
+    parser.add_argument("--hide-hidden", action="store_true", help="say of hidden tests only whether they passed")
+    parser.add_argument("--late-factor", type=float, metavar="F", help="what each day of lateness leaves, from 0 to 1")
+    parser.add_argument("--deadline", metavar="TIME", help="such as 2026-11-30T23:59:00+01:00")
+    times = "lines `submission,time`, or Gradescope's submission_metadata.json"
+    parser.add_argument("--times", type=Path, metavar="FILE", help=times)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
-    """Run the tests of a student's directory, and print points and what failed; ``NO`` unless all passed."""
-    report = grade(options.directory, source=options.source, only=options.only, time_limit=options.time_limit)
-    return answer(options, report.as_json(), report, ExitStatus.YES if report.passed else ExitStatus.NO)
+    """Run the tests, and print points and what failed; ``NO`` unless all passed."""
+    of_each = _of_each(options)
+    common = {"source": options.source, "only": options.only, "time_limit": options.time_limit}
+    found = submissions_in(options.submissions, files_of(exercises_in(find_source(options.source))))
+    files = {as_csv: options.csv, as_junit: options.junit}
+    if len(found) == 1 and not (options.csv or options.junit or options.gradescope):
+        whole = grade(found[0], **common, **of_each(name_of(found[0])))
+        report = whole.without_hidden() if options.hide_hidden else whole
+        return answer(options, report.as_json(), report, ExitStatus.YES if report.passed else ExitStatus.NO)
+    if options.gradescope and len(found) != 1:
+        raise misuse(f"--gradescope writes the results of one submission; given are {len(found)}.")
+    if options.jobs is not None and options.jobs < 1:
+        raise misuse(f"--jobs is {options.jobs}; expected at least 1.")
+    hide = options.hide_hidden
+    reports = grade_all(options.submissions, jobs=options.jobs, of_each=of_each, hide_hidden=hide, **common)
+    for written, path in files.items():
+        if path:
+            write_whole(path, written(reports))
+    if options.gradescope:
+        write_whole(options.gradescope, as_gradescope(reports[0]))
+    passed = all(report["passed"] for report in reports)
+    return answer(options, {"submissions": reports}, as_table(reports), ExitStatus.YES if passed else ExitStatus.NO)
+
+
+def _of_each(options: argparse.Namespace) -> Callable[[str], dict[str, Any]]:
+    """Return a function of a submission's name: options of that one alone."""
+    handed = read_times(options.times) if options.times else None
+    deadline = moment(options.deadline) if options.deadline else None
+    factor = options.late_factor
+    if factor is None:
+        return lambda name: {}
+    if not 0 <= factor <= 1:
+        raise misuse(f"--late-factor is {factor}; expected a number from 0 to 1.")
+    if handed is None:
+        raise misuse("--late-factor needs the times of submissions; give --times FILE.")
+    return lambda name: {"days_late": handed.days_late(name, deadline), "late_factor": factor}

@@ -35,7 +35,7 @@ VERBS = {
     "advise": "say which cut, schedule and microbatches suit a training program",
     "run": "start an MPI job; restart it when it fails, without lost hosts",
     "coursework": "write the exercises, for a student, into a new directory",
-    "grade": "run the tests of a student's directory: points, and what failed",
+    "grade": "run the tests of students' directories: points, and what failed",
     "info": "versions, MPI library, devices, BLAS threads of this machine",
 }
 COMPLETION = """words by Tab, with minipipe-mpi[completion]:

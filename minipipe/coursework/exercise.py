@@ -12,12 +12,12 @@ student does not get, and its replacement::
 
 The student may import from minipipe only what the stub imports.
 
-``tutorials/exercises/checks/05_bubble.py`` holds functions ``test_…(task)``, each worth one point. They run in the
+``tutorials/exercises/checks/05_bubble.py`` holds functions ``test_…(task)``, worth one point each. They run in the
 grader; ``task`` calls the student's functions in another process, with plain data (``checking.py``). Functions marked
 ``remote`` run beside the student's code, which can forge their results: compare lengths as well. The first paragraph of
-a docstring is the meaning of the test, a paragraph ``Hint: …`` its hint. Only the instructor has the part after the
-line ``# HIDDEN``: variants with other numbers, and ``WRONG_ANSWERS``, tuples of (why it is tempting, text of the
-solution, its replacement).
+a docstring is the meaning of the test, a paragraph ``Hint: …`` its hint, and ``Points: 2`` its points, if not one. Only
+the instructor has the part after the line ``# HIDDEN``: tests with other numbers, and ``WRONG_ANSWERS``, tuples of (why
+it is tempting, text of the solution, its replacement).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
 from importlib.resources import files
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,17 +38,19 @@ from minipipe.errors import CourseworkError
 _MARKED = re.compile(r"^ *# SOLUTION\n(.*?)^ *# STUB\n(.*?)^ *# END\n", re.DOTALL | re.MULTILINE)
 _MARKER = re.compile(r"^ *# (SOLUTION|STUB|END|HIDDEN)$", re.MULTILINE)
 _HIDDEN = re.compile(r"^# HIDDEN\n", re.MULTILINE)
+_KEYS = ("Hint: ", "Points: ")  # of paragraphs in the docstring of a test
 _HERE = Path(__file__).resolve().parent
 # A wheel has the exercises beside this file (setup.py), a clone among the lessons.
 _OWN = next(filter(Path.is_dir, [_HERE / "exercises"]), _HERE.parent.parent / "tutorials" / "exercises")
 
 
 class Test(NamedTuple):
-    """A test of an exercise, worth one point."""
+    """A test of an exercise, worth one point, or as many as a paragraph ``Points: 2.5`` says."""
 
     name: str
     meaning: str
     hint: str
+    weight: float
     is_hidden: bool
 
 
@@ -111,6 +114,11 @@ class Exercise:
             raise CourseworkError("markers", f"The checks of {self.name} need one line # HIDDEN.")
         return parts[0].rstrip() + "\n"
 
+    @property
+    def points(self) -> float:
+        """The largest number of points."""
+        return total(test.weight for test in self.tests)
+
     @cached_property
     def tests(self) -> tuple[Test, ...]:
         """Every test, the visible ones first."""
@@ -123,11 +131,29 @@ class Exercise:
         )
 
 
-def _said(docstring: str) -> tuple[str, str]:
-    """Return the first paragraph of a docstring, and the hint."""
+def _said(docstring: str) -> tuple[str, str, float]:
+    """Return the first paragraph of a docstring, the hint, and the points."""
     paragraphs = [" ".join(paragraph.split()) for paragraph in docstring.split("\n\n")]
-    hints = [paragraph.removeprefix("Hint: ") for paragraph in paragraphs if paragraph.startswith("Hint: ")]
-    return paragraphs[0], " ".join(hints)
+    hints, points = ([each.removeprefix(key) for each in paragraphs if each.startswith(key)] for key in _KEYS)
+    try:
+        weight = float(points[0]) if points else 1.0
+    except ValueError:
+        weight = inf
+    if not 0 < weight < inf:
+        raise CourseworkError("markers", f"A test says 'Points: {points[0]}'; expected a number above 0, such as 2.5.")
+    return paragraphs[0], " ".join(hints), weight
+
+
+def total(points: Iterable[float]) -> float:
+    """Return a sum of points, without the noise of its binary fractions; whole numbers as such.
+
+    Examples
+    --------
+    >>> total([0.1, 0.2, 2]), total([1.0, 2.0])
+    (2.3, 3)
+    """
+    found = round(sum(points), 6)
+    return int(found) if found == int(found) else found
 
 
 def find_source(given: str | Path | None = None) -> Path:
@@ -265,9 +291,9 @@ def _copies(exercises: Sequence[Exercise]) -> dict[str, str]:
 def _readme(exercises: Sequence[Exercise]) -> str:
     rows = []
     for exercise in exercises:
-        hidden = sum(test.is_hidden for test in exercise.tests)
-        rows.append(f"| {exercise.name} | {len(exercise.tests)} | {hidden} | {exercise.lesson} | {exercise.subject} |")
+        hidden = total(test.weight for test in exercise.tests if test.is_hidden)
+        rows.append(f"| {exercise.name} | {exercise.points} | {hidden} | {exercise.lesson} | {exercise.subject} |")
     first = exercises[0].name
-    points = sum(len(exercise.tests) for exercise in exercises)
+    points = total(exercise.points for exercise in exercises)
     text = (files("minipipe.coursework") / "student.md").read_text("utf-8")
     return text.format(first=first, rows="\n".join(rows), points=points)

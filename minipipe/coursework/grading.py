@@ -7,31 +7,29 @@ process gets his file, the visible checks, and call after call as plain data (:m
 from __future__ import annotations
 
 import math
-import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from textwrap import indent, wrap
 from typing import Any
 
 from minipipe.coursework.checking import CheckResult, Ended, Failed, Late, Task, load, run_test
-from minipipe.coursework.exercise import Exercise, Test, exercises_in, find_source, named
+from minipipe.coursework.exercise import Exercise, Test, exercises_in, find_source, named, total
 from minipipe.coursework.process import LONGEST_OUTPUT, StudentProcess
 from minipipe.coursework.sandbox import Containment, weakest
+from minipipe.coursework.submission import Submission, open_submission
 from minipipe.errors import CourseworkError, FileError
-from minipipe.io import printable_lines, read_bytes
+from minipipe.io import printable_lines
 
 TIME_LIMIT = 30.0
 """Seconds for all tests of one task together."""
 
-LONGEST_FILE = 1 << 20
-"""Bytes of a student's file; the solutions have 5,000 at most."""
-
 _LATE = "it was stopped after {:g} s; does a loop never end, or is there far too much to try?"
 _NOT_REACHED = "not reached: an earlier test used up the time"
+_KEPT = "what it tests is not told"
 _WIDTH = 76  # columns of the report
 
 
@@ -70,19 +68,19 @@ class TaskReport:
     flags: tuple[str, ...] = ()
 
     @property
-    def points(self) -> int:
-        """One for each test that passed."""
-        return sum(result.passed for _, result in self.outcomes)
+    def points(self) -> float:
+        """Those of all tests that passed."""
+        return total(test.weight for test, result in self.outcomes if result.passed)
 
     @property
-    def possible(self) -> int:
-        """The number of tests."""
-        return len(self.outcomes)
+    def possible(self) -> float:
+        """The largest number of points."""
+        return total(test.weight for test, _ in self.outcomes)
 
     @property
     def passed(self) -> bool:
         """Whether every test passed."""
-        return self.points == self.possible
+        return all(result.passed for _, result in self.outcomes)
 
     @property
     def is_untouched(self) -> bool:
@@ -96,8 +94,8 @@ class TaskReport:
                 "test": test.name,
                 "meaning": test.meaning,
                 "hidden": test.is_hidden,
-                "points": int(result.passed),
-                "possible": 1,
+                "points": total([test.weight * result.passed]),
+                "possible": total([test.weight]),
                 "passed": result.passed,
                 "reason": result.reason,
                 "expected": result.expected,
@@ -119,6 +117,14 @@ class TaskReport:
             "output": self.output,
             "tests": tests,
         }
+
+    def without_hidden(self) -> TaskReport:
+        """Return the report without what is said of hidden tests, or could be by the student's code."""
+        shown = [(test, result) for test, result in self.outcomes if not test.is_hidden]
+        for number, (test, result) in enumerate((each for each in self.outcomes if each[0].is_hidden), 1):
+            kept = CheckResult(result.passed, "" if result.passed else _KEPT)
+            shown.append((Test(f"hidden_{number}", "", "", test.weight, True), kept))
+        return replace(self, outcomes=tuple(shown), output="", flags=())
 
     def __str__(self) -> str:
         verdict = "done" if self.passed else "not started" if self.is_untouched else self.problem
@@ -163,6 +169,14 @@ class Report:
     ----------
     directory : str
     tasks : tuple of TaskReport
+    name : str
+        Of the student or group: the last part of the path, without .zip.
+    days_late : int
+        Days after the deadline, a begun one counted whole.
+    late_factor : float
+        What a day leaves of the points.
+    following : Exercise, optional
+        The one after the graded ones, in the order of lessons.
 
     Examples
     --------
@@ -173,16 +187,31 @@ class Report:
 
     directory: str
     tasks: tuple[TaskReport, ...]
+    name: str = ""
+    days_late: int = 0
+    late_factor: float = 1.0
+    following: Exercise | None = None
 
     @property
-    def points(self) -> int:
+    def points(self) -> float:
         """The sum over all tasks."""
-        return sum(task.points for task in self.tasks)
+        return total(task.points for task in self.tasks)
 
     @property
-    def possible(self) -> int:
+    def possible(self) -> float:
         """The largest number of points."""
-        return sum(task.possible for task in self.tasks)
+        return total(task.possible for task in self.tasks)
+
+    @property
+    def score(self) -> float:
+        """The points, less what is lost by lateness."""
+        return total([self.points * self.late_factor**self.days_late])
+
+    @property
+    def next(self) -> Exercise | None:
+        """The task of the earliest lesson that is not done, or else the following one."""
+        left = [task.exercise for task in self.tasks if not task.passed]
+        return min(left, key=lambda exercise: exercise.lesson, default=self.following)
 
     @property
     def containment(self) -> Containment | None:
@@ -192,14 +221,23 @@ class Report:
     @property
     def passed(self) -> bool:
         """Whether every task is done."""
-        return self.points == self.possible
+        return all(task.passed for task in self.tasks)
+
+    def without_hidden(self) -> Report:
+        """Return the report for a student from whom hidden tests are kept: of each, only whether it passed.
+
+        Without what the code printed, and without flags: a student can have both say the arguments of hidden tests.
+        """
+        return replace(self, tasks=tuple(task.without_hidden() for task in self.tasks))
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as plain data, as ``minipipe grade DIR --json`` prints it.
 
         ::
 
-            {"directory": "mine", "points": 41, "possible": 84, "passed": false,
+            {"submission": "mine", "directory": "all/mine", "points": 41, "possible": 84, "passed": false,
+             "days_late": 0, "score": 41,  points after the late factor
+             "next": "06_warmup",          a task to begin, or null
              "containment": {              null where no code was run
                "layers": ["namespaces", "Landlock", "limits"], of every task
                "exposed": []},             what a task could still reach; see minipipe.coursework.sandbox
@@ -218,10 +256,14 @@ class Report:
                    "hint": "…"}]}]}
         """
         return {
+            "submission": self.name,
             "directory": self.directory,
             "points": self.points,
             "possible": self.possible,
             "passed": self.passed,
+            "days_late": self.days_late,
+            "score": self.score,
+            "next": self.next and self.next.name,
             "containment": self.containment and self.containment._asdict(),
             "tasks": [task.as_json() for task in self.tasks],
         }
@@ -229,10 +271,10 @@ class Report:
     def __str__(self) -> str:
         done = sum(task.passed for task in self.tasks)
         lines = [*map(str, self.tasks), "", *([str(self.containment)] if self.containment else [])]
-        left = [task.exercise for task in self.tasks if not task.passed]
-        if left:
-            nearest = min(left, key=lambda exercise: exercise.lesson)
-            lines.append(f"next: {nearest.name} (lesson {nearest.lesson}), {nearest.subject}")
+        if self.next:
+            lines.append(f"next: {self.next.name} (lesson {self.next.lesson}), {self.next.subject}")
+        if self.days_late:
+            lines.append(f"{self.days_late} days late, at {self.late_factor:g} a day: {self.score} points count")
         plural = "" if len(self.tasks) == 1 else "s"
         lines.append(f"{self.points} of {self.possible} points, {done} of {len(self.tasks)} task{plural} done")
         return "\n".join(lines)
@@ -245,13 +287,16 @@ def grade(
     only: str | None = None,
     time_limit: float = TIME_LIMIT,
     workers: int = 2,
+    days_late: int = 0,
+    late_factor: float = 1.0,
+    links: bool = True,
 ) -> Report:
     """Run all tests, including hidden ones, on a student's directory, and count points.
 
     Parameters
     ----------
     directory : str or Path
-        As :func:`minipipe.coursework.write_coursework` wrote it. It is read and never written.
+        As :func:`minipipe.coursework.write_coursework` wrote it, or a zip archive of it. It is read and never written.
     source : str or Path, optional
         The directory with solutions and tests; by default minipipe's own.
     only : str, optional
@@ -260,6 +305,11 @@ def grade(
         Seconds for each task.
     workers : int
         How many tasks run at once.
+    days_late : int
+    late_factor : float
+        What a day of lateness leaves of the points, from 0 to 1.
+    links : bool
+        Whether the directory may be given by a symbolic link: not where students could have made it.
 
     Returns
     -------
@@ -269,6 +319,8 @@ def grade(
     ------
     CourseworkError
         Codes ``no-source``, ``wrong-directory``, ``unknown-task``, ``time-limit``.
+    FileError
+        For an archive that cannot be read.
 
     Examples
     --------
@@ -284,39 +336,37 @@ def grade(
         raise CourseworkError("time-limit", f"The time limit is {time_limit}; expected seconds, more than 0.")
     exercises = exercises_in(find_source(source))
     chosen = exercises if only is None else [named(exercises, only)]
-    directory = Path(directory)
-    _check_directory(directory, exercises)
+    submission = open_submission(Path(directory), files_of(exercises), links=links)
     with ThreadPoolExecutor(workers) as pool:
-        tasks = tuple(pool.map(lambda exercise: _grade_task(directory, exercise, time_limit), chosen))
-    return Report(str(directory), tasks)
+        tasks = tuple(pool.map(lambda exercise: _grade_task(submission, exercise, time_limit), chosen))
+    by_lesson = sorted(exercises, key=lambda exercise: (exercise.lesson, exercise.name))
+    later = by_lesson[1 + max(map(by_lesson.index, chosen)) :]
+    return Report(str(directory), tasks, submission.name, days_late, late_factor, later[0] if later else None)
 
 
-def _check_directory(directory: Path, exercises: Sequence[Exercise]) -> None:
-    """Refuse a directory without a copy of the coursework, and name one that has it."""
-    if not directory.is_dir():
-        what = f"'{directory}' is a file" if directory.exists() else f"There is no directory '{directory}'"
-        how = f"`minipipe coursework {directory}` writes one" if not directory.exists() else "name its directory"
-        raise CourseworkError("wrong-directory", f"{what}; {how}.")
-    files = [f"{exercise.name}.py" for exercise in exercises]
-    around = [directory, *sorted(filter(Path.is_dir, directory.iterdir())), directory.absolute().parent]
-    right = next((place for place in around if any(os.path.lexists(place / file) for file in files)), None)
-    if right != directory:
-        where = f"'{right}' does: grade that" if right else "`minipipe coursework DIR` writes a directory that does"
-        raise CourseworkError("wrong-directory", f"'{directory}' holds none of {files[0]} … {files[-1]}; {where}.")
+def files_of(exercises: Collection[Exercise]) -> list[str]:
+    """Return the names of the files that a submission holds."""
+    return [f"{exercise.name}.py" for exercise in exercises]
 
 
-def _grade_task(directory: Path, exercise: Exercise, time_limit: float) -> TaskReport:
-    path = directory / f"{exercise.name}.py"
-    if not os.path.lexists(path):
-        problem = f"{path.name} is missing{_renamed(path)}"
-    else:
-        try:
-            # The student chose the file's kind and target, and it is read with the grader's rights.
-            content = read_bytes(path, LONGEST_FILE, pipes=False, links=False)
-            return _report(exercise, content, time_limit, directory)
-        except FileError as error:
-            problem = error.message
+def not_graded(path: str | Path, name: str, exercises: Collection[Exercise], problem: str) -> Report:
+    """Return the report on a submission that could not be graded: no points, and why."""
+    return Report(str(path), tuple(_untested(exercise, problem) for exercise in exercises), name)
+
+
+def _untested(exercise: Exercise, problem: str) -> TaskReport:
     return TaskReport(exercise, tuple((test, CheckResult(False, problem)) for test in exercise.tests), problem)
+
+
+def _grade_task(submission: Submission, exercise: Exercise, time_limit: float) -> TaskReport:
+    file = f"{exercise.name}.py"
+    if file not in submission.files:
+        return _untested(exercise, f"{file} is missing{_renamed(file, submission.files)}")
+    try:
+        # The student chose the file's kind and target, and it is read with the grader's rights.
+        return _report(exercise, submission.read(file), time_limit, submission.path)
+    except FileError as error:
+        return _untested(exercise, error.message)
 
 
 def _report(exercise: Exercise, content: bytes, time_limit: float, directory: Path) -> TaskReport:
@@ -352,9 +402,8 @@ def _report(exercise: Exercise, content: bytes, time_limit: float, directory: Pa
     )
 
 
-def _renamed(path: Path) -> str:
+def _renamed(missing: str, files: Collection[str]) -> str:
     """Return a guess at the new name of a missing file."""
-    files = [file.name for file in path.parent.glob("*.py") if not file.name.startswith("test_")]
-    own = path.stem.partition("_")[2]
-    near = [name for name in files if own in name] or get_close_matches(path.name, files, 1, cutoff=0.8)
-    return f"; is it {near[0]}? Name it {path.name} again" if near else "; each task stays in the file it came in"
+    files, own = [file for file in files if not file.startswith("test_")], missing[:-3].partition("_")[2]
+    near = [name for name in files if own in name] or get_close_matches(missing, files, 1, cutoff=0.8)
+    return f"; is it {near[0]}? Name it {missing} again" if near else "; each task stays in the file it came in"

@@ -270,7 +270,8 @@ def test_json_is_what_the_docstring_says(course, capsys, tmp_path):
     assert main(["grade", str(tmp_path / "mine"), "--source", str(tmp_path / "source"), "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     (task,), containment = report.pop("tasks"), report.pop("containment")
-    assert report == {"directory": str(tmp_path / "mine"), "points": 1, "possible": 3, "passed": False}
+    figures = {"points": 1, "possible": 3, "passed": False, "days_late": 0, "score": 1, "next": "01_double"}
+    assert report == {"submission": "mine", "directory": str(tmp_path / "mine"), **figures}
     assert task["tests"][2] == {
         "test": "test_a_negative_number",
         "meaning": "Twice minus three is minus six.",

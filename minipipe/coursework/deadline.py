@@ -1,0 +1,92 @@
+"""How late a submission is, from times that are written down: never from a clock, nor from a file that has a date."""
+
+from __future__ import annotations
+
+import csv
+import json
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+from minipipe.errors import ArgumentError, FileError, quoted
+from minipipe.io import json_value, read_text
+
+_LONGEST = 4 << 20  # bytes of a file with times; Gradescope's holds all earlier results
+_DAY = timedelta(days=1)
+
+
+class Handed(NamedTuple):
+    """When what was handed in.
+
+    Attributes
+    ----------
+    times : dict
+        By the name of a submission; by an empty name that of the only one.
+    due : datetime, optional
+    student : str, optional
+        The address of the student, or of a group's first by the alphabet.
+    """
+
+    times: dict[str, datetime]
+    due: datetime | None = None
+    student: str | None = None
+
+    def days_late(self, name: str, deadline: datetime | None) -> int:
+        """Return the days from the deadline to a submission; a begun one counts whole."""
+        due = deadline or self.due
+        if due is None:
+            raise ArgumentError("value", "Lateness needs a deadline; give --deadline TIME.")
+        if (time := self.times.get(name, self.times.get(""))) is None:
+            raise ArgumentError("value", f"There is no time of {quoted(name)}; give it a line in the file of --times.")
+        return max(0, -((due - time) // _DAY))
+
+
+def moment(text: str) -> datetime:
+    """Return a time of ISO 8601 with its zone.
+
+    Examples
+    --------
+    >>> moment("2026-11-30T23:59:00+01:00") < moment("2026-11-30T23:00:00Z")
+    True
+    """
+    try:
+        time = datetime.fromisoformat(text.strip())
+    except ValueError:
+        time = None
+    if time is None or time.tzinfo is None:
+        raise ArgumentError(
+            "value", f"{quoted(text)} is no time; expected one with its zone, 2026-11-30T23:59:00+01:00."
+        )
+    return time
+
+
+def read_times(path: str | Path) -> Handed:
+    """Read the times of submissions: CSV lines ``submission,time``, or Gradescope's ``submission_metadata.json``.
+
+    Raises
+    ------
+    ArgumentError
+        Codes ``value`` and ``type``.
+    FileError
+    """
+    text = read_text(path, _LONGEST)
+    if Path(path).suffix.lower() == ".json":
+        return _of_gradescope(text, path)
+    rows = [row for row in csv.reader(text.splitlines()) if row]
+    wrong = next((row for row in rows if len(row) != 2), None)
+    if wrong is not None:
+        raise ArgumentError("value", f"A line of '{path}' is {quoted(','.join(wrong))}; expected `submission,time`.")
+    if rows and rows[0][1].strip() == "time":
+        del rows[0]
+    return Handed({name.strip(): moment(time) for name, time in rows})
+
+
+def _of_gradescope(text: str, path: str | Path) -> Handed:
+    try:
+        data = json_value(json.loads(text), dict, f"'{path}'")
+        due = json_value(data["assignment"], dict, "assignment").get("due_date")
+        users = sorted(json_value(user["email"], str, "email") for user in json_value(data["users"], list, "users"))
+        handed = moment(json_value(data["created_at"], str, "created_at"))
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
+        raise FileError("damaged", f"'{path}' cannot be read: it is not Gradescope's metadata ({error}).") from None
+    return Handed({"": handed}, None if due is None else moment(str(due)), users[0] if users else None)

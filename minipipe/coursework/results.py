@@ -1,0 +1,154 @@
+"""Reports as tables and files for other programs: CSV, JUnit XML, Gradescope's results.json.
+
+All take reports as plain data (:meth:`Report.as_json <minipipe.coursework.Report.as_json>`). Names of folders and what
+students' code says are text of strangers: a spreadsheet must not run it, nor may it break the XML.
+
+References
+----------
+Gradescope, Autograder Specifications, section Output format. The JUnit format of Apache Ant's ``junitreport``.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from minipipe.coursework.sandbox import Containment, weakest
+from minipipe.io import escaped, printable, printable_lines, text_table
+
+Data = dict[str, Any]
+_FORMULAS = ("=", "+", "-", "@")  # how a cell begins that spreadsheets compute
+
+
+def as_table(reports: Sequence[Data]) -> str:
+    """Return a line for each submission.
+
+    Examples
+    --------
+    >>> report = {"points": 3, "possible": 4, "score": 3, "containment": None, "tasks": []}
+    >>> print(as_table([{"submission": "ada", **report}]))
+    submission  points  of  score  done  remarks
+    ada              3   4      3     0
+    """
+    rows: list[tuple[str, ...]] = [("submission", "points", "of", "score", "done", "remarks")]
+    for report in reports:
+        tasks = report["tasks"]
+        figures = (report[key] for key in ("points", "possible", "score"))
+        done = sum(task["passed"] for task in tasks)
+        rows.append((printable(report["submission"]), *map(str, figures), str(done), _remarks(tasks)))
+    found = [report["containment"] for report in reports if report["containment"]]
+    contained = weakest(Containment(tuple(each["layers"]), tuple(each["exposed"])) for each in found)
+    return "\n".join([text_table(rows, right={1, 2, 3, 4}), *([f"\n{contained}"] if contained else [])])
+
+
+def _remarks(tasks: Sequence[Data]) -> str:
+    """Return the problem that all tasks share, or the tasks with a problem or a flag."""
+    said = {task["task"]: "; ".join(filter(None, [task["problem"], *task["flags"]])) for task in tasks}
+    if len(set(said.values())) == 1:
+        return printable(next(iter(said.values())))
+    return printable("; ".join(f"{task}: {words}" for task, words in said.items() if words))
+
+
+def as_csv(reports: Sequence[Data]) -> str:
+    r"""Return a row for each submission, with the points of each task.
+
+    Examples
+    --------
+    >>> task = {"task": "05_bubble", "points": 2, "flags": ["line 3: gc"], "problem": ""}
+    >>> report = {"points": 2, "possible": 7, "days_late": 0, "score": 2, "tasks": [task]}
+    >>> print(as_csv([{"submission": "=cmd", **report}]), end="")
+    submission,05_bubble,points,possible,days late,score,remarks
+    '=cmd,2,2,7,0,2,line 3: gc
+    """
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    tasks = [task["task"] for task in reports[0]["tasks"]] if reports else []
+    writer.writerow(["submission", *tasks, "points", "possible", "days late", "score", "remarks"])
+    for report in reports:
+        points = [task["points"] for task in report["tasks"]]
+        figures = [report[key] for key in ("points", "possible", "days_late", "score")]
+        writer.writerow([_cell(report["submission"]), *points, *figures, _cell(_remarks(report["tasks"]))])
+    return stream.getvalue()
+
+
+def _cell(text: str) -> str:
+    said = printable(text)
+    return f"'{said}" if said.startswith(_FORMULAS) else said
+
+
+def as_junit(reports: Sequence[Data]) -> str:
+    """Return JUnit XML: a suite for each submission, a case for each test, without times, which would differ.
+
+    Examples
+    --------
+    >>> print(as_junit([]), end="")
+    <?xml version="1.0" encoding="UTF-8"?>
+    <testsuites>
+    </testsuites>
+    """
+    lines = ['<?xml version="1.0" encoding="UTF-8"?>', "<testsuites>"]
+    for report in reports:
+        tests = [(task, test) for task in report["tasks"] for test in task["tests"]]
+        failed = sum(not test["passed"] for _, test in tests)
+        name = escaped(report["submission"])
+        lines.append(f'  <testsuite name="{name}" tests="{len(tests)}" failures="{failed}" errors="0" skipped="0">')
+        for task, test in tests:
+            case = f'    <testcase classname="{escaped(task["task"])}" name="{escaped(test["test"])}"'
+            failure = f'<failure message="{escaped(test["reason"])}">{_xml(_words(test))}</failure>'
+            lines.append(f"{case}/>" if test["passed"] else f"{case}>{failure}</testcase>")
+        lines.append("  </testsuite>")
+    return "\n".join([*lines, "</testsuites>", ""])
+
+
+def _xml(text: str) -> str:
+    return "\n".join(map(escaped, text.split("\n")))
+
+
+def _words(test: Data) -> str:
+    """Return what a student reads of a failed test."""
+    said = [test["meaning"], test["reason"], test["where"], test["hint"] and f"Hint: {test['hint']}"]
+    return printable_lines("\n".join(filter(None, said)))
+
+
+def as_gradescope(report: Data) -> str:
+    """Return Gradescope's ``results.json``: hidden tests, prints and flags are visible to instructors alone.
+
+    Examples
+    --------
+    >>> json.loads(as_gradescope({"score": 0, "points": 0, "possible": 1, "days_late": 0, "tasks": [], "next": None}))
+    {'score': 0, 'output': '0 of 1 points', 'stdout_visibility': 'hidden', 'tests': []}
+    """
+    late = f"; {report['days_late']} days late: {report['score']} count" if report["days_late"] else ""
+    following = f"\nnext: {report['next']}" if report["next"] else ""
+    data = {
+        "score": report["score"],
+        "output": f"{report['points']} of {report['possible']} points{late}{following}",
+        "stdout_visibility": "hidden",
+        "tests": [entry for task in report["tasks"] for entry in _entries(task)],
+    }
+    return json.dumps(data, indent=1) + "\n"
+
+
+def _entries(task: Data) -> Iterator[Data]:
+    for test in task["tests"]:
+        yield {
+            "name": f"{task['task']} {test['test']}",
+            "score": test["points"],
+            "max_score": test["possible"],
+            "status": "passed" if test["passed"] else "failed",
+            "output": "" if test["passed"] else _words(test),
+            "output_format": "text",
+            "visibility": "hidden" if test["hidden"] else "visible",
+        }
+    for what, found in _for_instructors(task):
+        entry = {"name": f"{task['task']} {what}", "output": printable_lines(found), "output_format": "text"}
+        yield {**entry, "score": 0, "max_score": 0, "visibility": "hidden"}
+
+
+def _for_instructors(task: Data) -> Iterable[tuple[str, str]]:
+    """Return what the student's code used and printed: it can say what hidden tests ask."""
+    found = {"uses what is not given": "\n".join(task["flags"]), "printed": task["output"]}
+    return [(what, text) for what, text in found.items() if text]

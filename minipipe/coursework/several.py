@@ -1,0 +1,108 @@
+"""Several submissions, each graded by a process of its own: ``python -m minipipe.coursework.several``, started here.
+
+What one student returns can then at worst end the grading of that student. A report comes back as the plain data of
+:meth:`Report.as_json <minipipe.coursework.Report.as_json>`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from minipipe.coursework.exercise import exercises_in, find_source, named
+from minipipe.coursework.grading import files_of, grade, not_graded
+from minipipe.coursework.submission import name_of, submissions_in
+from minipipe.errors import CourseworkError, FileError
+from minipipe.io import printable
+
+_ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def grade_all(
+    paths: Iterable[str | Path],
+    *,
+    jobs: int | None = None,
+    of_each: Callable[[str], dict[str, Any]] = lambda name: {},
+    hide_hidden: bool = False,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """Grade submissions in parallel, and return their reports as data, in the order given.
+
+    Parameters
+    ----------
+    paths : iterable of str or Path
+        Directories and zip archives; a folder without tasks stands for the submissions in it, by name.
+    jobs : int, optional
+        How many are graded at once; by default as many as there are processors.
+    of_each : function, optional
+        Of the name of a submission: further options of that one. All are asked before any is graded.
+    hide_hidden : bool
+        Whether the reports leave out what is said of hidden tests.
+    **options
+        Those of :func:`grade`, for all.
+
+    Raises
+    ------
+    CourseworkError
+        Codes ``no-source``, ``unknown-task``, ``wrong-directory`` where two submissions have one name.
+    """
+    exercises = exercises_in(find_source(options.get("source")))
+    if options.get("only") is not None:
+        named(exercises, options["only"])
+    given = list(map(Path, paths))
+    found = submissions_in(given, files_of(exercises))
+    names = list(map(name_of, found))
+    for name in names:
+        if names.count(name) > 1:
+            both = " and ".join(f"'{path}'" for path, each in zip(found, names) if each == name)
+            raise CourseworkError(
+                "wrong-directory", f"{both} have one name, {name}; a name says whose points these are."
+            )
+    common = {**options, "hide_hidden": hide_hidden, "workers": 2 if len(found) == 1 else 1}
+    asked = [
+        {**common, **of_each(name), "directory": str(path), "name": name, "links": path in given}
+        for path, name in zip(found, names)
+    ]
+    with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
+        return list(pool.map(_graded, asked))
+
+
+def _graded(job: dict[str, Any]) -> dict[str, Any]:
+    """Grade one submission in a process of its own; one that crashes costs the points of its submission alone."""
+    paths = filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")])
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", __name__],  # -P: the current directory may be a student's
+        input=json.dumps(job, default=str).encode(),
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        check=False,
+    )
+    if done.returncode == 0:
+        return json.loads(done.stdout)
+    last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+    return _report(job, f"the grader ended with exit status {done.returncode}: {printable(last[:500])}")
+
+
+def _report(job: dict[str, Any], problem: str = "") -> dict[str, Any]:
+    """Grade one submission in this process, or report its problem."""
+    options = {key: value for key, value in job.items() if key not in ("name", "hide_hidden")}
+    try:
+        if problem:
+            raise CourseworkError("wrong-directory", problem)
+        report = grade(**options)
+    except (CourseworkError, FileError) as error:
+        exercises = exercises_in(find_source(job.get("source")))
+        only = job.get("only")
+        chosen = exercises if only is None else [named(exercises, only)]
+        report = not_graded(job["directory"], job["name"], chosen, error.message)
+    return (report.without_hidden() if job["hide_hidden"] else report).as_json()
+
+
+if __name__ == "__main__":
+    print(json.dumps(_report(json.load(sys.stdin))))

@@ -1,0 +1,174 @@
+"""A student's files, in a folder or a zip archive, read as bytes of bounded size; nothing is unpacked or followed."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import zipfile
+from collections.abc import Collection, Iterable
+from pathlib import Path, PurePosixPath
+
+from minipipe.errors import CourseworkError, FileError, quoted
+from minipipe.io import read_bytes
+
+LONGEST_FILE = 1 << 20
+"""Bytes of a student's file; the solutions have 5,000 at most."""
+
+LONGEST_ARCHIVE = 8 << 20
+"""Bytes of a zip archive: its list of members, which is parsed as a whole, is no longer."""
+
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # others take as much memory as the archive asks for
+
+
+class Folder:
+    """A student's directory. Its author chose the kind and the target of each file.
+
+    Attributes
+    ----------
+    path : Path
+    name : str
+        Of the student or group.
+    files : list of str
+        Names of Python files, in order.
+
+    Examples
+    --------
+    >>> Folder(Path("tutorials/exercises")).name
+    'exercises'
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.name = path, name_of(path)
+        self.files = sorted(entry for entry in os.listdir(path) if entry.endswith(".py"))
+
+    def read(self, file: str) -> bytes:
+        """Return the content of a file, with the grader's rights; raise ``FileError``."""
+        return read_bytes(self.path / file, LONGEST_FILE, pipes=False, links=False)
+
+
+class Archive:
+    """A zip archive with the same files, in one of its folders; attributes as those of :class:`Folder`."""
+
+    def __init__(self, path: Path, tasks: Collection[str]) -> None:
+        self.path, self.name = path, name_of(path)
+        content = read_bytes(path, LONGEST_ARCHIVE, pipes=False, links=False)
+        try:
+            self._zip = zipfile.ZipFile(io.BytesIO(content))
+        except Exception as error:  # zipfile raises whatever a forged archive leads it to, and each error is the same
+            raise self._refusal(f"it is no zip archive ({error})") from None
+        members = [each for each in self._zip.infolist() if not each.filename.startswith("__MACOSX/")]
+        folders = sorted({_folder(each) for each in members if PurePosixPath(each.filename).name in tasks})
+        if len(folders) > 1:
+            raise self._refusal(
+                f"tasks are in {' and in '.join(quoted(each) for each in folders[:2])}; keep one folder"
+            )
+        found = [(PurePosixPath(each.filename).name, each) for each in members if _folder(each) in folders]
+        self._members = dict(found)
+        self.files = sorted(name for name, _ in found if name.endswith(".py"))
+        if len(self._members) < len(found):
+            raise self._refusal("two of its files have one name")
+
+    def read(self, file: str) -> bytes:
+        """Return the content of a file; raise ``FileError``."""
+        member = self._members[file]
+        if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG) or member.is_dir():
+            raise self._refusal(f"{file} is no regular file", "not-a-file")
+        if member.compress_type not in _METHODS or member.flag_bits & 1:
+            raise self._refusal(f"{file} is encrypted, or compressed by another method than deflate")
+        try:
+            with self._zip.open(member) as stream:
+                content = stream.read(LONGEST_FILE + 1)  # whatever size the list of members claims
+        except Exception as error:
+            raise self._refusal(f"{file} is damaged ({error})") from None
+        if len(content) > LONGEST_FILE:
+            raise self._refusal(f"{file} has more than {LONGEST_FILE:,} bytes, the limit", "too-large")
+        return content
+
+    def _refusal(self, reason: str, code: str = "damaged") -> FileError:
+        return FileError(code, f"{quoted(str(self.path), 200)} cannot be read: {reason}.")
+
+
+Submission = Folder | Archive
+
+
+def _folder(member: zipfile.ZipInfo) -> str:
+    return str(PurePosixPath(member.filename).parent)
+
+
+def is_archive(path: Path) -> bool:
+    """Return whether a path names a zip archive."""
+    return path.suffix.lower() == ".zip" and not path.is_dir()
+
+
+def name_of(path: Path) -> str:
+    """Return the name of a submission: the last part of its path, without .zip.
+
+    Examples
+    --------
+    >>> name_of(Path("class/ada.zip")), name_of(Path("class/ada/."))
+    ('ada', 'ada')
+    """
+    name = os.path.basename(os.path.abspath(path))  # of a link its own, not that of its target
+    return name[:-4] if is_archive(path) else name
+
+
+def open_submission(path: Path, tasks: Collection[str], *, links: bool = True) -> Submission:
+    """Open a folder or an archive that holds at least one of the tasks' files.
+
+    Parameters
+    ----------
+    path : Path
+    tasks : collection of str
+        The names of the tasks' files, in order.
+    links : bool
+        Whether the path may be a symbolic link: not where somebody else has filled the folder around it.
+
+    Raises
+    ------
+    CourseworkError
+        Code ``wrong-directory``.
+    FileError
+        For an archive that cannot be read, and a refused link.
+    """
+    if path.is_symlink() and not links:
+        raise FileError("not-a-file", f"{quoted(str(path), 200)} cannot be read: it is a link; expected a submission.")
+    if is_archive(path):
+        submission: Submission = Archive(path, tasks)
+    elif path.is_dir():
+        submission = Folder(path)
+    else:
+        what = f"'{path}' is a file" if path.exists() else f"There is no directory '{path}'"
+        how = (
+            f"`minipipe coursework {path}` writes one" if not path.exists() else "name its directory, or a zip archive"
+        )
+        raise CourseworkError("wrong-directory", f"{what}; {how}.")
+    if not set(tasks).intersection(submission.files):
+        around = [*sorted(filter(Path.is_dir, path.iterdir())), path.absolute().parent] if path.is_dir() else []
+        right = next((place for place in around if any(os.path.lexists(place / file) for file in tasks)), None)
+        where = f"'{right}' does: grade that" if right else "`minipipe coursework DIR` writes a directory that does"
+        first, *_, last = [*tasks] * 2
+        raise CourseworkError("wrong-directory", f"'{path}' holds none of {first} … {last}; {where}.")
+    return submission
+
+
+def submissions_in(paths: Iterable[str | Path], tasks: Collection[str]) -> list[Path]:
+    """Return the submissions among paths; a folder that holds none of the tasks stands for those in it, by name.
+
+    Examples
+    --------
+    >>> submissions_in(["tutorials/exercises"], ["05_bubble.py"])
+    [PosixPath('tutorials/exercises')]
+    """
+    found = []
+    for path in map(Path, paths):
+        inside = []
+        if path.is_dir() and not any(os.path.lexists(path / file) for file in tasks):
+            inside = sorted(each for each in path.iterdir() if each.is_dir() or is_archive(each))
+            inside = [each for each in inside if not each.name.startswith(".")]
+        found += inside if any(map(is_archive, inside)) or _any_holds(inside, tasks) else [path]
+    return found
+
+
+def _any_holds(folders: Iterable[Path], tasks: Collection[str]) -> bool:
+    return any(os.path.lexists(folder / file) for folder in folders for file in tasks)
