@@ -235,7 +235,7 @@ def tanh(a: Operand) -> Tensor:
 
 
 def sigmoid(a: Operand) -> Tensor:
-    """Return 1 / (1 + e^-a), from e^-|a|, so that nothing overflows and small results are exact.
+    """Return ``1 / (1 + e^-a)``, from ``e^-|a|``, so that nothing overflows and small results are exact.
 
     Examples
     --------

@@ -19,7 +19,7 @@ def embedding(weight: Tensor, ids: Operand) -> Tensor:
 
     Returns
     -------
-    Tensor of shape (*ids.shape, width)
+    Tensor of shape ``(*ids.shape, width)``
 
     Raises
     ------

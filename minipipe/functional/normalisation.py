@@ -55,7 +55,7 @@ def group_norm(x: Tensor, num_groups: int, weight: Tensor, bias: Tensor, epsilon
 
     Parameters
     ----------
-    x : Tensor of shape (n, c, *spatial)
+    x : Tensor of shape ``(n, c, *spatial)``
     num_groups : int
         Divides c. Neighbouring channels form a group, with all their positions. One group of all channels, or as many
         groups as channels ("instance normalisation"), are the extremes.
@@ -65,7 +65,7 @@ def group_norm(x: Tensor, num_groups: int, weight: Tensor, bias: Tensor, epsilon
 
     Returns
     -------
-    Tensor of shape (n, c, *spatial)
+    Tensor of shape ``(n, c, *spatial)``
 
     Raises
     ------

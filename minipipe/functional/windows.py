@@ -439,7 +439,7 @@ def global_avg_pool(x: Operand) -> Tensor:
 
     Parameters
     ----------
-    x : Tensor of shape (n, channels, *spatial)
+    x : Tensor of shape ``(n, channels, *spatial)``
         At least one axis behind the channels, none of them empty.
 
     Returns

@@ -333,7 +333,7 @@ class GroupNorm(Module):
         self.bias = Parameter((num_channels,), constant(0.0), dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Keep the shape, (n, num_channels, *spatial)."""
+        """Keep the shape, ``(n, num_channels, *spatial)``."""
         return functional.group_norm(x, self.num_groups, self.weight, self.bias, self.epsilon)
 
 

@@ -297,5 +297,5 @@ class GlobalAvgPool(Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map a tensor of shape (n, channels, *spatial) to (n, channels)."""
+        """Map a tensor of shape ``(n, channels, *spatial)`` to (n, channels)."""
         return functional.global_avg_pool(x)

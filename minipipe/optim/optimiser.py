@@ -110,7 +110,7 @@ class Optimiser(Familiar, ABC):
 
     Local; no messages. A parameter's new values depend only on its own gradients and its group's hyper-parameters, so
     they have the same bits on any rank. An optimiser may have no parameters: a rank may hold only layers without any.
-    A new rule defines :meth:`_update`.
+    A new rule defines ``_update``.
 
     For a parameter in half precision (float16 or bfloat16) it keeps a float32 copy, the master values. It updates these
     and rounds them into the parameter; otherwise a step smaller than the spacing of halves would be lost. If anything

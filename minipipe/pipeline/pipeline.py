@@ -294,7 +294,7 @@ class Pipeline(FamiliarPipeline):
 
     @property
     def advice(self) -> Any:
-        """What ``schedule="auto"`` weighed and chose, a :class:`minipipe.tuning.Report`; without, None."""
+        """What ``schedule="auto"`` weighed and chose, a :class:`minipipe.tuning.Advice`; without, None."""
         return getattr(self._plan, "advice", None)
 
     @property

@@ -1,0 +1,60 @@
+"""The site on a phone, a tablet and a desk, light and dark, by keyboard, and what axe-core says of it."""
+
+import pytest
+
+# One page of each kind.
+PAGES = [
+    *("index", "lessons/index", "lessons/09_zero_bubble", "rooms/schedules", "glossary", "project/benchmarks"),
+    *("api/index", "api/minipipe.schedules", "api/minipipe/minipipe.Pipeline", "_modules/minipipe/tensor"),
+]
+SCHEMES = ("light", "dark")
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_axe_finds_nothing_wrong_with_contrast_names_and_structure(open_page, page, scheme):
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="needs axe-core (pip install '.[browser]')"
+    )
+    for width in (1440, 380) if scheme == "light" else (1440,):
+        found = axe.Axe().run(open_page(page, width, scheme)).response["violations"]
+        told = [f"{each['id']}: {node['html'][:200]}" for each in found for node in each["nodes"]]
+        assert told == [], f"{width} pixels wide: " + "\n".join(told)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_page_is_wider_than_the_screen(open_page, page):
+    for width in (380, 900, 1440):
+        wide = open_page(page, width).evaluate("document.documentElement.scrollWidth")
+        assert wide <= width, f"{width} pixels"
+
+
+def test_the_keyboard_skips_to_the_text_and_shows_where_it_is(open_page):
+    page = open_page("lessons/09_zero_bubble")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent").strip() == "Skip to main content"
+    page.wait_for_function("document.activeElement.getBoundingClientRect().top >= 0")
+    page.keyboard.press("Enter")
+    for _ in range(5):
+        page.keyboard.press("Tab")
+        style = "(({outlineStyle, boxShadow}) => [outlineStyle, boxShadow])(getComputedStyle(document.activeElement))"
+        assert page.evaluate(style) != ["none", "none"], page.evaluate("document.activeElement.outerHTML")
+        assert page.evaluate("document.activeElement.closest('main, footer') !== null")
+
+
+def test_a_search_finds_a_name(open_page):
+    page = open_page("index")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("partition_by_cost")
+    page.keyboard.press("Enter")
+    page.locator("#search-results a", has_text="partition_by_cost").first.click()
+    assert "partition_by_cost" in page.title()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_pictures_have_the_colours_of_their_page_whatever_the_system_prefers(open_page, scheme):
+    page = open_page("lessons/09_zero_bubble", scheme="dark" if scheme == "light" else "light")
+    page.evaluate(f"document.documentElement.dataset.theme = '{scheme}'")
+    ground = "getComputedStyle(document.querySelector('.cell_output svg .ground')).fill"
+    is_dark = sum(int(x) for x in page.evaluate(ground)[4:-1].split(",")) < 3 * 128
+    assert is_dark == (scheme == "dark")

@@ -1,0 +1,82 @@
+"""The site builds without a warning, has a page for everything it must have, and no link leads nowhere."""
+
+import importlib.util
+import re
+
+import pytest
+
+from tests.launch import ROOT
+from tests.test_documentation import PUBLIC
+
+LESSONS = sorted((ROOT / "tutorials").glob("[0-9][0-9]_*.py"))
+# Offered from one room to another, and to nobody outside.
+INSIDE = ("autograd.replay", "cli.main")
+
+
+def loaded(path):
+    """Return a program of the site as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+links = loaded(ROOT / "tutorials" / "site" / "links.py")
+
+
+def documented(site):
+    """Return (module, name) for each function and class with a page, where it is defined."""
+    from sphinx.util.inventory import InventoryFile
+
+    inventory = InventoryFile.loads((site / "objects.inv").read_bytes(), uri="")
+    found = set()
+    for kind in ("py:function", "py:class", "py:exception"):
+        for path in inventory.data.get(kind, {}):
+            module, _, name = path.rpartition(".")
+            holder = importlib.import_module("minipipe")
+            for part in module.split(".")[1:]:
+                holder = getattr(holder, part, None) or importlib.import_module(f"{holder.__name__}.{part}")
+            value = getattr(holder, name)
+            found.add((value.__module__.removeprefix("minipipe."), value.__name__))
+    return found
+
+
+def test_it_builds_without_a_warning_and_every_link_leads_somewhere(site):
+    assert links.problems(site) == []
+
+
+def test_every_public_name_has_a_page(site):
+    missing = PUBLIC - documented(site)
+    assert sorted(name for name in missing if not name[0].startswith(INSIDE)) == []
+    assert {name[0].startswith(INSIDE) for name in missing} == {True}  # so that a name there is found to be missing
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
+def test_a_lesson_was_run_and_has_its_pictures(site, lesson):
+    page = (site / "lessons" / f"{lesson.stem}.html").read_text()
+    assert 'class="cell_output' in page
+    assert page.count("<details") == page.count("</details>")
+    assert "<svg" in page or "render.show(" not in re.sub(r"^#.*", "", lesson.read_text(), flags=re.MULTILINE)
+
+
+def test_every_readme_of_a_room_is_a_chapter(site):
+    rooms = [path.parent.relative_to(ROOT / "minipipe") for path in (ROOT / "minipipe").rglob("README.md")]
+    assert {path.stem for path in (site / "rooms").glob("*.html")} - {"index"} == {
+        "-".join(room.parts) for room in rooms
+    }
+
+
+def test_a_link_that_leads_nowhere_is_found(tmp_path):
+    (tmp_path / "one.html").write_text('<h1 id="here"></h1> <a href="two.html#there">a</a> <img src="https://a.b/c">')
+    (tmp_path / "two.html").write_text('<p id="there"></p> <a href="one.html#here">b</a> <a href="#there">c</a>')
+    assert links.problems(tmp_path) == []
+    assert links.others(tmp_path) == ["https://a.b/c"]
+    for old, new in (
+        ("two.html#there", "two.html#gone"),
+        ("two.html#there", "three.html"),
+        ("two.html", "../two.html"),
+    ):
+        text = '<a href="two.html#there">a</a>'.replace(old, new)
+        (tmp_path / "one.html").write_text(f'<h1 id="here"></h1>{text}')
+        (problem,) = links.problems(tmp_path)
+        assert "one.html: " in problem and new.split("#")[-1] in problem

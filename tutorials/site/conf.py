@@ -1,0 +1,77 @@
+"""The documentation site: ``sphinx-build -W --keep-going -n tutorials/site build/site``, in the root of a checkout."""
+
+import os
+import sys
+from importlib.metadata import version as version_of
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE / "extensions"), str(HERE.parent.parent)]  # the checkout, also where another one is installed
+# For the kernels that run the lessons: the same checkout, and no complaint about a busy machine where they measure.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE.parent.parent), os.environ.get("PYTHONPATH")]))
+os.environ["PYTHONWARNINGS"] = "ignore:These costs were measured on a busy machine"
+
+project = "minipipe"
+author = "the minipipe authors"
+project_copyright = author
+version = release = version_of("minipipe-mpi")
+
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.viewcode",
+    "numpydoc",
+    "myst_nb",  # brings myst_parser with it
+    "sphinx_copybutton",
+    "chapters",
+    "reference",
+]
+exclude_patterns = ["README.md", "extensions", "playground", "**/.ipynb_checkpoints"]
+nitpicky = True
+show_warning_types = True
+# Their documentation is elsewhere, and nothing is fetched. A default that is a table of functions is no class.
+nitpick_ignore_regex = [("py:class", r"(abc|collections|enum|numpy|types)\..*|<function .*")]
+
+# -- texts ---------------------------------------------------------------------------------------------------------
+
+myst_enable_extensions = ["attrs_block", "colon_fence", "dollarmath"]
+myst_heading_anchors = 4
+copybutton_exclude = ".linenos, .gp, .go"
+
+# -- lessons, run as notebooks -------------------------------------------------------------------------------------
+
+nb_execution_mode = "cache"  # a lesson that has not changed is not run again
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300
+nb_execution_show_tb = True
+nb_merge_streams = True
+
+# -- reference -----------------------------------------------------------------------------------------------------
+
+autosummary_generate = False  # reference.py writes the pages
+autodoc_typehints = "none"  # the docstrings name the types in words
+autodoc_inherit_docstrings = False
+numpydoc_show_class_members = False  # the members follow in full
+viewcode_line_numbers = True
+
+# -- look ----------------------------------------------------------------------------------------------------------
+
+html_theme = "pydata_sphinx_theme"
+html_title = "minipipe"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_js_files = ["site.js"]
+html_copy_source = html_show_sourcelink = False
+html_theme_options = {
+    "logo": {"text": "minipipe"},
+    "show_toc_level": 2,
+    "collapse_navigation": True,
+    "navigation_with_keys": False,  # arrows belong to the player
+    "back_to_top_button": False,
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    "header_links_before_dropdown": 7,
+    "pygments_light_style": "a11y-high-contrast-light",
+    "pygments_dark_style": "a11y-high-contrast-dark",
+}

@@ -1,0 +1,154 @@
+"""Pages that are already written: the READMEs of the rooms, the lessons, and the glossary, which is cut out of one.
+
+Each is copied below the sources of the site before these are read. Its links lead to pages of the site where the
+target is one, to source code where it is a file of the package, and else to the file itself.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import jupytext
+from sphinx.application import Sphinx
+
+ROOT = Path(__file__).resolve().parents[3]
+LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)(#[^)]*)?(?=\))")
+PICTURE = '<div class="output text_html picture" tabindex="0">'
+FOLDERS = ("api", "lessons", "papers", "project", "rooms", "schedules")
+WRITTEN: set[Path] = set()  # pages of this build
+TERM = re.compile(r"^- \*\*(.+?)\*\*: ((?:.+\n)(?:  .+\n)*)", re.MULTILINE)
+
+
+def places() -> dict[Path, str]:
+    """Return for each file of the repository that is a page of the site the name of that page."""
+    found = {
+        ROOT / "README.md": "project/readme",
+        ROOT / "DESIGN.md": "project/design",
+        ROOT / "CONTRIBUTING.md": "project/contributing",
+        ROOT / "CHANGELOG.md": "project/changelog",
+        ROOT / "tests/benchmarks/README.md": "project/benchmarks",
+        ROOT / "tutorials/README.md": "lessons/index",
+        ROOT / "tutorials/cluster/README.md": "lessons/cluster",
+        ROOT / "tutorials/exercises/README.md": "lessons/exercises",
+    }
+    for lesson in sorted((ROOT / "tutorials").glob("[0-9][0-9]_*.py")):
+        found[lesson] = f"lessons/{lesson.stem}"
+    for readme in sorted((ROOT / "minipipe").rglob("README.md")):
+        found[readme] = "rooms/" + "-".join(readme.parent.relative_to(ROOT / "minipipe").parts)
+    return found
+
+
+def with_links(text: str, source: Path, page: str, pages: dict[Path, str]) -> str:
+    """Return a text whose relative links, written for the place of ``source``, hold for the place of a page."""
+
+    def target(link: re.Match) -> str:
+        path = Path(os.path.normpath(source.parent / link[1]))
+        name = pages.get(path) or pages.get(path / "README.md")
+        if name is not None:
+            ending = ".ipynb" if path.suffix == ".py" else ".md"
+            return os.path.relpath(f"/{name}", f"/{page}/..") + ending + (link[2] or "")
+        return os.path.relpath(path, ROOT / "tutorials/site" / page / "..")
+
+    return LINK.sub(target, text)
+
+
+def without_glossary(text: str) -> tuple[str, dict[str, str]]:
+    """Return the page of the lessons without its glossary, and that as definitions by their terms."""
+    head, glossary = text.split("## Glossary\n")
+    terms = {term: " ".join(words.split()) for term, words in TERM.findall(glossary)}
+    if rest := TERM.sub("", glossary).strip():
+        raise ValueError(f"The glossary of tutorials/README.md has more than terms: {rest[:200]!r}")
+    return head, terms
+
+
+def glossary_page(terms: dict[str, str]) -> str:
+    """Return the glossary with a link where a definition first uses another term."""
+    # Not for single letters: "I" is also a word.
+    known = sorted((term for term in terms if len(term) > 1), key=len, reverse=True)
+    pattern = re.compile(rf"(?<![\w`-])({'|'.join(map(re.escape, known))})(s?)(?![\w-])")
+    entries = []
+    for term, words in terms.items():
+        seen = {term}
+
+        def linked(found: re.Match, seen: set[str] = seen) -> str:
+            if found[1] in seen:
+                return found[0]
+            seen.add(found[1])
+            return f"{{term}}`{found[0]} <{found[1]}>`" if found[2] else f"{{term}}`{found[0]}`"
+
+        parts = re.split(r"(`[^`]*`)", words)
+        parts[::2] = [pattern.sub(linked, part) for part in parts[::2]]
+        entries.append(f"{term}\n  {''.join(parts)}\n")
+    return "# Glossary\n\n:::{glossary}\n" + "\n".join(entries) + ":::\n"
+
+
+def write(app: Sphinx, page: str, text: str) -> None:
+    """Write a page below the sources, unless it is there as it is: then it is not read again."""
+    path = Path(app.srcdir) / page
+    path.parent.mkdir(parents=True, exist_ok=True)
+    WRITTEN.add(path)
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
+
+
+def notebook(source: str, path: Path, page: str, pages: dict[Path, str]) -> str:
+    """Return a lesson as a notebook: its cells as they are, but for links."""
+    cells = jupytext.reads(source, fmt="py:percent")
+    for number, cell in enumerate(cells.cells):
+        cell.id = f"cell-{number}"  # instead of a random one, so that the cache knows the lesson again
+        if cell.cell_type == "markdown":
+            cell.source = with_links(cell.source, path, page, pages)
+    return jupytext.writes(cells, fmt="ipynb")
+
+
+def toctree(option: str, names: list[str]) -> str:
+    """Return the directive that puts pages into the navigation."""
+    return f"```{{toctree}}\n:{option}\n\n" + "\n".join(names) + "\n```\n"
+
+
+def write_chapters(app: Sphinx) -> None:
+    """Copy what is written elsewhere."""
+    pages = places()
+    for path, page in pages.items():
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".py":
+            write(app, f"{page}.ipynb", notebook(text, path, page, pages))
+            continue
+        if page == "lessons/index":
+            text, terms = without_glossary(text)
+            write(app, "glossary.md", glossary_page(terms))
+            names = sorted(name for name in pages.values() if name.startswith("lessons/") and name != page)
+            names = [Path(name).name for name in names]
+            text += "\n" + toctree("hidden:", names)
+        text = with_links(text, path, page, pages).replace("(#glossary)", "(../glossary.md)")
+        write(app, f"{page}.md", text)
+    for folder, title in (("rooms", "The rooms"), ("project", "The project")):
+        names = [page.split("/")[1] for page in pages.values() if page.startswith(f"{folder}/")]
+        write(app, f"{folder}/index.md", f"# {title}\n\n{toctree('maxdepth: 1', names)}")
+
+
+def remove_others(app: Sphinx) -> None:
+    """Remove pages of earlier builds that none was written for: a lesson may have another number now."""
+    for folder in FOLDERS:
+        for path in (Path(app.srcdir) / folder).rglob("*"):
+            if path.is_file() and path not in WRITTEN:
+                path.unlink()
+
+
+def finish(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Let a picture be dark where its page is, not where the system prefers it, and scroll where the page is narrow."""
+    if "body" in context:  # a screen reader would announce an empty cell as a header
+        context["body"] = context["body"].replace('<th class="head"><p></p></th>', "<td></td>")
+    if "<svg" in context.get("body", ""):
+        body = context["body"].replace("@media screen and (prefers-color-scheme:dark){", 'html[data-theme="dark"]{')
+        # What scrolls must be within reach of the keyboard.
+        context["body"] = re.sub(r'<div class="output text_html">(?=\s*<svg)', PICTURE, body)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Copy the pages before autosummary reads them."""
+    app.connect("builder-inited", write_chapters, priority=300)
+    app.connect("builder-inited", remove_others, priority=400)
+    app.connect("html-page-context", finish)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
