@@ -52,7 +52,7 @@ def observe_recomputation(roots: Iterable[Node], observe: Callable[[list[Node]],
         Takes the roots of the part that was computed, before the backward goes through it. Not a closure: what a
         closure refers to would count as held.
     """
-    for node in _behind(list(roots)):
+    for node in behind(list(roots)):
         recomputation = node.recomputation if isinstance(node, RecomputedNode) else None
         if recomputation is not None and recomputation.compute_again is not None:
             recomputation.compute_again = partial(_observed, recomputation.compute_again, observe)
@@ -68,13 +68,13 @@ def _observed(compute: Callable[[], list[Node | None]], observe: Callable[[list[
 
 def _arrays_of(item: Node | WeightWork) -> Iterator[Array]:
     if isinstance(item, Node):
-        yield from _captured(_behind([item]))
+        yield from _captured(behind([item]))
     else:
         yield from item.postponed.values()
-        yield from _captured(_behind(list(item.postponed)))
+        yield from _captured(behind(list(item.postponed)))
 
 
-def _behind(roots: list[Node]) -> list[Node]:
+def behind(roots: list[Node]) -> list[Node]:
     """Return the roots and every node behind them."""
     seen = set(roots)
     stack = list(roots)
@@ -88,7 +88,8 @@ def _behind(roots: list[Node]) -> list[Node]:
 
 def _parents(node: Node) -> list[Node]:
     if isinstance(node, RecomputedNode):
-        return [] if node.recomputation is None else node.recomputation.parents
+        recomputation = node.recomputation
+        return [] if recomputation is None else [*recomputation.parents, *filter(None, recomputation.roots)]
     return [parent for parent, _ in node.edges or ()]
 
 

@@ -28,21 +28,26 @@ class Recomputation:
         The nodes of the inputs.
     compute_again : function
         Computes the results again and returns their nodes; None for a result that depends on nothing with a gradient.
+
+    Attributes
+    ----------
+    roots : list of Node or None
+        The nodes of the results, once they were computed again.
     """
 
-    __slots__ = ("_roots", "compute_again", "parents")
+    __slots__ = ("compute_again", "parents", "roots")
 
     def __init__(self, parents: list[Node], compute_again: Callable[[], list[Node | None]]) -> None:
         self.parents = parents
         self.compute_again: Callable[[], list[Node | None]] | None = compute_again
-        self._roots: list[Node | None] = []
+        self.roots: list[Node | None] = []
 
     def root(self, number: int) -> Node | None:
         """Return the node of one result; the first time, compute all of them again."""
         if self.compute_again is not None:
             compute_again, self.compute_again = self.compute_again, None
-            self._roots = compute_again()
-        return self._roots[number]
+            self.roots = compute_again()
+        return self.roots[number]
 
 
 class RecomputedNode(Node):

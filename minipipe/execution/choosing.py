@@ -15,6 +15,9 @@ from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, build
 from minipipe.schedules.sequential import forward_only_through
 from minipipe.schedules.transforms import first_stages, spread_stages
 
+# What a Pipeline runs beside F, B, I and W on one rank for each stage; named as what would refuse it.
+RUN = (ScheduleCode.REPLICAS, ScheduleCode.SLICES, ScheduleCode.RECOMPUTE)
+
 
 def _resolved(
     schedule: str | Path | Schedule | Program,
@@ -131,7 +134,7 @@ def _built(name: str, num_ranks: int, num_microbatches: int, chunks: int, num_mo
     try:
         return build(name, num_ranks, num_microbatches, chunks)
     except ScheduleError as error:
-        build(name, num_ranks, num_microbatches).check_known("Pipeline", ScheduleCode.REPLICAS, ScheduleCode.SLICES)
+        build(name, num_ranks, num_microbatches).check_known("Pipeline", *RUN)
         message = (
             f"{num_modules} modules on {num_ranks} ranks are up to {chunks} on a rank. {error.problems[0].message} "
             f"Expected {num_ranks + 1} to {2 * num_ranks} modules."

@@ -24,7 +24,7 @@ from minipipe.comm import ProcessGroup, Request
 from minipipe.execution.payload import Payload
 from minipipe.execution.record import Receipt, Record
 from minipipe.execution.stage import Stage
-from minipipe.schedules.action import RECV_B, RECV_F, REDUCE_GRAD, SEND_B, SEND_F, Action, B, F, I, W
+from minipipe.schedules.action import RECV_B, RECV_F, SEND_B, SEND_F, Action, ActionKind, B, F, I, W
 from minipipe.schedules.action_table import Program
 from minipipe.schedules.analysis.dependencies import Direction, Value
 
@@ -221,8 +221,8 @@ class Executor:
         return 2 * pair + (value.direction is Direction.BACKWARD)
 
 
-_METHODS: dict[Any, Any] = {F: Executor._forward, B: Executor._backward, I: Executor._backward}
-_METHODS |= {W: Executor._backward_weight, REDUCE_GRAD: lambda *_: lambda *_: None}  # an observer runs sums: sums.py
+_METHODS: dict[Any, Any] = dict.fromkeys(ActionKind, lambda *_: lambda *_: None)  # what an observer runs: sums.py, …
+_METHODS |= {F: Executor._forward, B: Executor._backward, I: Executor._backward, W: Executor._backward_weight}
 _METHODS |= {SEND_F: Executor._send, SEND_B: Executor._send, RECV_F: Executor._receive, RECV_B: Executor._receive}
 
 

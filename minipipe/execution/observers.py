@@ -16,11 +16,13 @@ from minipipe.autograd.memory import held_bytes, observe_recomputation
 from minipipe.comm import ProcessGroup
 from minipipe.execution.batch import Batch
 from minipipe.execution.executor import Executor, Observer, Step
+from minipipe.execution.offloading import Offloading
 from minipipe.execution.stage import Stage
 from minipipe.functional.over_rows import stacked
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.transforms import neighbouring_weights
 
+_WITHOUT_TIME = (ActionKind.REDUCE_GRAD, ActionKind.OFFLOAD, ActionKind.LOAD)
 _BACKWARD = (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT)
 
 
@@ -50,6 +52,11 @@ class StackedWeights:
             executor.record.share_time_of_last(len(microbatches))
 
         return leave if not microbatches else step if len(microbatches) == 1 else run_together
+
+
+def observers_of(row: Sequence[Action], stacks_weights: bool) -> list[Observer]:
+    """Return the observers of a row that trains: what it offloads, stacks, and writes about itself."""
+    return [*Offloading(row).observers, *([StackedWeights(row)] if stacks_weights else ()), *journal()]
 
 
 def journal() -> tuple[Observer, ...]:
@@ -96,7 +103,7 @@ class MemoryMeter:
 
     def watch(self, action: Action, step: Step) -> Step:
         """Return a step after which the bytes are measured, for computations; the record gets them as well."""
-        if action.kind.is_communication or action.kind is ActionKind.REDUCE_GRAD:
+        if action.kind.is_communication or action.kind in _WITHOUT_TIME:
             return step
 
         def run_and_measure(executor: Executor, batch: Batch) -> None:

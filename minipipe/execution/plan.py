@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from minipipe.autograd import backend
-from minipipe.errors import ArgumentError, ModelError, ScheduleCode
-from minipipe.execution.choosing import checked_blocks, ranks_of_each, replicated, schedule_of_modules
+from minipipe.errors import ArgumentError, ModelError
+from minipipe.execution.choosing import RUN, checked_blocks, ranks_of_each, replicated, schedule_of_modules
+from minipipe.execution.offloading import recomputing
 from minipipe.execution.partition import partition_of
 from minipipe.execution.replaying import ReplayingStage
 from minipipe.execution.sliced import SlicedStage, check_sliceable
@@ -26,6 +27,7 @@ from minipipe.nn import AuxiliaryLoss, Module, Parameter, Recompute, Sequential
 from minipipe.nn.auxiliary_loss import carrying_losses
 from minipipe.nn.sequential import parameters_of
 from minipipe.optim import Optimiser
+from minipipe.schedules.action import ActionKind
 from minipipe.schedules.action_table import Program, Schedule
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.replicas import pipelines_of
@@ -124,7 +126,7 @@ class Plan:
         check_model(model)
         given = replicated(schedule, num_ranks, num_microbatches, chunks_per_rank, replicas)
         verify(given)
-        given.check_known("Pipeline", ScheduleCode.REPLICAS, ScheduleCode.SLICES)
+        given.check_known("Pipeline", *RUN)
         pipelines = tuple(pipelines_of(given))
         sizes = [len(Sequential(layer).flat_layers) for layer in model]
         numbers = [layer.num_parameters for layer in model.flat_layers]
@@ -422,6 +424,7 @@ def build_stages(
     copies: dict = {}  # of everything that was copied, by the identity of the original
     is_half = any(backend.is_half(parameter.dtype) for parameter in plan.model.parameters())
     replays = replay and xp is np and not has_losses
+    replays = replays and plan.schedule.kinds.isdisjoint((ActionKind.RECOMPUTE, ActionKind.OFFLOAD))
     kind, stages = HalfStage if is_half else ReplayingStage if replays else Stage, {}
     if plan.schedule.num_slices > 1:
         check_sliceable(plan.model, recompute, plan.inputs_require_grad)
@@ -438,7 +441,8 @@ def build_stages(
             parameter.move(xp)
             if not parameter.is_filled:
                 parameter.fill(seed, name)
-        forward: Callable = Recompute(module) if recompute else module
+        row = plan.schedule.actions[rank]
+        forward: Callable = Recompute(module) if recompute else recomputing(module, row, index)
         if has_losses:
             forward = carrying_losses(forward, index == 0, index == plan.schedule.num_stages - 1)
         stages[index] = kind(module, index, plan.schedule, parameters, forward)

@@ -29,7 +29,7 @@ from minipipe.execution.checks.comparison import check_program
 from minipipe.execution.checks.finite import FiniteCheck
 from minipipe.execution.executor import Executor
 from minipipe.execution.objective import BatchObjective, GivenGradient, Loss, Metric, Weight, Where
-from minipipe.execution.observers import MemoryMeter, StackedWeights, journal
+from minipipe.execution.observers import MemoryMeter, journal, observers_of
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
 from minipipe.execution.replayed import report_of, source_of
@@ -234,9 +234,9 @@ class Pipeline(FamiliarPipeline):
         self._parameters = AllParameters(plan, group, self._intake.calls, self._stages, compares)
         self._executor = partial(Executor, stages=self._stages, group=group, xp=self._xp, observers=journal())
         self._predictors, self._input_gradients = dict[int, Executor](), None
-        stacked = [StackedWeights(plan.program.actions[group.rank])] if stack_weight_gradients else []
+        others = observers_of(plan.program.actions[group.rank], stack_weight_gradients)
         self._sums = GradientSums(plan, self._stages, group, self._xp)
-        self._trainer = self._executor(plan.program, observers=[*self._sums.observers, *stacked, *journal()])
+        self._trainer = self._executor(plan.program, observers=[*self._sums.observers, *others])
         self._finite = FiniteCheck(check_finite, plan, self._trainer)
 
     @classmethod

@@ -4,7 +4,7 @@ from itertools import permutations
 
 import pytest
 
-from minipipe import Plan, Schedule, nn, schedules, verify
+from minipipe import Schedule, schedules, verify
 from minipipe.errors import ScheduleError
 from minipipe.schedules import lower
 from minipipe.tuning.layers import microbatches_in_flight
@@ -92,7 +92,6 @@ def test_of_all_orders_one_is_legal(row):
 @pytest.mark.parametrize(
     ("reader", "use"),
     [
-        ("Pipeline", lambda schedule: Plan(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), schedule, num_ranks=2)),
         ("balance", microbatches_in_flight),
     ],
 )

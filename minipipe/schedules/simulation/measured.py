@@ -56,7 +56,7 @@ def measured_timeline(program: Program, ranks: Sequence[Recorded], note: str = "
     gpipe: makespan 3000 ms, bubble 0.0 %, peak activations by rank 1
     """
     with_sums = repeat(program, 1 + len(ranks[0].changes))
-    whole = with_sums.without_sums()
+    whole = _timed(with_sums)
     rows, last = whole.schedule.actions, program.ranks_of(program.num_stages - 1)[0]
     origin = min((rank.ran[0][0] for rank in ranks if rank.ran), default=0.0)
     is_memory_known = all(len(rank.memory) == len(row) for rank, row in zip(ranks, rows))
@@ -78,6 +78,14 @@ def measured_timeline(program: Program, ranks: Sequence[Recorded], note: str = "
         step_changes=tuple(tuple(_changes(ranks, r, last, origin)) for r in range(len(ranks))),
         sums=tuple(_sums(with_sums, ranks, origin)),
     )
+
+
+def _timed(program: Program) -> Program:
+    """Return the program without sums and copies, which take their ranks no time."""
+    untimed = {ActionKind.REDUCE_GRAD, ActionKind.OFFLOAD, ActionKind.LOAD}
+    if untimed.isdisjoint(program.kinds):
+        return program
+    return program.with_rows(Program, ((a for a in row if a.kind not in untimed) for row in program.actions))
 
 
 def _changes(ranks: Sequence[Recorded], rank: int, last: int, origin: float) -> Iterator[StepChange]:
