@@ -283,7 +283,8 @@ class Plan:
         Parameters
         ----------
         layers : MeasuredLayers
-            Of this model, with the loss, from :func:`minipipe.measure_layers`. One measurement serves any plan.
+            Of this model, with the loss, from :func:`minipipe.measure_layers`. One measurement serves any plan with
+            microbatches of that size: ``num_microbatches`` there are those of all replicas.
         optimiser : function, optional
             ``parameters -> Optimiser``, such as ``optim.Adam``.
         recompute : bool
@@ -311,9 +312,9 @@ class Plan:
         >>> model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
         >>> layers = measure_layers(model, np.ones((80, 64)), np.ones((80, 10)), nn.MSELoss(), num_microbatches=8)
         >>> print(Plan(model, "1f1b", num_ranks=2, num_microbatches=8).memory(layers, optimiser=optim.Adam))
-        rank  parameters  gradients  optimiser  activations  messages  total bytes
-           0       8,320      8,320     16,640        2,560     1,280       37,120
-           1       1,320      1,320      2,640        1,680     1,280        8,240
+        rank  parameters  gradients  optimiser  activations  messages  sums  total bytes
+           0       8,320      8,320     16,640        2,560     1,280     0       37,120
+           1       1,320      1,320      2,640        1,680     1,280     0        8,240
         """
         if not callable(getattr(layers, "memory", None)):
             message = (

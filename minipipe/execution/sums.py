@@ -14,7 +14,7 @@ are added in pairs, in the order of the replicas, so that the bits depend on the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import prod
 from time import perf_counter
@@ -221,8 +221,9 @@ class _Sum:
             None if gradient is None else self._xp.reshape(gradient, (-1,)) for gradient in self._gradients
         ]
         self._sends: list[Request] = []
-        for j in range(len(ranks)):
-            self._send(self._part(j), j, tag)  # [1]
+        self._others = [j for j in range(len(ranks)) if j != self._place]
+        for j in self._others:
+            self._send(self._part(j), [j], tag)  # [1]
         self._arriving = self._receives(tag)
 
     def can_go_on(self) -> bool:
@@ -235,9 +236,8 @@ class _Sum:
         if not self.is_added:  # [2]
             came[self._place] = self._part(self._place)
             total = [sum_in_pairs(pieces) for pieces in zip(*(came.get(j, []) for j in range(len(self._ranks))))]
-            for j in range(len(self._ranks)):
-                self._send(total, j, self._tag + 1)  # [3]
             came, self._arriving, self.is_added = {self._place: total}, self._receives(self._tag + 1), True
+            self._send(total, self._others, self._tag + 1)  # [3]
         else:
             self.is_over = True
         for j, pieces in came.items():
@@ -255,14 +255,7 @@ class _Sum:
     # -- parts ----------------------------------------------------------------------------------------------
 
     def _cuts(self, j: int) -> Iterator[tuple[int, slice]]:
-        """Yield the pieces of part j: the number of a leaf, and a slice of its elements."""
-        sizes = [prod(leaf.shape or ()) for leaf in self._leaves]
-        n, total, first = len(self._ranks), sum(sizes), 0
-        start, stop = j * total // n, (j + 1) * total // n
-        for i, size in enumerate(sizes):
-            if max(start, first) < min(stop, first + size):
-                yield i, slice(max(start, first) - first, min(stop, first + size) - first)
-            first += size
+        return pieces_of([prod(leaf.shape or ()) for leaf in self._leaves], len(self._ranks), j)
 
     def _part(self, j: int) -> list[Array | None]:
         return [None if (flat := self._flat[i]) is None else flat[piece] for i, piece in self._cuts(j)]
@@ -276,20 +269,77 @@ class _Sum:
 
     # -- messages -------------------------------------------------------------------------------------------
 
-    def _send(self, pieces: list[Any], j: int, tag: int) -> None:
-        if pieces and j != self._place:
+    def _send(self, pieces: list[Any], destinations: Iterable[int], tag: int) -> None:
+        if pieces:
             message = Payload(pieces, [False] * len(pieces), (None,) * len(pieces)).to_message()
-            self._sends.append(self._group.isend(message, self._ranks[j], tag, step=self._step))
+            for j in destinations:
+                self._sends.append(self._group.isend(message, self._ranks[j], tag, step=self._step))
 
     def _receives(self, tag: int) -> dict[int, Any]:
         """Return the requests of the messages that come: first for the own part, then with those of the others."""
         found = {}
-        for j, rank in enumerate(self._ranks):
+        for j in self._others:
             part = self._place if tag == self._tag else j
-            if j != self._place and any(True for _ in self._cuts(part)):
+            if any(True for _ in self._cuts(part)):
                 words = f"part {part} of the gradients of {self._action}"
-                found[j] = self._group.irecv(rank, tag, step=self._step, what=words)
+                found[j] = self._group.irecv(self._ranks[j], tag, step=self._step, what=words)
         return found
+
+
+def pieces_of(sizes: Sequence[int], n: int, j: int) -> Iterator[tuple[int, slice]]:
+    """Yield the pieces of part j of n of some gradients: the number of a gradient, and a slice of its elements.
+
+    Examples
+    --------
+    >>> list(pieces_of([4, 1, 3], 2, 1))
+    [(1, slice(0, 1, None)), (2, slice(0, 3, None))]
+    """
+    total, first = sum(sizes), 0
+    start, stop = j * total // n, (j + 1) * total // n
+    for i, size in enumerate(sizes):
+        if max(start, first) < min(stop, first + size):
+            yield i, slice(max(start, first) - first, min(stop, first + size) - first)
+        first += size
+
+
+def bytes_of_sum(gradients: Sequence[tuple[int, int]], n: int, place: int) -> int:
+    """Return the most bytes that a sum over n replicas takes beside its gradients, on one of their ranks.
+
+    These are the parts that it sent, which may be in flight until the end, that of its own which it added, and those
+    that came: [2] or [4] of this file's picture, whichever are more.
+
+    Parameters
+    ----------
+    gradients : sequence of (int, int)
+        The elements of each, and their bytes; 0 where it has none.
+    n, place : int
+        Of the replicas, and the number of this one.
+
+    Examples
+    --------
+    >>> bytes_of_sum([(6, 4), (2, 4)], 2, 0), bytes_of_sum([(8, 4)], 4, 0), bytes_of_sum([(8, 4)], 1, 0)
+    (48, 56, 0)
+    """
+    parts = [
+        sum((cut.stop - cut.start) * gradients[i][1] for i, cut in pieces_of([size for size, _ in gradients], n, j))
+        for j in range(n)
+    ]
+    others = sum(parts) - parts[place]
+    return others + parts[place] + max(others, (n - 1) * parts[place]) if n > 1 else 0
+
+
+def most_sums_of_blocks(num_blocks: int) -> int:
+    """Return how many gradients of each parameter there are at most, where they are added in blocks, beside the sum.
+
+    Examples
+    --------
+    With 4 blocks: the sum of the first two, the third, and that of the third and the fourth, beside the fourth.
+
+    >>> list(map(most_sums_of_blocks, (1, 2, 4, 8)))
+    [0, 2, 3, 4]
+    """
+    ended = (block.bit_count() + block % 2 for block in range(num_blocks))  # and the sum of the last two, of which
+    return max(*ended, num_blocks.bit_count()) if num_blocks > 1 else 0
 
 
 def leaves_of(stage: Stage) -> list[Leaf]:

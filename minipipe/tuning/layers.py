@@ -12,6 +12,7 @@ from minipipe.autograd import backend
 from minipipe.errors import ArgumentError
 from minipipe.execution.partition import check_partition, partition_by_cost, partition_by_stage_cost
 from minipipe.execution.plan import Plan
+from minipipe.execution.sums import bytes_of_sum, most_sums_of_blocks
 from minipipe.io import html_table, text_table
 from minipipe.nn import Module
 from minipipe.nn.parameter import Parameter
@@ -314,8 +315,11 @@ class MeasuredLayers(Sequence[LayerCosts]):
             own = [layer for stage in schedule.stages_of(rank) for layer in plan.part(stage)]
             parameters, gradients, state = _kept(own, optimiser)
             activations = int(max((during for during, _ in levels[rank]), default=0))
+            sums = (
+                0 if schedule.is_forward_only else sum(_sums(plan, stage, rank) for stage in schedule.stages_of(rank))
+            )
             gradients = 0 if schedule.is_forward_only else gradients
-            found.append(RankMemory(parameters, gradients, state, activations, messages[rank]))
+            found.append(RankMemory(parameters, gradients, state, activations, messages[rank], sums))
         return MemoryPrediction(found)
 
     def costs(
@@ -463,6 +467,15 @@ def _kept(layers: Iterable[Module], optimiser: MakeOptimiser | None) -> tuple[in
     return sum(parameter.nbytes for parameter in parameters), gradient_bytes(uses), state_bytes(optimiser, parameters)
 
 
+def _sums(plan: Plan, stage: int, rank: int) -> int:
+    """Return the bytes that sums of a stage's gradients take beside these, over its replicas or blocks."""
+    uses = {id(use): use for layer in plan.part(stage) for use in parameters_of(layer)}.values()
+    ranks, gradients = plan.program.ranks_of(stage), [(use.size, gradient_bytes([use])) for use in uses]
+    of_blocks = most_sums_of_blocks(plan.gradient_blocks // len(ranks)) * sum(nbytes for _, nbytes in gradients)
+    each = [(size, nbytes // max(1, size)) for size, nbytes in gradients]
+    return max(of_blocks, bytes_of_sum(each, len(ranks), ranks.index(rank)))
+
+
 def _cells(number: str, costs: LayerCosts) -> tuple[str, ...]:
     times = (f"{1e3 * time:.3f}" for time in (costs.forward, costs.backward_input, costs.backward_weight))
     held = (f"{size:,}" for size in (costs.activation, costs.weight_activation, costs.message_size))
@@ -488,7 +501,7 @@ def microbatches_in_flight(schedule: Schedule) -> list[int]:
 
 # -- the memory of the ranks of a plan ---------------------------------------------------------------------------------
 
-_MEMORY_HEAD = ("rank", "parameters", "gradients", "optimiser", "activations", "messages", "total bytes")
+_MEMORY_HEAD = ("rank", "parameters", "gradients", "optimiser", "activations", "messages", "sums", "total bytes")
 
 
 class RankMemory(NamedTuple):
@@ -506,6 +519,9 @@ class RankMemory(NamedTuple):
         The most that graphs hold at once.
     messages : int
         The most that is in flight at once, if every action takes equally long. A rank with a late consumer holds more.
+    sums : int
+        The most that sums of gradients over replicas, or over blocks, take beside the gradients: parts in flight, and
+        sums of blocks. With several stages on a rank, if all of their sums are under way at once.
 
     Examples
     --------
@@ -518,6 +534,7 @@ class RankMemory(NamedTuple):
     optimiser_state: int
     activations: int
     messages: int
+    sums: int = 0
 
     @property
     def total(self) -> int:
@@ -533,8 +550,8 @@ class MemoryPrediction(tuple[RankMemory, ...]):
     Examples
     --------
     >>> print(MemoryPrediction([RankMemory(8, 8, 16, 1000, 20)]))
-    rank  parameters  gradients  optimiser  activations  messages  total bytes
-       0           8          8         16        1,000        20        1,052
+    rank  parameters  gradients  optimiser  activations  messages  sums  total bytes
+       0           8          8         16        1,000        20     0        1,052
     """
 
     __slots__ = ()
