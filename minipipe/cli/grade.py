@@ -38,6 +38,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML, a case for each test")
     parser.add_argument("--gradescope", type=Path, metavar="FILE", help="write results.json, of a single submission")
     parser.add_argument("--hide-hidden", action="store_true", help="say of hidden tests only whether they passed")
+    parser.add_argument("--variants", action="store_true", help="each name of a submission draws its own numbers")
+    parser.add_argument("--student", metavar="NAME", help="the name that draws, for a single submission")
     parser.add_argument("--late-factor", type=float, metavar="F", help="what each day of lateness leaves, from 0 to 1")
     parser.add_argument("--deadline", metavar="TIME", help="such as 2026-11-30T23:59:00+01:00")
     times = "lines `submission,time`, or Gradescope's submission_metadata.json"
@@ -56,6 +58,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
         return answer(options, report.as_json(), report, ExitStatus.YES if report.passed else ExitStatus.NO)
     if options.gradescope and len(found) != 1:
         raise misuse(f"--gradescope writes the results of one submission; given are {len(found)}.")
+    if options.student and len(found) != 1:
+        raise misuse(f"--student names that of one submission; given are {len(found)}. --variants takes their names.")
     if options.jobs is not None and options.jobs < 1:
         raise misuse(f"--jobs is {options.jobs}; expected at least 1.")
     hide = options.hide_hidden
@@ -73,11 +77,16 @@ def _of_each(options: argparse.Namespace) -> Callable[[str], dict[str, Any]]:
     """Return a function of a submission's name: options of that one alone."""
     handed = read_times(options.times) if options.times else None
     deadline = moment(options.deadline) if options.deadline else None
-    factor = options.late_factor
-    if factor is None:
-        return lambda name: {}
-    if not 0 <= factor <= 1:
+    factor, student = options.late_factor, options.student or (handed and handed.student)
+    if factor is not None and not 0 <= factor <= 1:
         raise misuse(f"--late-factor is {factor}; expected a number from 0 to 1.")
-    if handed is None:
+    if factor is not None and handed is None:
         raise misuse("--late-factor needs the times of submissions; give --times FILE.")
-    return lambda name: {"days_late": handed.days_late(name, deadline), "late_factor": factor}
+
+    def of_each(name: str) -> dict[str, Any]:
+        found: dict[str, Any] = {"student": student or name} if options.variants or options.student else {}
+        if handed is not None and factor is not None:
+            found |= {"days_late": handed.days_late(name, deadline), "late_factor": factor}
+        return found
+
+    return of_each

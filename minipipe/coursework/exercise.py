@@ -16,8 +16,14 @@ The student may import from minipipe only what the stub imports.
 grader; ``task`` calls the student's functions in another process, with plain data (``checking.py``). Functions marked
 ``remote`` run beside the student's code, which can forge their results: compare lengths as well. The first paragraph of
 a docstring is the meaning of the test, a paragraph ``Hint: …`` its hint, and ``Points: 2`` its points, if not one. Only
-the instructor has the part after the line ``# HIDDEN``: tests with other numbers, and ``WRONG_ANSWERS``, tuples of (why
-it is tempting, text of the solution, its replacement).
+the instructor has the part after the line ``# HIDDEN``: tests with other numbers; ``WRONG_ANSWERS``, tuples of (why it
+is tempting, text of the solution, its replacement); and perhaps ``VARIANTS``, groups of alternatives, each a tuple of
+texts. The first has those of the two files; another takes its place for a student whose name draws it::
+
+    VARIANTS = [
+        [("random.Random(1)",), ("random.Random(7)",)],
+        [("4 ranks and 8 microbatches", "3/11"), ("3 ranks and 6 microbatches", "2/8")],
+    ]
 """
 
 from __future__ import annotations
@@ -25,13 +31,16 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
+from hashlib import blake2b
 from importlib.resources import files
 from math import inf
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple
+from unicodedata import normalize
 
 from minipipe.errors import CourseworkError
 
@@ -114,6 +123,26 @@ class Exercise:
             raise CourseworkError("markers", f"The checks of {self.name} need one line # HIDDEN.")
         return parts[0].rstrip() + "\n"
 
+    @cached_property
+    def variants(self) -> list[list[tuple[str, ...]]]:
+        """Groups of alternative texts, the first of a group as in the files."""
+        for node in ast.parse(self.checks).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "VARIANTS":
+                return ast.literal_eval(node.value)
+        return []
+
+    def for_student(self, student: str) -> Exercise:
+        """Return the exercise with the numbers that a name draws, whatever its case is and however it is encoded."""
+        name, texts = normalize("NFC", student.strip()).casefold(), dict[str, str]()
+        for number, group in enumerate(self.variants):
+            drawn = blake2b(f"{name}\0{self.name}\0{number}".encode("utf-8", "replace"), digest_size=8).digest()
+            texts |= zip(group[0], group[int.from_bytes(drawn) % len(group)], strict=True)
+        if not texts:
+            return self
+        any_of = re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
+        solution, checks = (any_of.sub(lambda found: texts[found[0]], text) for text in (self.solution, self.checks))
+        return replace(self, solution=solution, checks=checks)
+
     @property
     def points(self) -> float:
         """The largest number of points."""
@@ -174,8 +203,8 @@ def find_source(given: str | Path | None = None) -> Path:
     return source
 
 
-def exercises_in(source: Path) -> list[Exercise]:
-    """Read all exercises of a directory, in order.
+def exercises_in(source: Path, student: str | None = None) -> list[Exercise]:
+    """Read all exercises of a directory, in order; those of a student have the numbers that the name draws.
 
     Raises
     ------
@@ -188,7 +217,7 @@ def exercises_in(source: Path) -> list[Exercise]:
         if not checks.is_file():
             raise CourseworkError("no-source", f"'{path}' has no tests: '{checks}' is missing.")
         exercises.append(Exercise(path.stem, path.read_text("utf-8"), checks.read_text("utf-8"), checks))
-    return exercises
+    return exercises if student is None else [exercise.for_student(student) for exercise in exercises]
 
 
 def named(exercises: Iterable[Exercise], name: str) -> Exercise:
@@ -230,7 +259,9 @@ addopts = --tb=short
 """
 
 
-def write_coursework(directory: str | Path, *, source: str | Path | None = None) -> list[Path]:
+def write_coursework(
+    directory: str | Path, *, source: str | Path | None = None, student: str | None = None
+) -> list[Path]:
     """Write the student's copy of the exercises; the same exercises give the same bytes.
 
     Parameters
@@ -238,7 +269,9 @@ def write_coursework(directory: str | Path, *, source: str | Path | None = None)
     directory : str or Path
         A new or empty one.
     source : str or Path, optional
-        The directory with solutions and tests; by default ``tutorials/exercises`` of the clone.
+        The directory with solutions and tests; by default minipipe's own.
+    student : str, optional
+        A name that draws numbers of its own, where exercises have ``VARIANTS``.
 
     Returns
     -------
@@ -257,7 +290,7 @@ def write_coursework(directory: str | Path, *, source: str | Path | None = None)
     ...     [path.name for path in write_coursework(folder)][:4]
     ['README.md', 'conftest.py', 'pytest.ini', '01_multiply.py']
     """
-    copies = _copies(exercises_in(find_source(source)))
+    copies = _copies(exercises_in(find_source(source), student), student)
     directory = Path(directory)
     try:
         _check_is_empty(directory)
@@ -279,16 +312,16 @@ def _check_is_empty(directory: Path) -> None:
         )
 
 
-def _copies(exercises: Sequence[Exercise]) -> dict[str, str]:
+def _copies(exercises: Sequence[Exercise], student: str | None) -> dict[str, str]:
     """Return the text of each file of the student's copy, by its name."""
-    copies = {"README.md": _readme(exercises), "conftest.py": _CONFTEST, "pytest.ini": _PYTEST_INI}
+    copies = {"README.md": _readme(exercises, student), "conftest.py": _CONFTEST, "pytest.ini": _PYTEST_INI}
     for exercise in exercises:
         copies[f"{exercise.name}.py"] = exercise.stub
         copies[f"test_{exercise.name}.py"] = exercise.visible_checks
     return copies
 
 
-def _readme(exercises: Sequence[Exercise]) -> str:
+def _readme(exercises: Sequence[Exercise], student: str | None) -> str:
     rows = []
     for exercise in exercises:
         hidden = total(test.weight for test in exercise.tests if test.is_hidden)
@@ -296,4 +329,5 @@ def _readme(exercises: Sequence[Exercise]) -> str:
     first = exercises[0].name
     points = total(exercise.points for exercise in exercises)
     text = (files("minipipe.coursework") / "student.md").read_text("utf-8")
-    return text.format(first=first, rows="\n".join(rows), points=points)
+    option = "" if student is None else f" --student {quote(student)}"
+    return text.format(first=first, rows="\n".join(rows), points=points, option=option)

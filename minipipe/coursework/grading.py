@@ -285,6 +285,7 @@ def grade(
     *,
     source: str | Path | None = None,
     only: str | None = None,
+    student: str | None = None,
     time_limit: float = TIME_LIMIT,
     workers: int = 2,
     days_late: int = 0,
@@ -301,6 +302,8 @@ def grade(
         The directory with solutions and tests; by default minipipe's own.
     only : str, optional
         The name of one task.
+    student : str, optional
+        Whose numbers the tasks have, if not those of everybody.
     time_limit : float
         Seconds for each task.
     workers : int
@@ -334,7 +337,7 @@ def grade(
     """
     if not 0 < time_limit < math.inf:
         raise CourseworkError("time-limit", f"The time limit is {time_limit}; expected seconds, more than 0.")
-    exercises = exercises_in(find_source(source))
+    exercises = exercises_in(find_source(source), student)
     chosen = exercises if only is None else [named(exercises, only)]
     submission = open_submission(Path(directory), files_of(exercises), links=links)
     with ThreadPoolExecutor(workers) as pool:

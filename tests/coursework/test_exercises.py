@@ -24,12 +24,13 @@ by_wrong_answer = pytest.mark.parametrize(
 )
 
 
-def failures(exercise, text, is_enough=lambda outcome: False):
+def failures_of(exercise, text, is_enough=lambda outcome: False):
     """Return what failed, by the test's name."""
     task = asked_here(exercise.name, text)
+    checks = CHECKS[exercise.name] if exercise in EXERCISES else load("checks of a variant", exercise.checks)
     failed = {}
     for test in exercise.tests:
-        outcome = run_test(getattr(CHECKS[exercise.name], test.name), task)
+        outcome = run_test(getattr(checks, test.name), task)
         if not outcome.passed:
             failed[test.name] = outcome
             if is_enough(outcome):
@@ -44,19 +45,19 @@ def test_the_tasks_are_numbered_without_a_gap():
 
 @by_exercise
 def test_the_solution_passes_every_test(exercise):
-    assert failures(exercise, exercise.solution) == {}
+    assert failures_of(exercise, exercise.solution) == {}
 
 
 @by_exercise
 def test_the_stub_runs_and_fails_every_test(exercise):
-    assert failures(exercise, exercise.stub).keys() == {test.name for test in exercise.tests}
+    assert failures_of(exercise, exercise.stub).keys() == {test.name for test in exercise.tests}
 
 
 @by_wrong_answer
 def test_a_wrong_answer_fails_with_a_reason(exercise, number):
     why, old, new = CHECKS[exercise.name].WRONG_ANSWERS[number]
     assert old in exercise.solution, f"{exercise.name} has no {old!r}"
-    failed = failures(exercise, exercise.solution.replace(old, new), is_enough=lambda outcome: True)
+    failed = failures_of(exercise, exercise.solution.replace(old, new), is_enough=lambda outcome: True)
     assert failed, f"{exercise.name} accepts a wrong answer: {why}"
     assert all(outcome.reason for outcome in failed.values())
 

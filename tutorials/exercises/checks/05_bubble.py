@@ -122,3 +122,32 @@ WRONG_ANSWERS = [
         "    enough = max(1, math.ceil((num_ranks - 1) * (1 - bubble) / bubble))\n    while False:",
     ),
 ]
+
+VARIANTS = [
+    [("(task, 4, 0.16, 16)",), ("(task, 6, 0.16, 27)",), ("(task, 3, 0.16, 11)",)],
+    [("(task, 8, 0.3, 17)",), ("(task, 6, 0.3, 12)",), ("(task, 9, 0.3, 19)",)],
+    [("((8, 3), (5, 1), (16, 7))",), ("((9, 4), (6, 1), (14, 3))",), ("((7, 2), (4, 1), (15, 11))",)],
+    [
+        (
+            "For a bubble of at most 20 %, 4 ranks need 12",
+            "For a bubble of at most 0.2, 4 ranks need 12 microbatches, and for 0.1 they need 27",
+            "(task, 4, 0.2, 12)",
+            "(task, 4, 0.1, 27)",
+            "slightly above 12.",
+        ),
+        (
+            "For a bubble of at most 20 %, 13 ranks need 48",
+            "For a bubble of at most 0.2, 13 ranks need 48 microbatches, and for 0.1 they need 108",
+            "(task, 13, 0.2, 48)",
+            "(task, 13, 0.1, 108)",
+            "slightly above 48.",
+        ),
+        (
+            "For a bubble of at most 20 %, 7 ranks need 24",
+            "For a bubble of at most 0.2, 7 ranks need 24 microbatches, and for 0.1 they need 54",
+            "(task, 7, 0.2, 24)",
+            "(task, 7, 0.1, 54)",
+            "slightly above 24.",
+        ),
+    ],
+]

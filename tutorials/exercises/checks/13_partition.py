@@ -124,3 +124,8 @@ WRONG_ANSWERS = [
         "before[n] - before[i]",
     ),
 ]
+
+VARIANTS = [
+    [("random.Random(0)",), ("random.Random(3)",), ("random.Random(4)",), ("random.Random(5)",)],
+    [("random.Random(1)",), ("random.Random(6)",), ("random.Random(7)",), ("random.Random(8)",)],
+]

@@ -222,3 +222,44 @@ WRONG_ANSWERS = [
         "2F1 2B0 2F0 2F2",
     ),
 ]
+
+VARIANTS = [
+    [
+        (
+            "1      3      4             1:2:1    2:4:2    0:0:0    0        3       28    27",
+            "--ranks 3 --microbatches 4",
+            "Level(3, 4, Costs([1, 2, 1], [2, 4, 2], 0), 3, 27)",
+            "Level 1, first point: legal, at most 3 pairs held, no more than 28 units",
+            "Level 1, third point: 27 units",
+            "the middle rank has 24 units of work",
+            "one_f_one_b(3, 4)",
+            "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3\n",
+            "1F0 1F1 1F2 1B0 1B1 1F3 1B2 1B3\n",
+            "2F0 2B0 2F1 2F2 2B1 2B2 2F3 2B3\n",
+        ),
+        (
+            "1      3      5             1:2:1    2:4:2    0:0:0    0        3       34    33",
+            "--ranks 3 --microbatches 5",
+            "Level(3, 5, Costs([1, 2, 1], [2, 4, 2], 0), 3, 33)",
+            "Level 1, first point: legal, at most 3 pairs held, no more than 34 units",
+            "Level 1, third point: 33 units",
+            "the middle rank has 30 units of work",
+            "one_f_one_b(3, 5)",
+            "0F0 0F1 0F2 0B0 0F3 0B1 0F4 0B2 0B3 0B4\n",
+            "1F0 1F1 1F2 1B0 1B1 1F3 1B2 1F4 1B3 1B4\n",
+            "2F0 2B0 2F1 2F2 2B1 2B2 2F3 2B3 2F4 2B4\n",
+        ),
+        (
+            "1      3      6             1:2:1    2:4:2    0:0:0    0        3       40    39",
+            "--ranks 3 --microbatches 6",
+            "Level(3, 6, Costs([1, 2, 1], [2, 4, 2], 0), 3, 39)",
+            "Level 1, first point: legal, at most 3 pairs held, no more than 40 units",
+            "Level 1, third point: 39 units",
+            "the middle rank has 36 units of work",
+            "one_f_one_b(3, 6)",
+            "0F0 0F1 0F2 0B0 0F3 0B1 0F4 0B2 0F5 0B3 0B4 0B5\n",
+            "1F0 1F1 1F2 1B0 1B1 1F3 1B2 1F4 1B3 1F5 1B4 1B5\n",
+            "2F0 2B0 2F1 2F2 2B1 2B2 2F3 2B3 2F4 2B4 2F5 2B5\n",
+        ),
+    ],
+]

@@ -99,3 +99,12 @@ WRONG_ANSWERS = [
         "    pass_through(reversed(range(len(backward))), backward, ready, free)",
     ),
 ]
+
+VARIANTS = [
+    [("random.Random(15)",), ("random.Random(17)",), ("random.Random(18)",), ("random.Random(19)",)],
+    [
+        ("[1, 2, 1], [2, 4, 2], 6)", "[5, 1, 1], [1, 1, 6], 4)"),
+        ("[1, 3, 1], [2, 6, 2], 5)", "[4, 1, 2], [2, 1, 7], 5)"),
+        ("[1, 2, 1], [3, 5, 3], 7)", "[6, 2, 1], [1, 2, 5], 3)"),
+    ],
+]
