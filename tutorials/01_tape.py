@@ -221,7 +221,7 @@ assert place == "input 0, element (0,)"
 #
 # For one calculation and one set of shapes, the walk visits the same entries in the same order every time. So the whole
 # of it, forward and backward, could be written down as plain NumPy, without tape or tensors. minipipe does that. In
-# training it notes what NumPy is asked to compute, and from then on *replays* these lines, which is faster (lesson 16
+# training it notes what NumPy is asked to compute, and from then on *replays* these lines, which is faster (lesson 17
 # measures how much). `pipeline.source` shows them.
 #
 # To see `example` written out we make a layer of it. Ignore the pipeline around it for now; lesson 04 explains that.

@@ -11,7 +11,7 @@ from tests.tutorials.percent_script import Cell, imported_names, printed_without
 
 LESSONS = sorted((ROOT / "tutorials").glob("[0-9][0-9]_*.py"))
 PAGE = (ROOT / "tutorials" / "README.md").read_text()
-LONG = ("03", "04", "06", "07", "09", "10", "12", "13", "14", "15", "16")  # by number: .ci/run runs them
+LONG = ("03", "04", "06", "07", "09", "10", "12", "13", "14", "15", "16", "17")  # by number: .ci/run runs them
 every_lesson = pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 
 WITHOUT_MPI = """

@@ -19,7 +19,7 @@ because rank 0 computes for 18 units, waits for at least 12 before its first I, 
 the stages are alike, but 1F1B would hold 4 microbatches where only 3 fit. There a program has tried all schedules. It
 has little to try. A rank gains nothing by waiting when it could work, so after each unit of time only the numbers of F,
 I and W that each rank has done matter. There are 3,391 such states up to unit 31, and in none of those before it are
-all ranks done. (Lesson 15 explains such proofs.)
+all ranks done. (Lesson 16 explains such proofs.)
 
 To try something out, write it to a file. Start from the rows of 1F1B:
     minipipe show 1f1b --ranks 3 --microbatches 4 --format rows -o mine.txt

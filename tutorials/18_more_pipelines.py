@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 17 · More pipelines than one
+# # 18 · More pipelines than one
 #
 # So far a stage was on one rank. In this lesson a stage is on several, its *replicas*, each with microbatches of its
 # own. That gives two families of schedules: copies of a pipeline side by side, which is data parallelism, and two
@@ -428,4 +428,4 @@ assert error.code == "overlap-deadlock" and "Without the overlaps it would end" 
 #
 # </details>
 #
-# Next, `18_without_flushes.py`: what if nobody waits for the others at the end of a step?
+# Next, `19_without_flushes.py`: what if nobody waits for the others at the end of a step?

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 15 · How good can a schedule be?
+# # 16 · How good can a schedule be?
 #
 # Every lesson so far ended with a schedule that was better than the last one. Where does that end? A schedule shows
 # what is possible; it does not show that nothing better is. This lesson does the other half. You compute times that no
@@ -298,4 +298,4 @@ render.show(spans[5].schedule)
 # 5. The coursework task `14_puzzle` has a fifth level: find a schedule of 31 units with memory for three, by hand. Now
 #    you know that nobody will find one of 30. (`minipipe coursework DIR` creates your copy.)
 #
-# Next, `16_where_the_time_goes.py`: inside an action, and what software costs there.
+# Next, `17_where_the_time_goes.py`: inside an action, and what software costs there.

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 18 · Without flushes
+# # 19 · Without flushes
 #
 # Every step so far ended with a *flush*: the pipeline drains, all ranks update their weights, and the next batch fills
 # it again. Asynchronous schedules leave the flush out. Each stage updates its weights while the others run on, so

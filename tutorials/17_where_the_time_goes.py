@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 16 · Where the time goes
+# # 17 · Where the time goes
 #
 # The lessons so far counted actions, in units or in milliseconds. This one looks inside an action, at microseconds. You
 # train a small network in five ways, from NumPy by hand to a pipeline, and measure what each layer of software adds on
@@ -288,4 +288,4 @@ assert all(cost >= 0 and step >= 5 for cost, step in found)
 # 5. In the coursework task `01_multiply` you wrote an operation with its vjps. Nothing in it is about replaying. Why
 #    can it be replayed?
 #
-# Next, `17_more_pipelines.py`: back to schedules, in which a stage is on more than one rank.
+# Next, `18_more_pipelines.py`: back to schedules, in which a stage is on more than one rank.
