@@ -1,26 +1,8 @@
-"""Reading a lesson: its cells, and what it prints that no assert is about."""
+"""Reading a lesson: what it prints that no assert is about."""
 
 import ast
 import builtins
 from collections import defaultdict
-from typing import NamedTuple
-
-
-class Cell(NamedTuple):
-    """One cell of a percent-format script: its first line's number, what kind it is, and its text."""
-
-    line: int
-    is_markdown: bool
-    text: str
-
-
-def read_cells(source):
-    """Return the cells of a script in percent format."""
-    cells, lines = [], source.splitlines()
-    starts = [i for i, line in enumerate(lines) if line.startswith("# %%")]
-    for start, end in zip(starts, [*starts[1:], len(lines)]):
-        cells.append(Cell(start + 1, lines[start] == "# %% [markdown]", "\n".join(lines[start + 1 : end])))
-    return cells
 
 
 def printed_without_assert(cell, imported=frozenset()):

@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from tests.launch import ROOT, run, slowly
-from tests.tutorials.percent_script import Cell, imported_names, printed_without_assert, read_cells
+from tests.tutorials.percent_script import imported_names, printed_without_assert
+from tutorials.notebooks import Cell, read_cells
 
 LESSONS = sorted((ROOT / "tutorials").glob("[0-9][0-9]_*.py"))
 PAGE = (ROOT / "tutorials" / "README.md").read_text()

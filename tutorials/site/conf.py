@@ -45,6 +45,8 @@ nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 nb_execution_show_tb = True
 nb_merge_streams = True
+nb_code_prompt_show = "Show what is asserted of this"  # cells that only assert are folded: tutorials/notebooks.py
+nb_code_prompt_hide = "Hide what is asserted of this"
 
 # -- reference -----------------------------------------------------------------------------------------------------
 

@@ -4,13 +4,15 @@ Each is copied below the sources of the site before these are read. Its links le
 target is one, to source code where it is a file of the package, and else to the file itself.
 """
 
+import json
 import os
 import re
 from pathlib import Path
 from typing import Any
 
-import jupytext
 from sphinx.application import Sphinx
+
+from tutorials import notebooks
 
 ROOT = Path(__file__).resolve().parents[3]
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)(#[^)]*)?(?=\))")
@@ -94,12 +96,11 @@ def write(app: Sphinx, page: str, text: str) -> None:
 
 def notebook(source: str, path: Path, page: str, pages: dict[Path, str]) -> str:
     """Return a lesson as a notebook: its cells as they are, but for links."""
-    cells = jupytext.reads(source, fmt="py:percent")
-    for number, cell in enumerate(cells.cells):
-        cell.id = f"cell-{number}"  # instead of a random one, so that the cache knows the lesson again
-        if cell.cell_type == "markdown":
-            cell.source = with_links(cell.source, path, page, pages)
-    return jupytext.writes(cells, fmt="ipynb")
+    made = notebooks.notebook(source)
+    for cell in made["cells"]:
+        if cell["cell_type"] == "markdown":
+            cell["source"] = [with_links(line, path, page, pages) for line in cell["source"]]
+    return json.dumps(made)
 
 
 def toctree(option: str, names: list[str]) -> str:
