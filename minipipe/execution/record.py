@@ -35,7 +35,7 @@ class Record:
         When each SEND began.
     received : dict of Value to Receipt
     sums : dict of Action to list of float
-        By REDUCE_GRAD, when this rank came to it, and when the sum was there.
+        By REDUCE_GRAD, when this rank came to it, when the sum was there, and the bytes of the gradients.
     begun, left : float
         When the program called the step, and had it back.
     """

@@ -210,12 +210,13 @@ class _Sum:
         tag: int,
         step: int,
     ) -> None:
-        self.times = [perf_counter(), 0.0]  # when this rank came, and when the sum was there
+        self.times = [perf_counter(), 0.0, 0.0]  # when this rank came, when the sum was there, and its bytes
         self.is_added = self.is_over = False
         self._group, self._xp = where
         self._action, self._ranks, self._leaves, self._tag, self._step = action, ranks, leaves, tag, step
         self._place = ranks.index(self._group.rank)
         own = [leaf.grad for leaf in leaves]
+        self.times[2] = float(sum(backend.num_bytes(gradient) for gradient in own if gradient is not None))
         self._gradients = [None if gradient is None else backend.contiguous(gradient) for gradient in own]
         self._flat: list[Any] = [
             None if gradient is None else self._xp.reshape(gradient, (-1,)) for gradient in self._gradients

@@ -31,7 +31,7 @@ def gather_timeline(group: ProcessGroup, records: Sequence[Record], program: Pro
         sums=[times for record in records for times in record.sums.values()],
     )
     gathered = []
-    for items, columns, times in zip(own, (3, 2, 2, 1, 3, 2), (2, 0, 2, 1, 2, 2)):  # the first columns are times
+    for items, columns, times in zip(own, (3, 2, 2, 1, 3, 3), (2, 0, 2, 1, 2, 2)):  # the first columns are times
         array = np.array(items, np.float64).reshape(-1, columns)
         array[:, :times] += group.clock_offset
         gathered.append(group.all_gather(array if columns > 1 else array[:, 0], what=part_of("timeline")))

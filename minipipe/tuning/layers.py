@@ -373,6 +373,7 @@ class MeasuredLayers(Sequence[LayerCosts]):
             activation=activation,
             weight_activation=weight_activation,
             transient_activation=transient,
+            gradient_size=[gradient_bytes(_uses(self._layers[part.start : part.stop])) for part in parts],
             unit="s",
             memory_unit="bytes",
         )
@@ -462,15 +463,20 @@ class MeasuredLayers(Sequence[LayerCosts]):
 
 def _kept(layers: Iterable[Module], optimiser: MakeOptimiser | None) -> tuple[int, int, int]:
     """Return the bytes of the parameters, the gradients and the optimiser's state of layers."""
-    uses = [use for layer in layers for use in parameters_of(layer)]
+    uses = _uses(layers)
     parameters = list({id(use.owner): use.owner for use in uses}.values())
     return sum(parameter.nbytes for parameter in parameters), gradient_bytes(uses), state_bytes(optimiser, parameters)
 
 
+def _uses(layers: Iterable[Module]) -> list[Parameter]:
+    """Return the uses of parameters in layers, each once."""
+    return list({id(use): use for layer in layers for use in parameters_of(layer)}.values())
+
+
 def _sums(plan: Plan, stage: int, rank: int) -> int:
     """Return the bytes that sums of a stage's gradients take beside these, over its replicas or blocks."""
-    uses = {id(use): use for layer in plan.part(stage) for use in parameters_of(layer)}.values()
-    ranks, gradients = plan.program.ranks_of(stage), [(use.size, gradient_bytes([use])) for use in uses]
+    ranks = plan.program.ranks_of(stage)
+    gradients = [(use.size, gradient_bytes([use])) for use in _uses(plan.part(stage))]
     of_blocks = most_sums_of_blocks(plan.gradient_blocks // len(ranks)) * sum(nbytes for _, nbytes in gradients)
     each = [(size, nbytes // max(1, size)) for size, nbytes in gradients]
     return max(of_blocks, bytes_of_sum(each, len(ranks), ranks.index(rank)))

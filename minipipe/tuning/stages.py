@@ -40,15 +40,17 @@ from minipipe.comm.job.host import num_ranks as ranks_of_launcher
 from minipipe.errors import LaunchError, whole_number
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import part_of
-from minipipe.execution.executor import Executor, Observer, Step
+from minipipe.execution.executor import Executor, Step
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.observers import MemoryMeter
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
 from minipipe.execution.replayed import observed
 from minipipe.execution.samples import Samples, split_microbatches
+from minipipe.execution.sums import GradientSums
 from minipipe.execution.timeline import gather_timeline
 from minipipe.nn import Linear, MSELoss, Sequential
+from minipipe.nn.sequential import parameters_of
 from minipipe.schedules.action import Action, ActionKind, F, I, W
 from minipipe.schedules.action_table import Program
 from minipipe.schedules.analysis.dependencies import Value
@@ -60,6 +62,7 @@ from minipipe.schedules.simulation.fitting import fit_messages
 from minipipe.schedules.simulation.simulator import simulate
 from minipipe.schedules.simulation.timeline import Timeline
 from minipipe.schedules.transforms import freeze_stages, split_backward
+from minipipe.tuning.layers import gradient_bytes
 
 _MUCH = 0.2  # of the time of all ranks
 
@@ -151,7 +154,7 @@ class CoreTimes(NamedTuple):
 class CoreClock:
     """An observer of one run: for how long its thread has a core, in its actions and between them.
 
-    Make it just before the run, and call :meth:`gather` just after it.
+    Make it just before the run, and call :meth:`stop` just after it.
 
     Parameters
     ----------
@@ -161,6 +164,10 @@ class CoreClock:
     def __init__(self, num_stages: int) -> None:
         self._spent, self._ran = np.zeros((2, len(_KINDS), num_stages))
         self.waited, self._begun = 0.0, thread_time()
+
+    def stop(self) -> None:
+        """End the run."""
+        self._elapsed = thread_time() - self._begun
 
     def watch(self, action: Action, step: Step) -> Step:
         """Return a step whose time on a core is measured, without its wait for a message."""
@@ -186,7 +193,7 @@ class CoreClock:
 
     def gather(self, group: ProcessGroup) -> CoreTimes:
         """Return the times of all ranks. Collective."""
-        between = thread_time() - self._begun - self._spent.sum() - (1 - _OF_WAITS) * self.waited
+        between = self._elapsed - self._spent.sum() - (1 - _OF_WAITS) * self.waited
         mine = np.stack([self._spent, self._ran, np.full_like(self._spent, between)])
         spent, ran, overhead = np.add.reduce(group.all_gather(mine, what=part_of("measure_costs")))
         return CoreTimes(spent / np.maximum(ran, 1), float(overhead[0, 0] / ran.sum()))
@@ -316,13 +323,18 @@ def measure_memory(make_executor: MakeExecutor, program: Program, batch: Batch) 
 
 
 def measure_costs(
-    make_executor: MakeExecutor, program: Program, batch: Batch, num_steps: int, warns: bool = True
+    make_executor: MakeExecutor,
+    plan: Plan,
+    batch: Batch,
+    num_steps: int,
+    sums: GradientSums | None = None,
+    warns: bool = True,
 ) -> Costs:
     """Run a batch several times, with each backward in halves; return the costs that were measured.
 
-    Collective; leaves no gradients, and changes no parameter. Parameters are those of :func:`measure_memory`, the
-    number of steps after two that are not measured, in which stages capture their halves of a backward, and whether
-    rank 0 warns where other programs had the cores.
+    Collective; leaves no gradients, and changes no parameter. Parameters are those of :func:`measure_memory`, with
+    a plan; the number of steps after two that are not measured, in which stages capture their halves of a backward; the
+    sums over replicas; and whether rank 0 warns where other programs had the cores.
 
     Raises
     ------
@@ -330,29 +342,36 @@ def measure_costs(
         Code ``value``.
     """
     num_steps = whole_number("num_steps", num_steps)
-    executor, timelines, times = make_executor(lower(split_backward(program.schedule.without_sums()))), [], []
+    executor, timelines, times = make_executor(lower(split_backward(plan.schedule))), [], []
     hosts = crowded_hosts(executor.group, executor.xp)
     watch = CoreWatch()
     for _ in range(num_steps + 2):
         executor.group.barrier()
         clocks = [] if hosts is None else [CoreClock(executor.program.num_stages)]
         with observed(executor.stages, is_observed=False, is_halved=True):
-            record = _run_without_trace(executor, batch, *clocks)
-        times += [clock.gather(executor.group) for clock in clocks]  # first: what comes between is counted as overhead
+            record = _run_without_trace(executor, batch, *clocks, sums=sums)
+        times += [clock.gather(executor.group) for clock in clocks]
         timelines.append(gather_timeline(executor.group, [record], executor.program))
     if warns:
         watch.warn(executor.group, hosts)
     costs = Costs.measured(*timelines[2:])
     if hosts is not None:
         costs = costs_on_shared_cores(costs, hosts, executor.program, timelines[2:], times[2:])
-    memory = measure_memory(make_executor, program, batch)
-    return replace(costs, **memory._asdict(), memory_unit="bytes")
+    memory = measure_memory(make_executor, plan.program, batch)
+    gradients = [gradient_bytes(parameters_of(plan.part(stage))) for stage in range(plan.schedule.num_stages)]
+    return replace(costs, **memory._asdict(), gradient_size=gradients, memory_unit="bytes")
 
 
-def _run_without_trace(executor: Executor, batch: Batch, *observers: Observer) -> Record:
+def _run_without_trace(executor: Executor, batch: Batch, *observers: Any, sums: GradientSums | None = None) -> Record:
     for stage in executor.stages.values():
         stage.begin()
-    record = executor.run(batch, *observers)
+    if sums is not None:
+        sums.begin(accumulate=False)
+    record = executor.run(batch, *observers, *(sums.observers if sums is not None else ()))
+    for clock in (observer for observer in observers if isinstance(observer, CoreClock)):
+        clock.stop()
+    if sums is not None:
+        sums.finish()
     for stage in executor.stages.values():
         stage.begin()
     return record
@@ -446,7 +465,7 @@ def _costs_at_work(group: ProcessGroup) -> Costs:
     objective.begin(slices, ones)
     batch = Batch("measure_costs", slices, ones, objective, 0, 0, 0, is_cut=False, inputs_require_grad=False)
     make_executor = partial(Executor, stages=stages, group=group, xp=np)
-    return measure_costs(make_executor, plan.program, batch, _STEPS, warns=False)  # advice says how busy it was
+    return measure_costs(make_executor, plan, batch, _STEPS, warns=False)  # advice says how busy it was
 
 
 def messages_of_this_machine(num_ranks: int) -> Messages:

@@ -107,6 +107,23 @@ def test_costs_are_measured_in_full():
     assert all(0 < held < 1000 for held in (*costs.activation, *costs.weight_activation))
     predicted = simulate(schedules.zb_h1(2, 4), costs)
     assert predicted.makespan > sum(costs.forward) and predicted.peak_memory[0] > costs.activation[0]
+    assert costs.gradient_size == [sum(4 * b * (a + 1) for a, b in zip(w, w[1:])) for w in (WIDTHS[:3], WIDTHS[2:])]
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-v"])
+def test_costs_of_replicas_say_what_their_sums_take(name):
+    def train(group):
+        pipeline = make_pipeline(group, name, replicas=2)
+        costs = pipeline.measure_costs(*batch(), num_steps=2)
+        pipeline.step(*batch())
+        gradients = {n: p.grad for n, p in pipeline.named_parameters()}
+        return costs, pipeline.timeline(), pipeline.schedule, gradients
+
+    costs, timeline, schedule, gradients = spawn(train, num_ranks=4)[0]
+    assert sorted((s.actions[0].stage, s.size) for s in timeline.sums) == [*enumerate(costs.gradient_size)]
+    predicted = simulate(schedule, costs)
+    assert [s.ranks for s in predicted.sums] and all(s.end > s.begin for s in predicted.sums)
+    assert gradients and all(gradient is not None for gradient in gradients.values())
 
 
 def test_measuring_costs_changes_neither_training_nor_its_random_numbers():

@@ -193,9 +193,9 @@ class Costs:
         """Return the costs fitted to one or, better, several timelines of one model over the same stages.
 
         The times of actions and the overhead are means within a timeline and medians over several. Updates come from
-        timelines of several steps. Latency and bandwidth are fitted to the messages whose receivers waited for them. If
-        all messages have about the same size, the latency is their whole time: the fit cannot separate
-        latency and bandwidth.
+        timelines of several steps. Latency and bandwidth are fitted to the messages whose receivers waited for them,
+        and to the rounds of sums over replicas during which their ranks did not compute. If all of these have about the
+        same size, the latency is their whole time: the fit cannot separate latency and bandwidth.
 
         Of joined actions the times are not used, where a stage has others of that kind that ran alone; the overlap is
         the median of the parts that they hid. If a stage has whole backwards only, B counts as ``backward_input``. If

@@ -21,7 +21,7 @@ def fit_costs(timelines: Sequence[Timeline]) -> dict[str, Any]:
 
     A time is the mean within each timeline and the median over several, so that one step disturbed by another program
     has no influence. Latency and bandwidth are fitted to the messages whose receivers waited for them; the arrival
-    times of other messages are unknown.
+    times of other messages are unknown. The rounds of sums over replicas count as messages.
 
     Raises
     ------
@@ -36,7 +36,8 @@ def fit_costs(timelines: Sequence[Timeline]) -> dict[str, Any]:
         found = zip(timelines, times)  # of slices, the time of a whole sequence
         return _median(own[kind, stage] * timeline.num_slices for timeline, own in found if (kind, stage) in own)
 
-    latency, bandwidth = fit_messages(list(_message_samples(timelines)))
+    latency, bandwidth = fit_messages([*_message_samples(timelines), *_sum_samples(timelines)])
+    sums = _grouped((found.actions[0].stage, found.size) for timeline in timelines for found in timeline.sums)
     overlaps = [found for timeline, own in zip(timelines, times) for found in _overlaps(timeline, own)]
     return {
         "forward": [usual(F, s) for s in stages],
@@ -48,6 +49,7 @@ def fit_costs(timelines: Sequence[Timeline]) -> dict[str, Any]:
         "bandwidth": bandwidth,
         "overlap": _median(overlaps),
         "message_size": _message_sizes(timelines, len(stages)),
+        "gradient_size": [mean(sums.get(s, [0.0])) for s in stages] if sums else 0.0,
         "unit": timelines[0].unit,
     }
 
@@ -152,6 +154,26 @@ def _message_samples(timelines: Iterable[Timeline]) -> Iterator[tuple[float, flo
         awaited = (message for message in timeline.messages if message.was_awaited)
         times = _grouped((it.size or 0.0, max(0.0, it.arrived - it.sent)) for it in awaited)
         yield from ((size, mean(found)) for size, found in times.items())
+
+
+def _sum_samples(timelines: Sequence[Timeline]) -> Iterator[tuple[float, float]]:
+    """Yield (size, mean time) of a round of the sums, for each timeline and each size: all but one of its parts.
+
+    They are those during which no rank of theirs computed, or all if there is none: between two of its actions alone a
+    rank looks whether parts have come.
+    """
+    rounds: dict[bool, list[list[tuple[float, float]]]] = {True: [], False: []}
+    for timeline in timelines:
+        of = {True: list[tuple[float, float]](), False: list[tuple[float, float]]()}
+        for found in (found for found in timeline.sums if len(found.ranks) > 1):
+            spans = (span for rank in found.ranks for span in timeline.spans[rank])
+            is_hidden = any(span.start < found.end and span.end > found.begin for span in spans)
+            part = found.size * (1 - 1 / len(found.ranks))
+            of[is_hidden].append((part, (found.end - found.begin) / 2))
+        for is_hidden, samples in of.items():
+            rounds[is_hidden].append(samples)
+    for samples in rounds[not any(rounds[False])]:
+        yield from ((size, mean(times)) for size, times in _grouped(samples).items())
 
 
 def _message_sizes(timelines: Iterable[Timeline], num_stages: int) -> list[float]:

@@ -30,8 +30,8 @@ class Recorded(NamedTuple):
         When each SEND began.
     received : sequence of (float, float, int)
         For each RECV: since when its message was awaited, when it was there, and its bytes.
-    sums : sequence of (float, float)
-        For each REDUCE_GRAD: when the rank came to it, and when the sum was there.
+    sums : sequence of (float, float, float)
+        For each REDUCE_GRAD: when the rank came to it, when the sum was there, and the bytes of the gradients.
     """
 
     ran: Sequence[Sequence[float]]
@@ -133,8 +133,9 @@ def _sums(program: Program, ranks: Sequence[Recorded], origin: float) -> Iterato
     times = {action: (r, *times) for r, row in enumerate(rows) for action, times in zip(row, ranks[r].sums)}
     for members in gradient_sums(program):
         actions = [action for action in members if action is not None]
-        homes, reached, ends = zip(*(times[action] for action in actions))
-        yield GradientSum(tuple(actions), homes, tuple(t - origin for t in reached), max(ends) - origin)
+        homes, reached, ends, sizes = zip(*(times[action] for action in actions))
+        came = tuple(t - origin for t in reached)
+        yield GradientSum(tuple(actions), homes, came, max(ends) - origin, max(sizes))
 
 
 def _values(program: Program, half: str) -> list[list[Value]]:

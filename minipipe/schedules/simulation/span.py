@@ -200,6 +200,8 @@ class GradientSum(NamedTuple):
         By replica, when it came. It continues at once.
     end : float
         When the sum is there, on all of them.
+    size : float
+        Of the gradients of each replica, in bytes where it was measured.
 
     Examples
     --------
@@ -213,6 +215,7 @@ class GradientSum(NamedTuple):
     ranks: tuple[int, ...]
     reached: tuple[float, ...]
     end: float
+    size: float = 0.0
 
     def came(self, rank: int) -> float:
         """Return when a rank came."""

@@ -64,7 +64,7 @@ class Timing:
         self.spans: list[list[Span]] = [[] for _ in range(table.num_ranks)]
         self.sent: dict[Value, tuple[float, int, int]] = {}
         self.arrived: dict[Value, float] = {}
-        self.sum_times = costs.sum_times(table)
+        self.sum_times, self.sum_sizes = costs.sum_times(table), costs.by_stage("gradient_size", table.num_stages)
         self.sums: list[GradientSum] = []
         self.copy_times = costs.copy_times(table.num_stages)
         self.copies: list[list[Span]] = [[] for _ in range(table.num_ranks)]
@@ -107,7 +107,8 @@ class Timing:
             return None
         actions = tuple(filter(None, members))
         ranks = tuple(self.table.rank_of(stage, k) for stage, _, k in actions)
-        return GradientSum(actions, ranks, tuple(map(times.__getitem__, actions)), inf)
+        came = tuple(map(times.__getitem__, actions))
+        return GradientSum(actions, ranks, came, inf, self.sum_sizes[action.stage])
 
     def copy(self, rank: int, action: Action, time: float) -> None:
         """Come to an O or L. It begins behind its rank's copies the same way and, of an L, behind the O."""

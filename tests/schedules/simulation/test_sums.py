@@ -1,5 +1,6 @@
 """Sums of gradients over replicas, and updates within a schedule: when they end, and who waits for them."""
 
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -99,6 +100,27 @@ def test_a_sum_takes_two_rounds_in_which_every_replica_sends_all_parts_but_its_o
     timeline = simulate(both, costs)
     volume = 2 * (replicas - 1) / replicas * 30  # as much as on a ring
     assert timeline.makespan == pytest.approx(6 + (replicas > 1) * (2 * 0.25 + volume / 2))
+
+
+@pytest.mark.parametrize("replicas", [2, 3, 4])
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-h1", "interleaved-1f1b"])
+def test_costs_fitted_to_a_timeline_with_sums_predict_it(name, replicas):
+    both = schedules.data_parallel(schedules.build(name, 2, 4), replicas)
+    sizes = [6.0, 30.0, 14.0, 2.0][: both.num_stages]
+    given = Costs(forward=2, backward_input=1.5, backward_weight=0.5, latency=0.25, gradient_size=sizes, bandwidth=2)
+    timeline = simulate(both, given)
+    found = Costs.measured(timeline)
+    assert list(found.gradient_size) == sizes
+    assert (found.latency, found.bandwidth) == (pytest.approx(0.25), pytest.approx(2))
+    assert simulate(both, found).makespan == pytest.approx(timeline.makespan)
+
+
+def test_a_sum_beside_which_its_ranks_computed_tells_nothing_where_another_one_does():
+    both = schedules.data_parallel(schedules.gpipe(2, 2, chunks_per_rank=2), 2)
+    timeline = simulate(both, Costs(latency=0.25, gradient_size=6, bandwidth=2))
+    late = [s._replace(end=s.end + 100) if s.actions[0].stage == 3 else s for s in timeline.sums]
+    predicted = simulate(both, Costs.measured(replace(timeline, sums=tuple(late)))).sums
+    assert late != list(timeline.sums) and [s.end for s in predicted] == pytest.approx([s.end for s in timeline.sums])
 
 
 def test_sums_share_the_links_of_a_host():
