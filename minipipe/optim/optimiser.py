@@ -130,6 +130,9 @@ class Optimiser(Familiar, ABC):
         Of a class: what its rule keeps for a parameter from the first change on, with the least value; an int for a
         count, a float for the elements of an array of the parameter's shape. A state is compared with it before it is
         taken. None for a rule that does not say: its states are taken as they are.
+    is_elementwise : bool
+        Of a class, and not of those that inherit from it: whether each element of a parameter is changed by its own
+        value, gradient and state alone. Then several ranks may update a share each (:meth:`minipipe.Pipeline.sharded`).
     groups : list of ParameterGroup
         Their hyper-parameters may be changed between steps: ``optimiser.groups[0].learning_rate = 0.01``. Nothing else
         can be set, but for attributes of a rule of your own.
@@ -172,6 +175,7 @@ class Optimiser(Familiar, ABC):
         *("first", "rate_factor"),
     )
     kept: ClassVar[Mapping[str, float] | None] = None
+    is_elementwise: ClassVar[bool] = False
 
     def __new__(cls, *positional: Any, **given: Any) -> Self:
         """Refuse keywords that the optimiser does not take; the error names the equivalent of PyTorch's."""
@@ -237,6 +241,12 @@ class Optimiser(Familiar, ABC):
         numbers = self.groups[0].hyper_parameters if self._is_one_group else self._defaults
         return {"class": type(self), **numbers}
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the arrays that this rank keeps beside the parameters, master values among them."""
+        kept = [*self._masters.values(), *(value for state in self._states.values() for value in state.values())]
+        return sum(backend.num_bytes(array) for array in kept if backend.is_array(array))
+
     def step(self) -> None:
         """Change every parameter that has a gradient, in place.
 
@@ -256,16 +266,19 @@ class Optimiser(Familiar, ABC):
             for parameter in group.parameters:
                 gradient = parameter.grad
                 if gradient is not None:
-                    if isinstance(parameter.node, HalfLeaf):
-                        self._update_half(parameter, gradient, group)
-                    else:
-                        self._update(parameter.data, gradient, self._states[id(parameter)], group)
+                    self._change(parameter, gradient, group)
                     parameter.note_change(now)
                     has_changed = True
         if not has_changed:
             _check_and_warn(self.parameters)
             if not any(group.parameters for group in self.groups):
                 _steps_over_nothing.set(num_steps_over_nothing() + 1)
+
+    def _change(self, parameter: Parameter, gradient: Array, group: ParameterGroup) -> None:
+        if isinstance(parameter.node, HalfLeaf):
+            self._update_half(parameter, gradient, group)
+        else:
+            self._update(parameter.data, gradient, self._states[id(parameter)], group)
 
     def _update_half(self, parameter: Parameter, gradient: Array, group: ParameterGroup) -> None:
         """Change the master values, and round them into the parameter."""

@@ -49,6 +49,7 @@ class SGD(Optimiser):
 
     __slots__ = ()
     kept: ClassVar[Mapping[str, float]] = {"velocity": -inf}
+    is_elementwise: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -129,6 +130,7 @@ class Adam(Optimiser):
 
     __slots__ = ()
     kept: ClassVar[Mapping[str, float]] = {"num_steps": 1, "mean": -inf, "mean_square": 0.0}
+    is_elementwise: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -187,6 +189,7 @@ class AdamW(Adam):
     """
 
     __slots__ = ()
+    is_elementwise: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -20,6 +20,7 @@ from minipipe.nn import Parameter
 from minipipe.nn.module import check_state
 from minipipe.nn.parameter import sum_of_gradients
 from minipipe.optim import LossScale, clip_gradients, gradients_are_finite, squared_norms, total_norm
+from minipipe.pipeline.sharding import ShardedOptimiser, check_elementwise, sharings_of
 
 
 class AllParameters:
@@ -82,6 +83,13 @@ class AllParameters:
         norm = total_norm(np.concatenate(squares).tolist())
         clip_gradients(self.own.values(), norm, max_norm)
         return norm
+
+    def sharded(self, rule: Any, parameters: Any, numbers: Mapping[str, Any]) -> ShardedOptimiser:
+        """Return an optimiser whose state is divided among the ranks that have the same parameters. Collective."""
+        self._calls.begin("sharded")
+        rule, trained = check_elementwise(rule), list(self.own.values() if parameters is None else parameters)
+        sharings = sharings_of(self._plan, self.own, rule(trained, **numbers).parameters)
+        return ShardedOptimiser(list(sharings), self._group, rule, trained, numbers)
 
     def unscale_gradients(self, scale: LossScale) -> bool:
         """Divide the gradients of all ranks by a loss scale, unless one of them is not finite. Collective."""

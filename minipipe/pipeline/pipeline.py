@@ -39,7 +39,7 @@ from minipipe.execution.timeline import gather_timeline
 from minipipe.hints import FamiliarPipeline
 from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.module import modes_of
-from minipipe.optim import LossScale
+from minipipe.optim import LossScale, Optimiser
 from minipipe.pipeline.intake import Intake, Needs, deliver_loss, deliver_outputs, gather_results, planned
 from minipipe.pipeline.options import ModulesOptions, PlanOptions, showing
 from minipipe.pipeline.parameters import AllParameters
@@ -733,6 +733,47 @@ class Pipeline(FamiliarPipeline):
         [(True, 1.0), (True, 1.0)]
         """
         return self._parameters.clip_grad_norm(max_norm)
+
+    def sharded(self, rule: type[Optimiser], parameters: Any = None, **numbers: Any) -> Optimiser:
+        """Return an optimiser that keeps its state once among replicas, instead of once in each: ZeRO-1.
+
+        Collective, and so are its ``step`` and ``state_dict``: every rank calls them. Ranks that have the same
+        parameters, such as the replicas of a stage or those that share one, keep the state of a share of the elements
+        each, update these and send the values to each other. The bits are those of ``rule(pipeline.parameters(), …)``,
+        and so is the state: a checkpoint goes on with any number of replicas, sharded or not. While one is saved, each
+        rank has the state of all its parameters for a moment. A rank sends half as much again as for the sum of
+        gradients, which stays whole: ``clip_grad_norm`` and ``unscale_gradients`` are used as ever.
+
+        Parameters
+        ----------
+        rule : type
+            ``optim.SGD``, ``optim.Adam``, ``optim.AdamW``; or a class of your own that says ``is_elementwise = True``.
+        parameters : iterable of Parameter, or of dict, optional
+            Those of this rank that it trains, or groups of them; by default all.
+        **numbers
+            The hyper-parameters, as for the rule.
+
+        Raises
+        ------
+        ArgumentError
+            Code ``type``: a rule that may look at a parameter as a whole. Code ``value``: a parameter of another model.
+
+        Examples
+        --------
+        Two replicas of 40 float32 parameters; Adam keeps two numbers for each.
+
+        >>> import numpy as np
+        >>> from minipipe import Pipeline, nn, optim, spawn
+        >>> def train(group):
+        ...     pipeline = Pipeline(nn.Sequential(nn.Linear(4, 8)), group, loss=nn.MSELoss(), replicas=2)
+        ...     optimiser = pipeline.sharded(optim.Adam, learning_rate=0.1)
+        ...     pipeline.step(np.ones((16, 4)), np.ones((16, 8)))
+        ...     optimiser.step()
+        ...     return optimiser.nbytes
+        >>> spawn(train, num_ranks=2)
+        [160, 160]
+        """
+        return self._parameters.sharded(rule, parameters, numbers)
 
     def unscale_gradients(self, scale: LossScale) -> bool:
         """Divide the gradients of all ranks by a loss scale, unless one is not finite; return whether to update.

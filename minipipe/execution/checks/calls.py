@@ -16,7 +16,7 @@ from minipipe.schedules.action_table import Schedule
 
 _NAMES = (
     *("step", "step(accumulate=True)", "forward_backward", "forward_backward(accumulate=True)", "evaluate", "predict"),
-    *("state_dict", "timeline", "measure_memory", "measure_costs", "clip_grad_norm", "unscale_gradients"),
+    *("state_dict", "timeline", "measure_memory", "measure_costs", "clip_grad_norm", "unscale_gradients", "sharded"),
 )
 
 

@@ -324,7 +324,7 @@ def _check_optimisers(manifest: Manifest, pipeline: Pipeline, optimisers: Mappin
     for key, optimiser in optimisers.items():
         if key not in there:
             raise mismatch(f"it has no state of an optimiser {key!r}; give them by name, as in save: {known}")
-        kind = type(optimiser).__qualname__
+        kind = optimiser.settings["class"].__qualname__
         if there[key].kind != kind:
             raise mismatch(f"its {key} is of the class {_name(there[key].kind)}, and this one of the class {kind}")
         trained = {name for group in there[key].groups for name in group.parameters if name in own}
@@ -341,7 +341,7 @@ def _replaced(optimisers: Mapping[str, Optimiser], states: Mapping[str, Any]) ->
     step of both.
     """
     for key, optimiser in optimisers.items():
-        given, state = optimiser.first or optimiser.state_dict()["groups"], states[key]
+        given, state = optimiser.first or [group.hyper_parameters for group in optimiser.groups], states[key]
         for place, (own, first, now) in enumerate(zip(given, state["first"], state["groups"])):
             for name, value in own.items():
                 if encoded(value, name) not in [encoded(one.get(name), name) for one in (first, now)]:

@@ -70,7 +70,7 @@ class OptimiserState:
         groups = [Group(place, *entries) for place, entries in enumerate(numbers)]
         kept = [{what: _entry(value) for what, value in own.items()} for own in state["states"]]
         by_name = dict(zip((name for group in names for name in group), kept))
-        return cls(type(optimiser).__qualname__, state["num_steps"], groups, by_name)
+        return cls(optimiser.settings["class"].__qualname__, state["num_steps"], groups, by_name)
 
     @classmethod
     def merged(cls, parts: Iterable[OptimiserState]) -> OptimiserState:

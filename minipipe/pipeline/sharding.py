@@ -1,0 +1,223 @@
+"""ZeRO-1: the state of an optimiser divided among the ranks that have the same parameters, such as replicas of a stage.
+
+Their gradients are summed, so every one of them could make the whole update. Each updates its share of the elements
+instead, keeps the state of these alone, and sends the values to the others::
+
+    rank 0   gradients of a stage   updates share 0 --.   .-- takes share 1   the values that both would have found
+                                                       \\ /
+    rank 2   gradients of a stage   updates share 1 ----'---- takes share 0
+
+That has the bits of a whole update if the rule looks at each element alone. Beside the 2 (n - 1) / n of the gradients
+that a rank sends for their sum, it sends (n - 1) / n of the values.
+
+References
+----------
+Rajbhandari, Rasley, Ruwase, He 2020, "ZeRO: memory optimizations toward training trillion parameter models", section 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array
+from minipipe.comm import ProcessGroup
+from minipipe.comm.message import finish
+from minipipe.comm.process_group import OwnTag
+from minipipe.errors import ArgumentError
+from minipipe.execution.payload import Payload
+from minipipe.execution.plan import Plan
+from minipipe.execution.sums import pieces_of
+from minipipe.nn import Parameter
+from minipipe.optim import Optimiser, ParameterGroup
+
+
+class Sharing(NamedTuple):
+    """Parameters that the same ranks have, each of which updates a share of their elements.
+
+    Attributes
+    ----------
+    ranks : list of int
+    parameters : list of Parameter
+        In the order of the model.
+    """
+
+    ranks: list[int]
+    parameters: list[Parameter]
+
+    def share(self, place: int) -> list[slice]:
+        """Return the elements of each parameter in the share of one of the ranks."""
+        found = dict(pieces_of([parameter.size for parameter in self.parameters], len(self.ranks), place))
+        return [found.get(i, slice(0, 0)) for i in range(len(self.parameters))]
+
+
+def sharings_of(plan: Plan, own: Mapping[str, Parameter], trained: Sequence[Parameter]) -> Iterator[Sharing]:
+    """Yield what this rank has in common with others, of the parameters of an optimiser.
+
+    Frozen parameters, which have no state, are shared apart, so that the others are divided equally.
+    """
+    wanted, found = {id(parameter.owner) for parameter in trained}, dict[tuple, Sharing]()
+    for name, stages in plan.uses.items():
+        if name in own and id(own[name].owner) in wanted:
+            ranks = sorted({pipeline[stage] for pipeline in plan.pipelines for stage in stages.values()})
+            sharing = found.setdefault((*ranks, own[name].requires_grad), Sharing(ranks, []))
+            sharing.parameters.append(own[name])
+    yield from found.values()
+
+
+class ShardedOptimiser(Optimiser):
+    """An optimiser that keeps the state of a share of its parameters' elements; :meth:`minipipe.Pipeline.sharded`.
+
+    ``step`` and ``state_dict`` are collective among the ranks that have the same parameters. The state is that of the
+    optimiser as a whole, so it is loaded by any number of replicas, sharded or not.
+
+    Parameters
+    ----------
+    sharings : list of Sharing
+    group : ProcessGroup
+    rule : type
+        A class of optimisers.
+    parameters : list of Parameter, or of dict
+    numbers : mapping
+        The hyper-parameters.
+    """
+
+    __slots__ = ("_pieces", "_process_group", "_sharded", "_sharings", "_whole")
+
+    def __init__(
+        self,
+        sharings: list[Sharing],
+        group: ProcessGroup,
+        rule: type[Optimiser],
+        parameters: list[Any],
+        numbers: Mapping[str, Any],
+    ) -> None:
+        super().__init__([])
+        self._whole = rule(parameters, **numbers)  # whose groups count; it takes no step and has no state
+        self.groups, self._followers = self._whole.groups, self._whole._followers
+        self._states = {id(parameter): {} for parameter in self.parameters}
+        self._process_group, self._sharings = group, sharings
+        self._pieces: dict[int, tuple[Parameter, slice]] = {}  # by parameter: its elements in the own share
+        for sharing in sharings:
+            own = sharing.share(sharing.ranks.index(group.rank))
+            for parameter, elements in zip(sharing.parameters, own):
+                self._pieces[id(parameter)] = Parameter(_flat(parameter)[elements]), elements
+        if foreign := [parameter.shape for parameter in self.parameters if id(parameter) not in self._pieces]:
+            message = f"pipeline.sharded was given a parameter of shape {foreign[0]} that is not of this pipeline"
+            raise ArgumentError("value", f"{message}; expected some of pipeline.parameters().")
+        pieces = [self._pieces[id(parameter)][0] for parameter in self.parameters]
+        self._sharded = rule(pieces, **numbers)  # which has the state; its groups do not count
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What must be equal on all ranks."""
+        return {**self._whole.settings, "sharded": True}
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the state on this rank."""
+        return self._sharded.nbytes
+
+    def step(self) -> None:
+        """Update the own share of all parameters; take the values of the others. Collective among them."""
+        super().step()
+        trained = [[parameter for parameter in one.parameters if parameter.requires_grad] for one in self._sharings]
+        mine = [[_flat(parameter)[self._pieces[id(parameter)][1]] for parameter in each] for each in trained]
+        for sharing, parameters, arrays in zip(self._sharings, trained, self._exchanged(mine, "the values")):
+            for place, pieces in arrays.items():
+                shares = dict(zip(map(id, sharing.parameters), sharing.share(place)))
+                for parameter, piece in zip(parameters, pieces):
+                    _flat(parameter)[shares[id(parameter)]] = piece
+
+    def _change(self, parameter: Parameter, gradient: Array, group: ParameterGroup) -> None:
+        piece, elements = self._pieces[id(parameter)]
+        piece.data = _flat(parameter)[elements]  # a view
+        xp = backend.array_module(gradient)
+        self._sharded._change(piece, xp.reshape(gradient, (-1,))[elements], group)
+
+    def _update(self, data: Array, gradient: Array, state: dict[str, Any], group: ParameterGroup) -> None:
+        raise NotImplementedError  # _change leaves it to the rule
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the optimiser as a whole, on every rank. Collective among those that share parameters."""
+        pieces = self._sharded.state_dict()["states"]
+        states = dict(zip(map(id, self.parameters), pieces))
+        kept = [[states[id(parameter)] for parameter in one.parameters] for one in self._sharings]
+        mine = [[value for own in each for value in own.values() if backend.is_array(value)] for each in kept]
+        for sharing, each, arrays in zip(self._sharings, kept, self._exchanged(mine, "the optimiser's state")):
+            shares, came = map(sharing.share, range(len(sharing.ranks))), {k: iter(v) for k, v in arrays.items()}
+            for parameter, own, elements in zip(sharing.parameters, each, zip(*shares)):
+                for name, value in own.items():
+                    if backend.is_array(value):
+                        xp = backend.array_module(value)
+                        whole = xp.zeros(parameter.size, dtype=value.dtype)
+                        for place, part in enumerate(elements):
+                            whole[part] = next(came[place]) if place in came else value
+                        own[name] = xp.reshape(whole, parameter.shape)
+        return {**super().state_dict(), "states": [states[id(parameter)] for parameter in self.parameters]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the own share of the state of an optimiser as a whole. Local."""
+        self.check_state(state)
+        super().load_state_dict({**state, "states": [{} for _ in self.parameters]})
+        states = []
+        for parameter, kept in zip(self.parameters, state["states"]):
+            elements, cut = self._pieces[id(parameter)][1], {}
+            for name, value in kept.items():
+                if backend.is_array(value) and value.shape == parameter.shape:
+                    value = backend.array_module(value).reshape(value, (-1,))[elements]
+                cut[name] = value
+            states.append(cut)
+        groups = [group.hyper_parameters for group in self._sharded.groups]
+        self._sharded.load_state_dict({"groups": groups, "states": states})
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse a state of another optimiser, or of other parameters. Local."""
+        self._whole.check_state(state)
+
+    def _exchanged(self, mine: list[list[Array]], what: str) -> list[dict[int, list[Array]]]:
+        """Return the arrays that the other ranks of each sharing have given, by their place in it. Collective."""
+        sends, found = [], list[dict[int, list[Array]]]()
+        for sharing, arrays in zip(self._sharings, mine):
+            others = [rank for rank in sharing.ranks if arrays and rank != self._process_group.rank]
+            if others:
+                message = Payload(arrays, [False] * len(arrays), (None,) * len(arrays)).to_message()
+                sends += [self._process_group.isend(message, rank, OwnTag.COPY) for rank in others]
+        for sharing, arrays in zip(self._sharings, mine):
+            came = {}
+            for place, rank in enumerate(sharing.ranks):
+                if arrays and rank != self._process_group.rank:
+                    words = f"{what} of share {place} of {len(sharing.ranks)}"
+                    message = self._process_group.irecv(rank, OwnTag.COPY, what=words).wait()
+                    came[place] = Payload.from_message(message, backend.array_module(arrays[0])).arrays
+            found.append(came)
+        finish(sends)
+        return found
+
+
+def check_elementwise(rule: Any) -> type[Optimiser]:
+    """Return a class of optimisers that look at each element alone.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``type``, for what is no such class.
+    """
+    if not (isinstance(rule, type) and issubclass(rule, Optimiser)):
+        message = f"pipeline.sharded was given {rule!r:.60}; expected a class of optimisers, such as optim.Adam."
+        raise ArgumentError("type", f"{message} Its numbers follow by name: pipeline.sharded(optim.SGD, …).")
+    if not vars(rule).get("is_elementwise"):
+        raise ArgumentError(
+            "type",
+            f"{rule.__name__} may look at a parameter as a whole, such as at its norm; a rank that updates a share of "
+            "its elements cannot. If its update of an element follows from that element's own value, gradient and "
+            "state, write is_elementwise = True into the class; otherwise use it without pipeline.sharded.",
+        )
+    return rule
+
+
+def _flat(parameter: Parameter) -> Array:
+    """Return a view of the values in one row."""
+    parameter.data = backend.contiguous(parameter.data)
+    return backend.array_module(parameter.data).reshape(parameter.data, (-1,))
