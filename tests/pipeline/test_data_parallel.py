@@ -120,6 +120,34 @@ def test_so_they_are_through_mpirun(num_ranks, name, replicas):
     assert done.out.split() == [repr(float(loss)) for loss in losses]
 
 
+@pytest.mark.parametrize("name", ["1f1b", "chimera"])
+@pytest.mark.parametrize(
+    "options",
+    [{"wait": False}, {"replay": False}, {"measures_memory": True}, {"recompute": True}, {"dtype": np.float16}],
+    ids=["wait", "replay", "measures_memory", "recompute", "float16"],
+)
+def test_no_switch_changes_a_bit_of_a_longer_training(name, options):
+    """Six steps, so that stages replay; halves with a loss scale, which all replicas find too large alike."""
+
+    def run(group, wait=True, measures_memory=False, dtype=np.float32, **options):
+        layers = [layer for _ in range(4) for layer in (nn.Linear(6, 6, dtype=dtype), nn.Tanh(), nn.Dropout(0.2))]
+        pipeline = Pipeline(nn.Sequential(*layers), group, loss=nn.MSELoss(), **options)
+        pipeline.measures_memory = measures_memory
+        optimiser, losses, scale = optim.Adam(pipeline.parameters(), learning_rate=0.01), [], optim.LossScale()
+        for _ in range(6):
+            is_half = dtype is np.float16
+            losses.append(pipeline.step(X, Y, wait=wait, scale=scale.value if is_half else 1.0))
+            if not is_half or pipeline.unscale_gradients(scale):
+                optimiser.step()
+        return list(map(float, losses)), pipeline.state_dict()
+
+    options = dict(options)
+    losses, state = spawn(lambda group: run(group, num_microbatches=4, gradient_blocks=2, **options), 1)[0]
+    copies = {"replicas": 2, "num_microbatches": 2} if name == "1f1b" else {"num_microbatches": 4}
+    for found, values in spawn(lambda group: run(group, schedule=name, **copies, **options), 4):
+        assert found == losses and all(same_bits(values[key], state[key]) for key in state)
+
+
 # -- what else a step does ---------------------------------------------------------------------------------------------
 
 

@@ -25,7 +25,7 @@ def train(num_ranks, *options, program="train.py"):
 
 
 def trains(schedule):
-    """Tell whether a pipeline trains with a schedule: replicas and updates are not run yet."""
+    """Tell whether a pipeline trains with a schedule as one process does that adds all microbatches in order."""
     try:
         return bool(schedule.one_rank_each("Pipeline")) and not schedule.is_forward_only
     except ValueError:
@@ -60,6 +60,18 @@ def digits():
     assert whole["accuracy"] >= 0.97
 
 
+def replicas():
+    """Two blocks of microbatches, in one process, in two replicas of any schedule, and in those that have two."""
+    one = train(1, "--blocks", "2", *SHORT)["loss"]
+    for num_ranks, *options in (
+        *((2, "--replicas", "2"), (4, "--replicas", "2"), (8, "--replicas", "2"), (4, "--schedule", "chimera")),
+        *((4, "--schedule", "zb-h1", "--replicas", "2"), (4, "--schedule", "dualpipe"), (4, "--schedule", "bitpipe")),
+    ):
+        found = train(num_ranks, *options, *SHORT)["loss"]
+        print(f"{' '.join(options):35} {num_ranks} ranks: loss {found!r}", flush=True)
+        assert found == one, f"the loss of one process with two blocks is {one!r}"
+
+
 def language_model():
     losses = {}
     for schedule in TRAINED:
@@ -77,4 +89,5 @@ def language_model():
 
 if __name__ == "__main__":
     digits()
+    replicas()
     language_model()

@@ -43,6 +43,13 @@ def test_any_ranks_and_schedule_end_with_the_same_loss(num_ranks, schedule, alon
     assert many["loss"] == alone["loss"] and many["accuracy"] == alone["accuracy"]
 
 
+@needs_mpi
+@pytest.mark.parametrize("num_ranks", [2, slowly(4), slowly(8)])
+def test_replicas_end_with_the_loss_of_one_process_with_as_many_blocks(num_ranks):
+    many = result(mpirun(num_ranks, TRAIN, *SHORT, "--replicas", 2))
+    assert many["loss"] == result(run([sys.executable, TRAIN, *SHORT, "--blocks", "2"]))["loss"]
+
+
 @pytest.mark.slow
 @needs_mpi
 def test_a_schedule_from_a_file_runs_as_written(tmp_path, alone):
