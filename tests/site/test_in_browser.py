@@ -5,6 +5,7 @@ import pytest
 # One page of each kind.
 PAGES = [
     *("index", "lessons/index", "lessons/09_zero_bubble", "rooms/schedules", "glossary", "project/benchmarks"),
+    *("schedules/index", "schedules/zb-h1"),
     *("api/index", "api/minipipe.schedules", "api/minipipe/minipipe.Pipeline", "_modules/minipipe/tensor"),
 ]
 SCHEMES = ("light", "dark")
@@ -58,3 +59,11 @@ def test_pictures_have_the_colours_of_their_page_whatever_the_system_prefers(ope
     ground = "getComputedStyle(document.querySelector('.cell_output svg .ground')).fill"
     is_dark = sum(int(x) for x in page.evaluate(ground)[4:-1].split(",")) < 3 * 128
     assert is_dark == (scheme == "dark")
+
+
+def test_the_player_in_a_page_plays(open_page):
+    page = open_page("schedules/zb-h1")
+    page.locator("iframe").scroll_into_view_if_needed()
+    player = page.frame_locator("iframe").locator("body")
+    player.locator("#play").click()
+    player.locator("#play", has_text="Pause").wait_for()

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from minipipe import schedules
 from tests.launch import ROOT
 from tests.test_documentation import PUBLIC
 
@@ -80,3 +81,22 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path):
         (tmp_path / "one.html").write_text(f'<h1 id="here"></h1>{text}')
         (problem,) = links.problems(tmp_path)
         assert "one.html: " in problem and new.split("#")[-1] in problem
+
+
+@pytest.mark.parametrize("name", schedules.REGISTRY)
+def test_a_schedule_has_a_page_with_its_picture_figures_and_player(site, name):
+    page = (site / "schedules" / f"{name}.html").read_text()
+    (row,) = [row for row in schedules.table(4, 8) if row["schedule"] == name]
+    cells = re.findall(r"<td><p>(.*?)</p></td>", page)
+    (at,) = [at for at in range(0, len(cells), 7) if cells[at : at + 2] == ["4", "8"]]
+    assert float(cells[at + 2]) == pytest.approx(row["makespan"], rel=0.01)
+    assert float(cells[at + 4]) == pytest.approx(100 * row["bubble_fraction"], rel=0.01)
+    assert cells[at + 3] in ("\N{EN DASH}", cells[at + 2])
+    assert page.count("<svg") >= 1 and f'src="../players/{name}.html"' in page
+    assert f'href="../api/minipipe.schedules/minipipe.schedules.{schedules.REGISTRY[name].__name__}.html' in page
+
+
+def test_the_playground_is_built_where_there_is_one(site):
+    source = ROOT / "tutorials" / "site" / "playground" / "build.py"
+    assert (site / "playground" / "index.html").exists() == source.exists()
+    assert ("playground/index.html" in (site / "index.html").read_text()) == source.exists()

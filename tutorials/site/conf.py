@@ -25,6 +25,8 @@ extensions = [
     "sphinx_copybutton",
     "chapters",
     "reference",
+    "catalogue",
+    "home",
 ]
 exclude_patterns = ["README.md", "extensions", "playground", "**/.ipynb_checkpoints"]
 nitpicky = True
@@ -34,7 +36,7 @@ nitpick_ignore_regex = [("py:class", r"(abc|collections|enum|numpy|types)\..*|<f
 
 # -- texts ---------------------------------------------------------------------------------------------------------
 
-myst_enable_extensions = ["attrs_block", "colon_fence", "dollarmath"]
+myst_enable_extensions = ["attrs_block", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
 copybutton_exclude = ".linenos, .gp, .go"
 
