@@ -24,6 +24,7 @@ from typing import Any
 from minipipe.autograd import Leaf, backend
 from minipipe.autograd.backend import Array
 from minipipe.comm import ProcessGroup, Request
+from minipipe.comm.message import finish
 from minipipe.errors import MicrobatchError, ScheduleCode, ScheduleError
 from minipipe.execution.batch import Batch
 from minipipe.execution.executor import Executor, Step
@@ -68,14 +69,14 @@ class GradientSums:
             num_blocks = plan.gradient_blocks // len(program.ranks_of(index))
             self._blocks[index] = Blocks(leaves_of(stage), block_size(row, index, num_blocks))
         self._earlier: list[tuple[Leaf, Array | None]] = []
-        self._pending: list[_Sum] = []
+        self._pending, self._sends = list[_Sum](), list[Request]()
         self.observers = (self,) if plan.gradient_blocks > 1 else ()
 
     def begin(self, accumulate: bool) -> None:
         """Begin a step. To gradients of earlier steps those of this one are added as a sum."""
         if not self.observers:
             return
-        self._pending.clear()
+        self._pending, self._sends = [], []
         leaves = [leaf for blocks in self._blocks.values() for leaf in blocks.leaves] if accumulate else []
         self._earlier = [(leaf, leaf.grad) for leaf in leaves]
         for leaf in leaves:
@@ -107,7 +108,9 @@ class GradientSums:
         for found in self._pending:
             if found.can_go_on():
                 found.go_on()
-        if self._pending:
+        over = [found for found in self._pending if found.is_over]
+        if over:
+            self._sends += [send for found in over for send in found.sends]
             self._pending = [found for found in self._pending if not found.is_over]
 
     def finish(self) -> None:
@@ -122,7 +125,8 @@ class GradientSums:
             for found in self._pending:
                 if found.is_added == is_added:
                     found.go_on()
-        self._pending.clear()
+        finish([*self._sends, *(send for found in self._pending for send in found.sends)])
+        self._sends, self._pending = [], []
         for blocks in self._blocks.values():
             blocks.finish()
         for leaf, gradient in self._earlier:
@@ -221,7 +225,7 @@ class _Sum:
         self._flat: list[Any] = [
             None if gradient is None else self._xp.reshape(gradient, (-1,)) for gradient in self._gradients
         ]
-        self._sends: list[Request] = []
+        self.sends: list[Request] = []  # of copies: nobody waits for them before the end of the step
         self._others = [j for j in range(len(ranks)) if j != self._place]
         for j in self._others:
             self._send(self._part(j), [j], tag)  # [1]
@@ -249,8 +253,6 @@ class _Sum:
                     leaf.grad = self._xp.reshape(flat, leaf.shape)
                 elif leaf.grad is not None and leaf.grad is not gradient:
                     leaf.grad[...] = gradient  # in the memory order that it had
-            for send in self._sends:
-                send.wait()
             self.times[1] = perf_counter()
 
     # -- parts ----------------------------------------------------------------------------------------------
@@ -274,7 +276,7 @@ class _Sum:
         if pieces:
             message = Payload(pieces, [False] * len(pieces), (None,) * len(pieces)).to_message()
             for j in destinations:
-                self._sends.append(self._group.isend(message, self._ranks[j], tag, step=self._step))
+                self.sends.append(self._group.isend(message, self._ranks[j], tag, step=self._step))
 
     def _receives(self, tag: int) -> dict[int, Any]:
         """Return the requests of the messages that come: first for the own part, then with those of the others."""

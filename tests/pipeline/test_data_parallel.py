@@ -17,9 +17,10 @@ from tests.pipeline.tied_models import SYMBOLS, language_model
 X, Y = np.random.default_rng(0).standard_normal((2, 24, 6)).astype(np.float32)
 
 
-def model():
-    layers = [nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.25), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh()]
-    return nn.Sequential(*layers, nn.Linear(8, 8), nn.Linear(8, 6))
+def model(width=8):
+    hidden = [layer for _ in range(2) for layer in (nn.Linear(width, width), nn.Tanh())]
+    layers = [nn.Linear(6, width), nn.Tanh(), nn.Dropout(0.25), *hidden]
+    return nn.Sequential(*layers, nn.Linear(width, width), nn.Linear(width, 6))
 
 
 def trained(group, num_steps=3, accumulate=False, make=model, clip=None, x=X, y=Y, loss=None, **options):
@@ -146,6 +147,18 @@ def test_no_switch_changes_a_bit_of_a_longer_training(name, options):
     copies = {"replicas": 2, "num_microbatches": 2} if name == "1f1b" else {"num_microbatches": 4}
     for found, values in spawn(lambda group: run(group, schedule=name, **copies, **options), 4):
         assert found == losses and all(same_bits(values[key], state[key]) for key in state)
+
+
+@needs_mpi
+@pytest.mark.parametrize(("name", "replicas"), [("chimera", 1), slowly("1f1b", 2), slowly("dualpipe", 1)])
+def test_sums_that_take_two_messages_wait_for_no_rank_that_is_at_another_one(name, replicas):
+    """The story: in the sum of stage 3, rank 0 waited until rank 3 took its part; rank 3 was at the sum of stage 0."""
+    done = mpirun(4, "-m", "tests.pipeline.test_data_parallel", name, replicas, 128, limit=120)
+    assert done.code == 0, done.err
+    losses = spawn(lambda group: trained(group, make=lambda: model(128), num_microbatches=8, gradient_blocks=2), 1)[0][
+        0
+    ]
+    assert done.out.split() == [repr(float(loss)) for loss in losses]
 
 
 # -- what else a step does ---------------------------------------------------------------------------------------------
@@ -298,7 +311,8 @@ def test_inputs_that_differ_in_length_between_replicas_are_refused():
 
 if __name__ == "__main__":
     with init_process_group(timeout=30) as ranks:
-        name, copies = sys.argv[1], int(sys.argv[2])
-        losses, state, *_ = trained(ranks, num_microbatches=8 // copies, schedule=name, replicas=copies)
+        name, copies, width = sys.argv[1], int(sys.argv[2]), int([*sys.argv, "8"][3])
+        options = {"num_microbatches": 8 // copies, "schedule": name, "replicas": copies}
+        losses, state, *_ = trained(ranks, make=lambda: model(width), **options)
         if ranks.rank == 0:
             print(*map(float, losses))
