@@ -18,6 +18,7 @@ RUNS = [
     ("prediction.py", ["--width", "8", "--layers", "4", "--steps", "1", "--rounds", "1"], ["zb-v", "median error"]),
     ("stacking.py", ["--rounds", "1", "--widest", "32"], ["divided", "stacked"]),
     ("search.py", ["--rows", "1", "--part", "0.01"], ["published", "warm-up and drain"]),
+    ("sums.py", ["--unit", "0.001", "--steps", "1", "--schedule", "chimera"], ["predicted", "chimera"]),
     ("startup.py", ["--rounds", "1", "--ranks"], ["times numpy"]),
     ("schedule_scale.py", ["--sizes", "1", "--repeats", "1"], ["1f1b", "growth"]),
 ]

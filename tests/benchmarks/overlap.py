@@ -18,11 +18,11 @@ from minipipe.tensor import record
 
 
 class Sleep(nn.Module):
-    """Returns its input after a while; so do its gradients, of the input and of its one weight."""
+    """Returns its input after a while; so do its gradients, of the input and of its weights."""
 
-    def __init__(self, seconds):
+    def __init__(self, seconds, num_weights=1):
         self.seconds = seconds
-        self.weight = nn.Parameter((1,), nn.initialisers.constant(1.0))
+        self.weight = nn.Parameter((num_weights,), nn.initialisers.constant(1.0))
 
     def forward(self, x):
         def of_x(g):
@@ -31,7 +31,7 @@ class Sleep(nn.Module):
 
         def of_weight(g):
             time.sleep(self.seconds)
-            return np.zeros(1, np.float32)
+            return np.zeros(self.weight.shape, np.float32)
 
         time.sleep(self.seconds)
         return record(x.data.copy(), (x, of_x), (self.weight, of_weight))
