@@ -21,6 +21,7 @@ from minipipe.schedules.analysis.updates import (
 from minipipe.schedules.analysis.walk import walk
 from minipipe.schedules.transforms import repeat
 from minipipe.tuning.layers import microbatches_in_flight
+from tests.schedules.published import most_held
 from tests.strategies import examples, updated_schedules
 
 TWO = """
@@ -202,10 +203,6 @@ def test_who_runs_or_balances_schedules_refuses_sums_and_updates_with_one_senten
 
 
 # -- versions ----------------------------------------------------------------------------------------------------------
-
-
-def most_held(schedule, what):
-    return [max(getattr(during, what) for during, _ in copies_held(row)) for row in schedule.actions]
 
 
 @pytest.mark.parametrize("p", [1, 2, 4, 8])

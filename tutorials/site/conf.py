@@ -26,6 +26,7 @@ extensions = [
     "chapters",
     "reference",
     "catalogue",
+    "papers",
     "home",
 ]
 exclude_patterns = ["README.md", "extensions", "playground", "**/.ipynb_checkpoints"]

@@ -9,6 +9,7 @@ from minipipe.errors import ScheduleError
 from minipipe.schedules.analysis.bounds import lower_bound, lower_bounds
 from minipipe.schedules.analysis.workload import Objective
 from tests.schedules.analysis.brute_force import optimum
+from tests.schedules.published import TABLE_5
 from tests.strategies import examples, runs
 
 MAKESPAN, SPAN = Objective.MAKESPAN, Objective.SPAN
@@ -44,24 +45,6 @@ def bound(costs, placement, m, limit, objective):
 )
 def test_the_bound_is_the_known_optimum_or_a_little_less(costs, placement, m, objective, best, lower):
     assert {limit: bound(costs, placement, m, limit, objective) for limit in best} == {**best, **lower}
-
-
-# Qi et al. 2023, tables 5 and 9: p, m, the times in ms, (heads, width, length), the bubble rates of ZB-1p and ZB-2p;
-# and the rate of the bound for twice the memory.
-TABLE_5 = [
-    (8, 24, (18.522, 18.086, 9.337, 0.601), (24, 2304, 1024), 0.1585, 0.0433, 0.0433),
-    (8, 32, (18.513, 18.086, 9.331, 0.626), (24, 2304, 1024), 0.1242, 0.0039, 0),
-    (8, 64, (18.546, 18.097, 9.321, 0.762), (24, 2304, 1024), 0.0674, 0.0026, 0),
-    (8, 24, (29.718, 29.444, 19.927, 0.527), (32, 4096, 1024), 0.1323, 0.0029, 0),
-    (8, 32, (29.802, 29.428, 19.530, 0.577), (32, 4096, 1024), 0.1045, 0.0022, 0),
-    (8, 64, (29.935, 29.621, 19.388, 0.535), (32, 4096, 1024), 0.0554, 0.0010, 0),
-    (16, 48, (11.347, 11.248, 8.132, 0.377), (40, 5120, 1024), 0.1397, 0.0066, 0),
-    (16, 64, (11.307, 11.254, 8.101, 0.379), (40, 5120, 1024), 0.1088, 0.0054, 0),
-    (16, 128, (11.325, 11.308, 8.109, 0.378), (40, 5120, 1024), 0.0576, 0.0028, 0),
-    (32, 96, (10.419, 10.207, 7.715, 0.408), (48, 6144, 1024), 0.1421, 0.0038, 0.0030),
-    (32, 128, (10.408, 10.204, 7.703, 0.408), (48, 6144, 1024), 0.1106, 0.0029, 0.0024),
-    (32, 256, (10.402, 10.248, 7.698, 0.460), (48, 6144, 1024), 0.0594, 0.0018, 0.0018),
-]
 
 
 @pytest.mark.parametrize(("p", "m", "times", "sizes", "zb_1p", "zb_2p", "lower"), TABLE_5)

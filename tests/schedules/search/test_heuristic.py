@@ -17,7 +17,7 @@ from minipipe.schedules.search.heuristic import Search, TimedOrder, is_possible,
 from minipipe.schedules.search.list_scheduling import Facts, ListScheduler, Policy, schedule_of
 from minipipe.schedules.simulation.evaluation import check_answer, costs_of, evaluate
 from tests.launch import slowly
-from tests.schedules.analysis.test_bounds import TABLE_5
+from tests.schedules.published import TABLE_5
 from tests.schedules.search.workloads import any_workloads
 from tests.strategies import examples
 

@@ -16,6 +16,7 @@ from minipipe.errors import ScheduleError
 from minipipe.render.svg.tradeoff import draw_tradeoff
 from minipipe.schedules import theory
 from minipipe.schedules.simulation.comparison import tradeoff
+from tests.schedules.published import PUBLISHED
 
 SIZES = [(2, 4), (4, 8), (4, 32), (8, 32)]  # ranks and microbatches of the tables
 DRAWN = (4, 8)  # and of the picture and the player
@@ -72,6 +73,7 @@ def page_of(name: str, rows: dict[tuple[int, int], dict[str, Any]]) -> str:
     notes = "\n".join(doc["Notes"])
     first, *others = doc["Summary"]
     idea = first.removeprefix("Return ")
+    reproduced = sorted({figures.paper for figures in PUBLISHED if name in figures.names})
     parts = [
         heading(name),
         ".. currentmodule:: minipipe.schedules\n\n",
@@ -88,7 +90,8 @@ def page_of(name: str, rows: dict[tuple[int, int], dict[str, Any]]) -> str:
         "Time is that of a step, and peak the most microbatches that a rank holds, each for all its layers. The gap ",
         "says how far time is, at most, above the best for the same stages and memory.\n\n",
         figures(name, rows),
-        f"Paper\n-----\n\n{references}\n" if references else "",
+        f"Paper\n-----\n\n{references}\n\n" if references else "",
+        "".join(f"Its figures beside ours: :doc:`/papers/{paper}`.\n" for paper in reproduced),
     ]
     return "".join(parts)
 
