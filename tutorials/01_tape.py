@@ -310,4 +310,34 @@ assert in_parts.grad.item() == at_once.grad.item() == 10.0
 # 3. The coursework task for this lesson is `01_multiply`: the product of two tensors, with its vjps.
 #    (`minipipe coursework DIR` creates your copy of all the tasks in the folder DIR.)
 #
+# <details>
+# <summary>Answers</summary>
+#
+# 1. The difference grows 1 times as fast as its first input, and -1 times as fast as its second. At 3 the gradient is 2
+#    x - 1 = 5.
+#
+# ```python
+# def subtract(self, other):
+#     return Value(self.number - other.number, (self, 1.0), (other, -1.0), name="difference")
+#
+#
+# Value.__sub__ = subtract
+# x = Value(3.0, name="x")
+# backward(x * x - x)
+# assert x.gradient == 5.0
+# assert abs(slope(lambda x: x * x - x, 3.0) - 5.0) < 1e-6
+# ```
+#
+# 2. 108. `z` is x to the power of 4. Each `y` has two paths to `x`, each of slope 3, and `z` has two paths to `y`, each
+#    of slope 9. That makes four paths, of 9 * 3 = 27 each.
+#
+# ```python
+# x = Value(3.0, name="x")
+# y = x * x
+# backward(y * y)
+# assert x.gradient == 4 * 9 * 3 == 108.0
+# ```
+#
+# </details>
+#
 # Next, `02_one_rank.py`: a network that learns to read digits with the machinery that you have just built.

@@ -203,4 +203,37 @@ assert not is_other_same
 # 2. Leave out `model.zero_grad()`. What is the gradient of a step then? (See the last section of lesson 01.)
 # 3. The coursework task for this lesson is `02_softmax`: turning scores into probabilities, with the vjp.
 #
+# <details>
+# <summary>Answers</summary>
+#
+# 1. With one large batch the loss falls below 0.2 after some seventy steps, and each of them has looked at all 1,438
+#    images: some 100,000 in all. With batches of 8 the mean loss of the third epoch is below 0.2. That takes more than
+#    500 steps, but only 3 × 1,438 images, about 4,300. Small batches look at fewer images, and take more steps.
+#
+# ```python
+# _, large = train(seed=0, epochs=100, batch_size=1438)
+# _, small = train(seed=0, epochs=4, batch_size=8)
+# large_epochs, small_epochs = (1 + [loss < 0.2 for loss in losses].index(True) for losses in (large, small))
+# assert 60 < large_epochs < 90 and 2 <= small_epochs <= 4
+# assert small_epochs * data.num_batches(1438, 8) > 4 * large_epochs
+# assert 10 * small_epochs < large_epochs  # epochs, so images
+# ```
+#
+# 2. The sum of the gradients of all steps so far, each at the parameters of its own step: `backward` adds to what is
+#    there. The steps get longer and longer, in directions that are out of date.
+#
+# ```python
+# model = copy.deepcopy(untrained)
+# single = []
+# for _ in range(2):
+#     model.zero_grad()
+#     loss_of(model(inputs), targets).backward()
+#     single.append(next(iter(model.parameters())).grad.copy())
+# loss_of(model(inputs), targets).backward()  # once more, and nothing was cleared
+# assert np.allclose(next(iter(model.parameters())).grad, 2 * single[0], rtol=1e-5)
+# assert same_bits(*single)
+# ```
+#
+# </details>
+#
 # Next, `03_ranks_and_messages.py`: several processes, and how they communicate.

@@ -299,4 +299,59 @@ else:
 # 3. The coursework task for this lesson is `03_all_reduce`: the sum over all ranks, using only messages to the next
 #    rank.
 #
+# <details>
+# <summary>Answers</summary>
+#
+# 1. Six: three to rank 0, three from it. Rank 0 is one end of all of them. With a thousand ranks it would receive and
+#    send 999 arrays, one after the other, while the others wait. The ring of the coursework task has no such rank.
+#
+# ```python
+# sent = []
+#
+#
+# class Counting:
+#     """A group that notes each message."""
+#
+#     def __init__(self, group):
+#         self.rank, self.size, self.recv, self.group = group.rank, group.size, group.recv, group
+#
+#     def send(self, array, destination):
+#         sent.append((self.rank, destination))
+#         self.group.send(array, destination)
+#
+#
+# spawn(lambda group: all_reduce_by_hand(Counting(group), np.ones(2)), num_ranks=4)
+# assert len(sent) == 2 * 3 and all(0 in pair for pair in sent)
+# ```
+#
+# 2. It does not hang. Ranks 2 and 0 both send first, but rank 1 receives first. Say that each `send` waits for its
+#    `recv`. Rank 0 sends to rank 1, which receives at once, so rank 0 goes on and receives from rank 2. Rank 1 then
+#    sends to rank 2, which by now receives. In a ring it takes a single rank that receives first to break the cycle.
+#
+# ```python
+# heard = spawn(ring_by_turns, num_ranks=3)
+# assert heard == [2, 0, 1]
+#
+#
+# class Blocking:
+#     """A group whose sends wait until the receiver has answered."""
+#
+#     def __init__(self, group):
+#         self.rank, self.size, self.group = group.rank, group.size, group
+#
+#     def send(self, array, destination):
+#         self.group.send(array, destination)
+#         self.group.recv(destination, tag=1)
+#
+#     def recv(self, source):
+#         array = self.group.recv(source)
+#         self.group.send(np.array(0), source, tag=1)
+#         return array
+#
+#
+# assert spawn(lambda group: ring_by_turns(Blocking(group)), num_ranks=3) == [2, 0, 1]
+# ```
+#
+# </details>
+#
 # Next, `04_cut_the_model.py`: a network with its first half on one rank and its second half on another.

@@ -297,4 +297,46 @@ assert wrong_size < right_size / 5
 # 2. In `on_two_ranks`, let rank 0 wait for its gradient *before* it sends the activation. What does minipipe say?
 # 3. The coursework task for this lesson is `04_stage_gradient`: stages that train on losses of their own. Fix them.
 #
+# <details>
+# <summary>Answers</summary>
+#
+# 1. 1 - 1/p, since one of p ranks works at a time: 50 % with two ranks and 90 % with ten. With three batches one after
+#    another it is 75 %, as with one: `sequential` takes one through all stages and back before the next one enters.
+#
+# ```python
+# for num_ranks, num_microbatches, bubble in ((2, 1, 0.5), (10, 1, 0.9), (4, 3, 0.75)):
+#     timeline = simulate(schedules.sequential(num_ranks, num_microbatches))
+#     assert abs(timeline.bubble_fraction - bubble) < 1e-12
+# ```
+#
+# 2. It is a deadlock. Rank 0 waits for the gradient of an activation that rank 1 does not have yet, and rank 1 waits
+#    for that activation.
+#
+# ```python
+# from minipipe.errors import MessageError
+#
+#
+# def in_the_wrong_order(group):
+#     model = make_model()
+#     if group.rank == 0:
+#         activation = model[:4](inputs)
+#         gradient = group.recv(1)
+#         group.send(activation.numpy(), 1)
+#         activation.backward(gradient)
+#     else:
+#         received = Tensor(group.recv(0), requires_grad=True)
+#         loss_of(model[4:](received), targets).backward()
+#         group.send(received.grad, 0)
+#
+#
+# try:
+#     spawn(in_the_wrong_order, num_ranks=2)
+# except MessageError as error:
+#     complaint = error
+# assert complaint.code == "deadlock"
+# assert "rank 0 waits for a message with tag 0 from rank 1" in str(complaint)
+# ```
+#
+# </details>
+#
 # Next, `05_microbatches.py`: cut the batch as well, and the ranks work at the same time.

@@ -341,4 +341,34 @@ assert not is_same
 # 3. The coursework tasks for this lesson are `05_bubble` and `15_gpipe_time`. (`minipipe coursework DIR` creates your
 #    copy.)
 #
+# <details>
+# <summary>Answers</summary>
+#
+# 1. Neither makespan nor memory changes: all forwards still come before all backwards. But now the gradients are added
+#    in the order 3, 2, 1, 0, and sums that are added in another order round differently. The pipeline warns that the
+#    last bits may differ from those of one process, which goes from 0 to 3.
+#
+# ```python
+# reversed_rows = [[*row[:4], *row[:3:-1]] for row in my_gpipe(4, 4).actions]
+# backwards_first = Schedule("reversed", range(4), 4, reversed_rows)
+# verify(backwards_first)
+# assert [str(action) for action in backwards_first.actions[1][4:]] == ["1B3", "1B2", "1B1", "1B0"]
+# assert simulate(backwards_first).makespan == simulate(my_gpipe(4, 4)).makespan == 21
+# assert simulate(backwards_first).peak_activations == (4, 4, 4, 4)
+# assert my_gpipe(4, 4).is_reproducible and not backwards_first.is_reproducible
+# ```
+#
+# 2. With 8 microbatches it is 47 %. Stage 2 works 6 units on each microbatch and the others 3, so for many microbatches
+#    the other three ranks are idle half of the time: 3/4 of the ranks, half of the time, is 37.5 %. No number of
+#    microbatches removes that; only other cuts do (lesson 12).
+#
+# ```python
+# slow_stage = Costs([1, 1, 2, 1], [1, 1, 2, 1], [1, 1, 2, 1])
+# bubbles = [simulate(my_gpipe(4, m), slow_stage).bubble_fraction for m in (8, 64, 1000)]
+# assert [round(100 * bubble, 1) for bubble in bubbles] == [47.4, 38.9, 37.6]
+# assert all(bubble > 3 / 4 * 1 / 2 for bubble in bubbles)
+# ```
+#
+# </details>
+#
 # Next, `06_one_f_one_b.py`: as fast as GPipe, with much less memory.

@@ -278,4 +278,42 @@ assert computed_again.makespan == 44
 #    above, then call `run(gpipe, recompute=True)`.
 # 3. The coursework tasks for this lesson are `06_warmup`, `07_recompute` and `12_memory_peak`.
 #
+# <details>
+# <summary>Answers</summary>
+#
+# 1. One more forward is legal, and takes as long. It costs the memory of one microbatch on every rank: 5, 4, 3, 2
+#    instead of 4, 3, 2, 1. (Others call p - r the warm-up because they count the forward of the first pair with it.)
+#    One fewer is legal, too, and holds one microbatch less on all ranks but the last. But then only p - 1 microbatches
+#    are in flight, so ranks wait for each other in every round: 54 units instead of 33.
+#
+# ```python
+# def with_warmup(length):
+#     """Return 1F1B whose rank r begins with so many forwards; 4 ranks, 8 microbatches."""
+#     rows = []
+#     for rank in range(4):
+#         forwards, backwards = ([f"{rank}{kind}{k}" for k in range(8)] for kind in "FB")
+#         warmup = length(rank)
+#         steady = [action for pair in zip(forwards[warmup:], backwards) for action in pair]
+#         rows.append(" ".join(forwards[:warmup] + steady + backwards[8 - warmup :]))
+#     return Schedule.from_text("\n".join(rows), name="another warm-up")
+#
+#
+# more, fewer = with_warmup(lambda rank: 4 - rank), with_warmup(lambda rank: max(0, 2 - rank))
+# verify(more)
+# verify(fewer)
+# assert simulate(more).makespan == 33 and simulate(more).peak_activations == (5, 4, 3, 2)
+# assert simulate(fewer).makespan == 54 and simulate(fewer).peak_activations == (3, 2, 1, 1)
+# ```
+#
+# 2. GPipe with recomputation, but only by a little. It holds the input of its stage for each of 8 microbatches, one
+#    array each, and three more while a backward runs: 11 arrays. 1F1B without holds 3 microbatches of 4 arrays: 12.
+#
+# ```python
+# of_gpipe_again, of_1f1b = run(gpipe, recompute=True)[1], run(mine)[1]
+# assert of_gpipe_again.peak_memory[1] == (8 * 1 + 3) * array == 22528
+# assert of_1f1b.peak_memory[1] == 3 * 4 * array == 24576
+# ```
+#
+# </details>
+#
 # Next, `07_who_waits.py`: why a program can work with small arrays and hang with large ones.

@@ -340,4 +340,45 @@ assert period(schedules.eager_1f1b) == period_by_hand(held=7) == 6
 #    it? Find the latency by hand from the formula, then with `period`. (Look closely at the number that comes out.)
 # 3. The coursework tasks for this lesson are `08_lowering` and `09_verifier_rule`.
 #
+# <details>
+# <summary>Answers</summary>
+#
+# 1. One move is enough, and there are several. Either rank may receive before it sends: rank 0 `0RECV_B0` before
+#    `0SEND_F1`, or rank 1 `1RECV_F1` before `1SEND_B0`. Moving the send behind the receive is the same. `lower` moves
+#    the receive of rank 1, even further: `1RECV_F1` stands where rank 0 sends it, in front of `1F0`.
+#
+# ```python
+# def moved(rank, begin, end):
+#     """Return the program with one action moved."""
+#     rows = [list(row) for row in by_hand.actions]
+#     rows[rank].insert(end, rows[rank].pop(begin))
+#     return Program("moved", by_hand.placement, 2, rows)
+#
+#
+# works = [
+#     (rank, begin, end)
+#     for rank in (0, 1)
+#     for begin in range(8)
+#     for end in range(8)
+#     if begin != end and not hangs(moved(rank, begin, end))
+# ]
+# assert {str(by_hand.actions[rank][begin]) for rank, begin, _ in works} == {
+#     *("0RECV_B0", "0SEND_F1", "1RECV_F1", "1SEND_B0")
+# }
+# lowered = schedules.lower(schedules.one_f_one_b(2, 2))
+# assert [place for place in works if moved(*place).actions == lowered.actions] == [(1, 4, 1)]
+# ```
+#
+# 2. From 0 on. The formula gives (4 × 6 + 6 c) / 4 units for a microbatch, and the work is 6 units: 1.5 c more, for any
+#    latency c. 1F1B holds just as many microbatches as it takes to fill the pipeline with no latency at all, and has
+#    none to spare.
+#
+# ```python
+# for latency in (0, 0.1, 1):
+#     costs = Costs(forward=2, backward_input=2, backward_weight=2, latency=latency)
+#     assert abs(period(schedules.one_f_one_b) - (6 + 1.5 * latency)) < 1e-9
+# ```
+#
+# </details>
+#
 # Next, `08_interleaved.py`: several stages on each rank, so that the pipeline fills faster.

@@ -278,4 +278,36 @@ for name in ("1f1b", "interleaved-1f1b", "looped-bfs"):
 #    chunks, forwards first, then backwards. What makespan does the simulator report?
 # 3. The coursework task for this lesson is `10_interleaved_order`.
 #
+# <details>
+# <summary>Answers</summary>
+#
+# 1. The bubble is 3 / (8 v) of the work, so v must be more than 7.5: 8 chunks. That takes at least 32 layers, one for
+#    each stage, and 2 (32 - 1) × 8 = 496 messages instead of 48.
+#
+# ```python
+# assert with_chunks(7).bubble_over_ideal > 0.05 > with_chunks(8).bubble_over_ideal == 3 / (8 * 8)
+# assert len(with_chunks(8).messages) == 2 * (4 * 8 - 1) * 8 == 496
+# ```
+#
+# 2. 45 units of a chunk; in groups of four the same order of forwards and backwards takes 33. Rank 0 has run both
+#    microbatches of a group through its first chunk, and waits for the first to come around.
+#
+# ```python
+# def in_groups(size):
+#     """Return a schedule of 4 ranks, 4 microbatches and 2 chunks: all forwards in groups, then all backwards."""
+#     rows, groups = [], [range(first, first + size) for first in range(0, 4, size)]
+#     for rank in range(4):
+#         forwards = [f"{stage}F{k}" for group in groups for stage in (rank, rank + 4) for k in group]
+#         backwards = [f"{stage}B{k}" for group in groups for stage in (rank + 4, rank) for k in group]
+#         rows.append(" ".join(forwards + backwards))
+#     return Schedule.from_text("\n".join(rows), name=f"groups of {size}")
+#
+#
+# for size, makespan in ((2, 45), (4, 33)):
+#     verify(in_groups(size))
+#     assert simulate(in_groups(size)).makespan == makespan
+# ```
+#
+# </details>
+#
 # Next, `09_zero_bubble.py`: the backward in two halves, one of which can wait and fill the gaps.

@@ -311,4 +311,39 @@ assert simulate(zb_h2, costs).peak_memory == (64, 80, 96, 112)
 # 3. The coursework task for this lesson is `11_weight_placement`: decide where each W goes. (`minipipe coursework DIR`
 #    creates your copy.)
 #
+# <details>
+# <summary>Answers</summary>
+#
+# 1. Idle time comes back as soon as W is shorter than I. For w = 0.5 it is 4.5 units instead of 3: the W that was saved
+#    up no longer fills the waits, which are as long as an F and an I. For 2 it is 3 again. The last rank gets its first
+#    microbatch after 3 units, and this wait has nothing to do with W.
+#
+# ```python
+# for w, idle in ((0.5, 4.5), (1, 3), (2, 3)):
+#     timeline = simulate(zb_h1, Costs(backward_weight=w))
+#     assert timeline.makespan - 8 * (1 + 1 + w) == idle
+# ```
+#
+# 2. It takes the same 27 units, which is the best possible (lesson 16 proves it), and holds five microbatches instead
+#    of four. Counted in arrays, with the memory between I and W, that is 80 instead of 64. It gains nothing: rank 0
+#    still waits 3 units for its first gradient, which takes its time, whatever is postponed.
+#
+# ```python
+# def with_one_more_postponed(row):
+#     """Return a row in which each W stands where the one after it stood, and the last one at the end."""
+#     is_w = [action.kind == "W" for action in row]
+#     is_w.pop(is_w.index(True))
+#     halves, others = ([a for a in row if (a.kind == "W") == is_half] for is_half in (True, False))
+#     return [(halves if place else others).pop(0) for place in [*is_w, True]]
+#
+#
+# one_more = Schedule("one more", zb_h1.placement, 8, [with_one_more_postponed(row) for row in zb_h1.actions])
+# verify(one_more)
+# assert simulate(one_more).makespan == 27 and simulate(one_more).peak_activations == (5, 5, 5, 5)
+# assert max(simulate(one_more, costs).peak_memory) == 80 and max(simulate(zb_h1, costs).peak_memory) == 64
+# assert simulate(one_more).idle_within_span(0) == simulate(zb_h1).idle_within_span(0) == 3
+# ```
+#
+# </details>
+#
 # Next, `10_controllable_memory.py`: the same two halves, with a placement of stages that gives the memory back.

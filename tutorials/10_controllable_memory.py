@@ -269,4 +269,39 @@ for schedule in (zb_v, v_half, v_min):
 # 4. The coursework task for this lesson is `12_memory_peak`: find out what a schedule holds. (`minipipe coursework DIR`
 #    creates your copy.)
 #
+# <details>
+# <summary>Answers</summary>
+#
+# 1. At a bubble of 4.6 % and 8.5 microbatches: just to the right of ZB-V, at the same height. So it is dominated here:
+#    half a microbatch more, and no gain.
+#
+# ```python
+# bubble, memory = bubble_and_memory("dualpipe-v", num_ranks=8, num_microbatches=24)
+# assert (round(bubble, 1), memory) == (4.6, 8.5)
+# assert round(points["zb-v"][0], 1) == 4.6 and points["zb-v"][1] == 8
+# ```
+#
+# 2. V-Min, the only one that fits, with 14.8 %. With the shorter W it still is the only one that fits, but its bubble
+#    is 28.8 %: what it repeats every six units no longer fills them.
+#
+# ```python
+# fitting = [name for name, (_, memory) in points.items() if memory <= 4]
+# shorter = Costs(1 / 2, 1 / 2, 1 / 4, activation=1 / 2)
+# timeline = simulate(schedules.v_min(8, 24), shorter)
+# assert fitting == ["v-min"] and max(timeline.peak_memory) == 4
+# assert round(100 * timeline.bubble_fraction, 1) == 28.8
+# ```
+#
+# 3. 66, 54, 42 and 30 units. Divided by 6 that is 11, 9, 7 and 5 chunks, as many as the ranks hold: both stages of rank
+#    0 live longer than those of rank 3.
+#
+# ```python
+# around = schedules.interleaved_1f1b(4, 24)
+# sums = [sum(lives(around, rank).values()) for rank in range(4)]
+# assert sums == [66, 54, 42, 30]
+# assert simulate(around).peak_activations == tuple(units / 6 for units in sums) == (11, 9, 7, 5)
+# ```
+#
+# </details>
+#
 # Next, `11_your_own_schedule.py`: you write one.

@@ -282,4 +282,63 @@ assert again.name == "mine" and again.actions == second_try.actions and again.pl
 #    close to par, and `09_verifier_rule`, in which you write the check that found your mistakes.
 #    (`minipipe coursework DIR` creates your copy.)
 #
+# <details>
+# <summary>Answers</summary>
+#
+# 1. Deleting a cell is always noticed. Of the swaps within a row most are: a dependency in the same row, a deadlock, or
+#    too much memory. But 29 of them are legal, and 25 of these are slower. That is a mistake, too, and none for the
+#    verifier: it says whether a schedule computes the right thing, and not whether it is good. Ask the simulator.
+#
+# ```python
+# def found_in(rows):
+#     """Return the code of what is wrong, or the makespan of a legal schedule."""
+#     try:
+#         changed = Schedule("changed", range(3), 6, rows)
+#         verify(changed, memory_limit=LIMIT)
+#         return simulate(changed, costs).makespan
+#     except ScheduleError as error:
+#         return str(error.code)
+#
+#
+# deleted, swapped = [], []
+# for rank in range(3):
+#     for i in range(18):
+#         rows = [list(row) for row in second_try.actions]
+#         del rows[rank][i]
+#         deleted.append(found_in(rows))
+#         for j in range(i):
+#             rows = [list(row) for row in second_try.actions]
+#             rows[rank][i], rows[rank][j] = rows[rank][j], rows[rank][i]
+#             swapped.append(found_in(rows))
+# assert set(deleted) == {"missing"} and len(deleted) == 54
+# assert {name: swapped.count(name) for name in ("order", "deadlock", "memory")} == {
+#     "order": 342,
+#     "deadlock": 70,
+#     "memory": 18,
+# }
+# legal = [makespan for makespan in swapped if not isinstance(makespan, str)]
+# assert len(legal) == 29 and legal.count(PAR) == 4
+# ```
+#
+# 2. Par is 49: rank 1 has 8 × 6 = 48 units of work, and gets its first input after 1. It can be reached with 3
+#    microbatches on each rank; `greedy` does it.
+#
+# ```python
+# four = Costs([1, 2, 1, 1], [1, 2, 1, 1], [1, 2, 1, 1])
+# assert simulate(schedules.one_f_one_b(4, 8), four).makespan == 53
+# mine = schedules.greedy(8, four, placement=range(4), memory_limit=3, priority="FIW")
+# verify(mine, memory_limit=3)
+# assert simulate(mine, four).makespan == 1 + 8 * 6 == 49
+# ```
+#
+# 3. No, and nobody can. `lower_bound` (lesson 16) shows that no schedule with this memory takes less than 51.
+#
+# ```python
+# tight = schedules.greedy(8, four, placement=range(4), memory_limit=2, priority="FIW")
+# bound = schedules.lower_bound(four.workload(range(4), 8, memory_limit=2), schedules.Objective.MAKESPAN)
+# assert simulate(tight, four).makespan == bound.value == 51
+# ```
+#
+# </details>
+#
 # Next, `12_plan_and_reality.py`: from units to milliseconds.

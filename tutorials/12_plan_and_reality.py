@@ -360,4 +360,58 @@ assert crowded.makespan >= 4 * M * 3 / 2  # all the work, on two cores that neve
 # 4. The coursework task for this lesson is `13_partition`: find the best cuts. (`minipipe coursework DIR` creates your
 #    copy.)
 #
+# <details>
+# <summary>Answers</summary>
+#
+# 1. 412.5 ms: the stages are of 12.5 ms each. With a layer of 30 ms the slowest stage takes at least 30, and GPipe 855
+#    ms, more than before. Cut that layer in two, if it can be cut. If not, put nothing else on its stage; the other
+#    ranks wait for it all the same.
+#
+# ```python
+# fine = [sum([2.5] * len(part)) for part in partition_by_cost([2.5] * 20, 4)]
+# assert fine == [12.5] * 4 and gpipe_formula(fine, M) == 412.5
+# for place in range(10):
+#     uneven = [5] * place + [30] + [5] * (9 - place)
+#     stages = [sum(uneven[i] for i in part) for part in partition_by_cost(uneven, 4)]
+#     assert max(stages) == 30 and gpipe_formula(stages, M) == 855
+# ```
+#
+# 2. Better cuts save 105 of 570 ms, ZB-H1 saves 70. Both together save 185, more than the sum: once the stages are
+#    even, the waits between them are what is left.
+#
+# ```python
+# def milliseconds(name, stages):
+#     return round(1000 * simulate(schedules.build(name, 4, M), costs_of(stages)).makespan, 6)
+#
+#
+# assert [milliseconds(*pair) for pair in (("gpipe", FORWARD), ("gpipe", balanced))] == [570, 465]
+# assert [milliseconds(*pair) for pair in (("zb-h1", FORWARD), ("zb-h1", balanced))] == [500, 385]
+# ```
+#
+# 3. A `SlowLinear` sleeps in I, because its pause stands between its result and the gradient that is passed on. W is
+#    almost nothing, so there is nothing to postpone, and the plan says the same for both. To change that, half of the
+#    pause would have to follow from the weights: in the vjp of `self.linear.weight`.
+#
+# ```python
+# all_in_i = replace(costs_of(balanced), backward_input=[0.030, 0.030, 0.020, 0.020], backward_weight=[0] * 4)
+# both = [simulate(schedules.build(name, 4, M), all_in_i).makespan for name in ("1f1b", "zb-h1")]
+# assert [round(1000 * seconds, 6) for seconds in both] == [435, 435]
+#
+#
+# def measure_halves(group):
+#     model = nn.Sequential(*[SlowLinear(4) for _ in range(10)])
+#     schedule = schedules.zb_h1(4, M)
+#     pipeline = Pipeline(model, group, loss=nn.MSELoss(), schedule=schedule, partition=partition)
+#     pipeline.step(samples, samples)
+#     return pipeline.timeline()
+#
+#
+# halves = Costs.measured(spawn(measure_halves, num_ranks=4)[0])
+# for stage in (1, 2, 3):
+#     assert halves.backward_input[stage] > 0.99 * 2 * balanced[stage] / 1000
+#     assert halves.backward_weight[stage] < halves.backward_input[stage]
+# ```
+#
+# </details>
+#
 # Next, `13_gpu_and_cluster.py`: other devices, and more than one machine.

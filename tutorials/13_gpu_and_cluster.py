@@ -1,11 +1,13 @@
 # %% [markdown]
 # # 13 · On a GPU, and on a cluster
 #
-# Everything so far ran on the processors of one machine. This lesson takes the same programs to a GPU, and to several
-# machines connected by a network. The programs hardly change. Costs, requirements and
-# failures do, so most of this lesson is about checking first.
+# Everything so far ran on the processors of one machine. This lesson has two parts. The first takes the same programs
+# to a GPU, and says what is different there: who waits for whom between the processor and the GPU, and what that does
+# to times and messages. The second takes them to several machines connected by a network. The programs hardly change.
+# Costs, requirements and failures do, so much of this lesson is about checking first.
 #
-# It runs anywhere. If there is no GPU it says so, and it submits nothing to any cluster.
+# It runs anywhere. If there is no GPU it says so, and it submits nothing to any cluster. **Nothing in it was timed on a
+# GPU or on a network.** Where times are given they are typical to the order of magnitude, and put into the simulator.
 
 # %%
 import json
@@ -13,16 +15,31 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 import minipipe
-from minipipe import Costs, Pipeline, init_process_group, nn, optim, render, schedules, simulate, spawn, verify
+from minipipe import (
+    Costs,
+    Pipeline,
+    Schedule,
+    init_process_group,
+    nn,
+    optim,
+    render,
+    schedules,
+    simulate,
+    spawn,
+    verify,
+)
 from minipipe.autograd import backend
 from minipipe.errors import LaunchError, MinipipeError
 
 # %% [markdown]
+# # Part one: a GPU
+#
 # ## What is available
 #
 # Run `minipipe info` first on any new machine. It reports which MPI is loaded, whether CuPy (NumPy for GPUs) can see a
@@ -79,14 +96,132 @@ assert losses[1] < losses[0] and np.allclose(losses, reference, rtol=1e-3)
 # (Bit-equality is promised for any number of ranks on the *same* kind of device. A GPU adds in a different order from a
 # CPU, so between the two only the leading digits agree.)
 #
-# Two things are different behind the scenes:
+# ## A GPU is another rank
 #
-# - **A GPU works asynchronously.** Python only queues work for it, and would measure how long the queueing takes. So
-#   each action waits for the GPU before its end is recorded, and timelines stay accurate.
-# - **Messages.** MPI moves bytes in the memory of processes, but a GPU has its own memory. A *CUDA-aware* MPI reads the
-#   payload from the GPU directly. Otherwise minipipe copies it through host memory, using pinned buffers: memory that
-#   the operating system may not move, and that a GPU can therefore access at full speed. Both work; `gpu messages`
-#   above says which one is used.
+# A GPU is a processor of its own, with a memory of its own. Python runs on the CPU, which is called the **host** here.
+# When Python calls `a @ b` for two arrays on the GPU, the host does not multiply. It puts a job, the **kernel**, into a
+# queue of the GPU and goes on at once: the call is **asynchronous**. The queue is called a **stream**. A GPU runs the
+# kernels of a stream one after the other, in the order in which they were put there.
+#
+# You know this picture. Host and stream are like two ranks of a pipeline: each has a list of things to do, and the
+# second waits for the first. So let the simulator draw it. Rank 0 is the host, and a launch takes it 5 µs, which is one
+# unit of the picture. Rank 1 is the stream, and a kernel takes 20 µs.
+
+
+# %%
+def host_and_stream(kernel, launch=5, count=8):
+    """Return the timeline of some kernels, in units of a launch: rank 0 launches them, rank 1 runs them."""
+    schedule = replace(schedules.build("forward-only", 2, count), name=f"kernels of {kernel} µs")
+    return simulate(schedule, Costs(forward=[1, kernel / launch]))
+
+
+large = host_and_stream(kernel=20)
+render.show(large)
+launched, ended = 5 * large.spans[0][-1].end, 5 * large.makespan
+print(f"the host has launched everything after {launched:g} µs, the GPU ends after {ended:g} µs")
+assert (launched, ended) == (8 * 5, 5 + 8 * 20)
+
+# %% [markdown]
+# Three things follow.
+#
+# **Time.** A program that reads the clock before and after these eight calls measures 40 µs, the time to *launch* them.
+# To time the computation it has to wait until the stream is empty, which is called to **synchronise**: then it reads
+# 165 µs. So `minipipe` synchronises at the end of each action, before it notes the time, and measured timelines show
+# computation, not launches. (CUDA can also put *events* into a stream, which note the time on the GPU itself.)
+#
+# **Errors** and **values** arrive late, too. A kernel that fails raises in some later call. Whoever looks at a number,
+# with `float(x)` or `if x > 0:`, synchronises without saying so. Training loops that print the loss of every step wait
+# for the GPU in every step.
+#
+# **Small kernels.** The host launches kernels at its own pace, however small they are. If a kernel is shorter than its
+# launch, the GPU waits for the host:
+
+# %%
+small = host_and_stream(kernel=2)
+render.show(small)
+ended, busy = 5 * small.makespan, 8 * 2 / (5 * small.makespan)
+print(f"the GPU works {busy:.0%} of {ended:g} µs; if it were twice as fast, it would end after {8 * 5 + 1} µs")
+assert abs(ended - (8 * 5 + 2)) < 1e-9 and round(100 * busy) == 38
+
+# %% [markdown]
+# A faster GPU would not help. That is why microbatches must not be too small on a GPU, even less so than on a CPU: the
+# rows of a microbatch do work, and a launch costs the same for one row as for a thousand. (A *CUDA graph* launches a
+# whole list of kernels at once. It is the idea of capture and replay in lesson 17.)
+#
+# Waiting costs something as well. If the host waits for each kernel before it launches the next one, launch and kernel
+# no longer overlap. With a wait only after every eight kernels, as after an action, most of the overlap stays:
+
+# %%
+waits = {kernel: (8 * (5 + kernel), round(5 * host_and_stream(kernel).makespan)) for kernel in (20, 2)}
+for kernel, (each, once) in waits.items():
+    print(f"kernels of {kernel:2} µs: {each} µs if the host waits for each, {once} µs if it waits once")
+assert waits == {20: (200, 165), 2: (56, 42)}
+
+# %% [markdown]
+# ## Copies, and several streams
+#
+# An activation that goes to another rank may have to leave the memory of the GPU, and that is a copy, over a bus which
+# is slower than this memory. Copies are put into a stream like kernels. In *one* stream a copy and a kernel never run
+# at the same time. With a stream of its own for copies they do, as GPUs have separate hardware for them. Then something
+# must say that the copy of an activation waits for the kernel which computes it: an *event*, recorded in one stream and
+# awaited in the other. It is what a SEND and a RECV are between ranks: a data dependency.
+#
+# Let each of four microbatches take a computation of 60 µs and a copy of 30 µs. Stage 0 is the computation and stage 1
+# the copy; a stream is a rank, and a unit is 10 µs:
+
+# %%
+one_stream = Schedule.from_text("rank 0: 0F0 1F0 0F1 1F1 0F2 1F2 0F3 1F3", name="one stream")
+two_streams = Schedule.from_text("rank 0: 0F0 0F1 0F2 0F3 \n rank 1: 1F0 1F1 1F2 1F3", name="two streams")
+work = Costs(forward=[6, 3])
+one, two = simulate(one_stream, work), simulate(two_streams, work)
+render.show(one, two)
+print(
+    f"{10 * one.makespan:g} µs in one stream; {10 * two.makespan:g} µs in two, where all copies but the last are hidden"
+)
+assert one.makespan == 4 * (6 + 3) == 36
+assert two.makespan == 4 * 6 + 3 == 27
+
+# %% [markdown]
+# This is called **overlap of copy and compute**. It has a condition. A copy runs beside the host's work only if the
+# memory on the host is **pinned**: memory that the operating system may not move to another place or to disk, so that
+# the GPU can read and write it on its own, at full speed. From ordinary memory, the driver first copies to a pinned
+# buffer, and the host waits. Pinned memory is scarce, since nothing else can use it.
+#
+# ## Messages between GPUs
+#
+# MPI moves bytes in the memory of processes. There are two ways from one GPU to another:
+#
+# - **Staging.** Copy the array to pinned memory of the host, send that, and copy what is received to the other GPU.
+#   Works with every MPI.
+# - **Device arrays.** A *CUDA-aware* MPI takes an array on the GPU as it is, and moves it over the best route: within a
+#   machine from GPU to GPU, between machines often past the host's memory.
+#
+# Either way the stream must be synchronised before MPI gets the memory, because MPI does not know about streams. It
+# would send what is there *now*, perhaps before the kernel has written it. The result would be wrong numbers, and only
+# sometimes. The same holds for the other direction: before a message is received into memory that a kernel may still
+# read. `gpu messages` above says which way `minipipe` takes here.
+#
+# ## What minipipe does, and what it leaves out
+#
+# | | here | in a framework made for speed |
+# |---|---|---|
+# | streams | one for each rank | several: computation, copies, each direction of messages |
+# | waiting | after each action, before each message | only where a value is needed; events between streams |
+# | a copy and a computation of one rank | one after the other | overlap |
+# | messages | MPI: device arrays or pinned staging | NCCL, itself a kernel in a stream |
+# | launches | each operation by itself | CUDA graphs, fused kernels |
+# | times in a timeline | of the action, with all its launches | of events on the GPU |
+#
+# So a rank of minipipe gives away the overlap within itself. The overlap *between* ranks, which this course is about,
+# is there: while one rank waits for its GPU, the others work. Two more differences protect the promise of equal bits,
+# and one protects you:
+#
+# - Where indices repeat, a GPU adds in an order of its own, which differs from run to run. The gradient of an embedding
+#   is therefore added up on the host.
+# - Random numbers, for dropout, are drawn on the host. A GPU gets those that a CPU has.
+# - NumPy raises for an index out of range; CuPy takes another element, silently. So an embedding checks its ids first.
+#
+# # Part two: a cluster
 #
 # ## Slow links
 #
@@ -356,12 +491,76 @@ assert complaint.code == "deadlock" and "pipeline.evaluate(), which every rank m
 # %% [markdown]
 # ## Exercise
 #
-# 1. Your network: how long does a message take? Use `mpirun` to start two ranks that send an array back and forth a
+# 1. In `two_streams`, let a copy take 90 µs instead of 30, as over a slow bus. Which formula of lesson 12 gives the
+#    makespan? What would a third stream for copies change?
+# 2. Your network: how long does a message take? Use `mpirun` to start two ranks that send an array back and forth a
 #    hundred times (lesson 03), once with 8 bytes and once with 8 MiB. The first run gives the latency, the second the
 #    bandwidth. Enter them in `LINKS`.
-# 2. With the 1 Gbit/s link, does `eager-1f1b` gain from 32 microbatches of half the size and half the time?
-# 3. Write the job for one node with two GPUs and two ranks, and check it as above.
-# 4. If you have not done it yet: the coursework task `14_puzzle`, a schedule under a memory limit, against par.
+# 3. With the 1 Gbit/s link, does `eager-1f1b` gain from 32 microbatches of half the size and half the time?
+# 4. Write the job for one node with two GPUs and two ranks, and check it as above.
+# 5. If you have not done it yet: the coursework task `14_puzzle`, a schedule under a memory limit, against par.
 #    (`minipipe coursework DIR` creates your copy.)
+#
+# <details>
+# <summary>Answers</summary>
+#
+# 1. That of GPipe with a slowest stage: the first microbatch passes through both, 60 + 90, and each further one comes
+#    90 later: 420 µs. The copies are the slowest stage, so the computation waits. A third stream helps only if there is
+#    hardware for two copies at once; over one bus they would share its bandwidth.
+#
+# ```python
+# assert 10 * simulate(two_streams, Costs(forward=[6, 9])).makespan == 60 + 90 + 3 * 90 == 420
+# ```
+#
+# 2. This is the program. With `mpirun` and `init_process_group` it measures your network; on two thread ranks, as
+#    below, it only shows that it works.
+#
+# ```python
+# from time import perf_counter
+#
+#
+# def there_and_back(group, num_bytes, count=100):
+#     """Return the seconds of one message of this size: half of a trip there and back."""
+#     array, other = np.zeros(num_bytes, np.uint8), 1 - group.rank
+#     group.barrier()
+#     begin = perf_counter()
+#     for _ in range(count):
+#         if group.rank == 0:
+#             group.send(array, other)
+#         array = group.recv(other)
+#         if group.rank == 1:
+#             group.send(array, other)
+#     return (perf_counter() - begin) / count / 2
+#
+#
+# short = spawn(lambda group: there_and_back(group, 8), num_ranks=2)[0]
+# long = spawn(lambda group: there_and_back(group, 8 * MIB, count=5), num_ranks=2)[0]
+# LINKS["two threads"] = short, 8 * MIB / long
+# assert 0 < short < long
+# ```
+#
+# 3. Yes: 1,101 ms instead of 1,241. Twice as many microbatches make the bubble smaller, and half the size halves the
+#    time of a message. 1F1B gains as well, and stays behind: its 1,491 ms are mostly waits.
+#
+# ```python
+# latency, bandwidth = LINKS["1 Gbit/s"]
+# halved = Costs(0.010, 0.010, 0.010, latency, bandwidth, message_size=SIZE / 2, unit="s")
+# found = [round(1000 * simulate(schedules.build(name, 4, 32), halved).makespan) for name in ("1f1b", "eager-1f1b")]
+# assert found == [1491, 1101]
+# ```
+#
+# 4. One node, two tasks on it, two GPUs, and `--device gpu`.
+#
+# ```python
+# with_gpus = JOB.replace("--nodes=2", "--nodes=1").replace("--ntasks-per-node=4", "--ntasks-per-node=2")
+# with_gpus = with_gpus.replace("#SBATCH --cpus", "#SBATCH --gpus-per-node=2\n#SBATCH --cpus")
+# with_gpus = with_gpus.replace("train.py", "train.py --device gpu")
+# options = options_of(with_gpus)
+# assert int(options["nodes"]) * int(options["ntasks-per-node"]) == int(options["gpus-per-node"]) == 2
+# if bash:
+#     assert subprocess.run([bash, "-n"], input=with_gpus, text=True, check=False).returncode == 0
+# ```
+#
+# </details>
 #
 # Next, `14_means.py`: texts of unequal length, and a mistake that no error message reports.

@@ -414,4 +414,54 @@ assert mixed == (1.9395, 1.9351, 1.9279, 1.9282)
 # 3. The coursework task for this lesson is `16_token_mean`: count every token once. (`minipipe coursework DIR` creates
 #    your copy.)
 #
+# <details>
+# <summary>Answers</summary>
+#
+# 1. For m = 4 the cosine is 0.893 instead of 0.700, and the length 1.207. The microbatches now have 16, 5, 14 and 5
+#    tokens: a long text has a short one beside it, but there are four microbatches and only two long texts. The mistake
+#    vanishes where all microbatches have equally many tokens, such as for two texts of 13 and 2, of 12 and 3, and so
+#    on: 15 each.
+#
+# ```python
+# shuffled = make_batch((13, 3, 2, 3, 12, 2, 3, 2))
+# _, whole = measure(over_tokens, 1, *shuffled)
+# _, gradient = measure(over_tokens, 4, *shuffled)
+# assert [round(value, 3) for value in compare(gradient, whole)] == [0.893, 1.207]
+# even = make_batch((13, 2, 12, 3, 11, 4, 10, 5))
+# _, whole = measure(over_tokens, 1, *even)
+# _, gradient = measure(over_tokens, 4, *even)
+# assert all(abs(value - 1) < 1e-12 for value in compare(gradient, whole))
+# ```
+#
+# 2. The letters alone count, 32 of 40 tokens. The model never learns to end a text, since no end is ever counted.
+#    Either give padding a number that is no token, as we did. Or keep the number, and say with a mask or with the
+#    lengths what counts: a loss of your own, with a `weight`.
+#
+# ```python
+# as_end = np.where(labels == PAD, END, labels)
+# ignoring_ends = nn.CrossEntropyLoss(ignore_index=END)
+# assert sum(ignoring_ends.weight(as_end[part]) for part in split_microbatches(8, 4)) == 32
+#
+#
+# from minipipe import Tensor
+#
+#
+# class ByLength:
+#     """Counts the tokens up to the first end of each text, whatever number stands behind it."""
+#
+#     def weight(self, labels):
+#         return int(((np.cumsum(labels == END, axis=1) - (labels == END)) == 0).sum())
+#
+#     def __call__(self, outputs, labels):
+#         values = labels.numpy()
+#         counted = (np.cumsum(values == END, axis=1) - (values == END)) == 0
+#         return over_tokens(outputs, Tensor(np.where(counted, values, PAD)))
+#
+#
+# loss, gradient = measure(ByLength(), 4, y=as_end)
+# assert abs(loss - right_loss) < 1e-12 and np.allclose(gradient, right, rtol=1e-9, atol=1e-12)
+# ```
+#
+# </details>
+#
 # Next, `15_other_means.py`: where the same mistake hides elsewhere, and a check that finds it.

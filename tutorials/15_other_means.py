@@ -340,4 +340,63 @@ assert complaint_about(make_model(penalty), token_loss) == ""
 #    which number does each multiply its gradients, and what do the copies have to tell each other first?
 # 4. If you have not done it yet: the coursework task `16_token_mean`, in which every token counts once.
 #
+# <details>
+# <summary>Answers</summary>
+#
+# 1. The mean of the perplexities is larger, 6.956 instead of 6.955 before any training. It is so for every batch: exp
+#    is convex, and of a convex function the mean of the values is at least the value of the mean (Jensen). The two are
+#    equal only if all microbatches have the same loss.
+#
+# ```python
+# def perplexities(group):
+#     pipeline = Pipeline(make_model(), group, loss=token_loss, num_microbatches=4)
+#     metrics = {"perplexity": lambda outputs, labels: np.exp(over_tokens(outputs, labels).item())}
+#     found = pipeline.step(inputs, labels, metrics=metrics)
+#     return np.exp(float(found)), found.metrics["perplexity"]
+#
+#
+# of_mean, mean_of = spawn(perplexities, num_ranks=2)[0]
+# assert mean_of > of_mean and (round(of_mean, 3), round(mean_of, 3)) == (6.955, 6.956)
+# ```
+#
+# 2. Its `weight` returns the number of tokens: what its mean divides by. The check is silent.
+#
+# ```python
+# class PerToken:
+#     """The sum of the losses of all tokens, each times the weight of its class, over the number of tokens."""
+#
+#     in_all = nn.CrossEntropyLoss(ignore_index=PAD, class_weights=[2.0] + [1.0] * 6, reduction="sum")
+#
+#     def __call__(self, outputs, labels):
+#         return self.in_all(outputs, labels) / max(1, self.weight(labels.numpy()))
+#
+#     def weight(self, labels):
+#         return int((labels != PAD).sum())
+#
+#
+# assert complaint_about(make_model(), PerToken()) == ""
+# ```
+#
+# 3. By its own tokens over those of all copies. So they have to add up their tokens first, in an all-reduce of one
+#    number.
+#
+# ```python
+# def one_copy(group):
+#     """Return the summed gradient; each rank is a copy of the whole model, with a batch of its own."""
+#     x, y = batches[group.rank]
+#     own = token_loss.weight(y)
+#     share = own / float(group.all_reduce(np.array(float(own))))
+#     model = make_model()
+#     model.initialise(seed=0)
+#     token_loss(model(x), y).backward(share)
+#     return {name: group.all_reduce(p.grad) for name, p in model.named_parameters()}
+#
+#
+# summed = spawn(one_copy, num_ranks=2)[0]
+# summed = np.concatenate([summed[name].ravel() for name in sorted(summed)])
+# assert np.allclose(summed, right, rtol=1e-9, atol=1e-12)
+# ```
+#
+# </details>
+#
 # Next, `16_how_good.py`: back to schedules, and how to know that there is no better one.

@@ -298,4 +298,61 @@ render.show(spans[5].schedule)
 # 5. The coursework task `14_puzzle` has a fifth level: find a schedule of 31 units with memory for three, by hand. Now
 #    you know that nobody will find one of 30. (`minipipe coursework DIR` creates your copy.)
 #
+# <details>
+# <summary>Answers</summary>
+#
+# 1. The reason says that rank 0 computes for 24 units and waits for 5 before its first I, 4 after its last F and 6 in
+#    between: 39. In a schedule of 41 units it waits for 8 in between. A round trip takes 9 units and rank 0 has only
+#    two microbatches to work on meanwhile; the bound adds up the least that each of the waits must be, and they cannot
+#    all be least in one schedule.
+#
+# ```python
+# two = formulas[2]
+# assert two.value == 39 and "5 before its first I, 4 after its last F, and 6 in between" in two.reason
+# whole = simulate(found[2].schedule)
+# waits = [slot.end - slot.start for slot in whole.idle[0]]
+# assert whole.makespan == 41 and waits == [5, 4, 4, 4]
+# ```
+#
+# 2. For all three the search finds what the bound allows: 24.5, 24 and 23. So ZB-H1 is the best for memory of four, and
+#    with more memory there are better ones. The largest bound is the drain for four and for five: the last rank has too
+#    little W left to work on. With seven it is the work alone.
+#
+# ```python
+# for limit, units, name in ((4, 24.5, "drain"), (5, 24, "drain"), (7, 23, "work")):
+#     workload = Costs(backward_weight=0.5).workload(range(RANKS), BATCHES, memory_limit=limit)
+#     assert lower_bounds(workload, Objective.MAKESPAN)[0].name == name
+#     certificate = find_schedule(workload, Objective.MAKESPAN)
+#     assert certificate.value == certificate.bound == units
+# assert simulate(schedules.zb_h1(RANKS, BATCHES), Costs(backward_weight=0.5)).makespan == 24.5
+# ```
+#
+# 3. With memory for three and four ranks: 228 states for 4 microbatches, 3,391 for 8 and 22,649 for 16. With 8
+#    microbatches: 661 for two ranks, 1,982 for three, 3,391 for four and 4,163 for five, as short memory ties the ranks
+#    to each other. Without a limit both grow much faster. Beyond that it is a matter of patience, and of memory for the
+#    states.
+#
+# ```python
+# counts = {}
+# for RANKS, BATCHES in ((4, 4), (4, 8), (4, 16), (2, 8), (3, 8), (5, 8)):
+#     counts[RANKS, BATCHES] = least_of_all(3)[1]
+# RANKS, BATCHES = 4, 8
+# assert list(counts.values()) == [228, 3391, 22649, 661, 1982, 4163]
+# assert least_of_all(5)[1] > 2 * counts[4, 8]
+# ```
+#
+# 4. If actions take unequal times, running an action now can hold up another one that gets ready before it ends. Here
+#    an F of two units is ready when an I of one unit is about to come. Whoever waits for the I passes the gradient on
+#    one unit earlier. With unit times no action is ready before the next whole unit, so nothing is held up.
+#
+# ```python
+# long_f = Costs(forward=[1, 2], backward_input=1, backward_weight=1)
+# eager = "rank 0: 0F0 0F1 0I0 0W0 0I1 0W1 \n rank 1: 1F0 1F1 1I0 1W0 1I1 1W1"
+# patient = "rank 0: 0F0 0F1 0I0 0W0 0I1 0W1 \n rank 1: 1F0 1I0 1F1 1W0 1I1 1W1"
+# ends = [simulate(schedules.Schedule.from_text(text), long_f).spans[0][2].start for text in (eager, patient)]
+# assert ends[1] < ends[0]
+# ```
+#
+# </details>
+#
 # Next, `17_where_the_time_goes.py`: inside an action, and what software costs there.

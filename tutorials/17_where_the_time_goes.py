@@ -288,4 +288,108 @@ assert all(cost >= 0 and step >= 5 for cost, step in found)
 # 5. In the coursework task `01_multiply` you wrote an operation with its vjps. Nothing in it is about replaying. Why
 #    can it be replayed?
 #
+# <details>
+# <summary>Answers</summary>
+#
+# 1. Somewhere between the two tables. The costs of software are some hundred microseconds a step, whatever the width,
+#    and the arithmetic grows with the square of it. So divide what *pipeline* adds by a tenth, and look for the width
+#    at which the step by hand takes that long. On the machine where this was written that is between 256 and 512, with
+#    64 rows.
+#
+# ```python
+# with init_process_group() as group:
+#     ratios = {}
+#     for width in (64, 128, 256):
+#         times, _, _ = compare(group, width=width, rows=64, rounds=16)
+#         ratios[width] = times["pipeline"] / times["by hand"]
+# assert all(0 < ratio < inf for ratio in ratios.values())
+# print(ratios)
+# ```
+#
+# 2. For 1 row it is nearly as long as for 16, because calls of NumPy take about a microsecond each, however small the
+#    arrays. The arithmetic is what is left, and only shows with 256 rows.
+#
+# ```python
+# with init_process_group() as group:
+#     hands = {rows: compare(group, 32, rows, rounds=30)[0]["by hand"] for rows in (1, 16, 256)}
+# assert hands[1] < hands[256]
+# print(hands)
+# ```
+#
+# 3. Fit a line through the times: its slope is what a microbatch costs, and where it meets M = 0, what it costs to
+#    begin a step. On the machine where this was written that was some 35 and some 200 microseconds.
+#
+# ```python
+# with init_process_group() as group:
+#     points = []
+#     for M in (2, 4, 8, 16):
+#         points.append((M, compare(group, width=32, rows=16, rounds=40)[0]["replayed"]))
+# slope, begin = np.polyfit(*zip(*points), 1)
+# M = 4
+# print(f"a step {begin:.0f} µs, and {slope:.0f} µs for each microbatch")
+# assert slope > 0
+# ```
+#
+# 4. A layer of your own is not replayed: minipipe cannot know whether it does anything besides computing with tensors.
+#    With `is_replayable = True` it is. A question about values spoils the capture, since another microbatch may get
+#    another answer.
+#
+# ```python
+# class Mine(nn.Module):
+#     def forward(self, x):
+#         return x * x
+#
+#
+# class Promising(Mine):
+#     is_replayable = True
+#
+#
+# class Looking(Promising):
+#     def forward(self, x):
+#         return x * x if x.data.max() > 0 else x
+#
+#
+# reports = {}
+# with init_process_group() as group:
+#     for layer in (Mine, Promising, Looking):
+#         model = nn.Sequential(nn.Linear(8, 8), layer(), nn.Linear(8, 8))
+#         pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=2)
+#         for _ in range(5):
+#             pipeline.step(*samples(8, 2)[:, :4])
+#         reports[layer.__name__] = pipeline.replay_report()
+#         print(reports[layer.__name__])
+# assert reports["Promising"] == "stage 0: replays 1 kind of microbatch"
+# assert all("replays" not in reports[name] for name in ("Mine", "Looking"))
+# ```
+#
+# 5. What is noted is what NumPy is asked to do, and your operation asks NumPy. It needs to know nothing about it: its
+#    forward and its vjps get arrays that note each call.
+#
+# ```python
+# from minipipe.tensor import record
+#
+#
+# def multiply(a, b):
+#     """The product of two tensors, as in the coursework."""
+#     return record(a.data * b.data, (a, lambda gradient: gradient * b.data), (b, lambda gradient: gradient * a.data))
+#
+#
+# class WithMultiply(nn.Module):
+#     is_replayable = True
+#
+#     def forward(self, x):
+#         return multiply(x, x)
+#
+#
+# with init_process_group() as group:
+#     model = nn.Sequential(nn.Linear(8, 8), WithMultiply(), nn.Linear(8, 8))
+#     pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=2)
+#     for _ in range(5):
+#         pipeline.step(*samples(8, 2)[:, :4])
+#     report = pipeline.replay_report()
+# assert report == "stage 0: replays 1 kind of microbatch"
+# ```
+#
+# </details>
+#
 # Next, `18_more_pipelines.py`: back to schedules, in which a stage is on more than one rank.
