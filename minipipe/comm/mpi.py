@@ -19,7 +19,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from types import TracebackType
@@ -32,7 +32,7 @@ from minipipe.comm.job.host import LOCAL_RANK, launcher_number, yield_core
 from minipipe.comm.job.mpi_job import MPI, MPIJob, start_mpi, the_job
 from minipipe.comm.job.process import RankProcess
 from minipipe.comm.job.reports import Patience, exit_code_of
-from minipipe.comm.job.verdict import verdict
+from minipipe.comm.job.verdict import titled, verdict
 from minipipe.comm.message import HEADER_SIZE, Done, Expectation, Header, Request, as_buffer, unpacked
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.errors import ArgumentError, MessageError
@@ -185,20 +185,21 @@ class MPIGroup(ProcessGroup):
             if look >= self.job.spins:
                 yield_core()
         began, patience, pause, next_look = time.localtime(), Patience(self._limit(timeout)), _SLEEPS[0], 0.0
-        world_peer, peer_is_gone = self.world_ranks[peer], False
+        world_peer, peer_is_gone, roles = self.world_ranks[peer], False, self.activity.roles
         with self.activity.waiting(patience, world_peer, words):
             while not is_over():
                 is_late = patience.look()
                 if is_late or patience.spent > next_look:
                     next_look = patience.spent + _LOOK_AROUND
                     since = time.strftime("%H:%M:%S", began)
-                    waited = f"Rank {self.name()} has waited {patience.spent:.1f} s, since {since}, for {words()}"
+                    who, lasted = titled(self.name(), roles), f"{patience.spent:.1f} s"
+                    waited = f"Rank {who} has waited {lasted}, since {since}, for {words()}"
                     if is_late:
                         self._give_up(waited, is_over, timeout)
                         patience.renew()
                     self.job.attend()
                     if peer_is_gone:  # and still no message, a while after its goodbye
-                        sentence = f"{waited}; but rank {world_peer} has exited."
+                        sentence = f"{waited}; but rank {titled(world_peer, roles)} has exited."
                         self.job.complain(world_peer, sentence)
                         raise MessageError("peer-left", sentence)
                     peer_is_gone = world_peer in self.job.departed  # [4]
@@ -211,7 +212,12 @@ class MPIGroup(ProcessGroup):
             raise MessageError("timeout", f"{waited}.")  # the caller's own limit, which it may handle
         reports = self.job.judge(is_over)
         if reports is not None:
-            raise MessageError("timeout", f"{waited}.\n{verdict(reports)}")
+            raise MessageError("timeout", f"{waited}.\n{verdict(reports, self.activity.roles)}")
+
+    def describe_ranks(self, roles: Mapping[int, str]) -> None:
+        """Tell messages, those about a killed rank too, what this program calls its ranks. Local."""
+        super().describe_ranks(roles)
+        self.job.process.line.describe(roles.get(self.name(), ""))
 
     def unread(self) -> list[str]:
         """Describe the messages that have arrived and for which no receive is posted."""

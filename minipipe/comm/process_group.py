@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from enum import IntEnum
 from functools import reduce
@@ -82,10 +82,9 @@ class ProcessGroup(Familiar, ABC):
     _num_serials = _num_programs = 0
 
     def __init__(self, rank: int, size: int, timeout: float = DEFAULT_TIMEOUT) -> None:
-        self.rank = rank
+        self.rank = self.local_rank = rank
         self.size = size
         self.timeout = timeout
-        self.local_rank = rank
         self.world_ranks: Sequence[int] = range(size)
         self.world_size = size
         self.activity = RankActivity()
@@ -513,6 +512,19 @@ class ProcessGroup(Familiar, ABC):
         [0, 0, 2, 2]
         """
         return self.world_ranks[self.rank if rank is None else rank]
+
+    def describe_ranks(self, roles: Mapping[int, str]) -> None:
+        """Tell messages about ranks what this program calls them, by their numbers in the world. Local.
+
+        Examples
+        --------
+        >>> from minipipe import init_process_group
+        >>> with init_process_group() as group:
+        ...     group.describe_ranks({0: "replica 0, stage 0"})
+        ...     group.activity.roles
+        {0: 'replica 0, stage 0'}
+        """
+        self.activity.roles = dict(roles)
 
     def name_of_program(self) -> str:
         """Return a name for a program: the same on all ranks, if they make theirs in the same order. Local.

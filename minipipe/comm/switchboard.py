@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minipipe.comm.job.reports import LONGEST_GAP, Patience, RankActivity
-from minipipe.comm.job.verdict import verdict
+from minipipe.comm.job.verdict import titled, verdict
 from minipipe.comm.message import Header
 from minipipe.errors import MessageError
 
@@ -75,9 +75,10 @@ class Switchboard:
                     # With turns there is no limit: a rank may be in a debugger. Deadlocks are detected anyway.
                     if patience.look() and self.turn is None:
                         began = time.strftime("%H:%M:%S", time.localtime(time.time() - timeout))
-                        sentence = f"Rank {rank} has waited {timeout:g} s, since {began}, for {wait.words}."
+                        who = titled(rank, activity.roles)
+                        sentence = f"Rank {who} has waited {timeout:g} s, since {began}, for {wait.words}."
                         reports = [other.report(number) for number, other in enumerate(self.activities)]
-                        raise MessageError("timeout", f"{sentence}\n{verdict(reports)}")
+                        raise MessageError("timeout", f"{sentence}\n{verdict(reports, activity.roles)}")
                     self.changed.wait(min(patience.left, LONGEST_GAP))
             finally:
                 del self.waits[rank]

@@ -248,10 +248,28 @@ class Plan:
         return found
 
     @property
+    def roles(self) -> dict[int, str]:
+        """By rank, its replicas and stages, for messages; none without replicas."""
+        if not self.schedule.has_replicas:
+            return {}
+        own: dict[int, dict[int, list[int]]] = {}
+        for stage in range(self.schedule.num_stages):
+            for replica, rank in enumerate(self.program.ranks_of(stage)):
+                own.setdefault(rank, {}).setdefault(replica, []).append(stage)
+        return {
+            rank: "; ".join(
+                f"replica {replica}, stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"
+                for replica, stages in sorted(parts.items())
+            )
+            for rank, parts in own.items()
+        }
+
+    @property
     def description(self) -> dict[str, Any]:
         """What must be the same on all ranks, by name."""
         return {
             "model": self.model,
+            "replicas": max(len(self.program.ranks_of(stage)) for stage in range(self.schedule.num_stages)),
             "schedule": str(self.program).splitlines(),
             "partition": self.partition,
             "inputs_require_grad": self.inputs_require_grad,

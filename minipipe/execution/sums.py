@@ -122,9 +122,11 @@ class GradientSums:
             Code ``timeout``, naming the awaited part.
         """
         for is_added in (False, True):
+            self._group.activity.round = 1 + is_added  # of two that are blocked on each other, which is ahead
             for found in self._pending:
                 if found.is_added == is_added:
                     found.go_on()
+        self._group.activity.round = 0
         finish([*self._sends, *(send for found in self._pending for send in found.sends)])
         self._sends, self._pending = [], []
         for blocks in self._blocks.values():
@@ -284,7 +286,8 @@ class _Sum:
         for j in self._others:
             part = self._place if tag == self._tag else j
             if any(True for _ in self._cuts(part)):
-                words = f"part {part} of the gradients of {self._action}"
+                what = "part" if tag == self._tag else "the sum of part"
+                words = f"{what} {part} of the gradients of {self._action}"
                 found[j] = self._group.irecv(self._ranks[j], tag, step=self._step, what=words)
         return found
 

@@ -96,6 +96,7 @@ class Intake:
         self.first_rank, self.last_rank = self._first_ranks[0], self.last_ranks[0]
         self.needs = Needs(group.rank in self._first_ranks, group.rank in self.last_ranks)
         self.calls = Calls(group, self.first_rank)
+        group.describe_ranks({group.name(rank): role for rank, role in plan.roles.items()})
 
     def batch(
         self, call: str, inputs: Any, targets: Any, objective: BatchObjective, is_training: bool, training_step: int

@@ -3,6 +3,7 @@
 Each is called with the group and the rank of the culprit (of no meaning where all ranks do the same).
 """
 
+import itertools
 import random
 import sys
 import time
@@ -10,6 +11,7 @@ import time
 import numpy as np
 
 from minipipe import Pipeline, Schedule, nn, optim, schedules
+from minipipe.execution import sums
 from tests.faults import deeds
 from tests.faults.deeds import stamp
 from tests.faults.training import NUM_MICROBATCHES, train
@@ -184,6 +186,36 @@ def steps_unequally_often(group, culprit):
     if group.rank == culprit:
         pipeline._intake.calls.count += 1
     pipeline.step(np.ones((16, 4), np.float32), np.zeros((16, 4), np.float32))
+
+
+# -- replicas: two of two stages ----------------------------------------------------------------------------------
+
+_REPLICAS = {"replicas": 2, "num_microbatches": NUM_MICROBATCHES // 2}
+differs_in_replicas = _differently(lambda: _REPLICAS, dict)
+
+
+def _in_a_sum(deed):
+    """Return a scene in which a deed is done where the culprit would send its parts of a sum of gradients."""
+
+    def scene(group, culprit):
+        begin, steps = sums._Sum.__init__, itertools.count(1)
+
+        def reach(*given):
+            if group.rank == culprit and next(steps) == 2:
+                deed(group, None)
+            begin(*given)
+
+        sums._Sum.__init__ = reach
+        _train(group, **_REPLICAS)
+
+    return scene
+
+
+is_killed_in_a_sum = _in_a_sum(deeds.is_killed)
+raises_in_a_sum = _in_a_sum(deeds.raises)
+stops_in_a_sum = _in_a_sum(deeds.stops)
+sleeps_in_a_sum = _in_a_sum(deeds.sleeps)
+loses_a_part_of_a_sum = _in_a_sum(deeds.loses_a_message)
 
 
 # -- what cannot work ---------------------------------------------------------------------------------------------

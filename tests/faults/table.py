@@ -140,6 +140,11 @@ def _where_streams_are_dead():
                 yield Fault("stops", 23, ("steady",), None, silence, limit=SILENT, **options)
 
 
+def _in_replica(words, rank="{rank}"):
+    """Return words about a rank that name its replica and its stage as well."""
+    return words.replace(f"Rank {rank}", rf"Rank {rank} \(replica \d, stage \d(\)|; process)")
+
+
 # What is known of a rank that is killed before there is a group: its launcher's banner. It ends the job at once, and
 # nobody of ours has seen the rank.
 FAULTS = (
@@ -236,6 +241,18 @@ FAULTS = (
     Fault(
         "steps_unequally_often", 8, last=r"[Rr]ank \d is in step\(\), call \d of pipeline 1, but rank \d in step\(\)"
     ),
+    # Two replicas of two stages: the messages name them, too.
+    Fault("is_killed_in_a_sum", 1, code=None, last=_in_replica(UNEXPLAINED), limit=KILLED),
+    Fault(
+        "raises_in_a_sum",
+        2,
+        last=SPEAKS,
+        also=("ValueError: boom$", r"on rank {rank}, stage \d, .* \dREDUCE_GRAD\d of"),
+    ),
+    Fault("stops_in_a_sum", 4, last=_in_replica(SILENCE), limit=SILENT),
+    Fault("sleeps_in_a_sum", 4, last=_in_replica(BUSY), limit=SILENT),
+    Fault("loses_a_part_of_a_sum", 6, last=_in_replica(WAITED, "{peer}"), limit=SILENT),
+    Fault("differs_in_replicas", 8, last=r"The replicas of rank {rank} differs .*: 1\", on rank \d .replicas: 2"),
     *(
         Fault(name, 9, last=words, ranks=(0,))
         for name, words in (

@@ -169,6 +169,17 @@ def test_no_timeout_is_a_timeout_too():
     check("does_nothing", "steady", 0)
 
 
+@pytest.mark.parametrize("what", ["is_killed", *map(slowly, ("raises", "stops", "sleeps"))])
+def test_a_rank_that_fails_in_a_sum_of_gradients_is_named_with_its_replica_and_stage(what):
+    check(f"{what}_in_a_sum", rank=3)
+
+
+@pytest.mark.slow
+def test_a_part_of_a_sum_that_never_comes_is_no_call_of_its_own():
+    """The story: behind the last action of a step, "the ranks are in different calls"."""
+    check("loses_a_part_of_a_sum", rank=1)
+
+
 # -- messages and agreement ---------------------------------------------------------------------------------------
 
 
@@ -192,7 +203,7 @@ def test_a_message_of_another_kind_names_both_sides(name):
     check(name)
 
 
-@pytest.mark.parametrize("what", ["width", slowly("seed"), slowly("schedule"), slowly("mode")])
+@pytest.mark.parametrize("what", ["width", *map(slowly, ("seed", "schedule", "mode", "replicas"))])
 def test_ranks_that_run_different_programs_are_refused(what):
     check(f"differs_in_{what}", rank=3)
 

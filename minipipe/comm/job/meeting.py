@@ -131,6 +131,10 @@ class Line:
         """Set whether the other ranks continue when one is lost, so that a loss is no failure of the job."""
         self._said(f"survive {'yes' if is_so else 'no'}")
 
+    def describe(self, role: str) -> None:
+        """Set what the program calls this rank, for a message about its sudden end."""
+        self._said(f"describe {role}")
+
     def close(self) -> None:
         """Say goodbye, so that the end of this process is expected."""
         with suppress(OSError):

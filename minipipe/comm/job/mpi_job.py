@@ -42,7 +42,7 @@ from minipipe.comm.job.host import cores, yield_core
 from minipipe.comm.job.meeting import FINALISING
 from minipipe.comm.job.process import DEFERENCE, RankProcess
 from minipipe.comm.job.reports import Patience, RankActivity, RankReport
-from minipipe.comm.job.verdict import STOPPED, is_debugged, state_of, verdict, waits_for_a_person
+from minipipe.comm.job.verdict import STOPPED, is_debugged, state_of, titled, verdict, waits_for_a_person
 
 if TYPE_CHECKING:
     from minipipe.comm.mpi import MPIGroup
@@ -176,8 +176,9 @@ class MPIJob:
         if reports is None:
             watched.renew()
             return
-        waited = f"MessageError: Rank {report.rank} has waited {report.seconds:.1f} s for {report.awaited}."
-        self.process.end("\n".join([waited, verdict(reports)]), 1)
+        who = titled(report.rank, self.activity.roles)
+        waited = f"MessageError: Rank {who} has waited {report.seconds:.1f} s for {report.awaited}."
+        self.process.end("\n".join([waited, verdict(reports, self.activity.roles)]), 1)
 
     @contextmanager
     def watching(self, limit: float, peer: int | None, words: Callable[[], str]) -> Iterator[None]:
@@ -283,7 +284,8 @@ class MPIJob:
         self._silent_for = {rank: self._silent_for.get(rank, -pause) + pause + _ANSWERS for rank in silent}
         if any(seconds > self.timeout for seconds in self._silent_for.values()):
             waited = "This rank has finished and waits for the others."
-            self.process.end("\n".join([waited, verdict(reports)]), self.process.exit_code)
+            text = "\n".join([waited, verdict(reports, self.activity.roles)])
+            self.process.end(text, self.process.exit_code)
 
 
 def start_mpi() -> None:

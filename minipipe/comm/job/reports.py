@@ -153,6 +153,8 @@ class RankActivity:
         Returns the messages that have arrived and for which no receive is posted.
     has_ended : bool
         Whether the program of this rank has finished.
+    roles : dict of int to str
+        By world rank, what a program calls it in messages, such as "replica 1, stage 0".
     round : int
         The round of a collective operation; set by the operation.
     thread : int or None
@@ -160,11 +162,11 @@ class RankActivity:
     """
 
     def __init__(self) -> None:
-        self.position = self.round = 0
+        self.position, self.round, self.has_ended = 0, 0, False
         self.thread = threading.main_thread().ident
         self._run: tuple[str, Sequence[Any], int, Callable[[Any], int | None]] = "", (), 0, lambda action: None
         self.unread: Callable[[], list[str]] = list
-        self.has_ended = False
+        self.roles: dict[int, str] = {}
         self._wait: tuple[Patience, int | None, Callable[[], str]] | None = None
 
     def begin(self, program: str, actions: Sequence[Any], step: int, sent_at: Callable[[Any], int | None]) -> None:
@@ -241,8 +243,7 @@ class RankActivity:
         frames = _frames(self.thread)
         report = RankReport(rank, os.getpid(), socket.gethostname(), self.words(), has_ended=self.has_ended)
         report.program, _, report.step, sent_at = self._run
-        report.position, report.round = self.position, self.round
-        report.place = place_of(frames)
+        report.position, report.round, report.place = self.position, self.round, place_of(frames)
         report.is_debugged = any(str(f.f_globals.get("__name__")).partition(".")[0] in _DEBUGGERS for f, _ in frames)
         if (wait := self._wait) is not None:
             patience, report.peer, words = wait

@@ -12,36 +12,39 @@ In this order:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from minipipe.comm.job.reports import RankReport
 from minipipe.io import text_table
 
 _MOST_ROWS = 16
+_CALLS = ("its part of ", "a barrier", "the broadcast array")  # not a part of a sum, behind the last action
 STOPPED = "stopped by a signal"
 _COMPILED = "in compiled code that does not let Python run"
 _MORE_TIME = "If a rank only needs more time, raise timeout= or MINIPIPE_TIMEOUT (in seconds)."
 _STATES = {"T": STOPPED, "t": "stopped by a debugger", "Z": "dead", "D": "waiting for a disk", "": ""}
 
 
-def verdict(reports: Sequence[RankReport]) -> str:
+def verdict(reports: Sequence[RankReport], roles: Mapping[int, str]) -> str:
     """Return a table of all ranks, followed by a line that names the rank that blocks the others.
 
     Parameters
     ----------
     reports : sequence of RankReport
         Of all ranks.
+    roles : mapping of int to str
+        By rank, what the program calls it, where it does.
 
     Examples
     --------
     >>> waits = RankReport(0, 70, "here", "0B0, step 5", "a message from rank 1", peer=1, seconds=9.0)
     >>> silent = RankReport(2, 72, "here", place="stopped by a signal", is_silent=True)
-    >>> print(verdict([waits, RankReport(1, 71, "here", place="train.py, line 3"), silent]))
+    >>> print(verdict([waits, RankReport(1, 71, "here", place="train.py, line 3"), silent], {2: "replica 1, stage 0"}))
     rank  process  action       doing
        0  70 here  0B0, step 5  waits 9.0 s for a message from rank 1
        1  71 here               is busy: train.py, line 3
        2  72 here               does not answer
-    Rank 2 does not answer: stopped by a signal.
+    Rank 2 (replica 1, stage 0) does not answer: stopped by a signal.
     """
     culprits = _culprits(reports)
     rows = [("rank", "process", "action", "doing")]
@@ -51,7 +54,18 @@ def verdict(reports: Sequence[RankReport]) -> str:
     if len(shown) < len(reports):
         lines.append(f"      and {len(reports) - len(shown)} more ranks")
     works = culprits and (culprits[0].place == _COMPILED if culprits[0].is_silent else not culprits[0].awaited)
-    return "\n".join([*lines, *([_MORE_TIME] if works else []), _sentence(culprits, reports)])
+    return "\n".join([*lines, *([_MORE_TIME] if works else []), _sentence(culprits, reports, roles)])
+
+
+def titled(rank: int, roles: Mapping[int, str]) -> str:
+    """Return the number of a rank, and what the program calls it.
+
+    Examples
+    --------
+    >>> titled(5, {5: "replica 1, stage 1"}), titled(6, {})
+    ('5 (replica 1, stage 1)', '6')
+    """
+    return f"{rank} ({roles[rank]})" if rank in roles else str(rank)
 
 
 def is_debugged(reports: Sequence[RankReport]) -> bool:
@@ -101,7 +115,8 @@ def _has_passed(peer: RankReport, report: RankReport) -> bool:
 def _different_calls(reports: Sequence[RankReport]) -> str:
     """List which ranks are blocked in which collective call, if all are and the calls differ."""
     waits = [report for report in reports if report.awaited]
-    if len(waits) < len([r for r in reports if not r.has_ended]) or not all(r.is_collective for r in waits):
+    are_calls = all(report.is_collective and report.awaited.startswith(_CALLS) for report in waits)
+    if len(waits) < len([r for r in reports if not r.has_ended]) or not are_calls:
         return ""
     ranks: dict[str, list[str]] = {}
     for report in waits:
@@ -139,11 +154,11 @@ def _doing(report: RankReport) -> str:
     return f"waits {report.seconds:.1f} s for {report.awaited}{unread}"
 
 
-def _sentence(culprits: Sequence[RankReport], reports: Sequence[RankReport]) -> str:
+def _sentence(culprits: Sequence[RankReport], reports: Sequence[RankReport], roles: Mapping[int, str]) -> str:
     if not culprits:
         return "No rank is waiting any longer."
     first, several = culprits[0], len(culprits) > 1
-    who = f"Rank{'s' * several} {', '.join(str(report.rank) for report in culprits)}"
+    who = f"Rank{'s' * several} {', '.join(titled(report.rank, roles) for report in culprits)}"
     if first.is_silent:
         reasons = sorted({report.place for report in culprits} - {""})
         return f"{who} {'do' if several else 'does'} not answer{': ' * bool(reasons)}{', '.join(reasons)}."
@@ -151,8 +166,11 @@ def _sentence(culprits: Sequence[RankReport], reports: Sequence[RankReport]) -> 
         return f"The ranks are in different calls: {calls}. Every rank must make the same calls in the same order."
     if not first.awaited:
         return f"{who} {'are busy in their' if several else 'is busy in its'} own code: {first.place}"
-    unread = _unread_from_peer(first)
+    unread, peer = _unread_from_peer(first), first.peer
+    awaited = first.awaited
+    if peer is not None and awaited.endswith(f"from rank {peer}"):
+        awaited = f"{awaited.removesuffix(str(peer))}{titled(peer, roles)}"
     instead = f" Received instead: {', '.join(unread)}." if unread else ""
     if _blocked_for_ever(reports):
-        return f"{who} is blocked on {first.awaited}, which was never sent, or was sent with a different tag.{instead}"
-    return f"{who} has waited longest, for {first.awaited}: never sent, or sent with a different tag?{instead}"
+        return f"{who} is blocked on {awaited}, which was never sent, or was sent with a different tag.{instead}"
+    return f"{who} has waited longest, for {awaited}: never sent, or sent with a different tag?{instead}"

@@ -40,7 +40,7 @@ _LONGEST_GAP = 0.5  # seconds between two looks that count; in a longer gap this
 _RANK_VARIABLES = (b"PMI_RANK", b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK")
 _FROM_OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 SHARED = "/dev/shm/mpich_shm_"
-_REQUESTS = ("limit", "free", "say", "survive", "who", "first")  # of a rank: methods of the witness
+_REQUESTS = ("limit", "free", "say", "survive", "describe", "who", "first")  # of a rank: methods of the witness
 _SIGKILL_BIT = 1 << (signal.SIGKILL - 1)
 
 
@@ -162,6 +162,8 @@ class Rank:
         The pipes of its stdout and stderr.
     limited : tuple of (float, float, str) or None
         Seconds spent inside MPI, how many it may spend, and the message when they are exceeded.
+    role : str
+        What the program calls it, such as "replica 1, stage 0"; empty where it does not.
     """
 
     def __init__(self, connection: socket.socket, rank: int) -> None:
@@ -169,6 +171,7 @@ class Rank:
         self.pidfd, self.group = os.pidfd_open(self.pid), os.getpgid(self.pid)
         self.output = pipes_of(self.pid, "12")
         self.limited: tuple[float, float, str] | None = None
+        self.role = ""
 
     def say(self, words: str) -> None:
         """Write lines to stderr in the name of this rank."""
@@ -296,6 +299,10 @@ class Witness:
         """``survive yes|no``: do the other ranks continue when one is lost?"""
         self.survives = answer == "yes"
 
+    def describe(self, rank: Rank, *words: str) -> None:
+        """``describe ROLE``: what the program calls the rank."""
+        rank.role = " ".join(words)
+
     def who(self, rank: Rank) -> None:
         """``who``: which ranks have not joined?"""
         self.answer(self.named("missing", set(self.joined)), rank.connection)
@@ -339,7 +346,8 @@ class Witness:
         is_before = len(self.joined) < self.expected and is_killed  # one that had not joined was first
         if is_launcher_gone or is_elsewhere or is_before:
             return  # mpirun has been killed, or another rank was probably first
-        who, ending = f"{rank.rank} (process {rank.pid} on {socket.gethostname()})", ending_of(code)
+        role, ending = f"{rank.role}; " * bool(rank.role), ending_of(code)
+        who = f"{rank.rank} ({role}process {rank.pid} on {socket.gethostname()})"
         if has_memory:
             ending = (
                 "it closed all its files (os.closerange?), also the launcher's socket, so the launcher ended the job"

@@ -15,8 +15,8 @@ def waiting(rank, peer, seconds):
     return RankReport(rank, 100 + rank, "here", f"{rank}F0, step 1", f"a message from rank {peer}", peer, seconds)
 
 
-def last_line(reports):
-    return verdict(reports).splitlines()[-1]
+def last_line(reports, **roles):
+    return verdict(reports, {int(rank[1:]): role for rank, role in roles.items()}).splitlines()[-1]
 
 
 @st.composite
@@ -43,9 +43,15 @@ def test_whoever_does_not_answer_is_blamed_alone(reports, data):
 def test_a_rank_that_is_busy_is_blamed_with_its_line(reports, data):
     busy = data.draw(st.integers(0, len(reports) - 1))
     reports[busy] = RankReport(busy, 1, "here", "", place="train.py, line 7, in load")
-    *_, hint, last = verdict(reports).splitlines()
+    *_, hint, last = verdict(reports, {}).splitlines()
     assert last == f"Rank {busy} is busy in its own code: train.py, line 7, in load"
     assert "timeout= or MINIPIPE_TIMEOUT" in hint
+
+
+def test_both_ranks_are_called_as_the_program_calls_them_and_the_first_round_of_a_sum_is_blamed():
+    ahead = replace(waiting(0, 1, 9.0), round=2)
+    words = last_line([ahead, replace(waiting(1, 0, 8.0), round=1)], _0="replica 0, stage 0", _1="replica 1, stage 0")
+    assert words.startswith("Rank 1 (replica 1, stage 0) has waited longest, for a message from rank 0 (replica 0, ")
 
 
 @pytest.mark.parametrize(
@@ -59,8 +65,8 @@ def test_a_rank_that_is_busy_is_blamed_with_its_line(reports, data):
 def test_more_time_is_offered_to_a_rank_that_works_and_to_no_other(place, works):
     """The story: a rank that read a large file was ended, and nothing said how to allow for that."""
     silent = RankReport(2, 72, "here", place=place, is_silent=True)
-    assert ("MINIPIPE_TIMEOUT" in verdict([waiting(0, 2, 9.0), waiting(1, 0, 8.0), silent])) == works
-    assert "MINIPIPE_TIMEOUT" not in verdict([waiting(0, 1, 9.0), waiting(1, 0, 8.0)])
+    assert ("MINIPIPE_TIMEOUT" in verdict([waiting(0, 2, 9.0), waiting(1, 0, 8.0), silent], {})) == works
+    assert "MINIPIPE_TIMEOUT" not in verdict([waiting(0, 1, 9.0), waiting(1, 0, 8.0)], {})
 
 
 @given(waits())
@@ -94,7 +100,7 @@ def test_a_message_is_missing_that_its_sender_has_passed_however_short_the_wait(
 def test_a_table_of_many_ranks_fits_a_screen_and_shows_the_culprit(reports, data):
     silent = data.draw(st.integers(0, len(reports) - 1))
     reports[silent] = replace(reports[silent], is_silent=True)
-    lines = verdict(reports).splitlines()
+    lines = verdict(reports, {}).splitlines()
     assert len(lines) <= 19
     assert any(line.split()[0] == str(silent) and line.endswith("does not answer") for line in lines)
     assert f"and {len(reports) - 16} more ranks" in lines[-2]
