@@ -5,7 +5,7 @@ import pytest
 # One page of each kind.
 PAGES = [
     *("index", "lessons/index", "lessons/09_zero_bubble", "rooms/schedules", "glossary", "project/benchmarks"),
-    *("schedules/index", "schedules/zb-h1", "papers/zero-bubble"),
+    *("schedules/index", "schedules/zb-h1", "papers/zero-bubble", "coming-from-pytorch"),
     *("api/index", "api/minipipe.schedules", "api/minipipe/minipipe.Pipeline", "_modules/minipipe/tensor"),
 ]
 SCHEMES = ("light", "dark")

@@ -27,6 +27,7 @@ extensions = [
     "reference",
     "catalogue",
     "papers",
+    "equivalents",
     "home",
 ]
 exclude_patterns = ["README.md", "extensions", "playground", "**/.ipynb_checkpoints"]
