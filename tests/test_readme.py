@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from minipipe import Pipeline, render, schedules
+from minipipe import Pipeline, schedules
 from minipipe.cli.main import VERBS, main
 from minipipe.schedules.search import finding
 from tests.launch import ROOT, mpirun, needs_mpi, run
@@ -72,8 +72,11 @@ def test_the_other_programs_run(program, capsys):
     assert "from_text" not in program or "text: makespan" in capsys.readouterr().out
 
 
-def test_the_picture_is_what_is_drawn():
-    assert blocks("text")[0].rstrip() == render.draw_text(schedules.one_f_one_b(4, 8))
+def test_the_picture_is_what_its_command_draws(tmp_path):
+    (words,) = re.findall(r"The picture is `minipipe (show .+?) -o (.+?)`", README)
+    assert f"]({words[1]})" in README
+    assert main([*words[0].split(), "-o", str(tmp_path / "drawn.svg")]) == 0
+    assert (tmp_path / "drawn.svg").read_text() == (ROOT / words[1]).read_text()
 
 
 def test_the_map_is_the_tree():
@@ -87,7 +90,7 @@ def test_the_map_is_the_tree():
 
 def test_the_table_of_schedules_is_what_is_printed(capsys):
     assert main(["schedules"]) == 0
-    assert capsys.readouterr().out.startswith(blocks("text")[1].rstrip())
+    assert capsys.readouterr().out.startswith(blocks("text")[0].rstrip())
 
 
 def test_every_command_of_minipipe_that_it_shows_runs(tmp_path, monkeypatch, capsys):

@@ -33,6 +33,7 @@ extensions = [
 exclude_patterns = ["README.md", "extensions", "playground", "**/.ipynb_checkpoints"]
 nitpicky = True
 show_warning_types = True
+smartquotes = False  # quotation marks are often those of code
 # Their documentation is elsewhere, and nothing is fetched. A default that is a table of functions is no class.
 nitpick_ignore_regex = [("py:class", r"(abc|collections|enum|numpy|types)\..*|<function .*")]
 
@@ -67,6 +68,7 @@ html_title = "minipipe"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_js_files = ["site.js"]
+html_sidebars = {page: [] for page in ("coming-from-*", "glossary", "index")}  # they have no pages below them
 html_copy_source = html_show_sourcelink = False
 html_theme_options = {
     "logo": {"text": "minipipe"},

@@ -31,6 +31,7 @@ def places() -> dict[Path, str]:
         ROOT / "CHANGELOG.md": "project/changelog",
         ROOT / "tests/benchmarks/README.md": "project/benchmarks",
         ROOT / "tutorials/README.md": "lessons/index",
+        ROOT / "tutorials/site/README.md": "project/site",
         ROOT / "tutorials/cluster/README.md": "lessons/cluster",
         ROOT / "tutorials/exercises/README.md": "lessons/exercises",
     }
