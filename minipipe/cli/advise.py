@@ -19,6 +19,8 @@ Arguments after PROGRAM are passed to the program. It runs under mpirun until it
 measure messages and its model with its loss, batch and optimiser. Every choice is simulated; the best of them, and the
 program's own, then run in turns. The program needs no change, and its parameters are not changed.
 
+Of P ranks, R replicas of the pipeline have P / R each; the microbatches are those of all replicas together.
+
 fill, wait, drain: idle time in percent of the ranks' time; together the bubble. memory: of the largest rank. over
 bound: how far the time is above a lower bound for every schedule over these stages. Only "measured ms" was measured on
 ranks; all other columns are predicted from the layers' measured times.
@@ -30,6 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, default=NUM_RANKS, metavar="P", help="(default: %(default)s)")
     parser.add_argument("--memory-limit", metavar="SIZE", help='memory of each rank, at most: "500 MB", "2 GiB"')
     parser.add_argument("--microbatches", type=int, metavar="M", help="only this number (default: all worth weighing)")
+    parser.add_argument("--replicas", type=int, metavar="R", help="only this number (default: each that divides P)")
     parser.add_argument(
         "--seconds", type=float, metavar="S", help="how long to run the best in turns (default: 40; 0: only predict)"
     )
@@ -46,6 +49,6 @@ def run(options: argparse.Namespace) -> ExitStatus:
     from minipipe.tuning.weighing import memory_size
 
     limit = inf if options.memory_limit is None else memory_size(options.memory_limit)
-    limits = {"memory_limit": limit, "num_microbatches": options.microbatches}
+    limits = {"memory_limit": limit, "num_microbatches": options.microbatches, "replicas": options.replicas}
     report = program_report(options.program, options.arguments, options.ranks, options.seconds, **limits)
     return answer(options, report.data, report.text)

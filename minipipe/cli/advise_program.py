@@ -97,7 +97,7 @@ def question_about(program: str, arguments: Sequence[str] = (), **limits: Any) -
     arguments : sequence of str
         The program's own.
     **limits
-        ``memory_limit`` and ``num_microbatches`` of the question.
+        ``memory_limit``, ``num_microbatches`` and ``replicas`` of the question.
 
     Raises
     ------
@@ -154,7 +154,7 @@ def run_to_first_step(program: str, arguments: Sequence[str], leave: Leave, limi
         ``(pipeline, question)``, where the question is about the program, with its own choice if it has made one. It
         must not return.
     limits : mapping
-        ``memory_limit`` and ``num_microbatches`` of the question.
+        ``memory_limit``, ``num_microbatches`` and ``replicas`` of the question.
 
     Raises
     ------

@@ -15,13 +15,15 @@ from minipipe.execution.partition import partition_evenly
 from minipipe.execution.plan import check_model
 from minipipe.execution.samples import samples
 from minipipe.nn import Sequential
+from minipipe.schedules.registry import REGISTRY
 from minipipe.tuning.layers import MakeOptimiser
 from minipipe.tuning.measuring import REPEATS, check_question, measure_on_this_rank
 from minipipe.tuning.report import Advice
 from minipipe.tuning.stages import Messages, messages_of_this_machine
-from minipipe.tuning.weighing import Candidate, CostModel, Question, Weighing, candidates, memory_size
+from minipipe.tuning.weighing import Candidate, Choice, CostModel, Question, Weighing, by_worth, candidates, memory_size
 
 SECONDS = 4.0
+_REPLICATED = 3  # schedules that are weighed with replicas, too: the best without
 
 
 def advise(
@@ -35,6 +37,7 @@ def advise(
     num_microbatches: int | None = None,
     chunks_per_rank: int | None = None,
     recompute: bool | None = None,
+    replicas: int | None = None,
     optimiser: MakeOptimiser | None = None,
     messages: Messages | str | None = None,
     seconds: float | None = None,
@@ -42,7 +45,7 @@ def advise(
     seed: int = 0,
     device: str | ModuleType = "cpu",
 ) -> Advice:
-    """Measure a model, and weigh cuts, schedules, chunks, numbers of microbatches and recomputation.
+    """Measure a model, and weigh cuts, schedules, chunks, replicas, numbers of microbatches and recomputation.
 
     Local. The layers are measured on this process alone, for each number of microbatches that is weighed, because the
     time of a layer need not be proportional to the size of a microbatch. Then every choice is simulated. The best is
@@ -59,9 +62,13 @@ def advise(
     memory_limit : number or str, optional
         Of each rank: bytes, or text such as ``"500 MB"`` or ``"2 GiB"``. Counted as by :meth:`minipipe.Plan.memory`.
     num_microbatches, chunks_per_rank : int, optional
-        Only choices with these. Dropout and the last bits of the loss depend on the number of microbatches.
+        Only choices with these. Dropout and the last bits of the loss depend on the number of microbatches, which is
+        that of all replicas together.
     recompute : bool, optional
         Only choices with recomputation, or without. By default both are weighed if there is a limit.
+    replicas : int, optional
+        Only choices with as many. By default, for each number that divides the ranks, the schedules that are best
+        without replicas, and 1F1B.
     optimiser : function, optional
         ``parameters -> Optimiser``, for its state.
     messages : Messages or str, optional
@@ -115,7 +122,7 @@ def advise(
     limit = inf if memory_limit is None else memory_size(memory_limit)
     options = {"loss": loss, "seed": seed, "device": device}
     chosen = num_microbatches, chunks_per_rank, None, recompute
-    question = Question(model, inputs, targets, options, optimiser, limit, *chosen)
+    question = Question(model, inputs, targets, options, optimiser, limit, *chosen, replicas=replicas)
     check_num_layers(question, num_ranks)
     if messages is None:
         messages = messages_of_this_machine(num_ranks)
@@ -195,18 +202,24 @@ def weigh(question: Question, num_ranks: int, cost_model: CostModel, seconds: fl
     both = [False, True] if limit < inf else [False]
     again = both if question.recompute is None else [question.recompute]
     forms = [(cut, computed_again) for computed_again in again for cut in cuts]
-    num_layers = len(question.model.flat_layers)
-    choices = list(weighing.named(candidates(num_ranks, num_layers, cost_model.layers, chunks), forms))
-    if choices and chunks is None and seconds > 0:
+    num_layers, choices = len(question.model.flat_layers), list[Choice]()
+    for replicas in (n for n in range(1, num_ranks + 1) if num_ranks % n == 0 and question.replicas in (None, n)):
+        found = candidates(num_ranks, num_layers, cost_model.layers, chunks, replicas)
+        best = {choice.candidate.schedule: None for choice in sorted(choices, key=by_worth)}
+        names = {"1f1b", *[*best][:_REPLICATED]} if question.replicas is None and replicas > 1 else REGISTRY
+        choices += weighing.named((each for each in found if each.schedule in names), forms)
+    is_searched = any(choice.candidate.replicas == 1 for choice in choices)
+    if is_searched and chunks is None and seconds > 0:
         choices += weighing.searched(choices, seconds)
     if not choices:
         sizes = f"{num_layers} layers on {num_ranks} rank{'s' * (num_ranks > 1)}"
         given = f"chunks_per_rank={chunks} and partition={question.partition}"
         raise ArgumentError("value", f"No schedule fits {sizes} with {given}; leave one of these out.")
-    own = question.own_plan(num_ranks)
-    if own is None or own.schedule.num_microbatches not in cost_model.layers:
+    own, one = (question.own_plan(num_ranks, of_one) for of_one in (False, True))
+    if own is None or one is None or own.schedule.num_microbatches not in cost_model.layers:
         return Advice(choices, cost_model, limit)
     cut = "given" if {"partition", "layer_costs"} & {*(question.own or ())} else "parameters"
-    of_rank = own.schedule.num_stages // num_ranks
-    named = Candidate(own.schedule.name, own.schedule.num_microbatches, of_rank, cut, bool(question.recompute))
-    return Advice(choices, cost_model, limit, weighing.plan(named, own, own.schedule))
+    of_rank, copies = len(one.schedule.stages_of(0)), own.schedule.num_ranks // one.schedule.num_ranks
+    count, is_again = own.schedule.num_microbatches, bool(question.recompute)
+    named = Candidate(one.schedule.name, count, of_rank, cut, is_again, copies)
+    return Advice(choices, cost_model, limit, weighing.plan(named, own, one.schedule))

@@ -21,6 +21,7 @@ from minipipe.optim.optimiser import Optimiser
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.activations import held_counts, memory_levels
 from minipipe.schedules.analysis.dependencies import Direction, Value
+from minipipe.schedules.analysis.replicas import pipelines_of
 from minipipe.schedules.analysis.walk import complete_walk
 from minipipe.schedules.simulation.costs import Costs
 
@@ -428,7 +429,7 @@ class MeasuredLayers(Sequence[LayerCosts]):
         if (num_stages is None) == (schedule is None):
             raise ArgumentError("value", "balance takes num_stages, or a schedule instead, which has its own.")
         if schedule is not None:
-            num_stages, placement = schedule.num_stages, schedule.one_rank_each("balance")
+            num_stages, placement = schedule.num_stages, next(iter(pipelines_of(schedule)))  # replicas are alike
         assert num_stages is not None
         if by == "memory":
             counts = [1] * num_stages if schedule is None else microbatches_in_flight(schedule)
@@ -490,7 +491,7 @@ def _cells(number: str, costs: LayerCosts) -> tuple[str, ...]:
 
 
 def microbatches_in_flight(schedule: Schedule) -> list[int]:
-    """Return, by stage, the largest number of microbatches that it holds at once.
+    """Return, by stage, the largest number of microbatches that it holds at once, on any of its ranks.
 
     Examples
     --------
@@ -499,10 +500,10 @@ def microbatches_in_flight(schedule: Schedule) -> list[int]:
     [4, 3, 2, 1]
     """
     rows = [
-        [action for action in schedule.actions[rank] if action.stage == stage]
-        for stage, rank in enumerate(schedule.one_rank_each("balance"))
+        [[action for action in schedule.actions[rank] if action.stage == stage] for rank in schedule.ranks_of(stage)]
+        for stage in range(schedule.num_stages)
     ]
-    return [int(max((during for during, _ in held_counts(row)), default=0)) for row in rows]
+    return [int(max((during for row in of for during, _ in held_counts(row)), default=0)) for of in rows]
 
 
 # -- the memory of the ranks of a plan ---------------------------------------------------------------------------------

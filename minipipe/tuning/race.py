@@ -123,6 +123,8 @@ def chosen(
     num_microbatches: int | None = None,
     chunks_per_rank: int | None = None,
     layer_costs: Any = None,
+    replicas: int | None = None,
+    gradient_blocks: int | None = None,
     **others: Any,
 ) -> tuple[ChosenPlan, dict[str, Any], bool]:
     """Return the plan that won the race, no further options, and whether to recompute.
@@ -143,8 +145,9 @@ def chosen(
         As for :func:`minipipe.advise`.
     progress : bool, optional
         Whether rank 0 prints each phase, or nothing; by default each phase to a terminal.
-    schedule, partition, num_microbatches, chunks_per_rank, layer_costs
-        As for :class:`minipipe.Plan`: only choices with these. ``layer_costs`` is refused.
+    schedule, partition, num_microbatches, chunks_per_rank, layer_costs, replicas, gradient_blocks
+        As for :class:`minipipe.Plan`: only choices with these. ``layer_costs`` and ``gradient_blocks`` are refused.
+        Where the number of replicas is not given, that of microbatches is of all replicas together.
     **others
         Further options of the plan and the pipeline.
 
@@ -157,14 +160,15 @@ def chosen(
     ScheduleError
         Code ``memory``: on rank 0, when nothing is within the limit.
     """
-    if layer_costs is not None:
-        message = 'schedule="auto" balances times that it measures; expected no layer_costs beside it.'
-        raise ArgumentError("value", message)
+    for name, given in (("layer_costs", layer_costs), ("gradient_blocks", gradient_blocks)):
+        if given is not None:
+            message = f'schedule="auto" measures layers and chooses replicas; expected no {name} beside it.'
+            raise ArgumentError("value", message)
     inputs, targets = batch_of((None, None) if sample is None else sample, _CALL)
     limit = inf if memory_limit is None else memory_size(memory_limit)
     cut = None if str(partition) == "measured" else partition
-    asked = num_microbatches, chunks_per_rank, cut, recompute or None
-    question = Question(model, inputs, targets, others, optimiser, limit, *asked)
+    asked = num_microbatches and num_microbatches * (replicas or 1), chunks_per_rank, cut, recompute or None
+    question = Question(model, inputs, targets, others, optimiser, limit, *asked, replicas=replicas)
     announce = teller(group, progress is not False)  # even without a terminal: it takes a minute
     time = RACE_SECONDS + advising.SECONDS
     announce(f'schedule="auto" measures and races choices on the ranks: about {time:.2g} s, more for a large model')
@@ -236,14 +240,16 @@ def advice_on_ranks(
 def field_of(advice: Advice) -> tuple[list[Choice], int]:
     """Return the choices that race, the most promising first, and how many of them run to the end: the own one.
 
-    Choices that run the same program run once. The best choice of each number of microbatches comes first: all ranks
-    at work slow actions down, by a factor that depends on the size of a microbatch and is not predicted.
+    Choices that run the same program run once. The best choice of each number of microbatches, and of replicas, comes
+    first: all ranks at work slow actions down, by a factor that depends on the size of a microbatch and is not
+    predicted.
     """
     own = [] if advice.own is None else _allowed([advice.own])
     ranked = _allowed(advice.choices)
-    best_of_count: dict[int, Choice] = {}
+    best_of_count: dict[tuple[int, bool], Choice] = {}
     for choice in ranked:
-        best_of_count.setdefault(choice.candidate.num_microbatches, choice)
+        best_of_count.setdefault((choice.candidate.num_microbatches, False), choice)
+        best_of_count.setdefault((choice.candidate.replicas, True), choice)
     programs = dict[Hashable, Choice]()
     for choice in (*own, *best_of_count.values(), *ranked):
         programs.setdefault(choice.program, choice)
@@ -402,7 +408,7 @@ def turns(
 
 
 def choices_of_rank_0(group: ProcessGroup, choices: Sequence[Choice] | None) -> list[dict[str, Any]]:
-    """Return the choices of rank 0 on every rank, as options of a pipeline: schedule, partition and recompute.
+    """Return the choices of rank 0 on every rank, as options of a pipeline: schedule, replicas, partition, recompute.
 
     Collective.
 
@@ -419,13 +425,13 @@ def choices_of_rank_0(group: ProcessGroup, choices: Sequence[Choice] | None) -> 
 def _as_data(choice: Choice) -> dict[str, Any]:
     schedule, ends = choice.schedule, [part.stop for part in choice.partition]
     found = {"name": schedule.name, "csv": schedule.to_csv(), "frozen": sorted(schedule.frozen)}
-    return {**found, "ends": ends, "recompute": choice.candidate.recompute}
+    return {**found, "ends": ends, "recompute": choice.candidate.recompute, "replicas": choice.candidate.replicas}
 
 
 def _as_options(data: Mapping[str, Any]) -> dict[str, Any]:
     parts = [range(start, end) for start, end in zip([0, *data["ends"]], data["ends"])]
     schedule = replace(Schedule.from_csv(data["csv"], data["name"]), frozen=frozenset(data["frozen"]))
-    return {"schedule": schedule, "partition": parts, "recompute": data["recompute"]}
+    return {"schedule": schedule, "partition": parts, "recompute": data["recompute"], "replicas": data["replicas"]}
 
 
 def _shared(group: ProcessGroup, given: Any) -> Any:

@@ -18,8 +18,20 @@ from minipipe.tuning.weighing import Choice, CostModel, best_of, by_worth, descr
 
 _IDLE = {"fill": ("warm-up",), "wait": ("waiting", "sending", "overhead"), "drain": ("drain",)}
 _TIMES = ("predicted ms", "measured ms")
-_HEAD = ("schedule", "v", "microbatches", "cut by", "recompute", *_TIMES, "bubble", *_IDLE, "memory", "over bound")
-_ON_THE_RIGHT = set(range(len(_HEAD))) - {0, 3, 4}
+_HEAD = (
+    "schedule",
+    "v",
+    "microbatches",
+    "replicas",
+    "cut by",
+    "recompute",
+    *_TIMES,
+    "bubble",
+    *_IDLE,
+    "memory",
+    "over bound",
+)
+_ON_THE_RIGHT = set(range(len(_HEAD))) - {0, 4, 5}
 _SHOWN = 10
 _SPENT = {
     "warm-up": "before its first action",
@@ -105,7 +117,7 @@ class Advice:
         >>> options = {"num_microbatches": 4, "messages": "assumed", "seconds": 0}
         >>> advice = advise(model, x, x, loss=nn.MSELoss(), num_ranks=2, **options)
         >>> sorted({row["schedule"] for row in advice.rows()})
-        ['1f1b', 'eager-1f1b', 'gpipe', 'sequential', 'zb-h1', 'zb-h2']
+        ['1f1b', 'chimera', 'dualpipe', 'eager-1f1b', 'gpipe', 'sequential', 'zb-h1', 'zb-h2']
         """
         return [choice.row() for choice in self.choices]
 
@@ -124,10 +136,10 @@ class Advice:
 
     def _table(self) -> list[tuple[str, ...]]:
         """Return the head, the best choice of each schedule, and those of the reasons; the program's own is marked."""
-        best_by_name: dict[str, Choice] = {}
+        best_by_name: dict[tuple[str, int], Choice] = {}
         for choice in self.choices:
             if choice.is_within_limit:
-                best_by_name.setdefault(choice.candidate.schedule, choice)
+                best_by_name.setdefault(_named(choice), choice)
         named = [*list(best_by_name.values())[:_SHOWN], *(each.other for each in self._reasons)]
         shown = [_cells(choice) for choice in self.choices if any(choice is each for each in named)]
         rows = [_HEAD, *shown, *([] if self.own is None else [_cells(self.own, "yours: ")])]
@@ -147,7 +159,7 @@ class Advice:
         if self.measured.waited > _BUSY:
             share = f"{100 * self.measured.waited:.0f} % of the time that they wanted a core"
             said.append(f"The machine was busy: the layers were measured without a core for {share}.")
-        why = "since the adviser knows no replicas of a stage, no slices and no updates within a schedule"
+        why = "since the adviser knows no slices and no updates within a schedule"
         said.append(f"Not weighed, {why}: {', '.join(refused_names())}.")
         return " ".join(said)
 
@@ -160,6 +172,7 @@ def _cells(choice: Choice, mark: str = "") -> tuple[str, ...]:
         mark + candidate.schedule,
         str(candidate.chunks_per_rank),
         str(candidate.num_microbatches),
+        str(candidate.replicas),
         candidate.cut,
         "yes" if candidate.recompute else "no",
         f"{1e3 * choice.time:.3f}",
@@ -204,8 +217,8 @@ def reasons(best: Choice, choices: Sequence[Choice], cost_model: CostModel) -> l
 
 def _another(best: Choice, allowed: Sequence[Choice]) -> Iterator[Reason]:
     """Compare with 1F1B at its best or, if that is the best of all or runs the same, with the next best schedule."""
-    others = [choice for choice in allowed if choice.candidate.schedule != best.candidate.schedule]
-    others.sort(key=lambda choice: choice.candidate.schedule != "1f1b")
+    others = [choice for choice in allowed if _named(choice) != _named(best)]
+    others.sort(key=lambda choice: _named(choice) != ("1f1b", 1))
     for other in others[:1]:
         if best.program == other.program:
             yield Reason(f"{best.candidate.schedule} and {other.candidate.schedule} run the same here.", other)
@@ -243,12 +256,18 @@ def compared(best: Choice, other: Choice) -> str:
     return text
 
 
+def _named(choice: Choice) -> tuple[str, int]:
+    return choice.candidate.schedule, choice.candidate.replicas
+
+
 def _name(choice: Choice, beside: Choice) -> str:
-    """Return the name of a choice, with the number of microbatches if the other one has another number."""
-    own = choice.candidate
-    if own.num_microbatches == beside.candidate.num_microbatches:
-        return own.schedule
-    return f"{own.schedule} with {own.num_microbatches} microbatch{'es' * (own.num_microbatches != 1)}"
+    """Return the name of a choice, with the numbers of replicas and microbatches if the other one has others."""
+    own, other, text = choice.candidate, beside.candidate, choice.candidate.schedule
+    if own.replicas != other.replicas:
+        text += f" in {own.replicas} replica{'s' * (own.replicas != 1)}"
+    if own.num_microbatches != other.num_microbatches:
+        text += f" with {own.num_microbatches} microbatch{'es' * (own.num_microbatches != 1)}"
+    return text
 
 
 def _spent(best: Choice, other: Choice) -> str:

@@ -111,7 +111,7 @@ class CostModel(NamedTuple):
 
 
 # The options of a pipeline that make its plan.
-PLANNED = ("schedule", "num_microbatches", "chunks_per_rank", "partition", "layer_costs")
+PLANNED = ("schedule", "num_microbatches", "chunks_per_rank", "partition", "layer_costs", "replicas")
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,8 @@ class Question:
         ``parameters -> Optimiser``, for its state.
     memory_limit : float
         Bytes of each rank; infinite where there is no limit.
-    num_microbatches, chunks_per_rank, partition, recompute
-        Only choices with these. None where all are weighed.
+    num_microbatches, chunks_per_rank, partition, recompute, replicas
+        Only choices with these. None where all are weighed. The microbatches are those of all replicas.
     own : mapping, optional
         Options of a pipeline: the program's own choice, to be weighed beside the others.
     """
@@ -146,14 +146,19 @@ class Question:
     partition: Sequence[range] | None = None
     recompute: bool | None = None
     own: Mapping[str, Any] | None = None
+    replicas: int | None = None
 
     def plan(self, **options: Any) -> Plan:
         """Return a plan of the model, with these options."""
         return Plan(self.model, inputs_require_grad=self.options.get("inputs_require_grad", False), **options)
 
-    def own_plan(self, num_ranks: int) -> Plan | None:
-        """Return the plan of the program's own choice, if there is one."""
-        return None if self.own is None else self.plan(num_ranks=num_ranks, **self.own)
+    def own_plan(self, num_ranks: int, of_one: bool = False) -> Plan | None:
+        """Return the plan of the program's own choice, or of one replica of it, if there is one."""
+        if self.own is None:
+            return None
+        replicas = self.own.get("replicas", 1)
+        ranks, copies = (num_ranks // replicas, 1) if of_one else (num_ranks, replicas)
+        return self.plan(num_ranks=ranks, **{**self.own, "replicas": copies})
 
     def counts(self, num_ranks: int) -> list[int]:
         """Return the numbers of microbatches to measure: the one asked for, that of a divided batch, or several."""
@@ -181,14 +186,19 @@ class Candidate(NamedTuple):
     schedule : str
         A name, or ``"searched"``.
     num_microbatches : int
+        Of all replicas.
     chunks_per_rank : int
     cut : str
         The cut balances ``"time"``, ``"memory"`` or ``"parameters"``; or ``"given"``.
     recompute : bool
+    replicas : int
+        Copies of the pipeline, among which the ranks are divided.
 
     Examples
     --------
     >>> Candidate("zb-h1", 8).build(num_ranks=4).num_stages
+    4
+    >>> Candidate("zb-h1", 8, replicas=2).build(num_ranks=4).num_microbatches
     4
     """
 
@@ -197,9 +207,10 @@ class Candidate(NamedTuple):
     chunks_per_rank: int = 1
     cut: str = "time"
     recompute: bool = False
+    replicas: int = 1
 
     def build(self, num_ranks: int) -> Schedule:
-        """Return the named schedule.
+        """Return the named schedule of one replica, where all have a number of ranks.
 
         Raises
         ------
@@ -207,11 +218,12 @@ class Candidate(NamedTuple):
             Codes ``unknown`` and ``parameters``.
         """
         is_default = self.chunks_per_rank == default_of(REGISTRY[self.schedule], "chunks_per_rank")
-        return build(self.schedule, num_ranks, self.num_microbatches, None if is_default else self.chunks_per_rank)
+        chunks, n = None if is_default else self.chunks_per_rank, self.replicas
+        return build(self.schedule, num_ranks // n, self.num_microbatches // n, chunks)
 
 
 def candidates(
-    num_ranks: int, num_layers: int, counts: Iterable[int], chunks_per_rank: int | None = None
+    num_ranks: int, num_layers: int, counts: Iterable[int], chunks_per_rank: int | None = None, replicas: int = 1
 ) -> Iterator[Candidate]:
     """Yield every named schedule that a pipeline trains with and that fits the ranks and layers, cut by time.
 
@@ -222,24 +234,26 @@ def candidates(
         The numbers of microbatches.
     chunks_per_rank : int, optional
         Only these; by default up to 4, as far as the schedule and the number of layers allow.
+    replicas : int
 
     Examples
     --------
     >>> sorted({candidate.schedule for candidate in candidates(2, num_layers=3, counts=[4])})
-    ['1f1b', 'eager-1f1b', 'gpipe', 'sequential', 'zb-h1', 'zb-h2']
+    ['1f1b', 'chimera', 'dualpipe', 'eager-1f1b', 'gpipe', 'sequential', 'zb-h1', 'zb-h2']
     """
     counts = list(counts)
     for name, builder in REGISTRY.items():
         own = default_of(builder, "chunks_per_rank")
         several = (own,) if own == 1 else range(own, _MOST_CHUNKS + 1)
         for chunks in several if chunks_per_rank is None else (chunks_per_rank,):
-            found = (Candidate(name, count, chunks) for count in counts)
+            found = (Candidate(name, count, chunks, replicas=replicas) for count in counts)
             yield from (candidate for candidate in found if _fits(candidate, num_ranks, num_layers))
 
 
 def _fits(candidate: Candidate, num_ranks: int, num_layers: int) -> bool:
     """Whether the schedule exists for these sizes, with a layer for each stage, and a pipeline trains with it."""
-    if num_ranks * candidate.chunks_per_rank > num_layers:
+    n = candidate.replicas
+    if num_ranks // n * candidate.chunks_per_rank > num_layers or num_ranks % n or candidate.num_microbatches % n:
         return False
     try:
         schedule = candidate.build(num_ranks)
@@ -247,7 +261,7 @@ def _fits(candidate: Candidate, num_ranks: int, num_layers: int) -> bool:
         if not error.problems[0].code.is_misuse:
             raise
         return False
-    return not schedule.is_forward_only and _is_run(schedule)
+    return not schedule.is_forward_only and schedule.num_stages <= num_layers and _is_run(schedule)
 
 
 def refused_names() -> list[str]:
@@ -255,15 +269,16 @@ def refused_names() -> list[str]:
 
     Examples
     --------
-    >>> "chimera" in refused_names(), "1f1b" in refused_names()
-    (True, False)
+    >>> refused_names()
+    ['seq1f1b', 'pipedream', 'vertical-sync', '2bw', 'paci']
     """
     return [name for name in REGISTRY if not _is_run(build(name, num_ranks=2))]
 
 
 def _is_run(schedule: Schedule) -> bool:
     with suppress(ScheduleError):
-        return bool(schedule.one_rank_each("the adviser"))
+        schedule.check_known("the adviser", ScheduleCode.REPLICAS)
+        return True
     return False
 
 
@@ -365,6 +380,7 @@ class Choice(NamedTuple):
     ----------
     candidate : Candidate
     schedule : Schedule
+        Of one replica.
     partition : tuple of range
         The layers of each stage.
     time : float
@@ -395,7 +411,7 @@ class Choice(NamedTuple):
     >>> x = np.ones((4, 2), np.float32)
     >>> best = advise(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), x, num_ranks=2, messages="assumed", seconds=0).best
     >>> list(best.options), best.bound <= best.time
-    (['schedule', 'partition', 'recompute'], True)
+    (['schedule', 'replicas', 'partition', 'recompute'], True)
     """
 
     candidate: Candidate
@@ -420,12 +436,14 @@ class Choice(NamedTuple):
     @property
     def options(self) -> dict[str, Any]:
         """The arguments for ``Pipeline(model, group, loss=…, **options)``."""
-        return {"schedule": self.schedule, "partition": list(self.partition), "recompute": self.candidate.recompute}
+        own = self.candidate
+        ran = {"schedule": self.schedule, "replicas": own.replicas, "partition": list(self.partition)}
+        return {**ran, "recompute": own.recompute}
 
     @property
     def program(self) -> Hashable:
         """Equal for choices that run the same: with one microbatch, for example, 1F1B is GPipe."""
-        return self.schedule.actions, self.schedule.placement, self.partition, self.candidate.recompute
+        return self.schedule.actions, self.schedule.placement, self.partition, self.candidate[-2:]
 
     def ran(self, times: Sequence[float] | None) -> Choice:
         """Return it with the seconds of its steps in a race; as it is, where it did not run.
@@ -478,7 +496,7 @@ class Weighing:
             Cut and recomputation, the fastest form first.
         """
         for candidate in candidates:
-            schedule = candidate.build(self.num_ranks)
+            schedule = candidate.build(self.num_ranks)  # replicas only multiply it
             for cut, again in forms if self._fits(schedule) else ():
                 form = candidate._replace(cut=cut, recompute=again)
                 choice = self.plan(form, self._cut(form, schedule), schedule)
@@ -496,7 +514,7 @@ class Weighing:
         seconds : float
             For all searches together, as for :func:`~minipipe.tuning.weighing.searched_schedule`.
         """
-        best = [choice.candidate for choice in sorted(choices, key=by_worth)]
+        best = [choice.candidate for choice in sorted(choices, key=by_worth) if choice.candidate.replicas == 1]
         forms = list(dict.fromkeys((c.num_microbatches, c.cut, c.recompute) for c in best))[:_FORMS]
         num_layers, wanted = len(self.question.model.flat_layers), []
         for count, cut, again in forms:
@@ -522,12 +540,12 @@ class Weighing:
         return self.question.partition is None or len(self.question.partition) == schedule.num_stages
 
     def _cut(self, candidate: Candidate, schedule: Schedule) -> Plan:
-        """Return the plan of a schedule, cut as the candidate says."""
-        if self.question.partition is not None:
-            return self.question.plan(schedule=schedule, partition=self.question.partition)
-        layers, again = self.cost_model.layers[candidate.num_microbatches], candidate.recompute
-        cut = layers.balance(by=candidate.cut, schedule=schedule, optimiser=self.question.optimiser, recompute=again)
-        return self.question.plan(schedule=schedule, partition=cut)
+        """Return the plan of a schedule, cut as the candidate says, with as many replicas."""
+        layers, again, cut = self.cost_model.layers[candidate.num_microbatches], candidate.recompute, candidate.cut
+        given = self.question.partition
+        if given is None:
+            given = layers.balance(by=cut, schedule=schedule, optimiser=self.question.optimiser, recompute=again)
+        return self.question.plan(schedule=schedule, partition=given, replicas=candidate.replicas)
 
     def _memory(self, plan: Plan, recompute: bool) -> MemoryPrediction:
         layers = self.cost_model.layers[plan.schedule.num_microbatches]
@@ -542,7 +560,7 @@ class Weighing:
             Its name in the table.
         plan : Plan
         schedule : Schedule
-            As given to the plan, which may have removed actions of frozen stages.
+            As given to the plan, of one replica; the plan may have removed actions of frozen stages.
         """
         costs = self.cost_model.costs(plan, candidate.recompute)
         timeline = simulate(plan.schedule, costs)
@@ -551,10 +569,21 @@ class Weighing:
             share = (slot.end - slot.start) / (self.num_ranks * timeline.makespan)
             idle[slot.cause.value] = idle.get(slot.cause.value, 0.0) + share
         memory = tuple(own.total for own in self._memory(plan, candidate.recompute))
-        bound, bound_by = least_makespan(workload_of(plan.schedule, costs), self.cost_model.messages.cores)
+        bound, bound_by = self._bound(plan, schedule, costs)
         is_within_limit = all(fits(own, self.question.memory_limit) for own in memory)
         time, bubble = timeline.makespan, timeline.bubble_fraction
         return Choice(candidate, schedule, plan.partition, time, bubble, idle, memory, bound, bound_by, is_within_limit)
+
+    def _bound(self, plan: Plan, schedule: Schedule, costs: Costs) -> tuple[float, str]:
+        """Return a lower bound for the makespan: that of one replica or, of a schedule with its own, of all work."""
+        cores, n = self.cost_model.messages.cores, plan.schedule.num_ranks // schedule.num_ranks
+        if not schedule.has_replicas:
+            alone = self.question.plan(schedule=schedule, partition=plan.partition) if n > 1 else plan
+            return least_makespan(workload_of(alone.schedule, costs), None if cores is None else cores / n)
+        times = costs.durations(plan.schedule.num_stages)
+        work = sum(times[kind][stage] for row in plan.schedule.without_sums().actions for stage, kind, _ in row)
+        on_cores = f" on {cores:g} cores" if cores is not None and cores < self.num_ranks else ""
+        return work / min(self.num_ranks, cores or inf), f"All ranks together compute for {work:g}{on_cores}."
 
 
 def best_of(choices: Iterable[Choice], memory_limit: float) -> Choice:
@@ -594,8 +623,10 @@ def described(candidate: Candidate) -> str:
     --------
     >>> described(Candidate("zb-v", 8, 2, recompute=True))
     'zb-v, 8 microbatches, recomputed, cut by time'
+    >>> described(Candidate("1f1b", 8, replicas=2))
+    '1f1b, 2 replicas, 8 microbatches, cut by time'
     """
-    count = candidate.num_microbatches
+    count, copies = candidate.num_microbatches, f", {candidate.replicas} replicas" * (candidate.replicas > 1)
     again = ", recomputed" * candidate.recompute
     cut = "cut as given" if candidate.cut == "given" else f"cut by {candidate.cut}"
-    return f"{candidate.schedule}, {count} microbatch{'es' * (count != 1)}{again}, {cut}"
+    return f"{candidate.schedule}{copies}, {count} microbatch{'es' * (count != 1)}{again}, {cut}"

@@ -40,9 +40,24 @@ def test_it_has_the_bits_of_the_same_schedule_by_name():
     auto = spawn(lambda g: stepped(g, schedule="auto", sample=None if g.rank else (X, Y), **given), 2)
     chosen = auto[0][2]
     assert all(each[2].schedule == chosen.schedule and each[2].partition == chosen.partition for each in auto)
-    named = {"schedule": chosen.schedule.name, "partition": chosen.partition, "num_microbatches": 4}
+    best = chosen.advice.data["best"]
+    named = {"schedule": best["schedule"], "partition": chosen.partition, "replicas": best["replicas"]}
+    named["num_microbatches"] = 4 // best["replicas"]
     assert named["schedule"] in schedules.REGISTRY
     alike(auto, spawn(lambda g: stepped(g, **named), 2))
+
+
+@pytest.mark.parametrize("schedule", ["auto", "1f1b"])
+def test_with_replicas_given_it_has_as_many_and_so_has_a_measured_partition(schedule):
+    given = {"replicas": 2, "num_microbatches": 2, "sample": (X, Y)}
+    given |= {"partition": "measured"} if schedule == "1f1b" else {"chunks_per_rank": 1}
+    auto = spawn(lambda g: stepped(g, schedule=schedule, **given), 4)
+    chosen = auto[0][2]
+    assert len(chosen.plan.pipelines) % 2 == 0 and chosen.schedule.num_microbatches == 4
+    named = {"schedule": chosen.schedule, "partition": chosen.partition}
+    alike(auto, spawn(lambda g: stepped(g, **named), 4))
+    if schedule == "auto":
+        assert ", 2 replicas, 4 microbatches" in str(chosen).splitlines()[-1]
 
 
 def test_a_choice_that_computes_activations_again_reaches_every_rank(monkeypatch):
@@ -70,6 +85,12 @@ def test_a_choice_that_computes_activations_again_reaches_every_rank(monkeypatch
         (mlp(), {}, ArgumentError, r'schedule="auto" needs a batch to measure: sample=\(inputs, targets\)'),
         (mlp(), {"sample": X}, ArgumentError, "needs a batch to measure"),
         (mlp(), {"sample": (X, Y), "layer_costs": [1]}, ArgumentError, "expected no layer_costs beside it"),
+        (
+            mlp(),
+            {"sample": (X, Y), "gradient_blocks": 2},
+            ArgumentError,
+            "expected no gradient_blocks beside it",
+        ),
         (mlp(), {"sample": (X, Y), "memory_limit": "much"}, ArgumentError, "memory_limit is 'much'"),
         (mlp(), {"sample": (X, Y), "memory_limit": 100}, ScheduleError, "No choice needs at most 100 B on every rank"),
         (mlp(), {"sample": (X, Y), "chunks_per_rank": 10}, ArgumentError, "No schedule fits 9 layers on 1 rank"),
@@ -101,9 +122,10 @@ def test_what_was_chosen_stands_below_the_pipeline_and_in_its_advice_on_every_ra
     auto = spawn(lambda g: stepped(g, schedule="auto", sample=(X, Y), **given)[2], 2)
     assert auto[1].advice == auto[0].advice and auto[1].advice is not auto[0].advice
     best = auto[1].advice.data["best"]
-    assert auto[0].schedule.name == best["schedule"] and best in auto[1].advice.data["choices"]
+    copies = f", {best['replicas']} replicas" * (best["replicas"] > 1)
+    assert auto[0].schedule.name == best["schedule"] + copies and best in auto[1].advice.data["choices"]
     assert [[part.start, part.stop] for part in auto[0].partition] == best["layers"]
-    told = f'schedule="auto" chose {best["schedule"]}, 4 microbatches, cut by {best["cut"]}'
+    told = f'schedule="auto" chose {best["schedule"]}{copies}, 4 microbatches, cut by {best["cut"]}'
     figures = f"predicted {1e3 * best['time']:.3f} ms a step, measured {1e3 * best['measured']:.3f} ms."
     assert str(auto[1].advice).startswith("schedule") and auto[1].advice.data["reason"] in str(auto[1].advice)
     for pipeline in auto:

@@ -157,13 +157,14 @@ def test_one_pipeline_at_a_time_has_memory(layer):
     assert alive == [[]] * 6 and len(before) == 24
 
 
-def test_the_best_choice_of_each_number_of_microbatches_races_first_and_the_own_one_to_the_end():
+def test_the_best_choice_of_each_number_of_microbatches_and_replicas_races_first_and_the_own_one_to_the_end():
     """All ranks at work slow small microbatches down more, or less: only the race tells how many are best."""
     found = weigh(invented.asked(), 2, invented.measured(4, [2, 4, 8]), 0)
     own = found.choices[-1]
     field, num_kept = field_of(Advice(found.choices, found.measured, own=own))
     counts = [choice.candidate.num_microbatches for choice in field]
-    assert num_kept == 1 and field[0] is own and set(counts[1:4]) == {2, 4, 8}
+    assert num_kept == 1 and field[0] is own and set(counts[1:6]) == {2, 4, 8}
+    assert {choice.candidate.replicas for choice in field[1:6]} == {1, 2}
     assert len({choice.program for choice in field}) == len(field) <= 33
     assert field[1] is next(choice for choice in found.choices if choice.program != own.program)
 

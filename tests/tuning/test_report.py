@@ -36,6 +36,7 @@ def rows(draw):
         draw(st.integers(1, 2)),
         draw(st.sampled_from(["time", "memory"])),
         draw(st.booleans()),
+        draw(st.integers(1, 2)),
     )
     time, shares = draw(seconds), [draw(st.floats(0, 0.19)) for _ in WORDS]
     run = (draw(seconds), draw(st.integers(2, 9)), draw(st.floats(0, 0.3))) if draw(st.booleans()) else (None, 0, 0.0)
@@ -54,10 +55,11 @@ tables = st.lists(rows(), min_size=1, max_size=12).filter(lambda table: any(row.
 
 
 def named(text, row):
-    """Tell whether a text names a row: by its schedule and, if it says so, its number of microbatches."""
-    found = re.fullmatch(r"([\w-]+)(?: with (\d+) microbatch(?:es)?)?", text)
+    """Tell whether a text names a row: by its schedule and, if it says so, its numbers of replicas and microbatches."""
+    found = re.fullmatch(r"([\w-]+)(?: in (\d+) replicas?)?(?: with (\d+) microbatch(?:es)?)?", text)
     own = row.candidate
-    return found[1] == own.schedule and found[2] in (None, str(own.num_microbatches))
+    is_alike = found[2] in (None, str(own.replicas)) and found[3] in (None, str(own.num_microbatches))
+    return found[1] == own.schedule and is_alike
 
 
 def check_comparison(text, best, other):
@@ -117,7 +119,8 @@ def check(text, best, other):
     elif same := re.fullmatch(r"(\S+) and (\S+) run the same here\.", text):
         assert named(same[1], best) and named(same[2], other) and best.program == other.program
     else:
-        assert best.candidate.schedule == other.candidate.schedule or best.program != other.program
+        alike = (each.candidate[::6] for each in (best, other))  # schedule and replicas
+        assert len({*alike}) == 1 or best.program != other.program
         check_comparison(text.removesuffix("."), best, other)
 
 

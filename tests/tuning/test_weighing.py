@@ -19,8 +19,9 @@ COUNTS = (2, 4)
 
 
 @cache
-def advice(limit=inf, seconds=0, **rules):
-    return weigh(asked(memory_limit=limit), 2, measured(4, COUNTS, **rules), seconds)
+def advice(limit=inf, seconds=0, num_ranks=2, replicas=1, **rules):
+    question = asked(memory_limit=limit, replicas=replicas)
+    return weigh(question, num_ranks, measured(4, COUNTS, **rules), seconds)
 
 
 def test_chunks_are_weighed_for_the_schedules_that_begin_with_several():
@@ -54,6 +55,50 @@ def test_no_choice_is_below_its_bound_where_actions_have_an_overhead():
         assert choice.time >= choice.bound * (1 - 1e-12), choice.candidate
 
 
+def test_with_replicas_a_choice_takes_what_the_simulator_says_of_its_plan_with_sums():
+    slow = Messages(latency=1e-3, bandwidth=1e5)
+    found = advice(num_ranks=4, replicas=None, messages=slow)
+    assert {choice.candidate.replicas for choice in found.choices} == {1, 2, 4}
+    for choice in found.choices:
+        copies = choice.candidate.replicas
+        plan = Plan(model(4), num_ranks=4, **{k: v for k, v in choice.options.items() if k != "recompute"})
+        assert plan.schedule.num_microbatches == choice.candidate.num_microbatches and plan.schedule.num_ranks == 4
+        costs = measured(4, COUNTS, messages=slow).costs(plan, recompute=False)
+        timeline = simulate(plan.schedule, costs)
+        has_sums = copies > 1 or plan.schedule.has_replicas
+        assert choice.time == timeline.makespan and len(timeline.sums) == has_sums * plan.schedule.num_stages
+        assert sum(choice.idle.values()) == pytest.approx(choice.bubble_fraction)
+        assert choice.time >= choice.bound * (1 - 1e-12), choice.candidate
+        layers = measured(4, COUNTS).layers[choice.candidate.num_microbatches]
+        assert choice.memory == tuple(rank.total for rank in plan.memory(layers))
+
+
+def test_where_messages_are_free_replicas_without_a_pipeline_are_best_and_where_they_are_slow_others_are():
+    assert advice(num_ranks=4, replicas=None).best.candidate.replicas == 4
+    assert advice(num_ranks=4, replicas=None, messages=Messages(bandwidth=1e3)).best.candidate.replicas < 4
+
+
+def test_a_memory_limit_counts_the_parameters_of_each_replica():
+    """One rank has all layers, 4 x 80 bytes, and as much again as gradients; on two ranks each has half."""
+    found = advice(num_ranks=2, replicas=None, limit=700, held=0)
+    assert found.best.candidate.replicas == 1 and "2 replicas" in found.reason and "beyond the limit" in found.reason
+
+
+def test_with_replicas_asked_for_all_schedules_have_as_many():
+    found = advice(num_ranks=4, replicas=2)
+    assert {choice.candidate.replicas for choice in found.choices} == {2}
+    assert {choice.candidate.schedule for choice in found.choices} >= {"gpipe", "1f1b", "zb-v", "chimera"}
+
+
+def test_the_own_choice_of_a_program_with_replicas_is_weighed_as_it_runs():
+    own = {"schedule": "gpipe", "num_microbatches": 2, "replicas": 2}
+    found = weigh(asked(own=own), 4, measured(4, COUNTS), 0)
+    plan = Plan(model(4), num_ranks=4, **own)
+    assert found.own.candidate == Candidate("gpipe", 4, cut="parameters", replicas=2)
+    assert found.own.time == simulate(plan.schedule, measured(4, COUNTS).costs(plan, False)).makespan
+    assert "yours: gpipe" in str(found)
+
+
 def test_where_time_is_in_proportion_to_samples_many_microbatches_are_best():
     assert advice().best.candidate.num_microbatches == max(COUNTS)
 
@@ -73,8 +118,8 @@ def test_a_slow_layer_gets_a_rank_to_itself():
 
 def test_slow_messages_favour_schedules_with_few_of_them():
     slow = Messages(latency=0.2)
-    assert advice().best.candidate.chunks_per_rank > 1
-    assert advice(messages=slow).best.candidate.chunks_per_rank == 1
+    assert len(advice().best.schedule.stages_of(0)) > 1
+    assert len(advice(messages=slow).best.schedule.stages_of(0)) == 1
 
 
 def test_a_tighter_limit_chooses_less_memory_and_takes_longer():
