@@ -12,7 +12,7 @@
 # %%
 import numpy as np
 
-from minipipe import Pipeline, Tensor, functional, nn, spawn, watch_everything
+from minipipe import Pipeline, Tensor, functional, nn, render, spawn, watch_everything
 from minipipe.testing import check_gradients
 
 watch_everything()  # an array changed in place between forward and backward is an error, not a wrong gradient
@@ -76,7 +76,8 @@ class Value:
 
 # %% [markdown]
 # `example` was written for plain numbers, but it uses only `*` and `+`, so it works with these as well. Below is the
-# result drawn as a tree: the inputs of each value are listed under it, indented.
+# result drawn as a tree: the inputs of each value are listed under it, indented. A notebook also draws it as a graph,
+# in which each value stands once, and an arrow leads from each input to what was computed from it.
 
 
 # %%
@@ -100,6 +101,22 @@ assert tree(y) == [
     "    x = 3    (slope 1)",
 ]
 assert [value.number for value in tape] == [9.0, 12.0]
+
+
+# %%
+def label(value):
+    return f"{value.name} = {value.number:g}"
+
+
+arrows = [(label(source), label(value), f"slope {slope:g}") for value in tape for source, slope in value.inputs]
+picture = render.draw_graph([[label(x)], *([label(value)] for value in tape)], arrows)
+render.show_picture(picture, "\n".join(f"{source} to {result}: {words}" for source, result, words in arrows))
+assert arrows == [
+    ("x = 3", "product = 9", "slope 3"),
+    ("x = 3", "product = 9", "slope 3"),
+    ("product = 9", "sum = 12", "slope 1"),
+    ("x = 3", "sum = 12", "slope 1"),
+]
 
 # %% [markdown]
 # ## The walk back

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from minipipe import spawn
+from minipipe import render, spawn
 from minipipe.errors import MessageError
 
 # %% [markdown]
@@ -137,6 +137,17 @@ print(f"{deadlock.code}: {deadlock}".replace("; ", ";\n    "))
 assert deadlock.code == "deadlock"
 for rank in range(4):
     assert f"rank {rank} waits for a message with tag 0 from rank {(rank - 1) % 4}" in str(deadlock)
+
+# %% [markdown]
+# A deadlock is a cycle: follow the arrows from any rank, and you come back to it. Whoever wants to know whether ranks
+# can hang looks for such a cycle, and so does the verifier that you will use from lesson 05 on.
+
+# %%
+waits = re.findall(r"(rank \d) (waits for) a message with tag 0 from (rank \d)", str(deadlock))
+arrows = [(waiting, awaited, words) for waiting, words, awaited in waits]
+picture = render.draw_graph([[f"rank {rank}"] for rank in range(4)], arrows)
+render.show_picture(picture, " -> ".join(["rank 0", "rank 3", "rank 2", "rank 1", "rank 0"]))
+assert dict(arrow[:2] for arrow in arrows) == {f"rank {rank}": f"rank {(rank - 1) % 4}" for rank in range(4)}
 
 # %% [markdown]
 # ## A quieter one

@@ -53,26 +53,45 @@ assert same_bits(x.grad, of_inputs) and same_bits(w.grad, of_weights)
 #
 # ## The tape walked in two halves
 #
-# This works for any layer, not only for linear ones, because the tape records every dependency. Mark the input of a
-# stage. Everything computed from it is an activation; everything else is on the weights' side. The first walk follows
-# only the edges that lead to activations. At each edge that leads to the weights it stops, and stores the edge with its
-# gradient. The second walk starts from the stored edges. `autograd.backward_input` does the first walk and returns the
-# second.
+# This works for any layer, not only for linear ones, because the tape records every dependency. Say which tensor is the
+# input of the stage. Whatever is computed from it is an activation; everything else is on the weights' side. Here is
+# the tape of `tanh(inputs @ weights)`, drawn from the result down, as in lesson 01:
+#
+#     tanh           the gradient arrives here
+#      └─ product
+#          ├─ inputs     I follows this edge, and leaves the gradient of the inputs
+#          └─ weights    I stops at this edge, and notes it down with its gradient: W begins here
+#
+# The first walk, I, follows only the edges that lead to activations. Each edge that leads to the weights' side is noted
+# down. The second walk, W, begins with what was noted.
+#
+# In a training you never call these walks yourself: the pipeline does. To see them alone, the next cell uses three
+# names from inside minipipe.
+#
+# - `x.node` is the entry of the tape that belongs to the tensor `x`. (In lesson 01 a `Value` was both: the number and
+#   the entry. minipipe keeps them apart, so that an array can be freed while its entry is still needed.)
+# - `autograd.StageInput` makes an entry that says: the stage begins here. `needs_gradient` is true on all stages but
+#   the first, since nobody needs the gradient of the batch.
+# - `autograd.backward_input` is the first walk. It gets the entries of the results with the gradient of each. It
+#   returns what was noted down, with a method `run`: the second walk.
 
 # %%
 x, w = Tensor(inputs), Tensor(weights, requires_grad=True)
-x.node = autograd.StageInput(needs_gradient=True)  # marks the input of the stage
+x.node = autograd.StageInput(needs_gradient=True)  # the stage begins here
 y = (x @ w).tanh()
 
-weight_work = autograd.backward_input({y.node: gradient})
+weight_work = autograd.backward_input({y.node: gradient})  # I: from the entry of y, with the gradient of y
 print(f"after I: inputs {'have' if x.grad is not None else 'lack'} their gradient, ", end="")
 print(f"weights {'have' if w.grad is not None else 'lack'} theirs")
 assert x.grad is not None and w.grad is None
 x_gradient = x.grad
 
-weight_work.run()
+weight_work.run()  # W
 print(f"after W: weights {'have' if w.grad is not None else 'lack'} theirs")
 assert w.grad is not None
+
+# %% [markdown]
+# And in one walk, as always?
 
 # %%
 x, w_of_one_walk = Tensor(inputs, requires_grad=True), Tensor(weights, requires_grad=True)

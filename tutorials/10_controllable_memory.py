@@ -95,20 +95,105 @@ assert [timeline.idle_within_span(rank) for rank in range(4)] == [0, 0, 0, 0]
 assert timeline.makespan == 6 * 8 + 4 - 1 == 51
 
 # %% [markdown]
-# ## About a half, and about a third
+# ## Half of it: the trip of one microbatch
 #
-# Memory can now be chosen, because a lifetime can be shortened. A microbatch has six actions on a rank: F, I and W on
-# each of its two stages. Other ranks wait only for the four F and I. Fix the times of those four for one microbatch,
-# and repeat the pattern every six units for the next ones; W goes into the gaps. The earlier the pattern turns from F
-# to I, the shorter the lifetime. Two such patterns have names (Qi et al. 2024): **V-Half** and **V-Min**. With many
-# ranks they approach a half and a third of the memory of ZB-V; with four they need 6 and 4 chunks instead of 8. Turning
-# back earlier means hurrying one microbatch through while others wait. The pattern then fits together less tightly, and
-# idle time appears.
+# A lifetime can be shortened, and so memory can be chosen. How? A microbatch has six actions on a rank: F, I and W on
+# each of its two stages. Other ranks wait only for the F and the I. So begin with the four of one microbatch on each
+# rank: F on the way out, F on the way back, I out, I back. Forget W for the moment, and think of a train that makes
+# these two round trips. It can hurry, and pass a rank in every unit. Or it can take its time, two units for each rank.
+#
+# **V-Half** (Qi et al. 2024) travels out slowly and back fast, on both trips. Here is its timetable for four ranks: the
+# unit in which each of the four begins.
+
+
+# %%
+def half(num_ranks, wait):
+    """Return, for each rank, when F out, F back, I out and I back begin; `wait` units lie between the two trips."""
+    p = num_ranks
+    return [(2 * r, 3 * p - 2 - r, 3 * p - 1 + wait + 2 * r, 6 * p - 2 + wait - r) for r in range(p)]
+
+
+def trip(timetable):
+    """Return the trip of a microbatch as text: a row for each rank, a column for each unit."""
+    rows = []
+    for rank, starts in enumerate(timetable):
+        row = ["."] * (1 + max(map(max, timetable)))
+        for letter, start in zip("FFII", starts):
+            row[start] = letter
+        rows.append(f"rank {rank}  {''.join(row)}")
+    return "\n".join(rows)
+
+
+timetable = half(num_ranks=4, wait=3)
+print(trip(timetable))
+assert timetable == [(0, 10, 14, 25), (2, 9, 16, 24), (4, 8, 18, 23), (6, 7, 20, 22)]
+
+# %% [markdown]
+# The next microbatch follows six units later, for each needs six units of work on every rank. So the same timetable
+# repeats every six units, and that is the difficulty: two microbatches must not need a rank in the same unit. They do
+# not if the four starts of a rank leave four *different remainders* when divided by 6. The two remainders that are
+# free belong to the two W. That is what the wait between the trips is for:
+
+
+# %%
+def fits(timetable):
+    """Tell whether microbatches that follow every six units never need a rank at the same time."""
+    return all(len({start % 6 for start in starts}) == 4 for starts in timetable)
+
+
+without, with_wait = half(4, wait=0), half(4, wait=3)
+for name, starts in (("no wait", without), ("a wait of 3", with_wait)):
+    remainders = [[start % 6 for start in row] for row in starts]
+    print(f"{name}: remainders {remainders}: {'they fit' if fits(starts) else 'some are the same'}")
+assert not fits(without) and fits(with_wait)
+assert [start % 6 for start in without[0]] == [0, 4, 5, 4] and [start % 6 for start in with_wait[0]] == [0, 4, 2, 1]
+
+# %% [markdown]
+# Now the memory. A rank holds the first stage of a microbatch from `F out` to `I back`, and the second from `F back` to
+# `I out`. On every rank that is the same in all: where the first is long, the second is short. And with 31 units, of
+# which six belong to one microbatch, a rank holds five or six of them. ZB-V needed eight.
+
+# %%
+held = [(i_back + 1 - f_out, i_out + 1 - f_back) for f_out, f_back, i_out, i_back in timetable]
+for rank, (first, second) in enumerate(held):
+    print(f"rank {rank}: {first} + {second} = {first + second} units; one arrives every 6: {(first + second) / 6:.1f}")
+assert held == [(26, 5), (23, 8), (20, 11), (17, 14)] and {sum(units) for units in held} == {31}
+
+# %% [markdown]
+# `schedules.v_half` writes the timetable down for all microbatches, puts each W into the next free unit, and closes the
+# gaps that are left at the beginning and at the end. W prolongs the lifetimes a little:
 
 # %%
 v_half = schedules.v_half(num_ranks=4, num_microbatches=8)
 render.show(v_half)
+sums = [sum(lives(schedules.v_half(4, 24), rank).values()) for rank in range(4)]
+print(f"lifetimes with W {sums}, so {max(sums) / 6:g} at most; the simulator counts", end=" ")
+print(simulate(v_half).peak_activations)
+assert sums == [34, 34, 34, 36]
 assert simulate(v_half).makespan == 53 and simulate(v_half).peak_activations == (6, 6, 6, 6)
+
+# %% [markdown]
+# In the middle of a long step the timetable uses every unit: six of each six. What is idle lies at the beginning and at
+# the end, where the microbatches are missing that would fill the pauses of the trip. So it is the same for any number
+# of microbatches: 5 units here, where ZB-V has 3.
+
+# %%
+for m in (8, 24):
+    over = [simulate(build(4, m)).makespan - 6 * m for build in (schedules.zb_v, schedules.v_half, schedules.v_min)]
+    print(f"{m:2} microbatches: zb-v, v-half and v-min take {over} units more than the work")
+    assert over == [3, 5, 11]
+
+# %% [markdown]
+# ## A third of it
+#
+# **V-Min** hurries all the way: a rank in each unit, out and back, on both trips. For many ranks it takes a third of
+# the memory of ZB-V, and V-Half a half; with four ranks it is 4 chunks instead of 8. As you saw, it leaves the most
+# idle time of the three.
+
+# %%
+hurry = [(r, 7 - r, 8 + r, 15 - r) for r in range(4)]
+print(trip(hurry))
+assert fits(hurry) and hurry[0] == (0, 7, 8, 15)
 
 # %%
 v_min = schedules.v_min(num_ranks=4, num_microbatches=8)
@@ -150,8 +235,10 @@ assert {name: memory for name, (_, memory) in points.items()} == {
 assert [round(bubble, 1) for bubble, _ in points.values()] == [22.6, 22.6, 12.7, 8.9, 8.9, 4.6, 10.6, 14.8]
 
 # %% [markdown]
-# The same as a picture: memory to the right, bubble upwards. Lower and further left is better. (GPipe, at 24
-# microbatches, is off the chart.)
+# The same as a picture: memory to the right, bubble upwards. Lower and further left is better. In a terminal GPipe, at
+# 24 microbatches, is off the chart. A notebook draws all named schedules on scales that double from line to line, with
+# the **Pareto front**: the schedules that none beats in both at once. The dashed lines are bounds, which no schedule
+# can pass (lesson 16).
 
 
 # %%
@@ -167,7 +254,7 @@ def plot(points, columns=66, rows=12, most_memory=16, most_bubble=24):
     return "\n".join([*lines, "       " + "-" * columns, f"       {ticks.rstrip()} microbatches held"])
 
 
-print(plot(points))
+render.show_picture(render.draw_tradeoff(schedules.tradeoff(8, 24)), plot(points))
 best = [
     name
     for name, (bubble, memory) in points.items()

@@ -192,27 +192,52 @@ assert orders == 23_371_634 and 2e29 < orders**RANKS < 4e29
 # ranks go on in steps of one unit. And no rank gains anything by waiting when it could work: take the next action of
 # the kind that is ready, run it now instead, and everything after it is still possible. (An F that is moved forward
 # takes up memory earlier. But there was room for it, and no other F lies in between.) So what matters after each unit
-# is only how many F, I and W each rank has done. Two schedules that have done the same are one from here on.
+# is only how many F, I and W each rank has done, its *state*. Two schedules with one state are one from here on.
+#
+# First one rank and one unit: what can it have done a unit later?
+
+
+# %%
+def one_unit_later(state, rank, limit):
+    """Return the counts (F, I, W) that a rank can have reached one unit later; `state` has those of all ranks now."""
+    f, i, w = state[rank]
+    has_input = rank == 0 or state[rank - 1][0] > f  # the rank before has done one more F
+    has_gradient = rank == RANKS - 1 or state[rank + 1][1] > i  # the rank after has done one more I
+    reached = []
+    if f < BATCHES and has_input and f - w < limit:  # f - w microbatches are held
+        reached.append((f + 1, i, w))
+    if i < f and has_gradient:
+        reached.append((f, i + 1, w))
+    if w < i:
+        reached.append((f, i, w + 1))
+    return reached or [state[rank]]  # nothing is ready: it has to wait
+
+
+nothing_done = ((0, 0, 0),) * RANKS
+some_done = ((2, 0, 0), (1, 0, 0), (0, 0, 0), (0, 0, 0))  # two units later
+options = [one_unit_later(some_done, rank, limit=3) for rank in range(RANKS)]
+print(f"from {some_done}, rank by rank: {options}")
+assert [one_unit_later(nothing_done, rank, limit=3) for rank in range(RANKS)] == [[(1, 0, 0)], *[[(0, 0, 0)]] * 3]
+assert options == [[(3, 0, 0)], [(2, 0, 0)], [(1, 0, 0)], [(0, 0, 0)]]
+
+# %% [markdown]
+# At the beginning there is no choice. Later a rank may have two or three options, and the ranks choose independently of
+# each other: `product` gives all combinations. So start from the state in which nothing is done, and collect all
+# states that can be reached after one unit, after two units, and so on. A set keeps each state once. The first
+# unit after which everything can be done is the answer.
 
 
 # %%
 def least_of_all(limit):
     """Return the least makespan of all schedules, and how many states were met."""
-
-    def choices(state, rank):
-        f, i, w = state[rank]
-        if f < BATCHES and f - w < limit and (rank == 0 or state[rank - 1][0] > f):
-            yield f + 1, i, w
-        if i < f and (rank == RANKS - 1 or state[rank + 1][1] > i):
-            yield f, i + 1, w
-        if w < i:
-            yield f, i, w + 1
-
-    done, states, units, met = ((BATCHES,) * 3,) * RANKS, {((0, 0, 0),) * RANKS}, 0, 0
+    done = ((BATCHES,) * 3,) * RANKS
+    states, units, met = {((0, 0, 0),) * RANKS}, 0, 0
     while done not in states:
-        steps = [[list(choices(state, rank)) or [state[rank]] for rank in range(RANKS)] for state in states]
-        states, units = {state for options in steps for state in product(*options)}, units + 1
-        met += len(states)
+        following = set()
+        for state in states:
+            options = [one_unit_later(state, rank, limit) for rank in range(RANKS)]
+            following.update(product(*options))
+        states, units, met = following, units + 1, met + len(following)
     return units, met
 
 

@@ -37,11 +37,33 @@ def show(*drawn: ActionTable | Timeline) -> None:
     rank 1 ·····F0---B0========··········
     gpipe: makespan 6 units, bubble 50.0 %, peak activations by rank 1, 1
     """
-    ipython = _notebook()
-    if ipython is None:
+    if _notebook() is None:
         print(draw_text(*drawn, colour=has_colour()))
     else:
-        ipython.display.display({"text/html": draw_svg(*drawn), "text/plain": draw_text(*drawn)}, raw=True)
+        show_picture(draw_svg(*drawn), draw_text(*drawn))
+
+
+def show_picture(picture: str, text: str) -> None:
+    """Show a picture in a notebook, and the text that says the same elsewhere.
+
+    Parameters
+    ----------
+    picture : str
+        SVG, as :func:`draw_svg`, :func:`draw_graph` and :func:`draw_tradeoff` return it.
+    text : str
+        What a terminal prints, and what stands for the picture where it cannot be drawn.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> show_picture(draw_svg(schedules.gpipe(2, 1)), "two ranks")
+    two ranks
+    """
+    ipython = _notebook()
+    if ipython is None:
+        print(text)
+    else:
+        ipython.display.display({"text/html": picture, "text/plain": text}, raw=True)
 
 
 def _notebook() -> Any:

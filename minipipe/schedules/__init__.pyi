@@ -43,6 +43,7 @@ from minipipe.schedules.sequential import one_microbatch as one_microbatch
 from minipipe.schedules.sequential import sequential as sequential
 from minipipe.schedules.simulation.comparison import sweep as sweep
 from minipipe.schedules.simulation.comparison import table as table
+from minipipe.schedules.simulation.comparison import tradeoff as tradeoff
 from minipipe.schedules.simulation.costs import Costs as Costs
 from minipipe.schedules.simulation.explanation import explain as explain
 from minipipe.schedules.simulation.simulator import peak_memory as peak_memory

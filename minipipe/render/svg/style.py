@@ -42,6 +42,7 @@ _ROLES = {
     "figures": _Role("fill", "muted"),
     "note": _Role("fill", "muted", 'font-style="italic"'),
     "tick": _Role("fill", "muted", _MIDDLE, _SMALL),
+    "node": _Role("fill", "ink", _MIDDLE),
     "unit": _Role("fill", "muted", _END),
     "peak": _Role("fill", "muted", "", _SMALL),
     "key": _Role("fill", "muted", "", _SMALL),
