@@ -4,7 +4,7 @@
 
 WHAT happens on RANK: ``warm-up``, ``steady`` or ``cool-down``: it is killed there, in step 2; ``call``: it is killed at
 call NUMBER of the file system in the second save, half of what it writes being there; ``limit``: from the second save
-on a file may have NUMBER bytes; ``nothing``. With REPLICAS, it is the bits of as many blocks of microbatches.
+on a file may have NUMBER bytes; ``nothing``, as after a restart. REPLICAS have the bits of as many blocks.
 """
 
 import os
@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from minipipe import Pipeline, checkpoint, init_process_group, nn, optim
+from minipipe.cli.supervision.launching import RESTART
 from tests.faults import training
 from tests.faults.deeds import Due
 from tests.pipeline.checkpoint.seam import LOOKS, Seam
@@ -61,6 +62,7 @@ def train(group, folder, num_steps, due, before_save=lambda step: None, keep=2, 
 
 def main(folder, num_steps, rank, what, number=0, keep=2, replicas=1):
     rank, number, replicas = int(rank), int(number), int(replicas)
+    what = what if os.environ.get(RESTART, "0") == "0" else "nothing"
     seam = None
     if what == "call":
         seam = Seam(SimpleNamespace(setattr=setattr), folder, kills(number))

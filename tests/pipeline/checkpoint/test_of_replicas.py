@@ -10,8 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from minipipe import Pipeline, checkpoint, nn, optim, spawn
+from minipipe.comm import OneRankGroup
 from minipipe.pipeline.checkpoint.manifest import Manifest
 from minipipe.testing import same_bits
+from tests.cli.supervision.jobs import run as supervised
 from tests.launch import mpirun, needs_mpi, slowly
 from tests.pipeline.checkpoint import job
 from tests.pipeline.checkpoint.recipes import RECIPES, train
@@ -127,6 +129,20 @@ def test_killed_while_it_is_written_it_goes_on_with_fewer_replicas_or_stages(tmp
             lambda group, r=replicas, folder=copy: values_of(group, folder, False, replicas=r, blocks=2), num_ranks
         ):
             assert all(same_bits(found[name], undisturbed[name]) for name in undisturbed)
+
+
+@needs_mpi
+@pytest.mark.slow
+@pytest.mark.parametrize(("rank", "what", "number"), [(1, "warm-up", 0), (3, "call", 2)])
+def test_a_supervised_job_of_replicas_starts_again_and_ends_with_the_same_bits(tmp_path, rank, what, number):
+    script = ("tests/pipeline/checkpoint/job.py", tmp_path / "runs", 4, rank, what, number, 2, 2)
+    done = supervised("-n", 4, "--restarts", 1, *script)
+    assert done.code == 0 and "restart 1 of 1 on 4 ranks" in done.err and "began at 1" in done.out, done.err
+    undisturbed = spawn(lambda group: values_of(group, tmp_path / "undisturbed", True, blocks=2), 1)[0]
+    pipeline, optimiser = job.pipeline_of(OneRankGroup(), blocks=2)
+    checkpoint.restore(tmp_path / "runs", pipeline, optimiser)
+    found = pipeline.state_dict()
+    assert all(same_bits(found[name], undisturbed[name]) for name in undisturbed)
 
 
 def values_of(group, folder, is_anew, **layout):
