@@ -1,19 +1,20 @@
 """Training that continues without lost ranks, with the same bits as a run without a loss.
 
 **What is kept.** Before every ``every``-th step each rank makes a *copy* of its state: values and optimiser state of
-its own parameters, by name. It keeps the copy, and sends it to the next ``copies`` ranks, cyclically. Then all ranks
-meet at a barrier [1], and only then does a rank drop its earlier copies [2]. The copies that ranks of one group make
-before the same step are one *generation*::
+its own parameters, by name. It keeps the copy, and sends it to the next ``copies`` ranks, cyclically. Replicas of a
+stage are copies of each other: they send what is missing, so nothing with as many replicas. Ranks of other hosts come
+first. Then all ranks meet at a barrier [1], and only then does a rank drop its earlier copies [2]. The copies that
+ranks of one group make before the same step are one *generation*::
 
     rank 0   copy of 0 --.   .-- copy of 3     [1]  [2]  step k … step k + every - 1   copy …
     rank 1   copy of 1 --`-> + copy of 0       [1]  [2]
     rank 2   copy of 2 ----> + copy of 1       [1]  [2]
     rank 3   copy of 3 ----> + copy of 2       [1]  [2]
 
-**The invariant.** At every moment there is a generation that every living rank has: its own copy and those of the
-``copies`` ranks before it. A rank drops a generation only after [1], when all ranks have the next one. So the state of
+**The invariant.** At every moment there is a generation that every living rank has: its own copy and those that it was
+sent. A rank drops a generation only after [1], when all ranks have the next one. So the state of
 a rank is lost only if that rank and all ranks with its copy are lost before the next generation: with ``copies=1``, two
-adjacent ranks.
+adjacent ranks, or both replicas of a stage.
 
 **A loss.** The first rank that notices it revokes the group, so that no rank stays blocked; ranks that have finished
 training learn of the loss in the final vote. The living ranks form a group, in their old order, and each of them
@@ -28,7 +29,8 @@ goes back to one generation, and repeats the steps from there. A loss during rec
 the same generation.
 
 **Why the bits are the same.** Values, updates, losses and dropout's masks do not depend on the partition (DESIGN.md),
-so a step by three ranks is the step by four; and the user's function makes step k from k alone.
+so a step by three ranks is the step by four; and the user's function makes step k from k alone. Replicas add gradients
+by blocks of microbatches: the same bits with fewer replicas, or none, as long as ``gradient_blocks`` stays.
 
 Not covered: a rank that raises, exits or stops answering ends the job, as without this module; so does a loss before
 :func:`train` or after it. Losing a host and its launcher process counts as losing all its ranks at once.
@@ -44,7 +46,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from minipipe.comm import ProcessGroup
 from minipipe.errors import LaunchError, whole_number
 from minipipe.execution import PendingLoss
-from minipipe.pipeline.elastic.vault import Made, Vault, ranks, state_for
+from minipipe.pipeline.elastic.vault import Made, Vault, changed_bits, ranks, state_for
 
 if TYPE_CHECKING:
     from minipipe.pipeline.elastic.survivors import SurvivorGroup
@@ -112,8 +114,8 @@ def train(
     num_steps : int
         At least 0.
     copies : int
-        How many other ranks keep a copy of a rank's state, and so how many adjacent ranks may be lost at once. With 0
-        nothing is kept, any launcher works, and a loss ends the job.
+        How many other ranks have a rank's state, replicas of its stages among them, and so how many ranks may be lost
+        at once. With 0 nothing is kept, any launcher works, and a loss ends the job.
     every : int
         Steps between two copies: the most that are repeated after a loss.
 
@@ -134,8 +136,11 @@ def train(
     -----
     Each rank takes memory for its own parameters and optimiser state ``1 + copies`` times more, twice that while the
     next copies are made. ``step`` may ask ``pipeline.step`` not to wait; pending losses are waited for when copies are
-    made. The number of microbatches and the schedule's order are what bits depend on: let ``make`` name them alike for
-    any number of ranks.
+    made. The number of microbatches, ``gradient_blocks`` and the schedule's order are what bits depend on: let ``make``
+    name them alike for any number of ranks. Of R replicas each has 1/R of the microbatches::
+
+        replicas = 2 if group.size % 2 == 0 else 1
+        Pipeline(model, group, replicas=replicas, num_microbatches=8 // replicas, gradient_blocks=2, …)
 
     Examples
     --------
@@ -209,6 +214,7 @@ class _Training:
                 lost = sorted(set(generation.world_ranks) - set(group.world_ranks))
                 group.say(
                     f"Lost: {ranks(lost)}. {group.size} of {len(generation.world_ranks)} continue with step {first}."
+                    f"{changed_bits(generation.plan, made.pipeline.plan)}"
                 )
         del self.results[first:]
         self._num_settled = min(self._num_settled, first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from minipipe.comm.message import finish
 from minipipe.comm.objects import gather, pack, unpack
-from minipipe.comm.process_group import OwnTag, ProcessGroup, exchange
+from minipipe.comm.process_group import OwnTag, ProcessGroup
 from minipipe.errors import ArgumentError, RankLostError
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline, Plan
@@ -24,16 +25,19 @@ class Generation(NamedTuple):
     step : int
         Before which the copies were made.
     messages : list of array
-        Its own copy first, then those of the ranks before it; each as :func:`pack` makes them.
+        Its own copy first, then those that other ranks sent; each as :func:`pack` makes them.
     plan : Plan
     world_ranks : tuple of int
         Of the group, by their numbers in the world.
+    copies : int
+        How many other ranks were to have each state.
     """
 
     step: int
     messages: list[np.ndarray]
     plan: Plan
     world_ranks: tuple[int, ...]
+    copies: int = 1
 
     @property
     def age(self) -> tuple[int, int]:
@@ -47,20 +51,25 @@ class Vault:
     Parameters
     ----------
     copies : int
-        How many other ranks keep a copy of this rank's state.
+        How many other ranks are to have this rank's state.
     """
 
     def __init__(self, copies: int) -> None:
         self.copies = copies
         self._generations: list[Generation] = []
+        self._hosts: dict[tuple[int, ...], list[str]] = {}  # by group
 
     def keep(self, group: ProcessGroup, made: Made, step: int) -> None:
-        """Copy the current state here and to the next ranks; receive that of the ranks before. Collective."""
-        mine = pack(made.state())
-        distances = range(1, min(self.copies, group.size - 1) + 1)
-        theirs = exchange(group, mine, distances, OwnTag.COPY, "a copy of its parameters and optimiser state")
-        plan, world_ranks = made.pipeline.plan, tuple(group.world_ranks)
-        self._generations.append(Generation(step, [mine, *theirs], plan, world_ranks))
+        """Copy the current state here and to other ranks; receive that of others. Collective."""
+        plan, world_ranks, what = made.pipeline.plan, tuple(group.world_ranks), "a copy of its parameters and state"
+        if world_ranks not in self._hosts:
+            self._hosts = {world_ranks: gather(group, socket.gethostname(), "elastic.train()")}
+        takers = takers_of_copies(plan, self._hosts[world_ranks], self.copies)
+        mine, givers = pack(made.state()), [rank for rank, own in enumerate(takers) if group.rank in own]
+        sends = [group.isend(mine, taker, OwnTag.COPY) for taker in takers[group.rank]]
+        theirs = [group.irecv(giver, OwnTag.COPY, what=what).wait() for giver in givers]
+        finish(sends)
+        self._generations.append(Generation(step, [mine, *theirs], plan, world_ranks, self.copies))
         group.barrier()  # [1]
         del self._generations[:-1]  # [2]
 
@@ -70,6 +79,47 @@ class Vault:
         common = set.intersection(*(set(map(tuple, own)) for own in ages))  # [3]
         self._generations = [one for one in self._generations if common and one.age == max(common)]
         return self._generations[0] if common else None
+
+
+def takers_of_copies(plan: Plan, hosts: Sequence[str], copies: int) -> list[list[int]]:
+    """Return for each rank those that it sends copies to, so that ``copies`` other ranks have its state.
+
+    Ranks with the same stages, such as replicas, have the same state anyway; the first of them sends what is missing.
+    The next ranks take it, cyclically, but those of hosts without it come first: one copy is on another host, if there
+    is one.
+
+    Parameters
+    ----------
+    plan : Plan
+    hosts : sequence of str
+        By rank.
+    copies : int
+
+    Examples
+    --------
+    >>> from minipipe import nn
+    >>> model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(4)])
+    >>> four, two = Plan(model, num_ranks=4), Plan(model, num_ranks=4, replicas=2)
+    >>> takers_of_copies(four, ["a"] * 4, 1), takers_of_copies(four, ["a", "a", "b", "b"], 1)
+    ([[1], [2], [3], [0]], [[2], [2], [0], [0]])
+    >>> takers_of_copies(two, ["a"] * 4, 1), takers_of_copies(two, ["a", "a", "b", "b"], 1)
+    ([[], [], [], []], [[], [], [], []])
+    >>> takers_of_copies(two, ["a"] * 4, 2), takers_of_copies(two, ["a", "b", "a", "b"], 1)
+    ([[1], [2], [], []], [[1], [2], [], []])
+    """
+    stages = [plan.schedule.stages_of(rank) for rank in range(len(hosts))]
+    found: list[list[int]] = []
+    for rank, own in enumerate(stages):
+        having = [other for other, its in enumerate(stages) if set(its) == set(own)]
+        others, takers = [*range(rank + 1, len(hosts)), *range(rank)], list[int]()
+        while rank == having[0] and copies:
+            known = {hosts[other] for other in (*having, *takers)}
+            left = [other for other in others if other not in (*having, *takers)]
+            if not left or (len(having) + len(takers) > copies and (len(known) > 1 or known == set(hosts))):
+                break
+            takers.append(min(left, key=lambda other: hosts[other] in known))
+        found.append(takers)
+    return found
 
 
 def state_for(group: ProcessGroup, pipeline: Pipeline, generation: Generation) -> dict[str, Any]:
@@ -117,13 +167,23 @@ def _lost(generation: Generation, names: set[str], group: ProcessGroup) -> RankL
     ]
     had = {generation.world_ranks[rank] for stage in stages for rank in plan.program.ranks_of(stage)}
     gone = set(generation.world_ranks) - set(group.world_ranks)
-    copies = len(generation.messages) - 1
+    copies = generation.copies
     return RankLostError(
         "values",
         f"Lost: {ranks(gone)}. With them every copy of the state of {ranks(had)} is lost: the parameters "
         f"of {_words('stage', stages)}, such as {min(names)}, before step {generation.step}. Start again from a "
-        f"checkpoint. elastic.train(…, copies={copies + 1}) survives that {copies + 1} neighbours are lost at once.",
+        f"checkpoint. elastic.train(…, copies={copies + 1}) survives that {copies + 1} ranks are lost at once.",
     )
+
+
+def changed_bits(before: Plan, now: Plan) -> str:
+    """Say of two plans of a model that gradients will have other last bits; nothing where they have the same."""
+    numbers = {
+        "microbatches": (before.schedule.num_microbatches, now.schedule.num_microbatches),
+        "gradient_blocks": (before.gradient_blocks, now.gradient_blocks),
+    }
+    changed = [f"{old} {what} before and {new} now" for what, (old, new) in numbers.items() if old != new]
+    return f" With {', '.join(changed)}, gradients have other last bits from here on." if changed else ""
 
 
 def ranks(numbers: Iterable[int]) -> str:

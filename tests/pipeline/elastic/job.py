@@ -9,7 +9,9 @@ itself and the victims. A place is [step, what, number]:
 * ``"trained"``: behind the training;
 * ``"make"``: in ``make`` for so many ranks (the step is that in which the group before was left).
 
-A ``mutant`` forgets a part of the state after a loss, or raises in place of dying.
+With ``replicas``, there are as many wherever the ranks can be divided among them, and one otherwise, with the bits of
+``blocks``; ``shards`` divides the state of the optimiser among them. A ``mutant`` forgets a part of the state, or the
+blocks, after a loss, or raises in place of dying.
 
 Prints a line of JSON: what is left, a digest of all values, and when the first step of each group was finished.
 """
@@ -32,7 +34,7 @@ from minipipe.pipeline.elastic.vault import Made
 from minipipe.tensor import record
 
 OPTIONS = {"kills": [], "steps": 6, "copies": 1, "every": 1, "wait": True, "schedule": "1f1b", "optimiser": "Adam"}
-OPTIONS |= {"dtype": "float32", "mutant": ""}
+OPTIONS |= {"dtype": "float32", "mutant": "", "replicas": 1, "blocks": 1, "shards": False}
 MUTANTS = {
     "optimiser": lambda state: {
         **state,
@@ -129,8 +131,14 @@ def main(options):
         for _ in range(4):
             layers += [nn.Linear(8, 8, dtype=dtype), nn.Tanh(), nn.Dropout(0.1), Trap()]
         model = nn.Sequential(*layers, nn.Unembedding(embedding))
-        run = {"schedule": options["schedule"], "num_microbatches": 8, "seed": 1}
+        replicas = options["replicas"] if group.size % options["replicas"] == 0 else 1
+        run = {"schedule": options["schedule"], "num_microbatches": 8 // replicas, "seed": 1}
+        run |= {"replicas": replicas, "gradient_blocks": options["blocks"]}
+        if options["mutant"] == "blocks":
+            run["gradient_blocks"] = replicas
         pipeline = Pipeline(model, group, loss=nn.CrossEntropyLoss(), **run)
+        if options["shards"]:
+            return pipeline, pipeline.sharded(optim.Adam, learning_rate=0.01), StepCounter()
         rule = {"Adam": optim.Adam, "SGD": lambda p, rate: optim.SGD(p, rate, momentum=0.9)}[options["optimiser"]]
         return pipeline, rule(pipeline.parameters(), 0.01), StepCounter()
 

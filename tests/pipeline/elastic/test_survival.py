@@ -141,6 +141,34 @@ def test_other_schedules_optimisers_dtypes_and_copies_of_every_few_steps(options
     check(elastic([kill(2, 4, "F", 1)], **options), 3, **options)
 
 
+@pytest.mark.parametrize(
+    ("kills", "num_left", "options"),
+    [
+        ([(2, 3, "F", 5)], 3, {}),  # two replicas of two stages become three stages
+        ([(0, 3, "B", 1, 1)], 2, {}),  # the first replica is lost, and two replicas of one stage are left
+        ([(1, 2, "updated"), (3, 4, "B", 7)], 2, {"every": 2}),
+        ([(3, 3, "stepped", 0, 2)], 2, {"shards": True}),
+        ([(1, 3, "updated")], 3, {"shards": True, "schedule": "zb-h1"}),
+    ],
+    ids=str,
+)
+def test_replicas_become_fewer_or_other_stages_with_the_bits_of_one_process(kills, num_left, options):
+    """A replica is a copy of the other; the number of gradient_blocks stays."""
+    done = elastic([kill(*one) for one in kills], replicas=2, blocks=2, **options)
+    _, err = check(done, num_left, **{**options, "shards": False, "blocks": 2})
+    assert "other last bits" not in err
+
+
+def test_replicas_on_eight_ranks_become_a_pipeline_of_seven_stages():
+    check(elastic([kill(6, 3, "F", 5)], num_ranks=8, replicas=2, blocks=2), 7, blocks=2)
+
+
+def test_without_as_many_blocks_the_bits_change_and_that_is_said():
+    done = elastic([kill(2, 3, "F", 5)], mutant="blocks", replicas=2, blocks=2)
+    assert done.code == 0 and "With 2 gradient_blocks before and 1 now, gradients have other last bits" in done.err
+    assert json.loads(done.out.splitlines()[-1])["digest"] != one_process(json.dumps({"blocks": 2}))["digest"]
+
+
 @pytest.mark.parametrize("mutant", ["optimiser", "dropout"])
 def test_without_a_part_of_the_state_the_bits_differ(mutant):
     """What keeps the other tests from passing for no reason."""
