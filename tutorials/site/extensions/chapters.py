@@ -33,6 +33,7 @@ def places() -> dict[Path, str]:
         ROOT / "tutorials/README.md": "lessons/index",
         ROOT / "tutorials/site/README.md": "project/site",
         ROOT / "tutorials/cluster/README.md": "lessons/cluster",
+        ROOT / "tutorials/stepping.md": "lessons/stepping",
         ROOT / "tutorials/exercises/README.md": "lessons/exercises",
     }
     for lesson in sorted((ROOT / "tutorials").glob("[0-9][0-9]_*.py")):
