@@ -51,6 +51,11 @@ BY_RANKS = [
         ["--case", "one slow layer", "--rounds", "1", "--most", "2", "--seconds", "1"],
         ["one slow layer: 2 choices", "chosen over fastest"],
     ),
+    (
+        "replicas.py",
+        ["--width", "8", "--layers", "2", "--batch-size", "4", "--microbatches", "4", "--rounds", "1", "--steps", "1"],
+        ["by hand", "1 x 2"],
+    ),
     ("finite.py", ["--width", "8", "--layers", "1", "--rounds", "1", "--steps", "1"], ["d=8", "stop / off"]),
     (
         "checkpoints.py",

@@ -87,15 +87,33 @@ class Layers:
         return weights | {f"{2 * n}.bias": b.copy() for n, b in zip(self.numbers, self.biases)}
 
 
-def shares(model, rank, layers, size, num_microbatches, rate):
-    """Return the layers of a rank."""
+class Replica(Layers):
+    """Layers whose gradients are summed over a communicator before each update: one Allreduce of all of them."""
+
+    def __init__(self, numbers, linears, size, num_microbatches, rate, comm):
+        super().__init__(numbers, linears, size, num_microbatches, rate / comm.size)
+        self.comm, gradients = comm, self.weight_gradients + self.bias_gradients
+        self.flat = np.zeros(sum(gradient.size for gradient in gradients), np.float32)
+        ends = np.cumsum([gradient.size for gradient in gradients])
+        views = [part.reshape(like.shape) for part, like in zip(np.split(self.flat, ends), gradients)]
+        self.weight_gradients, self.bias_gradients = views[: len(self.weights)], views[len(self.weights) :]
+
+    def update(self):
+        self.comm.Allreduce(MPI.IN_PLACE, self.flat)
+        super().update()
+
+
+def shares(model, rank, layers, size, num_microbatches, rate, comm=None):
+    """Return the layers of a rank; with a communicator, those of a replica."""
     linears = [layer for layer in model if isinstance(layer, nn.Linear)]
+    if comm is not None:
+        return Replica(range(rank * layers, (rank + 1) * layers), linears, size, num_microbatches, rate, comm)
     return Layers(range(rank * layers, (rank + 1) * layers), linears, size, num_microbatches, rate)
 
 
-def posted_1f1b(layers, rank, num_ranks, inputs, targets):
+def posted_1f1b(layers, rank, num_ranks, inputs, targets, comm=MPI.COMM_WORLD):
     """Return the step of a 1F1B pipeline that posts every receive at its beginning."""
-    comm, m, size = MPI.COMM_WORLD.Dup(), layers.m, layers.shape[0]
+    comm, m, size = comm.Dup(), layers.m, layers.shape[0]
     activations, gradients, backs = ([np.empty(layers.shape, np.float32) for _ in range(m)] for _ in range(3))
     parts = [slice(k * size, (k + 1) * size) for k in range(m)]
     is_first, is_last = rank == 0, rank == num_ranks - 1
