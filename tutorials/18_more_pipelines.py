@@ -203,6 +203,26 @@ for rank, found in enumerate(by_rank):
 # And a process that adds all eight microbatches in one row has other bits in some of the numbers. So the number of
 # replicas is a part of what has to be said for a run to be repeated.
 #
+# `Pipeline` does all of this with `replicas=2`, on the same four ranks, and sums gradients while other stages still
+# compute:
+
+
+# %%
+def with_replicas(group):
+    pipeline = Pipeline(network(), group, loss=nn.MSELoss(), schedule="1f1b", num_microbatches=4, replicas=2)
+    pipeline.step(samples, samples)
+    return {name: parameter.grad for name, parameter in pipeline.named_parameters()}
+
+
+for rank, (built_in, own) in enumerate(zip(spawn(with_replicas, num_ranks=4), by_rank, strict=True)):
+    is_same = all(same_bits(built_in[name], own[name]) for name in own)
+    print(f"rank {rank}: the bits of the sum by hand: {is_same}")
+    assert is_same and built_in.keys() == by_rank[rank].keys()
+
+# %% [markdown]
+# (With more than two replicas it adds them in pairs: 0 and 1, 2 and 3, then both sums. Then four replicas can have the
+# bits of two, with `gradient_blocks=`.)
+#
 # ## Two directions: Chimera
 #
 # In 1F1B rank 3 has nothing to do at first, because everything begins at rank 0. So let half of the microbatches
@@ -348,14 +368,14 @@ print(error.problems[0].message)
 assert error.code == "overlap-deadlock" and "Without the overlaps it would end" in error.problems[0].message
 
 # %% [markdown]
-# All of these schedules can be drawn, checked, stepped through and simulated, from the terminal too. `Pipeline` refuses
-# them for now, so data parallelism in training is by hand, as above. (With dropout, give each copy a `dropout_seed` of
-# its own.)
+# All of these schedules can be drawn, checked, stepped through, simulated and trained with. (When it trains, minipipe
+# computes the F of a joined pair before its B: on a CPU there are only messages to hide.)
 #
 # ```sh
 # minipipe simulate 1f1b --replicas 2 --costs gradient_size=6,bandwidth=1
 # minipipe step chimera
 # minipipe simulate dualpipe --joined --costs overlap=0.5
+# mpirun -n 4 python tutorials/train.py --replicas 2
 # ```
 #
 # ## Exercise
