@@ -53,7 +53,7 @@ def check(recipe, first, then):
         ("tied", (1, 1), (2, 2)),
         ("float16", (4, 1), (1, 4)),
         ("groups", (1, 2), CHIMERA),
-        ("two", CHIMERA, (2, 1)),
+        slowly("two", CHIMERA, (2, 1)),
         slowly("Adam", (2, 4), (4, 2)),
         slowly("tied", (4, 2), (2, 4)),
     ],

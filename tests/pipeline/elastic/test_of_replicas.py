@@ -9,6 +9,7 @@ from minipipe import Pipeline, Plan, nn, optim, spawn
 from minipipe.errors import RankLostError
 from minipipe.pipeline.elastic.vault import Made, Vault, changed_bits, state_for, takers_of_copies
 from minipipe.testing import same_bits
+from tests.launch import slowly
 from tests.pipeline.tied_models import SYMBOLS, language_model
 
 TOKENS = np.random.default_rng(0).integers(0, SYMBOLS, (8, 4))
@@ -57,9 +58,14 @@ def undisturbed():
     return spawn(lambda group: train(Made.checked(make(group, 1)), 4), 1)[0]
 
 
-@pytest.mark.parametrize("shards", [False, True])
 @pytest.mark.parametrize(
-    ("lost", "replicas"), [({2}, 1), ({1}, 1), ({0, 1}, 1), ({2, 3}, 2), ({1, 2}, 1), ({0, 3}, 2), (set(), 2)]
+    ("lost", "replicas", "shards"),
+    [
+        ({2}, 1, False),
+        ({0, 3}, 2, True),
+        *[slowly(lost, 1, shards) for lost in ({0}, {1}, {0, 1}, {1, 2}) for shards in (False, True)],
+        *[slowly(lost, 2, shards) for lost in ({2, 3}, {0, 3}, set()) for shards in (False, True)],
+    ],
 )
 def test_two_replicas_of_two_stages_go_on_with_fewer_replicas_or_other_stages(undisturbed, lost, replicas, shards):
     """Without one copy sent: what is lost of a replica, the other one has."""
