@@ -6,11 +6,14 @@ for its times and its memory::
 
     build layer i, F, drop it       i = 0, 1, ..., n - 1      keeps the values between layers
     build layer i, F I W, drop it   i = n, n - 1, ..., 0      layer n is the loss; keeps the gradients between layers
+
+A layer that a pipeline would replay (``autograd/replay``) is timed as it is replayed; its memory is that of its graph,
+which a script holds as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from statistics import median
 from time import perf_counter
@@ -29,6 +32,8 @@ from minipipe.execution.objective import BatchObjective, Loss
 from minipipe.execution.observers import MemoryMeter
 from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan, build_stages, check_model
+from minipipe.execution.replayed import observed
+from minipipe.execution.replaying import ReplayingStage
 from minipipe.execution.samples import Samples, divided, samples
 from minipipe.execution.stage import Stage
 from minipipe.nn import Identity, Sequential
@@ -39,6 +44,7 @@ from minipipe.schedules.sequential import one_microbatch
 from minipipe.tuning.layers import Buffers, Holding, LayerProfile, MakeOptimiser, MeasuredLayers, Passed
 
 REPEATS = 5  # runs of each layer, of which the time is the median
+_UNTIL_REPLAYED = 10  # runs, at most
 _NOTHING = Payload([], [], ())
 
 
@@ -70,7 +76,7 @@ def measure_layers(
     num_microbatches : int
         Into how many the batch is divided.
     repeats : int
-        The times are medians of this many runs of each layer, after one that is not timed; at least 1.
+        The times are medians of this many runs of each layer, after some that are not timed; at least 1.
     seed : int
         For initial values and random numbers.
     device : str or module
@@ -145,7 +151,7 @@ def measure_on_this_rank(
     layers = plan.layers[:-1]
 
     def stage_of(index: int) -> Stage:
-        return build_stages(plan, index, seed, xp=xp)[index]
+        return build_stages(plan, index, seed, xp=xp, replay=True)[index]
 
     with random_key(seed), enable_grad():
         values = [batch.input(0)]  # by layer, what it receives
@@ -216,14 +222,28 @@ def _measure(
             actions[W] = partial(stage.backward_weight, 0)
     times: dict[ActionKind, list[float]] = {kind: [] for kind in (F, I, W)}
     holding, returned = _held(stage, actions, passing, batch)
-    for _ in range(repeats):
-        for kind, act in actions.items():
-            start = perf_counter()
-            act()
-            backend.synchronise(xp)
-            times[kind].append(perf_counter() - start)
+    with observed({stage.index: stage}, is_observed=False, is_halved=True):
+        if isinstance(stage, ReplayingStage):
+            _settle(stage, actions.values())
+        for _ in range(repeats):
+            stage.begin(accumulate=True)
+            for kind, act in actions.items():
+                start = perf_counter()
+                act()
+                backend.synchronise(xp)
+                times[kind].append(perf_counter() - start)
     medians: Any = (median(spent) if spent else 0.0 for spent in times.values())
     return LayerProfile(tuple(medians), holding, passing.size), returned
+
+
+def _settle(stage: ReplayingStage, actions: Iterable[Callable[[], Any]]) -> None:
+    """Run the actions of a step until a script replays them, or until it is known that none will."""
+    for _ in range(_UNTIL_REPLAYED):
+        stage.begin(accumulate=True)
+        for act in actions:
+            act()
+        if stage.settle():
+            return
 
 
 def _held(
