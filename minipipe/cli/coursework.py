@@ -1,26 +1,67 @@
-"""``minipipe coursework``: the exercises, for a student."""
+"""``minipipe coursework``: the exercises, for students, for the instructor, and for other graders."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from minipipe.cli.output import ExitStatus, answer
-from minipipe.coursework.exercise import write_coursework
+from minipipe.cli.options import misuse
+from minipipe.cli.output import ExitStatus, answer, ending_of, write_file
+from minipipe.coursework.autograder import as_archive, as_workflow
+from minipipe.coursework.exercise import exercises_in, find_source, named, write_coursework
+from minipipe.coursework.handouts import as_html, as_pdf
 
 SOURCE_HELP = "where solutions and tests are (default: minipipe's own)"
+EPILOG = """TARGET, by --as:
+  copy        a directory for a student: stubs, visible tests (the default)
+  handout     FILE.html or .pdf: statements, stubs and visible tests
+  solutions   FILE.html or .pdf: solutions, all tests, wrong answers; not for students
+  autograder  FILE.zip for Gradescope and Docker: minipipe, exercises, scripts
+  classroom   FILE.yml, a workflow for GitHub Classroom
+
+examples:
+  minipipe coursework ada --student ada
+  minipipe coursework bubble.pdf --as handout --only 05_bubble
+  minipipe coursework autograder.zip --as autograder --late-factor 0.9"""
+_FORMS = ("copy", "handout", "solutions", "autograder", "classroom")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("directory", type=Path, metavar="DIR", help="a new or empty directory")
+    parser.add_argument("target", type=Path, metavar="TARGET", help="a new or empty directory, or a file")
+    parser.add_argument(
+        "--as", dest="form", choices=_FORMS, default="copy", help="what to write (default: %(default)s)"
+    )
+    parser.add_argument("--only", metavar="TASK", help="one task, such as 05_bubble; not of a copy")
     parser.add_argument("--source", type=Path, metavar="DIR", help=SOURCE_HELP)
     parser.add_argument("--student", metavar="NAME", help="whose own numbers to draw, for `minipipe grade --variants`")
+    parser.add_argument(
+        "--variants", action="store_true", help="of an autograder: a student's address draws the numbers"
+    )
+    late = "of an autograder: what each day of lateness leaves, from 0 to 1"
+    parser.add_argument("--late-factor", type=float, metavar="F", help=late)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
-    """Write the student's copy of the exercises."""
-    written = write_coursework(options.directory, source=options.source, student=options.student)
-    tasks = sum(path.name.startswith("test_") for path in written)
-    text = f"wrote {tasks} tasks to {options.directory}; begin with {options.directory / 'README.md'}"
-    return answer(options, {"directory": str(options.directory), "files": [path.name for path in written]}, text)
+    """Write the student's copy of the exercises, or a file about them."""
+    form, target = options.form, options.target
+    if form != "autograder" and (options.variants or options.late_factor is not None):
+        raise misuse(f"--variants and --late-factor are of --as autograder; {form} has neither.")
+    if options.late_factor is not None and not 0 <= options.late_factor <= 1:
+        raise misuse(f"--late-factor is {options.late_factor}; expected a number from 0 to 1.")
+    if form == "copy":
+        if options.only:
+            raise misuse("A copy has all tasks; --only is for a handout, solutions, an autograder or a workflow.")
+        written = write_coursework(target, source=options.source, student=options.student)
+        tasks = sum(path.name.startswith("test_") for path in written)
+        text = f"wrote {tasks} tasks to {target}; begin with {target / 'README.md'}"
+        return answer(options, {"directory": str(target), "files": [path.name for path in written]}, text)
+    exercises = exercises_in(find_source(options.source), options.student)
+    chosen = exercises if options.only is None else [named(exercises, options.only)]
+    if form == "autograder":
+        late = "" if options.late_factor is None else f" --late-factor {options.late_factor}"
+        return write_file(target, as_archive(chosen, late + " --variants" * options.variants), options)
+    if form == "classroom":
+        return write_file(target, as_workflow(chosen), options)
+    ending, page = ending_of(target, (".html", ".pdf")), as_html(chosen, solutions=form == "solutions")
+    return write_file(target, as_pdf(page) if ending == ".pdf" else page, options)

@@ -34,7 +34,7 @@ VERBS = {
     "step": "walk through a schedule, action by action: who does, holds, waits",
     "advise": "say which cut, schedule and microbatches suit a training program",
     "run": "start an MPI job; restart it when it fails, without lost hosts",
-    "coursework": "write the exercises, for a student, into a new directory",
+    "coursework": "write the exercises: for students, for an instructor, for a grader",
     "grade": "run the tests of students' directories: points, and what failed",
     "info": "versions, MPI library, devices, BLAS threads of this machine",
 }

@@ -115,6 +115,11 @@ class Exercise:
             raise CourseworkError("markers", f"{self.name} needs # SOLUTION, # STUB and # END, in turn.")
         return text
 
+    @property
+    def answer(self) -> str:
+        """The solution as a student would hand it in, without markers."""
+        return _MARKED.sub(lambda found: found[1], self.solution)
+
     @cached_property
     def visible_checks(self) -> str:
         """The tests that the student gets."""

@@ -274,7 +274,7 @@ class Report:
         if self.next:
             lines.append(f"next: {self.next.name} (lesson {self.next.lesson}), {self.next.subject}")
         if self.days_late:
-            lines.append(f"{self.days_late} days late, at {self.late_factor:g} a day: {self.score} points count")
+            lines.append(f"days late: {self.days_late}, at {self.late_factor:g} a day: {self.score} points count")
         plural = "" if len(self.tasks) == 1 else "s"
         lines.append(f"{self.points} of {self.possible} points, {done} of {len(self.tasks)} task{plural} done")
         return "\n".join(lines)

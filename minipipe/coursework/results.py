@@ -121,7 +121,7 @@ def as_gradescope(report: Data) -> str:
     >>> json.loads(as_gradescope({"score": 0, "points": 0, "possible": 1, "days_late": 0, "tasks": [], "next": None}))
     {'score': 0, 'output': '0 of 1 points', 'stdout_visibility': 'hidden', 'tests': []}
     """
-    late = f"; {report['days_late']} days late: {report['score']} count" if report["days_late"] else ""
+    late = f"; days late: {report['days_late']}, so {report['score']} count" if report["days_late"] else ""
     following = f"\nnext: {report['next']}" if report["next"] else ""
     data = {
         "score": report["score"],

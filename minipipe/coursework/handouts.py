@@ -1,0 +1,111 @@
+"""Exercises on paper: a page for students, and one with solutions for the instructor; as HTML, printed as PDF."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+from itertools import groupby
+from pathlib import Path
+from textwrap import indent
+
+from minipipe.coursework.checking import load
+from minipipe.coursework.exercise import Exercise, Test, total
+from minipipe.errors import CourseworkError
+from minipipe.io import escaped, read_bytes
+
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+_PATIENCE = 120.0  # seconds to print
+
+
+def as_html(exercises: Sequence[Exercise], *, solutions: bool = False) -> str:
+    """Return a page with statements, stubs and visible tests; with solutions: those, all tests, hints, wrong answers.
+
+    Examples
+    --------
+    >>> from minipipe.coursework.exercise import exercises_in, find_source
+    >>> page = as_html(exercises_in(find_source())[4:5])
+    >>> "<code>bubble_fraction(num_ranks, num_microbatches)</code> is the idle fraction" in page
+    True
+    """
+    title = "Coursework: solutions, for the instructor" if solutions else "Coursework"
+    body = "\n".join(line for exercise in exercises for line in _section(exercise, solutions))
+    page = (files("minipipe.coursework") / "templates" / "handout.html").read_text("utf-8")
+    return page.replace("@title@", escaped(title)).replace("@body@", body)
+
+
+def _section(exercise: Exercise, solutions: bool) -> Iterator[str]:
+    hidden = total(test.weight for test in exercise.tests if test.is_hidden)
+    about = f"{exercise.name}.py · lesson {exercise.lesson} · {exercise.points} points, {hidden} of them hidden"
+    yield f'<section><h2>{escaped(exercise.title)}</h2><p class="about">{escaped(about)}</p>'
+    yield from _prose(exercise.statement.partition("\n")[2])
+    yield f"<h3>{'Solution' if solutions else 'The file'}</h3>"
+    yield _code(_after_docstring(exercise.answer if solutions else exercise.stub))
+    yield "<h3>Tests</h3><ul>"
+    yield from (_test(test, solutions) for test in exercise.tests if solutions or not test.is_hidden)
+    yield "</ul>"
+    if solutions:
+        yield "<h3>Wrong answers, and why they are tempting</h3>"
+        for why, old, new in load(f"checks_of_{exercise.name}", exercise.checks).WRONG_ANSWERS:
+            change = f"{indent(old.rstrip(), '- ')}\n{indent(new.rstrip(), '+ ')}"
+            yield f"<p>{_inline(why)}</p>{_code(change)}"
+    yield "</section>"
+
+
+def _prose(text: str) -> Iterator[str]:
+    for paragraph in text.strip("\n").split("\n\n"):
+        for is_code, group in groupby(paragraph.split("\n"), lambda line: line.startswith("    ")):
+            lines = list(group)
+            yield _code("\n".join(line[4:] for line in lines)) if is_code else f"<p>{_inline(' '.join(lines))}</p>"
+
+
+def _inline(text: str) -> str:
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escaped(text))
+
+
+def _code(text: str) -> str:
+    lines = "\n".join(map(escaped, text.strip("\n").split("\n")))
+    return f'<pre tabindex="0">{lines}</pre>'
+
+
+def _after_docstring(text: str) -> str:
+    return "\n".join(text.split("\n")[ast.parse(text).body[0].end_lineno :])
+
+
+def _test(test: Test, solutions: bool) -> str:
+    points = "" if test.weight == 1 else f" {total([test.weight])} points."
+    hint = f' <span class="hint">Hint: {_inline(test.hint)}</span>' if solutions and test.hint else ""
+    hidden = " (hidden)" if test.is_hidden else ""
+    return f"<li><code>{escaped(test.name)}</code>{hidden}: {_inline(test.meaning)}{points}{hint}</li>"
+
+
+def as_pdf(page: str) -> bytes:
+    """Return a page of HTML as PDF, printed by Chromium.
+
+    Raises
+    ------
+    CourseworkError
+        Code ``not-written``, where there is no Chromium, or it fails.
+    """
+    browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
+    if browser is None:
+        how = "install it, or write a .html file and print that from any browser"
+        raise CourseworkError(
+            "not-written", f"A PDF is printed by Chromium, and none of {', '.join(_BROWSERS)} is here; {how}."
+        )
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        source, printed = Path(folder, "page.html"), Path(folder, "page.pdf")
+        source.write_text(page, "utf-8")
+        words = [browser, "--headless", "--disable-gpu", "--no-pdf-header-footer", f"--user-data-dir={folder}/profile"]
+        words += ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []  # root has no other way
+        words += [f"--print-to-pdf={printed}", source.as_uri()]
+        done = subprocess.run(words, capture_output=True, timeout=_PATIENCE, check=False)
+        if done.returncode or not printed.exists():
+            last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+            raise CourseworkError("not-written", f"{browser} printed no PDF: {last[:500]}")
+        return read_bytes(printed)
