@@ -21,6 +21,7 @@ from minipipe.autograd.watch import watch_everything as watch_everything
 from minipipe.comm import ProcessGroup as ProcessGroup
 from minipipe.comm import init_process_group as init_process_group
 from minipipe.comm import spawn as spawn
+from minipipe.data import Share as Share
 from minipipe.execution import BatchLoss as BatchLoss
 from minipipe.execution import Microbatches as Microbatches
 from minipipe.execution import Replicated as Replicated

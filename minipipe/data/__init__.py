@@ -15,7 +15,7 @@ import numpy as np
 from minipipe.errors import ArgumentError, FileError, real_number, whole_number
 from minipipe.pytree import flattened, rebuilt
 
-__all__ = ["Alphabet", "batches", "load_digits", "load_text", "num_batches", "split_examples", "text_windows"]
+__all__ = ["Alphabet", "Share", "batches", "load_digits", "load_text", "num_batches", "split_examples", "text_windows"]
 
 # -- batches --------------------------------------------------------------------------------------------------
 
@@ -82,9 +82,10 @@ def batches(
     batch_size: int,
     seed: int = 0,
     epoch: int = 0,
-    needs: tuple[bool, bool] = (True, True),
+    needs: Any = (True, True),
     num_samples: int | None = None,
     start: int = 0,
+    only_share: bool = False,
 ) -> Iterator[tuple[Any, Any]]:
     """Yield the examples in a random order, batch after batch; every example once.
 
@@ -105,6 +106,9 @@ def batches(
         Where this rank has neither inputs nor targets.
     start : int
         The number of batches to skip: those used before the epoch was interrupted.
+    only_share : bool
+        Whether to read, of each batch, only the rows that this rank's replica of a pipeline takes, by the ``needs`` of
+        that; they are :class:`minipipe.Share`, and :meth:`minipipe.Pipeline.step` takes them.
 
     Examples
     --------
@@ -128,15 +132,55 @@ def batches(
     parts = np.array_split(order, num_batches(lengths[0], batch_size))
     for position, part in list(enumerate(parts))[start:]:
         note_draw("batches", lengths[0], len(parts), seed, epoch, position)
+        rows = needs.share(len(part)) if only_share else (None, None)
         yield (
-            _rows(inputs, part) if needs[0] and inputs is not None else None,
-            _rows(targets, part) if needs[1] and targets is not None else None,
+            _rows(inputs, part, rows[0]) if needs[0] and inputs is not None else None,
+            _rows(targets, part, rows[1]) if needs[1] and targets is not None else None,
         )
 
 
-def _rows(given: Any, part: np.ndarray) -> Any:
+def _rows(given: Any, part: np.ndarray, rows: slice | None) -> Any:
     leaves, form = flattened(given)
-    return rebuilt(form, [np.asarray(leaf)[part] if isinstance(leaf, list) else leaf[part] for leaf in leaves])
+    own = part if rows is None else part[rows]
+    found = rebuilt(form, [np.asarray(leaf)[own] if isinstance(leaf, list) else leaf[own] for leaf in leaves])
+    return found if rows is None else Share(found, rows, len(part))
+
+
+class Share:
+    """Some rows of the inputs or targets of a batch: those that one rank reads, where a pipeline has replicas.
+
+    It says which rows they are, and of how many, so that no rank can take them for others. ``pipeline.needs.share``
+    says which rows a rank needs.
+
+    Parameters
+    ----------
+    value : array of shape (rows, ...), or tuple, list or dict of arrays
+    rows : slice
+        The places of these rows in the whole batch.
+    num_samples : int
+        In the whole batch.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``, for a slice without a start and a stop within the batch.
+
+    Examples
+    --------
+    >>> Share(np.ones((4, 2)), slice(4, 8), num_samples=8)
+    Share(rows 4 to 7 of 8)
+    """
+
+    def __init__(self, value: Any, rows: slice, num_samples: int) -> None:
+        self.value, self.rows = value, rows
+        self.num_samples = whole_number("Share: num_samples", num_samples)
+        is_whole = isinstance(rows, slice) and type(rows.start) is type(rows.stop) is int and rows.step in (None, 1)
+        if not is_whole or not 0 <= rows.start < rows.stop <= num_samples:
+            message = f"Share: rows is {rows!r:.60}; expected slice(start, stop) with rows within 0 to {num_samples}."
+            raise ArgumentError("value", message)
+
+    def __repr__(self) -> str:
+        return f"Share(rows {self.rows.start} to {self.rows.stop - 1} of {self.num_samples})"
 
 
 # -- digits: digits.md names the source and the licence ---------------------------------------------------------

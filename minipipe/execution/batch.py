@@ -9,7 +9,7 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
-from minipipe.execution.samples import Pieces, Samples, joined_gradients
+from minipipe.execution.samples import Pieces, Portion, Samples, joined_gradients
 
 
 @dataclass
@@ -22,7 +22,7 @@ class Batch:
         The method that it was given to.
     slices : list of slice
         The microbatches, along the first axis.
-    inputs : Samples, Pieces or None
+    inputs : Samples, Pieces, Portion or None
         Arrays of shape (samples, ...), where this rank has the first stage.
     objective : BatchObjective
         What the last stage does with its outputs; where this rank has that, it has the targets.
@@ -42,7 +42,7 @@ class Batch:
 
     call: str
     slices: list[slice]
-    inputs: Samples | Pieces | None
+    inputs: Samples | Pieces | Portion | None
     objective: BatchObjective
     step: int
     training_step: int
@@ -55,6 +55,7 @@ class Batch:
         """Return a microbatch of the inputs, as the first stage takes it."""
         assert self.inputs is not None
         part = self.inputs.cut(self.slices[microbatch])
+        assert part is not None  # intake has looked
         wanted = [False] * len(part.arrays)
         if self.inputs_require_grad:
             wanted = [backend.is_floating(array.dtype) for array in part.arrays]
@@ -67,7 +68,7 @@ class Batch:
 
     def input_gradients(self, by_microbatch: dict[int, Payload]) -> Any:
         """Take out the gradients of the inputs, in their form, where they are wanted and this rank has the inputs."""
-        if self.inputs is None or not self.inputs_require_grad:
+        if not self.inputs_require_grad or not isinstance(self.inputs, Samples | Pieces):
             return None
         gradients = [by_microbatch.pop(k).arrays for k in range(len(self.slices))]
         return joined_gradients(self.inputs, self.slices, gradients)

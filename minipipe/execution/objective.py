@@ -15,7 +15,7 @@ import numpy as np
 from minipipe.autograd import backend
 from minipipe.errors import ArgumentError, MicrobatchError, TensorError
 from minipipe.execution.payload import Payload
-from minipipe.execution.samples import Pieces, Samples
+from minipipe.execution.samples import Pieces, Portion, Samples
 from minipipe.hints import Familiar
 from minipipe.nn.auxiliary_loss import AuxiliaryLosses, WithLosses
 from minipipe.pytree import Bundle, leaves_like, rebuilt, tensors_in
@@ -24,6 +24,7 @@ from minipipe.tensor import Tensor, record
 Loss = Callable[[Any, Any], Tensor]
 Weight = Callable[[Any], float]
 Metric = Callable[[Any, Any], Any]
+Exchange = Callable[[list[float | None]], list[float]]  # of the weights of all microbatches
 Where = bool | Literal["everywhere"]
 
 
@@ -69,7 +70,7 @@ class BatchObjective:
         self._loss, self._loss_weight, self.scale = loss, loss_weight, float(scale)
         self.metrics: dict[str, Metric] = dict(metrics or {})
         self.where: Where = outputs
-        self.targets: Samples | Pieces | None = None
+        self.targets: Samples | Pieces | Portion | None = None
         self.losses: dict[int, float] = {}
         self.outputs: dict[int, Payload] = {}
         self._measured: dict[int, list[tuple[float, float | None]]] = {}
@@ -106,11 +107,18 @@ class BatchObjective:
         asked = crc32(repr((is_everywhere, *self.metrics)).encode()) if is_everywhere or self.metrics else 0
         return {"request for metrics and outputs": asked, "scale": self.scale}
 
-    def begin(self, slices: Sequence[slice], targets: Samples | Pieces | None) -> None:
-        """Take the microbatches of a batch, and its targets."""
+    def begin(
+        self, slices: Sequence[slice], targets: Samples | Pieces | Portion | None, exchange: Exchange | None = None
+    ) -> None:
+        """Take the microbatches of a batch, and its targets; with some of them here, exchange weights with other ranks.
+
+        Collective among the ranks of the last stage where there is such a function.
+        """
         self.targets, self._num_samples = targets, slices[-1].stop
         self.parts = None if targets is None else [targets.cut(part) for part in slices]
-        self._shares = [] if self._loss is None else shares(slices, self._loss, self._loss_weight, self.parts)
+        self._shares = []
+        if self._loss is not None:
+            self._shares = shares(slices, self._loss, self._loss_weight, self.parts, exchange)
 
     def __call__(self, microbatch: int, outputs: Bundle | WithLosses) -> tuple[Tensor | None, float]:
         """Return the loss of a microbatch, if there is one, and its seed: the gradient with which backward begins."""
@@ -249,7 +257,11 @@ def _to_read(array: Any) -> np.ndarray:
 
 
 def shares(
-    slices: Sequence[slice], loss: Loss, weight: Weight | None, targets: Sequence[Samples] | None
+    slices: Sequence[slice],
+    loss: Loss,
+    weight: Weight | None,
+    targets: Sequence[Samples | None] | None,
+    exchange: Exchange | None = None,
 ) -> list[float]:
     """Return each microbatch's share of the loss of the batch: by its weight or, without one, by its samples.
 
@@ -262,7 +274,9 @@ def shares(
     weight : function, optional
         Instead of the loss' own.
     targets : sequence of Samples, optional
-        Those of each microbatch. Not needed where the loss is a sum, or has no weight.
+        Those of each microbatch. Not needed where the loss is a sum, or has no weight. None for those of other ranks.
+    exchange : function, optional
+        Returns all weights, where it is given those of this rank, and None for the others.
 
     Raises
     ------
@@ -283,8 +297,15 @@ def shares(
     weight = weight or getattr(loss, "weight", None)
     if targets is None or not callable(weight):
         return [(part.stop - part.start) / slices[-1].stop for part in slices]
-    found = [weight(part.rebuilt()) for part in targets]
-    weights = [x if type(x) in (int, float) else _measured("the weight of a loss", x)[0] for x in found]
+    weights = [None if part is None else _weighed(weight(part.rebuilt())) for part in targets]
+    return _shared_out(exchange(weights) if exchange else [x for x in weights if x is not None])
+
+
+def _weighed(found: Any) -> float:
+    return found if type(found) in (int, float) else _measured("the weight of a loss", found)[0]
+
+
+def _shared_out(weights: Sequence[float]) -> list[float]:
     total = added(weights)
     if not (min(weights) >= 0 and 0 < total < inf):  # NaN is in no range
         message = f"The targets of this batch count {weights}, by microbatch; expected at least 0, and not 0 for all."

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from types import ModuleType
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 from zlib import crc32
 
 import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, is_array
+from minipipe.data import Share
 from minipipe.errors import MicrobatchError, TensorError
 from minipipe.execution.partition import partition_evenly
 from minipipe.execution.payload import Payload
@@ -163,6 +164,48 @@ class Pieces:
         return self.parts[self.slices.index(part)]
 
 
+@dataclass
+class Portion:
+    """Inputs or targets of which this rank has some samples; it offers what those of a whole batch do.
+
+    Attributes
+    ----------
+    own : Samples
+    rows : slice
+        Which of the batch they are.
+    num_samples : int
+        In the batch.
+    """
+
+    own: Samples
+    rows: slice
+    num_samples: int
+    layout: ClassVar[int] = 2  # that of no microbatches
+
+    @classmethod
+    def of(cls, given: Share, name: str, dtype: Any, xp: ModuleType) -> Portion:
+        """Return what was given; parameters and errors are those of :func:`samples`."""
+        own, n = samples(given.value, name, dtype, xp), given.rows.stop - given.rows.start
+        if not isinstance(own, Samples) or own.num_samples != n:
+            message = f"The {name} are given as {given}, with {own.num_samples} samples"
+            raise MicrobatchError("unequal-lengths", f"{message}; expected arrays with {n}.")
+        return cls(own, given.rows, given.num_samples)
+
+    @property
+    def arrays(self) -> list[Array]:
+        """Those that are here."""
+        return self.own.arrays
+
+    def has(self, part: slice) -> bool:
+        """Whether some samples are here."""
+        return self.rows.start <= part.start and part.stop <= self.rows.stop
+
+    def cut(self, part: slice) -> Samples | None:
+        """Return some of the samples; None if not all of them are here."""
+        first = self.rows.start
+        return self.own.cut(slice(part.start - first, part.stop - first)) if self.has(part) else None
+
+
 def samples(given: Any, name: str, dtype: Any = None, xp: ModuleType | None = None) -> Samples | Pieces:
     """Return inputs or targets: an array, a bundle of arrays with equally many samples, or microbatches of these.
 
@@ -217,7 +260,7 @@ def samples(given: Any, name: str, dtype: Any = None, xp: ModuleType | None = No
 # -- into microbatches ------------------------------------------------------------------------------------------------
 
 
-def divided(num_samples: int, count: int, *given: Samples | Pieces | None) -> list[slice]:
+def divided(num_samples: int, count: int, *given: Samples | Pieces | Portion | None) -> list[slice]:
     """Return the microbatches: as they were given, or else of equal sizes.
 
     Raises

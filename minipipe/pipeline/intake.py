@@ -13,6 +13,7 @@ import numpy as np
 from minipipe.comm import ProcessGroup
 from minipipe.comm.objects import pack, unpack
 from minipipe.comm.process_group import OwnTag
+from minipipe.data import Share
 from minipipe.errors import ArgumentError, MicrobatchError, ModelError, RankError, whole_number
 from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
@@ -22,7 +23,7 @@ from minipipe.execution.checks.updates import batch_marks
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan
-from minipipe.execution.samples import Pieces, Samples, divided, joined, returned, samples
+from minipipe.execution.samples import Pieces, Portion, Samples, divided, joined, returned, samples, split_microbatches
 from minipipe.execution.sliced import into_slices, out_of_slices
 from minipipe.nn import Sequential
 
@@ -65,11 +66,50 @@ def planned(
     return model, run["recompute"]
 
 
-class Needs(NamedTuple):
-    """Which parts of a batch a rank reads: the inputs on that of the first stage, the targets on that of the last."""
-
+class _Reads(NamedTuple):
     inputs: bool
     targets: bool
+
+
+class Needs(_Reads):
+    """Which parts of a batch a rank reads: the inputs on that of the first stage, the targets on that of the last.
+
+    Attributes
+    ----------
+    inputs, targets : bool
+    """
+
+    microbatches: list[list[int]]  # of this rank, in the first stage and in the last
+    num_microbatches: int  # of all ranks
+
+    @classmethod
+    def of(cls, plan: Plan, rank: int) -> Needs:
+        """Return those of a rank."""
+        table = plan.schedule
+        stages, numbers = (0, table.num_stages - 1), range(table.num_microbatches)
+        own = [[k for k in numbers if table.rank_of(stage, k) == rank] for stage in stages]
+        found = cls(*(rank in table.ranks_of(stage) for stage in stages))
+        found.microbatches, found.num_microbatches = own, len(numbers)
+        return found
+
+    def share(self, num_samples: int) -> tuple[slice | None, slice | None]:
+        """Return which rows this rank reads of the inputs, and of the targets; with replicas not all of them. Local.
+
+        Parameters
+        ----------
+        num_samples : int
+            In the batch.
+
+        Examples
+        --------
+        >>> from minipipe import Pipeline, nn, spawn
+        >>> layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        >>> spawn(lambda group: Pipeline(layers, group, replicas=2, num_microbatches=2).needs.share(8), num_ranks=2)
+        [(slice(0, 4, None), slice(0, 4, None)), (slice(4, 8, None), slice(4, 8, None))]
+        """
+        slices = split_microbatches(num_samples, self.num_microbatches)
+        first, last = (slice(slices[ks[0]].start, slices[ks[-1]].stop) if ks else None for ks in self.microbatches)
+        return first, last
 
 
 class Intake:
@@ -94,7 +134,7 @@ class Intake:
             plan.program.ranks_of(plan.program.num_stages - 1),
         )
         self.first_rank, self.last_rank = self._first_ranks[0], self.last_ranks[0]
-        self.needs = Needs(group.rank in self._first_ranks, group.rank in self.last_ranks)
+        self.needs = Needs.of(plan, group.rank)
         self.calls = Calls(group, self.first_rank)
         group.describe_ranks({group.name(rank): role for rank, role in plan.roles.items()})
 
@@ -114,7 +154,10 @@ class Intake:
             self.calls.count += 1  # so that no later call is taken for this one
             raise
         size, own_layout = (0, 0) if own_inputs is None else (own_inputs.num_samples, own_inputs.layout)
-        batch = batch_marks(inputs, targets) if self._compares else {}
+        if any(isinstance(own, Portion) for own in (own_inputs, own_targets)):
+            self._check_share(call, num_slices)
+        seen = (None if isinstance(given, Share) else given for given in (inputs, targets))  # those differ
+        batch = batch_marks(*seen) if self._compares else {}
         alike = {"mode": bool(is_training), "number of training steps": training_step, **objective.alike, **batch}
         num_samples, layout = self.calls.begin(call, alike, size, own_layout)
         for own, noun in ((own_inputs, "inputs"), (own_targets, objective.noun)):
@@ -124,10 +167,13 @@ class Intake:
         if call in _WHOLE:  # any number of samples will do, but none
             count = max(1, min(count // self._plan.schedule.num_slices, num_samples))
         slices = divided(num_samples, count, own_inputs, own_targets)
+        for own, noun, ks in zip((own_inputs, own_targets), ("inputs", objective.noun), self.needs.microbatches):
+            if isinstance(own, Portion):
+                self._check_rows(own, noun, [slices[k] for k in ks])
         if self.needs.targets:
-            objective.begin(slices, own_targets)
+            objective.begin(slices, own_targets, self._all_weights if layout == Portion.layout else None)
         rest: dict[str, Any] = {"step": self.calls.count, "training_step": training_step, "seed": self._seed}
-        wants = {"is_cut": bool(layout), "inputs_require_grad": self._plan.inputs_require_grad}
+        wants = {"is_cut": bool(layout & 1), "inputs_require_grad": self._plan.inputs_require_grad}
         return Batch(call, slices, own_inputs, objective, **rest, **wants, num_slices=num_slices)
 
     def input_gradients(self, batch: Batch, own: dict[int, Payload]) -> Any:
@@ -140,7 +186,7 @@ class Intake:
                 return None
         return batch.input_gradients(own)
 
-    def _check_alike(self, own: Samples | Pieces, noun: str, num_samples: int, layout: int) -> None:
+    def _check_alike(self, own: Samples | Pieces | Portion, noun: str, num_samples: int, layout: int) -> None:
         if own.num_samples != num_samples:
             raise MicrobatchError(
                 "unequal-lengths",
@@ -148,14 +194,56 @@ class Intake:
                 f"{own.num_samples} {noun} (on rank {self._group.name()}); expected one for each: every rank "
                 "must be given the same batch.",
             )
+        if Portion.layout in (own.layout, layout) and own.layout != layout:
+            message = (
+                f"The {noun} on rank {self._group.name()} are {'a share' if layout != 2 else 'not a share'} of a batch,"
+            )
+            hint = "Give every rank that reads inputs or targets its Share of both, or the whole batch."
+            raise MicrobatchError("unequal-lengths", f"{message} unlike the inputs on rank {self.first_rank}. {hint}")
         if own.layout != layout:
             message = f"Inputs and {noun} are not cut into the same microbatches: give both as Microbatches, each of"
             raise MicrobatchError("unequal-lengths", f"{message} as many samples as the other's, or neither.")
 
-    def _own(self, given: Any, noun: str, kind: str, num_slices: int) -> Samples | Pieces:
+    def _check_share(self, call: str, num_slices: int) -> None:
+        """Refuse a share where this rank may need other rows, or would return some."""
+        why = "divides a batch among all replicas in its own way" if call in _WHOLE else ""
+        why = "cuts sequences into slices here" if num_slices > 1 else why
+        why = "returns the gradients of all inputs here" if self._plan.inputs_require_grad else why
+        if why:
+            raise ArgumentError("value", f"{call}() was given a Share, but {why}; give it the whole batch.")
+
+    def _check_rows(self, own: Portion, noun: str, parts: Sequence[slice]) -> None:
+        """Refuse a share without all rows of this rank's microbatches."""
+        if not all(map(own.has, parts)):
+            rows, needed = ((part.start, part.stop - 1) for part in (own.rows, slice(parts[0].start, parts[-1].stop)))
+            message = "Rank {} has rows {} to {} of the {}, but its microbatches have rows {} to {}"
+            message = message.format(self._group.name(), *rows, noun, *needed)
+            raise MicrobatchError("out-of-range", f"{message}; pipeline.needs.share({own.num_samples}) says which.")
+
+    def _all_weights(self, own: Sequence[float | None]) -> list[float]:
+        """Return the weights of all microbatches. Collective among the ranks of the last stage."""
+        found, stage = dict(enumerate(own)), self._plan.schedule.num_stages - 1
+        table, rank, others = (
+            self._plan.schedule,
+            self._group.rank,
+            [r for r in self.last_ranks if r != self._group.rank],
+        )
+        ks = {r: [k for k in found if table.rank_of(stage, k) == r] for r in self.last_ranks}
+        mine = np.array([found[k] for k in ks[rank]], np.float64)
+        sends = [self._group.isend(mine, other, OwnTag.RESULTS) for other in others]
+        for other in others:
+            words = "the weights of another replica's targets"
+            found.update(zip(ks[other], self._group.irecv(other, OwnTag.RESULTS, what=words).wait().tolist()))
+        for send in sends:
+            send.wait()
+        return [found[k] for k in sorted(found)]  # type: ignore[misc]
+
+    def _own(self, given: Any, noun: str, kind: str, num_slices: int) -> Samples | Pieces | Portion:
         """Return this rank's part of a batch, in the model's dtype."""
         if given is None:
             raise ArgumentError("value", f"Rank {self._group.name()} needs the {noun}, but was given None.")
+        if isinstance(given, Share):
+            return Portion.of(given, noun, self._plan.dtypes[kind], self._xp)
         own = samples(given, noun, self._plan.dtypes[kind], self._xp)
         num_sequences = self._plan.schedule.num_microbatches // num_slices
         return own if num_slices == 1 else into_slices(own, noun, num_sequences, num_slices)

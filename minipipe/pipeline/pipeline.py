@@ -349,7 +349,8 @@ class Pipeline(FamiliarPipeline):
         inputs, targets : array of shape (samples, ...), or bundle
             A bundle is a tuple, list or dict of arrays with equally many samples, nested or not. Each array is divided
             among the microbatches, unless it is :class:`minipipe.Replicated`; the first layer and the loss get the
-            bundle, of tensors. Or :class:`minipipe.Microbatches`, of any lengths, which are cut already.
+            bundle, of tensors. Or :class:`minipipe.Microbatches`, of any lengths, which are cut already; or, on every
+            rank that reads some, its :class:`minipipe.Share`: the rows of its own replica, by ``needs.share``.
         wait : bool
             Whether to wait for the loss, which the rank of the last stage has first. If not, this rank may update its
             parameters and begin the next step while others are still in this one; that step waits for this loss, so no

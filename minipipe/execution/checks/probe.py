@@ -51,7 +51,8 @@ class Probe:
         """Look at the inputs and the targets, as far as this rank has them."""
         for what, given in ((What.INPUTS, batch.inputs), (What.TARGETS, batch.objective.targets)):
             for k, cut in enumerate(map(given.cut, batch.slices) if given is not None else ()):
-                self.note(what, k, -1, cut.arrays, _first_sample(cut))
+                if cut is not None:
+                    self.note(what, k, -1, cut.arrays, _first_sample(cut))
 
     def look_at_losses(self, losses: dict[int, float]) -> None:
         """Look at the losses of the microbatches."""
