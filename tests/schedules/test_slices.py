@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipipe import Action, Plan, Schedule, nn, schedules, verify
+from minipipe import Action, Schedule, schedules, verify
 from minipipe.errors import ScheduleError
 from minipipe.schedules import Program, data_parallel, lower, schedule_of_text
 from minipipe.schedules.transforms import first_stages, freeze_stages, repeat, split_backward, spread_stages
@@ -191,10 +191,7 @@ def test_transformations_keep_slices(schedule):
         verify(spread_stages(schedule, schedule.num_stages + 2))
 
 
-def test_a_pipeline_and_a_search_refuse_slices():
-    mine = Schedule.from_text(MINE)
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    for refused in (lambda: Plan(model, mine), lambda: mine.one_rank_each("a search")):
-        error = refusal(refused)
-        assert error.code == "slices" and "text cuts sequences into 2 slices, which" in str(error)
+def test_a_search_refuses_slices():
+    error = refusal(lambda: Schedule.from_text(MINE).one_rank_each("a search"))
+    assert error.code == "slices" and "text cuts sequences into 2 slices, which" in str(error)
     assert schedules.one_f_one_b(2, 4).one_rank_each("a search") == (0, 1)

@@ -20,7 +20,6 @@ from minipipe.schedules.analysis.updates import (
 )
 from minipipe.schedules.analysis.walk import walk
 from minipipe.schedules.transforms import repeat
-from minipipe.tuning.layers import microbatches_in_flight
 from tests.schedules.published import most_held
 from tests.strategies import examples, updated_schedules
 
@@ -190,7 +189,6 @@ def test_a_sum_is_one_event_in_the_round_after_the_last_of_its_replicas():
     ("reader", "use"),
     [
         ("Pipeline", lambda schedule: Plan(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), schedule, num_ranks=2)),
-        ("balance", microbatches_in_flight),
     ],
 )
 def test_who_runs_or_balances_schedules_refuses_sums_and_updates_with_one_sentence(reader, use):
