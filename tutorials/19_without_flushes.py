@@ -318,8 +318,8 @@ assert all(problem.code == code for code, problem in problems.items())
 # %% [markdown]
 # Two things get lost that no verifier brings back. With a flush, one can look at all gradients before any weight
 # changes: for one that is not finite, or to clip the norm of all of them. Here the last stage has updated before the
-# first has its gradient. And weights that two stages share would have two versions. So `Pipeline` refuses tables with
-# updates for now; there, an optimiser steps between two schedules. All else is open to you:
+# first has its gradient. And weights that two stages share would have two versions. `Pipeline` refuses both there. All
+# else runs, with `pipeline.run(batches, optimiser)`, and can be drawn and checked:
 #
 # ```sh
 # minipipe show pipedream 2bw --costs update=1 -o updates.svg

@@ -11,12 +11,9 @@ from minipipe.schedules.analysis.data_parallel import data_parallel
 from minipipe.schedules.analysis.replicas import pipelines_of
 from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.placement import check_counts, neighbouring_placement
-from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, build
+from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, build, takes
 from minipipe.schedules.sequential import forward_only_through
 from minipipe.schedules.transforms import first_stages, spread_stages
-
-# What a Pipeline runs beside F, B, I and W on one rank for each stage; named as what would refuse it.
-RUN = (ScheduleCode.REPLICAS, ScheduleCode.SLICES, ScheduleCode.RECOMPUTE)
 
 
 def _resolved(
@@ -131,12 +128,13 @@ def schedule_of_modules(
 def _built(name: str, num_ranks: int, num_microbatches: int, chunks: int, num_modules: int) -> Schedule:
     """Build a named schedule; an error speaks of modules."""
     check_counts(num_ranks, num_microbatches)
+    takes_chunks = takes(name, "chunks_per_rank")
     try:
-        return build(name, num_ranks, num_microbatches, chunks)
+        return build(name, num_ranks, num_microbatches, chunks if takes_chunks or chunks > 1 else None)
     except ScheduleError as error:
-        build(name, num_ranks, num_microbatches).check_known("Pipeline", *RUN)
+        fits = f"{num_ranks + 1} to {2 * num_ranks}" if takes_chunks else f"at most {num_ranks}"
         message = (
             f"{num_modules} modules on {num_ranks} ranks are up to {chunks} on a rank. {error.problems[0].message} "
-            f"Expected {num_ranks + 1} to {2 * num_ranks} modules."
+            f"Expected {fits} modules."
         )
         raise RankError("wrong-number", message) from None

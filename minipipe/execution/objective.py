@@ -58,6 +58,8 @@ class BatchObjective:
         Codes ``type`` and ``value``.
     """
 
+    num_microbatches: int | None = None  # where they are others than the schedule's
+
     def __init__(
         self,
         loss: Loss | None = None,

@@ -16,7 +16,7 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.errors import ArgumentError, ModelError
-from minipipe.execution.choosing import RUN, checked_blocks, ranks_of_each, replicated, schedule_of_modules
+from minipipe.execution.choosing import checked_blocks, ranks_of_each, replicated, schedule_of_modules
 from minipipe.execution.offloading import recomputing
 from minipipe.execution.partition import partition_of
 from minipipe.execution.replaying import ReplayingStage
@@ -32,6 +32,7 @@ from minipipe.schedules.action_table import Program, Schedule
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.replicas import pipelines_of
 from minipipe.schedules.analysis.verifier import verify
+from minipipe.schedules.registry import REGISTRY
 from minipipe.schedules.transforms import freeze_stages
 
 _HEAD, _ON_THE_RIGHT = ("layer", "", "stage", "rank", "parameters", "bytes"), {0, 2, 3, 4, 5}
@@ -107,6 +108,7 @@ class Plan:
     pipelines: tuple[tuple[int, ...], ...]
     inputs_require_grad: bool
     gradient_blocks: int
+    built_as: str | None  # the name of the schedule, where it was given by that
     _tied: Sequential  # the model, whose layers share nothing but by aliases
 
     def __init__(
@@ -126,7 +128,6 @@ class Plan:
         check_model(model)
         given = replicated(schedule, num_ranks, num_microbatches, chunks_per_rank, replicas)
         verify(given)
-        given.check_known("Pipeline", *RUN)
         pipelines = tuple(pipelines_of(given))
         sizes = [len(Sequential(layer).flat_layers) for layer in model]
         numbers = [layer.num_parameters for layer in model.flat_layers]
@@ -139,6 +140,7 @@ class Plan:
         vars(self).update(model=model, program=lower(freeze_stages(given, frozen)), partition=parts, _tied=tied)
         vars(self).update(inputs_require_grad=inputs_require_grad, pipelines=pipelines)
         vars(self).update(gradient_blocks=checked_blocks(gradient_blocks, given))
+        vars(self).update(built_as=schedule if isinstance(schedule, str) and schedule in REGISTRY else None)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"A plan cannot be changed; make another one with the {name} that you want.")
@@ -182,7 +184,10 @@ class Plan:
         resolved = schedule_of_modules(len(modules), ranks_of_each(num_ranks, replicas), schedule, num_microbatches)
         parts, model = [range(i, i + 1) for i in range(len(modules))], Sequential(*modules)
         needs = inputs_require_grad
-        return cls(model, resolved, num_ranks=num_ranks, partition=parts, inputs_require_grad=needs, replicas=replicas)
+        plan = cls(model, resolved, num_ranks=num_ranks, partition=parts, inputs_require_grad=needs, replicas=replicas)
+        if isinstance(schedule, str) and schedule in REGISTRY and len(modules) == num_ranks:
+            vars(plan).update(built_as=schedule)
+        return plan
 
     @property
     def schedule(self) -> Schedule:

@@ -261,6 +261,13 @@ class Optimiser(Familiar, ABC):
             follower.note(self)
         self.first = self.first or [group.hyper_parameters for group in self.groups]
         self.history = (self.history[0] + 1, self.history[1])
+        if not self.apply():
+            _check_and_warn(self.parameters)
+            if not any(group.parameters for group in self.groups):
+                _steps_over_nothing.set(num_steps_over_nothing() + 1)
+
+    def apply(self) -> bool:
+        """Change every parameter that has a gradient, as a part of a step that was counted; return whether one has."""
         now, has_changed = next_order(), False
         for group in self.groups:
             for parameter in group.parameters:
@@ -269,10 +276,7 @@ class Optimiser(Familiar, ABC):
                     self._change(parameter, gradient, group)
                     parameter.note_change(now)
                     has_changed = True
-        if not has_changed:
-            _check_and_warn(self.parameters)
-            if not any(group.parameters for group in self.groups):
-                _steps_over_nothing.set(num_steps_over_nothing() + 1)
+        return has_changed
 
     def _change(self, parameter: Parameter, gradient: Array, group: ParameterGroup) -> None:
         if isinstance(parameter.node, HalfLeaf):

@@ -163,7 +163,7 @@ class Intake:
         for own, noun in ((own_inputs, "inputs"), (own_targets, objective.noun)):
             if own is not None:
                 self._check_alike(own, noun, num_samples, layout)
-        count = self._plan.schedule.num_microbatches
+        count = objective.num_microbatches or self._plan.schedule.num_microbatches
         if call in _WHOLE:  # any number of samples will do, but none
             count = max(1, min(count // self._plan.schedule.num_slices, num_samples))
         slices = divided(num_samples, count, own_inputs, own_targets)

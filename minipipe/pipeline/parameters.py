@@ -11,7 +11,7 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.comm import ProcessGroup
 from minipipe.errors import RankError
-from minipipe.execution.checks.calls import Calls, part_of
+from minipipe.execution.checks.calls import Calls, check_backward, part_of
 from minipipe.execution.checks.comparison import check_first_values
 from minipipe.execution.checks.updates import Updates
 from minipipe.execution.plan import Plan
@@ -77,6 +77,7 @@ class AllParameters:
 
     def clip_grad_norm(self, max_norm: float) -> float:
         """Limit the norm of the gradients of all ranks, and return the norm before. Collective."""
+        check_backward(self._plan.schedule, "clip_grad_norm")
         self._calls.begin("clip_grad_norm", {"max_norm": float(max_norm)})
         owned = [self.own[name] for name, owner in self._plan.owners.items() if owner == self._group.rank]
         squares = self._group.all_gather(np.array(squared_norms(owned)), what=part_of("clip_grad_norm"))
@@ -93,6 +94,7 @@ class AllParameters:
 
     def unscale_gradients(self, scale: LossScale) -> bool:
         """Divide the gradients of all ranks by a loss scale, unless one of them is not finite. Collective."""
+        check_backward(self._plan.schedule, "unscale_gradients")
         self._calls.begin("unscale_gradients")
         mine = np.array([gradients_are_finite(self.own.values()), scale.value])
         gathered = self._group.all_gather(mine, what=part_of("unscale_gradients"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -43,6 +43,8 @@ from minipipe.optim import LossScale, Optimiser
 from minipipe.pipeline.intake import Intake, Needs, deliver_loss, deliver_outputs, gather_results, planned
 from minipipe.pipeline.options import ModulesOptions, PlanOptions, showing
 from minipipe.pipeline.parameters import AllParameters
+from minipipe.pipeline.running import RunLosses, Runs, in_turn
+from minipipe.schedules.action import ActionKind
 from minipipe.schedules.action_table import Program, Schedule
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.sequential import forward_only_through
@@ -178,19 +180,8 @@ class Pipeline(FamiliarPipeline):
 
     __slots__ = (
         *("_executor", "_finite", "_group", "_input_gradients", "_intake", "_is_training", "_objective", "_parameters"),
-        *(
-            "_pending",
-            "_plan",
-            "_predictors",
-            "_records",
-            "_seeds",
-            "_stages",
-            "_sums",
-            "_trainer",
-            "_xp",
-            "__weakref__",
-        ),
-        *("measures_memory", "num_steps"),
+        *("_pending", "_plan", "_predictors", "_records", "_runs", "_seeds", "_stages", "_sums", "_trainer", "_xp"),
+        *("__weakref__", "measures_memory", "num_steps"),
     )
 
     # The seam of ``minipipe advise``: sees the arguments of each pipeline of a program, and takes its first step.
@@ -224,20 +215,20 @@ class Pipeline(FamiliarPipeline):
         self._objective = partial(BatchObjective, check_loss(loss), weight_of_loss(plan.schedule, loss, loss_weight))
         compares = check_program(group, check_agreement, {**plan.description, **given})
         warn_of_another_order(plan.schedule, group)
-        self._plan, self._group, self._seeds = plan, group, (seed, dropout_seed)
-        self._xp = backend.module_for(device, group.local_rank)
+        self._plan, self._group, self._xp = plan, group, backend.module_for(device, group.local_rank)
         self._intake = Intake(plan, group, self._xp, dropout_seed, compares)
-        self._is_training, self.num_steps, self.measures_memory = plan.model.is_training, 0, False
+        self._seeds, self.num_steps, self.measures_memory = (seed, dropout_seed), 0, False
         # Of the last steps, for timeline(); and the loss of the last one, waited for or not.
         self._records, self._pending = deque[Record](maxlen=_KEPT_STEPS), deque[PendingLoss]()
         self._stages = build_stages(plan, group.rank, seed, recompute, self._xp, replay and not stack_weight_gradients)
         self._parameters = AllParameters(plan, group, self._intake.calls, self._stages, compares)
         self._executor = partial(Executor, stages=self._stages, group=group, xp=self._xp, observers=journal())
-        self._predictors, self._input_gradients = dict[int, Executor](), None
+        self._is_training, self._predictors, self._input_gradients = plan.model.is_training, dict[int, Executor](), None
         others = observers_of(plan.program.actions[group.rank], stack_weight_gradients)
         self._sums = GradientSums(plan, self._stages, group, self._xp)
         self._trainer = self._executor(plan.program, observers=[*self._sums.observers, *others])
         self._finite = FiniteCheck(check_finite, plan, self._trainer)
+        self._runs = Runs(plan, group, self._intake, self._executor, self._objective.args, check_finite)
 
     @classmethod
     @showing(ModulesOptions, __init__)
@@ -402,6 +393,72 @@ class Pipeline(FamiliarPipeline):
         if self.watcher is not None:
             self.watcher.step(self, inputs, targets)
         return self._train("step", inputs, targets, self._objective(metrics, outputs, scale), wait, accumulate)
+
+    def run(self, batches: Iterable[tuple[Any, Any]], optimiser: Optimiser, *, stash: bool | None = None) -> RunLosses:
+        """Train over some batches, with an update of the weights wherever the schedule has one, and drain at the end.
+
+        Collective. With a synchronous schedule this is :meth:`step` and ``optimiser.step()`` for each batch. With one
+        that has U among its actions, such as ``"pipedream"``, ``"vertical-sync"``, ``"2bw"`` and ``"paci"``, the
+        microbatches of all batches go through without a flush in between: a stage updates its weights while others run
+        on, and a U applies the mean over its microbatches. A schedule that was given by its name is built for the
+        microbatches of all batches, ``num_microbatches`` of each; a table is that of the whole run. To change the
+        learning rate, or where batches are many, call this for some of them at a time.
+
+        Parameters
+        ----------
+        batches : iterable of (inputs, targets)
+            Each as for :meth:`step`, the same number on every rank.
+        optimiser : Optimiser
+            Over ``parameters()``. One with a ``step`` of its own, such as a sharded one, is refused.
+        stash : bool, optional
+            Whether a backward runs with the weights of its forward, which are kept for it; otherwise weights are
+            updated in place, and it finds the newest ones. By default True but for ``schedule="paci"``, given by name.
+
+        Returns
+        -------
+        RunLosses
+            A list with the loss of each batch, which has those of its microbatches as ``losses``; the same on every
+            rank. Its ``copies`` say what the stages of this rank held at most: versions of their weights, and bytes.
+
+        Raises
+        ------
+        NotFiniteError
+            Where a loss is not finite, on every rank, at the end of the run. Nothing is looked at before an update,
+            since no rank waits for the others there. For that reason there is no clipping by the norm of all gradients.
+        ScheduleError, MicrobatchError, ArgumentError
+            Codes ``updates`` and ``recompute``; ``wrong-number``, ``too-few-samples`` and ``unequal-lengths``;
+            ``type``.
+
+        Notes
+        -----
+        Refused when the pipeline is made, beside U: parameters that several stages share, replicas, slices, and stages
+        that update after different microbatches. Dropout draws by the number of a microbatch in the run. Neighbouring
+        W are not stacked, and ``measures_memory`` has no effect.
+
+        Examples
+        --------
+        Four microbatches, and so four updates. The first stage holds two versions of its 40 float32 parameters.
+
+        >>> import numpy as np
+        >>> from minipipe import Pipeline, nn, optim, spawn
+        >>> def train(group):
+        ...     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+        ...     pipeline = Pipeline(model, group, loss=nn.MSELoss(), schedule="pipedream", num_microbatches=2)
+        ...     batches = [(np.ones((8, 4)), np.ones((8, 1)))] * 2
+        ...     losses = pipeline.run(batches, optim.SGD(pipeline.parameters(), learning_rate=0.1))
+        ...     return len(losses), losses[0] > losses[1], losses.copies
+        >>> for result in spawn(train, num_ranks=2):
+        ...     print(result)
+        (2, True, {0: HeldCopies(versions=2, stashed_bytes=160, gradient_bytes=160)})
+        (2, True, {1: HeldCopies(versions=1, stashed_bytes=0, gradient_bytes=36)})
+        """
+        if ActionKind.UPDATE not in self.schedule.kinds:
+            return in_turn(self.step, batches, optimiser)
+        given = list(batches)
+        losses, record = self._runs.run(given, optimiser, stash, self._is_training, self.num_steps)
+        self.num_steps += len(given)
+        self._records = deque([record], maxlen=_KEPT_STEPS)
+        return losses
 
     def forward_backward(self, inputs: Any, gradient: Any, *, outputs: Where = True, accumulate: bool = False) -> Any:
         """Run forward, and the backward of outputs whose gradient is given: a model as one function among others.
@@ -923,7 +980,7 @@ class Pipeline(FamiliarPipeline):
         """
         check_num_steps(num_steps, len(self._records), _KEPT_STEPS)
         self._intake.calls.begin("timeline")
-        return gather_timeline(self._group, list(self._records)[-num_steps:], self._plan.program)
+        return gather_timeline(self._group, list(self._records)[-num_steps:], self._runs.program)
 
     def measure_memory(self, inputs: Any, targets: Any) -> Any:
         """Return the bytes that one microbatch holds on each stage, after F and after I.

@@ -167,6 +167,17 @@ def default_of(builder: Callable[..., Schedule], option: str) -> int:
     return _parameters(builder).get(option, 1)
 
 
+def takes(name: str, option: str) -> bool:
+    """Return whether a named schedule has an option.
+
+    Examples
+    --------
+    >>> takes("zb-v", "chunks_per_rank"), takes("pipedream", "chunks_per_rank")
+    (True, False)
+    """
+    return option in _parameters(REGISTRY[name])
+
+
 def _parameters(builder: Callable[..., Schedule]) -> dict[str, Any]:
     """Return the optional parameters of a builder with their defaults."""
     code, defaults = builder.__code__, builder.__defaults__ or ()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Pipeline, Plan, nn, spawn, verify
-from minipipe.errors import RankError, ScheduleError
+from minipipe.errors import RankError
 from tests.strategies import examples
 
 STRAIGHT = ("gpipe", "1f1b", "eager-1f1b", "zb-h1", "zb-h2")
@@ -98,13 +98,12 @@ def test_no_module_and_a_v_of_another_length_are_refused_with_what_fits():
             schedule_of_modules(count, 2, "zb-v", None)
 
 
-@pytest.mark.parametrize(("name", "code"), [("pipedream", "updates")])
-@pytest.mark.parametrize("count", [2, 3, 5])
-def test_a_schedule_that_no_pipeline_runs_is_refused_for_what_it_is(name, code, count):
-    """The story: of three modules on two ranks, chimera "expected 3 to 4 modules"."""
-    with pytest.raises(ScheduleError, match=f"{name} .*which Pipeline does not know yet") as caught:
-        schedule_of_modules(count, 2, name, None)
-    assert caught.value.code == code
+@pytest.mark.parametrize("name", ["pipedream", "chimera", "seq1f1b"])
+def test_schedules_without_chunks_take_a_module_for_each_rank(name):
+    """The story: of three modules on two ranks, chimera "expected 3 to 4 modules"; and it refused two."""
+    assert schedule_of_modules(2, 2, name, None) == Plan(nn.Sequential(*modules(2)), name, num_ranks=2).schedule
+    with pytest.raises(RankError, match=f"up to 2 on a rank. {name} takes no .* Expected at most 2 modules"):
+        schedule_of_modules(3, 2, name, None)
 
 
 @pytest.mark.parametrize("name", ["model", "group", "schedule", "partition"])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from minipipe import Costs, Plan, Schedule, nn, schedules, verify
+from minipipe import Costs, Schedule, schedules, verify
 from minipipe.errors import ScheduleError
 from minipipe.schedules import lower
 from minipipe.schedules.action import REDUCE_GRAD, ActionKind, U
@@ -183,21 +183,6 @@ def test_a_sum_is_one_event_in_the_round_after_the_last_of_its_replicas():
         (1, "0REDUCE_GRAD2"),
         (2, "0REDUCE_GRAD5"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("reader", "use"),
-    [
-        ("Pipeline", lambda schedule: Plan(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), schedule, num_ranks=2)),
-    ],
-)
-def test_who_runs_or_balances_schedules_refuses_sums_and_updates_with_one_sentence(reader, use):
-    with pytest.raises(
-        ScheduleError, match=f"0U0 among others, which {reader} does not know yet; it can be drawn"
-    ) as caught:
-        use(schedules.pipedream(2, 4))
-    assert caught.value.code == "updates"
-    assert "pipedream sums gradients or updates weights itself" in str(caught.value)
 
 
 # -- versions ----------------------------------------------------------------------------------------------------------

@@ -12,11 +12,13 @@ from minipipe.execution.checks.comparison import check_marks, marks_of, numbers_
 from minipipe.execution.checks.updates import Updates
 from minipipe.execution.stage import Stage
 from minipipe.nn import Module, Parameter
+from minipipe.schedules.action import ActionKind
 from minipipe.schedules.action_table import Schedule
 
 _NAMES = (
     *("step", "step(accumulate=True)", "forward_backward", "forward_backward(accumulate=True)", "evaluate", "predict"),
     *("state_dict", "timeline", "measure_memory", "measure_costs", "clip_grad_norm", "unscale_gradients", "sharded"),
+    "run",
 )
 
 
@@ -126,7 +128,11 @@ def check_loss(loss: Any) -> Any:
 
 
 def check_backward(schedule: Schedule, call: str) -> None:
-    """Refuse to train over a schedule that only predicts. Local."""
+    """Refuse to leave gradients with a schedule that only predicts, or that updates weights itself. Local."""
+    if ActionKind.UPDATE in schedule.kinds:
+        message = f"{schedule.name} updates weights itself, while other microbatches are in flight; {call}()"
+        message += " would look at, or leave, the gradients of a whole batch before any update."
+        raise ScheduleError.of(ScheduleCode.UPDATES, f"{message} Train with pipeline.run(batches, optimiser).")
     if schedule.is_forward_only and not schedule.frozen:
         raise ScheduleError.of(
             ScheduleCode.FORWARD_ONLY,

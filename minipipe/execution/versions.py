@@ -1,0 +1,198 @@
+"""U, run: each stage updates its weights while others run on, and a backward still finds the weights of its forward.
+
+An observer of the executor runs the U of a rank. What it applies follows from positions alone
+(``schedules/analysis/updates.py``): gradients add up apart for each U, and each of its microbatches adds to that sum::
+
+    row              0F0  0F1  0B0    0U0        0F2  0B1       0U1
+    weights          v0   v0   v0     v0 -> v1   v1   v0 again  v1 -> v2      a copy, since 1 or 2 still needs the old
+    sum of gradients           of U0  applied         of U1     applied
+
+Before a backward the weights of its forward are put back into the parameters, and afterwards the newest: so whatever it
+reads is of one version, whether it was recorded, captured or is computed again. That is *weight stashing*. A version
+that no microbatch needs any more is updated in place; without stashing, all are, and a backward finds newer weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import NamedTuple
+from weakref import ref
+
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array
+from minipipe.execution.batch import Batch
+from minipipe.execution.executor import Executor, Step
+from minipipe.execution.stage import Stage
+from minipipe.execution.sums import leaves_of
+from minipipe.optim import Optimiser
+from minipipe.schedules.action import Action, B, F, U, W
+from minipipe.schedules.analysis.activations import endings
+from minipipe.schedules.analysis.updates import taken
+
+
+class HeldCopies(NamedTuple):
+    """The most that a stage held at once during a run.
+
+    Attributes
+    ----------
+    versions : int
+        Of its weights, the newest among them.
+    stashed_bytes : int
+        Of all versions but the newest, as long as anything refers to their arrays.
+    gradient_bytes : int
+        Of the sums of gradients that waited for their U.
+    """
+
+    versions: int = 1
+    stashed_bytes: int = 0
+    gradient_bytes: int = 0
+
+
+class Updating:
+    """An observer of one run that updates the weights of a rank's stages.
+
+    Parameters
+    ----------
+    row : sequence of Action
+        Of this rank.
+    stages : mapping of int to Stage
+    optimiser : Optimiser
+        Over the parameters of these stages.
+    is_stashed : bool
+        Whether the weights of a forward are kept for its backward.
+    """
+
+    def __init__(
+        self, row: Sequence[Action], stages: Mapping[int, Stage], optimiser: Optimiser, is_stashed: bool
+    ) -> None:
+        updates = taken(row, U)
+        self._update_of = {(t.action.stage, k): t.action for t in updates for k in t.microbatches}
+        self._stages = {index: StageWeights(stage, is_stashed) for index, stage in stages.items()}
+        self._optimiser, self._ends, self._num_steps = optimiser, endings(row), 0
+
+    def watch(self, action: Action, step: Step) -> Step:
+        """Return a step that updates; or one that computes with the weights, and for the sum, of its microbatch."""
+        stage, kind, k = action
+        if kind.is_communication or stage not in self._stages:
+            return step
+        own, update = self._stages[stage], self._update_of.get((stage, k))
+        is_gradient, is_end = kind is B or kind is W, (stage, kind) in self._ends
+
+        def run_update(executor: Executor, batch: Batch) -> None:
+            start = perf_counter()
+            own.update(action, self._apply)
+            executor.note(executor.stages[stage], start)
+
+        def run_with_own_weights(executor: Executor, batch: Batch) -> None:
+            if kind is F:
+                own.keep(k)
+            with own.of_microbatch(k, update if is_gradient else None):
+                step(executor, batch)
+            own.measure()
+            if is_end:
+                own.release(k)
+
+        return run_update if kind is U else run_with_own_weights
+
+    def finish(self) -> dict[int, HeldCopies]:
+        """End the run: graphs of other computations that are still there are out of date. Return what was held."""
+        for own in self._stages.values():
+            for parameter in own.parameters:
+                parameter.note_change()
+        return {index: own.most for index, own in self._stages.items()}
+
+    def _apply(self, num_updates: int) -> None:
+        """Change the parameters that have a gradient now: those of one stage. All stages of a rank make one step."""
+        if num_updates > self._num_steps:
+            self._num_steps += 1
+            self._optimiser.step()
+        else:
+            self._optimiser.apply()
+
+
+class StageWeights:
+    """The versions of a stage's weights that microbatches need, and the sums of gradients that wait for their U.
+
+    Parameters
+    ----------
+    stage : Stage
+    is_stashed : bool
+
+    Attributes
+    ----------
+    parameters : list of Parameter
+    most : HeldCopies
+        So far.
+    """
+
+    def __init__(self, stage: Stage, is_stashed: bool) -> None:
+        self.parameters, self.most = list(stage.parameters.values()), HeldCopies()
+        self._leaves, self._is_stashed = leaves_of(stage), is_stashed
+        self._newest = self._arrays()
+        self._needed: dict[int, list[Array]] = {}  # by microbatch, the weights of its forward
+        self._sums: dict[Action, list[Array | None]] = {}
+        self._replaced: list[ref[Array]] = []
+        self._num_updates = 0
+
+    def keep(self, microbatch: int) -> None:
+        """Keep the newest weights for the backward of a microbatch."""
+        if self._is_stashed:
+            self._needed[microbatch] = self._newest
+
+    def release(self, microbatch: int) -> None:
+        """Let go of what was kept for a microbatch."""
+        self._needed.pop(microbatch, None)
+
+    @contextmanager
+    def of_microbatch(self, microbatch: int, update: Action | None) -> Iterator[None]:
+        """Compute with the weights of a microbatch inside this block; what it adds counts for an update."""
+        weights = self._needed.get(microbatch, self._newest)
+        self._put(weights)
+        if update is not None:
+            self._put_gradients(self._sums.pop(update, None))
+        try:
+            yield
+        finally:
+            self._put(self._newest)
+            if update is not None:
+                self._sums[update] = [leaf.grad for leaf in self._leaves]
+                self._put_gradients(None)
+
+    def update(self, action: Action, apply: Callable[[int], None]) -> None:
+        """Apply the sum of an update."""
+        self._put_gradients(self._sums.pop(action))
+        if any(leaf.grad is not None for leaf in self._leaves):
+            self._num_updates += 1
+            if any(weights is self._newest for weights in self._needed.values()):
+                self._replaced += map(ref, self._newest)
+                self._newest = list(map(backend.copy, self._newest))
+                self._put(self._newest)
+            changed = [leaf.changed for leaf in self._leaves]
+            apply(self._num_updates)
+            # The table allows it: a backward reads the weights of its forward or, without a stash, newer ones.
+            for leaf, order in zip(self._leaves, changed):
+                leaf.changed = order
+            self.measure()
+        self._put_gradients(None)
+
+    def measure(self) -> None:
+        """Note what is held now."""
+        versions = {id(weights) for weights in (*self._needed.values(), self._newest)}
+        alive = [array for each in self._replaced if (array := each()) is not None]
+        self._replaced = list(map(ref, alive))
+        sums = (gradient for row in self._sums.values() for gradient in row if gradient is not None)
+        now = HeldCopies(len(versions), sum(map(backend.num_bytes, alive)), sum(map(backend.num_bytes, sums)))
+        self.most = HeldCopies(*map(max, self.most, now))
+
+    def _arrays(self) -> list[Array]:
+        return [parameter.data for parameter in self.parameters]
+
+    def _put(self, weights: Sequence[Array]) -> None:
+        for parameter, array in zip(self.parameters, weights):
+            parameter.data = array
+
+    def _put_gradients(self, gradients: Iterable[Array | None] | None) -> None:
+        for leaf, gradient in zip(self._leaves, gradients or [None] * len(self._leaves)):
+            leaf.grad = gradient

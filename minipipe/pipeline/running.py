@@ -1,0 +1,303 @@
+"""Training without flushes: a run over many batches, in which the schedule updates the weights itself.
+
+All batches are one batch of the executor, cut into the microbatches of the whole run; ``execution/versions.py`` runs
+the updates. The gradient of an update is the mean over its microbatches, so each of these counts by its share of them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
+from math import isfinite
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from minipipe.autograd.modes import current_mode, mode, setting
+from minipipe.comm import ProcessGroup
+from minipipe.errors import (
+    ArgumentError,
+    MicrobatchError,
+    NotFiniteCode,
+    NotFiniteError,
+    ScheduleCode,
+    ScheduleError,
+    of_kind,
+)
+from minipipe.execution import BatchLoss
+from minipipe.execution.checks.calls import check_frozen, part_of
+from minipipe.execution.executor import Executor
+from minipipe.execution.objective import BatchObjective, Exchange, Loss, Weight, added, shares
+from minipipe.execution.observers import observers_of
+from minipipe.execution.plan import Plan
+from minipipe.execution.record import Record
+from minipipe.execution.samples import Microbatches, Pieces, Portion, Replicated, Samples, samples, split_microbatches
+from minipipe.execution.versions import HeldCopies, Updating
+from minipipe.nn import Recompute
+from minipipe.optim import Optimiser
+from minipipe.pipeline.intake import Intake
+from minipipe.schedules.action import R, U
+from minipipe.schedules.action_table import ActionTable
+from minipipe.schedules.analysis.lowering import lower
+from minipipe.schedules.analysis.updates import taken
+from minipipe.schedules.analysis.verifier import verify
+from minipipe.schedules.registry import build
+from minipipe.schedules.transforms import freeze_stages
+
+
+class RunLosses(list[BatchLoss]):
+    """The losses of a run, batch by batch; each has those of its microbatches in ``losses``.
+
+    Attributes
+    ----------
+    copies : dict of int to HeldCopies
+        By stage of this rank, the most that it held of versions of its weights and of sums of gradients. Empty where
+        the schedule is synchronous.
+    """
+
+    def __init__(self, losses: Iterable[BatchLoss], copies: Mapping[int, HeldCopies] | None = None) -> None:
+        super().__init__(losses)
+        self.copies = dict(copies or {})
+
+
+class RunObjective(BatchObjective):
+    """The loss of a run, whose microbatches count by their share of an update.
+
+    Parameters
+    ----------
+    loss, loss_weight : function
+    updates : list of list of int
+        The microbatches of each update.
+    per_batch : int
+        The microbatches of each batch.
+    is_stashed : bool
+        Whether weights are kept for backwards; all ranks must say the same.
+    """
+
+    def __init__(
+        self,
+        loss: Loss,
+        loss_weight: Weight | None,
+        updates: Sequence[Sequence[int]],
+        per_batch: int,
+        is_stashed: bool,
+    ) -> None:
+        super().__init__(loss, loss_weight)
+        self._given = loss, loss_weight
+        self._updates, self._per_batch, self._is_stashed = updates, per_batch, is_stashed
+        self.num_microbatches = sum(map(len, updates))
+
+    @property
+    def alike(self) -> dict[str, float | None]:
+        """What all ranks must ask for alike: by name, a number."""
+        counts = {"microbatches of the run": self.num_microbatches, "microbatches of a batch": self._per_batch}
+        return {**super().alike, **counts, "stash": self._is_stashed}
+
+    def begin(
+        self, slices: Sequence[slice], targets: Samples | Pieces | Portion | None, exchange: Exchange | None = None
+    ) -> None:
+        """Take the microbatches of the run, and its targets; those are never a part of them."""
+        super().begin(slices, targets, exchange)
+        batches = [range(k, k + self._per_batch) for k in range(0, len(slices), self._per_batch)]
+        self._of_batches = [self._shares_of(slices, batch) for batch in batches]
+        for update in self._updates:
+            for k, share in zip(update, self._shares_of(slices, update)):
+                self._shares[k] = share
+
+    def _shares_of(self, slices: Sequence[slice], microbatches: Sequence[int]) -> list[float]:
+        ends = [0, *accumulate(slices[k].stop - slices[k].start for k in microbatches)]
+        parts = None if self.parts is None else [self.parts[k] for k in microbatches]
+        return shares(list(map(slice, ends, ends[1:])), *self._given, parts)
+
+    def numbers(self, *others: float) -> np.ndarray:
+        """Return for each batch its loss, and those of its microbatches: an array of shape (batches, 1 + per batch)."""
+        losses = np.array([self.losses[k] for k in range(len(self.losses))]).reshape(-1, self._per_batch)
+        means = [added(map(float.__mul__, own, row)) for own, row in zip(self._of_batches, losses.tolist())]
+        return np.column_stack([means, losses])
+
+
+def in_turn(step: Callable[..., BatchLoss], batches: Iterable[tuple[Any, Any]], optimiser: Optimiser) -> RunLosses:
+    """Return the losses of steps with a synchronous schedule, and update after each. Collective."""
+    losses = RunLosses([])
+    for inputs, targets in batches:
+        losses.append(step(inputs, targets))
+        optimiser.step()
+    return losses
+
+
+class Runs:
+    """The runs of one pipeline whose schedule updates weights itself.
+
+    Parameters
+    ----------
+    plan : Plan
+    group : ProcessGroup
+    intake : Intake
+    executor : function
+        ``(program, observers=…) -> Executor``.
+    loss : pair of function
+        With what it is a mean over.
+    check_finite : str
+
+    Attributes
+    ----------
+    program : Program
+        That of the last run; before one, of the plan.
+
+    Raises
+    ------
+    ScheduleError
+        Codes ``replicas``, ``slices`` and ``updates``: what cannot be updated at different times.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        group: ProcessGroup,
+        intake: Intake,
+        executor: Callable[..., Executor],
+        loss: tuple[Any, Any],
+        check_finite: str,
+    ) -> None:
+        self.program = plan.program
+        self._plan, self._group, self._intake, self._build, self._loss = plan, group, intake, executor, loss
+        self._executor: Executor | None = None
+        self._check_finite = check_finite
+        if U in plan.schedule.kinds:
+            _check_plan(plan)
+
+    def run(
+        self, given: list[tuple[Any, Any]], optimiser: Optimiser, stash: bool | None, is_training: bool, step: int
+    ) -> tuple[RunLosses, Record]:
+        """Run over all batches; see :meth:`minipipe.Pipeline.run`."""
+        begun, is_stashed = perf_counter(), self._plan.built_as != "paci" if stash is None else bool(stash)
+        executor = self._executor_of(len(given))
+        self._check_optimiser(optimiser, executor, is_stashed)
+        for stage in executor.stages.values():
+            check_frozen(stage)
+            stage.begin()
+        count, group = self.program.num_microbatches, self._group
+        objective = RunObjective(*self._loss, updates_of(self.program), count // len(given), is_stashed)
+        inputs, targets = (_cut(each, noun, count) for each, noun in zip(zip(*given), ("inputs", "targets")))
+        batch = self._intake.batch("run", inputs, targets, objective, is_training, step)
+        updating = Updating(self.program.actions[group.rank], executor.stages, optimiser, is_stashed)
+        watch = mode().watch if is_stashed else None  # which would refuse a change in place that is meant
+        try:
+            with setting(current_mode, mode()._replace(watch=watch)):
+                record = executor.run(batch, updating)
+        finally:
+            copies = updating.finish()
+        root = self._intake.last_rank
+        numbers = objective.numbers() if group.rank == root else None
+        rows = group.broadcast(numbers, root, what=part_of("run")).tolist()
+        losses = RunLosses((BatchLoss(mean, losses) for mean, *losses in rows), copies)
+        self._look_at(losses, group.rank)
+        record.begun, record.left = begun, perf_counter()
+        return losses, record
+
+    def _executor_of(self, num_batches: int) -> Executor:
+        """Return an executor of a program with the microbatches of all batches; the last one again, if it is."""
+        plan = self._plan
+        m = plan.schedule.num_microbatches
+        count = m * num_batches if plan.built_as else m
+        if num_batches < 1 or count % num_batches:
+            message = f"{plan.schedule.name} has {m} microbatches for a whole run, and there are {num_batches} batches;"
+            message += " expected batches with equally many microbatches."
+            raise MicrobatchError("wrong-number", f"{message} Give a table for as many, or a schedule by its name.")
+        if self._executor is None or self.program.num_microbatches != count:
+            program = plan.program
+            if plan.built_as:
+                table = build(plan.built_as, program.num_ranks, count)
+                verify(table)
+                program = lower(freeze_stages(table, plan.schedule.frozen))
+            row = program.actions[self._group.rank]
+            self._executor = self._build(program, observers=observers_of(row, stacks_weights=False))
+            self.program = program
+        return self._executor
+
+    def _check_optimiser(self, optimiser: Any, executor: Executor, is_stashed: bool) -> None:
+        of_kind("run", optimiser, Optimiser, "an optimiser", "Give optim.Adam(pipeline.parameters()), or another.")
+        if type(optimiser).step is not Optimiser.step:
+            message = f"{type(optimiser).__name__} has a step of its own; in a run each stage makes its part of a step"
+            raise ArgumentError("type", f"{message} alone. Give an optimiser that defines _update, such as optim.Adam.")
+        modules = [*self._plan.model.modules(), *(stage._forward for stage in executor.stages.values())]
+        if not is_stashed and (R in self.program.kinds or any(isinstance(part, Recompute) for part in modules)):
+            message = "Without the weights of the forward, a recomputation finds other activations"
+            raise ScheduleError.of(ScheduleCode.RECOMPUTE, f"{message}; leave out recompute, or give stash=True.")
+
+    def _look_at(self, losses: RunLosses, rank: int) -> None:
+        """Stop or warn, if a loss is not finite. Updates were made meanwhile."""
+        numbers = [loss for batch in losses for loss in batch.losses]
+        first = next((k for k, loss in enumerate(numbers) if not isfinite(loss)), None)
+        if first is None or self._check_finite == "off":
+            return
+        message = f"The loss of microbatch {first} of the run is not finite. Schedules without flushes update before"
+        message += " all ranks could know, so parameters have changed since. A smaller learning rate often helps."
+        if self._check_finite == "stop":
+            raise NotFiniteError(NotFiniteCode.NOT_FOUND, message)
+        if rank == 0:
+            warnings.warn(message, stacklevel=4)
+
+
+def updates_of(table: ActionTable) -> list[list[int]]:
+    """Return the microbatches of each update.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``updates``, where stages differ.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> updates_of(schedules.two_buffered(2, 5))
+    [[0, 1], [2, 3], [4]]
+    """
+    found: dict[int, list[list[int]]] = {}
+    for row in table.actions:
+        for action, _, microbatches in taken(row, U):
+            found.setdefault(action.stage, []).append(microbatches)
+    (first, updates), *others = sorted(found.items())
+    for stage, own in others:
+        if own != updates:
+            message = f"Stage {first} of {table.name} updates after other microbatches than stage {stage}. Run, the"
+            message += " gradient of an update is the mean over its microbatches, so all stages need the same ones."
+            raise ScheduleError.of(ScheduleCode.UPDATES, message)
+    return updates
+
+
+def _check_plan(plan: Plan) -> None:
+    """Refuse what a run with updates would get wrong."""
+    name = plan.schedule.name
+    reasons = (
+        (plan.schedule.has_replicas, ScheduleCode.REPLICAS, "has replicas, whose sums a U would have to wait for"),
+        (plan.schedule.num_slices > 1, ScheduleCode.SLICES, "has slices, which would meet different weights"),
+    )
+    for is_there, code, reason in reasons:
+        if is_there:
+            raise ScheduleError.of(code, f"{name} {reason}: that does not run yet; it can be drawn and simulated.")
+    shared = next((name for name, stages in plan.uses.items() if len(set(stages.values())) > 1), None)
+    if shared is not None:
+        message = f"Stages share the parameter {shared}, and in {name} each updates its own at another time; expected"
+        message += " a parameter for each. Untie them, or take a synchronous schedule."
+        raise ScheduleError.of(ScheduleCode.UPDATES, message)
+    updates_of(plan.schedule)
+
+
+def _cut(batches: Sequence[Any], noun: str, count: int) -> Microbatches | None:
+    """Return the microbatches of all batches, or None where this rank was given none."""
+    if all(batch is None for batch in batches):
+        return None
+    each, parts = count // len(batches), list[Any]()
+    for number, batch in enumerate(batches):
+        own = samples(batch, f"{noun} of batch {number}")
+        if isinstance(own, Pieces) and len(own.parts) != each:
+            message = f"Batch {number} is given as {len(own.parts)} microbatches; expected {each}, as in all others."
+            raise MicrobatchError("wrong-number", message)
+        slices = own.slices if isinstance(own, Pieces) else split_microbatches(own.num_samples, each)
+        for part in map(own.cut, slices):
+            whole = [Replicated(a) if i in part.replicated else a for i, a in enumerate(part.arrays)]
+            parts.append(part.rebuilt(whole))
+    return Microbatches(parts)
