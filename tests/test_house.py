@@ -26,7 +26,7 @@ FLOORS = [
         schedules.simulation pytree functional
         schedules.search data nn
         render optim
-        render.stepper execution
+        render.stepper render.editor execution
         tuning
         pipeline
         pipeline.checkpoint

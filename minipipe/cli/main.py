@@ -32,6 +32,7 @@ VERBS = {
     "simulate": "time a schedule: makespan, bubble, idle time, peak memory by rank",
     "search": "find a good schedule for given costs and memory, and a bound",
     "step": "walk through a schedule, action by action: who does, holds, waits",
+    "edit": "build a schedule by hand, on a page for the browser; save it",
     "advise": "say which cut, schedule and microbatches suit a training program",
     "run": "start an MPI job; restart it when it fails, without lost hosts",
     "coursework": "write the exercises: for students, for an instructor, for a grader",

@@ -63,8 +63,12 @@ def read(form: str, given: Any, ignore_sharding: bool = False) -> Cells:
         message = f"Expected the text of a schedule, not {quoted(text)}; Schedule.from_file reads a file."
         raise ScheduleError.of(ScheduleCode.SYNTAX, message)
     _check_length(text)
-    is_csv = form not in _READERS and any("," in line.split("#", 1)[0] for line in text.splitlines())
-    return _READERS.get(form, _read_csv if is_csv else _read_text)(text, ignore_sharding)
+    other = _read_csv if form not in _READERS and _is_csv(text) else _read_text
+    return _READERS.get(form, other)(text, ignore_sharding)
+
+
+def _is_csv(text: str) -> bool:
+    return any("," in line.split("#", 1)[0] for line in text.splitlines())
 
 
 def _text_of_file(path: str | Path) -> str:
@@ -108,15 +112,15 @@ def _rows_of_text(text: str) -> Iterator[_Row]:
 
 def _read_csv(text: str, ignore_sharding: bool) -> Cells:
     """Read PyTorch's CSV format. Empty cells are idle time."""
-    try:
-        return _from_rows(partial(_rows_of_csv, text), ignore_sharding)
-    except csv.Error as error:
-        raise ScheduleError.of(ScheduleCode.SYNTAX, f"The text is not CSV: {error}.") from None
+    return _from_rows(partial(_rows_of_csv, text), ignore_sharding)
 
 
 def _rows_of_csv(text: str) -> Iterator[_Row]:
     lines = csv.reader(StringIO(text.removeprefix("\ufeff"), newline=None))
-    return ((number, line) for number, line in enumerate(lines, 1) if line)
+    try:
+        yield from ((number, line) for number, line in enumerate(lines, 1) if line)
+    except csv.Error as error:
+        raise ScheduleError.of(ScheduleCode.SYNTAX, f"The text is not CSV: {error}.") from None
 
 
 _READERS = {"text": _read_text, "csv": _read_csv}
@@ -133,6 +137,38 @@ def _check_length(text: str) -> None:
 def _from_rows(
     read: Callable[[], Iterator[_Row]], ignore_sharding: bool, frozen: frozenset[int] = frozenset()
 ) -> Cells:
+    actions, overlaps, num_slices = _rows_in(read, ignore_sharding)
+    total = sum(map(len, actions))
+    if not total:
+        raise ScheduleError.of(
+            ScheduleCode.EMPTY, "There is no action in the text. Expected one line per rank, with cells such as 0F0."
+        )
+    largest = max(chain.from_iterable(actions), key=itemgetter(2))
+    if largest.microbatch >= total:
+        number = Slice(largest.microbatch, num_slices) if num_slices > 1 else largest.microbatch
+        message = f"{largest._replace(microbatch=number)} names microbatch {number}, but most lower ones are missing."
+        raise ScheduleError.of(ScheduleCode.MISSING, message)
+    n = max(1, num_slices)
+    num_microbatches = (largest.microbatch // n + 1) * n  # whole sequences
+    return Cells(_placement(actions, frozen), num_microbatches, tuple(actions), frozen, overlaps, n)
+
+
+_Rows = tuple[list[tuple[Action, ...]], frozenset[Action], int]
+
+
+def rows_of(text: str) -> _Rows:
+    """Return the rows of text or CSV in which anything may be missing, its joined forwards and number of slices.
+
+    Examples
+    --------
+    >>> [list(map(str, row)) for row in rows_of("rank 0: 0F0 0F1 \\n rank 1:")[0]]
+    [['0F0', '0F1'], []]
+    """
+    _check_length(text)
+    return _rows_in(partial(_rows_of_csv if _is_csv(text) else _rows_of_text, text))
+
+
+def _rows_in(read: Callable[[], Iterator[_Row]], ignore_sharding: bool = False) -> _Rows:
     # Of a typo, the other cells are read: one cell with a stage is enough.
     names_stages = any(_WITH_STAGE.match(cell.strip()) for _, cells in read() for cell in cells)
     num_slices = _num_slices(read)
@@ -147,19 +183,7 @@ def _from_rows(
         if total > MOST_ACTIONS or len(actions) > MOST_STAGES:
             message = f"Line {line} is beyond the limit of {MOST_STAGES:,} ranks and {MOST_ACTIONS:,} actions."
             raise ScheduleError.of(ScheduleCode.TOO_LARGE, message)
-    if not total:
-        raise ScheduleError.of(
-            ScheduleCode.EMPTY, "There is no action in the text. Expected one line per rank, with cells such as 0F0."
-        )
-    largest = max(chain.from_iterable(actions), key=itemgetter(2))
-    if largest.microbatch >= total:
-        number = Slice(largest.microbatch, num_slices) if num_slices > 1 else largest.microbatch
-        message = f"{largest._replace(microbatch=number)} names microbatch {number}, but most lower ones are missing."
-        raise ScheduleError.of(ScheduleCode.MISSING, message)
-    overlaps = frozenset(found[0] for found in known.values() if len(found) > 1)
-    n = max(1, num_slices)
-    num_microbatches = (largest.microbatch // n + 1) * n  # whole sequences
-    return Cells(_placement(actions, frozen), num_microbatches, tuple(actions), frozen, overlaps, n)
+    return actions, frozenset(found[0] for found in known.values() if len(found) > 1), num_slices
 
 
 def _num_slices(read: Callable[[], Iterator[_Row]]) -> int:

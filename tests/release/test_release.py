@@ -28,6 +28,7 @@ COMMANDS = {
     "simulate": ("simulate v-half --costs latency=0.1", 0, "makespan"),
     "search": ("search --ranks 2 --microbatches 2 --seconds 1", 0, "makespan"),
     "step": ("step 1f1b --at 3", 0, "rank 1 begins 1F0"),
+    "edit": ("edit --help", 0, "Build a schedule by hand"),
     "advise": ("advise --ranks 2 --seconds 0 train.py", 0, "schedule"),
     "run": ("run -n 2 train.py", 0, "loss 2."),
     "coursework": ("coursework another", 0, "wrote 16 tasks to another"),

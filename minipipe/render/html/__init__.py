@@ -242,20 +242,47 @@ def draw_html(*drawn: ActionTable | Timeline, title: str | None = None, notes: S
     ('<!doctype html>', True)
     """
     panels = _shown(panels_of(drawn))
-    page = Template(_resource("player.html"))
+    tables = "".join(table for panel in panels for table in _tables(panel))
+    below = f'<details class="all"><summary>All actions as tables</summary>{tables}</details>'
+    return page_of(panels, player_data(panels), title or _title(panels), notes, More(below=below))
+
+
+class More(NamedTuple):
+    """What a page has beside the player.
+
+    Attributes
+    ----------
+    above, beside, below : str
+        HTML above the player, behind its chart, and below it.
+    style : str
+    scripts : tuple of str
+        They run after those of the player, and see what these declare.
+    policy : str
+        More permissions of the page.
+    """
+
+    above: str = ""
+    beside: str = ""
+    below: str = ""
+    style: str = ""
+    scripts: tuple[str, ...] = ()
+    policy: str = ""
+
+
+def page_of(panels: Sequence[Panel], data: dict[str, Any], title: str, notes: Sequence[str], more: More) -> str:
+    """Return the page of the player for some panels with their data, and with more around it."""
+    scripts = [_CONSTANTS, *(resource("minipipe.render.html", f"{name}.js") for name in _SCRIPTS), *more.scripts]
     are_several = len(panels) > 1
-    return page.substitute(
-        title=escaped(title or _title(panels)),
+    return Template(resource("minipipe.render.html", "player.html")).substitute(
+        title=escaped(title),
         notes="".join(f"<li>{escaped(note)}</li>" for note in note_lines(notes)),
-        style=f"{_themes()}\n{_resource('player.css')}",
-        legend="".join(_legend(panels)),
+        style="\n".join((_themes(), resource("minipipe.render.html", "player.css"), more.style)),
+        legend=legend(panels),
         charts="".join(_chart(panel, are_several) for panel in panels),
         moments="".join(_moment(panel, are_several) for panel in panels),
-        tables="".join(table for panel in panels for table in _tables(panel)),
-        data=_json(player_data(panels)),
-        script="\n".join(
-            ["(() => {", '"use strict";', _CONSTANTS, *(_resource(f"{name}.js") for name in _SCRIPTS), "})();"]
-        ),
+        data=as_json(data),
+        script="\n".join(["(() => {", '"use strict";', *scripts, "})();"]),
+        **{name: getattr(more, name) for name in ("above", "beside", "below", "policy")},
     )
 
 
@@ -266,11 +293,12 @@ def _shown(panels: tuple[Panel, ...]) -> tuple[Panel, ...]:
     return tuple(Panel(replace(panel.timeline, memory=None, peak_memory=None), panel.pairs) for panel in panels)
 
 
-def _resource(name: str) -> str:
-    return (files("minipipe.render.html") / name).read_text(encoding="utf-8").strip()
+def resource(package: str, name: str) -> str:
+    """Return the text of a file of a package."""
+    return (files(package) / name).read_text(encoding="utf-8").strip()
 
 
-def _json(data: object) -> str:
+def as_json(data: object) -> str:
     """Return data as JSON that cannot end its ``<script>`` element."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
@@ -300,6 +328,11 @@ def _variables(theme: Theme) -> str:
 def _hatch(cause: IdleCause, angle: int, gap: int) -> str:
     lines = f"var(--hatch) 0 1px, var(--slot) 1px {gap}px"
     return f'.swatch[data-idle="{cause}"] {{ background: repeating-linear-gradient({angle}deg, {lines}); }}'
+
+
+def legend(panels: Sequence[Panel]) -> str:
+    """Return the entries of the legend."""
+    return "".join(_legend(panels))
 
 
 def _legend(panels: Sequence[Panel]) -> Iterator[str]:

@@ -21,6 +21,7 @@ class MomentTable {
     this.list = holder.querySelector(".messages");
     this.listed = null;
     const body = holder.querySelector("tbody");
+    body.replaceChildren();
     this.rows = timeline.ranks.map((rank, r) => addRow(body, rank, r));
   }
 

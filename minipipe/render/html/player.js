@@ -8,6 +8,15 @@ class Player {
   constructor(data) {
     const ids = ["player", "play", "clock", "speed", "scrub", "scroller", "extent", "sheet", "details", "spoken"];
     this.parts = Object.fromEntries(ids.map((id) => [id, document.getElementById(id)]));
+    this.details = new Details(this, this.parts.details);
+    this.dark = matchMedia("(prefers-color-scheme: dark)");
+    this.calm = matchMedia("(prefers-reduced-motion: reduce)");
+    Object.assign(this, { time: 0, isPlaying: false, selected: null, wishes: {}, isDragging: false, isPrinting: false });
+    this.read(data);
+    this.makeSpeeds();
+  }
+
+  read(data) {
     this.data = data;
     this.events = eventsOf(data);
     const snap = snapTo(this.events, data.duration);
@@ -17,12 +26,19 @@ class Player {
     this.view = new View(data.duration, this.typical);
     this.glowing = this.timelines.map(({ messages: { starts, ends } }) =>
       new Stretches(starts, ends.map((end) => end + GLOW * this.typical)));
-    this.details = new Details(this, this.parts.details);
-    this.dark = matchMedia("(prefers-color-scheme: dark)");
-    this.calm = matchMedia("(prefers-reduced-motion: reduce)");
-    Object.assign(this, { time: 0, isPlaying: false, selected: null, wishes: {}, isDragging: false, isPrinting: false });
     this.makeParts();
-    this.makeSpeeds();
+  }
+
+  /** Takes other data of as many timelines; the view and the moment stay, as far as they can. */
+  take(data) {
+    const { zoom, scroll, duration } = this.view;
+    this.pause();
+    this.read(data);
+    const scale = zoom === 1 ? 1 : Math.max(1, (zoom * data.duration) / duration); // a unit of time keeps its width
+    Object.assign(this.view, { zoom: scale, scroll });
+    this.time = this.view.clamped(this.time);
+    if (this.selected && this.selected[1] >= this.timelines[this.selected[0]].ranks.length) this.selected = null;
+    this.resize();
   }
 
   makeParts() {

@@ -207,11 +207,15 @@ class Search:
         except ArgumentError:  # without OR-tools
             self.windows = None
         self.progress: list[tuple[int, float]] = []
+        self._coming = self.candidates()
 
     def run(self, evaluations: float, seconds: float = inf) -> SearchState:
-        """Evaluate so many candidates, at least one; fewer if one reaches the bound, or if the time is over."""
+        """Evaluate candidates up to so many in all, at least one; fewer if one reaches the bound, or the time is over.
+
+        Another call continues.
+        """
         begun = perf_counter()
-        for candidate in self.candidates():
+        for candidate in self._coming:
             self.evaluations += 1
             self.note(candidate)
             if self.best is None:

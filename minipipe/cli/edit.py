@@ -1,0 +1,147 @@
+"""``minipipe edit``: the page of the editor, served to a browser on this machine and to nobody else.
+
+The address of the page holds a random token, without which nothing is answered. A message must also come from the page
+itself, as its Origin and Host say: so no other web site can send one, even if it guessed the port.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from minipipe.cli.options import add_costs, add_output, add_sizes, misuse, schedule_of
+from minipipe.cli.output import ExitStatus, ending_of
+from minipipe.io import printable
+from minipipe.schedules.registry import REGISTRY
+
+EPILOG = """The page is open to this machine alone, at an address with a random token, until Ctrl-C.
+It changes one file, when you press Save: FILE, or the one of -o.
+
+examples:
+  minipipe edit 1f1b --ranks 2 --microbatches 2 -o mine.csv
+  minipipe edit mine.csv --costs F=1,I=2,W=1,latency=0.5
+  mpirun -n 2 python tutorials/train.py --schedule mine.csv"""
+
+_MOST_BYTES = 2**20  # of a message: the text of the longest schedule that the editor takes has a fifth
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("schedule", metavar="NAME|FILE", help="a name of `minipipe schedules`, or a file")
+    parser.add_argument("--chunks", type=int, metavar="V", help="stages on each rank, for schedules that take several")
+    add_sizes(parser)
+    add_costs(parser)
+    add_output(parser, "save there: .csv or .txt (default: FILE, or NAME.csv, if there is no such file)")
+    parser.set_defaults(group=None, per_update=None, joined=None, slices=None, freeze=[], ignore_sharding=False)
+    parser.set_defaults(recompute=False, offload=None, replicas=None)
+
+
+def run(options: argparse.Namespace) -> ExitStatus:
+    """Serve the page until it is interrupted."""
+    from minipipe.render.editor import Editor
+    from minipipe.render.editor.draft import Draft
+
+    draft = Draft.of(schedule_of(options.schedule, options))
+    file = _file(options)
+    editor = Editor(draft, file=file)
+    refused = editor.answer({"do": "costs", "costs": options.costs})
+    if refused["isRefused"]:
+        raise misuse(f"--costs: {refused['said']}")
+    with Page(editor) as page:
+        text = f"Edit it at {page.url}\nIt saves to {printable(str(file))}. Ctrl-C ends it."
+        print(json.dumps({"url": page.url, "file": str(file)}) if options.json else text, flush=True)
+        try:
+            page.serve_forever()
+        except KeyboardInterrupt:
+            return ExitStatus.YES
+    return ExitStatus.YES
+
+
+def _file(options: argparse.Namespace) -> Path:
+    is_name = options.schedule in REGISTRY
+    file = options.output or Path(f"{options.schedule}.csv" if is_name else options.schedule)
+    if is_name and options.output is None and file.exists():
+        raise misuse(f"{file} exists: edit it, minipipe edit {file}, or save to another file with -o.")
+    ending_of(file, (".csv", ".txt"))
+    return file
+
+
+class Page(ThreadingHTTPServer):
+    """The server of one page and of its messages.
+
+    Attributes
+    ----------
+    url : str
+        The address of the page, with its token.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, editor) -> None:  # type: ignore[no-untyped-def]  # an Editor, which is imported when it is run
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.editor, self.turn = editor, threading.Lock()
+        self.host = f"127.0.0.1:{self.server_address[1]}"
+        self.path = f"/{secrets.token_urlsafe(24)}/"
+        self.url = f"http://{self.host}{self.path}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Page
+    protocol_version = "HTTP/1.1"
+    timeout = 30  # seconds for a request to arrive
+
+    def do_GET(self) -> None:
+        """Answer with the page."""
+        from minipipe.render.editor import draw_editor
+
+        if self._is_ours(self.server.path):
+            with self.server.turn:
+                page = draw_editor(self.server.editor, "http")
+            self._send(200, page, "text/html")
+
+    def do_POST(self) -> None:
+        """Answer a message."""
+        length = self.headers.get("Content-Length", "")
+        if not self._is_ours(f"{self.server.path}ask", f"http://{self.server.host}"):
+            return
+        if self.headers.get("Content-Type") != "application/json" or not length.isdecimal():
+            self._send(415, "Expected JSON, with its length.")
+        elif int(length) > _MOST_BYTES:
+            self._send(413, f"Expected at most {_MOST_BYTES:,} bytes.")
+        else:
+            message = self.rfile.read(int(length)).decode("utf-8", "replace")
+            with self.server.turn:
+                answer = self.server.editor.ask(message)
+            self._send(200, answer, "application/json")
+
+    def _is_ours(self, path: str, origin: str | None = None) -> bool:
+        """Tell whether a request has the token, and came from the page; refuse it otherwise."""
+        has_token = secrets.compare_digest(self.path.encode(), path.encode())
+        is_local = self.headers.get("Host") == self.server.host
+        if has_token and is_local and self.headers.get("Origin") == origin:
+            return True
+        self._send(403, "This page is for whoever started it: open the address that minipipe edit printed.")
+        return False
+
+    def _send(self, status: int, content: str, kind: str = "text/plain") -> None:
+        data = content.encode()
+        self.close_connection = self.close_connection or status != 200  # a refused message was not read
+        self.send_response(status)
+        for name, value in (
+            ("Content-Type", f"{kind}; charset=utf-8"),
+            ("Content-Length", str(len(data))),
+            ("Cache-Control", "no-store"),
+            ("Referrer-Policy", "no-referrer"),
+            ("X-Content-Type-Options", "nosniff"),
+            ("X-Frame-Options", "DENY"),
+        ):
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing: standard output has the address alone."""

@@ -1,0 +1,381 @@
+"""The protocol of the editor: a message, which is a mapping, and its answer; JSON on both ways.
+
+A message says what to ``do``: one of the methods of :class:`Editor` that begin with ``do_``. Its other members are
+their arguments. The answer has ``said``, a sentence, and ``isRefused``; if something changed, also everything that the
+page shows. Where a text was refused at a place, ``place`` has the numbers of its line and cell, from 1.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from inspect import signature
+from pathlib import Path
+from typing import Any, cast
+
+from minipipe.errors import ArgumentError, MinipipeError, Problem, ScheduleCode, ScheduleError, quoted, whole_number
+from minipipe.io import json_value, write_whole
+from minipipe.render.editor.draft import Draft, check_size
+from minipipe.render.editor.drawing import Sight
+from minipipe.render.editor.puzzles import PUZZLES
+from minipipe.render.editor.sharing import packed, unpacked
+from minipipe.schedules.action import Action, I
+from minipipe.schedules.analysis.workload import Objective
+from minipipe.schedules.registry import REGISTRY, TRADES, build
+from minipipe.schedules.search.gallery import known_bound
+from minipipe.schedules.search.heuristic import Search
+from minipipe.schedules.search.list_scheduling import schedule_of
+from minipipe.schedules.simulation.costs import Costs
+
+_PLACE = re.compile(r"Line (\d+), cell (\d+): ")
+_MOST_RECOGNISED = 1600  # actions: those of 8 ranks and 64 microbatches
+Answer = dict[str, Any]
+
+
+class Editor:
+    """A draft with its past, costs and a limit of memory; it answers the messages of a page.
+
+    Parameters
+    ----------
+    draft : Draft, optional
+        By default 1F1B on 4 ranks with 8 microbatches.
+    costs : str
+        For :meth:`minipipe.Costs.parse`.
+    file : Path, optional
+        Where ``save`` writes to, and nowhere else.
+
+    Examples
+    --------
+    >>> editor = Editor()
+    >>> editor.answer({"do": "empty"})["isRefused"]
+    False
+    >>> editor.answer({"do": "place", "rank": 1, "action": "1F0"})["said"]
+    'Rank 1, position 0: 1F0 comes before 0F0, which it needs.'
+    """
+
+    def __init__(self, draft: Draft | None = None, costs: str = "", file: Path | None = None) -> None:
+        self.draft = draft or Draft.of(build("1f1b", 4, 8))
+        self.past: list[Draft] = []
+        self.future: list[Draft] = []
+        self.costs_text, self.costs = costs, read_costs(costs)
+        self.limit: int | None = None
+        self.halves, self.puzzle = _has_halves(self.draft), 0
+        self.file = file
+        self.search: Search | None = None
+        self._sight: Sight | None = None
+        self._named: tuple[Any, dict[str, Any]] = None, {}  # the last sizes, and the schedules that have them
+
+    # -- messages and answers --------------------------------------------------------------------------------------
+
+    def ask(self, text: str) -> str:
+        """Answer a message of JSON with one."""
+        try:
+            message = json_value(json.loads(text), dict, "the message")
+        except (ValueError, RecursionError) as error:
+            return json.dumps({"said": f"No message of the editor: {error}", "isRefused": True})
+        return json.dumps(self.answer(message), separators=(",", ":"), allow_nan=False)
+
+    def answer(self, message: dict[str, Any]) -> Answer:
+        """Answer a message."""
+        arguments = dict(message)
+        verb = arguments.pop("do", None)
+        do: Callable[..., Answer] | None = getattr(self, f"do_{verb}", None) if isinstance(verb, str) else None
+        if do is None:
+            return self._refused(f"The editor does not know what to do: {quoted(verb)}.")
+        known = signature(do).parameters
+        if not {name for name, it in known.items() if it.default is it.empty} <= set(arguments) <= set(known):
+            expected, given = (", ".join(names) or "nothing" for names in (known, arguments))
+            return self._refused(f"The message {verb} has {expected} beside it; this one has {given}.")
+        try:
+            return do(**arguments)
+        except ScheduleError as error:
+            return self._refused(error.problems[0].message)
+        except MinipipeError as error:
+            return self._refused(str(error))
+
+    def _refused(self, sentence: str) -> Answer:
+        """Return the answer to what cannot be done. Nothing has changed."""
+        found = _PLACE.match(sentence)
+        return {"said": sentence, "isRefused": True, "place": found and [int(found[1]), int(found[2])]}
+
+    @property
+    def sight(self) -> Sight:
+        """What is seen of the draft."""
+        now = self.draft, self.costs, self.limit, self.halves
+        if self._sight is None or self._sight.given != now:
+            self._sight = Sight(*now)
+        return self._sight
+
+    def do_show(self, said: str = "") -> Answer:
+        """Return everything that the page shows."""
+        return {
+            **self.sight.data(),
+            "said": said,
+            "isRefused": False,
+            "text": self.sight.export("txt"),
+            "sizes": [len(self.draft.rows), self.draft.num_microbatches, len(self.draft.placement)],
+            "costs": self.costs_text,
+            "limit": self.limit,
+            "halves": self.halves,
+            "puzzle": self.puzzle,
+            "can": [verb for verb, drafts in (("undo", self.past), ("redo", self.future)) if drafts],
+            "file": self.file and str(self.file),
+        }
+
+    def _built(self) -> str:
+        """Return what is to be said of a draft that was finished by hand: its name and, in a puzzle, how good it is."""
+        if not self.sight.is_finished:
+            return ""
+        names = self._named_like(self.draft)
+        found = [f"You built {', which is also '.join(names[:2])}."] if names else []
+        if self.puzzle:
+            end, par = self.sight.end, PUZZLES[self.puzzle - 1].par.value
+            over = end - par
+            found.append(f"Par: {par:g} units. It cannot be beaten." if over < 1e-9 else f"{over:g} units above par.")
+        return " ".join(found)
+
+    # -- opening ---------------------------------------------------------------------------------------------------
+
+    def do_open(self, name: str, ranks: int, microbatches: int, chunks: int | None = None) -> Answer:
+        """Open a named schedule."""
+        for noun, count in (("ranks", ranks), ("microbatches", microbatches), ("chunks", chunks or 1)):
+            whole_number(noun, count, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
+        check_size(ranks * (chunks or 1), microbatches)  # before it is built
+        self._begin(Draft.of(build(name, ranks, microbatches, chunks)))
+        return self.do_show(f"{name}: {TRADES[name]}.")
+
+    def do_puzzle(self, number: int) -> Answer:
+        """Open a puzzle, by its number from 1."""
+        if not isinstance(number, int) or not 1 <= number <= len(PUZZLES):
+            raise ArgumentError("value", f"There is no puzzle {quoted(number)}; expected 1 to {len(PUZZLES)}.")
+        puzzle = PUZZLES[number - 1]
+        placement = tuple(range(puzzle.num_ranks))
+        self.costs_text, self.costs = puzzle.costs, read_costs(puzzle.costs)
+        self._begin(Draft(f"puzzle {number}", placement, puzzle.num_microbatches, ((),) * puzzle.num_ranks))
+        self.limit, self.puzzle, self.halves = puzzle.memory_limit, number, True
+        return self.do_show(f"Par is {puzzle.par.value:g} units. {puzzle.hint}")
+
+    def do_shared(self, fragment: str) -> Answer:
+        """Open what the end of an address holds."""
+        draft, costs, limit, puzzle = unpacked(json_value(fragment, str, "the address"))
+        fresh = Editor(draft, costs, self.file)
+        if puzzle:
+            fresh.do_puzzle(puzzle)
+            fresh._check_fits_puzzle(draft)
+            limit = fresh.limit
+        if (problem := draft.problem()) is not None:
+            raise ScheduleError([problem])
+        fresh.draft, fresh.puzzle = draft, 0
+        fresh.do_limit(cast(Any, limit))  # which refuses what is no whole number
+        fresh.puzzle = puzzle
+        vars(self).update(vars(fresh))
+        return self.do_show("This is the schedule of the address.")
+
+    def _begin(self, draft: Draft) -> None:
+        self.draft, self.past, self.future = draft, [], []
+        self.halves, self.puzzle, self.limit, self.search = _has_halves(draft), 0, None, None
+
+    # -- editing ---------------------------------------------------------------------------------------------------
+
+    def _change(self, draft: Draft, said: str | None = None) -> Answer:
+        if draft != self.draft:
+            self.past.append(self.draft)
+            self.future.clear()
+            self.draft = draft
+        return self.do_show(self._built() if said is None else said)
+
+    def do_place(self, rank: int, action: str | None = None, kind: str | None = None) -> Answer:
+        """Place an action at the end of a row: a given one, the next of a kind, or the one that is ready."""
+        choices = self._choices(self._rank(rank))
+        if action is not None:
+            chosen = Action.parse(json_value(action, str, "the action"))
+        else:
+            fitting = [choice for choice in choices if kind in (None, choice.action.kind)]
+            ready = [choice.action for choice in fitting if choice.is_ready]
+            if len(ready) > 1 and kind is None:
+                offers = [str(each) for each in ready]
+                return {"said": f"Rank {rank} may run {' or '.join(offers)}.", "isRefused": False, "offers": offers}
+            if not fitting:
+                return self._refused(f"Rank {rank} has no {kind or 'action'} left to place.")
+            chosen = ready[0] if ready else fitting[0].action
+        problem = self.draft.refusal(rank, chosen, self.limit)
+        if problem is not None:
+            return self._refused(problem.message)
+        return self._change(self.draft.placed(rank, chosen))
+
+    def do_back(self, rank: int) -> Answer:
+        """Take the last action of a rank back."""
+        return self._change(self.draft.without_last(self._rank(rank)))
+
+    def do_cut(self, time: float) -> Answer:
+        """Take back whatever begins at a time or later."""
+        if not isinstance(time, int | float):
+            raise ArgumentError("type", f"The time is {quoted(time)}; expected a number.")
+        return self._change(self.draft.cut(self.sight.timeline, time))
+
+    def do_empty(self) -> Answer:
+        """Take everything back."""
+        return self._change(replace(self.draft, rows=((),) * len(self.draft.rows)))
+
+    def do_text(self, text: str) -> Answer:
+        """Take the rows from a text, or from CSV."""
+        draft = self.draft.written(json_value(text, str, "the text"))
+        self._check_fits_puzzle(draft)
+        problem = draft.problem(self.limit)
+        if problem is not None:
+            return {**self._refused(problem.message), "place": _in_text(text, problem)}
+        return self._change(draft)
+
+    def do_undo(self) -> Answer:
+        """Go back to the draft before."""
+        return self._moved(self.past, self.future, "undo")
+
+    def do_redo(self) -> Answer:
+        """Return to the draft that was undone."""
+        return self._moved(self.future, self.past, "redo")
+
+    def _moved(self, source: list[Draft], target: list[Draft], verb: str) -> Answer:
+        if not source:
+            return self._refused(f"There is nothing to {verb}.")
+        target.append(self.draft)
+        self.draft = source.pop()
+        return self.do_show()
+
+    def _rank(self, rank: Any) -> int:
+        if not isinstance(rank, int) or not 0 <= rank < len(self.draft.rows):
+            raise ArgumentError("value", f"There is no rank {quoted(rank)}; expected 0 to {len(self.draft.rows) - 1}.")
+        return rank
+
+    def _choices(self, rank: int) -> list[Any]:
+        return self.sight.choices[rank]
+
+    def _check_fits_puzzle(self, draft: Draft) -> None:
+        own = self.draft
+        if self.puzzle and (draft.placement, draft.num_microbatches) != (own.placement, own.num_microbatches):
+            message = f"Puzzle {self.puzzle} has {len(own.placement)} stages, one on each rank, and"
+            message += f" {own.num_microbatches} microbatches; this has {len(draft.placement)} stages on"
+            raise ScheduleError.of(
+                ScheduleCode.PLACEMENT,
+                f"{message} {len(draft.rows)} ranks and {draft.num_microbatches} microbatches.",
+            )
+
+    def _named_like(self, draft: Draft) -> list[str]:
+        """Return the named schedules with the rows of a draft, unless it is so long that building all takes long."""
+        ranks, stages = len(draft.rows), len(draft.placement)
+        sizes = ranks, draft.num_microbatches, stages // ranks if stages > ranks else None
+        if len(draft.there) > _MOST_RECOGNISED:
+            return []
+        if self._named[0] != sizes:
+            self._named = sizes, _built_as(*sizes)
+        return [name for name, built in self._named[1].items() if built == (draft.placement, draft.rows)]
+
+    # -- settings --------------------------------------------------------------------------------------------------
+
+    def do_halves(self, halves: bool) -> Answer:
+        """Offer backwards as I and W, or whole."""
+        self.halves = bool(halves)
+        return self.do_show()
+
+    def do_costs(self, costs: str) -> Answer:
+        """Take other costs, as text for :meth:`minipipe.Costs.parse`."""
+        self._check_free("costs")
+        parsed = read_costs(json_value(costs, str, "the costs"))
+        parsed.workload(self.draft.placement, self.draft.num_microbatches)  # refuses costs of other numbers of stages
+        self.costs_text, self.costs = costs, parsed
+        return self.do_show()
+
+    def do_limit(self, limit: int | None) -> Answer:
+        """Limit the (stage, microbatch) pairs that a rank may hold; None lifts the limit."""
+        self._check_free("limit")
+        if limit is not None:
+            whole_number("limit", limit, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
+            workload = self.costs.workload(self.draft.placement, self.draft.num_microbatches, limit)
+            known_bound(workload, Objective.MAKESPAN)  # refuses a limit below what one microbatch needs
+            problem = self.draft.problem(limit)
+            if problem is not None:
+                raise ScheduleError([problem])
+        self.limit = limit
+        return self.do_show()
+
+    def _check_free(self, noun: str) -> None:
+        if self.puzzle:
+            raise ArgumentError("value", f"The {noun} belong to the puzzle; open a schedule to change them.")
+
+    # -- searching -------------------------------------------------------------------------------------------------
+
+    def do_search(self, seconds: float, again: bool = False) -> Answer:
+        """Search for so many seconds, at most 1, and say how far it is; a further message continues."""
+        if not isinstance(seconds, int | float) or not 0 < seconds <= 1:
+            raise ArgumentError("value", f"seconds is {quoted(seconds)}; expected at most 1, and another message.")
+        draft = self.draft
+        workload = self.costs.workload(draft.placement, draft.num_microbatches, self.limit)
+        if again or self.search is None or self.search.facts.workload != workload:
+            bound = known_bound(workload, Objective.MAKESPAN)
+            self.search = Search(workload, Objective.MAKESPAN, bound.value, seed=0)
+        search = self.search
+        best = search.run(float("inf"), seconds)
+        is_best = best.value <= search.bound * (1 + 1e-9)
+        said = f"Makespan {best.value:g} after {search.evaluations:,} schedules; the bound is {search.bound:g}"
+        return {"said": f"{said}{': none is shorter' if is_best else ''}.", "isRefused": False, "isDone": is_best}
+
+    def do_take(self) -> Answer:
+        """Take the best schedule that the search has found."""
+        if self.search is None or self.search.best is None:
+            return self._refused("Nothing has been found yet; search first.")
+        found = schedule_of(self.search.best.run.words, self.search.facts.workload, self.draft.name)
+        draft = Draft.of(found)
+        self._check_fits_puzzle(draft)
+        self.halves = True
+        return self._change(draft, f"Found by {self.search.best.found_by}.")
+
+    # -- leaving ---------------------------------------------------------------------------------------------------
+
+    def do_share(self) -> Answer:
+        """Return the end of an address that holds the draft, its costs and its limit."""
+        fragment = packed(self.draft, self.costs_text, self.limit, self.puzzle)
+        return {"said": "The address of this page now holds the schedule.", "isRefused": False, "fragment": fragment}
+
+    def do_export(self, form: str) -> Answer:
+        """Return the content of a file: ``csv``, ``txt`` or ``svg``."""
+        name = f"{self.draft.name.replace(' ', '-')}.{form}"
+        return {"said": f"Exported as {name}.", "isRefused": False, "name": name, "content": self.sight.export(form)}
+
+    def do_save(self) -> Answer:
+        """Write the file of ``minipipe edit``."""
+        if self.file is None:
+            return self._refused("This page has no file to save to; export one.")
+        write_whole(self.file, self.sight.export(self.file.suffix[1:]))
+        missing = len(self.draft.missing)
+        program = f"mpirun -n {len(self.draft.rows)} python tutorials/train.py --schedule {self.file}"
+        how = f"{missing} actions are missing" if missing else f"Train with it: {program}"
+        return {"said": f"Saved {self.file}. {how}", "isRefused": False}
+
+
+def read_costs(text: str) -> Costs:
+    """Return costs of text, in which memory counts (stage, microbatch) pairs, as the limit does."""
+    return replace(Costs.parse(text), activation=1.0, weight_activation=None, transient_activation=0.0)
+
+
+def _has_halves(draft: Draft) -> bool:
+    return any(action.kind is I for action in draft.there)
+
+
+def _in_text(text: str, problem: Problem) -> list[int] | None:
+    """Return the line and the cell of a problem in a text or CSV, both from 1."""
+    if problem.rank is None or problem.step is None:
+        return None
+    lines = [n for n, line in enumerate(text.splitlines(), 1) if line.split("#", 1)[0].strip()]
+    return [lines[problem.rank], problem.step + 1] if problem.rank < len(lines) else None
+
+
+def _built_as(ranks: int, microbatches: int, chunks: int | None) -> dict[str, Any]:
+    """Return, by name, placement and rows of the schedules that take these sizes."""
+    found = {}
+    for name in REGISTRY:
+        with suppress(ScheduleError):
+            built = build(name, ranks, microbatches, chunks)
+            found[name] = built.placement, built.actions
+    return found

@@ -1,0 +1,220 @@
+"""A draft: a schedule that is still being written, in which actions are missing.
+
+What is there stands at the beginning of its row, and the rest is added behind it, one microbatch after another. This
+whole schedule is verified and simulated as any other; what was added cannot change the times before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+from typing import NamedTuple
+
+from minipipe.errors import Problem, ScheduleCode, ScheduleError
+from minipipe.schedules.action import Action, B, F, I, W
+from minipipe.schedules.action_table import ActionTable, Schedule, schedule_of_text
+from minipipe.schedules.analysis.dependencies import Dependencies
+from minipipe.schedules.analysis.verifier import verify
+from minipipe.schedules.placement import check_placement
+from minipipe.schedules.simulation.timeline import Timeline
+from minipipe.schedules.text import rows_of
+
+MOST = 20_000  # actions of a draft: after each edit all of them are timed and drawn
+Rows = tuple[tuple[Action, ...], ...]
+
+
+def check_size(num_stages: int, num_microbatches: int) -> None:
+    """Refuse a schedule that is too large to be edited, with code ``too-large``."""
+    size = 3 * num_stages * num_microbatches
+    if size > MOST:
+        message = f"{num_stages} stages and {num_microbatches} microbatches make {size:,} actions"
+        raise ScheduleError.of(ScheduleCode.TOO_LARGE, f"{message}; the editor takes at most {MOST:,}.")
+
+
+class Choice(NamedTuple):
+    """What a rank may do next, and whether it is ready."""
+
+    action: Action
+    is_ready: bool
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The actions placed so far.
+
+    Attributes
+    ----------
+    name : str
+    placement : tuple of int
+        ``placement[stage]`` is the rank of a stage.
+    num_microbatches : int
+    rows : tuple of tuple of Action
+        ``rows[rank]``.
+
+    Raises
+    ------
+    ScheduleError
+        Codes ``empty``, ``placement``, and ``too-large`` for more than ``MOST`` actions.
+
+    Examples
+    --------
+    >>> draft = Draft("mine", (0, 1), 1, ((), ())).placed(0, Action.parse("0F0"))
+    >>> print(draft.whole)
+    # mine: 2 ranks, 2 stages, 1 microbatch
+    rank 0: 0F0 0B0
+    rank 1: 1F0 1B0
+    >>> [str(choice.action) for choice in draft.choices()[1] if choice.is_ready]
+    ['1F0']
+    """
+
+    name: str
+    placement: tuple[int, ...]
+    num_microbatches: int
+    rows: Rows
+
+    def __post_init__(self) -> None:
+        check_size(len(self.placement), self.num_microbatches)
+        check_placement(self.placement, len(self.rows))
+
+    @classmethod
+    def of(cls, table: ActionTable) -> Draft:
+        """Return the draft of a schedule: complete, and open for changes.
+
+        Raises
+        ------
+        ScheduleError
+            Codes ``replicas``, ``slices``, ``updates`` and ``recompute``, for what cannot be placed by hand yet;
+            ``not-a-schedule`` for a program; ``frozen`` for frozen stages and forwards alone.
+        """
+        placement = table.one_rank_each("the editor")
+        if not isinstance(table, Schedule):
+            raise ScheduleError.of(ScheduleCode.NOT_A_SCHEDULE, "It has SEND and RECV; the editor places none.")
+        if table.frozen or table.is_forward_only:
+            message = f"{table.title} trains not all of its stages; the editor expects a backward of each."
+            raise ScheduleError.of(ScheduleCode.FROZEN, message)
+        plain = table.without_overlaps("the editor")
+        return cls(table.name, placement, table.num_microbatches, plain.actions)
+
+    def written(self, text: str) -> Draft:
+        """Return the draft of a text or CSV: of the same size where its actions fit into it, or else of its own.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``syntax``, with line and cell; those of :func:`minipipe.schedules.schedule_of_text` and :meth:`of`.
+        """
+        rows, overlaps, num_slices = rows_of(text)
+        own = [set(self.whole.stages_of(rank)) for rank in range(len(self.rows))]
+        fits = len(rows) == len(own) and not overlaps and num_slices < 2
+        every = [(a, mine) for row, mine in zip(rows, own) for a in row]
+        if fits and all(a.stage in mine and a.microbatch < self.num_microbatches for a, mine in every):
+            return replace(self, rows=tuple(rows))
+        return Draft.of(schedule_of_text(text, self.name))
+
+    @cached_property
+    def there(self) -> frozenset[Action]:
+        """The actions that are placed."""
+        return frozenset(chain.from_iterable(self.rows))
+
+    @cached_property
+    def missing(self) -> tuple[Action, ...]:
+        """The actions that are not, in an order in which they can run: whole backwards, unless they are begun as I."""
+        stages, found = range(len(self.placement)), []
+        for k in range(self.num_microbatches):
+            split = [s for s in stages if not self.there.isdisjoint((Action(s, I, k), Action(s, W, k)))]
+            found += [Action(s, F, k) for s in stages]
+            for s in reversed(stages):
+                is_whole = s not in split or Action(s, B, k) in self.there
+                found += [Action(s, B, k)] if is_whole else [Action(s, I, k), Action(s, W, k)]
+        return tuple(action for action in found if action not in self.there)
+
+    @cached_property
+    def whole(self) -> Schedule:
+        """The schedule with what is missing behind what is there."""
+        rows: list[list[Action]] = list(map(list, self.rows))
+        for action in self.missing:
+            rows[self.placement[action.stage]].append(action)
+        return Schedule(self.name, self.placement, self.num_microbatches, tuple(map(tuple, rows)))
+
+    # -- what is wrong ---------------------------------------------------------------------------------------------
+
+    def problem(self, memory_limit: float | None = None) -> Problem | None:
+        """Return the first problem that the verifier finds among what is placed."""
+        try:
+            verify(self.whole, memory_limit)
+        except ScheduleError as error:
+            # The limit may be exceeded by what is missing only, which nobody has placed there.
+            late = (p.code is ScheduleCode.MEMORY and p.step >= len(self.rows[p.rank]) for p in error.problems)  # type: ignore[index, operator]
+            return next((p for p, is_late in zip(error.problems, late) if not is_late), None)
+        return None
+
+    def refusal(self, rank: int, action: Action, memory_limit: float | None = None) -> Problem | None:
+        """Return what is wrong with an action as the next one of a rank, or None."""
+        after = self.placed(rank, action)
+        problem, position = after.problem(memory_limit), len(self.rows[rank])
+        if problem is None or problem.code is ScheduleCode.ORDER:  # whose sentence has the position of what is missing
+            for needed in Dependencies(after.whole).of(action):
+                if needed not in self.there:
+                    sentence = f"Rank {rank}, position {position}: {action} comes before {needed}, which it needs."
+                    return Problem(ScheduleCode.ORDER, sentence, rank, position)
+        return problem
+
+    # -- changes ---------------------------------------------------------------------------------------------------
+
+    def placed(self, rank: int, action: Action) -> Draft:
+        """Return the draft with an action more at the end of a row."""
+        rows = (*self.rows[:rank], (*self.rows[rank], action), *self.rows[rank + 1 :])
+        return replace(self, rows=rows)
+
+    def cut(self, timeline: Timeline, time: float) -> Draft:
+        """Return the draft without what begins at a time or later in the timeline of the whole."""
+        ends = [sum(span.start < time for span in row[: len(own)]) for row, own in zip(timeline.spans, self.rows)]
+        return replace(self, rows=tuple(row[:end] for row, end in zip(self.rows, ends)))
+
+    def without_last(self, rank: int) -> Draft:
+        """Return the draft without the last action of a rank.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``order``, where another action needs it; ``empty`` where there is none.
+        """
+        if not self.rows[rank]:
+            raise ScheduleError.of(ScheduleCode.EMPTY, f"Rank {rank} has no action to take back.", rank)
+        *others, last = self.rows[rank]
+        rows = (*self.rows[:rank], tuple(others), *self.rows[rank + 1 :])
+        dependencies = Dependencies(self.whole)
+        for action in self.there:
+            if last in dependencies.of(action):
+                sentence = f"{last} cannot be taken back before {action}, which needs it."
+                raise ScheduleError.of(ScheduleCode.ORDER, sentence, rank, len(others))
+        return replace(self, rows=rows)
+
+    # -- what is next ----------------------------------------------------------------------------------------------
+
+    def choices(self, has_room: Sequence[bool] | None = None) -> list[list[Choice]]:
+        """Return, by rank, the next F, B, I and W of each of its stages, the lowest microbatch of each first.
+
+        Parameters
+        ----------
+        has_room : sequence of bool, optional
+            By rank, whether memory is left for another microbatch; by default on all.
+        """
+        done: dict[tuple[int, object], set[int]] = {}
+        for stage, kind, k in self.there:
+            done.setdefault((stage, kind), set()).add(k)
+        dependencies, every = Dependencies(self.whole), range(self.num_microbatches)
+        found: list[list[Choice]] = [[] for _ in self.rows]
+        for stage, rank in enumerate(self.placement):
+            forwards, whole, halves, weights = (done.get((stage, kind), set()) for kind in (F, B, I, W))
+            backwards = whole | halves
+            for kind, gone in ((F, forwards), (B, backwards), (I, backwards), (W, weights | set(every) - halves)):
+                coming = set(every) - gone
+                if coming:
+                    action = Action(stage, kind, min(coming))
+                    is_ready = all(needed in self.there for needed in dependencies.of(action))
+                    room = kind is not F or has_room is None or has_room[rank]
+                    found[rank].append(Choice(action, is_ready and room))
+        return found

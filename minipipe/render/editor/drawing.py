@@ -1,0 +1,133 @@
+"""What the page shows of a draft: data of the player for what is placed, choices and figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from math import inf
+from typing import Any
+
+from minipipe.errors import ArgumentError, quoted
+from minipipe.render.editor.draft import Choice, Draft
+from minipipe.render.html import legend, player_data
+from minipipe.render.panel import Panel
+from minipipe.render.svg import draw_svg
+from minipipe.schedules.action import Action, B, F, I
+from minipipe.schedules.analysis.bounds import Bound
+from minipipe.schedules.analysis.workload import Objective, fits
+from minipipe.schedules.search.gallery import known_bound
+from minipipe.schedules.simulation.comparison import workload_of
+from minipipe.schedules.simulation.costs import Costs
+from minipipe.schedules.simulation.simulator import simulate
+from minipipe.schedules.simulation.timeline import by_rank, format_time
+
+
+class Sight:
+    """A draft under some costs.
+
+    Parameters
+    ----------
+    draft : Draft
+        Legal so far.
+    costs : Costs
+    limit : float or None
+        Of (stage, microbatch) pairs on each rank.
+    halves : bool
+        Whether I and W are offered, or whole backwards.
+    """
+
+    def __init__(self, draft: Draft, costs: Costs, limit: float | None, halves: bool) -> None:
+        self.given = draft, costs, limit, halves
+        self.draft, self.costs, self.limit, self.halves = self.given
+        self.timeline = simulate(draft.whole, costs)
+        self.is_finished = not draft.missing
+        spans = zip(self.timeline.spans, draft.rows)
+        self.ends = [row[len(own) - 1].end if own else 0.0 for row, own in spans]
+        self.end = max(self.ends)
+
+    @property
+    def panel(self) -> Panel:
+        """The whole, for drawing; memory would say once more what is held."""
+        return Panel(replace(self.timeline, memory=None, peak_memory=None))
+
+    @cached_property
+    def choices(self) -> list[list[Choice]]:
+        """By rank, what it may do next."""
+        room = [self.limit is None or fits(self.held(rank) + 1, self.limit) for rank in range(len(self.ends))]
+        unwanted = B if self.halves else I
+        return [[choice for choice in row if choice.action.kind is not unwanted] for row in self.draft.choices(room)]
+
+    def held(self, rank: int) -> int:
+        """Return how many pairs a rank holds after what is placed."""
+        placed = len(self.draft.rows[rank])
+        return self.timeline.held_activations[rank][placed - 1] if placed else 0
+
+    @cached_property
+    def bound(self) -> Bound:
+        """The makespan below which no schedule is: within the limit or, without one, what a finished draft holds."""
+        own = max(self.timeline.peak_activations) if self.is_finished else inf
+        workload = workload_of(self.draft.whole, self.costs, own if self.limit is None else self.limit)
+        return known_bound(workload, Objective.MAKESPAN)
+
+    @cached_property
+    def figures(self) -> list[tuple[str, str]]:
+        """Figures with their names."""
+        unit, busy = self.timeline.unit, 0.0
+        peaks = []
+        for spans, held, own in zip(self.timeline.spans, self.timeline.held_activations, self.draft.rows):
+            busy += sum(span.end - span.start for span in spans[: len(own)])
+            peaks.append(max(held[: len(own)], default=0))
+        idle = 1 - busy / (len(self.ends) * self.end) if self.end else 0.0
+        placed, missing = sum(map(len, self.draft.rows)), len(self.draft.missing)
+        found = [
+            ("makespan" if self.is_finished else "so far", format_time(self.end, unit)),
+            ("bubble", f"{100 * max(0.0, idle):.1f} %"),
+            ("peak activations by rank", by_rank(peaks)),
+            ("bound", f"{format_time(self.bound.value, unit)} ({self.bound.name})"),
+        ]
+        if self.is_finished:
+            gap = max(0.0, self.end / self.bound.value - 1) if self.bound.value else 0.0
+            return [*found, ("gap", "none: optimal" if gap < 1e-9 else f"{100 * gap:.1f} %")]
+        return [*found, ("placed", f"{placed} of {placed + missing} actions")]
+
+    def data(self) -> dict[str, Any]:
+        """Return the data of the player, its legend, figures and choices."""
+        panels = (self.panel,)
+        choices = [[[str(action), is_ready] for action, is_ready in row] for row in self.choices]
+        return {
+            "player": self._pruned(player_data(panels)),
+            "legend": legend(panels),
+            "figures": self.figures,
+            "choices": choices,
+            "bound": self.bound.reason,
+        }
+
+    def _pruned(self, data: dict[str, Any]) -> dict[str, Any]:
+        """Return the data without what is not placed."""
+        (panel,) = data["panels"]
+        panel["name"], there = self.draft.name, self.draft.there
+        data["duration"] = max(self.end, self.bound.value)
+        if self.is_finished:
+            return data
+        data["sentences"]["finished"] = "has nothing placed from here on"
+        panel["criticalPath"] = []
+        messages = sorted(self.timeline.messages, key=lambda message: message.sent)
+        panel["messages"] = [row for row, sent in zip(panel["messages"], messages) if sent.value in there]
+        for rank, end, own in zip(panel["ranks"], self.ends, self.draft.rows):
+            rank["actions"] = rank["actions"][: len(own)]
+            rank["idle"] = [idle for idle in rank["idle"] if idle[0] < end]
+            held = [hold for hold in rank["holds"] if Action(hold[0], F, hold[1]) in there]
+            rank["holds"] = [[*hold[:3], hold[3] if hold[3] is not None and hold[3] <= end else None] for hold in held]
+        return data
+
+    def export(self, form: str) -> str:
+        """Return the content of a file: ``csv`` or ``txt`` of what is placed, or ``svg`` of a finished draft."""
+        if form == "svg" and self.is_finished:
+            return draw_svg(self.timeline)
+        if form == "svg":
+            message = f"A picture shows a finished schedule, and {len(self.draft.missing)} actions are missing."
+            raise ArgumentError("value", message)
+        if form not in ("csv", "txt"):
+            raise ArgumentError("value", f"There is no format {quoted(form)}; expected csv, txt or svg.")
+        table = self.draft.whole.with_rows(type(self.draft.whole), self.draft.rows)
+        return table.to_csv() if form == "csv" else table.to_text()

@@ -1,0 +1,59 @@
+"""A draft as the end of an address: compressed JSON in the letters of an address."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from typing import Any
+
+from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.io import json_value
+from minipipe.render.editor.draft import MOST, Draft
+from minipipe.schedules.action import Action
+
+_MOST_BYTES = 16 * MOST  # of the JSON
+
+
+def packed(draft: Draft, costs: str, limit: float | None, puzzle: int) -> str:
+    """Return a draft with its costs, limit and puzzle as text.
+
+    Examples
+    --------
+    >>> draft = Draft("mine", (0, 1), 2, ((Action.parse("0F0"),), ()))
+    >>> unpacked(packed(draft, "F=2", None, 0)) == (draft, "F=2", None, 0)
+    True
+    """
+    rows = [" ".join(map(str, row)) for row in draft.rows]
+    content = [draft.name, list(draft.placement), draft.num_microbatches, rows, costs, limit, puzzle]
+    return urlsafe_b64encode(zlib.compress(json.dumps(content).encode(), 9)).decode().rstrip("=")
+
+
+def unpacked(text: str) -> tuple[Draft, str, float | None, int]:
+    """Return what was packed.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``syntax`` for anything else; those of :class:`~minipipe.render.editor.draft.Draft`.
+    """
+    try:
+        unzip = zlib.decompressobj()
+        data = unzip.decompress(urlsafe_b64decode(text + "=" * (-len(text) % 4)), _MOST_BYTES)
+        name, placement, microbatches, rows, costs, limit, puzzle = json.loads(data)
+        return _checked(name, placement, microbatches, rows), json_value(costs, str, "the costs"), limit, int(puzzle)
+    except ScheduleError:
+        raise
+    except (ValueError, TypeError, zlib.error, RecursionError):  # also text that is no JSON, and other members
+        message = "The address holds no schedule: it is cut off, or of another program."
+        raise ScheduleError.of(ScheduleCode.SYNTAX, message) from None
+
+
+def _checked(name: Any, placement: list[Any], microbatches: Any, rows: list[Any]) -> Draft:
+    stages = tuple(json_value(rank, int, "a rank") for rank in placement)
+    actions = tuple(tuple(map(Action.parse, json_value(row, str, "a row").split())) for row in rows)
+    draft = Draft(
+        json_value(name, str, "the name")[:60], stages, json_value(microbatches, int, "microbatches"), actions
+    )
+    draft.whole.one_rank_each("the editor")
+    return draft
