@@ -11,7 +11,7 @@ from tests.test_documentation import PUBLIC
 
 LESSONS = sorted((ROOT / "tutorials").glob("[0-9][0-9]_*.py"))
 # Offered from one room to another, and to nobody outside.
-INSIDE = ("autograd.replay", "cli.main")
+INSIDE = ("autograd.replay", "cli.main", "render.editor")
 
 
 def loaded(path):
