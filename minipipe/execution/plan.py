@@ -451,7 +451,7 @@ def build_stages(
     replays = replays and plan.schedule.kinds.isdisjoint((ActionKind.RECOMPUTE, ActionKind.OFFLOAD))
     kind, stages = HalfStage if is_half else ReplayingStage if replays else Stage, {}
     if plan.schedule.num_slices > 1:
-        check_sliceable(plan.model, recompute, plan.inputs_require_grad)
+        check_sliceable(plan.model, plan.schedule, recompute, plan.inputs_require_grad)
         kind = SlicedStage
     for index in plan.schedule.stages_of(rank):
         part = plan.part(index)

@@ -31,6 +31,7 @@ from minipipe.nn.parameter import sum_of_gradients
 from minipipe.nn.slices import Carried, SequenceSlice, computing
 from minipipe.nn.transformer import ResidualAttention
 from minipipe.pytree import flattened
+from minipipe.schedules.action import R
 from minipipe.schedules.action_table import Schedule
 from minipipe.tensor import record
 
@@ -42,8 +43,10 @@ _BY_POSITION = {
 }
 
 
-def check_sliceable(model: nn.Sequential, recompute: bool, inputs_require_grad: bool) -> None:
+def check_sliceable(model: nn.Sequential, schedule: Schedule, recompute: bool, inputs_require_grad: bool) -> None:
     """Refuse what would not be the same, slice by slice, as for a whole sequence.
+
+    What is computed again would not know the slices before it, and what these got of it has no graph.
 
     Raises
     ------
@@ -57,9 +60,13 @@ def check_sliceable(model: nn.Sequential, recompute: bool, inputs_require_grad: 
         if isinstance(module, nn.MultiHeadAttention) and not module.is_causal:
             message = f"{module.brief()} sees later positions, which slices of a sequence do not have yet."
             raise ModelError("slices", f"{message} Give is_causal=True, or a schedule without slices.")
-    for name, is_given in (("recompute", recompute), ("inputs_require_grad", inputs_require_grad)):
+    for name, is_given in (
+        ("An R", R in schedule.kinds),
+        ("recompute=True", recompute),
+        ("inputs_require_grad=True", inputs_require_grad),
+    ):
         if is_given:
-            raise ModelError("slices", f"{name}=True does not go with a schedule that cuts sequences into slices.")
+            raise ModelError("slices", f"{name} does not go with a schedule that cuts sequences into slices.")
 
 
 def into_slices(given: Samples | Pieces, name: str, num_sequences: int, num_slices: int) -> Pieces:

@@ -121,6 +121,8 @@ class GradientSums:
         MessageError
             Code ``timeout``, naming the awaited part.
         """
+        if not self.observers:
+            return
         for is_added in (False, True):
             self._group.activity.round = 1 + is_added  # of two that are blocked on each other, which is ahead
             for found in self._pending:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from minipipe import (
     Microbatches,
     Pipeline,
+    Schedule,
     Tensor,
     functional,
     init_process_group,
@@ -205,6 +206,20 @@ def test_what_slices_would_compute_otherwise_is_refused_by_name(layer, options, 
     with pytest.raises(ModelError, match=words) as caught:
         spawn(lambda group: gradients_of(group, made, schedules.seq1f1b(2, 2, num_slices=2), **options), 2)
     assert caught.value.code == "slices"
+
+
+@pytest.mark.parametrize("row", ["0F0.0 0F0.1 0R0.1 0B0.1 0B0.0", "0F0.0 0F0.1 0B0.1 0R0.0 0B0.0"])
+def test_a_slice_that_is_computed_again_is_refused(row):
+    """The story: what the first slice gave to the second had no graph, and its gradients were lost in silence."""
+    with pytest.raises(ModelError, match="An R does not go with a schedule that cuts sequences into slices") as caught:
+        spawn(lambda group: gradients_of(group, model(), Schedule.from_text(row)), 1)
+    assert caught.value.code == "slices"
+
+
+@pytest.mark.parametrize("row", ["0F0.0 0F0.1 0O0.1 0L0.1 0B0.1 0B0.0", "0F0.0 0F0.1 0B0.1 0O0.0 0L0.0 0B0.0"])
+def test_a_slice_may_be_kept_in_a_file(row):
+    expected = spawn(lambda group: gradients_of(group, model(), Schedule.from_text("0F0.0 0F0.1 0B0.1 0B0.0")), 1)
+    check(spawn(lambda group: gradients_of(group, model(), Schedule.from_text(row)), 1), expected[0][1])
 
 
 def test_sequences_shorter_than_the_number_of_slices_are_refused():
