@@ -141,7 +141,7 @@ class Parked:
 
     def read(self) -> None:
         """Begin to read, behind what is to be written."""
-        self._done = self._threads.submit(_read, self._file, self._sizes)
+        self._done = self._threads.submit(_read, self._done, self._file, self._sizes)
 
     def put_back(self) -> None:
         """Wait for the arrays, and let the graph refer to them again."""
@@ -200,6 +200,7 @@ def _write(file: IO[bytes], buffers: Iterable[np.ndarray]) -> None:
         file.write(buffer.ravel(order="K").view(np.uint8).data)
 
 
-def _read(file: IO[bytes], sizes: Iterable[int]) -> list[np.ndarray]:
+def _read(written: Future[Any], file: IO[bytes], sizes: Iterable[int]) -> list[np.ndarray]:
+    written.result()  # raises what went wrong there, such as a full disk
     file.seek(0)
     return [np.frombuffer(bytearray(file.read(size)), np.uint8) for size in sizes]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from minipipe import Pipeline, Tensor, functional, nn, optim, schedules, spawn
 from minipipe.autograd.memory import held_bytes
+from minipipe.execution import offloading
 from minipipe.execution.offloading import Parked
 from minipipe.testing import check_same_as_one_process, same_bits
 from tests.strategies import batch, build, examples, stacks, with_offloads
@@ -97,3 +98,13 @@ def test_parameters_stay_and_a_layer_with_arrays_of_its_own_does_too():
     kept = spawn(lambda group: trained(group, schedules.gpipe(2, 4), make=make), 2)[0]
     away = spawn(lambda group: trained(group, MANY["offloaded"], make=make), 2)[0]
     assert kept[0] == away[0]
+
+
+def test_a_file_that_could_not_be_written_is_said_by_the_backward(monkeypatch):
+    def full(file, buffers):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(offloading, "_write", full)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        spawn(lambda group: trained(group, MANY["offloaded"]), 2)
+    assert any("action 0B" in note or "action 1B" in note for note in caught.value.__notes__)
