@@ -21,7 +21,7 @@ from statistics import median
 import numpy as np
 
 from minipipe import Pipeline, init_process_group, nn, schedules, simulate
-from minipipe.tuning.weighing import refused_names
+from minipipe.tuning.weighing import candidates
 
 
 def model_of(options):
@@ -70,12 +70,13 @@ def main():
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--steps", type=int, default=5, help="of each schedule in a round (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=30, help="default: %(default)s")
-    trained = [name for name in schedules.REGISTRY if name not in ("forward-only", *refused_names())]
-    parser.add_argument("--schedules", nargs="+", default=trained, metavar="NAME")
+    parser.add_argument("--schedules", nargs="+", metavar="NAME", help="default: all that train on these ranks")
     parser.add_argument("--json", action="store_true")
     with init_process_group() as group:
         options = parser.parse_args()
-        options.schedules = list(dict.fromkeys(["1f1b", *options.schedules]))
+        known = candidates(group.size, options.layers, [options.microbatches])
+        names = options.schedules or [candidate.schedule for candidate in known]
+        options.schedules = list(dict.fromkeys(["1f1b", *names]))
         found, costs = measure(options, group)
         if group.rank == 0:
             report(found, costs, options)
