@@ -85,6 +85,7 @@ def test_what_is_harmless_is_not_found(source):
 
 
 @needs_mpi
+@pytest.mark.slow
 def test_every_message_between_ranks_begins_with_our_header():
     """All that two ranks of a pipeline send each other, with halves, bundles of several arrays and collectives."""
     done = mpirun(2, "tests/comm/messages_over_mpi.py")

@@ -69,6 +69,7 @@ def read_until(terminal, end):
         "nothing": ("show --nosuch", "show --nosuch"),
     }
 )
+@pytest.mark.slow
 def test_bash_completes(case, tmp_path):
     typed, completed = case
     (tmp_path / "mine.csv").touch()

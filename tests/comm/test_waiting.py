@@ -184,6 +184,7 @@ def test_a_rank_that_works_alone_after_the_group_has_closed_is_left_alone(alone)
 
 
 @needs_mpi
+@pytest.mark.slow
 def test_of_a_rank_that_cannot_answer_while_it_works_nothing_worse_is_said():
     """Where MPI has no place for a second thread. The sleep is a rank that works for longer than the timeout."""
     program = (

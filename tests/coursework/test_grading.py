@@ -126,6 +126,7 @@ def test_a_file_is_read_in_the_encoding_that_python_would_take(course, encoding)
     assert task.points == 0 and (encoding == "utf-16-le" or reasons(task)[0] == "it raised ValueError: Zoë")
 
 
+@pytest.mark.slow
 def test_a_line_that_is_quoted_is_cut(course):
     task = course(double("return [" + "0, " * 200_000 + "number / 0]"))
     assert reasons(task)[0] == "it raised ZeroDivisionError: division by zero" and len(str(task)) < 3000

@@ -88,6 +88,7 @@ def test_a_page_escapes_what_an_exercise_says_and_loads_nothing(tmp_path, capsys
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_a_pdf_has_each_task_on_a_page_of_its_own(tmp_path, capsys):
     assert main(["coursework", str(tmp_path / "all.pdf"), "--as", "handout"]) == 0
     document = pypdfium2.PdfDocument(tmp_path / "all.pdf")

@@ -146,6 +146,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_a_name_is_text_in_a_spreadsheet_in_xml_and_in_a_terminal(graded, name):
     """A spreadsheet computes a cell that begins with = + - or @; XML has no escape character at all."""
     report = {**graded(double(f"print({name!r})\nraise ValueError({name!r})")), "submission": name}

@@ -46,6 +46,7 @@ def test_the_first_alternative_has_texts_of_the_two_files(exercise):
 
 
 @by_student
+@pytest.mark.slow
 def test_whatever_a_name_draws_the_solution_passes_the_stub_does_not_and_each_wrong_answer_fails(exercise, student):
     drawn = exercise.for_student(student)
     assert failures_of(drawn, drawn.solution) == {}
@@ -82,6 +83,7 @@ def test_a_name_draws_the_same_in_any_case_with_blanks_around_and_however_it_is_
         assert len(drawn) == 1
 
 
+@pytest.mark.slow
 def test_student_and_grader_draw_the_same_in_their_own_processes_and_calls(tmp_path, capsys):
     """Handed out by name and graded by the name of the directory; under another name the numbers are others."""
     others = {"zoe", "max", "kim", "ada"}

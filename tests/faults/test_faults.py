@@ -42,21 +42,25 @@ def test_a_rank_that_is_killed_is_named(name, place, rank):
 @pytest.mark.parametrize(
     ("name", "place"), [("is_killed_with_children", "cool-down"), ("raises_with_children", "steady")]
 )
+@pytest.mark.slow
 def test_no_child_of_a_rank_keeps_its_job_alive(name, place):
     """The story: a data loader's child had all descriptors of its rank, and the launcher waited for their end."""
     check(name, place, 2)
 
 
+@pytest.mark.slow
 def test_a_child_ends_with_a_rank_that_has_come_to_its_end():
     check("leaves_a_child_behind", "between steps", 2)
 
 
 @pytest.mark.parametrize("name", [slowly("closes_all_files"), "closes_the_socket_to_the_launcher"])
+@pytest.mark.slow
 def test_a_rank_that_closes_its_descriptors_blames_nobody_else(name):
     """The story: the launcher killed all at once, and the first to be gone was "killed by SIGKILL"."""
     check(name, "between steps", 2)
 
 
+@pytest.mark.slow
 def test_a_signal_that_the_launcher_passes_on_is_no_failure_of_a_rank():
     """The story: one of the ranks "crashed (signal 3: Quit)"."""
     check("sends_the_launcher_sigquit", "steady", 2)
@@ -90,10 +94,12 @@ def test_a_rank_that_exits_ends_all_with_its_code(name, place, style):
 
 
 @pytest.mark.parametrize("style", ["with", slowly("without")])
+@pytest.mark.slow
 def test_a_rank_that_returns_early_ends_all_and_is_named(style):
     check("returns_early", "between steps", 2, style)
 
 
+@pytest.mark.slow
 def test_abort_ends_all_with_its_code():
     check("aborts", "between steps", 1)
 
@@ -199,6 +205,7 @@ def test_a_message_that_is_missing_or_has_another_tag_is_a_timeout_that_names_bo
 
 
 @pytest.mark.parametrize("name", ["sends_another_dtype", slowly("sends_another_shape")])
+@pytest.mark.slow
 def test_a_message_of_another_kind_names_both_sides(name):
     check(name)
 
@@ -208,6 +215,7 @@ def test_ranks_that_run_different_programs_are_refused(what):
     check(f"differs_in_{what}", rank=3)
 
 
+@pytest.mark.slow
 def test_ranks_that_step_unequally_often_are_told_the_steps():
     check("steps_unequally_often", rank=1)
 
@@ -259,6 +267,7 @@ def test_a_rank_that_is_slow_for_less_than_the_timeout_or_in_a_debugger_ends_nob
     "broken",
     ["stdout closed", *map(slowly, ("stdout None", "stdout full", "stderr closed", "stderr full", "stderr unread"))],
 )
+@pytest.mark.slow
 def test_a_dead_stream_keeps_no_job_alive(name, broken):
     """The story: flushing it raised before the abort, the others waited on, and the job ended with 0, or never."""
     check(name, "steady", 0, FAULT_STREAM=broken)

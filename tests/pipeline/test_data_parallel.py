@@ -113,6 +113,7 @@ def test_copies_of_chimera_sum_over_four_replicas():
     ("num_ranks", "name", "replicas"),
     [(4, "1f1b", 2), slowly(8, "1f1b", 2), slowly(8, "zb-h1", 4), slowly(4, "chimera", 1), slowly(4, "dualpipe", 1)],
 )
+@pytest.mark.slow
 def test_so_they_are_through_mpirun(num_ranks, name, replicas):
     done = mpirun(num_ranks, "-m", "tests.pipeline.test_data_parallel", name, replicas, limit=120)
     assert done.code == 0, done.err
@@ -151,6 +152,7 @@ def test_no_switch_changes_a_bit_of_a_longer_training(name, options):
 
 @needs_mpi
 @pytest.mark.parametrize(("name", "replicas"), [("chimera", 1), slowly("1f1b", 2), slowly("dualpipe", 1)])
+@pytest.mark.slow
 def test_sums_that_take_two_messages_wait_for_no_rank_that_is_at_another_one(name, replicas):
     """The story: in the sum of stage 3, rank 0 waited until rank 3 took its part; rank 3 was at the sum of stage 0."""
     done = mpirun(4, "-m", "tests.pipeline.test_data_parallel", name, replicas, 128, limit=120)

@@ -321,6 +321,7 @@ def test_a_gradient_that_does_not_fit_is_refused(gradient, error, words):
 
 @needs_mpi
 @pytest.mark.parametrize("num_ranks", [2, slowly(3), slowly(4)])
+@pytest.mark.slow
 def test_so_it_is_across_processes(num_ranks):
     done = mpirun(num_ranks, "-m", "tests.pipeline.everything_over_mpi", limit=60)
     assert done.code == 0, done.err

@@ -209,6 +209,7 @@ def test_a_stage_that_recomputes_holds_its_input_and_nothing_else():
 
 
 @needs_mpi
+@pytest.mark.slow
 def test_what_a_rank_holds_does_not_grow_with_the_number_of_microbatches():
     """The story: every array sent was kept until the end of the step, and 1F1B held as much as GPipe."""
     done = mpirun(2, "-m", "tests.pipeline.memory_over_mpi", 4, 32)

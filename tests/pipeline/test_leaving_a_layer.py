@@ -84,6 +84,7 @@ with init_process_group(timeout=20) as group:
 
 
 @needs_mpi
+@pytest.mark.slow
 def test_a_rank_without_memory_is_named_with_the_place_and_all_end(tmp_path):
     (tmp_path / "greedy.py").write_text(OUT_OF_MEMORY)
     done = mpirun(4, tmp_path / "greedy.py", limit=5 + 3 * 3)

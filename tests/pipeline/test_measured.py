@@ -64,6 +64,7 @@ def test_messages_go_between_the_spans_that_make_and_use_them(name):
 
 
 @needs_mpi
+@pytest.mark.slow
 def test_so_they_do_between_processes():
     done = mpirun(2, __file__)
     assert done.code == 0, done.err

@@ -47,6 +47,7 @@ def test_without_waiting_every_schedule_trains_to_the_same_bits(name):
 
 @needs_mpi
 @pytest.mark.parametrize("num_ranks", [2, slowly(4)])
+@pytest.mark.slow
 def test_so_it_does_across_processes(num_ranks):
     done = mpirun(num_ranks, __file__)
     assert done.code == 0, done.err
@@ -147,6 +148,7 @@ print(group.is_closed, float(losses[-1]) > 0, int(late.wait()))
 
 
 @needs_mpi
+@pytest.mark.slow
 def test_a_loss_can_be_asked_for_after_the_group_was_left(tmp_path):
     """The story: MPI's own error about a communicator that is no more."""
     (tmp_path / "late.py").write_text(AFTERWARDS)

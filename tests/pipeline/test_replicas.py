@@ -169,6 +169,7 @@ def test_a_save_whose_folder_another_replica_deletes_says_who_is_who(tmp_path, m
 
 
 @needs_mpi
+@pytest.mark.slow
 def test_so_it_is_in_processes(tmp_path):
     job = mpirun(4, __file__, tmp_path, limit=120)
     others = ("do ranks 2, 3 save to the same folder?", "do ranks 0, 1 save to the same folder?")

@@ -117,6 +117,7 @@ def test_so_it_is_with_another_array_module():
 
 @needs_mpi
 @pytest.mark.parametrize("num_ranks", [slowly(2), 4])
+@pytest.mark.slow
 def test_a_training_over_mpi_has_the_losses_of_one_rank(num_ranks):
     done = mpirun(num_ranks, "-m", "tests.pipeline.test_sliced_training", limit=120)
     assert done.code == 0, done.err

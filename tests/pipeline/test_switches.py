@@ -137,6 +137,7 @@ def test_no_switch_changes_a_bit(name):
 
 
 @needs_mpi
+@pytest.mark.slow
 def test_so_it_is_in_processes_that_tell_of_every_action():
     job = mpirun(2, "-m", "tests.pipeline.random_steps", 5, limit=120, **VARIABLES)
     assert job.code == 0 and "the same bits in 5 steps" in job.out, job

@@ -48,6 +48,7 @@ def test_it_has_the_bits_of_the_same_schedule_by_name():
 
 
 @pytest.mark.parametrize("schedule", ["auto", "1f1b"])
+@pytest.mark.slow
 def test_with_replicas_given_it_has_as_many_and_so_has_a_measured_partition(schedule):
     given = {"replicas": 2, "num_microbatches": 2, "sample": (X, Y)}
     given |= {"partition": "measured"} if schedule == "1f1b" else {"chunks_per_rank": 1}

@@ -122,6 +122,7 @@ def test_slow_messages_favour_schedules_with_few_of_them():
     assert len(advice(messages=slow).best.schedule.stages_of(0)) == 1
 
 
+@pytest.mark.slow
 def test_a_tighter_limit_chooses_less_memory_and_takes_longer():
     limits = [inf, *(share * max(advice(held=1000).best.memory) for share in (0.9, 0.5))]
     found = [advice(held=1000, limit=limit) for limit in limits]

@@ -103,6 +103,7 @@ PROMISES = (
 @pytest.mark.parametrize(
     "path", [path if path.stem in QUICKLY else slowly(path) for path in RECIPES], ids=lambda path: path.stem
 )
+@pytest.mark.slow
 def test_a_recipe_has_one_result_on_any_number_of_ranks(path):
     alone = printed(run([sys.executable, path, "--quick"])).splitlines()[-1]
     assert re.search(r"\d\.\d{9}", alone), "no result to the last digit"

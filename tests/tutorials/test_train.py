@@ -44,7 +44,8 @@ def test_any_ranks_and_schedule_end_with_the_same_loss(num_ranks, schedule, alon
 
 
 @needs_mpi
-@pytest.mark.parametrize("num_ranks", [2, slowly(4), slowly(8)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
 def test_replicas_end_with_the_loss_of_one_process_with_as_many_blocks(num_ranks):
     many = result(mpirun(num_ranks, TRAIN, *SHORT, "--replicas", 2))
     assert many["loss"] == result(run([sys.executable, TRAIN, *SHORT, "--blocks", "2"]))["loss"]
@@ -130,6 +131,7 @@ def test_where_ranks_share_a_core_the_order_of_the_step_is_drawn_with_the_times_
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="no folder here that takes no files, whoever asks")
+@pytest.mark.slow
 def test_a_trace_that_cannot_be_written_in_the_end_loses_no_result():
     done = run([sys.executable, TRAIN, "--epochs", "1", "--hidden", "8", "--trace", "/proc/step.svg", "--json"])
     assert "'/proc/step.svg' cannot be written" in done.err and "Traceback" not in done.err
@@ -198,7 +200,7 @@ def test_a_trace_is_not_written_over_a_folder_nor_over_what_is_read_only(tmp_pat
         slowly(["--epochs", "0"], "--epochs is 0; expected at least 1"),
         slowly(["--schedule", "1f2b"], "There is no schedule '1f2b'"),
         slowly(["--trace", "no/such/step.svg"], "--trace: there is no folder 'no/such'"),
-        (["--trace", "step.gif"], "--trace: 'step.gif' ends in .gif"),
+        slowly(["--trace", "step.gif"], "--trace: 'step.gif' ends in .gif"),
     ],
 )
 def test_on_ranks_a_mistake_is_said_once(options, words):
@@ -207,6 +209,7 @@ def test_on_ranks_a_mistake_is_said_once(options, words):
     assert done.err.count(words) == 1 and "Traceback" not in done.err
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_help_is_printed_once():
     done = mpirun(2, TRAIN, "--help")

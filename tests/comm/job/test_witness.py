@@ -105,6 +105,7 @@ def test_a_signal_from_outside_is_no_failure_of_the_rank_that_it_ends_first():
     assert re.match(rf"\[rank 2\] ({words}|.* killed \(kill -9)", said) and said.count("\n") == 1, said
 
 
+@pytest.mark.slow
 def test_where_others_survive_a_loss_it_is_told_and_the_next_failure_too():
     """The story: the loss would have been the reason why all end, and a rank that raised later was silent."""
     lost = "line.survive(True)\ntime.sleep(0.2)\nif rank == 2: os.kill(os.getpid(), 9)\ntime.sleep(1.0)\n"
@@ -189,6 +190,7 @@ def test_a_killed_job_leaves_no_memory_behind(tmp_path):
 
 
 @needs_mpi
+@pytest.mark.slow
 def test_the_witness_speaks_for_a_rank_whose_output_nobody_reads():
     """The story: the rank that failed waited for a reader, and the others for the rank, and nobody said a word."""
     program = (

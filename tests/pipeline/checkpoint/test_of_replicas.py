@@ -117,6 +117,7 @@ def test_in_the_background_replicas_write_the_same(tmp_path):
     ("rank", "what", "number"),
     [(2, "call", 2), *[slowly(0, "call", number) for number in (5, 9, 20)], slowly(3, "cool-down", 0)],
 )
+@pytest.mark.slow
 def test_killed_while_it_is_written_it_goes_on_with_fewer_replicas_or_stages(tmp_path, rank, what, number):
     """Half of a file is written by a rank of the second replica, or the first rank is anywhere in a save."""
     done = mpirun(4, "tests/pipeline/checkpoint/job.py", tmp_path / "runs", 4, rank, what, number, 2, 2)

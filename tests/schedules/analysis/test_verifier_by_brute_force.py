@@ -279,6 +279,7 @@ def test_every_single_swap_is_judged_alike(schedule):
     assert verdicts[True] > 0 and verdicts[False] > 5
 
 
+@pytest.mark.slow
 def test_every_schedule_is_legal_by_the_second_opinion(every_schedule):
     for schedule in every_schedule:
         assert is_legal(schedule), str(schedule)

@@ -25,6 +25,7 @@ def clock(monkeypatch):
     return set_
 
 
+@pytest.mark.slow
 def test_a_slow_machine_finds_what_a_fast_one_finds(clock):
     """Its phases ended with parts of the time, so a busy machine went another way, and came less far."""
     clock(1e-9)

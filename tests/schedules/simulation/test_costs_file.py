@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from minipipe import Costs, Pipeline, nn, schedules, simulate, spawn
 from minipipe.errors import FileError, MinipipeError, ScheduleError
-from tests.launch import run
+from tests.launch import run, slowly
 from tests.strategies import examples
 
 numbers = st.floats(0, 1e9) | st.integers(0, 10)
@@ -63,12 +63,12 @@ def test_what_a_pipeline_measured_comes_back_and_the_command_line_simulates_it(t
     "verb",
     [
         ("show", "1f1b", "--ranks", "2"),
-        ("check", "1f1b", "--ranks", "2"),
-        ("simulate", "1f1b", "--ranks", "2"),
-        ("step", "1f1b", "--ranks", "2"),
-        ("search", "--ranks", "2", "--microbatches", "2", "--seconds", "0.1"),
-        ("schedules", "--ranks", "2"),
-        ("sweep", "--ranks", "2", "--microbatches", "2"),
+        slowly(("check", "1f1b", "--ranks", "2")),
+        slowly(("simulate", "1f1b", "--ranks", "2")),
+        slowly(("step", "1f1b", "--ranks", "2")),
+        slowly(("search", "--ranks", "2", "--microbatches", "2", "--seconds", "0.1")),
+        slowly(("schedules", "--ranks", "2")),
+        slowly(("sweep", "--ranks", "2", "--microbatches", "2")),
     ],
     ids=lambda verb: verb[0],
 )
