@@ -29,12 +29,27 @@ class SGD(Optimiser):
         At least 0, below 1. At 0 no velocity is kept.
     weight_decay : float
         At least 0.
+    nesterov : bool
+        Whether the parameter is the point to which the velocity would carry it next, so that gradients are of that
+        point: ``p -= learning_rate * (gradient + momentum * v)``.
 
     Raises
     ------
     ArgumentError
         Code ``value``: when a number is out of its range, or the groups are not well formed (see :class:`Optimiser`).
         Code ``type``: when something is no parameter.
+
+    Notes
+    -----
+    *Delayed Nesterov*, for gradients that come some updates late, multiplies each by ``1 - momentum``, so that with a
+    momentum near 1 the look-ahead leads where the weights will be by then. It is ``learning_rate=rate * (1 - momentum),
+    nesterov=True`` in a run of :func:`minipipe.schedules.pipedream`. :class:`Adam` has that factor already.
+
+    References
+    ----------
+    Sutskever, Martens, Dahl, Hinton 2013, "On the importance of initialization and momentum in deep learning".
+    Ajanthan, Ramasinghe, Zuo, Avraham, Long 2025, "Nesterov method for asynchronous pipeline parallel optimization",
+    equation 10.
 
     Examples
     --------
@@ -57,8 +72,10 @@ class SGD(Optimiser):
         learning_rate: float,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
+        nesterov: bool = False,
     ) -> None:
-        super().__init__(parameters, learning_rate=learning_rate, momentum=momentum, weight_decay=weight_decay)
+        numbers = {"momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
+        super().__init__(parameters, learning_rate=learning_rate, **numbers)
 
     def _update(self, data: Array, gradient: Array, state: dict[str, Any], group: ParameterGroup) -> None:
         if not group.momentum:
@@ -69,8 +86,9 @@ class SGD(Optimiser):
             state["velocity"] = array_module(data).zeros_like(data)
         for p, g, v in blocks(data, gradient, state["velocity"]):
             v *= group.momentum
-            v += with_decay(g, p, group.weight_decay)
-            p -= group.learning_rate * v
+            g = with_decay(g, p, group.weight_decay)
+            v += g
+            p -= group.learning_rate * (g + group.momentum * v if group.nesterov else v)
 
 
 def with_decay(gradient: Array, data: Array, weight_decay: float) -> Array:
@@ -98,6 +116,9 @@ class Adam(Optimiser):
     weight_decay : float
         At least 0. Adam adds ``weight_decay * p`` to the gradient, so that it is scaled like the gradient; see
         :class:`AdamW`.
+    nesterov : bool
+        Whether to look ahead, as :class:`SGD` does: ``corrected(m)`` is then ``beta1 * m / (1 - beta1**(t + 1)) +
+        (1 - beta1) * gradient / (1 - beta1**t)``. This is NAdam, with the same beta1 at all steps.
 
     Raises
     ------
@@ -114,6 +135,7 @@ class Adam(Optimiser):
     References
     ----------
     Kingma & Ba 2015, "Adam: a method for stochastic optimization", algorithm 1; the folded form ends section 2.
+    Dozat 2016, "Incorporating Nesterov momentum into Adam", algorithm 2.
 
     Examples
     --------
@@ -139,10 +161,10 @@ class Adam(Optimiser):
         betas: tuple[float, float] = (0.9, 0.999),
         epsilon: float = 1e-8,
         weight_decay: float = 0.0,
+        nesterov: bool = False,
     ) -> None:
-        super().__init__(
-            parameters, learning_rate=learning_rate, betas=betas, epsilon=epsilon, weight_decay=weight_decay
-        )
+        numbers = {"betas": betas, "epsilon": epsilon, "weight_decay": weight_decay, "nesterov": nesterov}
+        super().__init__(parameters, learning_rate=learning_rate, **numbers)
 
     def _update(self, data: Array, gradient: Array, state: dict[str, Any], group: ParameterGroup) -> None:
         xp = array_module(data)
@@ -152,6 +174,7 @@ class Adam(Optimiser):
         beta1, beta2 = group.betas
         root = sqrt(1 - beta2 ** state["num_steps"])
         rate = group.learning_rate * root / (1 - beta1 ** state["num_steps"])
+        ahead = group.learning_rate * root * beta1 / (1 - beta1 ** (state["num_steps"] + 1))
         epsilon = group.epsilon * root
         for p, g, m, v in blocks(data, gradient, state["mean"], state["mean_square"]):
             g = self._decay(p, g, group)
@@ -159,7 +182,8 @@ class Adam(Optimiser):
             m += (1 - beta1) * g
             v *= beta2
             v += (1 - beta2) * (g * g)
-            p -= rate * m / (xp.sqrt(v) + epsilon)
+            step = ahead * m + rate * (1 - beta1) * g if group.nesterov else rate * m
+            p -= step / (xp.sqrt(v) + epsilon)
 
     def _decay(self, data: Array, gradient: Array, group: ParameterGroup) -> Array:
         """Apply the weight decay; return the gradient for the update."""
@@ -198,8 +222,9 @@ class AdamW(Adam):
         betas: tuple[float, float] = (0.9, 0.999),
         epsilon: float = 1e-8,
         weight_decay: float = 1e-2,
+        nesterov: bool = False,
     ) -> None:
-        super().__init__(parameters, learning_rate, betas, epsilon, weight_decay)
+        super().__init__(parameters, learning_rate, betas, epsilon, weight_decay, nesterov)
 
     def _decay(self, data: Array, gradient: Array, group: ParameterGroup) -> Array:
         if group.weight_decay:

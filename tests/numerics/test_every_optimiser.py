@@ -16,9 +16,11 @@ EVERY_KIND = {
     "SGD": lambda parameters: optim.SGD(parameters, 0.1),
     "SGD with weight decay": lambda parameters: optim.SGD(parameters, 0.1, weight_decay=0.1),
     "SGD with momentum": lambda parameters: optim.SGD(parameters, 0.1, momentum=0.9, weight_decay=0.1),
+    "SGD, Nesterov": lambda parameters: optim.SGD(parameters, 0.1, 0.9, weight_decay=0.1, nesterov=True),
     "Adam": lambda parameters: optim.Adam(parameters, 0.1),
     "Adam with weight decay": lambda parameters: optim.Adam(parameters, 0.1, weight_decay=0.1),
     "AdamW": lambda parameters: optim.AdamW(parameters, 0.1, weight_decay=0.1),
+    "AdamW, Nesterov": lambda parameters: optim.AdamW(parameters, 0.1, weight_decay=0.1, nesterov=True),
 }
 SHAPES = [(3, 4), (), (7,), (0, 2), (2, 3, 2)]
 every_kind = pytest.mark.parametrize("kind", EVERY_KIND.values(), ids=EVERY_KIND)

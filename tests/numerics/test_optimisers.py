@@ -28,15 +28,25 @@ def after_steps(optimiser: optim.Optimiser, p: nn.Parameter, gradients: list[lis
     return p.data.tolist()
 
 
-def by_hand(learning_rate: float, momentum: float, weight_decay: float) -> list[float]:
+def by_hand(learning_rate: float, momentum: float, weight_decay: float, nesterov: bool = False) -> list[float]:
     #   v <- momentum v + (gradient + weight_decay p)        v = 0 before the first step
     #   p <- p - learning_rate v
+    #
+    # With Nesterov's momentum, after Sutskever et al. 2013, equations 3 and 4; theta + momentum v is what we call p:
+    #   v <- momentum v - learning_rate gradient(theta + momentum v)
+    #   theta <- theta + v
     finished = []
     for start, gradients in zip(START, zip(*GRADIENTS)):
         p, v = start, 0.0
         for gradient in gradients:
-            v = momentum * v + (gradient + weight_decay * p)
-            p = p - learning_rate * v
+            g = gradient + weight_decay * p
+            if nesterov:
+                theta = p - momentum * v
+                v = momentum * v - learning_rate * g
+                p = (theta + v) + momentum * v
+            else:
+                v = momentum * v + g
+                p = p - learning_rate * v
         finished.append(p)
     return finished
 
@@ -51,15 +61,17 @@ def test_one_plain_step_goes_down_the_gradient():
     st.floats(1e-3, 1.0),
     st.sampled_from([0.0, 0.5, 0.9, 0.99]),
     st.sampled_from([0.0, 1e-4, 0.1, 2.0]),
+    st.booleans(),
 )
-def test_momentum_and_weight_decay_follow_the_formulas(learning_rate, momentum, weight_decay):
-    p = parameter(START)
-    given_ = after_steps(optim.SGD([p], learning_rate, momentum=momentum, weight_decay=weight_decay), p)
-    np.testing.assert_allclose(given_, by_hand(learning_rate, momentum, weight_decay), rtol=1e-12, atol=1e-13)
+def test_momentum_and_weight_decay_follow_the_formulas(learning_rate, momentum, weight_decay, nesterov):
+    p, numbers = parameter(START), (learning_rate, momentum, weight_decay, nesterov)
+    given_ = after_steps(optim.SGD([p], *numbers), p)
+    np.testing.assert_allclose(given_, by_hand(*numbers), rtol=1e-12, atol=1e-13)
 
 
-def adam_by_hand(learning_rate, betas, epsilon, weight_decay=0.0, decoupled=0.0) -> list[float]:
-    # Kingma & Ba 2015, algorithm 1, with the weight decay of Loshchilov & Hutter 2019, algorithm 2: coupled, decoupled.
+def adam_by_hand(learning_rate, betas, epsilon, weight_decay=0.0, decoupled=0.0, nesterov=False) -> list[float]:
+    # Kingma & Ba 2015, algorithm 1, with the weight decay of Loshchilov & Hutter 2019, algorithm 2: coupled, decoupled;
+    # and with the momentum of Dozat 2016, algorithm 2.
     beta1, beta2 = betas
     finished = []
     for p, gradients in zip(START, zip(*GRADIENTS)):
@@ -69,6 +81,8 @@ def adam_by_hand(learning_rate, betas, epsilon, weight_decay=0.0, decoupled=0.0)
             m = beta1 * m + (1 - beta1) * g
             v = beta2 * v + (1 - beta2) * g**2
             corrected_m, corrected_v = m / (1 - beta1**t), v / (1 - beta2**t)
+            if nesterov:
+                corrected_m = beta1 * m / (1 - beta1 ** (t + 1)) + (1 - beta1) * g / (1 - beta1**t)
             p = p - learning_rate * (corrected_m / (sqrt(corrected_v) + epsilon) + decoupled * p)
         finished.append(p)
     return finished
@@ -80,19 +94,20 @@ def adam_by_hand(learning_rate, betas, epsilon, weight_decay=0.0, decoupled=0.0)
     st.tuples(st.sampled_from([0.0, 0.5, 0.9]), st.sampled_from([0.0, 0.9, 0.999])),
     st.sampled_from([1e-8, 1e-3, 1.0]),
     st.sampled_from([0.0, 1e-4, 0.1]),
+    st.booleans(),
 )
-def test_adam_and_adamw_follow_the_formulas(learning_rate, betas, epsilon, weight_decay):
+def test_adam_and_adamw_follow_the_formulas(learning_rate, betas, epsilon, weight_decay, nesterov):
     numbers = (learning_rate, betas, epsilon)
     p, q = parameter(START), parameter(START)
     np.testing.assert_allclose(
-        after_steps(optim.Adam([p], *numbers, weight_decay), p),
-        adam_by_hand(*numbers, weight_decay),
+        after_steps(optim.Adam([p], *numbers, weight_decay, nesterov), p),
+        adam_by_hand(*numbers, weight_decay, nesterov=nesterov),
         rtol=1e-11,
         atol=1e-11,
     )
     np.testing.assert_allclose(
-        after_steps(optim.AdamW([q], *numbers, weight_decay), q),
-        adam_by_hand(*numbers, decoupled=weight_decay),
+        after_steps(optim.AdamW([q], *numbers, weight_decay, nesterov), q),
+        adam_by_hand(*numbers, decoupled=weight_decay, nesterov=nesterov),
         rtol=1e-11,
         atol=1e-11,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -32,9 +34,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:optimiser.step")
 
 
 @st.composite
-def settings_of(draw, kind):
+def settings_of(draw, kind, **others):
     """Draw the defaults, and a group for each parameter that replaces some of them."""
-    numbers = {"learning_rate": st.floats(1e-3, 1.0), **NUMBERS[kind]}
+    numbers = {"learning_rate": st.floats(1e-3, 1.0), **NUMBERS[kind], **others}
     defaults = draw(st.fixed_dictionaries(numbers))
     groups = [draw(st.fixed_dictionaries({}, optional=numbers)) for _ in SHAPES]
     return defaults, groups
@@ -69,12 +71,36 @@ def largest_difference(ours, theirs, defaults, groups, seed):
     return max(np.abs(mine - other).max() / max(1.0, np.abs(other).max()) for mine, other in pairs)
 
 
+@pytest.fixture(autouse=True)
+def in_float64():
+    """PyTorch's NAdam keeps a product of beta1 in the default dtype."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def steady(*parameters, **numbers):
+    """PyTorch's NAdam raises beta1 to its value slowly; with this decay, at once."""
+    return torch.optim.NAdam(*parameters, momentum_decay=1e6, **numbers)
+
+
+NESTEROV = {  # ours by class, theirs; without a momentum PyTorch's SGD refuses it
+    "SGD": partial(torch.optim.SGD, momentum=0.5, nesterov=True),
+    "Adam": steady,
+    "AdamW": partial(steady, decoupled_weight_decay=True),
+}
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW"])
-def test_fifty_steps_are_those_of_pytorch(kind):
+def test_fifty_steps_are_those_of_pytorch(kind, nesterov):
+    ours, theirs = getattr(optim, kind), NESTEROV[kind] if nesterov else getattr(torch.optim, kind)
+    has_momentum = {"momentum": st.sampled_from([0.5, 0.99])} if nesterov and kind == "SGD" else {}
+
     @examples(40)
-    @given(settings_of(kind), st.integers(0, 2**32 - 1))
+    @given(settings_of(kind, **has_momentum), st.integers(0, 2**32 - 1))
     def compare(drawn, seed):
-        assert largest_difference(getattr(optim, kind), getattr(torch.optim, kind), *drawn, seed) < 1e-12
+        assert largest_difference(partial(ours, nesterov=nesterov), theirs, *drawn, seed) < 1e-12
 
     compare()
 
@@ -84,7 +110,8 @@ def test_the_defaults_are_those_of_pytorch():
         p = nn.Parameter(np.zeros(1))
         (group,) = kind([p]).groups
         (theirs,) = getattr(torch.optim, kind.__name__)([torch.zeros(1, requires_grad=True)]).param_groups
-        assert in_pytorch(group.hyper_parameters).items() <= theirs.items()
+        ours = in_pytorch(group.hyper_parameters)
+        assert ours.pop("nesterov") is False and ours.items() <= theirs.items()
 
 
 # -- mutants: each of these must be noticed --------------------------------------------------------------------

@@ -27,6 +27,22 @@ def paci(p, s, k, a):
     return max(0, k - (p - 1 - s)) // a, k // a
 
 
+class DelayedNesterov:
+    """Ajanthan et al. 2025, equation 10: w(t+1) = w(t) + d(t) - rate (1 - momentum) f'.
+
+    There d(t) = momentum (w(t) - w(t-1)). The gradient f' is of w + d some updates ago: what a forward finds is w + d.
+    """
+
+    def __init__(self, parameters, rate, momentum):
+        self.parameters, self.rate, self.momentum, self.w = parameters, rate, momentum, {}
+
+    def step(self):
+        for p in self.parameters:
+            w = self.w.get(id(p), p.data)  # d(0) is 0
+            self.w[id(p)] = p.data - self.rate * (1 - self.momentum) * p.grad
+            p.data = self.w[id(p)] + self.momentum * (self.w[id(p)] - w)
+
+
 def trained(name, model, parts, microbatches, rule, loss, a=1, seed=0):
     """Train; return the losses and the last values.
 

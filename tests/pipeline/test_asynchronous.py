@@ -32,6 +32,8 @@ from tests.strategies import batch, examples, stacks
 RULES = {
     "sgd": partial(optim.SGD, learning_rate=0.01, momentum=0.9),
     "adam": partial(optim.Adam, learning_rate=0.01),
+    "nesterov": partial(optim.SGD, learning_rate=0.01, momentum=0.9, nesterov=True),
+    "nadamw": partial(optim.AdamW, learning_rate=0.01, betas=(0.99, 0.999), nesterov=True),
 }
 INPUTS = [batch(12, 6, seed)[0] for seed in range(4)]
 BATCHES = [(x, np.roll(x, 1, axis=1)) for x in INPUTS]
@@ -43,8 +45,8 @@ def table(name, p, m, a):
     return schedules.build(name, p, m, microbatches_per_update=a)
 
 
-def model(width=6, linears=5):
-    return nn.Sequential(*[layer for _ in range(linears) for layer in (nn.Linear(width, width), nn.Tanh())])
+def model(width=6, linears=5, **options):
+    return nn.Sequential(*[layer for _ in range(linears) for layer in (nn.Linear(width, width, **options), nn.Tanh())])
 
 
 def run(group, make, batches, rule, stash=None, **options):
@@ -75,6 +77,24 @@ def assert_alike(found, expected):
 @pytest.mark.parametrize(("name", "a"), [("pipedream", 1), ("vertical-sync", 1), ("2bw", 4), ("paci", 1), ("paci", 3)])
 def test_a_run_has_the_bits_of_the_formulas(name, a, p, rule):
     assert_formulas(name, p, model, BATCHES, 4, RULES[rule], a)
+
+
+@pytest.mark.parametrize("p", [1, 2, 4])
+def test_delayed_nesterov_is_pipedream_with_a_momentum_that_looks_ahead(p):
+    """By equation 10 of the paper, and but for the order of its operations in rounding."""
+    rate, momentum, batches = 0.05, 0.9, [(x.astype(np.float64), y.astype(np.float64)) for x, y in BATCHES]
+    make = lambda: model(dtype=np.float64)
+    rule = partial(optim.SGD, learning_rate=rate * (1 - momentum), momentum=momentum, nesterov=True)
+    options = {"schedule": schedules.pipedream(p, 16)}
+    losses, state, parts = spawn(lambda group: run(group, make, batches, rule, **options), p)[0]
+    microbatches = [pair for x, y in batches for pair in zip(np.array_split(x, 4), np.array_split(y, 4))]
+    paper = partial(formulas.DelayedNesterov, rate=rate, momentum=momentum)
+    expected = formulas.trained("pipedream", make(), parts, microbatches, paper, nn.MSELoss())
+    np.testing.assert_allclose(losses, expected[0], rtol=1e-13)
+    for name, values in expected[1].items():
+        np.testing.assert_allclose(state[name], values, rtol=1e-11, atol=1e-14)
+    without = spawn(lambda group: run(group, make, batches, partial(rule, nesterov=False), **options), p)[0][0]
+    assert abs(without[-1] / losses[-1] - 1) > 1e-5  # so the look-ahead is no rounding
 
 
 def check_drawn(drawn, p, each, num_batches, name, a, rule, size, cuts):
