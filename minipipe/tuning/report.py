@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from minipipe.execution.plan import Plan
 from minipipe.io import html_table, text_table
 from minipipe.render.descriptions import format_memory
-from minipipe.tuning.weighing import Choice, CostModel, best_of, by_worth, described, refused_names
+from minipipe.tuning.weighing import Choice, CostModel, best_of, by_worth, described, names_left_out
 
 _IDLE = {"fill": ("warm-up",), "wait": ("waiting", "sending", "overhead"), "drain": ("drain",)}
 _TIMES = ("predicted ms", "measured ms")
@@ -159,8 +159,8 @@ class Advice:
         if self.measured.waited > _BUSY:
             share = f"{100 * self.measured.waited:.0f} % of the time that they wanted a core"
             said.append(f"The machine was busy: the layers were measured without a core for {share}.")
-        why = "since the adviser knows no slices and no updates within a schedule"
-        said.append(f"Not weighed, {why}: {', '.join(refused_names())}.")
+        why = "since layers are measured without slices, and only schedules of one update a batch are compared"
+        said.append(f"Not weighed, {why}: {', '.join(names_left_out())}.")
         return " ".join(said)
 
 

@@ -225,7 +225,7 @@ class Candidate(NamedTuple):
 def candidates(
     num_ranks: int, num_layers: int, counts: Iterable[int], chunks_per_rank: int | None = None, replicas: int = 1
 ) -> Iterator[Candidate]:
-    """Yield every named schedule that a pipeline trains with and that fits the ranks and layers, cut by time.
+    """Yield every named schedule that is a step of any model and that fits the ranks and layers, cut by time.
 
     Parameters
     ----------
@@ -251,7 +251,7 @@ def candidates(
 
 
 def _fits(candidate: Candidate, num_ranks: int, num_layers: int) -> bool:
-    """Whether the schedule exists for these sizes, with a layer for each stage, and a pipeline trains with it."""
+    """Whether the schedule exists for these sizes, with a layer for each stage, and trains any model step by step."""
     n = candidate.replicas
     if num_ranks // n * candidate.chunks_per_rank > num_layers or num_ranks % n or candidate.num_microbatches % n:
         return False
@@ -261,21 +261,25 @@ def _fits(candidate: Candidate, num_ranks: int, num_layers: int) -> bool:
         if not error.problems[0].code.is_misuse:
             raise
         return False
-    return not schedule.is_forward_only and schedule.num_stages <= num_layers and _is_run(schedule)
+    return not schedule.is_forward_only and schedule.num_stages <= num_layers and _is_weighed(schedule)
 
 
-def refused_names() -> list[str]:
-    """Return the named schedules that are no candidates because a pipeline refuses them.
+def names_left_out() -> list[str]:
+    """Return the named schedules that train and are no candidates.
+
+    A pipeline runs them. Slices need layers that all take them, such as causal attention, and the layers are measured
+    without slices. Schedules with updates of their own run in :meth:`minipipe.Pipeline.run`; their gradients are others
+    than those of a step, and so their times alone do not compare.
 
     Examples
     --------
-    >>> refused_names()
+    >>> names_left_out()
     ['seq1f1b', 'pipedream', 'vertical-sync', '2bw', 'paci']
     """
-    return [name for name in REGISTRY if not _is_run(build(name, num_ranks=2))]
+    return [name for name in REGISTRY if not _is_weighed(build(name, num_ranks=2))]
 
 
-def _is_run(schedule: Schedule) -> bool:
+def _is_weighed(schedule: Schedule) -> bool:
     with suppress(ScheduleError):
         schedule.check_known("the adviser", ScheduleCode.REPLICAS)
         return True

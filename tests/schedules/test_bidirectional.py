@@ -9,7 +9,7 @@ import pytest
 from minipipe import ActionKind, Costs, Schedule, advise, nn, schedules, simulate, verify
 from minipipe.errors import ScheduleError
 from minipipe.schedules import theory
-from minipipe.tuning.weighing import candidates, refused_names
+from minipipe.tuning.weighing import candidates, names_left_out
 
 UNITS = Costs(1, 0.5, 0.5)  # a whole backward takes as long as a forward
 DOUBLE = Costs(1, 1, 1)  # a whole backward takes twice as long
@@ -262,16 +262,16 @@ def test_with_fewer_microbatches_both_directions_of_dualpipe_are_cut():
 # -- who knows them --------------------------------------------------------------------------------------------
 
 
-def test_the_adviser_leaves_out_what_a_step_refuses_and_says_so():
+def test_the_adviser_leaves_out_slices_and_updates_and_says_so():
     model, x = nn.Sequential(*(nn.Linear(2, 2) for _ in range(8))), np.ones((8, 2), np.float32)
-    refused = refused_names()
+    left_out = names_left_out()
     with_updates = {name for name in schedules.REGISTRY if ActionKind.UPDATE in schedules.build(name, 2, 4).kinds}
-    assert {*refused} == with_updates | {"seq1f1b"}
+    assert {*left_out} == with_updates | {"seq1f1b"}
     weighed = {candidate.schedule for candidate in candidates(2, num_layers=8, counts=[4])}
-    assert weighed == {*schedules.REGISTRY} - {*refused, "forward-only"}
+    assert weighed == {*schedules.REGISTRY} - {*left_out, "forward-only"}
     advice = advise(model, x, x, loss=nn.MSELoss(), num_ranks=2, num_microbatches=4, messages="assumed", seconds=0)
-    assert "Not weighed, since the adviser knows no slices and no updates within" in str(advice)
-    assert str(advice).endswith(f": {', '.join(refused)}.")
+    assert "Not weighed, since layers are measured without slices, and only schedules of one update" in str(advice)
+    assert str(advice).endswith(f": {', '.join(left_out)}.")
 
 
 # -- mistakes --------------------------------------------------------------------------------------------------
