@@ -23,6 +23,7 @@ def loaded(path):
 
 
 links = loaded(ROOT / "tutorials" / "site" / "links.py")
+megatron = loaded(ROOT / "tutorials" / "site" / "megatron.py")
 
 
 def documented(site):
@@ -107,3 +108,29 @@ def test_the_program_for_users_of_pytorch_runs():
         r"```python\n(.+?)```", (ROOT / "tutorials/site/coming-from-pytorch.md").read_text(), flags=re.DOTALL
     )
     exec(compile(program, "coming-from-pytorch.md", "exec"), {})
+
+
+def test_options_of_megatron_are_compared_by_name_and_default(tmp_path):
+    """They are declared by calls and by dataclasses, with and without a name of their own."""
+    page = (
+        "| `--a-size` A | 1 | x |\n| `--b`, `--c` | None | x |\n| `--scale` | 2\\*\\*32 | x |\n| `--on` | False | x |\n"
+    )
+    declared = {
+        "core/model_parallel_config.py": "class C:\n    a_size: int = 1\n    b_: int = field(metadata={'n': '--b'})\n",
+        "core/transformer/transformer_config.py": "class D:\n    other: int = 5\n    def f(self, x: int = 2): pass\n",
+        "training/arguments.py": "g.add_argument('--c', '-c', type=int)\ng.add_argument('--scale', default=2**32)\n"
+        "g.add_argument('--on', action='store_true')\n",
+    }
+    for name, text in declared.items():
+        path = tmp_path / "megatron" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert megatron.problems(page, tmp_path) == []
+    wrong = page.replace("a-size", "b-size").replace("| None", "| 7")
+    assert megatron.problems(wrong, tmp_path) == [
+        "--b-size is no option of Megatron-LM",
+        "--b is said to be 7 by default; there it is None",
+        "--c is said to be 7 by default; there it is None",
+    ]
+    listed = megatron.listed(megatron.PAGE.read_text())
+    assert len(listed) >= 20 and all(default for default in listed.values())
