@@ -97,12 +97,6 @@ def test_a_schedule_has_a_page_with_its_picture_figures_and_player(site, name):
     assert f'href="../api/minipipe.schedules/minipipe.schedules.{schedules.REGISTRY[name].__name__}.html' in page
 
 
-def test_the_playground_is_built_where_there_is_one(site):
-    source = ROOT / "tutorials" / "site" / "playground" / "build.py"
-    assert (site / "playground" / "index.html").exists() == source.exists()
-    assert ("playground/index.html" in (site / "index.html").read_text()) == source.exists()
-
-
 def test_the_program_for_users_of_pytorch_runs():
     (program,) = re.findall(
         r"```python\n(.+?)```", (ROOT / "tutorials/site/coming-from-pytorch.md").read_text(), flags=re.DOTALL

@@ -27,7 +27,7 @@ function overWorker() {
 
 class Desk {
   constructor(transport) {
-    this.send = transport === "http" ? overHttp() : overWorker();
+    this.begin = transport === "http" ? overHttp : overWorker;
     this.queue = [];
     this.isBusy = false;
   }
@@ -47,6 +47,7 @@ class Desk {
     this.isBusy = true;
     const { message, resolve, reject } = this.queue.shift();
     try {
+      this.send ??= this.begin(); // throws where the page was opened from a file, which may start no worker
       resolve(await this.send(message));
     } catch (error) {
       reject(error);

@@ -23,7 +23,7 @@ class Editor {
     for (const each of document.querySelectorAll(".desk")) each.disabled = false;
     document.body.dataset.alive = Math.round(performance.now());
     this.showCan(this.shown);
-    if (part("said").textContent.startsWith("Starting")) this.say("Click behind the last box of a rank, or clear and begin anew.");
+    if (!part("said").textContent) this.say("Ready. Clear all and build it by hand, change it, or try a puzzle.");
   }
 
   async ask(message) {

@@ -14,8 +14,13 @@ _ROOM = "minipipe.render.editor"
 # What replicas, slices, updates or forwards alone are for cannot be placed by hand.
 _OTHERS = ("chimera", "bitpipe", "dualpipe", "pipedream", "vertical-sync", "2bw", "paci", "seq1f1b", "forward-only")
 
+_STARTING = {
+    "http": "Starting…",
+    "worker": "Python starts in this page: in a few seconds you can edit. The player works already.",
+}
 
-def draw_editor(editor: Editor, transport: str) -> str:
+
+def draw_editor(editor: Editor, transport: str, home: str = "") -> str:
     """Return a page that shows the draft of an editor at once, and then asks for changes.
 
     Parameters
@@ -24,6 +29,8 @@ def draw_editor(editor: Editor, transport: str) -> str:
         The one that answers, or another in the same state.
     transport : str
         ``"http"``: messages are posted to ``ask``, beside the page. ``"worker"``: to the worker ``worker.js``.
+    home : str
+        The address of the site that the page belongs to, for a link.
 
     Examples
     --------
@@ -40,6 +47,8 @@ def draw_editor(editor: Editor, transport: str) -> str:
                 f'<option value="{n}">{n}: {it.num_ranks} ranks, {it.num_microbatches} microbatches</option>'
                 for n, it in enumerate(PUZZLES, 1)
             ),
+            home=f'<p class="home"><a href="{escaped(home)}">minipipe</a></p>' if home else "",
+            starting=_STARTING[transport],
             first=as_json({**first, "player": None, "transport": transport}),
         )
         .split("<!-- cut -->")

@@ -20,14 +20,14 @@ def fill(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree
         )
         picture = f'<div class="picture output text_html" tabindex="0">{drawing}</div>'
         context["body"] = context["body"].replace('<div id="first-picture"></div>', picture)
-    if PLAYGROUND.exists():
+    if app.config.playground:
         url = context["pathto"]("playground/index.html", resource=True)
         context["theme_external_links"] = [{"name": "Playground", "url": url}]
 
 
-def build_playground(app: Sphinx, error: Exception | None) -> None:
-    """Let the playground make its files."""
-    if error is None and app.builder.format == "html" and PLAYGROUND.exists():
+def build_playground(app: Sphinx) -> None:
+    """Let the playground make its files: first, since it may find that something is missing."""
+    if app.config.playground and app.builder.format == "html":
         spec = importlib.util.spec_from_file_location("playground_build", PLAYGROUND)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
@@ -35,7 +35,8 @@ def build_playground(app: Sphinx, error: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Fill the first page before the other changes to pages, and build the playground at the end."""
+    """Build the playground at the beginning, and fill the first page before the other changes to pages."""
+    app.add_config_value("playground", True, "html")
+    app.connect("builder-inited", build_playground, priority=100)
     app.connect("html-page-context", fill, priority=400)
-    app.connect("build-finished", build_playground)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

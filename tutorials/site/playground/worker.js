@@ -1,0 +1,33 @@
+// Python in a worker of the page. It answers the messages of the editor, also those that came while it started.
+
+import { loadPyodide } from "./pyodide/pyodide.mjs";
+
+const beside = (name) => new URL(name, import.meta.url).href;
+
+async function fetched(name) {
+  const response = await fetch(beside(name));
+  if (!response.ok) throw new Error(`${name}: ${response.status} ${response.statusText}`);
+  return response;
+}
+
+/** Returns the memory of a Python that has started already; snapshot.mjs has written it. */
+async function memory() {
+  const { body } = await fetched("memory.bin");
+  return new Response(body.pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
+}
+
+async function start() {
+  const archive = fetched("minipipe.zip").then((response) => response.arrayBuffer());
+  const python = await loadPyodide({ indexURL: beside("pyodide/"), _loadSnapshot: memory() });
+  python.unpackArchive(await archive, "zip"); // its files are not in the memory
+  return python.runPython("from minipipe.render.editor import Editor\nEditor().ask");
+}
+
+const started = start();
+addEventListener("message", async ({ data }) => {
+  try {
+    postMessage((await started)(data));
+  } catch (error) {
+    reportError(error); // to the page
+  }
+});
