@@ -30,6 +30,7 @@ VERBS = {
     "show": "draw a schedule, or write it so that it can be read again",
     "check": "say whether a schedule is legal; if not, which action, and why",
     "simulate": "time a schedule: makespan, bubble, idle time, peak memory by rank",
+    "paper": "predict published training times on thousands of GPUs, row by row",
     "search": "find a good schedule for given costs and memory, and a bound",
     "step": "walk through a schedule, action by action: who does, holds, waits",
     "edit": "build a schedule by hand, on a page for the browser; save it",

@@ -1,0 +1,370 @@
+"""The time of a training iteration on thousands of GPUs, from the shape of a transformer and rates of the hardware.
+
+Nothing is fitted to a published time: others measured the rates of products, memory and links, each alone. What a stage
+computes and sends follows from the shape of the model, as the times of a :class:`Costs`, and the simulator runs the
+schedule of the paper over them. ``published.csv`` has the rows of three tables to compare with.
+
+Not modelled: the loading of data, gaps between kernels, stragglers, clocks that fall under load, and processors that a
+collective operation takes from the products.
+
+References
+----------
+Narayanan et al. (2021), "Efficient large-scale language model training on GPU clusters using Megatron-LM", tables 1 and
+2; sizes of microbatches and chunks, and which sums are hidden, from examples/sc21/run_table_1.sh of NVIDIA/Megatron-LM.
+Korthikanti et al. (2022), "Reducing activation recomputation in large transformer models", table 5.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import zip_longest
+from typing import NamedTuple
+
+from minipipe.errors import ArgumentError, quoted
+from minipipe.schedules.action_table import Schedule
+from minipipe.schedules.interleaved import interleaved_1f1b
+from minipipe.schedules.one_f_one_b import one_f_one_b
+from minipipe.schedules.simulation.costs import Costs
+from minipipe.schedules.simulation.simulator import simulate
+
+TERMS = {
+    "recomputation": "the forward that a backward runs again",
+    "memory": "reads and writes of normalisation, dropout, GELU and residuals",
+    "attention": "scores, softmax and their product with the values",
+    "operands": "reads and writes of matrix products, beside their operations",
+    "tensor-sums": "sums over the GPUs that share a layer",
+    "bubble": "idle time of the pipeline",
+    "head": "the products with the vocabulary, and the loss",
+    "accumulation": "adding the gradients of a microbatch to those before",
+    "optimiser": "Adam",
+    "latency": "the beginning of each message and each sum",
+    "replica-sums": "sums of gradients over replicas",
+    "messages": "activations and gradients between stages",
+}
+"""What :func:`predict` can leave out, to see what it is worth."""
+
+
+SEQUENCE, VOCABULARY = 2048, 51200  # tokens of a sequence, and different ones, in all three tables
+TABLES = ("megatron-table-1", "megatron-table-2", "korthikanti-table-5")
+
+
+class Link(NamedTuple):
+    """A link of one GPU: seconds until a message begins, and bytes a second."""
+
+    latency: float
+    bandwidth: float
+
+
+class Hardware(NamedTuple):
+    """The rates of one GPU and its links.
+
+    Attributes
+    ----------
+    products : float
+        Operations a second of a matrix product, beside the time of its operands.
+    memory : float
+        Bytes a second.
+    node : Link
+        To the other GPUs of its host, in a sum of activations.
+    network : Link
+        To another host.
+    """
+
+    products: float
+    memory: float
+    node: Link
+    network: Link
+
+
+A100 = Hardware(products=260e12, memory=0.75 * 2039e9, node=Link(80e-6, 225e9), network=Link(20e-6, 0.9 * 25e9))
+SOURCES = {
+    "260 TF/s of a product": "median of five, operands apart: EleutherAI/cookbook",
+    "0.75 of 2,039 GB/s of memory": "calculon-ai/calculon, its A100 at 10 MB",
+    "80 us, 225 GB/s over NVLink": "all-reduces in the A100 traces of vTrain",
+    "20 us, 0.9 of 25 GB/s between hosts": "calculon; NVIDIA/nccl-tests issue 119",
+    "22 + 20/t B of an element forward": "derived; 46 + 48/t backward",
+    "9 B of a score forward": "derived; 11 backward",
+    "52 B of a parameter in Adam": "derived; 6 in an accumulation",
+    "50 B of a logit": "derived",
+}
+_FIELDS = ("heads", "hidden", "layers", "tensor", "pipeline", "chunks", "gpus", "batch", "microbatch")
+
+
+class Run(NamedTuple):
+    """One row of a table: a model, its cut, and the published time or rate of an iteration.
+
+    Attributes
+    ----------
+    table, model : str
+    heads, hidden, layers : int
+        The shape of the model, whose sequences have 2,048 tokens of 51,200.
+    tensor, pipeline, chunks : int
+        GPUs that share a layer; ranks of the pipeline; stages on each rank.
+    gpus, batch, microbatch : int
+        All GPUs; sequences of an iteration; sequences of a microbatch.
+    recompute : str
+        What a backward computes again: ``"full"``, the whole layer; ``"selective"``, attention only, with the sequence
+        divided among the GPUs that share a layer.
+    overlap : str
+        What runs beside the backward: ``"nothing"``; ``"replicas"``, the sums of gradients over replicas;
+        ``"tensor"``, sums over the GPUs that share a layer, where accumulation is part of the product, too.
+    published : str
+        ``"138TF"`` for 138e12 operations a second and GPU, ``"1.42s"`` for seconds, or nothing.
+    """
+
+    table: str
+    model: str
+    heads: int
+    hidden: int
+    layers: int
+    tensor: int
+    pipeline: int
+    chunks: int
+    gpus: int
+    batch: int
+    microbatch: int
+    recompute: str
+    overlap: str
+    published: str
+
+    @property
+    def replicas(self) -> int:
+        """The number of copies of the pipeline."""
+        return self.gpus // (self.tensor * self.pipeline)
+
+    @property
+    def num_microbatches(self) -> int:
+        """The microbatches of one replica in an iteration."""
+        return self.batch // (self.replicas * self.microbatch)
+
+    @property
+    def operations(self) -> float:
+        """The operations of an iteration, recomputation counted: equation 3 of Narayanan et al."""
+        h, layers = self.hidden, self.layers
+        parts = 1 + SEQUENCE / (6 * h) + VOCABULARY / (16 * layers * h)  # products of layers, attention, head
+        return 96 * self.batch * SEQUENCE * layers * h**2 * parts
+
+    def seconds(self) -> float | None:
+        """Return the published time of an iteration."""
+        if not self.published:
+            return None
+        found = re.fullmatch(r"(\d+\.?\d*)(s|TF)", self.published)
+        if found is None or not (number := float(found[1])):
+            raise ValueError(self.published)
+        return number if found[2] == "s" else self.operations / self.gpus / (number * 1e12)
+
+    def schedule(self) -> Schedule:
+        """Return the schedule of one replica: 1F1B, interleaved where a rank has several chunks."""
+        if self.chunks == 1:
+            return one_f_one_b(self.pipeline, self.num_microbatches)
+        return interleaved_1f1b(self.pipeline, self.num_microbatches, self.chunks)
+
+
+def published_runs(table: str) -> list[Run]:
+    """Return the rows of a published table.
+
+    Examples
+    --------
+    >>> [run.model for run in published_runs("korthikanti-table-5")][::2]
+    ['22B', '175B', '530B', '1T']
+    """
+    text = (files("minipipe.schedules.simulation") / "published.csv").read_text()
+    return [run for run in read_runs(text) if run.table == table]
+
+
+def read_runs(text: str) -> list[Run]:
+    """Return the rows of a table in the form of ``published.csv``.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``: a column is missing, or the numbers of a row do not fit each other.
+    """
+    head, *rows = csv.reader(filter(str.strip, text.splitlines())) if text.strip() else [[]]
+    if tuple(head) != Run._fields:
+        raise ArgumentError("value", f"The first line is {quoted(','.join(head))}; expected {','.join(Run._fields)}.")
+    return [_run_of(dict(zip_longest(Run._fields, row))) for row in rows]
+
+
+def _run_of(row: dict[str, str]) -> Run:
+    """Return one row, or say what does not fit."""
+    where = f"The row of {quoted(row['model'])}"
+    try:
+        numbers = {name: int(row[name]) for name in _FIELDS}
+        run = Run(**{**row, **numbers})  # type: ignore[arg-type]
+        run.seconds()
+    except (TypeError, ValueError):
+        raise ArgumentError(
+            "value", f"{where} has a wrong cell; expected whole numbers, and 138TF, 1.42s or nothing at its end."
+        ) from None
+    for name, known in (("recompute", ("full", "selective")), ("overlap", ("nothing", "replicas", "tensor"))):
+        if getattr(run, name) not in known:
+            raise ArgumentError("value", f"{where}: {name} is {quoted(row[name])}; expected {' or '.join(known)}.")
+    if min(numbers.values()) < 1:
+        raise ArgumentError("value", f"{where} has a number below 1.")
+    for product, of in (
+        (("tensor", "pipeline"), "gpus"),
+        (("pipeline", "chunks"), "layers"),
+        (("tensor",), "heads"),
+        (("heads",), "hidden"),
+        (("replicas", "microbatch"), "batch"),
+        (("pipeline",) if run.chunks > 1 else (), "num_microbatches"),
+    ):
+        divisor = 1
+        for name in product:
+            divisor *= getattr(run, name)
+        if getattr(run, of) % divisor:
+            names = " times ".join(product)
+            raise ArgumentError(
+                "value", f"{where}: {of} is {getattr(run, of)}; expected a multiple of {names}, {divisor}."
+            )
+    return run
+
+
+@dataclass(frozen=True)
+class _Model:
+    """The times of the parts of a run, in seconds, without what is left out."""
+
+    run: Run
+    hardware: Hardware
+    without: Collection[str]
+
+    def costs(self) -> Costs:
+        """Return the times of each stage; a message takes both of its ranks its time, as it did in these programs."""
+        run, message = self.run, self._message()
+        layers = run.layers // (run.pipeline * run.chunks)
+        last = run.pipeline * run.chunks - 1
+        forward, inputs, weights = self._layer()
+        head, embedding = self._head(), self._moved(15 * self._elements)
+        return Costs(
+            forward=[
+                layers * forward + message + head[0] * (stage == last) + embedding * (stage == 0)
+                for stage in range(last + 1)
+            ],
+            backward_input=[layers * inputs + message + head[1] * (stage == last) for stage in range(last + 1)],
+            backward_weight=[layers * weights + head[2] * (stage == last) for stage in range(last + 1)],
+            unit="s",
+        )
+
+    def after_the_last_backward(self) -> float:
+        """Return the time of the sums over replicas and of the optimiser."""
+        run = self.run
+        parameters = (12 * run.hidden**2 + 13 * run.hidden) * run.layers / (run.tensor * run.pipeline)
+        parameters += VOCABULARY * run.hidden / run.tensor
+        sums = 0.0
+        if run.replicas > 1 and run.overlap != "replicas":
+            share = (run.replicas - 1) / run.replicas
+            sums = self._sent(self.hardware.network, 2 * share * 2 * parameters)
+        return self._kept("replica-sums", sums) + self._kept("optimiser", self._moved(52 * parameters))
+
+    def _kept(self, term: str, seconds: float) -> float:
+        return 0.0 if term in self.without else seconds
+
+    def _moved(self, size: float) -> float:
+        return size / self.hardware.memory
+
+    def _sent(self, link: Link, size: float) -> float:
+        return self._kept("latency", link.latency) + size / link.bandwidth
+
+    @property
+    def _elements(self) -> int:
+        """Of one activation."""
+        return self.run.microbatch * SEQUENCE * self.run.hidden
+
+    def _product(self, rows: float, inner: float, columns: float, count: float = 1) -> float:
+        """Return the time of matrix products, whose operands and results have two bytes."""
+        moved = self._moved(2 * (rows * inner + inner * columns + rows * columns))
+        return count * (2 * rows * inner * columns / self.hardware.products + self._kept("operands", moved))
+
+    def _layer(self) -> tuple[float, float, float]:
+        """Return the times of F, I and W of a layer."""
+        run, t, h, n = self.run, self.run.tensor, self.run.hidden, self._elements
+        rows, is_selective = run.microbatch * SEQUENCE, run.recompute == "selective"
+        shapes = [(rows, h, 3 * h / t), (rows, h / t, h), (rows, h, 4 * h / t), (rows, 4 * h / t, h)]
+        products = [sum(self._product(*shape) for shape in shapes)]
+        products += [sum(self._product(m, columns, k) for m, k, columns in shapes)]
+        products += [sum(self._product(k, m, columns) for m, k, columns in shapes)]
+        attention, attention_backward = self._attention()
+        replicated = n / t if is_selective else n  # under sequence parallelism nothing is
+        forward = products[0] + attention + self._kept("memory", self._moved(22 * replicated + 20 * n / t))
+        forward += 2 * self._tensor_sum()
+        inputs = products[1] + attention_backward + self._kept("memory", self._moved(46 * replicated + 48 * n / t))
+        # The other half of a divided sum, a gather, hides behind the weights' products, as does a whole sum.
+        inputs += (2 if run.overlap != "tensor" else 1 if is_selective else 0) * self._tensor_sum()
+        inputs += self._kept("recomputation", attention if is_selective else forward)
+        is_fused = run.overlap == "tensor"
+        accumulation = 0.0 if is_fused else self._kept("accumulation", self._moved(6 * 12 * h**2 / t))
+        return forward, inputs, products[2] + accumulation
+
+    def _attention(self) -> tuple[float, float]:
+        """Return the times of attention forward and backward, as products of each head and work by score."""
+        run, s = self.run, SEQUENCE
+        heads, width = run.microbatch * run.heads / run.tensor, run.hidden / run.heads
+        products, scores = self._product(s, width, s, heads) + self._product(s, s, width, heads), heads * s**2
+        return (
+            self._kept("attention", products + self._moved(9 * scores)),
+            self._kept("attention", 2 * products + self._moved(11 * scores)),
+        )
+
+    def _tensor_sum(self) -> float:
+        """Return the time of a sum of one activation over the GPUs that share a layer, or of its two halves."""
+        t = self.run.tensor
+        if t == 1:
+            return 0.0
+        return self._kept("tensor-sums", self._sent(self.hardware.node, 2 * (t - 1) / t * 2 * self._elements))
+
+    def _message(self) -> float:
+        """Return the time of a message between stages: each GPU sends its part, and the receivers gather them."""
+        run, size = self.run, 2 * self._elements
+        if run.pipeline == 1:
+            return 0.0
+        seconds = self._sent(self.hardware.network, size / run.tensor)
+        if run.recompute == "full" and run.tensor > 1:
+            seconds += self._sent(self.hardware.node, (run.tensor - 1) / run.tensor * size)
+        return self._kept("messages", seconds)
+
+    def _head(self) -> tuple[float, float, float]:
+        """Return the times of F, I and W of the product with the vocabulary and of the loss."""
+        run, columns = self.run, VOCABULARY / self.run.tensor
+        rows, h = run.microbatch * SEQUENCE, run.hidden
+        accumulation = 0.0 if run.overlap == "tensor" else self._kept("accumulation", self._moved(6 * h * columns))
+        times = (
+            self._product(rows, h, columns) + self._moved(50 * rows * columns),
+            self._product(rows, columns, h),
+            self._product(h, rows, columns) + accumulation,
+        )
+        forward, inputs, weights = (self._kept("head", seconds) for seconds in times)
+        return forward, inputs, weights
+
+
+def costs_of(run: Run, hardware: Hardware = A100, without: Collection[str] = ()) -> Costs:
+    """Return the times of F, I and W of each stage of a run, in seconds, for any schedule over its stages."""
+    return _Model(run, hardware, without).costs()
+
+
+def predict(run: Run, hardware: Hardware = A100, without: Collection[str] = ()) -> float:
+    """Return the time of an iteration, in seconds: the schedule simulated, then sums over replicas and the optimiser.
+
+    Parameters
+    ----------
+    run : Run
+    hardware : Hardware
+    without : collection of str
+        Names of :data:`TERMS` to leave out.
+
+    Examples
+    --------
+    >>> run = published_runs("korthikanti-table-5")[0]
+    >>> print(f"{predict(run):.2f} s, published {run.published}; {predict(run, without=['attention']):.2f} s")
+    1.43 s, published 1.42s; 1.08 s
+    """
+    model = _Model(run, hardware, without)
+    timeline = simulate(run.schedule(), model.costs())
+    in_pipeline = timeline.makespan
+    if "bubble" in without:
+        in_pipeline = max(map(timeline.busy, range(run.pipeline)))
+    return in_pipeline + model.after_the_last_backward()
