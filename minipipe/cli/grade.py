@@ -11,8 +11,9 @@ from minipipe.cli.coursework import SOURCE_HELP
 from minipipe.cli.options import misuse
 from minipipe.cli.output import ExitStatus, answer
 from minipipe.coursework.deadline import moment, read_times
-from minipipe.coursework.exercise import exercises_in, find_source
+from minipipe.coursework.exercise import Exercise, exercises_in, find_source, named
 from minipipe.coursework.grading import TIME_LIMIT, files_of, grade
+from minipipe.coursework.leaderboard import Leaderboard, as_text, schedules_in, standings_as_json
 from minipipe.coursework.results import as_csv, as_gradescope, as_junit, as_table
 from minipipe.coursework.several import grade_all
 from minipipe.coursework.submission import name_of, submissions_in
@@ -22,13 +23,14 @@ EPILOG = """examples:
   minipipe grade mine --only 05_bubble
   minipipe grade class/ --csv grades.csv --junit grades.xml       a folder of folders and zip archives, in parallel
   minipipe grade class/ --csv grades.csv --deadline 2026-11-30T23:59:00Z --times times.csv --late-factor 0.9
-  minipipe grade ada --gradescope results.json --hide-hidden"""
+  minipipe grade ada --gradescope results.json --hide-hidden
+  minipipe grade class/ --only 14_puzzle --leaderboard board.json"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     what = "what `minipipe coursework` wrote, a zip archive of it, or a folder of several"
-    parser.add_argument("submissions", type=Path, nargs="+", metavar="SUBMISSION", help=what)
+    parser.add_argument("submissions", type=Path, nargs="*", metavar="SUBMISSION", help=what)
     parser.add_argument("--only", metavar="TASK", help="one task, such as 05_bubble")
     limit = "for all tests of a task (default: %(default)g)"
     parser.add_argument("--time-limit", type=float, default=TIME_LIMIT, metavar="SECONDS", help=limit)
@@ -37,6 +39,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write a row for each submission")
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML, a case for each test")
     parser.add_argument("--gradescope", type=Path, metavar="FILE", help="write results.json, of a single submission")
+    board = "add the schedules of a puzzle to this file, each verified, and print it; alone: print it"
+    parser.add_argument("--leaderboard", type=Path, metavar="FILE", help=board)
     parser.add_argument("--hide-hidden", action="store_true", help="say of hidden tests only whether they passed")
     parser.add_argument("--variants", action="store_true", help="each name of a submission draws its own numbers")
     parser.add_argument("--student", metavar="NAME", help="the name that draws, for a single submission")
@@ -49,19 +53,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> ExitStatus:
     """Run the tests, and print points and what failed; ``NO`` unless all passed."""
     of_each = _of_each(options)
+    exercises = exercises_in(find_source(options.source))
+    board = _leaderboard(options, exercises) if options.leaderboard else None
+    if not options.submissions:
+        return _show(options, board)
     common = {"source": options.source, "only": options.only, "time_limit": options.time_limit}
-    found = submissions_in(options.submissions, files_of(exercises_in(find_source(options.source))))
+    found = submissions_in(options.submissions, files_of(exercises))
     files = {as_csv: options.csv, as_junit: options.junit}
-    if len(found) == 1 and not (options.csv or options.junit or options.gradescope):
+    if len(found) == 1 and not any((*files.values(), options.gradescope, board)):
         whole = grade(found[0], **common, **of_each(name_of(found[0])))
         report = whole.without_hidden() if options.hide_hidden else whole
         return answer(options, report.as_json(), report, ExitStatus.YES if report.passed else ExitStatus.NO)
-    if options.gradescope and len(found) != 1:
-        raise misuse(f"--gradescope writes the results of one submission; given are {len(found)}.")
-    if options.student and len(found) != 1:
-        raise misuse(f"--student names that of one submission; given are {len(found)}. --variants takes their names.")
-    if options.jobs is not None and options.jobs < 1:
-        raise misuse(f"--jobs is {options.jobs}; expected at least 1.")
+    _check(options, len(found))
     hide = options.hide_hidden
     reports = grade_all(options.submissions, jobs=options.jobs, of_each=of_each, hide_hidden=hide, **common)
     for written, path in files.items():
@@ -69,8 +72,38 @@ def run(options: argparse.Namespace) -> ExitStatus:
             write_whole(path, written(reports))
     if options.gradescope:
         write_whole(options.gradescope, as_gradescope(reports[0]))
+    data, text = {"submissions": reports}, as_table(reports)
+    if board:
+        own = ((each["submission"], of_each(each["submission"]).get("student"), each["tasks"]) for each in reports)
+        entries = board.add((student or name, schedules_in(tasks)) for name, student, tasks in own)
+        data, text = {**data, "leaderboard": standings_as_json(entries)}, f"{text}\n\n{as_text(entries)}"
     passed = all(report["passed"] for report in reports)
-    return answer(options, {"submissions": reports}, as_table(reports), ExitStatus.YES if passed else ExitStatus.NO)
+    return answer(options, data, text, ExitStatus.YES if passed else ExitStatus.NO)
+
+
+def _check(options: argparse.Namespace, count: int) -> None:
+    """Refuse options that do not fit together, or a number of submissions."""
+    if options.gradescope and count != 1:
+        raise misuse(f"--gradescope writes the results of one submission; given are {count}.")
+    if options.student and count != 1:
+        raise misuse(f"--student names that of one submission; given are {count}. --variants takes their names.")
+    if options.jobs is not None and options.jobs < 1:
+        raise misuse(f"--jobs is {options.jobs}; expected at least 1.")
+
+
+def _leaderboard(options: argparse.Namespace, exercises: list[Exercise]) -> Leaderboard:
+    chosen = exercises if options.only is None else [named(exercises, options.only)]
+    board = Leaderboard(options.leaderboard, chosen, variants=options.variants or bool(options.student))
+    if options.leaderboard.exists():
+        board.read()  # what is wrong with it should be said before a class is graded
+    return board
+
+
+def _show(options: argparse.Namespace, board: Leaderboard | None) -> ExitStatus:
+    if board is None or options.csv or options.junit or options.gradescope:
+        raise misuse("Expected a submission; --leaderboard FILE alone prints that.")
+    entries = board.read()
+    return answer(options, {"leaderboard": standings_as_json(entries)}, as_text(entries))
 
 
 def _of_each(options: argparse.Namespace) -> Callable[[str], dict[str, Any]]:

@@ -16,6 +16,7 @@ from minipipe.coursework.expectations import expect_type as expect_type
 from minipipe.coursework.grading import Report as Report
 from minipipe.coursework.grading import TaskReport as TaskReport
 from minipipe.coursework.grading import grade as grade
+from minipipe.coursework.leaderboard import Level as Level
 from minipipe.hints import face
 
 __getattr__, __all__ = face(__name__, globals())

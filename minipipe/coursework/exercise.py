@@ -24,6 +24,9 @@ texts. The first has those of the two files; another takes its place for a stude
         [("random.Random(1)",), ("random.Random(7)",)],
         [("4 ranks and 8 microbatches", "3/11"), ("3 ranks and 6 microbatches", "2/8")],
     ]
+
+A puzzle has, above ``# HIDDEN``, ``LEVELS``: by number n a :class:`minipipe.coursework.Level`, whose schedule the
+student's function ``level_n()`` returns as text; see ``leaderboard.py``.
 """
 
 from __future__ import annotations

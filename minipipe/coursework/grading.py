@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -18,6 +18,7 @@ from typing import Any
 
 from minipipe.coursework.checking import CheckResult, Ended, Failed, Late, Task, load, run_test
 from minipipe.coursework.exercise import Exercise, Test, exercises_in, find_source, named, total
+from minipipe.coursework.leaderboard import Entry, entries_of, levels_in
 from minipipe.coursework.process import LONGEST_OUTPUT, StudentProcess
 from minipipe.coursework.sandbox import Containment, weakest
 from minipipe.coursework.submission import Submission, open_submission
@@ -51,6 +52,8 @@ class TaskReport:
         None where the student's code was not run.
     flags : tuple of str
         Names that the task does not give, each with its line; see :mod:`minipipe.coursework.imports`.
+    entries : tuple of Entry
+        Of a puzzle: the legal schedules, for a leaderboard.
 
     Examples
     --------
@@ -66,6 +69,7 @@ class TaskReport:
     is_as_given: bool = False
     containment: Containment | None = None
     flags: tuple[str, ...] = ()
+    entries: tuple[Entry, ...] = ()
 
     @property
     def points(self) -> float:
@@ -115,6 +119,7 @@ class TaskReport:
             "problem": self.problem,
             "flags": list(self.flags),
             "output": self.output,
+            "leaderboard": [entry.as_json() for entry in self.entries],
             "tests": tests,
         }
 
@@ -247,6 +252,9 @@ class Report:
                 "problem": "",            why no test could run: the file is missing, or does not load
                 "flags": ["line 3: gc"],  names that the task does not give: read the file. Such imports were refused
                 "output": "",             what the student's code printed, cut after 2000 characters
+                "leaderboard": [          of a puzzle: each legal schedule
+                  {"level": "level_1", "asked": "3 ranks, …", "schedule": "0F0 …", "makespan": 28, "bound": 27,
+                   "bound_by": "work", "gap": 0.037, "student": ""}],
                 "tests": [
                   {"test": "test_…", "meaning": "…", "hidden": false, "points": 0, "possible": 1, "passed": false,
                    "reason": "…",         one sentence; this and the following are empty where the test passed
@@ -376,6 +384,7 @@ def _report(exercise: Exercise, content: bytes, time_limit: float, directory: Pa
     """Run all tests of a task. A crash costs the test in which it happened; after the time limit none is tried."""
     checks = load(f"checks_of_{exercise.name}", exercise.checks)
     results: dict[str, CheckResult] = {}
+    answers: dict[str, str] = {}
     runs: list[StudentProcess] = []
     problem, deadline = "", time.monotonic() + time_limit
     while (left := [test.name for test in exercise.tests if test.name not in results]) and not problem:
@@ -384,7 +393,7 @@ def _report(exercise: Exercise, content: bytes, time_limit: float, directory: Pa
             with runs[-1] as student:
                 student.load()
                 for name in left:
-                    results[name] = run_test(getattr(checks, name), Task(student.ask))
+                    results[name] = run_test(getattr(checks, name), Task(_noting(answers, student.ask)))
         except (Failed, Ended) as error:
             reason = _LATE.format(time_limit) if isinstance(error, Late) else str(error)
             if not (results or runs[-1].is_loaded):
@@ -402,7 +411,20 @@ def _report(exercise: Exercise, content: bytes, time_limit: float, directory: Pa
         content.decode("utf-8-sig", "replace").replace("\r\n", "\n") == exercise.stub,
         weakest(run.containment for run in runs),
         tuple(dict.fromkeys(flag for run in runs for flag in run.flags)),
+        tuple(entries_of("", levels_in(checks), answers)),
     )
+
+
+def _noting(answers: dict[str, str], ask: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``ask``, which notes the texts that the student's functions return without arguments, by their names."""
+
+    def asked(function: str | Callable[..., Any], given: tuple[Any, ...]) -> Any:
+        value = ask(function, given)
+        if isinstance(function, str) and not given and isinstance(value, str):
+            answers[function] = value
+        return value
+
+    return asked
 
 
 def _renamed(missing: str, files: Collection[str]) -> str:

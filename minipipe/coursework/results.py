@@ -116,6 +116,8 @@ def _words(test: Data) -> str:
 def as_gradescope(report: Data) -> str:
     """Return Gradescope's ``results.json``: hidden tests, prints and flags are visible to instructors alone.
 
+    The gaps of a puzzle, in percent, are for the assignment's leaderboard, if it has one.
+
     Examples
     --------
     >>> json.loads(as_gradescope({"score": 0, "points": 0, "possible": 1, "days_late": 0, "tasks": [], "next": None}))
@@ -129,6 +131,10 @@ def as_gradescope(report: Data) -> str:
         "stdout_visibility": "hidden",
         "tests": [entry for task in report["tasks"] for entry in _entries(task)],
     }
+    entries = [entry for task in report["tasks"] for entry in task["leaderboard"]]
+    if entries:
+        gaps = ((f"{entry['level']}: % above the bound", round(100 * entry["gap"], 1)) for entry in entries)
+        data["leaderboard"] = [{"name": name, "value": value, "order": "asc"} for name, value in gaps]
     return json.dumps(data, indent=1) + "\n"
 
 

@@ -29,6 +29,7 @@ _TEST = {
     "visibility": _VISIBILITY,
     "extra_data": {"type": "object"},
 }
+_RANKED = {"name": {"type": "string"}, "value": {"type": ["number", "string"]}, "order": {"enum": ["asc", "desc"]}}
 _RESULTS = {
     "score": {"type": "number"},
     "execution_time": {"type": "number"},
@@ -40,9 +41,10 @@ _RESULTS = {
     "stdout_visibility": _VISIBILITY,
     "extra_data": {"type": "object"},
     "tests": {"type": "array", "items": {"type": "object", "properties": _TEST, "additionalProperties": False}},
-    "leaderboard": {"type": "array"},
+    "leaderboard": {"type": "array", "items": {"type": "object", "properties": _RANKED, "additionalProperties": False}},
 }
-# Gradescope, Autograder Specifications, "Output format"; it says nothing of other members, so there are none.
+# Gradescope, Autograder Specifications, "Output format" and "Leaderboards"; other members are not
+# mentioned, so there are none.
 SCHEMA = {
     "type": "object",
     "properties": _RESULTS,

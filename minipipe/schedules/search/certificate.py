@@ -68,8 +68,7 @@ class Certificate(NamedTuple):
     @property
     def gap(self) -> float:
         """How far the value is above the bound, relative to the bound: 0 where the schedule is proved optimal."""
-        above = self.value - self.bound
-        return 0.0 if above <= ROUNDING * self.bound else above / self.bound if self.bound else inf
+        return gap(self.value, self.bound)
 
     def to_json(self) -> str:
         """Return the certificate as the text of a file.
@@ -116,6 +115,18 @@ class Certificate(NamedTuple):
         if not is_unchanged:
             raise changed()
         return certificate
+
+
+def gap(value: float, bound: float) -> float:
+    """Return how far a value is above a lower bound, relative to it; up to rounding, nothing.
+
+    Examples
+    --------
+    >>> gap(9, 8), gap(0.1 + 0.2, 0.3), gap(1, 0)
+    (0.125, 0.0, inf)
+    """
+    above = value - bound
+    return 0.0 if above <= ROUNDING * bound else above / bound if bound else inf
 
 
 def read_certificate(text: str) -> tuple[Certificate, bool]:

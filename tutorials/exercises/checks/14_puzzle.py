@@ -1,21 +1,10 @@
 """Tests of 14_puzzle."""
 
-from typing import NamedTuple
-
 import numpy as np
 
 from minipipe import Costs, Pipeline, Schedule, functional, nn, schedules, simulate, spawn
-from minipipe.coursework import expect_at_most, expect_close, expect_equal, expect_legal, expect_type
+from minipipe.coursework import Level, expect_at_most, expect_close, expect_equal, expect_legal, expect_type
 from minipipe.testing import one_process_step
-
-
-class Level(NamedTuple):
-    num_ranks: int
-    num_microbatches: int
-    costs: Costs
-    memory_limit: int
-    par: float
-
 
 LEVELS = {
     1: Level(3, 4, Costs([1, 2, 1], [2, 4, 2], 0), 3, 27),

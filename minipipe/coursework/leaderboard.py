@@ -1,0 +1,333 @@
+"""A leaderboard: for each student and level of a puzzle the best schedule, and how far it is above the proved bound.
+
+What a student's process returns is a claim, and so is a file: each schedule that is read or written here is checked,
+simulated and bounded again, for the level that the exercise has for this student. That a schedule was made by the
+student whose name it has cannot be checked; keep the file where students cannot write.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from minipipe.coursework.checking import load
+from minipipe.coursework.exercise import Exercise
+from minipipe.errors import ArgumentError, CourseworkError, FileError, ScheduleError, quoted
+from minipipe.io import MOST_JSON, json_value, printable, read_text, text_table, write_whole
+from minipipe.schedules.action_table import Schedule, describe_sizes
+from minipipe.schedules.analysis.workload import Objective
+from minipipe.schedules.search.certificate import gap
+from minipipe.schedules.search.gallery import GALLERY, known_bound
+from minipipe.schedules.simulation.costs import Costs
+from minipipe.schedules.simulation.evaluation import check_answer
+from minipipe.schedules.simulation.simulator import simulate
+from minipipe.schedules.transforms import split_backward
+
+_FORMAT = "minipipe leaderboard"
+
+
+class Level(NamedTuple):
+    """A level of a puzzle, with a stage on each rank. The checks of a puzzle list them in ``LEVELS``, by number.
+
+    Attributes
+    ----------
+    num_ranks, num_microbatches : int
+    costs : Costs
+    memory_limit : int
+        The most (stage, microbatch) pairs that a rank may hold.
+    par : float
+        The shortest makespan, as the statement says it. A leaderboard has the bound that is known to the package.
+
+    Examples
+    --------
+    >>> print(Level(2, 4, Costs([1, 2], 1, 1, latency=1), 2, 19))
+    2 ranks, 2 stages, 4 microbatches, F 1:2, I 1:1, W 1:1, messages 1, at most 2 pairs
+    """
+
+    num_ranks: int
+    num_microbatches: int
+    costs: Costs
+    memory_limit: int
+    par: float
+
+    def __str__(self) -> str:
+        workload = self.costs.workload(range(self.num_ranks), self.num_microbatches, self.memory_limit)
+        times = (workload.forward, workload.backward_input, workload.backward_weight, workload.message[:-1])
+        figures = (":".join(f"{time:g}" for time in each) for each in times)
+        about = ", ".join(f"{name} {each}" for name, each in zip(("F", "I", "W", "messages"), figures))
+        sizes = describe_sizes(self.num_ranks, self.num_ranks, self.num_microbatches)
+        return f"{sizes}, {about}, at most {self.memory_limit} pairs"
+
+
+class Entry(NamedTuple):
+    """A schedule for a level, checked, with its makespan and the largest bound that is known.
+
+    Attributes
+    ----------
+    student, level : str
+        The level is the name of the function that returned the schedule.
+    asked : str
+        The level in words.
+    schedule : str
+    makespan, bound : float
+    bound_by : str
+    """
+
+    student: str
+    level: str
+    asked: str
+    schedule: str
+    makespan: float
+    bound: float
+    bound_by: str
+
+    @classmethod
+    def of(cls, student: str, name: str, level: Level, text: str) -> Entry:
+        """Return the entry for a schedule, or raise the ``ScheduleError`` of one that is no answer to the level."""
+        schedule = Schedule.from_text(text, name=name)
+        workload = level.costs.workload(range(level.num_ranks), level.num_microbatches, level.memory_limit)
+        check_answer(split_backward(schedule), workload)  # the same order of work: a bound has no whole backwards
+        makespan, bound = simulate(schedule, level.costs).makespan, known_bound(workload, Objective.MAKESPAN)
+        return cls(student, name, str(level), schedule.to_text(), makespan, bound.value, bound.name)
+
+    @property
+    def gap(self) -> float:
+        """How far the makespan is above the bound, relative to the bound."""
+        return gap(self.makespan, self.bound)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the entry as plain data."""
+        return {**self._asdict(), "gap": self.gap}
+
+
+def levels_in(checks: ModuleType) -> dict[str, Level]:
+    """Return the levels of a puzzle by the names of the functions that return their schedules; of others, none."""
+    return {f"level_{number}": level for number, level in getattr(checks, "LEVELS", {}).items()}
+
+
+def entries_of(student: str, levels: Mapping[str, Level], answers: Mapping[str, str]) -> Iterator[Entry]:
+    """Yield the entries of a student, without schedules that are no answers: the report of the tests says why."""
+    for name in filter(answers.__contains__, levels):
+        with suppress(ScheduleError):
+            yield Entry.of(student, name, levels[name], answers[name])
+
+
+def schedules_in(tasks: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the schedules by level in the tasks of a report, :meth:`minipipe.coursework.Report.as_json`."""
+    return {entry["level"]: entry["schedule"] for task in tasks for entry in task["leaderboard"]}
+
+
+def best_of(entries: Iterable[Entry]) -> list[Entry]:
+    """Return the best entry of each student for each level, the first of equal ones, by student and level."""
+    best: dict[tuple[str, str], Entry] = {}
+    for entry in entries:
+        key = entry.student, entry.level
+        if key not in best or entry.makespan < best[key].makespan:
+            best[key] = entry
+    return [best[key] for key in sorted(best)]
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+class Leaderboard:
+    """A file of entries for one puzzle.
+
+    Parameters
+    ----------
+    path : Path
+    exercises : sequence of Exercise
+        One of them is the puzzle.
+    variants : bool
+        Whether the name of a student draws the numbers of the levels.
+
+    Raises
+    ------
+    CourseworkError
+        Code ``unknown-task``: when there is no puzzle, or more than one.
+    """
+
+    def __init__(self, path: Path, exercises: Iterable[Exercise], variants: bool) -> None:
+        puzzles = [exercise for exercise in exercises if _levels_of(exercise, None)]
+        if len(puzzles) != 1:
+            found = " and ".join(exercise.name for exercise in puzzles) or "none of the tasks"
+            how = "Choose one with --only" if puzzles else "The checks of a puzzle have LEVELS"
+            raise CourseworkError("unknown-task", f"A leaderboard is of one puzzle; {found} has levels. {how}.")
+        self._path, self._exercise, self._variants = path, puzzles[0], variants
+        self._named = quoted(str(path), 200)
+
+    def levels(self, student: str) -> dict[str, Level]:
+        """Return the levels that a student has."""
+        return _levels_of(self._exercise, student if self._variants else None)
+
+    def read(self) -> list[Entry]:
+        """Return the entries of the file, each checked.
+
+        Raises
+        ------
+        CourseworkError
+            Code ``unknown-task``: the file is of another puzzle, or of other levels.
+        FileError
+            Code ``damaged``, also where it says of a schedule what is not so.
+        """
+        try:
+            found = json_value(json.loads(read_text(self._path, MOST_JSON, pipes=False)), dict, "it")
+            if found["format"] != _FORMAT:
+                raise ArgumentError("value", f"its format is {quoted(found['format'])}, expected {_FORMAT!r}")
+            told = [json_value(each, dict, "an entry") for each in json_value(found["entries"], list, "entries")]
+            for each in told:
+                for name in ("student", "level", "asked", "schedule"):
+                    json_value(each[name], str, name)
+            other = json_value(found["puzzle"], str, "puzzle")
+        except FileError:
+            raise
+        except (KeyError, ValueError, TypeError, RecursionError) as error:
+            what = f"it lacks {error}" if isinstance(error, KeyError) else error
+            raise FileError("damaged", f"{self._named} cannot be read as a leaderboard: {what}. {_REMEDY}.") from None
+        if other != self._exercise.name:
+            message = f"{self._named} is of {quoted(other)}; graded is {self._exercise.name}. Give each puzzle a file."
+            raise CourseworkError("unknown-task", message)
+        return [self._checked(each) for each in told]
+
+    def _checked(self, told: Mapping[str, Any]) -> Entry:
+        """Return an entry with the figures that are computed here, if it says the same."""
+        level = self.levels(told["student"]).get(told["level"])
+        which = f"{self._named} has an entry of {quoted(told['student'])} for {quoted(told['level'])}"
+        if level is None or str(level) != told["asked"]:
+            how = "Give the --source and the --variants with which it was written, or another file"
+            own = "there is no such level" if level is None else f"that is {level}"
+            raise CourseworkError("unknown-task", f"{which}: {quoted(told['asked'], 200)}. Here {own}. {how}.")
+        try:
+            entry = Entry.of(told["student"], told["level"], level, told["schedule"])
+        except ScheduleError as error:
+            said = error.problems[0].message
+            raise FileError("damaged", f"{which}, whose schedule is no answer: {said} {_REMEDY}.") from None
+        for name, value in entry.as_json().items():
+            if told.get(name) != value:
+                said = f"whose {name} is {quoted(told.get(name))}; here it is {value}"
+                raise FileError("damaged", f"{which}, {said}. {_REMEDY}.")
+        return entry
+
+    def add(self, answers: Iterable[tuple[str, Mapping[str, str]]]) -> list[Entry]:
+        """Add the schedules of students by level, and return the best of all. Errors are those of reading.
+
+        The file is replaced as a whole. Processes that add to files of one folder wait for each other, so that none
+        loses what another has added; on Windows they do not.
+        """
+        new = [entry for student, own in answers for entry in entries_of(student, self.levels(student), own)]
+        with _alone_in(self._path.absolute().parent):
+            entries = best_of([*(self.read() if os.path.lexists(self._path) else []), *new])
+            told = [entry.as_json() for entry in entries]
+            content = {"format": _FORMAT, "puzzle": self._exercise.name, "entries": told}
+            write_whole(self._path, json.dumps(content, indent=1) + "\n")
+        return entries
+
+
+_REMEDY = "Restore the file from a copy, or delete it and grade the submissions again"
+
+
+@cache
+def _levels_of(exercise: Exercise, student: str | None) -> dict[str, Level]:
+    own = exercise if student is None else exercise.for_student(student)
+    return levels_in(load(f"checks_of_{own.name}", own.checks))
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Hold a lock on a folder: that of a file is gone once the file is replaced."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise FileError("unwritable", f"{quoted(str(folder))} cannot be opened: {error.strerror}.") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
+
+class Standing(NamedTuple):
+    """A student's place. Equal ones share it."""
+
+    place: int
+    student: str
+    entries: dict[str, Entry]
+
+    @property
+    def gap(self) -> float:
+        """The mean over the levels that the student has."""
+        return sum(entry.gap for entry in self.entries.values()) / len(self.entries)
+
+    @property
+    def worth(self) -> tuple[int, float]:
+        """The sort key: more levels before fewer, then the smaller gap."""
+        return -len(self.entries), round(self.gap, 9)
+
+
+def standings(entries: Iterable[Entry]) -> list[Standing]:
+    """Return the students in order.
+
+    Examples
+    --------
+    >>> level = Level(1, 1, Costs(), 1, 3)
+    >>> entries = [Entry.of(student, "level_1", level, "0F0 0B0") for student in ("ada", "bob")]
+    >>> [standing[:2] for standing in standings(entries)]
+    [(1, 'ada'), (1, 'bob')]
+    """
+    by_student = groupby(best_of(entries), key=lambda entry: entry.student)
+    found = [Standing(0, student, {entry.level: entry for entry in own}) for student, own in by_student]
+    worths = sorted(each.worth for each in found)
+    placed = [each._replace(place=worths.index(each.worth) + 1) for each in found]
+    return sorted(placed)
+
+
+def standings_as_json(entries: Iterable[Entry]) -> list[dict[str, Any]]:
+    """Return the students in order, as plain data."""
+    return [
+        {**each._asdict(), "mean_gap": each.gap, "entries": [entry.as_json() for entry in each.entries.values()]}
+        for each in standings(entries)
+    ]
+
+
+def as_text(entries: Iterable[Entry]) -> str:
+    """Return a line for each student, and the bounds.
+
+    Examples
+    --------
+    >>> level = Level(2, 2, Costs(), 2, 7)
+    >>> print(as_text([Entry.of("ada", "level_1", level, "0F0 0F1 0B0 0B1 \\n 1F0 1B0 1F1 1B1")]))
+    place  student  level_1  mean gap
+        1  ada          9/7    28.6 %
+    makespan/bound; bounds by work (level_1)
+    """
+    entries = sorted(entries, key=lambda entry: (len(entry.level), entry.level))
+    levels = list(dict.fromkeys(entry.level for entry in entries))
+    rows = [("place", "student", *levels, "mean gap")]
+    for standing in standings(entries):
+        own = (standing.entries.get(level) for level in levels)
+        cells = (f"{entry.makespan:g}/{entry.bound:g}" if entry else "" for entry in own)
+        rows.append((str(standing.place), printable(standing.student), *cells, f"{100 * standing.gap:.1f} %"))
+    proofs: dict[str, dict[str, None]] = {}
+    for entry in entries:
+        proofs.setdefault(entry.bound_by, {})[entry.level] = None
+    said = ", ".join(f"{_proof(name)} ({', '.join(proved)})" for name, proved in proofs.items())
+    return f"{text_table(rows, set(range(len(rows[0]))) - {1})}\nmakespan/bound; bounds by {said or 'none yet'}"
+
+
+def _proof(bound_by: str) -> str:
+    return "the gallery, which records that they were proved" if bound_by == GALLERY else bound_by
