@@ -147,19 +147,27 @@ class Draft:
         except ScheduleError as error:
             # The limit may be exceeded by what is missing only, which nobody has placed there.
             late = (p.code is ScheduleCode.MEMORY and p.step >= len(self.rows[p.rank]) for p in error.problems)  # type: ignore[index, operator]
-            return next((p for p, is_late in zip(error.problems, late) if not is_late), None)
+            first = next((p for p, is_late in zip(error.problems, late) if not is_late), None)
+            has_place = first is not None and first.code is ScheduleCode.ORDER
+            return self._unmet(first.rank, first.step) or first if has_place else first  # type: ignore[union-attr, arg-type]
         return None
 
     def refusal(self, rank: int, action: Action, memory_limit: float | None = None) -> Problem | None:
         """Return what is wrong with an action as the next one of a rank, or None."""
         after = self.placed(rank, action)
-        problem, position = after.problem(memory_limit), len(self.rows[rank])
-        if problem is None or problem.code is ScheduleCode.ORDER:  # whose sentence has the position of what is missing
-            for needed in Dependencies(after.whole).of(action):
-                if needed not in self.there:
-                    sentence = f"Rank {rank}, position {position}: {action} comes before {needed}, which it needs."
-                    return Problem(ScheduleCode.ORDER, sentence, rank, position)
+        problem = after.problem(memory_limit)
+        if problem is None or problem.code is ScheduleCode.ORDER:  # maybe of another action
+            return after._unmet(rank, len(self.rows[rank])) or problem
         return problem
+
+    def _unmet(self, rank: int, position: int) -> Problem | None:
+        """Return what an action needs that is not placed: the verifier would name a position where it was added."""
+        action = self.rows[rank][position]
+        for needed in Dependencies(self.whole).of(action):
+            if needed not in self.there:
+                sentence = f"Rank {rank}, position {position}: {action} comes before {needed}, which it needs."
+                return Problem(ScheduleCode.ORDER, sentence, rank, position)
+        return None
 
     # -- changes ---------------------------------------------------------------------------------------------------
 

@@ -56,6 +56,11 @@ def test_1f1b_is_built_by_hand_and_recognised(editor):
     assert schedules.Schedule.from_text(answer["text"], "1f1b").actions == schedules.one_f_one_b(2, 2).actions
 
 
+def test_what_has_no_name_is_complete_as_well(editor):
+    answer = asked(editor, do="text", text="0F0 0B0 0F1 0B1\n1F0 1F1 1B0 1B1")
+    assert answer["said"] == "The schedule is complete and legal."
+
+
 def test_what_is_opened_was_not_built(editor):
     assert "built" not in asked(editor, **SMALL)["said"]
 
@@ -111,6 +116,7 @@ def test_what_begins_at_a_time_or_later_is_cut(editor):
         ("0F0,0F0\n1F0,", [1, 2], "0F0 is a duplicate of position 0"),
         ("0F1 0B0 0F0 0B1\n1F0 1B0 1F1 1B1", [1, 2], "0B0 comes before 0F0"),
         ("0F0 0B0 0F1 0B1\n1F1 1B1 1F0 1B0", [1, 2], "wait for each other in a cycle"),
+        ("0F0 0B1\n1F0", [1, 2], "Rank 0, position 1: 0B1 comes before 0F1, which it needs."),  # 0F1 has no position
         ("0F0\n7F0", None, "Stage 7 occurs without stage 1"),
         ("", None, "There is no action in the text"),
     ],
