@@ -2,6 +2,9 @@
 
 import pytest
 
+from minipipe.render.palette import DARK, LIGHT
+from tests.browser.test_svg_in_browser import css
+
 # One page of each kind.
 PAGES = [
     *("index", "lessons/index", "lessons/09_zero_bubble", "rooms/schedules", "glossary", "project/benchmarks"),
@@ -64,3 +67,17 @@ def test_the_player_in_a_page_plays(open_page):
     player = page.frame_locator("iframe").locator("body")
     player.locator("#play").click()
     player.locator("#play", has_text="Pause").wait_for()
+
+
+def test_the_player_in_a_page_has_the_theme_that_is_chosen_there(chromium, address):
+    """Not one that is emulated, which would reach the player by itself."""
+    expect = pytest.importorskip("playwright.sync_api", reason="needs Chromium (pip install playwright)").expect
+    page = chromium.new_context(color_scheme="null").new_page()
+    page.goto(f"{address}/schedules/zb-h1.html")
+    page.locator("iframe").scroll_into_view_if_needed()
+    body = page.frame_locator("iframe").locator("body")
+    for mode, theme in (("dark", DARK), ("light", LIGHT), ("dark", DARK)):
+        page.locator(".theme-switch-button:visible").click()
+        page.locator(f".theme-change-button[data-mode={mode}]:visible").click()
+        expect(body).to_have_css("background-color", css(theme.ground))
+    page.context.close()

@@ -130,7 +130,7 @@ class Editor:
         if not self.sight.is_finished:
             return ""
         names = self._named_like(self.draft)
-        found = [f"You built {', which is also '.join(names[:2])}."] if names else []
+        found = [f"You built {', which is also '.join(names[:2])}." if names else "The schedule is complete and legal."]
         if self.puzzle:
             end, par = self.sight.end, PUZZLES[self.puzzle - 1].par.value
             over = end - par

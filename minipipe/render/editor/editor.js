@@ -10,20 +10,24 @@ const part = (id) => document.getElementById(id);
 class Editor {
   constructor(player, first) {
     Object.assign(this, { player, desk: new Desk(first.transport), isSearching: false, pointer: null, shown: null });
-    this.show(first);
+    this.show({ ...first, said: part("said").textContent });
     for (const each of document.querySelectorAll(".desk")) each.disabled = true;
     this.start();
   }
 
   /** Shows the schedule of the address, if there is one, as soon as Python answers. */
   async start() {
-    const fragment = location.hash.slice(1);
-    await this.ask(fragment ? { do: "shared", fragment } : { do: "show" });
+    await this.openAddress();
     if (this.shown.isLost) return;
     for (const each of document.querySelectorAll(".desk")) each.disabled = false;
     document.body.dataset.alive = Math.round(performance.now());
     this.showCan(this.shown);
     if (!part("said").textContent) this.say("Ready. Clear all and build it by hand, change it, or try a puzzle.");
+  }
+
+  openAddress() {
+    const fragment = location.hash.slice(1);
+    return this.ask(fragment ? { do: "shared", fragment } : { do: "show" });
   }
 
   async ask(message) {
@@ -80,6 +84,7 @@ class Editor {
     part("save").hidden = !file;
     part("share").hidden = Boolean(file);
     [part("ranks").value, part("microbatches").value] = sizes;
+    write(part("processes"), `${sizes[0]}`);
   }
 
   // -- choices ---------------------------------------------------------------------------------------------
@@ -146,10 +151,10 @@ class Editor {
     const given = new Map(costs.split(",").filter(Boolean).map((word) => word.split("=")));
     const areSimple = !puzzle && [...given].every(([name, value]) => COSTS.includes(name) && !value.includes(":"));
     for (const name of COSTS) {
-      const slider = part(`cost-${name}`);
+      const [slider, value] = [part(`cost-${name}`), given.get(name) ?? (name === "latency" ? "0" : "1")];
       slider.disabled = !areSimple;
-      if (areSimple && document.activeElement !== slider) slider.value = given.get(name) ?? (name === "latency" ? 0 : 1);
-      write(slider.nextElementSibling, areSimple ? slider.value : given.get(name) ?? "");
+      if (areSimple && document.activeElement !== slider) slider.value = value;
+      write(slider.nextElementSibling, areSimple ? slider.value : value);
     }
     part("limit").disabled = Boolean(puzzle);
     if (document.activeElement !== part("limit")) part("limit").value = limit ?? "";
@@ -225,7 +230,9 @@ class Editor {
     const { fragment } = await this.ask({ do: "share" });
     if (!fragment) return;
     history.replaceState(null, "", `#${fragment}`);
-    if (navigator.clipboard) await navigator.clipboard.writeText(location.href).catch(() => {});
+    if (!navigator.clipboard) return;
+    const copied = () => this.say(`${part("said").textContent} It is copied.`);
+    await navigator.clipboard.writeText(location.href).then(copied, () => {});
   }
 }
 
@@ -259,11 +266,20 @@ function listenToDesk(editor) {
   part("halves").addEventListener("change", () => editor.ask({ do: "halves", halves: part("halves").checked }));
   for (const name of COSTS) part(`cost-${name}`).addEventListener("input", () => editor.sendCosts());
   part("limit").addEventListener("change", () => editor.ask({ do: "limit", limit: number("limit") || null }));
+  addEventListener("hashchange", () => editor.openAddress());
   let timer = 0;
   part("text").addEventListener("input", () => {
     clearTimeout(timer);
     timer = setTimeout(() => editor.sendText(), PAUSE);
   });
+}
+
+/** Folds what opens a schedule on a phone, so that the chart is in sight. */
+function foldOnPhones() {
+  const wide = matchMedia("(min-width: 601px)");
+  const unfold = () => { part("opener").open = wide.matches; };
+  wide.addEventListener("change", unfold);
+  unfold();
 }
 
 function listenToRanks(editor) {
@@ -299,6 +315,7 @@ function listenToRanks(editor) {
   });
 }
 
+foldOnPhones();
 const editor = new Editor(player, JSON.parse(part("shown").textContent));
 listenToDesk(editor);
 listenToRanks(editor);

@@ -57,7 +57,7 @@ def test_1f1b_is_built_by_hand_and_recognised(editor):
 
 
 def test_what_has_no_name_is_complete_as_well(editor):
-    answer = asked(editor, do="text", text="0F0 0B0 0F1 0B1\n1F0 1F1 1B0 1B1")
+    answer = asked(editor, do="text", text="0F0 0F1 0B0 0B1\n1F0 1F1 1B1 1B0")
     assert answer["said"] == "The schedule is complete and legal."
 
 
