@@ -34,7 +34,7 @@ from minipipe.execution.stage import Stage
 from minipipe.nn.parameter import sum_of_gradients
 from minipipe.nn.sequential import parameters_of
 from minipipe.schedules.action import REDUCE_GRAD, Action, B, W
-from minipipe.schedules.analysis.sums import gradient_sums
+from minipipe.schedules.analysis.replicas import gradient_sums
 
 
 class GradientSums:

@@ -2,7 +2,7 @@
 
 The microbatch of an action stays one number, ``sequence * num_slices + slice``, and every rule about microbatches holds
 for slices as it is. Three know better: the text, ``2F0.1`` for slice 1 of sequence 0; the order of gradients, in which
-one process adds the last slice of a sequence first; and ``schedules/analysis/slices.py``, the order within a row.
+one process adds the last slice of a sequence first; and ``schedules/analysis/rules.py``, the order within a row.
 """
 
 from __future__ import annotations

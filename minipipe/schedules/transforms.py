@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, groupby, pairwise
 
 from minipipe.errors import ScheduleCode, ScheduleError, quoted, whole_number
-from minipipe.schedules.action import RECV_B, REDUCE_GRAD, SEND_B, Action, ActionKind, B, F, I, L, O, R, U, W
+from minipipe.schedules.action import RECV_B, REDUCE_GRAD, SEND_B, SEND_F, Action, ActionKind, B, F, I, L, O, R, U, W
 from minipipe.schedules.action_table import ActionTable, Schedule, T, check_table
 from minipipe.schedules.placement import check_size, neighbouring_placement
 
@@ -250,6 +250,25 @@ def overlaps_of_copies(table: ActionTable, count: int) -> frozenset[Action]:
 
 
 # -- less memory ------------------------------------------------------------------------------------------------------
+
+
+def with_pairs(rows: list[list[Action]], overlaps: Collection[Action]) -> list[list[Action]]:
+    """Move the message of each joined forward behind the backward: both values leave when the pair has ended.
+
+    In the rows of a program the message stands between the two, and nothing else does, since they are neighbours in the
+    one global order. The order of the messages stays as it was.
+
+    Examples
+    --------
+    >>> row = [Action.parse(cell) for cell in ("0F1", "0SEND_F1", "0B0", "0B1")]
+    >>> print(*with_pairs([row], {Action.parse("0F1")})[0])
+    0F1 0B0 0SEND_F1 0B1
+    """
+    for row in rows if overlaps else ():
+        for at, action in enumerate(row):
+            if action in overlaps and at + 2 < len(row) and row[at + 1].kind is SEND_F:
+                row[at + 1], row[at + 2] = row[at + 2], row[at + 1]
+    return rows
 
 
 def recomputed(schedule: Schedule, stages: Iterable[int] | None = None) -> Schedule:

@@ -22,7 +22,7 @@ from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.analysis.activations import Footprint, Held, held_pairs
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
 from minipipe.schedules.analysis.lowering import lower
-from minipipe.schedules.analysis.sums import gradient_sums
+from minipipe.schedules.analysis.replicas import gradient_sums
 from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.walk import Walk, walk
 from minipipe.schedules.simulation.costs import Costs

@@ -31,8 +31,8 @@ from functools import partial
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable, Program, check_table, collector_paused
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
-from minipipe.schedules.analysis.overlaps import with_pairs
 from minipipe.schedules.analysis.walk import complete_walk
+from minipipe.schedules.transforms import with_pairs
 
 # The constructor of a NamedTuple takes twice as long; a large schedule has a million messages.
 _new_action: Callable[[tuple[int, ActionKind, int]], Action] = partial(tuple.__new__, Action)

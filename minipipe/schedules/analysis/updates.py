@@ -13,19 +13,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from typing import NamedTuple
 
-from minipipe.errors import Problem, ScheduleCode
-from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, U, W
+from minipipe.schedules.action import Action, ActionKind, B, F, I, U, W
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.activations import Footprint, Level, endings, memory_levels
-from minipipe.schedules.analysis.slices import with_keys_values
-from minipipe.schedules.analysis.sums import gradient_sums
-
-_MOST = 1000  # problems of one kind that are listed
-_VERBS = {REDUCE_GRAD: "sums", U: "applies"}
-_EARLY = {REDUCE_GRAD: ScheduleCode.EARLY_SUM, U: ScheduleCode.EARLY_UPDATE}
 
 
 class Taken(NamedTuple):
@@ -46,7 +38,7 @@ def taken(row: Sequence[Action], kind: ActionKind) -> list[Taken]:
     >>> [(str(action), microbatches) for action, _, microbatches in taken(row, U)]
     [('0U0', [0]), ('0U2', [1, 2])]
     """
-    found, own = [], _gradients(row)
+    found, own = [], gradients_of(row)
     begun: defaultdict[int, int] = defaultdict(int)
     for position, action in enumerate(row):
         if action.kind is kind:
@@ -57,7 +49,7 @@ def taken(row: Sequence[Action], kind: ActionKind) -> list[Taken]:
     return found
 
 
-def _gradients(row: Iterable[Action]) -> defaultdict[int, list[int]]:
+def gradients_of(row: Iterable[Action]) -> defaultdict[int, list[int]]:
     """Return, by stage, the microbatches whose gradients a row has, ascending."""
     own: defaultdict[int, list[int]] = defaultdict(list)
     for stage, kind, k in row:
@@ -66,97 +58,6 @@ def _gradients(row: Iterable[Action]) -> defaultdict[int, list[int]]:
     for microbatches in own.values():
         microbatches.sort()
     return own
-
-
-# -- what is wrong -----------------------------------------------------------------------------------------------------
-
-
-def update_problems(table: ActionTable) -> list[Problem]:
-    """Return the problems of sums and updates, of a table in which everything else occurs once, on its replica.
-
-    Each gradient is in one sum where its stage has replicas, and applied by one update: in all stages, or in none,
-    where the optimiser steps behind the schedule.
-
-    Examples
-    --------
-    >>> from minipipe import Schedule
-    >>> print(update_problems(Schedule.from_text("0F0 0F1 0B0 0U1 0B1"))[0].message)
-    Rank 0, position 3: 0U1 comes before 0B1 (position 4), whose gradient it applies.
-    """
-    if table.kinds.isdisjoint(_VERBS):
-        return []
-    finders = (_in_row, _unsummed, _absent)
-    return next(filter(None, (list(islice(find(table), _MOST)) for find in finders)), [])
-
-
-def _in_row(table: ActionTable) -> Iterator[Problem]:
-    for rank, row in enumerate(table.actions):
-        position_of = {(stage, k): at for at, (stage, kind, k) in enumerate(row) if kind is B or kind is W}
-        for kind in _VERBS:
-            last: dict[int, Taken] = {}
-            for found in taken(row, kind):
-                last[found.action.stage] = found
-                yield from _wrong(table, rank, found, position_of)
-            for stage, microbatches in _gradients(row).items():
-                k = microbatches[-1]
-                if stage in last and last[stage].action.microbatch < k:
-                    at = position_of[stage, k]
-                    sentence = f"Rank {rank}, position {at}: no {kind} {_VERBS[kind]} the gradient of {row[at]}; "
-                    yield Problem(ScheduleCode.SKIPPED, f"{sentence}the last is {last[stage].action}.", rank, at)
-
-
-def _wrong(table: ActionTable, rank: int, found: Taken, position_of: dict[tuple[int, int], int]) -> Iterator[Problem]:
-    """Yield what is wrong with the gradients of one sum or update."""
-    (stage, kind, k), position, microbatches = found
-    row, where = table.actions[rank], f"Rank {rank}, position {position}: {found.action}"
-    late = [other for other in microbatches if position_of[stage, other] > position]
-    if stage in table.frozen:
-        yield Problem(ScheduleCode.FROZEN, f"{where} is needless: stage {stage} is frozen.", rank, position)
-    elif not microbatches:
-        sentence = f"{where} {_VERBS[kind]} no gradient: none is left of microbatches up to {k}."
-        yield Problem(ScheduleCode.ORDER, sentence, rank, position)
-    elif late:
-        other = k if k in late else late[0]
-        at = position_of[stage, other]
-        is_own = other == k or kind is REDUCE_GRAD
-        what = f"comes before {row[at]} (position {at}), whose gradient it {_VERBS[kind]}."
-        if not is_own:
-            what = f"skips {row[at]} (position {at}): it applies all gradients of microbatches up to {k}."
-        yield Problem(_EARLY[kind] if is_own else ScheduleCode.SKIPPED, f"{where} {what}", rank, position)
-
-
-def _unsummed(table: ActionTable) -> Iterator[Problem]:
-    """Yield each update of a stage with replicas before which its gradients are not summed."""
-    for rank, row in enumerate(table.actions):
-        summed: set[Action] = set()
-        for position, (stage, kind, k) in enumerate(row):
-            if kind is REDUCE_GRAD:
-                summed.add(row[position])
-            needed = Action(stage, REDUCE_GRAD, k)
-            if kind is U and len(table.ranks_of(stage)) > 1 and needed not in summed:
-                sentence = f"Rank {rank}, position {position}: {row[position]} comes without {needed} before it;"
-                ranks = " and ".join(map(str, table.ranks_of(stage)))
-                hint = f"stage {stage} has replicas on ranks {ranks}, whose gradients are summed first."
-                yield Problem(ScheduleCode.NO_SUM, f"{sentence} {hint}", rank, position)
-
-
-def _absent(table: ActionTable) -> Iterator[Problem]:
-    """Yield what some stages or replicas have and others lack."""
-    for kind in (REDUCE_GRAD, U):
-        for rank, row in enumerate(table.actions) if kind in table.kinds else ():
-            present = {stage for stage, other, _ in row if other is kind}
-            for stage, microbatches in _gradients(row).items():
-                is_needed = stage not in table.frozen and (kind is U or len(table.ranks_of(stage)) > 1)
-                if is_needed and stage not in present:
-                    action = Action(stage, kind, microbatches[-1])
-                    sentence = f"{action} is missing on rank {rank}: all stages have their {kind}, or none has."
-                    yield Problem(ScheduleCode.MISSING, sentence, rank)
-    for members in gradient_sums(table):
-        for rank, member in zip(table.ranks_of(next(filter(None, members)).stage), members):
-            if member is None:
-                others = " and ".join(str(action) for action in members if action)
-                sentence = f"A REDUCE_GRAD is missing on rank {rank}: the one that meets {others}."
-                yield Problem(ScheduleCode.MISSING, sentence, rank)
 
 
 # -- versions and staleness --------------------------------------------------------------------------------------------
@@ -273,7 +174,7 @@ def rank_levels(
 
     Copies are the versions of a stage's weights beyond one, and its sums of gradients beyond one: a synchronous
     schedule has none. Each takes the memory of the weights. ``keys_values`` is, by stage, the memory of those of one
-    slice, for :func:`minipipe.schedules.analysis.slices.with_keys_values`.
+    slice of a sequence.
 
     Examples
     --------
@@ -285,7 +186,7 @@ def rank_levels(
     levels = memory_levels(table, footprint)
     if table.num_slices > 1 and any(keys_values):
         rows = zip(table.actions, levels)
-        levels = [list(with_keys_values(row, own, keys_values, table.num_slices)) for row, own in rows]
+        levels = [list(_with_keys_values(row, own, keys_values, table.num_slices)) for row, own in rows]
     if U not in table.kinds or not any(weights):
         return levels
     return [list(_with_copies(row, own, weights)) for row, own in zip(table.actions, levels)]
@@ -299,3 +200,45 @@ def _with_copies(row: Sequence[Action], levels: Iterable[Level], weights: Sequen
             others[stage] = weights[stage] * (copies.versions - 1 + max(0, copies.sums - 1))
             amounts.append(sum(others.values()))
         yield during + amounts[0], after + amounts[1]
+
+
+def _with_keys_values(
+    row: Sequence[Action], levels: Iterable[Level], amounts: Sequence[float], num_slices: int
+) -> Iterator[Level]:
+    """Yield the memory held while each action of a row runs and after it, with what slices keep for each other.
+
+    On a stage without a backward, keys and values stay until the last slice of the sequence went forward::
+
+        row          1F0.0  1F0.1  1F0.2  1B0.2  1B0.1  1B0.0
+        keys and values  0     0-1    0-2    0-2    0-1      0     part of a slice's activation, from its F until its B
+        their gradients                      0-1    0-1      0     beyond it: from the first B of a later slice
+
+    Parameters
+    ----------
+    row : sequence of Action
+    levels : iterable of Level
+        The memory of its activations alone.
+    amounts : sequence of float
+        By stage, the memory of the keys and values of one slice.
+    num_slices : int
+
+    Examples
+    --------
+    >>> from minipipe import Schedule
+    >>> row = Schedule.from_text("0F0.0 0F0.1 0F0.2 0B0.2 0B0.1 0B0.0").actions[0]
+    >>> list(_with_keys_values(row, [(0, 0)] * 6, amounts=[1], num_slices=3))
+    [(0, 0), (0, 0), (0, 0), (2, 2), (2, 1), (1, 0)]
+    """
+    go_back = {stage for stage, kind, _ in row if kind is B or kind is I}
+    kept: dict[tuple[int, int], float] = {}  # by stage and sequence
+    total: float = 0
+    for (stage, kind, k), (during, after) in zip(row, levels):
+        place, index = (stage, k // num_slices), k % num_slices
+        before = now = later = kept.get(place, 0)
+        if kind is B or kind is I:  # gradients of all before it, and its own from those behind it
+            now, later = (amounts[stage] * n for n in (min(index + 1, num_slices - 1), index))
+        elif kind is F and stage not in go_back:
+            later = amounts[stage] * (index + 1) if index < num_slices - 1 else 0
+        kept[place] = later
+        yield max(during + total - before + now, after + total - before + later), after + total - before + later
+        total += later - before

@@ -9,7 +9,7 @@ A schedule is legal if
 3. each rank runs one action at a time, in the given order;
 4. the orders of all ranks together have no cycle, even if every send blocks until it is received.
 
-Where it has them, replicas, slices, joined actions, sums and updates obey rules of their own, each in a file beside.
+Where it has them, replicas, slices, joined actions, sums and updates obey rules of their own, in `rules.py`.
 
 For a schedule without SEND and RECV, rule 4 means that its computations have no cycle. The messages that
 :func:`minipipe.schedules.lower` adds then cause no deadlock: it places each SEND together with its RECV in one global
@@ -20,7 +20,7 @@ written.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from operator import attrgetter
@@ -28,21 +28,17 @@ from operator import attrgetter
 from minipipe.errors import Problem, ScheduleCode, ScheduleError, whole_number
 from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, L, O, R, U, W
 from minipipe.schedules.action_table import ActionTable, check_table
-from minipipe.schedules.analysis.activations import Footprint, Level, held_memory
+from minipipe.schedules.analysis.activations import Footprint
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
-from minipipe.schedules.analysis.offloading import offload_problems
-from minipipe.schedules.analysis.overlaps import overlap_problems
-from minipipe.schedules.analysis.replicas import replica_problems
-from minipipe.schedules.analysis.slices import slice_problems
-from minipipe.schedules.analysis.updates import copies_held, rank_levels, staleness, update_problems
+from minipipe.schedules.analysis.rules import MOST_PROBLEMS, problem_at, row_problems
+from minipipe.schedules.analysis.updates import copies_held, rank_levels, staleness
 from minipipe.schedules.analysis.walk import Blocked, walk
 from minipipe.schedules.analysis.workload import amount_per_rank, check_amounts, check_footprint, fits
 from minipipe.schedules.placement import stages_by_rank
 
 _STAGE, _MICROBATCH = attrgetter("stage"), attrgetter("microbatch")
-_MOST = 1000  # problems of one kind that are listed: if one action is missing, thousands often are
 _DEADLOCKS = (ScheduleCode.DEADLOCK, ScheduleCode.OVERLAP_DEADLOCK, ScheduleCode.RENDEZVOUS_DEADLOCK)
-_SEVERAL = (REDUCE_GRAD, U, R, O, L)  # not one for each microbatch: see `updates.py` and `offloading.py`
+_SEVERAL = (REDUCE_GRAD, U, R, O, L)  # not one for each microbatch: see `rules.py`
 _BIT = {kind: 0 if kind in _SEVERAL else 1 << i for i, kind in enumerate(ActionKind)}
 
 
@@ -112,8 +108,7 @@ def verify(
     """
     check_table(schedule)
     if "is legal" not in schedule._kept:
-        of_rows = (replica_problems, slice_problems, overlap_problems, update_problems, offload_problems)
-        checks = (_placed_problems, _counted_problems, *of_rows, _order_problems)
+        checks = (_placed_problems, _counted_problems, row_problems, _order_problems)
         problems = next(filter(None, (check(schedule) for check in checks)), [])
         if problems:
             raise ScheduleError(problems, _grid(schedule, problems[0]))
@@ -133,7 +128,7 @@ def _placed_problems(schedule: ActionTable) -> list[Problem]:
     strays = [rank for rank, row in enumerate(rows) if not _is_placed(row, stages[rank], schedule.num_microbatches)]
     present = list(map(frozenset, rows)) if strays else []
     found = (_placed_problem(schedule, present, rank, at) for rank in strays for at in range(len(rows[rank])))
-    return list(islice((problem for problem in found if problem is not None), _MOST))
+    return list(islice((problem for problem in found if problem is not None), MOST_PROBLEMS))
 
 
 def _is_placed(row: Sequence[Action], stages: Sequence[int], num_microbatches: int) -> bool:
@@ -151,21 +146,20 @@ def _named(ranks: Sequence[int]) -> str:
 def _placed_problem(table: ActionTable, present: list[frozenset[Action]], rank: int, position: int) -> Problem | None:
     """Check one action; ``present`` has the actions of each rank."""
     action = table.actions[rank][position]
-    where = f"Rank {rank}, position {position}: {action}"
-    if not 0 <= action.stage < table.num_stages:
-        sentence = f"{where} names stage {action.stage}; there are {table.num_stages}, counted from 0."
-        return Problem(ScheduleCode.OUT_OF_RANGE, sentence, rank, position)
-    if not 0 <= action.microbatch < table.num_microbatches:
-        number = int(action.microbatch)
-        sentence = f"{where} names microbatch {number}; there are {table.num_microbatches}, counted from 0."
-        return Problem(ScheduleCode.OUT_OF_RANGE, sentence, rank, position)
+    for noun, number, count in (
+        ("stage", action.stage, table.num_stages),
+        ("microbatch", int(action.microbatch), table.num_microbatches),
+    ):
+        if not 0 <= number < count:
+            sentence = f"names {noun} {number}; there are {count}, counted from 0."
+            return problem_at(table, rank, position, ScheduleCode.OUT_OF_RANGE, sentence)
     homes = table.ranks_of(action.stage)
-    if rank not in homes:
-        sentence = f"{where} is on the wrong rank; stage {action.stage} is on {_named(homes)}."
-        if any(action in present[home] for home in homes):
-            sentence += f" {action} is on rank {table.home_of(action)} as well: a microbatch runs once."
-        return Problem(ScheduleCode.WRONG_RANK, sentence, rank, position)
-    return None
+    if rank in homes:
+        return None
+    sentence = f"is on the wrong rank; stage {action.stage} is on {_named(homes)}."
+    if any(action in present[home] for home in homes):
+        sentence += f" {action} is on rank {table.home_of(action)} as well: a microbatch runs once."
+    return problem_at(table, rank, position, ScheduleCode.WRONG_RANK, sentence)
 
 
 def _counted_problems(schedule: ActionTable) -> list[Problem]:
@@ -176,10 +170,10 @@ def _counted_problems(schedule: ActionTable) -> list[Problem]:
     single = (action for action in counts if action.kind not in _SEVERAL)
     needless = {action for action in single if action.kind not in _expected_kinds(schedule, counts, *action[::2])}
     rows = enumerate(schedule.actions) if needless else ()
-    places = ((action, rank, at) for rank, row in rows for at, action in enumerate(row) if action in needless)
+    places = ((rank, at) for rank, row in rows for at, action in enumerate(row) if action in needless)
     unexpected = (_unexpected(schedule, *place) for place in places)
     kinds = (_repeated(schedule), _missing(schedule, counts), unexpected)
-    return [problem for problems in kinds for problem in islice(problems, _MOST)]
+    return [problem for problems in kinds for problem in islice(problems, MOST_PROBLEMS)]
 
 
 def _missing(schedule: ActionTable, counts: Counter[Action]) -> Iterator[Problem]:
@@ -244,26 +238,27 @@ def _repeated(schedule: ActionTable) -> Iterator[Problem]:
         for position, action in enumerate(row):
             if action in first:
                 other, at = first[action]
-                sentence = f"Rank {rank}, position {position}: {action} is a duplicate of position {at}"
+                code, sentence = ScheduleCode.DUPLICATE, f"is a duplicate of position {at}"
                 sentence += "." if other == rank else f" of rank {other}: a microbatch runs on one replica."
                 if action.kind.is_communication:
+                    code = ScheduleCode.TAG_COLLISION
                     sentence += " Two messages with the same tag cannot be distinguished."
-                code = ScheduleCode.TAG_COLLISION if action.kind.is_communication else ScheduleCode.DUPLICATE
-                yield Problem(code, sentence, rank, position)
+                yield problem_at(schedule, rank, position, code, sentence)
             first.setdefault(action, (rank, position))
 
 
-def _unexpected(schedule: ActionTable, action: Action, rank: int, position: int) -> Problem:
-    where = f"Rank {rank}, position {position}: {action}"
-    if action.kind.is_communication:
-        sentence = f"{where} has no partner: stage {action.stage} has no such value to exchange with another rank."
-        return Problem(ScheduleCode.NO_PARTNER, sentence, rank, position)
-    if action.stage in schedule.frozen:
-        return Problem(ScheduleCode.FROZEN, f"{where} is needless: stage {action.stage} is frozen.", rank, position)
-    sentence = f"{where} comes in addition to {Action(action.stage, B, action.microbatch)}, which includes I and W."
-    if action.kind is W:
-        sentence += " Zero-bubble papers write B for the half that is I here."
-    return Problem(ScheduleCode.MIXED_BACKWARD, sentence, rank, position)
+def _unexpected(schedule: ActionTable, rank: int, position: int) -> Problem:
+    stage, kind, k = schedule.actions[rank][position]
+    if kind.is_communication:
+        code, sentence = ScheduleCode.NO_PARTNER, f"has no partner: stage {stage} has no such value to exchange with"
+        sentence += " another rank."
+    elif stage in schedule.frozen:
+        code, sentence = ScheduleCode.FROZEN, f"is needless: stage {stage} is frozen."
+    else:
+        code = ScheduleCode.MIXED_BACKWARD
+        sentence = f"comes in addition to {Action(stage, B, k)}, which includes I and W."
+        sentence += " Zero-bubble papers write B for the half that is I here." if kind is W else ""
+    return problem_at(schedule, rank, position, code, sentence)
 
 
 # -- rules 2 to 4: the order -----------------------------------------------------------------------------------
@@ -277,13 +272,11 @@ def _order_problems(schedule: ActionTable) -> list[Problem]:
     cycle, as_written = _cycle(blocked), schedule.as_written
     first = cycle[0]
     if first.awaited == first.action:
-        return [_unexpected(schedule, first.action, first.rank, first.position)]
+        return [_unexpected(schedule, first.rank, first.position)]
     if len(cycle) == 1:
         needed = as_written(first.awaited)
-        later = schedule.actions[first.rank].index(needed)
-        where = f"Rank {first.rank}, position {first.position}: {first.action}"
-        sentence = f"{where} comes before {needed} (position {later}), which it needs."
-        return [Problem(ScheduleCode.ORDER, sentence, first.rank, first.position)]
+        sentence = f"comes before {needed} (position {schedule.actions[first.rank].index(needed)}), which it needs."
+        return [problem_at(schedule, first.rank, first.position, ScheduleCode.ORDER, sentence)]
     waits = [
         f"rank {stuck.rank} cannot run {_with_joined(blocked, stuck.action)} (position {stuck.position}) before "
         f"{as_written(stuck.awaited)}, "
@@ -291,13 +284,14 @@ def _order_problems(schedule: ActionTable) -> list[Problem]:
         for stuck in cycle
     ]
     sentence = "These ranks wait for each other in a cycle: " + "; ".join(waits) + "."
+    code = ScheduleCode.DEADLOCK
     if blocked.overlaps:
+        code = ScheduleCode.OVERLAP_DEADLOCK
         sentence += " Without the overlaps it would end: joined actions wait for the inputs of both."
-        return [Problem(ScheduleCode.OVERLAP_DEADLOCK, sentence, first.rank, first.position)]
-    if not walk(blocked, sends_are_buffered=True).blocked:
+    elif not walk(blocked, sends_are_buffered=True).blocked:
+        code = ScheduleCode.RENDEZVOUS_DEADLOCK
         sentence += " It would finish only if every send were buffered, as small messages are and large ones are not."
-        return [Problem(ScheduleCode.RENDEZVOUS_DEADLOCK, sentence, first.rank, first.position)]
-    return [Problem(ScheduleCode.DEADLOCK, sentence, first.rank, first.position)]
+    return [Problem(code, sentence, first.rank, first.position)]
 
 
 def _blocked(schedule: ActionTable) -> ActionTable:
@@ -338,21 +332,16 @@ def _memory_problems(
     ones, nothing = (1,) * schedule.num_stages, (0,) * schedule.num_stages
     memory = Footprint(ones, ones, nothing) if memory is None else memory
     check_footprint(memory, schedule.num_stages)
-    problems = []
-    levels: Iterable[Iterable[Level]] = (held_memory(row, memory) for row in schedule.actions)
-    if weights is not None or keys_values is not None:
-        others = [nothing if given is None else given for given in (weights, keys_values)]
-        for name, amounts in zip(("weights", "keys_values"), others):
-            check_amounts(name, amounts, schedule.num_stages)
-        levels = rank_levels(schedule, memory, *others)
+    others = {"weights": nothing if weights is None else weights}
+    others["keys_values"] = nothing if keys_values is None else keys_values
+    for name, amounts in others.items():
+        check_amounts(name, amounts, schedule.num_stages)
+    levels, problems = rank_levels(schedule, memory, **others), []
     for rank, (limit, level) in enumerate(zip(amount_per_rank(memory_limit, schedule.num_ranks), levels)):
         for position, (held, _) in enumerate(level):
             if not fits(held, limit):
-                action = schedule.actions[rank][position]
-                sentence = (
-                    f"Rank {rank}, position {position}: with {action} it holds {held:.12g}{unit}; "
-                    f"the limit is {limit:.12g}."
-                )
+                sentence = f"Rank {rank}, position {position}: with {schedule.actions[rank][position]} it holds "
+                sentence += f"{held:.12g}{unit}; the limit is {limit:.12g}."
                 problems.append(Problem(ScheduleCode.MEMORY, sentence, rank, position))
                 break
     return problems
@@ -374,9 +363,9 @@ def _age_problems(schedule: ActionTable, max_versions: int | None, max_staleness
                 break
         for position, (stage, kind, k) in enumerate(row if ages else ()):
             if kind is F and max_staleness is not None and ages[stage][k] > max_staleness:
-                sentence = f"Rank {rank}, position {position}: {row[position]} runs with weights whose staleness "
-                sentence += f"is {ages[stage][k]} when its gradient is applied; the limit is {max_staleness}."
-                problems.append(Problem(ScheduleCode.STALENESS, sentence, rank, position))
+                sentence = f"runs with weights whose staleness is {ages[stage][k]} when its gradient is applied; the "
+                sentence += f"limit is {max_staleness}."
+                problems.append(problem_at(schedule, rank, position, ScheduleCode.STALENESS, sentence))
                 break
     return problems
 

@@ -12,7 +12,7 @@ from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.schedules.action import RECV_B, RECV_F, REDUCE_GRAD, SEND_B, SEND_F, Action, ActionKind, B, F, I
 from minipipe.schedules.action_table import ActionTable, check_range
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
-from minipipe.schedules.analysis.sums import gradient_sums
+from minipipe.schedules.analysis.replicas import gradient_sums
 
 Rule = tuple[int, int, int, int]  # own, announces, awaits, completes: the numbers of events, or NOTHING
 NOTHING = -1

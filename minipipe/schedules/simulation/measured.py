@@ -9,7 +9,7 @@ from typing import NamedTuple
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.action_table import Program
 from minipipe.schedules.analysis.dependencies import Value
-from minipipe.schedules.analysis.sums import gradient_sums
+from minipipe.schedules.analysis.replicas import gradient_sums
 from minipipe.schedules.simulation.span import GradientSum, Message, Span, StepChange
 from minipipe.schedules.simulation.timeline import Timeline
 from minipipe.schedules.transforms import repeat

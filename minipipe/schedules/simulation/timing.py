@@ -9,7 +9,7 @@ from math import inf
 from minipipe.schedules.action import Action, ActionKind, U
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
-from minipipe.schedules.analysis.sums import Members, gradient_sums
+from minipipe.schedules.analysis.replicas import Members, gradient_sums
 from minipipe.schedules.analysis.walk import NOTHING, NumberedRules
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.span import GradientSum, Span, StepChange
