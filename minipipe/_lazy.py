@@ -44,6 +44,8 @@ def names_on_demand(package: str, file: str) -> "tuple[Callable[[str], Any], Cal
         home = home_of[name]
         # To ask the package itself for a module of its own would end here again.
         found = None if home == package else getattr(import_module(home), name, None)
-        return import_module(f"{home}.{name}") if found is None else found
+        found = import_module(f"{home}.{name}") if found is None else found
+        setattr(import_module(package), name, found)  # from now on without this function
+        return found
 
     return load, lambda: names, names

@@ -103,30 +103,6 @@ def missing(owner: str, name: str, known: Iterable[str], *kinds: str) -> Attribu
     return AttributeError(f"{owner} has no attribute {name!r}{hint}")
 
 
-def face(package: str, namespace: Mapping[str, Any]) -> tuple[Callable[[str], Any], list[str]]:
-    """Return ``__getattr__`` and ``__all__`` for a package that imports all its public names from its own files.
-
-    A file that is public itself has an ``__all__``.
-
-    Examples
-    --------
-    >>> from minipipe import nn
-    >>> absent, names = face("minipipe.nn", vars(nn))
-    >>> "Linear" in names, "initialisers" in names, "layers" in names
-    (True, True, False)
-    """
-    names = sorted(
-        name
-        for name, value in namespace.items()
-        if hasattr(value, "__all__") or str(getattr(value, "__module__", "")).startswith(package)
-    )
-
-    def absent(name: str) -> NoReturn:
-        raise missing(package, name, names)
-
-    return absent, names
-
-
 def not_an_action(cell: str, is_action: Callable[[str], object]) -> str:
     """Return what to say of a cell that is not an action.
 

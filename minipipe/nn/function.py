@@ -132,7 +132,7 @@ def name_of(value: Any) -> str:
     """Return the name of a function, a class or a module, from which users import it."""
     name: Any = getattr(value, "__qualname__", None) or getattr(value, "__name__", type(value).__name__)
     module = getattr(value, "__module__", None)
-    if vars(functional).get(name) is value:
+    if name in dir(functional) and getattr(functional, name) is value:
         module = functional.__name__  # where users find it, whatever the file
     return f"{module}.{name}" if module else str(name)
 

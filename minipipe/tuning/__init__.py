@@ -1,17 +1,5 @@
 """What a model costs, layer by layer, and which cut, schedule and number of microbatches suit it."""
 
-from minipipe.hints import face
-from minipipe.tuning.advising import advise as advise
-from minipipe.tuning.layers import LayerCosts as LayerCosts
-from minipipe.tuning.layers import MeasuredLayers as MeasuredLayers
-from minipipe.tuning.layers import MemoryPrediction as MemoryPrediction
-from minipipe.tuning.layers import RankMemory as RankMemory
-from minipipe.tuning.measuring import balance as balance
-from minipipe.tuning.measuring import measure_layers as measure_layers
-from minipipe.tuning.report import Advice as Advice
-from minipipe.tuning.stages import Messages as Messages
-from minipipe.tuning.weighing import Candidate as Candidate
-from minipipe.tuning.weighing import Choice as Choice
-from minipipe.tuning.weighing import CostModel as CostModel
+from minipipe._lazy import names_on_demand
 
-__getattr__, __all__ = face(__name__, globals())
+__getattr__, __dir__, __all__ = names_on_demand(__name__, __file__)

@@ -155,7 +155,7 @@ class Dependencies:
     def awaited(self, action: Action) -> Action | None:  # [3]
         """Return the dependency elsewhere: the producer of the consumed value, its RECV, or a message's partner.
 
-        A U awaits the REDUCE_GRAD of the same gradients, whose sum ends later. Which REDUCE_GRADs meet is in `replicas.py`.
+        A U awaits the REDUCE_GRAD of the same gradients, whose sum ends later; `replicas.py` says which of them meet.
         """
         if action.kind.is_communication:
             value = Value.carried_by(action)
