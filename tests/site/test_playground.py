@@ -90,3 +90,11 @@ def test_a_page_whose_python_does_not_start_says_so(site, chromium, address, pla
     assert said.inner_text().startswith("Python does not answer: ") and "python -m http.server" in said.inner_text()
     assert page.locator("#empty").is_disabled()
     page.close()
+
+
+def test_the_benchmark_of_the_editor_runs(site, chromium):
+    options = ("--site", site, "--rounds", "1", "--sizes", "2x2")
+    done = run([sys.executable, "tests/benchmarks/editor.py", *options])
+    assert done.code == 0, done.err
+    assert [line.split(":")[0] for line in done.out.splitlines()[1::2]] == ["playground", "minipipe edit"]
+    assert done.out.count("place") == 2
