@@ -18,6 +18,7 @@ from minipipe._lazy import __version__ as __version__
 from minipipe.autograd.modes import no_grad as no_grad
 from minipipe.autograd.modes import random_key as random_key
 from minipipe.autograd.watch import watch_everything as watch_everything
+from minipipe.comm import Grid as Grid
 from minipipe.comm import ProcessGroup as ProcessGroup
 from minipipe.comm import init_process_group as init_process_group
 from minipipe.comm import spawn as spawn

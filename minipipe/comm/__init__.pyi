@@ -1,5 +1,6 @@
 """The public names of ``minipipe.comm``, for type checkers and for ``minipipe._lazy``, one on a line."""
 
+from minipipe.comm.grid import Grid as Grid
 from minipipe.comm.launch import init_process_group as init_process_group
 from minipipe.comm.launch import spawn as spawn
 from minipipe.comm.message import DEFAULT_TIMEOUT as DEFAULT_TIMEOUT

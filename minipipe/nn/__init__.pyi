@@ -27,6 +27,12 @@ from minipipe.nn.layers import Unembedding as Unembedding
 from minipipe.nn.losses import CrossEntropyLoss as CrossEntropyLoss
 from minipipe.nn.losses import MSELoss as MSELoss
 from minipipe.nn.module import Module as Module
+from minipipe.nn.parallel import ColumnParallelLinear as ColumnParallelLinear
+from minipipe.nn.parallel import ParallelAttention as ParallelAttention
+from minipipe.nn.parallel import ParallelCrossEntropyLoss as ParallelCrossEntropyLoss
+from minipipe.nn.parallel import ParallelEmbedding as ParallelEmbedding
+from minipipe.nn.parallel import RowParallelLinear as RowParallelLinear
+from minipipe.nn.parallel import parallelise as parallelise
 from minipipe.nn.parameter import Parameter as Parameter
 from minipipe.nn.recompute import Recompute as Recompute
 from minipipe.nn.sequential import Sequential as Sequential

@@ -164,7 +164,7 @@ class Module(Familiar):
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return a copy of every parameter's values, by qualified name."""
-        return {name: np.array(backend.to_numpy(p.data)) for name, p in self.named_parameters()}
+        return {name: np.array(backend.to_numpy(p.whole())) for name, p in self.named_parameters()}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Load values from :meth:`state_dict` of this or another model, in the dtype of the parameters.
@@ -287,8 +287,8 @@ def check_state(parameters: Mapping[str, Parameter], state: Mapping[str, np.ndar
             raise ParameterError(code, f"The state does not fit the model; {code}: {listed}.")
     for name, parameter in parameters.items():
         given = backend.as_array(state[name])
-        if given.shape != parameter.shape:
-            raise ParameterError("shape", f"{name} has shape {parameter.shape}; the state holds {given.shape}.")
+        if given.shape != parameter.whole_shape:
+            raise ParameterError("shape", f"{name} has shape {parameter.whole_shape}; the state holds {given.shape}.")
         _check_same_numbers(name, backend.to_numpy(given), backend.numpy_dtype(parameter.dtype))
 
 

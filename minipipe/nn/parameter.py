@@ -40,11 +40,8 @@ def sum_of_gradients(gradients: Iterable[Array | None]) -> Array | None:
 
     After an overflow in half precision opposite infinities may be added: no warning, since a loss scale detects them.
     """
-    total = None
-    for gradient in gradients:
-        if gradient is not None:
-            total = gradient if total is None else total + gradient
-    return total
+    found = [gradient for gradient in gradients if gradient is not None]
+    return sum(found[1:], found[0]) if found else None
 
 
 def _leaf(shape: tuple[int, ...], dtype: Any) -> Leaf:
@@ -128,6 +125,12 @@ class Parameter(Tensor):
     def nbytes(self) -> int:
         """How many bytes the values take, or will take."""
         return self.size * backend.numpy_dtype(self.dtype).itemsize
+
+    whole_shape = property(attrgetter("shape"), doc="The shape of all ranks' parts together; mostly its own.")
+
+    def whole(self) -> Array:
+        """Return the values of all ranks' parts together; mostly its own. Collective if there are parts."""
+        return self.data
 
     @property
     def is_filled(self) -> bool:
@@ -232,7 +235,7 @@ class Parameter(Tensor):
     def fill(self, seed: int, name: str) -> None:
         """Draw first values from the seed and the parameter's qualified name; keep values that were given."""
         if self.initialiser is not None:
-            self.load(backend.as_array(self.initialiser(generator_for(seed, name), self.shape)), name)
+            self.load(backend.as_array(self.initialiser(generator_for(seed, name), self.whole_shape)), name)
 
     def load(self, values: Array, name: str) -> None:
         """Take a copy of values of the same shape, in this parameter's dtype; the gradient is forgotten.

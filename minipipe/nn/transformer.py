@@ -98,7 +98,7 @@ class MultiHeadAttention(Module):
         TensorError
             Codes ``shape``, ``dtype`` and ``range``.
         """
-        width = self.output.weight.shape[0]
+        width = self.output.weight.shape[1]
         if len(x.shape) != 3 or x.shape[2] != width:
             raise shape_error("MultiHeadAttention", f"(n, t, {width})", input=x.shape)
         dropout, part = self.dropout if self.is_training else 0.0, current_slice()
@@ -124,12 +124,12 @@ class MultiHeadAttention(Module):
         key, value = (functional.concatenate(each, axis=2) for each in part.carried(key, value))
         seen = backend.moved(np.tri(t, part.first + t, part.first, dtype=bool)[None], backend.array_module(x.data))
         gathered = functional.attention(query, key, value, mask=seen, dropout=dropout)
-        return functional.reshape(functional.transpose(gathered, (0, 2, 1, 3)), x.shape)
+        return functional.reshape(functional.transpose(gathered, (0, 2, 1, 3)), (*x.shape[:2], -1))
 
     def describe(self) -> str:
         """Name width, heads and options."""
         names = ("is_causal", "dropout", "num_key_value_heads", "rotary_base")
-        width = self.output.weight.shape[0]
+        width = self.output.weight.shape[1]
         return described(width, self.num_heads, **{name: getattr(self, name) for name in names})
 
 

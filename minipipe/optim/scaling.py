@@ -8,6 +8,7 @@ from math import fsum, inf, isfinite, sqrt
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.errors import ArgumentError, ParameterError, RankError, real_number, whole_number
+from minipipe.nn.parallel import over_parts
 from minipipe.nn.parameter import Parameter
 from minipipe.tensor import Tensor
 
@@ -107,7 +108,7 @@ def check_all_ranks(parameters: Iterable[Parameter], wanted: str, advice: str) -
 
 
 def squared_norms(parameters: Iterable[Parameter]) -> list[float]:
-    """Return the sum of the squares of each gradient, in float64. Local.
+    """Return the sum of the squares of each gradient, in float64. Local, unless tensor parallelism divides parameters.
 
     Parameters without a gradient are left out. On a GPU all sums are under way before the first one is waited for.
 
@@ -120,8 +121,9 @@ def squared_norms(parameters: Iterable[Parameter]) -> list[float]:
     >>> optim.squared_norms([p, q])
     [25.0]
     """
-    sums = list(map(_sum_of_squares, _gradients(parameters).values()))
-    return list(map(float, sums))
+    gradients = _gradients(parameters)
+    sums = list(map(_sum_of_squares, gradients.values()))
+    return over_parts(gradients, list(map(float, sums)))
 
 
 def _sum_of_squares(gradient: Array) -> Array:
@@ -305,7 +307,7 @@ class LossScale:
         gradients = _gradients(parameters)
         if are_finite is None:
             check_all_ranks(gradients, "whether to update", "pipeline.unscale_gradients(scale), on every rank")
-            are_finite = _are_finite(gradients.values())
+            are_finite = parts_are_finite(gradients)
         if not are_finite:
             self._shrink()
             return False
@@ -369,6 +371,13 @@ def gradients_are_finite(parameters: Iterable[Parameter]) -> bool:
     False
     """
     return _are_finite(_gradients(parameters).values())
+
+
+def parts_are_finite(parameters: Iterable[Parameter]) -> bool:
+    """Return the same of all parts of these parameters. Collective where tensor parallelism divides some of them."""
+    parameters = list(parameters)
+    is_wrong = not gradients_are_finite(parameters)
+    return not any(over_parts(parameters, [float(is_wrong)] * len(parameters)))
 
 
 def _gradients(parameters: Iterable[Parameter]) -> dict[Parameter, Array]:

@@ -19,7 +19,8 @@ from minipipe.execution.stage import Stage
 from minipipe.nn import Parameter
 from minipipe.nn.module import check_state
 from minipipe.nn.parameter import sum_of_gradients
-from minipipe.optim import LossScale, clip_gradients, gradients_are_finite, squared_norms, total_norm
+from minipipe.optim import LossScale, clip_gradients, squared_norms, total_norm
+from minipipe.optim.scaling import parts_are_finite
 from minipipe.pipeline.sharding import ShardedOptimiser, check_elementwise, sharings_of
 
 
@@ -63,7 +64,7 @@ class AllParameters:
         self._calls.begin("state_dict")
         state = {}
         for name, owner in self._plan.owners.items():
-            mine = backend.to_numpy(self.own[name].data) if owner == self._group.rank else None
+            mine = backend.to_numpy(self.own[name].whole()) if owner == self._group.rank else None
             state[name] = np.array(self._group.broadcast(mine, owner, what=part_of("state_dict")))
         return state
 
@@ -96,7 +97,7 @@ class AllParameters:
         """Divide the gradients of all ranks by a loss scale, unless one of them is not finite. Collective."""
         check_backward(self._plan.schedule, "unscale_gradients")
         self._calls.begin("unscale_gradients")
-        mine = np.array([gradients_are_finite(self.own.values()), scale.value])
+        mine = np.array([parts_are_finite(self.own.values()), scale.value])
         gathered = self._group.all_gather(mine, what=part_of("unscale_gradients"))
         finite, values = zip(*(row.tolist() for row in gathered))
         if len(set(values)) > 1:

@@ -200,6 +200,9 @@ def take(pipeline: Pipeline, optimisers: Optimisers, names: Iterable[str]) -> tu
         Code ``value``, for something kept that is neither an array nor a number.
     """
     names, own = list(names), dict(pipeline.named_parameters())
+    if divided := [name for name in names if own[name].whole_shape != own[name].shape]:
+        message = f"{divided[0]} is divided among ranks by tensor parallelism, which checkpoints do not know yet"
+        raise ArgumentError("value", f"{message}; keep pipeline.state_dict(), which has whole parameters.")
     arrays: Arrays = {f"parameters/{name}": np.array(backend.to_numpy(own[name].data), order="C") for name in names}
     states = {key: OptimiserState.of(pipeline, optimiser).part(names) for key, optimiser in optimisers.items()}
     for key, state in states.items():

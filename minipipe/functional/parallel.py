@@ -1,0 +1,133 @@
+"""Operations of tensor parallelism: what the ranks that share a layer send each other, forward and backward.
+
+All are collective over the group: each of its ranks calls them in one order, in the forward and in the backward.
+``copy_to`` and ``reduce_from`` are conjugate: the forward of one is the backward of the other. Between them each rank
+computes with its part of a layer's parameters.
+
+References
+----------
+Shoeybi et al. 2019, "Megatron-LM: training multi-billion parameter language models using model parallelism", section 3,
+whose f is ``copy_to`` and whose g is ``reduce_from``.
+"""
+
+from __future__ import annotations
+
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array, array_module
+from minipipe.comm.process_group import ProcessGroup
+from minipipe.errors import TensorError
+from minipipe.functional.loss import label_weight
+from minipipe.functional.operands import as_real, astype, data_of
+from minipipe.tensor import Operand, Tensor, record
+
+
+def combined(array: Array, group: ProcessGroup, operation: str = "sum") -> Array:
+    """Return the sum, or the largest, of the arrays of all ranks, in the order of the ranks. Collective.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import spawn
+    >>> spawn(lambda group: combined(np.ones(2), group).tolist(), num_ranks=3)
+    [[3.0, 3.0], [3.0, 3.0], [3.0, 3.0]]
+    """
+    return backend.moved(group.all_reduce(backend.to_numpy(array), operation), array_module(array))
+
+
+def copy_to(x: Tensor, group: ProcessGroup) -> Tensor:
+    """Return x, which all ranks have, for parts of a layer; the backward adds up their gradients.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, spawn
+    >>> def differentiate(group):
+    ...     x = Tensor([1.0, 2.0], requires_grad=True)
+    ...     copy_to(x, group).sum().backward()
+    ...     return x.grad.tolist()
+    >>> spawn(differentiate, num_ranks=2)
+    [[2.0, 2.0], [2.0, 2.0]]
+    """
+    return record(x.data, (x, lambda g: combined(g, group)))
+
+
+def reduce_from(x: Tensor, group: ProcessGroup) -> Tensor:
+    """Return the sum of what the ranks have; the backward hands each of them the gradient.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, spawn
+    >>> spawn(lambda group: reduce_from(Tensor([1.0 + group.rank]), group).numpy().tolist(), num_ranks=2)
+    [[3.0], [3.0]]
+    """
+    return record(combined(x.data, group), (x, lambda g: g))
+
+
+def gather_from(x: Tensor, group: ProcessGroup) -> Tensor:
+    """Return the parts of all ranks behind each other, along the last axis; a part gets its own gradient.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor, spawn
+    >>> spawn(lambda group: gather_from(Tensor([1.0 + group.rank]), group).numpy().tolist(), num_ranks=2)
+    [[1.0, 2.0], [1.0, 2.0]]
+    """
+    parts = group.all_gather(backend.to_numpy(x.data))
+    xp, first = array_module(x.data), sum(part.shape[-1] for part in parts[: group.rank])
+    whole = xp.concat([backend.moved(part, xp) for part in parts], axis=-1)
+    own = (..., slice(first, first + x.shape[-1]))
+    return record(whole, (x, lambda g: backend.contiguous(g[own])))
+
+
+def parallel_cross_entropy(
+    logits: Tensor, labels: Operand, group: ProcessGroup, ignore_index: int | None = None, reduction: str = "mean"
+) -> Tensor:
+    """Return the cross-entropy of logits of which each rank has those of its classes, by three small sums.
+
+    Parameters
+    ----------
+    logits : Tensor of shape (..., k / size of the group)
+        Of the classes of this rank, which follow those of the ranks before.
+    labels : array of integers of shape (...)
+        The right class of each row, 0 to k - 1, the same on all ranks.
+    group : ProcessGroup
+    ignore_index : int, optional
+        Rows with this label do not count.
+    reduction : {"mean", "sum"}
+
+    Raises
+    ------
+    TensorError
+        Codes ``dtype`` and ``range``.
+
+    Examples
+    --------
+    Equal scores for four classes on two ranks cost log(4).
+
+    >>> import numpy as np
+    >>> from minipipe import Tensor, spawn
+    >>> scores = Tensor(np.zeros((3, 2)))
+    >>> spawn(lambda group: round(parallel_cross_entropy(scores, [0, 3, 1], group).item(), 4), num_ranks=2)
+    [1.3863, 1.3863]
+    """
+    logits = as_real(logits)
+    if backend.is_half(logits.dtype):
+        logits = astype(logits, "float32")
+    xp, k, shape = array_module(logits.data), logits.shape[-1], logits.shape
+    columns = backend.reshape(data_of(labels, logits.data), (-1,))
+    counts = xp.ones_like(columns, dtype=xp.bool) if ignore_index is None else columns != ignore_index
+    if not backend.is_integer(columns.dtype) or bool(xp.any(counts & ((columns < 0) | (columns >= k * group.size)))):
+        raise TensorError("range", f"parallel_cross_entropy: expected labels from 0 to {k * group.size - 1}.")
+    rows, own = backend.reshape(logits.data, (-1, k)), columns - group.rank * k
+    shifted = rows - combined(xp.max(rows, axis=-1, keepdims=True), group, "max")
+    powers = xp.exp(shifted)
+    sums = combined(backend.reduce_sum(powers, -1, True), group)
+    wanted = xp.astype((xp.arange(k) == own[:, None]) & counts[:, None], rows.dtype)
+    picked = combined(backend.reduce_sum(wanted * shifted, -1), group)
+    weight = (label_weight(columns, ignore_index) or 1.0) if reduction == "mean" else 1.0
+    counted = xp.astype(counts, rows.dtype)
+    loss = backend.reduce_sum((xp.log(sums[:, 0]) - picked) * counted) / weight
+
+    def vjp(g: Array) -> Array:
+        return backend.reshape((powers / sums * counted[:, None] - wanted) * (g / weight), shape)
+
+    return record(loss, (logits, vjp))

@@ -1,0 +1,371 @@
+"""Layers whose parameters are divided among the ranks of a group: tensor parallelism.
+
+:func:`parallelise` makes them of plain layers. Each rank keeps its part of a parameter, drawn from the whole, and the
+names stay those of the plain model. So do the values, as :meth:`Module.state_dict` returns them: it is collective here.
+A block takes two sums of activations forward and two backward; all ranks of the group must call it in one order.
+
+Results agree with those of the plain layers within rounding, not bit for bit: a sum over ranks rounds elsewhere.
+
+References
+----------
+Shoeybi et al. 2019, "Megatron-LM: training multi-billion parameter language models using model parallelism", section 3.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from minipipe import functional
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array, array_module
+from minipipe.comm.process_group import ProcessGroup
+from minipipe.errors import ArgumentError, divisor
+from minipipe.functional.parallel import copy_to, gather_from, parallel_cross_entropy, reduce_from
+from minipipe.nn.initialisers import Initialiser, constant
+from minipipe.nn.layers import GELU, Embedding, Linear, ReLU, Sigmoid, SiLU, Tanh
+from minipipe.nn.losses import CrossEntropyLoss
+from minipipe.nn.module import Module
+from minipipe.nn.parameter import Parameter
+from minipipe.nn.sequential import Sequential
+from minipipe.nn.transformer import MultiHeadAttention
+from minipipe.tensor import Operand, Tensor, as_tensor
+
+_ELEMENTWISE = (GELU, ReLU, Sigmoid, SiLU, Tanh)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The part of a parameter that a rank of a group keeps.
+
+    Attributes
+    ----------
+    group : ProcessGroup
+        Whose ranks keep one part each.
+    shape : tuple of int
+        Of the whole parameter.
+    axis : int
+        Along which it is divided.
+    blocks : tuple of int
+        Lengths along the axis of which every rank has an equal part each, such as queries, keys and values.
+    """
+
+    group: ProcessGroup
+    shape: tuple[int, ...]
+    axis: int
+    blocks: tuple[int, ...]
+
+    @property
+    def own_shape(self) -> tuple[int, ...]:
+        """The shape of a part."""
+        shape = list(self.shape)
+        shape[self.axis] //= self.group.size
+        return tuple(shape)
+
+    def cut(self, values: Array) -> Array:
+        """Return this rank's part of the whole values."""
+        xp, rank, size = array_module(values), self.group.rank, self.group.size
+        equal = [
+            self._split(block, [block.shape[self.axis] // size] * size) for block in self._split(values, self.blocks)
+        ]
+        return xp.concat([parts[rank] for parts in equal], axis=self.axis)
+
+    def joined(self, values: Array) -> Array:
+        """Return the whole values from the part of each rank. Collective."""
+        xp, own = array_module(values), [block // self.group.size for block in self.blocks]
+        parts = [self._split(backend.moved(part, xp), own) for part in self.group.all_gather(backend.to_numpy(values))]
+        return xp.concat([part for block in zip(*parts) for part in block], axis=self.axis)
+
+    def _split(self, values: Array, lengths: Any) -> list[Array]:
+        ends = np.cumsum(lengths).tolist()
+        before = (slice(None),) * self.axis
+        return [values[(*before, slice(end - length, end))] for end, length in zip(ends, lengths)]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Shard:
+        return self  # a group is no value: copies of a layer share it
+
+
+class ShardedParameter(Parameter):
+    """A parameter of which each rank of a group keeps a part; its shape is that of the part.
+
+    First values are drawn for the whole and cut, and so are values that are loaded.
+    """
+
+    __slots__ = ("shard",)
+
+    def __init__(self, shard: Shard, initialiser: Initialiser | None, dtype: Any = None) -> None:
+        super().__init__(shard.own_shape, initialiser or constant(0.0), dtype)
+        self.initialiser, self.shard = initialiser, shard
+
+    whole_shape = property(lambda self: self.shard.shape, doc="The shape of all ranks' parts together.")
+
+    def whole(self) -> Array:
+        """Return the values of all ranks' parts together. Collective."""
+        return self.shard.joined(self.data)
+
+    def load(self, values: Array, name: str) -> None:
+        """Take this rank's part of the values of the whole parameter."""
+        super().load(self.shard.cut(values) if values.shape == self.whole_shape else values, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ShardedParameter:
+        twin = memo[id(self)] = ShardedParameter(self.shard, self.initialiser, self.dtype)
+        twin.xp, twin.is_placed, twin.requires_grad = self.xp, self.is_placed, self.requires_grad
+        if self.is_filled:
+            twin.data = backend.copy(self.data)
+        return twin
+
+
+def _divided(
+    parameter: Parameter, group: ProcessGroup, axis: int, blocks: tuple[int, ...] | None = None
+) -> ShardedParameter:
+    """Return this rank's part of a parameter, with its first values or those that it has."""
+    if parameter.num_uses > 1:
+        raise ArgumentError("value", "A parameter that several layers share cannot be divided; untie them.")
+    shard = Shard(group, parameter.shape, axis, blocks or (parameter.shape[axis],))
+    for length in shard.blocks:
+        divisor("The size of the group", group.size, length, of=f"the {length} features or heads that its ranks share")
+    own = ShardedParameter(shard, parameter.initialiser, parameter.dtype)
+    own.requires_grad = parameter.requires_grad
+    if parameter.is_filled:
+        own.load(parameter.data, "a parameter")
+    return own
+
+
+def over_parts(parameters: Iterable[Parameter], numbers: list[float]) -> list[float]:
+    """Return a number of each parameter, added up over the ranks that keep parts of it. Collective among these.
+
+    Examples
+    --------
+    >>> from minipipe import nn
+    >>> over_parts([nn.Parameter([1.0, 2.0])], [5.0])
+    [5.0]
+    """
+    places = {place: each.shard for place, each in enumerate(parameters) if isinstance(each, ShardedParameter)}
+    for shard in list(places.values())[:1]:
+        totals = shard.group.all_reduce(np.array([numbers[place] for place in places]))
+        numbers = [float(totals[list(places).index(i)]) if i in places else own for i, own in enumerate(numbers)]
+    return numbers
+
+
+def _group_of(parameter: ShardedParameter) -> ProcessGroup:
+    return parameter.shard.group
+
+
+class ColumnParallelLinear(Module):
+    """A linear layer of which each rank of a group computes some of the outputs.
+
+    Parameters
+    ----------
+    linear : Linear
+        The whole layer, of which it keeps the names of parameters and the values, if there are any.
+    group : ProcessGroup
+        Its size divides the outputs.
+    gather : bool
+        Whether every rank gets all outputs; otherwise its own, for a :class:`RowParallelLinear`.
+    blocks : tuple of int, optional
+        Lengths of outputs of which each rank takes an equal part each; by default all outputs are one.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Tensor, nn, spawn
+    >>> def shape(group):
+    ...     return nn.ColumnParallelLinear(nn.Linear(4, 6), group)(Tensor(np.ones((2, 4), np.float32))).shape
+    >>> spawn(shape, num_ranks=2)
+    [(2, 3), (2, 3)]
+    """
+
+    def __init__(
+        self, linear: Linear, group: ProcessGroup, *, gather: bool = False, blocks: tuple[int, ...] | None = None
+    ) -> None:
+        self._described = f"{linear.describe()}, ranks={group.size}"
+        self.weight = _divided(linear.weight, group, 1, blocks)
+        self.bias = None if linear.bias is None else _divided(linear.bias, group, 0, blocks)
+        self.gather = gather
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map a tensor of shape (..., in_features) to (..., out_features), or to this rank's part of it."""
+        group = _group_of(self.weight)
+        result = functional.linear(copy_to(x, group), self.weight, self.bias)
+        return gather_from(result, group) if self.gather else result
+
+
+class RowParallelLinear(Module):
+    """A linear layer of which each rank of a group has some of the inputs; the ranks add up what they compute.
+
+    Parameters
+    ----------
+    linear : Linear
+        The whole layer. Every rank keeps its bias, which is added once.
+    group : ProcessGroup
+        Its size divides the inputs.
+
+    Examples
+    --------
+    >>> from minipipe import nn, spawn
+    >>> spawn(lambda group: nn.RowParallelLinear(nn.Linear(4, 6), group).weight.shape, num_ranks=2)
+    [(2, 6), (2, 6)]
+    """
+
+    def __init__(self, linear: Linear, group: ProcessGroup) -> None:
+        self._described = f"{linear.describe()}, ranks={group.size}"
+        self.weight, self.bias = _divided(linear.weight, group, 0), linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map this rank's part of (..., in_features) to (..., out_features), on every rank."""
+        result = reduce_from(functional.linear(x, self.weight), _group_of(self.weight))
+        return result if self.bias is None else result + self.bias
+
+
+class ParallelAttention(MultiHeadAttention):
+    """An attention of which each rank of a group has some of the heads.
+
+    Parameters
+    ----------
+    attention : MultiHeadAttention
+        Without dropout of its weights, whose random numbers would be the same for the heads of each rank.
+    group : ProcessGroup
+        Its size divides the heads, also those of keys and values.
+
+    Examples
+    --------
+    >>> from minipipe import nn, spawn
+    >>> spawn(lambda group: nn.ParallelAttention(nn.MultiHeadAttention(8, 4), group).num_heads, num_ranks=2)
+    [2, 2]
+    """
+
+    def __init__(self, attention: MultiHeadAttention, group: ProcessGroup) -> None:
+        heads, shared = attention.num_heads, attention.num_key_value_heads or attention.num_heads
+        divisor("The size of the group", group.size, heads, shared, of=f"{heads} heads, {shared} of keys and values")
+        if attention.dropout:
+            message = f"ParallelAttention: dropout is {attention.dropout}; expected an attention with dropout=0.0"
+            raise ArgumentError("value", f"{message}, since the heads of each rank would draw the same numbers.")
+        width = attention.output.weight.shape[0]
+        keys = width // heads * shared
+        self.projections: Any = ColumnParallelLinear(attention.projections, group, blocks=(width, keys, keys))
+        self.output: Any = RowParallelLinear(attention.output, group)
+        self.num_heads, self.num_key_value_heads = heads // group.size, shared // group.size
+        self.is_causal, self.dropout, self.rotary_base = attention.is_causal, 0.0, attention.rotary_base
+
+
+class ParallelEmbedding(Module):
+    """An embedding of which each rank of a group has the vectors of some symbols.
+
+    Parameters
+    ----------
+    embedding : Embedding
+    group : ProcessGroup
+        Its size divides the number of symbols.
+
+    Examples
+    --------
+    >>> from minipipe import nn, spawn
+    >>> def lengths(group):
+    ...     layer = nn.ParallelEmbedding(nn.Embedding(100, 8), group)
+    ...     return len(layer.weight), layer([[5, 99]]).shape
+    >>> spawn(lengths, num_ranks=2)
+    [(50, (1, 2, 8)), (50, (1, 2, 8))]
+    """
+
+    def __init__(self, embedding: Embedding, group: ProcessGroup) -> None:
+        self._described = f"{embedding.describe()}, ranks={group.size}"
+        self.weight = _divided(embedding.weight, group, 0)
+
+    def forward(self, ids: Operand) -> Tensor:
+        """Map whole numbers of shape (...) to vectors, (..., width), on every rank."""
+        group, count = _group_of(self.weight), self.weight.shape[0]
+        given = as_tensor(ids)
+        # The vector of another rank's symbol is 0 here. A number that no rank has is refused by all of them.
+        own = given.data - group.rank * count
+        is_own = (own >= 0) & (own < count)
+        is_known = (given.data >= 0) & (given.data < count * group.size)
+        vectors = functional.embedding(self.weight, own * is_own if is_known.all() else given.data)
+        return reduce_from(vectors * array_module(own).astype(is_own[..., None], vectors.dtype), group)
+
+
+class ParallelCrossEntropyLoss(CrossEntropyLoss):
+    """The cross-entropy of scores of which each rank of a group has those of its classes.
+
+    The scores are those of a :class:`ColumnParallelLinear` without gather.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+    ignore_index : int, optional
+    reduction : {"mean", "sum"}
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import Tensor, nn, spawn
+    >>> scores = Tensor(np.zeros((1, 2)))
+    >>> spawn(lambda group: round(nn.ParallelCrossEntropyLoss(group)(scores, [3]).item(), 4), num_ranks=2)
+    [1.3863, 1.3863]
+    """
+
+    def __init__(self, group: ProcessGroup, ignore_index: int | None = None, reduction: str = "mean") -> None:
+        super().__init__(ignore_index, reduction=reduction)
+        self._group = group
+
+    def forward(self, scores: Tensor, labels: Operand) -> Tensor:
+        """Map this rank's part of scores of shape (..., k) and labels of shape (...) to a loss of shape ()."""
+        return parallel_cross_entropy(scores, labels, self._group, self.ignore_index, self.reduction)
+
+
+def parallelise(module: Module, group: ProcessGroup) -> Module:
+    """Return a copy of a model whose blocks are divided among the ranks of a group; the names of parameters stay.
+
+    Divided are attention, by heads; embeddings that no other layer shares, by symbols; and in a sequence a linear layer
+    with another one behind it and only elementwise functions between, by the features between them. All else is on
+    every rank.
+
+    Parameters
+    ----------
+    module : Module
+        The plain model, the same on all ranks.
+    group : ProcessGroup
+        Of the ranks that share each layer, such as the ``tensor`` of a :class:`minipipe.Grid`.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``, where the size of the group does not divide heads, symbols or features.
+
+    Examples
+    --------
+    >>> from minipipe import nn, spawn
+    >>> block = nn.TransformerBlock(width=8, num_heads=2)
+    >>> spawn(lambda group: nn.parallelise(block, group).num_parameters, num_ranks=2)
+    [460, 460]
+    """
+    twin = copy.deepcopy(module)
+    return twin if group.size == 1 else _divided_module(twin, group)
+
+
+def _divided_module(module: Module, group: ProcessGroup) -> Module:
+    if isinstance(module, MultiHeadAttention):
+        return ParallelAttention(module, group)
+    if isinstance(module, Embedding) and module.weight.num_uses == 1:
+        return ParallelEmbedding(module, group)
+    if isinstance(module, Sequential):
+        module.layers = _divided_layers(list(module.layers), group)
+    for name, part in list(vars(module).items()):
+        if isinstance(part, Module):
+            setattr(module, name, _divided_module(part, group))
+    return module
+
+
+def _divided_layers(layers: list[Module], group: ProcessGroup) -> list[Module]:
+    """Divide pairs of linear layers, and what is inside of the others."""
+    for first, layer in enumerate(layers):
+        behind = next((i for i in range(first + 1, len(layers)) if not isinstance(layers[i], _ELEMENTWISE)), first)
+        other = layers[behind]
+        if type(layer) is type(other) is Linear and behind > first:
+            layers[first], layers[behind] = ColumnParallelLinear(layer, group), RowParallelLinear(other, group)
+        elif not isinstance(layer, RowParallelLinear):
+            layers[first] = _divided_module(layer, group)
+    return layers
