@@ -16,8 +16,8 @@ def test_a_group_has_its_own_numbers_and_the_defaults_for_the_rest():
     p, q = of_values(0.0), of_values(0.0)
     optimiser = optim.SGD([{"parameters": [p]}, {"parameters": [q], "learning_rate": 0.5}], 0.25, momentum=0.5)
     assert [group.hyper_parameters for group in optimiser.groups] == [
-        {"learning_rate": 0.25, "momentum": 0.5, "weight_decay": 0.0},
-        {"learning_rate": 0.5, "momentum": 0.5, "weight_decay": 0.0},
+        {"learning_rate": 0.25, "momentum": 0.5, "weight_decay": 0.0, "nesterov": False},
+        {"learning_rate": 0.5, "momentum": 0.5, "weight_decay": 0.0, "nesterov": False},
     ]
     assert [group.parameters for group in optimiser.groups] == [(p,), (q,)]
     assert optimiser.parameters == [p, q]

@@ -5,8 +5,9 @@ import sys
 from minipipe import init_process_group
 from tests.pipeline.test_tensor_parallel import on_grid, train
 
-with init_process_group() as group:
-    sizes = tuple(map(int, sys.argv[1:]))
-    losses, *_ = train(on_grid(group, *sizes, num_blocks=6 if sizes[0] == 8 else 2))
-    if group.rank == 0:
-        print(*map(repr, losses))
+if __name__ == "__main__":
+    with init_process_group() as group:
+        sizes = tuple(map(int, sys.argv[1:]))
+        losses, *_ = train(on_grid(group, *sizes, num_blocks=6 if sizes[0] == 8 else 2))
+        if group.rank == 0:
+            print(*map(repr, losses))
