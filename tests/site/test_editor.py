@@ -209,6 +209,14 @@ def test_a_text_is_read_while_it_is_written_and_a_wrong_cell_is_shown(desk):
     desk.expect(judged).to_have_text("You built zb-h1.")
 
 
+def test_a_text_is_read_before_what_was_clicked_on_behind_it(desk):
+    desk.page.fill("#text", "0F0 0B0 0F1\n1F0 1B0")
+    desk.page.click("#empty")
+    desk.has("", "")
+    desk.page.click("#undo")
+    desk.has("0F0 0B0 0F1", "1F0 1B0")
+
+
 @pytest.mark.parametrize("slider", ["F", "I", "W", "latency"])
 def test_sliders_change_the_figures(desk, slider):
     desk.open(Draft.of(SMALL))
@@ -244,6 +252,7 @@ def test_a_limit_of_memory_is_kept(desk):
 def test_a_search_in_the_page_finds_the_optimum_which_is_taken_and_undone(desk):
     desk.page.click("#search")
     desk.expect(desk.page.locator("#found")).to_contain_text("none is shorter")
+    desk.says("This is the schedule of the address.")  # which its progress does not take the place of
     desk.page.click("#take")
     desk.says("Found by")
     desk.shows("gap", "none: optimal")

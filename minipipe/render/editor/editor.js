@@ -36,7 +36,7 @@ class Editor {
     try {
       const answer = await this.desk.ask(message);
       performance.mark("answered");
-      if (answer) this.show(answer);
+      if (answer) this.show(answer, message.do);
       return answer || {};
     } catch (error) {
       this.say(`Python does not answer: ${error.message}. Reload the page, from a server: python -m http.server`, true);
@@ -50,8 +50,9 @@ class Editor {
     part("said").classList.toggle("refused", isRefused);
   }
 
-  show(answer) {
-    if (answer.said || answer.choices) this.say(answer.said || "", answer.isRefused);
+  show(answer, verb = "show") {
+    const isProgress = "isDone" in answer; // of a search, which has a place of its own
+    if (!isProgress && (answer.said || answer.choices)) this.say(answer.said || "", answer.isRefused);
     if (answer.offers) this.offer(answer.offers);
     if (!answer.choices) return;
     this.shown = answer;
@@ -62,7 +63,7 @@ class Editor {
     this.showFigures(answer.figures);
     this.showChoices(answer.choices);
     this.showCosts(answer);
-    this.showText(answer.text);
+    if (verb !== "text") this.showText(answer.text);
     this.showCan(answer);
     write(part("bound"), `Why not shorter: ${answer.bound}`);
   }
@@ -167,8 +168,7 @@ class Editor {
   }
 
   showText(text) {
-    if (document.activeElement === part("text")) return;
-    part("text").value = text;
+    if (part("text").value !== text) part("text").value = text; // or the cursor would move
     this.judgeText({ said: "A line for each rank; or CSV. It is read while you type." });
   }
 
@@ -267,10 +267,16 @@ function listenToDesk(editor) {
   part("limit").addEventListener("change", () => editor.ask({ do: "limit", limit: number("limit") || null }));
   addEventListener("hashchange", () => editor.openAddress());
   let timer = 0;
+  const read = () => {
+    clearTimeout(timer);
+    timer = 0;
+    editor.sendText();
+  };
   part("text").addEventListener("input", () => {
     clearTimeout(timer);
-    timer = setTimeout(() => editor.sendText(), PAUSE);
+    timer = setTimeout(read, PAUSE);
   });
+  part("text").addEventListener("blur", () => { if (timer) read(); }); // before what was clicked on
 }
 
 /** Folds what opens a schedule on a phone, so that the chart is in sight. */
