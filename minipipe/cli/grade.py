@@ -17,6 +17,8 @@ from minipipe.coursework.leaderboard import Leaderboard, as_text, schedules_in, 
 from minipipe.coursework.results import as_csv, as_gradescope, as_junit, as_table
 from minipipe.coursework.several import grade_all
 from minipipe.coursework.submission import name_of, submissions_in
+from minipipe.coursework.trial import as_text as trial_as_text
+from minipipe.coursework.trial import try_exercises
 from minipipe.io import write_whole
 
 EPILOG = """examples:
@@ -24,7 +26,8 @@ EPILOG = """examples:
   minipipe grade class/ --csv grades.csv --junit grades.xml       a folder of folders and zip archives, in parallel
   minipipe grade class/ --csv grades.csv --deadline 2026-11-30T23:59:00Z --times times.csv --late-factor 0.9
   minipipe grade ada --gradescope results.json --hide-hidden
-  minipipe grade class/ --only 14_puzzle --leaderboard board.json"""
+  minipipe grade class/ --only 14_puzzle --leaderboard board.json
+  minipipe grade --check --source exercises"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +44,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gradescope", type=Path, metavar="FILE", help="write results.json, of a single submission")
     board = "add the schedules of a puzzle to this file, each verified, and print it; alone: print it"
     parser.add_argument("--leaderboard", type=Path, metavar="FILE", help=board)
+    check = "instead of submissions: solutions must pass all tests, stubs none, wrong answers not all"
+    parser.add_argument("--check", action="store_true", help=check)
     parser.add_argument("--hide-hidden", action="store_true", help="say of hidden tests only whether they passed")
     parser.add_argument("--variants", action="store_true", help="each name of a submission draws its own numbers")
     parser.add_argument("--student", metavar="NAME", help="the name that draws, for a single submission")
@@ -55,6 +60,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
     of_each = _of_each(options)
     exercises = exercises_in(find_source(options.source))
     board = _leaderboard(options, exercises) if options.leaderboard else None
+    if options.check:
+        return _try(options, exercises)
     if not options.submissions:
         return _show(options, board)
     common = {"source": options.source, "only": options.only, "time_limit": options.time_limit}
@@ -92,11 +99,24 @@ def _check(options: argparse.Namespace, count: int) -> None:
 
 
 def _leaderboard(options: argparse.Namespace, exercises: list[Exercise]) -> Leaderboard:
-    chosen = exercises if options.only is None else [named(exercises, options.only)]
-    board = Leaderboard(options.leaderboard, chosen, variants=options.variants or bool(options.student))
+    chosen, is_drawn = _chosen(options, exercises), options.variants or bool(options.student)
+    board = Leaderboard(options.leaderboard, chosen, is_drawn)
     if options.leaderboard.exists():
         board.read()  # what is wrong with it should be said before a class is graded
     return board
+
+
+def _try(options: argparse.Namespace, exercises: list[Exercise]) -> ExitStatus:
+    if options.submissions or options.student or options.leaderboard:
+        raise misuse("--check tries the exercises, with all numbers; it takes no submission, student or leaderboard.")
+    tried = try_exercises(_chosen(options, exercises), options.time_limit)
+    is_so = not any(each.problem for each in tried)
+    data = {"passed": is_so, "tried": [each._asdict() for each in tried]}
+    return answer(options, data, trial_as_text(tried), ExitStatus.YES if is_so else ExitStatus.NO)
+
+
+def _chosen(options: argparse.Namespace, exercises: list[Exercise]) -> list[Exercise]:
+    return exercises if options.only is None else [named(exercises, options.only)]
 
 
 def _show(options: argparse.Namespace, board: Leaderboard | None) -> ExitStatus:

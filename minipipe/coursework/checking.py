@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minipipe.coursework.expectations import Unexpected, shown
+from minipipe.errors import CourseworkError
 from minipipe.schedules.action import Action
 
 _DTYPES = {np.dtype(code).str: np.dtype(code) for code in "?bBhHiIqQefd"}
@@ -199,6 +200,21 @@ def load(name: str, text: str, path: str | Path = "", names: Mapping[str, Any] |
     module.__dict__.update(names or {})
     exec(compile(text, module.__file__, "exec", dont_inherit=True), module.__dict__)
     return module
+
+
+def load_checks(name: str, text: str) -> ModuleType:
+    """Return the checks of an exercise as a module.
+
+    Raises
+    ------
+    CourseworkError
+        Code ``markers``, where they cannot be loaded.
+    """
+    try:
+        return load(f"checks_of_{name}", text)
+    except Exception as error:
+        said = f"its checks cannot be loaded: {type(error).__name__}: {error}"
+        raise CourseworkError("markers", f"{name}: {said}.") from None
 
 
 def run_test(test: Callable[[Task], object], task: Task) -> CheckResult:

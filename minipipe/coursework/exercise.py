@@ -33,24 +33,27 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
 from hashlib import blake2b
 from importlib.resources import files
+from itertools import count
 from math import inf
 from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
 from unicodedata import normalize
 
-from minipipe.errors import CourseworkError
+from minipipe.errors import CourseworkError, quoted
+from minipipe.io import read_text
 
 _MARKED = re.compile(r"^ *# SOLUTION\n(.*?)^ *# STUB\n(.*?)^ *# END\n", re.DOTALL | re.MULTILINE)
 _MARKER = re.compile(r"^ *# (SOLUTION|STUB|END|HIDDEN)$", re.MULTILINE)
 _HIDDEN = re.compile(r"^# HIDDEN\n", re.MULTILINE)
 _KEYS = ("Hint: ", "Points: ")  # of paragraphs in the docstring of a test
+_LONGEST = 1 << 20  # bytes of a file
 _HERE = Path(__file__).resolve().parent
 # A wheel has the exercises beside this file (setup.py), a clone among the lessons.
 _OWN = next(filter(Path.is_dir, [_HERE / "exercises"]), _HERE.parent.parent / "tutorials" / "exercises")
@@ -106,8 +109,8 @@ class Exercise:
         """The number of the lesson that it belongs to."""
         found = re.search(r"^Lesson (\d\d)", self.statement, re.MULTILINE)
         if found is None:
-            how = "begin a paragraph of its docstring with 'Lesson 05', two digits"
-            raise CourseworkError("markers", f"The statement of {self.name} names no lesson; {how}.")
+            how = "begin a paragraph of it with 'Lesson 05', two digits"
+            raise self._broken(f"its docstring names no lesson; {how}")
         return found[1]
 
     @cached_property
@@ -115,7 +118,8 @@ class Exercise:
         """The student's file: the solution without the marked parts, with the uncommented stubs in their place."""
         text = _MARKED.sub(lambda found: re.sub(r"^( *)# ?", r"\1", found[2], flags=re.MULTILINE), self.solution)
         if text == self.solution or _MARKER.search(text):
-            raise CourseworkError("markers", f"{self.name} needs # SOLUTION, # STUB and # END, in turn.")
+            how = "each on a line of its own, in turn"
+            raise self._broken(f"it needs the lines # SOLUTION, # STUB and # END, {how}")
         return text
 
     @property
@@ -128,28 +132,61 @@ class Exercise:
         """The tests that the student gets."""
         parts = _HIDDEN.split(self.checks)
         if len(parts) != 2:
-            raise CourseworkError("markers", f"The checks of {self.name} need one line # HIDDEN.")
+            raise self._broken(f"its checks need one line # HIDDEN; there are {len(parts) - 1}")
         return parts[0].rstrip() + "\n"
 
     @cached_property
     def variants(self) -> list[list[tuple[str, ...]]]:
         """Groups of alternative texts, the first of a group as in the files."""
-        for node in ast.parse(self.checks).body:
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "VARIANTS":
-                return ast.literal_eval(node.value)
-        return []
+        node = self._variants_node
+        if node is None:
+            return []
+        try:
+            groups = ast.literal_eval(node.value)
+            sizes = [{len(texts) for texts in group} for group in groups]
+            is_text = all(isinstance(text, str) and text for group in groups for texts in group for text in texts)
+            is_so = is_text and all(len(group) > 1 and len(size) == 1 for group, size in zip(groups, sizes))
+        except (ValueError, TypeError):
+            is_so = False
+        if not is_so:
+            how = "write groups, each a list of two or more tuples with equally many texts: [[('3',), ('5',)]]"
+            raise self._broken(f"VARIANTS of its checks, line {node.lineno}, are no lists of tuples of text; {how}")
+        return groups
 
-    def for_student(self, student: str) -> Exercise:
-        """Return the exercise with the numbers that a name draws, whatever its case is and however it is encoded."""
-        name, texts = normalize("NFC", student.strip()).casefold(), dict[str, str]()
+    @property
+    def _variants_node(self) -> ast.Assign | None:
+        assigned = (node for node in ast.parse(self.checks).body if isinstance(node, ast.Assign))
+        return next((node for node in assigned if ast.unparse(node.targets[0]) == "VARIANTS"), None)
+
+    def drawn_by(self, student: str) -> list[int]:
+        """Return, by group of ``VARIANTS``, the alternative that a name draws, in any case and encoding."""
+        name = normalize("NFC", student.strip()).casefold()
+        found = []
         for number, group in enumerate(self.variants):
             drawn = blake2b(f"{name}\0{self.name}\0{number}".encode("utf-8", "replace"), digest_size=8).digest()
-            texts |= zip(group[0], group[int.from_bytes(drawn) % len(group)], strict=True)
+            found.append(int.from_bytes(drawn) % len(group))
+        return found
+
+    def for_student(self, student: str) -> Exercise:
+        """Return the exercise with the numbers that a name draws."""
+        texts = dict[str, str]()
+        for group, drawn in zip(self.variants, self.drawn_by(student)):
+            texts |= zip(group[0], group[drawn], strict=True)
         if not texts:
             return self
         any_of = re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
         solution, checks = (any_of.sub(lambda found: texts[found[0]], text) for text in (self.solution, self.checks))
         return replace(self, solution=solution, checks=checks)
+
+    def all_drawn(self) -> Iterator[str]:
+        """Yield names that together draw each alternative."""
+        left = {(number, index) for number, group in enumerate(self.variants) for index in range(len(group))}
+        for student in map("student {}".format, count()):
+            if not left:
+                return
+            drawn = set(enumerate(self.drawn_by(student)))
+            yield from [student] if drawn & left else []
+            left -= drawn
 
     @property
     def points(self) -> float:
@@ -166,6 +203,58 @@ class Exercise:
             for node in functions
             if node.name.startswith("test_")
         )
+
+    # -- rules ---------------------------------------------------------------------------------------------------------
+
+    def _broken(self, what: str) -> CourseworkError:
+        return CourseworkError("markers", f"{self.name}: {what}.")
+
+    def check(self) -> None:
+        """Raise ``CourseworkError`` with code ``markers`` for a rule that one of the files breaks."""
+        for what, text in (("it", self.solution), ("its stub", self.stub), ("its file of checks", self.checks)):
+            try:
+                ast.parse(text)
+            except SyntaxError as error:
+                raise self._broken(f"{what} is not valid Python: line {error.lineno}, {error.msg}") from None
+        number, first = self.name.partition("_")[0], self.statement.partition("\n")[0]
+        if not re.match(rf"{number} [^:]+: .", first):
+            raise self._broken(f"its docstring begins with {quoted(first)}; expected '{number} title: its subject.'")
+        _ = self.lesson
+        kept = [line for found in _MARKED.finditer(self.solution) for line in found[2].splitlines() if line.strip()]
+        if wrong := next((line.strip() for line in kept if not line.lstrip().startswith("#")), None):
+            how = "expected comments, which become the student's code"
+            raise self._broken(f"between # STUB and # END is {quoted(wrong)}; {how}")
+        self._check_tests()
+        self._check_variants()
+
+    def _check_tests(self) -> None:
+        last_visible, names = self.visible_checks.count("\n"), [test.name for test in self.tests]
+        if not names:
+            raise self._broken("its checks have no test; expected functions test_…(task)")
+        for node in (node for node in ast.parse(self.checks).body if isinstance(node, ast.FunctionDef)):
+            is_remote = any(ast.unparse(each).endswith("remote") for each in node.decorator_list)
+            if is_remote and node.lineno > last_visible:
+                where = "below # HIDDEN, which no student's process gets; move it above"
+                raise self._broken(f"{node.name} of its checks is marked @remote {where}")
+            if node.name not in names:
+                continue
+            if names.count(node.name) > 1:
+                raise self._broken(f"its checks have two tests {node.name}, of which Python keeps one; rename one")
+            if [each.arg for each in node.args.args] != ["task"]:
+                raise self._broken(f"{node.name}({ast.unparse(node.args)}) takes other arguments than expected: task")
+            if not ast.get_docstring(node):
+                raise self._broken(f"{node.name} has no docstring; its first paragraph says what the test means")
+
+    def _check_variants(self) -> None:
+        """Refuse variants whose first alternative is not in the files: another would change nothing."""
+        if not self.variants or (node := self._variants_node) is None:
+            return
+        lines = self.checks.splitlines()
+        files = "\n".join([self.solution, *lines[: node.lineno - 1], *lines[node.end_lineno :]])
+        wrong = next((text for group in self.variants for text in group[0] if text not in files), None)
+        if wrong is not None:
+            how = "the first alternative of a group has texts of the two files, letter for letter"
+            raise self._broken(f"VARIANTS have {quoted(wrong)}, which is nowhere in its files; {how}")
 
 
 def _said(docstring: str) -> tuple[str, str, float]:
@@ -211,20 +300,27 @@ def find_source(given: str | Path | None = None) -> Path:
     return source
 
 
+def _text_of(path: Path) -> str:
+    return read_text(path, _LONGEST).replace("\r\n", "\n")
+
+
 def exercises_in(source: Path, student: str | None = None) -> list[Exercise]:
     """Read all exercises of a directory, in order; those of a student have the numbers that the name draws.
 
     Raises
     ------
     CourseworkError
-        Code ``no-source``, where the checks of one are missing.
+        Codes ``no-source``, where the checks of one are missing, and ``markers``, where a file breaks a rule.
+    FileError
     """
     exercises = []
     for path in sorted(source.glob("[0-9][0-9]_*.py")):
         checks = source / "checks" / path.name
         if not checks.is_file():
             raise CourseworkError("no-source", f"'{path}' has no tests: '{checks}' is missing.")
-        exercises.append(Exercise(path.stem, path.read_text("utf-8"), checks.read_text("utf-8"), checks))
+        found = Exercise(path.stem, _text_of(path), _text_of(checks), checks)
+        found.check()
+        exercises.append(found)
     return exercises if student is None else [exercise.for_student(student) for exercise in exercises]
 
 

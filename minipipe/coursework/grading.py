@@ -16,7 +16,7 @@ from pathlib import Path
 from textwrap import indent, wrap
 from typing import Any
 
-from minipipe.coursework.checking import CheckResult, Ended, Failed, Late, Task, load, run_test
+from minipipe.coursework.checking import CheckResult, Ended, Failed, Late, Task, load_checks, run_test
 from minipipe.coursework.exercise import Exercise, Test, exercises_in, find_source, named, total
 from minipipe.coursework.leaderboard import Entry, entries_of, levels_in
 from minipipe.coursework.process import LONGEST_OUTPUT, StudentProcess
@@ -375,14 +375,25 @@ def _grade_task(submission: Submission, exercise: Exercise, time_limit: float) -
         return _untested(exercise, f"{file} is missing{_renamed(file, submission.files)}")
     try:
         # The student chose the file's kind and target, and it is read with the grader's rights.
-        return _report(exercise, submission.read(file), time_limit, submission.path)
+        return grade_text(exercise, submission.read(file), time_limit, submission.path)
     except FileError as error:
         return _untested(exercise, error.message)
 
 
-def _report(exercise: Exercise, content: bytes, time_limit: float, directory: Path) -> TaskReport:
-    """Run all tests of a task. A crash costs the test in which it happened; after the time limit none is tried."""
-    checks = load(f"checks_of_{exercise.name}", exercise.checks)
+def grade_text(exercise: Exercise, content: bytes, time_limit: float, directory: Path) -> TaskReport:
+    """Run all tests of a task. A crash costs the test in which it happened; after the time limit none is tried.
+
+    Parameters
+    ----------
+    exercise : Exercise
+    content : bytes
+        Of the student's file.
+    time_limit : float
+        In seconds.
+    directory : Path
+        To hide from the file.
+    """
+    checks = load_checks(exercise.name, exercise.checks)
     results: dict[str, CheckResult] = {}
     answers: dict[str, str] = {}
     runs: list[StudentProcess] = []

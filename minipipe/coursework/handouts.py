@@ -14,8 +14,8 @@ from itertools import groupby
 from pathlib import Path
 from textwrap import indent
 
-from minipipe.coursework.checking import load
 from minipipe.coursework.exercise import Exercise, Test, total
+from minipipe.coursework.trial import wrong_answers
 from minipipe.errors import CourseworkError
 from minipipe.io import escaped, read_bytes
 
@@ -51,7 +51,7 @@ def _section(exercise: Exercise, solutions: bool) -> Iterator[str]:
     yield "</ul>"
     if solutions:
         yield "<h3>Wrong answers, and why they are tempting</h3>"
-        for why, old, new in load(f"checks_of_{exercise.name}", exercise.checks).WRONG_ANSWERS:
+        for why, old, new in wrong_answers(exercise):
             change = f"{indent(old.rstrip(), '- ')}\n{indent(new.rstrip(), '+ ')}"
             yield f"<p>{_inline(why)}</p>{_code(change)}"
     yield "</section>"

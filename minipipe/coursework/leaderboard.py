@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from minipipe.coursework.checking import load
+from minipipe.coursework.checking import load_checks
 from minipipe.coursework.exercise import Exercise
 from minipipe.errors import ArgumentError, CourseworkError, FileError, ScheduleError, quoted
 from minipipe.io import MOST_JSON, json_value, printable, read_text, text_table, write_whole
@@ -236,7 +236,7 @@ _REMEDY = "Restore the file from a copy, or delete it and grade the submissions 
 @cache
 def _levels_of(exercise: Exercise, student: str | None) -> dict[str, Level]:
     own = exercise if student is None else exercise.for_student(student)
-    return levels_in(load(f"checks_of_{own.name}", own.checks))
+    return levels_in(load_checks(own.name, own.checks))
 
 
 @contextmanager

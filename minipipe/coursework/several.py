@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from minipipe.coursework.checking import load_checks
 from minipipe.coursework.exercise import exercises_in, find_source, named
 from minipipe.coursework.grading import files_of, grade, not_graded
 from minipipe.coursework.submission import name_of, submissions_in
@@ -50,11 +51,12 @@ def grade_all(
     Raises
     ------
     CourseworkError
-        Codes ``no-source``, ``unknown-task``, ``wrong-directory`` where two submissions have one name.
+        Codes ``no-source``, ``markers``, ``unknown-task``, ``wrong-directory`` where two submissions have one name.
     """
     exercises = exercises_in(find_source(options.get("source")))
-    if options.get("only") is not None:
-        named(exercises, options["only"])
+    only = options.get("only")
+    for exercise in exercises if only is None else [named(exercises, only)]:
+        load_checks(exercise.name, exercise.checks)  # what is wrong with them is no fault of a submission
     given = list(map(Path, paths))
     found = submissions_in(given, files_of(exercises))
     names = list(map(name_of, found))

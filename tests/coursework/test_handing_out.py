@@ -80,7 +80,7 @@ def test_a_page_escapes_what_an_exercise_says_and_loads_nothing(tmp_path, capsys
     evil = '"""01 a: <script>b</script>.\n\nLesson 01. `<img src=x>` & more.\n"""\n'
     evil += '# SOLUTION\nx = "</pre>"\n# STUB\n# x = 1\n# END\n'
     (tmp_path / "01_a.py").write_text(evil)
-    (tmp_path / "checks" / "01_a.py").write_text("# HIDDEN\nWRONG_ANSWERS = []\n")
+    (tmp_path / "checks" / "01_a.py").write_text('def test_x(task):\n    "<b>."\n\n\n# HIDDEN\n')
     assert main(["coursework", str(tmp_path / "page.html"), "--as", "solutions", "--source", str(tmp_path)]) == 0
     page = (tmp_path / "page.html").read_text()
     assert not Page(page).tags & {"script", "img", "link", "iframe"} and 'x = "</pre>"' in Page(page).text

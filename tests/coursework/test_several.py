@@ -89,7 +89,9 @@ def test_two_submissions_of_one_name_are_refused(source, classroom, tmp_path):
 
 def test_a_grader_that_ends_costs_the_points_of_its_submission_alone(source, classroom):
     """Its process is ended by a test that is itself at fault; the other submission has its points."""
-    ends = "def test_it_ends(task):\n    if task.double(1) == 7:\n        import os\n        os._exit(3)\n"
+    ends = (
+        'def test_it_ends(task):\n    "It ends."\n    if task.double(1) == 7:\n        import os\n        os._exit(3)\n'
+    )
     (source / "checks" / FILE).write_text(CHECKS.replace("# HIDDEN\n", f"# HIDDEN\n{ends}\n\n"))
     classroom("ada", SOLUTION)
     classroom("eve", double("return 7"))

@@ -123,9 +123,9 @@ def test_a_source_without_exercises_is_refused(tmp_path, capsys):
         (
             '"""01 a: b.\n\nLesson 01."""\n# SOLUTION\nx = 1\n# END\n',
             "# HIDDEN\n",
-            "needs # SOLUTION, # STUB and # END",
+            "needs the lines # SOLUTION, # STUB and # END",
         ),
-        ('"""01 a: b.\n\nLesson 01."""\n# SOLUTION\n# STUB\n# END\n', "", "need one line # HIDDEN"),
+        ('"""01 a: b.\n\nLesson 01."""\n# SOLUTION\n# STUB\n# END\n', "", "need one line # HIDDEN; there are 0"),
         ('"""01 a: b."""\n# SOLUTION\n# STUB\n# END\n', "# HIDDEN\n", "names no lesson"),
     ],
 )

@@ -1,0 +1,107 @@
+"""A trial of exercises: do solutions pass, and stubs and wrong answers fail, whatever numbers are drawn?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from os import cpu_count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from minipipe.coursework.checking import load_checks
+from minipipe.coursework.exercise import Exercise
+from minipipe.coursework.grading import TaskReport, grade_text
+from minipipe.errors import CourseworkError, quoted
+from minipipe.io import printable
+
+
+class Tried(NamedTuple):
+    """A file that was graded.
+
+    Attributes
+    ----------
+    task : str
+    what : str
+        The file.
+    problem : str
+        What is not as it should be, or nothing.
+    """
+
+    task: str
+    what: str
+    problem: str
+
+
+def wrong_answers(exercise: Exercise) -> list[tuple[str, str, str]]:
+    """Return the wrong answers of an exercise.
+
+    Raises
+    ------
+    CourseworkError
+        Code ``markers``, where one has another form, or replaces what the solution does not have.
+    """
+    found = getattr(load_checks(exercise.name, exercise.checks), "WRONG_ANSWERS", [])
+    for number, each in enumerate(found):
+        is_so = isinstance(each, tuple) and len(each) == 3 and all(isinstance(text, str) for text in each)
+        wrong = "" if is_so and each[1] in exercise.solution else quoted(each[1] if is_so else each, 120)
+        if wrong:
+            how = "expected (why it is tempting, text of the solution, its replacement)"
+            what = f"{'the solution has no' if is_so else 'it is'} {wrong}; {how}"
+            raise CourseworkError("markers", f"{exercise.name}: WRONG_ANSWERS[{number}]: {what}.")
+    return found
+
+
+def _texts(exercise: Exercise) -> Iterator[tuple[str, str, bool | None]]:
+    """Yield files by what they are; whether all tests pass, or none; None for some."""
+    yield "its solution", exercise.answer, True
+    yield "its stub", exercise.stub, False
+    for why, old, new in wrong_answers(exercise):
+        yield f"the wrong answer {quoted(why, 120)}", exercise.solution.replace(old, new), None
+
+
+def _problem(report: TaskReport, passes: bool | None) -> str:
+    passed = [test.name for test, result in report.outcomes if result.passed]
+    if passes and not report.passed:
+        failed = next((test, result) for test, result in report.outcomes if not result.passed)
+        return f"fails {failed[0].name}: {failed[1].reason}"
+    if passes is False and passed:
+        return f"passes {passed[0]}"
+    return "passes all tests" if passes is None and report.passed else ""
+
+
+def try_exercises(exercises: Iterable[Exercise], time_limit: float) -> list[Tried]:
+    """Grade each solution, stub and wrong answer, with numbers of enough students that each alternative is drawn."""
+    files = []
+    for exercise in exercises:
+        names = list(exercise.all_drawn())
+        drawn = [(f", as {name!r} draws it", exercise.for_student(name)) for name in names] or [("", exercise)]
+        files += [(own, f"{what}{by}", text, passes) for by, own in drawn for what, text, passes in _texts(own)]
+
+    def tried(exercise: Exercise, what: str, text: str, passes: bool | None) -> Tried:
+        report = grade_text(exercise, text.encode(), time_limit, Path(nowhere))
+        return Tried(exercise.name, what, _problem(report, passes))
+
+    with TemporaryDirectory() as nowhere, ThreadPoolExecutor(cpu_count()) as pool:
+        return list(pool.map(tried, *zip(*files)))
+
+
+def as_text(tried: Iterable[Tried]) -> str:
+    """Return a line for each task, and one for each problem.
+
+    Examples
+    --------
+    >>> print(as_text([Tried("05_bubble", "its solution", ""), Tried("05_bubble", "its stub", "passes test_two")]))
+    05_bubble  2 files tried
+        its stub passes test_two
+    1 of 2 files are not as they should be
+    """
+    tried = list(tried)
+    lines, wrong = [], [each for each in tried if each.problem]
+    for task in dict.fromkeys(each.task for each in tried):
+        own = [each for each in tried if each.task == task]
+        lines.append(f"{task}  {len(own)} files tried")
+        lines += [f"    {each.what} {each.problem}" for each in own if each.problem]
+    total = f"{len(wrong)} of {len(tried)} files are not as they should be"
+    said = total if wrong else "solutions pass all tests, stubs none, and each wrong answer fails"
+    return "\n".join([*map(printable, lines), said])
