@@ -162,6 +162,10 @@ class ReplayingStage(Stage):
         look.number = self._number_of(*look.key)
         self._looks = [look, *self._looks[:1]]  # that of training and that of evaluation, by turns
 
+    def note_update(self) -> None:
+        """Begin a step within a run: a microbatch that follows an update tells more than one before it."""
+        self._step += 1
+
     @property
     def _returns_outputs(self) -> bool:
         return self._forward is self.module and not mode().is_enabled

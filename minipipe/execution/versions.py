@@ -24,6 +24,7 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.execution.batch import Batch
 from minipipe.execution.executor import Executor, Step
+from minipipe.execution.replaying import ReplayingStage
 from minipipe.execution.stage import Stage
 from minipipe.execution.sums import leaves_of
 from minipipe.optim import Optimiser
@@ -83,7 +84,10 @@ class Updating:
         def run_update(executor: Executor, batch: Batch) -> None:
             start = perf_counter()
             own.update(action, self._apply)
-            executor.note(executor.stages[stage], start)
+            found = executor.stages[stage]
+            if isinstance(found, ReplayingStage):
+                found.note_update()
+            executor.note(found, start)
 
         def run_with_own_weights(executor: Executor, batch: Batch) -> None:
             if kind is F:

@@ -183,6 +183,23 @@ def test_no_switch_changes_a_bit_of_several_runs(name, switch):
     assert_alike(found, plain[0])
 
 
+@pytest.mark.parametrize("name", ["pipedream", "vertical-sync", "2bw", "paci"])
+def test_a_run_replays_what_it_has_captured_itself(name):
+    """The story: a long run was one step to a stage, which captured nothing before the third run."""
+    layers = [layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.Tanh(), nn.Dropout(0.2))]
+
+    def train(group, **options):
+        pipeline = Pipeline(nn.Sequential(*layers), group, loss=nn.MSELoss(), schedule=table(name, 2, 48, 4), **options)
+        losses = pipeline.run(
+            [(x, y) for x, y in BATCHES * 3], RULES["adam"](pipeline.parameters()), stash=name != "paci"
+        )
+        return [loss for each in losses for loss in each.losses], pipeline.state_dict(), pipeline.replay_report()
+
+    found, plain = (spawn(lambda group, o=o: train(group, **o), 2) for o in ({}, {"replay": False}))
+    assert all("replays" in each[2] for each in found)
+    assert_alike(found, plain[0])
+
+
 def test_the_mean_of_an_update_counts_tokens_and_batches_may_be_bundles_or_cut():
     rows = np.random.default_rng(1).integers(0, 7, (12, 5))
     targets = np.where(np.arange(5) < np.arange(12)[:, None] % 5 + 1, np.roll(rows, -1, 1), -1)
