@@ -30,7 +30,7 @@ from minipipe.nn import Sequential
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline, Plan
 from minipipe.tuning.advising import check_num_layers, checked_seconds
-from minipipe.tuning.layers import MakeOptimiser
+from minipipe.tuning.memory import MakeOptimiser
 from minipipe.tuning.race import MARK, RACE_SECONDS, advice_on_ranks, chosen, teller
 from minipipe.tuning.report import Advice, AdviceReport
 from minipipe.tuning.weighing import PLANNED, Question

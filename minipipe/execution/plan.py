@@ -32,7 +32,7 @@ from minipipe.schedules.action_table import Program, Schedule
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.replicas import pipelines_of
 from minipipe.schedules.analysis.verifier import verify
-from minipipe.schedules.registry import REGISTRY
+from minipipe.schedules.registry import REGISTRY, build
 from minipipe.schedules.transforms import freeze_stages
 
 _HEAD, _ON_THE_RIGHT = ("layer", "", "stage", "rank", "parameters", "bytes"), {0, 2, 3, 4, 5}
@@ -194,6 +194,21 @@ class Plan:
         """The computations of all ranks."""
         return self.program.schedule
 
+    def program_of_run(self, num_microbatches: int) -> Program:
+        """Return the program of a run in which weights are updated, with so many microbatches in all.
+
+        A table is that of its run; a schedule that was given by its name is built for as many microbatches.
+        """
+        if self.built_as is None or num_microbatches == self.program.num_microbatches:
+            return self.program
+        table = build(self.built_as, self.program.num_ranks, num_microbatches)
+        verify(table)
+        return lower(freeze_stages(table, self.schedule.frozen))
+
+    def is_stashed(self, stash: bool | None) -> bool:
+        """Return whether a run keeps the weights of a forward for its backward: by default, but for PACI by name."""
+        return self.built_as != "paci" if stash is None else bool(stash)
+
     @property
     def placement(self) -> tuple[int | tuple[int, ...], ...]:
         """The rank of each stage, or the ranks of its replicas."""
@@ -296,12 +311,14 @@ class Plan:
         *,
         optimiser: Callable[[list[Parameter]], Optimiser] | None = None,
         recompute: bool = False,
+        stash: bool | None = None,
     ) -> Any:
         """Return how much memory each rank will take in a training step, before anything is allocated.
 
         Local; no messages. Parameters, gradients and the optimiser's state follow from shapes. What one microbatch
         holds was measured; how many a rank holds at once follows from the schedule. For microbatches of the measured
-        size, the bytes of activations are exactly those that graphs keep alive.
+        size, the bytes of activations are exactly those that graphs keep alive. Of a schedule that updates weights
+        itself it is the memory of a run, and of a long one where the schedule was given by its name.
 
         Parameters
         ----------
@@ -312,6 +329,8 @@ class Plan:
             ``parameters -> Optimiser``, such as ``optim.Adam``.
         recompute : bool
             As for :class:`Pipeline`.
+        stash : bool, optional
+            As for :meth:`Pipeline.run`.
 
         Returns
         -------
@@ -335,16 +354,16 @@ class Plan:
         >>> model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
         >>> layers = measure_layers(model, np.ones((80, 64)), np.ones((80, 10)), nn.MSELoss(), num_microbatches=8)
         >>> print(Plan(model, "1f1b", num_ranks=2, num_microbatches=8).memory(layers, optimiser=optim.Adam))
-        rank  parameters  gradients  optimiser  activations  messages  sums  total bytes
-           0       8,320      8,320     16,640        2,560     1,280     0       37,120
-           1       1,320      1,320      2,640        1,680     1,280     0        8,240
+        rank  parameters  gradients  optimiser  activations  messages  sums  versions  total bytes
+           0       8,320      8,320     16,640        2,560     1,280     0         0       37,120
+           1       1,320      1,320      2,640        1,680     1,280     0         0        8,240
         """
         if not callable(getattr(layers, "memory", None)):
             message = (
                 f"The layers are given as {type(layers).__name__}; expected the result of minipipe.measure_layers."
             )
             raise ArgumentError("type", message)
-        return layers.memory(self, optimiser=optimiser, recompute=recompute)
+        return layers.memory(self, optimiser=optimiser, recompute=recompute, stash=stash)
 
     # -- as a table -----------------------------------------------------------------------------------------
 

@@ -127,12 +127,14 @@ class StageWeights:
     Attributes
     ----------
     parameters : list of Parameter
+        That are trained; the others have one version.
     most : HeldCopies
         So far.
     """
 
     def __init__(self, stage: Stage, is_stashed: bool) -> None:
-        self.parameters, self.most = list(stage.parameters.values()), HeldCopies()
+        self.parameters = [parameter for parameter in stage.parameters.values() if parameter.requires_grad]
+        self.most = HeldCopies()
         self._leaves, self._is_stashed = leaves_of(stage), is_stashed
         self._newest = self._arrays()
         self._needed: dict[int, list[Array]] = {}  # by microbatch, the weights of its forward

@@ -12,7 +12,7 @@ from minipipe.execution.objective import Loss, Weight
 from minipipe.schedules.action_table import Program, Schedule
 
 if TYPE_CHECKING:
-    from minipipe.tuning.layers import MakeOptimiser
+    from minipipe.tuning.memory import MakeOptimiser
 
 Taking = TypeVar("Taking", bound=Callable[..., Any])
 

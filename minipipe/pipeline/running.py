@@ -40,11 +40,7 @@ from minipipe.optim import Optimiser
 from minipipe.pipeline.intake import Intake
 from minipipe.schedules.action import R, U
 from minipipe.schedules.action_table import ActionTable
-from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.updates import taken
-from minipipe.schedules.analysis.verifier import verify
-from minipipe.schedules.registry import build
-from minipipe.schedules.transforms import freeze_stages
 
 
 class RunLosses(list[BatchLoss]):
@@ -172,7 +168,7 @@ class Runs:
         self, given: list[tuple[Any, Any]], optimiser: Optimiser, stash: bool | None, is_training: bool, step: int
     ) -> tuple[RunLosses, Record]:
         """Run over all batches; see :meth:`minipipe.Pipeline.run`."""
-        begun, is_stashed = perf_counter(), self._plan.built_as != "paci" if stash is None else bool(stash)
+        begun, is_stashed = perf_counter(), self._plan.is_stashed(stash)
         executor = self._executor_of(len(given))
         self._check_optimiser(optimiser, executor, is_stashed)
         for stage in executor.stages.values():
@@ -207,11 +203,7 @@ class Runs:
             message += " expected batches with equally many microbatches."
             raise MicrobatchError("wrong-number", f"{message} Give a table for as many, or a schedule by its name.")
         if self._executor is None or self.program.num_microbatches != count:
-            program = plan.program
-            if plan.built_as:
-                table = build(plan.built_as, program.num_ranks, count)
-                verify(table)
-                program = lower(freeze_stages(table, plan.schedule.frozen))
+            program = plan.program_of_run(count)
             row = program.actions[self._group.rank]
             self._executor = self._build(program, observers=observers_of(row, stacks_weights=False))
             self.program = program

@@ -16,8 +16,8 @@ from minipipe.execution.plan import check_model
 from minipipe.execution.samples import samples
 from minipipe.nn import Sequential
 from minipipe.schedules.registry import REGISTRY
-from minipipe.tuning.layers import MakeOptimiser
 from minipipe.tuning.measuring import REPEATS, check_question, measure_on_this_rank
+from minipipe.tuning.memory import MakeOptimiser
 from minipipe.tuning.report import Advice
 from minipipe.tuning.stages import Messages, messages_of_this_machine
 from minipipe.tuning.weighing import Candidate, Choice, CostModel, Question, Weighing, by_worth, candidates, memory_size

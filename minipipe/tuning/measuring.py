@@ -41,7 +41,8 @@ from minipipe.schedules.action import Action, ActionKind, F, I, W
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.registry import NUM_MICROBATCHES
 from minipipe.schedules.sequential import one_microbatch
-from minipipe.tuning.layers import Buffers, Holding, LayerProfile, MakeOptimiser, MeasuredLayers, Passed
+from minipipe.tuning.layers import Buffers, Holding, LayerProfile, MeasuredLayers, Passed
+from minipipe.tuning.memory import MakeOptimiser
 
 REPEATS = 5  # runs of each layer, of which the time is the median
 _UNTIL_REPLAYED = 10  # runs, at most

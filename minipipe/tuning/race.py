@@ -30,8 +30,8 @@ from minipipe.nn import Parameter
 from minipipe.schedules.action_table import Schedule
 from minipipe.tuning import advising
 from minipipe.tuning.advising import check_num_layers, checked_seconds, measure, weigh
-from minipipe.tuning.layers import MakeOptimiser
 from minipipe.tuning.measuring import batch_of, measured_partition
+from minipipe.tuning.memory import MakeOptimiser
 from minipipe.tuning.report import Advice, AdviceReport, ChosenPlan
 from minipipe.tuning.stages import measure_messages
 from minipipe.tuning.weighing import Choice, Question, described, memory_size

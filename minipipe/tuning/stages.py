@@ -62,7 +62,7 @@ from minipipe.schedules.simulation.fitting import fit_messages
 from minipipe.schedules.simulation.simulator import simulate
 from minipipe.schedules.simulation.timeline import Timeline
 from minipipe.schedules.transforms import freeze_stages, split_backward
-from minipipe.tuning.layers import gradient_bytes
+from minipipe.tuning.memory import gradient_bytes
 
 _MUCH = 0.2  # of the time of all ranks
 

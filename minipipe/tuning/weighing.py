@@ -28,7 +28,8 @@ from minipipe.schedules.search.finding import find_schedule
 from minipipe.schedules.simulation.comparison import workload_of
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
-from minipipe.tuning.layers import MakeOptimiser, MeasuredLayers, MemoryPrediction
+from minipipe.tuning.layers import MeasuredLayers
+from minipipe.tuning.memory import MakeOptimiser, MemoryPrediction
 from minipipe.tuning.stages import Messages
 
 _UNITS = {"": 1, "B": 1}

@@ -52,9 +52,7 @@ def train(options, group, batch):
         recompute=options.recompute,
     )
     optimiser = optim.Adam(pipeline.parameters())
-    for _ in range(3):
-        pipeline.step(batch, batch)
-        optimiser.step()
+    pipeline.run([(batch, batch)] * 3, optimiser)
     return pipeline.plan
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from minipipe import nn, optim
 from minipipe.errors import ArgumentError
-from minipipe.tuning.layers import state_bytes
+from minipipe.tuning.memory import state_bytes
 
 START = [1.0, -2.0, 0.5]
 GRADIENT = [0.5, 1.0, -1.0]

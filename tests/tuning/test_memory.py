@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from minipipe import Pipeline, Plan, RankMemory, measure_layers, nn, optim, schedules, spawn
 from minipipe.errors import ArgumentError
-from minipipe.tuning.layers import in_flight
+from minipipe.tuning.memory import in_flight
 from tests.pipeline.small_pipelines import mlp
 from tests.pipeline.test_memory import transformer
 from tests.strategies import NAMES, Beside, Fork, Join, build, examples, steps
@@ -115,6 +116,69 @@ def test_a_schedule_without_backward_has_no_gradients():
     layers = measure_layers(mlp(), np.ones((16, 4)), repeats=1)
     first, _ = Plan(mlp(), "forward-only", num_ranks=2).memory(layers)
     assert first.gradients == 0 and first.parameters > 0
+
+
+# -- schedules that update weights themselves --------------------------------------------------------------------------
+
+
+def copies_of_a_run(plan, inputs, optimiser, num_batches, stash):
+    """Return, by rank, the bytes of versions of its weights and of sums of gradients that a run held."""
+
+    def train(group):
+        pipeline = Pipeline(plan, group, loss=nn.MSELoss())
+        batches = [(inputs, inputs[:, :2])] * num_batches
+        held = pipeline.run(batches, optimiser(pipeline.parameters()), stash=stash).copies.values()
+        return sum(own.stashed_bytes for own in held), sum(own.gradient_bytes for own in held)
+
+    return spawn(train, plan.schedule.num_ranks)
+
+
+@given(
+    name=st.sampled_from(["pipedream", "vertical-sync", "2bw", "paci"]),
+    p=st.integers(1, 4),
+    num_batches=st.integers(2, 4),
+    each=st.integers(1, 4),
+    is_named=st.booleans(),
+    stash=st.sampled_from([None, True, False]),
+    frozen=st.sets(st.integers(0, 5), max_size=3),
+    dtype=st.sampled_from([np.float16, np.float32]),
+)
+@examples(30)
+def test_versions_of_weights_are_predicted_to_the_byte(name, p, num_batches, each, is_named, stash, frozen, dtype):
+    each = max(each, -(-2 * p // num_batches))  # of a named schedule, the memory of a long run is predicted
+    model = nn.Sequential(
+        *[layer for i in range(6) for layer in (nn.Linear(4, 4 - 2 * (i == 5), dtype=dtype), nn.Tanh())]
+    )
+    for i in frozen:
+        model[2 * i].freeze()
+    inputs = np.ones((each * SAMPLES, 4), dtype)
+    layers = measure_layers(model, inputs, inputs[:, :2], nn.MSELoss(), num_microbatches=each, repeats=1)
+    given_as = name if is_named else schedules.build(name, p, each * num_batches)
+    plan = Plan(model, given_as, num_ranks=p, num_microbatches=each if is_named else None)
+    predicted = plan.memory(layers, optimiser=optim.Adam, stash=stash)
+    found = copies_of_a_run(plan, inputs, optim.Adam, num_batches, stash)
+    assert [(rank.versions, rank.gradients + rank.sums) for rank in predicted] == found
+
+
+def test_a_stage_that_is_frozen_in_part_has_one_version_of_that_part():
+    """The story: all of its parameters were copied."""
+    model = nn.Sequential(nn.Linear(8, 8).freeze(), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
+    inputs = np.ones((4 * SAMPLES, 8), np.float32)
+    plan = Plan(model, "pipedream", num_ranks=2, num_microbatches=4, partition=[range(4), range(4, 5)])
+    (versions, _), _ = copies_of_a_run(plan, inputs, optim.Adam, 2, None)
+    assert versions == 4 * (8 * 8 + 8)
+
+
+def test_a_plan_by_name_predicts_a_long_run_and_without_a_stash_no_versions():
+    inputs = np.ones((2 * SAMPLES, 4), np.float32)
+    model = mlp(linears=8)
+    layers = measure_layers(model, inputs, inputs[:, :2], nn.MSELoss(), num_microbatches=2, repeats=1)
+    weights = [rank.parameters for rank in Plan(model, "1f1b", num_ranks=4).memory(layers)]
+    plan = Plan(model, "pipedream", num_ranks=4, num_microbatches=2)
+    assert [rank.versions for rank in plan.memory(layers)] == [3 * weights[0], 2 * weights[1], weights[2], 0]
+    assert {rank.versions for rank in plan.memory(layers, stash=False)} == {0}
+    sums = [rank.sums for rank in Plan(model, "vertical-sync", num_ranks=4, num_microbatches=2).memory(layers)]
+    assert sums == [0, weights[1], 2 * weights[2], 3 * weights[3]]
 
 
 def test_messages_in_flight_are_those_whose_consumer_is_busy():

@@ -10,7 +10,7 @@ from minipipe import Pipeline, nn, optim
 from minipipe.cli.advise_program import program_report, question_about
 from minipipe.cli.main import main
 from minipipe.errors import ArgumentError, LaunchError
-from minipipe.tuning.layers import state_bytes
+from minipipe.tuning.memory import state_bytes
 from tests.launch import ROOT, needs_mpi
 
 PROGRAM = """

@@ -1,0 +1,268 @@
+"""The memory that each rank of a plan takes: what it keeps, what graphs hold, what is under way, and what waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from minipipe.autograd import backend
+from minipipe.errors import ArgumentError
+from minipipe.execution.plan import Plan
+from minipipe.execution.sums import bytes_of_sum, most_sums_of_blocks
+from minipipe.io import html_table, text_table
+from minipipe.nn import Module
+from minipipe.nn.parameter import Parameter
+from minipipe.nn.sequential import parameters_of
+from minipipe.optim.optimiser import Optimiser
+from minipipe.schedules.action import Action, U
+from minipipe.schedules.action_table import Schedule
+from minipipe.schedules.analysis.activations import memory_levels
+from minipipe.schedules.analysis.dependencies import Direction, Value
+from minipipe.schedules.analysis.updates import Copies, copies_held
+from minipipe.schedules.analysis.walk import complete_walk
+from minipipe.schedules.simulation.costs import Costs
+
+_RUN = 2  # microbatches for each rank: a longer run holds no more at once
+MakeOptimiser = Callable[[list[Parameter]], Optimiser]
+
+
+_HEAD = (
+    *["rank", "parameters", "gradients", "optimiser", "activations", "messages", "sums", "versions"],
+    "total bytes",
+)
+
+
+class RankMemory(NamedTuple):
+    """The memory of one rank in a training step, in bytes.
+
+    Attributes
+    ----------
+    parameters : int
+        The values of its stages' parameters; a parameter that several stages share counts once.
+    gradients : int
+        One for each use of a trained parameter.
+    optimiser_state : int
+        The optimiser's state for these parameters.
+    activations : int
+        The most that graphs hold at once.
+    messages : int
+        The most that is in flight at once, if every action takes equally long. A rank with a late consumer holds more.
+    sums : int
+        The most that sums of gradients over replicas, over blocks, or for updates to come take beside the gradients:
+        parts in flight, and other sums. With several stages on a rank, if all of them are there at once.
+    versions : int
+        The most that weights take which are not the newest, and which backwards still need, on all stages at once.
+
+    Examples
+    --------
+    >>> RankMemory(8, 8, 16, 100, 20).total
+    152
+    """
+
+    parameters: int
+    gradients: int
+    optimiser_state: int
+    activations: int
+    messages: int
+    sums: int = 0
+    versions: int = 0
+
+    @property
+    def total(self) -> int:
+        """The sum: an upper bound, unless messages are blocked on a late consumer."""
+        return sum(self)
+
+
+class MemoryPrediction(tuple[RankMemory, ...]):
+    """The memory of each rank in a training step: a tuple of :class:`RankMemory`, by rank, which prints as a table.
+
+    :meth:`minipipe.Plan.memory` makes it, and lists what is not counted.
+
+    Examples
+    --------
+    >>> print(MemoryPrediction([RankMemory(8, 8, 16, 1000, 20)]))
+    rank  parameters  gradients  optimiser  activations  messages  sums  versions  total bytes
+       0           8          8         16        1,000        20     0         0        1,052
+    """
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return text_table(self._table(), range(len(_HEAD)))
+
+    def _repr_html_(self) -> str:
+        return html_table(self._table(), range(len(_HEAD)))
+
+    def _table(self) -> list[tuple[str, ...]]:
+        rows = ((str(rank), *(f"{size:,}" for size in (*own, own.total))) for rank, own in enumerate(self))
+        return [_HEAD, *rows]
+
+
+def in_flight(schedule: Schedule, sizes: Sequence[tuple[int, int]]) -> list[int]:
+    """Return, by rank, the most bytes that it has in flight: sent, and not yet consumed.
+
+    Every action takes equally long. A message lives from its producer's action until its consumer's begins.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    sizes : sequence of (int, int)
+        By stage, the bytes of its activation, and of the gradient of that.
+
+    Examples
+    --------
+    Eager forwards wait for their consumer, which runs backwards in between.
+
+    >>> from minipipe import schedules
+    >>> in_flight(schedules.one_f_one_b(2, 8), [(10, 10), (0, 0)])
+    [10, 10]
+    >>> in_flight(schedules.eager_1f1b(2, 8), [(10, 10), (0, 0)])
+    [20, 10]
+    """
+    crosses = [schedule.crosses_ranks(stage) for stage in range(schedule.num_stages)]
+    held, most = [0] * schedule.num_ranks, [0] * schedule.num_ranks
+
+    walk = complete_walk(schedule)
+    heads = [iter(row) for row in schedule.actions]
+    for ranks in walk.rounds:
+        actions = [next(heads[rank]) for rank in ranks]
+        for sign, value_of in ((-1, Value.consumed_by), (1, Value.produced_by)):
+            for value in map(value_of, actions):
+                if value is not None and 0 <= value.cut < len(crosses) and crosses[value.cut]:
+                    size = sizes[value.cut][value.direction is Direction.BACKWARD]
+                    held[schedule.rank_of(value.stage, value.microbatch)] += sign * size
+        most = list(map(max, most, held))
+    return most
+
+
+def memory_of(
+    plan: Plan, costs: Costs, messages: Sequence[tuple[int, int]], optimiser: MakeOptimiser | None, stash: bool | None
+) -> MemoryPrediction:
+    """Return the memory of each rank of a plan.
+
+    Parameters
+    ----------
+    plan : Plan
+    costs : Costs
+        What one microbatch holds, by stage.
+    messages : sequence of (int, int)
+        By stage, the bytes of its activation, and of the gradient of that.
+    optimiser, stash
+        As for :meth:`minipipe.Plan.memory`.
+    """
+    schedule = plan.schedule
+    if U in schedule.kinds:
+        schedule = plan.program_of_run(max(schedule.num_microbatches, _RUN * schedule.num_ranks)).schedule
+    levels, sent = memory_levels(schedule, costs.memory(schedule.num_stages)), in_flight(schedule, messages)
+    found = []
+    for rank, row in enumerate(schedule.actions):
+        own = [layer for stage in schedule.stages_of(rank) for layer in plan.part(stage)]
+        parameters, gradients, state = kept_bytes(own, optimiser)
+        activations = int(max((during for during, _ in levels[rank]), default=0))
+        sums, versions = sum(_sums(plan, stage, rank) for stage in schedule.stages_of(rank)), 0
+        if schedule.is_forward_only:
+            gradients = sums = 0
+        elif U in schedule.kinds:
+            sums, versions = _copies(plan, row, plan.is_stashed(stash))
+        found.append(RankMemory(parameters, gradients, state, activations, sent[rank], sums, versions))
+    return MemoryPrediction(found)
+
+
+def kept_bytes(layers: Iterable[Module], optimiser: MakeOptimiser | None) -> tuple[int, int, int]:
+    """Return the bytes of the parameters, the gradients and the optimiser's state of layers."""
+    uses = uses_in(layers)
+    parameters = list({id(use.owner): use.owner for use in uses}.values())
+    return sum(parameter.nbytes for parameter in parameters), gradient_bytes(uses), state_bytes(optimiser, parameters)
+
+
+def uses_in(layers: Iterable[Module]) -> list[Parameter]:
+    """Return the uses of parameters in layers, each once."""
+    return list({id(use): use for layer in layers for use in parameters_of(layer)}.values())
+
+
+def _sums(plan: Plan, stage: int, rank: int) -> int:
+    """Return the bytes that sums of a stage's gradients take beside these, over its replicas or blocks."""
+    ranks = plan.program.ranks_of(stage)
+    gradients = [(use.size, gradient_bytes([use])) for use in uses_in(plan.part(stage))]
+    of_blocks = most_sums_of_blocks(plan.gradient_blocks // len(ranks)) * sum(nbytes for _, nbytes in gradients)
+    each = [(size, nbytes // max(1, size)) for size, nbytes in gradients]
+    return max(of_blocks, bytes_of_sum(each, len(ranks), ranks.index(rank)))
+
+
+def _copies(plan: Plan, row: Sequence[Action], is_stashed: bool) -> tuple[int, int]:
+    """Return the bytes of sums of gradients that wait for their U, beside one of each stage, and of older versions."""
+    most: dict[int, Copies] = {}
+    for held in chain.from_iterable(copies_held(row)):
+        most[held.stage] = Copies(*map(max, held, most.get(held.stage, held)))
+    sums = versions = 0
+    for stage, held in most.items():
+        uses = uses_in(plan.part(stage))
+        trained = {id(use.owner): use.nbytes for use in uses if use.requires_grad}
+        sums += max(0, held.sums - 1) * gradient_bytes(uses)
+        versions += is_stashed * (held.versions - 1) * sum(trained.values())
+    return sums, versions
+
+
+def state_bytes(make_optimiser: MakeOptimiser | None, parameters: Iterable[Parameter]) -> int:
+    """Return the bytes of an optimiser's state for parameters, which need no values yet.
+
+    The optimiser takes one step with stand-ins of one element each, and the size of their state is scaled up. Frozen
+    parameters have no state.
+
+    Parameters
+    ----------
+    make_optimiser : function, or None
+        ``parameters -> Optimiser``. None has no state.
+    parameters : iterable of Parameter
+
+    Raises
+    ------
+    ArgumentError
+        Code ``type``, when the function returns no optimiser.
+
+    Examples
+    --------
+    >>> from minipipe import nn, optim
+    >>> layer = nn.Linear(1000, 1000, bias=False)
+    >>> state_bytes(optim.Adam, layer.parameters())
+    8000000
+    >>> state_bytes(lambda parameters: optim.SGD(parameters, learning_rate=0.1), layer.parameters())
+    0
+    """
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if make_optimiser is None or not trained:
+        return 0
+    standins = [Parameter(np.zeros((1,) * len(p.shape), backend.numpy_dtype(p.dtype))) for p in trained]
+    optimiser = make_optimiser(list(standins)) if callable(make_optimiser) else make_optimiser
+    if not isinstance(optimiser, Optimiser):
+        raise ArgumentError(
+            "type",
+            f"optimiser is {make_optimiser!r:.60}; expected a function that makes one of parameters, such as "
+            "optim.Adam or lambda parameters: optim.SGD(parameters, learning_rate=0.1).",
+        )
+    for standin in standins:
+        standin.grad = np.zeros_like(standin.data)
+    optimiser.step()
+    states, masters = optimiser._states, optimiser._masters
+    kept = [[*states.get(id(standin), {}).values(), masters.get(id(standin))] for standin in standins]
+    return sum(
+        backend.num_bytes(array) * parameter.size
+        for parameter, arrays in zip(trained, kept)
+        for array in arrays
+        if backend.is_array(array)
+    )
+
+
+def gradient_bytes(parameters: Iterable[Parameter]) -> int:
+    """Return the bytes of the gradients of trained parameters; gradients of halves are float32.
+
+    Examples
+    --------
+    >>> from minipipe import nn
+    >>> gradient_bytes([nn.Parameter(np.ones(10, np.float32)), nn.Parameter(np.ones(10, np.float16))])
+    80
+    """
+    return sum(p.size * max(4, p.nbytes // max(1, p.size)) for p in parameters if p.requires_grad)
