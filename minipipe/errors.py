@@ -616,6 +616,28 @@ def quoted(given: object, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
+def misuse(message: str, code: ScheduleCode = ScheduleCode.PARAMETERS) -> ScheduleError:
+    """Return the error of a request about schedules that cannot be carried out.
+
+    Examples
+    --------
+    >>> misuse("There are 3 ranks; dualpipe takes an even number.").code
+    'parameters'
+    """
+    return ScheduleError.of(code, message)
+
+
+def unfit(name: str, given: object, expected: str, code: ScheduleCode = ScheduleCode.PARAMETERS) -> ScheduleError:
+    """Return the error of an argument, about schedules, that is not what was expected.
+
+    Examples
+    --------
+    >>> print(unfit("seconds", -1, "a time above 0"))
+    [parameters] seconds is -1; expected a time above 0.
+    """
+    return misuse(f"{name} is {quoted(given)}; expected {expected}.", code)
+
+
 def whole_number(
     name: str,
     value: Any,

@@ -6,9 +6,9 @@ import argparse
 from math import inf
 from typing import Any
 
-from minipipe.cli.options import PAIRS_OR_AMOUNT, add_memory_limit, add_schedule, memory_of, misuse, schedule_and_costs
+from minipipe.cli.options import PAIRS_OR_AMOUNT, add_memory_limit, add_schedule, memory_of, schedule_and_costs
 from minipipe.cli.output import ExitStatus, answer, fields, figures
-from minipipe.errors import ArgumentError, FileError, ScheduleCode, ScheduleError, quoted
+from minipipe.errors import ArgumentError, FileError, ScheduleCode, ScheduleError, misuse, quoted
 from minipipe.io import MOST_JSON, read_text
 from minipipe.schedules.action import U
 from minipipe.schedules.action_table import ActionTable, describe_sizes

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from minipipe.cli.options import misuse
 from minipipe.cli.output import ExitStatus, answer, ending_of, write_file
 from minipipe.coursework.autograder import as_archive, as_workflow
 from minipipe.coursework.exercise import exercises_in, find_source, named, write_coursework
 from minipipe.coursework.handouts import as_html, as_pdf
+from minipipe.errors import misuse
 
 SOURCE_HELP = "where solutions and tests are (default: minipipe's own)"
 EPILOG = """TARGET, by --as:

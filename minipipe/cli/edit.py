@@ -13,8 +13,9 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from minipipe.cli.options import add_costs, add_output, add_sizes, misuse, schedule_of
+from minipipe.cli.options import add_costs, add_output, add_sizes, schedule_of
 from minipipe.cli.output import ExitStatus, ending_of
+from minipipe.errors import misuse
 from minipipe.io import printable
 from minipipe.schedules.registry import REGISTRY
 

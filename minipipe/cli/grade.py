@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from minipipe.cli.coursework import SOURCE_HELP
-from minipipe.cli.options import misuse
 from minipipe.cli.output import ExitStatus, answer
 from minipipe.coursework.deadline import moment, read_times
 from minipipe.coursework.exercise import Exercise, exercises_in, find_source, named
@@ -19,6 +18,7 @@ from minipipe.coursework.several import grade_all
 from minipipe.coursework.submission import name_of, submissions_in
 from minipipe.coursework.trial import as_text as trial_as_text
 from minipipe.coursework.trial import try_exercises
+from minipipe.errors import misuse
 from minipipe.io import write_whole
 
 EPILOG = """examples:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minipipe.errors import ScheduleCode, ScheduleError, quoted
+from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted
 from minipipe.io import read_stream
 from minipipe.schedules.action_table import ActionTable, Program, Schedule, T, read_schedule, schedule_of_text
 from minipipe.schedules.analysis.data_parallel import data_parallel
@@ -226,8 +226,3 @@ def memory_of(costs: Costs, schedule: ActionTable) -> Footprint | None:
     return (
         None if given == (1.0, None, 0.0, 0.0, 0.0) else costs.sliced(schedule.num_slices).memory(schedule.num_stages)
     )
-
-
-def misuse(message: str, code: ScheduleCode = ScheduleCode.PARAMETERS) -> ScheduleError:
-    """Return the error of a command that cannot be carried out as given."""
-    return ScheduleError.of(code, message)

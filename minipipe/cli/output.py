@@ -11,8 +11,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minipipe.cli.options import misuse
-from minipipe.errors import ArgumentError, MinipipeError, ScheduleError, quoted
+from minipipe.errors import ArgumentError, MinipipeError, ScheduleError, misuse, quoted
 from minipipe.io import printable, printable_lines, write_whole
 from minipipe.schedules.action_table import ActionTable
 

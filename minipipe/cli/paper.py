@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from statistics import mean, median
 from typing import Any
 
-from minipipe.cli.options import add_output, misuse
+from minipipe.cli.options import add_output
 from minipipe.cli.output import ExitStatus, answer
-from minipipe.errors import ArgumentError, quoted
+from minipipe.errors import ArgumentError, misuse, quoted
 from minipipe.io import printable, read_text, text_table
 from minipipe.schedules.simulation.paper_scale import (
     A100,

@@ -8,8 +8,9 @@ from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
-from minipipe.cli.options import NUM_RANKS, add_costs, add_memory_limit, add_sizes, costs_of, misuse, sizes_of
+from minipipe.cli.options import NUM_RANKS, add_costs, add_memory_limit, add_sizes, costs_of, sizes_of
 from minipipe.cli.output import ExitStatus, answer, check_picture, write_file
+from minipipe.errors import misuse
 from minipipe.io import printable, text_table
 from minipipe.schedules.analysis.workload import Workload
 from minipipe.schedules.registry import NUM_MICROBATCHES

@@ -8,9 +8,9 @@ import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minipipe.cli.options import add_output, add_schedule, add_wait, all_steps, costs_of, misuse, schedules_of
+from minipipe.cli.options import add_output, add_schedule, add_wait, all_steps, costs_of, schedules_of
 from minipipe.cli.output import ExitStatus, check_picture, ending_of, sizes_as_data, write_file
-from minipipe.errors import ScheduleCode
+from minipipe.errors import ScheduleCode, misuse
 from minipipe.render.panel import chunks_of, shares
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.lowering import lower

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from minipipe.cli.options import PAIRS_OR_AMOUNT, add_memory_limit, add_schedule, memory_of, misuse, schedule_and_costs
+from minipipe.cli.options import PAIRS_OR_AMOUNT, add_memory_limit, add_schedule, memory_of, schedule_and_costs
 from minipipe.cli.output import ExitStatus
+from minipipe.errors import misuse
 from minipipe.render.stepper.description import chosen_snapshots, write_snapshots
 from minipipe.render.stepper.loop import screen_of_this_terminal, step_with_keys
 from minipipe.render.stepper.walkthrough import Walkthrough

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from minipipe.errors import ArgumentError, RankError, ScheduleCode, ScheduleError, whole_number
+from minipipe.errors import ArgumentError, RankError, ScheduleCode, ScheduleError, misuse, whole_number
 from minipipe.schedules.action import REDUCE_GRAD
 from minipipe.schedules.action_table import Program, Schedule, read_schedule
 from minipipe.schedules.analysis.data_parallel import data_parallel
@@ -42,8 +42,7 @@ def _resolved(
         ("chunks_per_rank", chunks_per_rank, chunks),
     ):
         if given not in (None, own):
-            message = f"{name} is {given}, but the schedule {schedule.name} has {own:g}; leave {name} out."
-            raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+            raise misuse(f"{name} is {given}, but the schedule {schedule.name} has {own:g}; leave {name} out.")
     return schedule
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.errors import misuse
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.placement import check_sizes, check_two_chunks, pipelines_placement, v_placement
 from minipipe.schedules.v_shaped import dualpipe_v
@@ -169,4 +169,4 @@ def _both_ways(down: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
 def _check_even(name: str, num_ranks: int, num_microbatches: int) -> None:
     check_sizes(num_ranks, num_microbatches)
     if num_ranks % 2:  # both directions would need one slot of a rank
-        raise ScheduleError.of(ScheduleCode.PARAMETERS, f"num_ranks is {num_ranks}; {name} takes an even number.")
+        raise misuse(f"num_ranks is {num_ranks}; {name} takes an even number.")

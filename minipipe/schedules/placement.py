@@ -7,7 +7,7 @@ from math import inf
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from minipipe.errors import ScheduleCode, ScheduleError, quoted, whole_number
+from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted, whole_number
 from minipipe.io import MOST_ACTIONS, MOST_STAGES
 
 if TYPE_CHECKING:
@@ -202,5 +202,4 @@ def check_two_chunks(name: str, num_ranks: int, num_microbatches: int, chunks_pe
     """
     check_sizes(num_ranks, num_microbatches, chunks_per_rank)
     if chunks_per_rank != 2:
-        message = f"chunks_per_rank is {chunks_per_rank}; {name} is V-shaped, with exactly 2 chunks on each rank."
-        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+        raise misuse(f"chunks_per_rank is {chunks_per_rank}; {name} is V-shaped, with exactly 2 chunks on each rank.")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from minipipe.errors import ScheduleCode, ScheduleError, quoted
+from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted
 from minipipe.schedules.action_table import Schedule, collector_paused
 from minipipe.schedules.asynchronous import paci, pipedream, two_buffered, vertical_sync
 from minipipe.schedules.bidirectional import bitpipe, chimera, dualpipe
@@ -117,7 +117,7 @@ def build(
         if option not in _parameters(builder):
             able = [other for other in REGISTRY if option in _parameters(REGISTRY[other])]
             others = f"{', '.join(able)} take{'s' * (len(able) == 1)} one"
-            raise ScheduleError.of(ScheduleCode.PARAMETERS, f"{name} takes no {option}; leave it out. {others}.")
+            raise misuse(f"{name} takes no {option}; leave it out. {others}.")
     with collector_paused():
         return builder(num_ranks, NUM_MICROBATCHES if num_microbatches is None else num_microbatches, **options)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import sqrt
 
-from minipipe.errors import ScheduleCode, ScheduleError, quoted, whole_number
+from minipipe.errors import ScheduleCode, ScheduleError, unfit, whole_number
 from minipipe.schedules.action import Action, B, F
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.one_f_one_b import warmup_then_pairs
@@ -143,8 +143,7 @@ def slice_work(cuts: Sequence[int], attention: float) -> tuple[float, ...]:
     28.5
     """
     if len(cuts) < 2 or cuts[0] != 0 or any(b <= a for a, b in zip(cuts, cuts[1:])):
-        message = f"cuts is {quoted(cuts)}; expected ascending numbers of tokens, from 0 to the length of the sequence."
-        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+        raise unfit("cuts", cuts, "ascending numbers of tokens, from 0 to the length of the sequence")
     linear = 1 - _share(attention)
     ends = [cut / cuts[-1] for cut in cuts]
     return tuple((b - a) * (linear + attention * (a + b)) for a, b in zip(ends, ends[1:]))
@@ -152,6 +151,5 @@ def slice_work(cuts: Sequence[int], attention: float) -> tuple[float, ...]:
 
 def _share(attention: float) -> float:
     if not isinstance(attention, int | float) or isinstance(attention, bool) or not 0 <= attention <= 1:
-        message = f"attention is {quoted(attention)}; expected its share of the work, from 0 to 1."
-        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+        raise unfit("attention", attention, "its share of the work, from 0 to 1")
     return float(attention)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from numbers import Real
 
-from minipipe.errors import ScheduleCode, ScheduleError, quoted, whole_number
+from minipipe.errors import ScheduleCode, ScheduleError, misuse, unfit, whole_number
 from minipipe.schedules.action import Action
 
 _MOST = 1e100  # of a part of the work, whose unit is free: sums of them stay finite
@@ -56,7 +56,7 @@ def check_slices(name: str, num_microbatches: int, num_slices: int) -> None:
         message = (
             f"num_slices is {num_slices}, and {name!r} has {num_microbatches} microbatches, each of which is a slice;"
         )
-        raise ScheduleError.of(ScheduleCode.PARAMETERS, f"{message} expected a multiple of {num_slices}.")
+        raise misuse(f"{message} expected a multiple of {num_slices}.")
 
 
 def numbers_of(num_microbatches: int, num_slices: int) -> Sequence[int]:
@@ -114,9 +114,7 @@ def relative_work(slice_work: Sequence[float] | None, num_slices: int) -> list[f
         return [1.0] * num_slices
     parts = list(slice_work) if isinstance(slice_work, Sequence) else [slice_work]
     if not all(isinstance(part, Real) and 0 <= part <= _MOST for part in parts) or not any(parts):
-        message = f"slice_work is {quoted(slice_work)}; expected numbers, at least 0 and not all 0, such as (3, 1)."
-        raise ScheduleError.of(ScheduleCode.COSTS, message)
+        raise unfit("slice_work", slice_work, "numbers, at least 0 and not all 0, such as (3, 1)", ScheduleCode.COSTS)
     if len(parts) != num_slices > 1:
-        message = f"slice_work is {quoted(slice_work)}; expected {num_slices} numbers, one for each slice."
-        raise ScheduleError.of(ScheduleCode.COSTS, message)
+        raise unfit("slice_work", slice_work, f"{num_slices} numbers, one for each slice", ScheduleCode.COSTS)
     return [num_slices * part / sum(parts) for part in parts] if num_slices > 1 else [1.0]

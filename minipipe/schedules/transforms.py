@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, groupby, pairwise
 
-from minipipe.errors import ScheduleCode, ScheduleError, quoted, whole_number
+from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted, whole_number
 from minipipe.schedules.action import RECV_B, REDUCE_GRAD, SEND_B, SEND_F, Action, ActionKind, B, F, I, L, O, R, U, W
 from minipipe.schedules.action_table import ActionTable, Schedule, T, check_table
 from minipipe.schedules.placement import check_size, neighbouring_placement
@@ -82,8 +82,7 @@ def first_stages(schedule: Schedule, num_stages: int) -> Schedule:
     """
     check_table(schedule, Schedule)
     if not 1 <= num_stages <= schedule.num_stages:
-        message = f"num_stages is {num_stages}; {schedule.title} has {schedule.num_stages}, so expected 1 to that."
-        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+        raise misuse(f"num_stages is {num_stages}; {schedule.title} has {schedule.num_stages}, so expected 1 to that.")
     rows = tuple(tuple(action for action in row if action.stage < num_stages) for row in schedule.actions)
     overlaps = frozenset(a for a, b in schedule.joined.items() if max(a.stage, b.stage) < num_stages)
     placement, frozen = schedule.placement[:num_stages], schedule.frozen & {*range(num_stages)}
@@ -173,8 +172,7 @@ def freeze_stages(table: T, stages: Iterable[int]) -> T:
     """
     check_table(table)
     if not isinstance(stages, Iterable):
-        message = f"stages is {quoted(stages, 40)}; expected the numbers of the frozen stages, such as [0]."
-        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+        raise misuse(f"stages is {quoted(stages, 40)}; expected the numbers of the frozen stages, such as [0].")
     marked = replace(table, frozen=table.frozen | frozenset(stages))
     if table.is_forward_only or not marked.frozen:
         return table
@@ -364,8 +362,7 @@ def offloaded(schedule: Schedule, num_held: int) -> Schedule:
     whole_number("num_held", num_held, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
     if O in schedule.kinds or schedule.num_slices > 1:
         what = "O and L already" if O in schedule.kinds else "slices, whose keys and values later slices need"
-        message = f"{schedule.title} has {what}; expected a schedule without."
-        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+        raise misuse(f"{schedule.title} has {what}; expected a schedule without.")
     rows = tuple(tuple(_with_offloads(groups, num_held)) for groups in _in_groups(schedule))
     return replace(schedule, name=f"{schedule.name}, offloaded", actions=rows)
 

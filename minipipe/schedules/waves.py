@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.errors import misuse
 from minipipe.schedules.action import Action, B, F
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.placement import check_sizes, pipelines_placement, v_placement
@@ -94,6 +94,6 @@ def hanayo(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> S
     check_sizes(num_ranks, num_microbatches, chunks_per_rank)
     if chunks_per_rank % 2:
         hint = "hanayo has two chunks for each wave, so expected an even number."
-        raise ScheduleError.of(ScheduleCode.PARAMETERS, f"chunks_per_rank is {chunks_per_rank}; {hint}")
+        raise misuse(f"chunks_per_rank is {chunks_per_rank}; {hint}")
     waves = v_placement(num_ranks, num_waves=chunks_per_rank // 2)
     return in_slots("hanayo", [waves], num_ranks, num_microbatches)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
-from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.errors import ScheduleCode, ScheduleError, misuse
 from minipipe.render.descriptions import describe_action
 from minipipe.render.stepper.walkthrough import Activity, RankState, Snapshot, Walkthrough
 from minipipe.schedules.action import REDUCE_GRAD, Action, L
@@ -261,9 +261,7 @@ def chosen_snapshots(
     (range(2, 6), range(5, 6))
     """
     if at is not None and (first, last) != (None, None):
-        raise ScheduleError.of(
-            ScheduleCode.PARAMETERS, "--at shows one step, --from and --to several; choose one of the two."
-        )
+        raise misuse("--at shows one step, --from and --to several; choose one of the two.")
     count = len(walkthrough)
     ends = {"--from": 0 if first is None else first, "--to": -1 if last is None else last}
     given = ends if at is None else {"--at": at}

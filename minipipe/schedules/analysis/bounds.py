@@ -41,7 +41,7 @@ from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 
-from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.errors import misuse
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload, fits
 from minipipe.schedules.placement import stages_by_rank
 
@@ -183,7 +183,7 @@ class _Rank:
         needed = self.workload.least_memory(self.rank)
         if not fits(needed, self.limit):
             message = f"One microbatch takes {needed:.12g} on rank {self.rank}, and the limit is {self.limit:.12g}."
-            raise ScheduleError.of(ScheduleCode.PARAMETERS, f"{message} No schedule can keep it.")
+            raise misuse(f"{message} No schedule can keep it.")
 
     @property
     def num_forwards(self) -> int:

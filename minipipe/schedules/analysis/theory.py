@@ -12,7 +12,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
-from minipipe.errors import ScheduleCode, ScheduleError, whole_number
+from minipipe.errors import ScheduleCode, ScheduleError, misuse, unfit, whole_number
 from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.walk import complete_walk
@@ -442,7 +442,7 @@ def memory_footprint_ratio(num_ranks: int, num_microbatches: int, rank: int) -> 
     """
     check_counts(num_ranks, num_microbatches)
     if rank not in range(num_ranks):
-        raise ScheduleError.of(ScheduleCode.PARAMETERS, f"rank is {rank}; expected one of 0 to {num_ranks - 1}.")
+        raise unfit("rank", rank, f"one of 0 to {num_ranks - 1}")
     return min(num_ranks - rank, num_microbatches) / num_microbatches
 
 
@@ -497,8 +497,7 @@ def _case(
             raise ScheduleError.of(ScheduleCode.NO_FORMULA, message)
     times = (forward, backward_input, backward_weight)
     if not all(time >= 0 for time in times):
-        message = f"The times are {forward}, {backward_input} and {backward_weight}; expected numbers, at least 0."
-        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+        raise misuse(f"The times are {forward}, {backward_input} and {backward_weight}; expected numbers, at least 0.")
     times = (forward, 0, 0) if name == "forward-only" else times
     return Case(name, p, m, default if v is None else v, *times)._replace(k=slices)
 

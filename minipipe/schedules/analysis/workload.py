@@ -9,7 +9,7 @@ from numbers import Real
 from sys import float_info
 from typing import NamedTuple
 
-from minipipe.errors import ScheduleCode, ScheduleError, quoted
+from minipipe.errors import unfit
 from minipipe.schedules.analysis.activations import Footprint
 
 ROUNDING = 1e-9  # relative difference of floating-point sums that add the same terms in another order
@@ -120,8 +120,7 @@ def check_footprint(memory: Footprint, num_stages: int) -> None:
     >>> check_footprint(Footprint([1, 1], [0.5, 0.5], [0, 0]), num_stages=2)
     """
     if not isinstance(memory, Footprint):
-        message = f"memory is {quoted(memory)}; expected a Footprint, such as Costs(activation=2).memory({num_stages})."
-        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+        raise unfit("memory", memory, f"a Footprint, such as Costs(activation=2).memory({num_stages})")
     for name, given in memory._asdict().items():
         check_amounts(f"{name} of memory", given, num_stages)
 
@@ -136,8 +135,7 @@ def check_amounts(name: str, given: Sequence[float] | Mapping[int, float], num_s
     values = given.values() if isinstance(given, Mapping) else given
     keys = set(given) if isinstance(given, Mapping) else set(range(len(given)))
     if keys != set(range(num_stages)) or not all(_is_real(value) and value >= 0 for value in values):
-        message = f"{name} is {quoted(given)}; expected an amount, at least 0, for each of {num_stages} stages."
-        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+        raise unfit(name, given, f"an amount, at least 0, for each of {num_stages} stages")
 
 
 def _is_real(value: object) -> bool:
@@ -154,6 +152,5 @@ def amount_per_rank(given: float | Sequence[float], num_ranks: int) -> tuple[flo
     """
     values: tuple = tuple(given) if isinstance(given, Sequence) else (given,) * num_ranks
     if len(values) != num_ranks or not all(_is_real(value) and value > 0 for value in values):
-        message = f"memory_limit is {quoted(given)}; expected an amount above 0, or one for each of {num_ranks} ranks."
-        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+        raise unfit("memory_limit", given, f"an amount above 0, or one for each of {num_ranks} ranks")
     return tuple(float(value) if value < float_info.max else inf for value in values)

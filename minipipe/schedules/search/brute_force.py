@@ -27,7 +27,7 @@ from math import inf, isinf
 from time import perf_counter
 from typing import Any
 
-from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.errors import misuse
 from minipipe.schedules.action import F, I, W
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload
 from minipipe.schedules.search.certificate import Certificate
@@ -77,7 +77,7 @@ def solve_by_branch_and_bound(workload: Workload, objective: Objective, seconds:
         message = (
             f"The first stages are on ranks {', '.join(map(str, leading))}; for a span each must be on another rank"
         )
-        raise ScheduleError.of(ScheduleCode.PARAMETERS, f"{message}. Use the makespan, or exact search.")
+        raise misuse(f"{message}. Use the makespan, or exact search.")
     search = _Search(workload, objective, began + seconds)
     search.best = evaluate(first, workload, objective)
     least = search.bound()

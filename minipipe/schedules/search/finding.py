@@ -6,7 +6,7 @@ from math import inf
 from numbers import Real
 from time import perf_counter
 
-from minipipe.errors import ScheduleCode, ScheduleError, quoted, whole_number
+from minipipe.errors import ScheduleCode, ScheduleError, unfit, whole_number
 from minipipe.schedules.analysis.workload import Objective, Workload
 from minipipe.schedules.search.certificate import Certificate
 from minipipe.schedules.search.exact import solve, solver_module
@@ -99,11 +99,9 @@ def usual_evaluations(workload: Workload) -> int:
 def _checked(objective: Objective, seconds: float | None, evaluations: int | None) -> Objective:
     """Return the objective; refuse an unknown one, and limits that leave no search."""
     if seconds is not None and (not isinstance(seconds, Real) or not seconds > 0):
-        message = f"seconds is {quoted(seconds)}; expected a time above 0."
-        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+        raise unfit("seconds", seconds, "a time above 0")
     if evaluations is not None:
         whole_number("evaluations", evaluations, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
     if objective not in list(Objective):
-        message = f"objective is {quoted(objective)}; expected {' or '.join(repr(str(known)) for known in Objective)}."
-        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+        raise unfit("objective", objective, " or ".join(repr(str(known)) for known in Objective))
     return Objective(objective)

@@ -17,7 +17,7 @@ from itertools import product
 from math import inf
 from typing import Any, NamedTuple
 
-from minipipe.errors import ScheduleCode, ScheduleError, quoted
+from minipipe.errors import ScheduleCode, ScheduleError, quoted, unfit
 from minipipe.schedules.action import Action, ActionKind, B, F, I, W
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.activations import Footprint
@@ -387,8 +387,7 @@ def greedy(
     rank 1: 1F0 1B0 1F1 1B1
     """
     if not isinstance(placement, Sequence) or not placement:
-        message = f"placement is {quoted(placement)}; expected the rank of each stage, such as (0, 1, 2, 3)."
-        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+        raise unfit("placement", placement, "the rank of each stage, such as (0, 1, 2, 3)")
     if not isinstance(priority, str) or sorted(priority) not in (["B", "F"], ["F", "I", "W"]):
         raise ScheduleError.of(
             ScheduleCode.PARAMETERS,

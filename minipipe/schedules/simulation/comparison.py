@@ -10,7 +10,7 @@ from numbers import Real
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from minipipe.errors import ScheduleCode, ScheduleError, quoted
+from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted, unfit
 from minipipe.schedules.action import ActionKind, L, O, R
 from minipipe.schedules.action_table import ActionTable, Schedule
 from minipipe.schedules.analysis.bounds import Bound, lower_bound
@@ -145,8 +145,7 @@ def table(
     check_sizes(num_ranks, num_microbatches)
     check_costs(costs)
     if not (memory_limit is None or (isinstance(memory_limit, Real) and memory_limit > 0)):
-        message = f"memory_limit is {quoted(memory_limit)}; expected a number of microbatches, above 0."
-        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+        raise unfit("memory_limit", memory_limit, "a number of microbatches, above 0")
     costs = costs or Costs()
     costs.durations(num_ranks)  # which refuses costs by stage that are not as many as ranks
     rows = [_row(name, num_ranks, num_microbatches, costs) for name in REGISTRY]
@@ -218,8 +217,7 @@ def sweep(
 def _values(name: str, given: Iterable[Any]) -> list[Any]:
     values = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
     if not values:
-        message = f"{name} is {quoted(given)}; expected at least one value, in a list."
-        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+        raise unfit(name, given, "at least one value, in a list")
     return values
 
 
@@ -370,15 +368,14 @@ def tradeoff(num_ranks: int, num_microbatches: int, costs: Costs | None = None) 
     """
     check_sizes(num_ranks, num_microbatches)
     if num_ranks < 2:
-        message = f"num_ranks is {num_ranks}; expected at least 2, because one rank has no bubble."
-        raise ScheduleError.of(ScheduleCode.PARAMETERS, message)
+        raise unfit("num_ranks", num_ranks, "at least 2, because one rank has no bubble")
     costs = costs or Costs()
     if not any(costs.memory(num_ranks).activation):
-        raise ScheduleError.of(ScheduleCode.COSTS, "activation is 0; expected memory, to compare it with time.")
+        raise misuse("activation is 0; expected memory, to compare it with time.", ScheduleCode.COSTS)
     rows = [row for row in table(num_ranks, num_microbatches, costs) if row["error"] is None]
     work = _work(costs, num_ranks, num_microbatches)
     if not work:
-        raise ScheduleError.of(ScheduleCode.COSTS, "F, I and W take no time; expected some, to compare it with memory.")
+        raise misuse("F, I and W take no time; expected some, to compare it with memory.", ScheduleCode.COSTS)
     of_names = {name: build(name, 2, 2) for name in REGISTRY}
     several = {ActionKind.UPDATE, ActionKind.REDUCE_GRAD}
     alike = {name for name, it in of_names.items() if not it.kinds & several and it.num_slices == 1}

@@ -11,7 +11,7 @@ from pathlib import Path
 from sys import float_info
 from typing import Any, NamedTuple
 
-from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, quoted, whole_number
+from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, misuse, quoted, whole_number
 from minipipe.io import MOST_JSON, MOST_STAGES, printable, read_text, write_whole
 from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, R, U, W
 from minipipe.schedules.action_table import ActionTable, Schedule
@@ -299,7 +299,7 @@ class Costs:
                 message = f"{quoted(item)} has {len(numbers)} numbers; {name} is a single number."
                 raise ScheduleError.of(ScheduleCode.COSTS, message)
             if name in found:
-                raise ScheduleError.of(ScheduleCode.COSTS, f"{quoted(text)} has {name} twice.")
+                raise misuse(f"{quoted(text)} has {name} twice.", ScheduleCode.COSTS)
             found[name] = numbers if len(numbers) > 1 else numbers[0]
         return cls(**found)
 
@@ -601,7 +601,7 @@ class Costs:
             raise _wrong(name, given, "a number, or one for each stage") from None
         if len(values) != num_stages:
             message = f"{name} has {len(values)} values for {num_stages} stages"
-            raise ScheduleError.of(ScheduleCode.COSTS, f"{message}; expected one number, or one for each stage.")
+            raise misuse(f"{message}; expected one number, or one for each stage.", ScheduleCode.COSTS)
         if not all(0 <= value < inf for value in values):
             raise _wrong(name, given, "finite numbers, at least 0")
         return values

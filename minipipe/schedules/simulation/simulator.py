@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from math import inf
 
-from minipipe.errors import ScheduleCode, ScheduleError, quoted
+from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted
 from minipipe.schedules.action import REDUCE_GRAD, Action, L, O
 from minipipe.schedules.action_table import ActionTable, check_table, collector_paused
 from minipipe.schedules.analysis.activations import Level, peak_activations, peaks, without_copies
@@ -85,9 +85,7 @@ def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int =
     with collector_paused():
         latest = simulation.run(wait)
         if not latest < inf:
-            raise ScheduleError.of(
-                ScheduleCode.COSTS, "The times add up to more than a number can hold; choose another unit."
-            )
+            raise misuse("The times add up to more than a number can hold; choose another unit.", ScheduleCode.COSTS)
         ran = (simulation.table if costs.sends_block else whole.schedule).without_sums()
         if any(simulation.copies):
             ran = ran.with_rows(type(ran), map(with_copies, simulation.spans, simulation.copies))
