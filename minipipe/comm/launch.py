@@ -9,25 +9,66 @@ import os
 import sys
 import threading
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
+from minipipe.autograd import backend
 from minipipe.comm.job.host import RANK, keep_freed_memory, launcher_number, limit_blas_threads, num_ranks
 from minipipe.comm.job.reports import exit_code_of
-from minipipe.comm.message import chosen_timeout
-from minipipe.comm.one_rank import OneRankGroup
+from minipipe.comm.message import DEFAULT_TIMEOUT, Done, Expectation, Header, Request, chosen_timeout
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.comm.switchboard import Cancelled, Switchboard, Wait
 from minipipe.comm.thread import ThreadGroup
-from minipipe.errors import LaunchError, RankError, whole_number
+from minipipe.errors import LaunchError, MessageError, RankError, whole_number
 
 if TYPE_CHECKING:
     from minipipe.comm.job.process import RankProcess
 
+
 Result = TypeVar("Result")
 _GRACE = 5.0  # seconds that the other threads have to stop after one has failed
 _START = 10.0  # seconds that starting may take, however short the timeout: processes begin at different times
+
+
+class OneRankGroup(ProcessGroup):
+    """The group of one: plain ``python`` runs the same program as four ranks do.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe.comm import OneRankGroup
+    >>> group = OneRankGroup()
+    >>> group.send(np.array([1.0, 2.0]), destination=0)
+    >>> group.recv(source=0)
+    array([1., 2.])
+    """
+
+    takes_device_arrays = True
+
+    def __init__(self, timeout: float = DEFAULT_TIMEOUT) -> None:
+        super().__init__(0, 1, timeout)
+        self._mailbox: defaultdict[int, deque[tuple[Header, np.ndarray]]] = defaultdict(deque)
+
+    def _post_send(self, header: Header, array: np.ndarray, destination: int, tag: int) -> Request:
+        self._mailbox[tag].append((header, backend.copy(array)))
+        return Done()
+
+    def _take(self, expected: Expectation, timeout: float | None) -> np.ndarray:
+        letters = self._mailbox[expected.tag]
+        if not letters:
+            raise MessageError(
+                "deadlock", f"Rank 0 is blocked on {expected} from itself, which was not sent. Send before you receive."
+            )
+        header, array = letters.popleft()
+        expected.check(header)
+        return array
+
+    def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:
+        return OneRankGroup(self.timeout) if members else None
 
 
 def init_process_group(*, timeout: float | None = None, blas_threads: int = 1) -> ProcessGroup:

@@ -1,9 +1,14 @@
-"""The measured timeline of all ranks, from the records of each. Apart from ``record.py``, which executors import."""
+"""The measured timeline of all ranks, put together from what each recorded while it ran.
+
+Apart from ``record.py``, which executors import.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,8 +18,140 @@ from minipipe.execution.record import Record
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.action_table import Program
 from minipipe.schedules.analysis.dependencies import Value
-from minipipe.schedules.simulation.measured import Recorded, measured_timeline
+from minipipe.schedules.analysis.replicas import gradient_sums
+from minipipe.schedules.simulation.span import GradientSum, Message, Span, StepChange
 from minipipe.schedules.simulation.timeline import Timeline
+from minipipe.schedules.transforms import repeat
+
+
+class Recorded(NamedTuple):
+    """What one rank recorded during some training steps, in the order of its row. Times are in seconds.
+
+    Attributes
+    ----------
+    ran : sequence of (float, float, int)
+        Start and end of each computation, and the microbatches that its stage held after it.
+    memory : sequence of (int, int)
+        The bytes held after each computation, and at most while it ran; empty if they were not measured.
+    changes : sequence of (float, float)
+        When it left each step but the last, and began the next.
+    sent : sequence of float
+        When each SEND began.
+    received : sequence of (float, float, int)
+        For each RECV: since when its message was awaited, when it was there, and its bytes.
+    sums : sequence of (float, float, float)
+        For each REDUCE_GRAD: when the rank came to it, when the sum was there, and the bytes of the gradients.
+    """
+
+    ran: Sequence[Sequence[float]]
+    memory: Sequence[Sequence[float]]
+    changes: Sequence[Sequence[float]]
+    sent: Sequence[float]
+    received: Sequence[Sequence[float]]
+    sums: Sequence[Sequence[float]] = ()
+
+
+def measured_timeline(program: Program, ranks: Sequence[Recorded], note: str = "") -> Timeline:
+    """Return the timeline of all ranks, in seconds from its beginning.
+
+    The program is that of one step, and the records of all ranks are on one clock.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> from minipipe.schedules.analysis.lowering import lower
+    >>> recorded = Recorded([(5.0, 6.0, 1), (6.0, 8.0, 0)], [], [], [], [])
+    >>> print(measured_timeline(lower(schedules.gpipe(1, 1)), [recorded]))
+    gpipe: makespan 3000 ms, bubble 0.0 %, peak activations by rank 1
+    """
+    with_sums = repeat(program, 1 + len(ranks[0].changes))
+    whole = _timed(with_sums)
+    rows, last = whole.schedule.actions, program.ranks_of(program.num_stages - 1)[0]
+    origin = min((rank.ran[0][0] for rank in ranks if rank.ran), default=0.0)
+    is_memory_known = all(len(rank.memory) == len(row) for rank, row in zip(ranks, rows))
+    memory = [tuple(tuple(map(int, held)) for held in zip(*rank.memory)) or ((), ()) for rank in ranks]
+    return Timeline(
+        whole.title,
+        tuple(
+            tuple(Span(action, start - origin, end - origin) for action, (start, end, _) in zip(row, rank.ran))
+            for row, rank in zip(rows, ranks)
+        ),
+        tuple(_peak_activations(whole, r, [int(held) for _, _, held in rank.ran]) for r, rank in enumerate(ranks)),
+        tuple(max(during, default=0) for _, during in memory) if is_memory_known else None,
+        "s",
+        note=note,
+        memory=tuple(after for after, _ in memory) if is_memory_known else None,
+        memory_during=tuple(during for _, during in memory) if is_memory_known else None,
+        measured_messages=tuple(sorted(_messages(whole, ranks, origin), key=attrgetter("sent", "arrived"))),
+        is_measured=True,
+        step_changes=tuple(tuple(_changes(ranks, r, last, origin)) for r in range(len(ranks))),
+        sums=tuple(_sums(with_sums, ranks, origin)),
+    )
+
+
+def _timed(program: Program) -> Program:
+    """Return the program without sums and copies, which take their ranks no time."""
+    untimed = {ActionKind.REDUCE_GRAD, ActionKind.OFFLOAD, ActionKind.LOAD}
+    if untimed.isdisjoint(program.kinds):
+        return program
+    return program.with_rows(Program, ((a for a in row if a.kind not in untimed) for row in program.actions))
+
+
+def _changes(ranks: Sequence[Recorded], rank: int, last: int, origin: float) -> Iterator[StepChange]:
+    """Yield the changes of a rank, which waited for the last stage's if that ended later, and before it went on."""
+    ends = [
+        [row.ran[(i + 1) * len(row.ran) // (len(row.changes) + 1) - 1][1] for i in range(len(row.changes))]
+        if row.ran
+        else []
+        for row in (ranks[rank], ranks[last])
+    ]
+    for i, (left, begun) in enumerate(ranks[rank].changes):
+        has_waited = bool(ends[0]) and ends[0][i] < ends[1][i] <= left
+        yield StepChange(left - origin, begun - origin, last if has_waited else rank)
+
+
+def _peak_activations(program: Program, rank: int, held_after: Sequence[int]) -> int:
+    """Return the most (stage, microbatch) pairs that a rank held at once; a frozen F holds its own while it runs."""
+    held, peak = dict.fromkeys(program.stages_of(rank), 0), 0
+    for action, after in zip(program.schedule.actions[rank], held_after):
+        held[action.stage] = after
+        only_now = action.kind is ActionKind.FORWARD and action.stage < program.first_backward_stage
+        peak = max(peak, sum(held.values()) + only_now)
+    return peak
+
+
+def _messages(program: Program, ranks: Sequence[Recorded], origin: float) -> Iterator[Message]:
+    """Yield every message between ranks. The program says whose times a rank recorded."""
+    sends, receives = _values(program, "send"), _values(program, "receive")
+    sent = {
+        value: (source, time - origin)
+        for source, (rank, values) in enumerate(zip(ranks, sends))
+        for value, time in zip(values, rank.sent)
+    }
+    for destination, (rank, values) in enumerate(zip(ranks, receives)):
+        for value, (awaited_from, arrived, size) in zip(values, rank.received):
+            source, start = sent[value]
+            producer, consumer = program.as_written(value.producer), program.as_written(value.consumer)
+            was_awaited = awaited_from - origin <= start
+            yield Message(producer, consumer, source, destination, start, arrived - origin, was_awaited, size)
+
+
+def _sums(program: Program, ranks: Sequence[Recorded], origin: float) -> Iterator[GradientSum]:
+    """Yield the sums of gradients; each is there on all of its ranks once the last of them has it."""
+    rows = ([a for a in row if a.kind is ActionKind.REDUCE_GRAD] for row in program.actions)
+    times = {action: (r, *times) for r, row in enumerate(rows) for action, times in zip(row, ranks[r].sums)}
+    for members in gradient_sums(program):
+        actions = [action for action in members if action is not None]
+        homes, reached, ends, sizes = zip(*(times[action] for action in actions))
+        came = tuple(t - origin for t in reached)
+        yield GradientSum(tuple(actions), homes, came, max(ends) - origin, max(sizes))
+
+
+def _values(program: Program, half: str) -> list[list[Value]]:
+    """Return, by rank, the values of its sends (``"send"``) or receives (``"receive"``), in its order."""
+    messages = ([(a, Value.carried_by(a)) for a in row if a.kind.is_communication] for row in program.actions)
+    return [[value for action, value in row if action == getattr(value, half)] for row in messages]
+
 
 _RECEIVES = (ActionKind.RECV_F, ActionKind.RECV_B)
 

@@ -8,7 +8,6 @@ load on demand.
 from minipipe._lazy import names_on_demand
 
 # Once a file is imported it would hide the function that is called like it; so these load first.
-from minipipe.schedules.gpipe import gpipe
 from minipipe.schedules.one_f_one_b import one_f_one_b
 from minipipe.schedules.sequential import sequential
 

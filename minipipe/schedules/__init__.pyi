@@ -25,7 +25,7 @@ from minipipe.schedules.asynchronous import vertical_sync as vertical_sync
 from minipipe.schedules.bidirectional import bitpipe as bitpipe
 from minipipe.schedules.bidirectional import chimera as chimera
 from minipipe.schedules.bidirectional import dualpipe as dualpipe
-from minipipe.schedules.gpipe import gpipe as gpipe
+from minipipe.schedules.bidirectional import hanayo as hanayo
 from minipipe.schedules.interleaved import eager_1f1b as eager_1f1b
 from minipipe.schedules.interleaved import interleaved_1f1b as interleaved_1f1b
 from minipipe.schedules.interleaved import interleaved_zb as interleaved_zb
@@ -39,6 +39,7 @@ from minipipe.schedules.search.finding import find_schedule as find_schedule
 from minipipe.schedules.search.list_scheduling import greedy as greedy
 from minipipe.schedules.sequential import forward_only as forward_only
 from minipipe.schedules.sequential import forward_only_over as forward_only_over
+from minipipe.schedules.sequential import gpipe as gpipe
 from minipipe.schedules.sequential import one_microbatch as one_microbatch
 from minipipe.schedules.sequential import sequential as sequential
 from minipipe.schedules.simulation.comparison import sweep as sweep
@@ -67,6 +68,5 @@ from minipipe.schedules.v_shaped import dualpipe_v as dualpipe_v
 from minipipe.schedules.v_shaped import v_half as v_half
 from minipipe.schedules.v_shaped import v_min as v_min
 from minipipe.schedules.v_shaped import zb_v as zb_v
-from minipipe.schedules.waves import hanayo as hanayo
 from minipipe.schedules.zero_bubble import zb_h1 as zb_h1
 from minipipe.schedules.zero_bubble import zb_h2 as zb_h2

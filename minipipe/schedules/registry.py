@@ -9,8 +9,7 @@ from typing import Any
 from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted
 from minipipe.schedules.action_table import Schedule, collector_paused
 from minipipe.schedules.asynchronous import paci, pipedream, two_buffered, vertical_sync
-from minipipe.schedules.bidirectional import bitpipe, chimera, dualpipe
-from minipipe.schedules.gpipe import gpipe
+from minipipe.schedules.bidirectional import bitpipe, chimera, dualpipe, hanayo
 from minipipe.schedules.interleaved import (
     eager_1f1b,
     interleaved_1f1b,
@@ -18,10 +17,9 @@ from minipipe.schedules.interleaved import (
     looped_bfs,
 )
 from minipipe.schedules.one_f_one_b import one_f_one_b
-from minipipe.schedules.sequential import forward_only, sequential
+from minipipe.schedules.sequential import forward_only, gpipe, sequential
 from minipipe.schedules.sliced import seq1f1b
 from minipipe.schedules.v_shaped import dualpipe_v, v_half, v_min, zb_v
-from minipipe.schedules.waves import hanayo
 from minipipe.schedules.zero_bubble import zb_h1, zb_h2
 
 # By name: the builder, and the trade-off.

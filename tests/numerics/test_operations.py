@@ -309,6 +309,6 @@ def test_every_operation_of_a_file_is_offered_by_the_package():
             name for name, value in own.items() if name[0] != "_" and "Tensor" in value.__annotations__["return"]
         }
     offered -= {"as_constant", "as_real", "operands"}  # these prepare operands
-    # These are between ranks, whose gradients tests/pipeline/test_tensor_parallel.py compares with those of one process.
+    # These are between ranks; tests/pipeline/test_tensor_parallel.py compares their gradients with one process'.
     offered -= {"copy_to", "reduce_from", "gather_from", "parallel_cross_entropy"}
     assert offered == set(F.__all__)

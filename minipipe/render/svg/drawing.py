@@ -15,8 +15,7 @@ from minipipe.render.panel import Panel, panels_of
 from minipipe.render.svg.labels import Labels
 from minipipe.render.svg.lanes import Lane, LaneSize, Strip, strip_of, versions_of
 from minipipe.render.svg.legend import WAYS, Entry, Legend, draw_messages, way_of
-from minipipe.render.svg.page import Page, moved
-from minipipe.render.svg.style import DEFAULT_SIZE, Letters, paint
+from minipipe.render.svg.style import DEFAULT_SIZE, Letters, Page, moved, paint
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.simulation.span import IdleCause

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from minipipe.errors import ArgumentError, quoted
 from minipipe.render.layout import number
-from minipipe.render.svg.page import Page
-from minipipe.render.svg.style import DEFAULT_SIZE, Letters, paint
+from minipipe.render.svg.style import DEFAULT_SIZE, Letters, Page, paint
 
 _HEIGHT, _PADDING, _ROW, _GAP = 30, 12, 62, 96  # pixels: of a node, beside its name, from row to row, between columns
 _BOW, _HEAD = 30, 8  # pixels: from arrow to arrow between the same nodes; length of an arrowhead

@@ -11,8 +11,7 @@ from minipipe.errors import ArgumentError, quoted
 from minipipe.io import MOST_PIXELS, escaped
 from minipipe.render.layout import LogAxis, number
 from minipipe.render.svg.legend import Entry, Legend
-from minipipe.render.svg.page import Page, moved
-from minipipe.render.svg.style import DEFAULT_SIZE, Letters, paint
+from minipipe.render.svg.style import DEFAULT_SIZE, Letters, Page, moved, paint
 from minipipe.schedules.simulation.comparison import Tradeoff, TradeoffPoint, pareto_front
 
 _MOST_ROWS = 12  # lines of text from a point up or down to its name

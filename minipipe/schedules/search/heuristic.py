@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 from minipipe.errors import ArgumentError, ScheduleError
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload, fits
 from minipipe.schedules.registry import REGISTRY, build
+from minipipe.schedules.search.exact import WindowSearch
 from minipipe.schedules.search.list_scheduling import F, Facts, ListScheduler, Policy, W, Word, schedule_of, words_of
 from minipipe.schedules.search.sweeps import Sweeps
-from minipipe.schedules.search.windows import WindowSearch
 from minipipe.schedules.transforms import split_backward
 
 _REACH = 6  # places by which an action is moved, at most

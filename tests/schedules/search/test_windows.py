@@ -72,7 +72,7 @@ def test_without_its_solver_a_search_goes_on_with_orders(monkeypatch):
     def missing():
         raise heuristic.ArgumentError("value", "missing")
 
-    monkeypatch.setattr("minipipe.schedules.search.windows.solver_module", missing)
+    monkeypatch.setattr("minipipe.schedules.search.exact.solver_module", missing)
     small = Costs(3, 4, 2).workload(v_placement(2), 3)
     search = Search(small, Objective.MAKESPAN, 0.0, 0)
     assert search.windows is None and list(search.reorder(40)) == []
