@@ -6,6 +6,9 @@ import re
 import pytest
 
 from minipipe import schedules
+from minipipe.errors import ScheduleError
+from minipipe.render.editor.draft import Draft
+from minipipe.render.editor.sharing import packed, unpacked
 from tests.launch import ROOT
 from tests.test_documentation import PUBLIC
 
@@ -68,6 +71,16 @@ def test_every_readme_of_a_room_is_a_chapter(site):
     }
 
 
+def test_a_link_to_the_playground_must_have_a_schedule(tmp_path):
+    (tmp_path / "playground").mkdir()
+    (tmp_path / "playground" / "index.html").write_text('<p id="said"></p>')
+    fragment = packed(Draft.of(schedules.gpipe(2, 2)), "", None, 0)
+    (tmp_path / "one.html").write_text(f'<a href="playground/index.html#{fragment}">a</a>')
+    assert links.problems(tmp_path) == []
+    (tmp_path / "one.html").write_text(f'<a href="playground/index.html#{fragment[:-8]}">a</a>')
+    assert len(links.problems(tmp_path)) == 1
+
+
 def test_a_link_that_leads_nowhere_is_found(tmp_path):
     (tmp_path / "one.html").write_text('<h1 id="here"></h1> <a href="two.html#there">a</a> <img src="https://a.b/c">')
     (tmp_path / "two.html").write_text('<p id="there"></p> <a href="one.html#here">b</a> <a href="#there">c</a>')
@@ -95,6 +108,11 @@ def test_a_schedule_has_a_page_with_its_picture_figures_and_player(site, name):
     assert cells[at + 3] in ("\N{EN DASH}", cells[at + 2])
     assert page.count("<svg") >= 1 and f'src="../players/{name}.html"' in page
     assert f'href="../api/minipipe.schedules/minipipe.schedules.{schedules.REGISTRY[name].__name__}.html' in page
+    try:
+        drafts = [Draft.of(schedules.build(name, 4, 8))]
+    except ScheduleError:  # it cannot be placed by hand
+        drafts = []
+    assert [unpacked(place)[0] for place in re.findall(r'href="../playground/index.html#(.*?)"', page)] == drafts
 
 
 def test_the_program_for_users_of_pytorch_runs():

@@ -1,7 +1,7 @@
 """Check every link of a built site: ``python tutorials/site/links.py build/site``.
 
-What ``href`` and ``src`` name must be a file of the site, and what follows ``#`` a place on its page. Addresses of
-other sites are listed with ``--others``, and never fetched.
+What ``href`` and ``src`` name must be a file of the site, and what follows ``#`` a place on its page or, in the
+playground, a schedule. Addresses of other sites are listed with ``--others``, and never fetched.
 """
 
 import argparse
@@ -9,6 +9,9 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
+
+from minipipe.errors import ScheduleError
+from minipipe.render.editor.sharing import unpacked
 
 
 class Page(HTMLParser):
@@ -18,6 +21,7 @@ class Page(HTMLParser):
         super().__init__()
         self.places: set[str] = {"", "top"}
         self.links: list[str] = []
+        self.takes_schedules = path.parent.name == "playground"
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -29,6 +33,15 @@ class Page(HTMLParser):
                 name in ("href", "src") and value is not None and (tag, dict(attrs).get("rel")) != ("link", "canonical")
             ):
                 self.links.append(value)
+
+    def has(self, place: str) -> bool:
+        """Tell whether what follows ``#`` leads somewhere."""
+        if place in self.places or not self.takes_schedules:
+            return place in self.places
+        try:
+            return bool(unpacked(place))
+        except ScheduleError:
+            return False
 
 
 def read(site: Path) -> dict[Path, Page]:
@@ -49,7 +62,7 @@ def problems(site: Path) -> list[str]:
             target = target / "index.html" if target.is_dir() else target
             if not target.exists() or not target.is_relative_to(site.resolve()):
                 found.append(f"{path.relative_to(site)}: there is no {link}")
-            elif target in pages and unquote(place) not in pages[target].places:
+            elif target in pages and not pages[target].has(unquote(place)):
                 found.append(f"{path.relative_to(site)}: {target.name} has no place {place}")
     return found
 

@@ -13,6 +13,8 @@ from sphinx.application import Sphinx
 
 from minipipe import Costs, Timeline, render, schedules, simulate, verify
 from minipipe.errors import ScheduleError
+from minipipe.render.editor.draft import Draft
+from minipipe.render.editor.sharing import packed
 from minipipe.render.svg.tradeoff import draw_tradeoff
 from minipipe.schedules import theory
 from minipipe.schedules.simulation.comparison import tradeoff
@@ -63,8 +65,19 @@ def figures(name: str, rows: dict[tuple[int, int], dict[str, Any]]) -> str:
     return table(["ranks", "microbatches", "time", "by formula", "bubble, %", "gap, %", "peak"], lines)
 
 
-def page_of(name: str, rows: dict[tuple[int, int], dict[str, Any]]) -> str:
-    """Return the page of a schedule."""
+def to_playground(name: str) -> str:
+    """Return a link to the playground that opens a schedule there; nothing for one that cannot be placed by hand."""
+    try:
+        draft = Draft.of(schedules.build(name, *DRAWN))
+    except ScheduleError:
+        return ""
+    work = len(draft.rows) / len(draft.placement)  # of a stage, as in the picture
+    costs = ",".join(f"{kind}={work:g}" for kind in "FIW")
+    return f', or <a href="../playground/index.html#{packed(draft, costs, None, 0)}">change it in the playground</a>'
+
+
+def page_of(name: str, rows: dict[tuple[int, int], dict[str, Any]], link: str) -> str:
+    """Return the page of a schedule, with a link behind that to its player."""
     builder = schedules.REGISTRY[name]
     doc = FunctionDoc(builder)
     path = f"minipipe.schedules.{builder.__name__}"
@@ -85,7 +98,7 @@ def page_of(name: str, rows: dict[tuple[int, int], dict[str, Any]]) -> str:
         PICTURE.format(render.draw_svg(drawn(name)).replace("\n", "\n   ")),
         "Player\n------\n\n.. raw:: html\n\n",
         f'   <iframe class="player" src="../players/{name}.html" title="A player of {name}" loading="lazy"></iframe>\n',
-        f'   <p><a href="../players/{name}.html">The player on a page of its own</a></p>\n\n',
+        f'   <p><a href="../players/{name}.html">The player on a page of its own</a>{link}</p>\n\n',
         "Figures\n-------\n\n",
         "Time is that of a step, and peak the most microbatches that a rank holds, each for all its layers. The gap ",
         "says how far time is, at most, above the best for the same stages and memory.\n\n",
@@ -124,7 +137,8 @@ def write_catalogue(app: Sphinx) -> None:
     by_size = {size: {row["schedule"]: row for row in schedules.table(*size)} for size in SIZES}
     write(app, "schedules/index.rst", index(list(by_size[DRAWN].values())))
     for name in schedules.REGISTRY:
-        write(app, f"schedules/{name}.rst", page_of(name, {size: rows[name] for size, rows in by_size.items()}))
+        link = to_playground(name) if app.config.playground else ""
+        write(app, f"schedules/{name}.rst", page_of(name, {size: rows[name] for size, rows in by_size.items()}, link))
 
 
 def write_players(app: Sphinx, error: Exception | None) -> None:
