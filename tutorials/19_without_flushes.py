@@ -400,5 +400,4 @@ assert all(problem.code == code for code, problem in problems.items())
 #
 # </details>
 #
-# This was the last lesson. The next one is yours: train something, draw it with `--trace`, and find out what your ranks
-# are waiting for.
+# Next, `20_a_trillion_parameters.py`: 3,072 GPUs, and where their time goes.
