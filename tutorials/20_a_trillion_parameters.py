@@ -117,8 +117,8 @@ assert (round(one, 1), round(split, 1)) == (22.4, 16.9)
 #
 # All 24 rows of the three tables, with one set of rates, have a mean error of 1.8 %, and the worst row is off by 5.5 %.
 # That is better than it should be: of 1,000 draws of the four rates within ± 10 %, half have a mean error above 3.4 %.
-# And four choices were made after errors had been seen. A model is worth most where it says what it leaves out: this one
-# knows no gaps between kernels and no stragglers, and takes for free whatever runs beside something else.
+# And four choices were made after errors had been seen. A model is worth most where it says what it leaves out: here
+# gaps between kernels and stragglers; and whatever runs beside something else is free.
 #
 # ## Exercise
 #
