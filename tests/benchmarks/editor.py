@@ -92,7 +92,7 @@ def opened(browser, url):
     """Return a page as soon as it takes edits."""
     page = browser.new_context(viewport={"width": 1400, "height": 900}).new_page()
     page.goto(url)
-    page.locator("body[data-alive]").wait_for()
+    page.locator("body[data-alive]").wait_for(timeout=120_000)
     return page
 
 

@@ -9,6 +9,7 @@ from minipipe.render.editor.sharing import packed
 
 SMALL = schedules.one_f_one_b(2, 2)
 HALF = Draft.of(SMALL).cut(simulate(SMALL), 3)  # rank 0: 0F0 0F1, rank 1: 1F0 1B0
+PATIENCE = 120_000  # milliseconds: a busy machine fails no test
 
 
 class Desk:
@@ -17,7 +18,17 @@ class Desk:
     def __init__(self, page):
         from playwright.sync_api import expect
 
+        expect.set_options(timeout=PATIENCE)
         self.page, self.expect = page, expect
+
+    def reload(self):
+        """Open the page anew, and wait until it can be edited."""
+        self.page.reload()
+        self.wait_until_alive()
+
+    def wait_until_alive(self):
+        """Wait until Python answers."""
+        self.page.locator("body[data-alive]").wait_for(timeout=PATIENCE)
 
     def open(self, draft=HALF, costs="", puzzle=0):
         """Open a draft as a pasted address does; everything else is then as in a new page."""

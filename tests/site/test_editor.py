@@ -63,8 +63,9 @@ def new_desk(url, chromium):
         own = (url.rpartition("/")[0], "data:", "blob:")
         page.on("request", lambda request: request.url.startswith(own) or complaints.append(request.url))
         page.goto(f"{url}{fragment}")
-        page.locator("body[data-alive]").wait_for()
-        return Desk(page)
+        desk = Desk(page)
+        desk.wait_until_alive()
+        return desk
 
     yield opened
     for context in contexts:
@@ -308,8 +309,7 @@ def test_a_draft_is_there_again_in_another_browser_and_after_a_reload(url, new_d
         assert 10 < len(fragment) < 200
     other = new_desk(fragment)
     other.has("0F0 0F1 0B0", "1F0 1B0")
-    other.page.reload()
-    other.page.locator("body[data-alive]").wait_for()
+    other.reload()
     other.has("0F0 0F1 0B0", "1F0 1B0")
     for name, cost in (("F", "2"), ("latency", "0.5")):
         other.expect(other.page.locator(f"#cost-{name} + output")).to_have_text(cost)

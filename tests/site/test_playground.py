@@ -9,6 +9,7 @@ import pytest
 
 from tests.launch import ROOT, run
 from tests.release.test_release import PYODIDE
+from tests.site.desk import PATIENCE, Desk
 from tests.site.test_pages import loaded
 
 FOLDER = ROOT / "tutorials" / "site" / "playground"
@@ -41,7 +42,7 @@ def test_the_page_loads_its_files_and_nothing_else(site, address, open_page):
     page, fetched = open_page("genindex"), []
     page.on("request", lambda request: fetched.append(request.url))
     page.goto(f"{address}/playground/index.html")
-    page.locator("body[data-alive]").wait_for()
+    Desk(page).wait_until_alive()
     folder = site / "playground"
     there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert {url.partition("/playground/")[2] for url in fetched} == there - {"pyodide/package.json"}
@@ -79,14 +80,24 @@ def test_a_site_can_be_built_without_its_playground(build, tmp_path):
     assert not (tmp_path / "html" / "playground").exists()
 
 
+def test_python_starts_anew_where_its_memory_is_missing(chromium, address):
+    page, warnings = chromium.new_page(), []
+    page.on("console", lambda message: warnings.append(message.text))
+    page.route("**/memory.bin", lambda route: route.fulfill(status=404))
+    page.goto(f"{address}/playground/index.html")
+    Desk(page).wait_until_alive()
+    assert any(text.startswith("Python starts anew: memory.bin: 404") for text in warnings)
+    page.close()
+
+
 @pytest.mark.parametrize("place", ["a file", "a server that lacks a file"])
 def test_a_page_whose_python_does_not_start_says_so(site, chromium, address, place):
     """From a file, browsers start no worker."""
     page = chromium.new_page()
-    page.route("**/memory.bin", lambda route: route.fulfill(status=404))
+    page.route("**/minipipe.zip", lambda route: route.fulfill(status=404))
     page.goto(f"{address if place != 'a file' else site.as_uri()}/playground/index.html")
     said = page.locator("#said.refused")
-    said.wait_for()
+    said.wait_for(timeout=PATIENCE)
     assert said.inner_text().startswith("Python does not answer: ") and "python -m http.server" in said.inner_text()
     assert page.locator("#empty").is_disabled()
     page.close()

@@ -16,9 +16,20 @@ async function memory() {
   return new Response(body.pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
 }
 
+/** Returns Python; started anew, which takes three times as long, where the memory is missing or is not taken. */
+async function loaded() {
+  const options = { indexURL: beside("pyodide/") };
+  try {
+    return await loadPyodide({ ...options, _loadSnapshot: memory() });
+  } catch (error) {
+    console.warn(`Python starts anew: ${error.message}`);
+    return loadPyodide(options);
+  }
+}
+
 async function start() {
   const archive = fetched("minipipe.zip").then((response) => response.arrayBuffer());
-  const python = await loadPyodide({ indexURL: beside("pyodide/"), _loadSnapshot: memory() });
+  const python = await loaded();
   python.unpackArchive(await archive, "zip"); // its files are not in the memory
   return python.runPython("from minipipe.render.editor import Editor\nEditor().ask");
 }
