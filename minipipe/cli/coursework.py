@@ -17,7 +17,7 @@ EPILOG = """TARGET, by --as:
   handout     FILE.html or .pdf: statements, stubs and visible tests
   solutions   FILE.html or .pdf: solutions, all tests, wrong answers; not for students
   autograder  FILE.zip for Gradescope and Docker: minipipe, exercises, scripts
-  classroom   FILE.yml, a workflow for GitHub Classroom
+  classroom   FILE.yml, a workflow for GitHub Classroom; with --source it runs visible tests
 
 examples:
   minipipe coursework ada --student ada
@@ -52,9 +52,11 @@ def run(options: argparse.Namespace) -> ExitStatus:
     if form == "copy":
         if options.only:
             raise misuse("A copy has all tasks; --only is for a handout, solutions, an autograder or a workflow.")
+        if target.suffix.lower() in (".html", ".pdf", ".zip", ".yml"):
+            raise misuse(f"A copy is a directory, {target.name} looks like a file; say which with --as.")
         written = write_coursework(target, source=options.source, student=options.student)
         tasks = sum(path.name.startswith("test_") for path in written)
-        text = f"wrote {tasks} tasks to {target}; begin with {target / 'README.md'}"
+        text = f"wrote {tasks} task{'s' * (tasks != 1)} to {target}; begin with {target / 'README.md'}"
         return answer(options, {"directory": str(target), "files": [path.name for path in written]}, text)
     exercises = exercises_in(find_source(options.source), options.student)
     chosen = exercises if options.only is None else [named(exercises, options.only)]
@@ -62,6 +64,6 @@ def run(options: argparse.Namespace) -> ExitStatus:
         late = "" if options.late_factor is None else f" --late-factor {options.late_factor}"
         return write_file(target, as_archive(chosen, late + " --variants" * options.variants), options)
     if form == "classroom":
-        return write_file(target, as_workflow(chosen), options)
+        return write_file(target, as_workflow(chosen, is_own=options.source is not None), options)
     ending, page = ending_of(target, (".html", ".pdf")), as_html(chosen, solutions=form == "solutions")
     return write_file(target, as_pdf(page) if ending == ".pdf" else page, options)

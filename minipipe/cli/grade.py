@@ -121,7 +121,7 @@ def _chosen(options: argparse.Namespace, exercises: list[Exercise]) -> list[Exer
 
 def _show(options: argparse.Namespace, board: Leaderboard | None) -> ExitStatus:
     if board is None or options.csv or options.junit or options.gradescope:
-        raise misuse("Expected a submission; --leaderboard FILE alone prints that.")
+        raise misuse("Expected a submission, such as `minipipe grade mine`; --leaderboard FILE alone prints that file.")
     entries = board.read()
     return answer(options, {"leaderboard": standings_as_json(entries)}, as_text(entries))
 

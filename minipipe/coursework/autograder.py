@@ -16,7 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from minipipe._lazy import __version__
-from minipipe.coursework.exercise import Exercise
+from minipipe.coursework.exercise import Exercise, total
 from minipipe.errors import CourseworkError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -25,7 +25,7 @@ _STEP = """      - name: {name}
         uses: classroom-resources/autograding-command-grader@v1
         with:
           test-name: {name}
-          command: minipipe grade . --hide-hidden --only {name}
+          command: {command}
           timeout: 2
           max-score: {points}"""
 
@@ -54,10 +54,20 @@ def as_archive(exercises: Sequence[Exercise], options: str = "") -> bytes:
     return _zipped({**content, name: wheel})
 
 
-def as_workflow(exercises: Sequence[Exercise]) -> str:
-    """Return a workflow for GitHub Classroom, with a step for each task."""
+def as_workflow(exercises: Sequence[Exercise], is_own: bool = False) -> str:
+    """Return a workflow for GitHub Classroom, with a step for each task.
+
+    Only minipipe's own exercises are there with their hidden tests; of others a repository has the visible tests.
+    """
     numbers = {exercise.name: exercise.name.partition("_")[0] for exercise in exercises}
-    steps = (_STEP.format(name=each.name, number=numbers[each.name], points=each.points) for each in exercises)
+    command = "python -m pytest test_{}.py" if is_own else "minipipe grade . --hide-hidden --only {}"
+    points = {
+        each.name: total(test.weight for test in each.tests if not (is_own and test.is_hidden)) for each in exercises
+    }
+    steps = (
+        _STEP.format(name=name, number=number, command=command.format(name), points=points[name])
+        for name, number in numbers.items()
+    )
     results = (f"          TASK-{n}_RESULTS: ${{{{ steps.task-{n}.outputs.result }}}}" for n in numbers.values())
     text = _template("classroom.yml").replace("@version@", __version__).replace("@steps@", "\n".join(steps))
     runners = ",".join(f"task-{number}" for number in numbers.values())

@@ -23,6 +23,7 @@ from __future__ import annotations
 import base64
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial, wraps
 from numbers import Real
 from pathlib import Path
@@ -36,6 +37,7 @@ from minipipe.coursework.expectations import Unexpected, shown
 from minipipe.errors import CourseworkError
 from minipipe.schedules.action import Action
 
+__tracebackhide__ = True  # pytest shows a student frames of his own files, and none of this one
 _DTYPES = {np.dtype(code).str: np.dtype(code) for code in "?bBhHiIqQefd"}
 
 
@@ -99,6 +101,10 @@ def local_task(module: ModuleType) -> Task:
 def packed_result(module: ModuleType, function: str | Callable[..., Any], given: Sequence[Any]) -> Any:
     """Call a function with plain data, and return its result packed."""
     name = function if isinstance(function, str) else function.__name__
+    if isinstance(function, str) and not hasattr(module, name):
+        near = [each for each in get_close_matches(name, vars(module), 1, cutoff=0.5) if not each.startswith("_")]
+        guess = f"; is it {near[0]}? Name it {name} again" if near else ""
+        raise Unexpected(name, "a function of this name, as the file had at first", f"none{guess}")
     called = getattr(module, name) if isinstance(function, str) else partial(function, module)
     call = f"{name}({', '.join(map(shown, given))})"  # before the student's code can change the arguments
     return packed(called(*given), call)

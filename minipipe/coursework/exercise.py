@@ -394,7 +394,7 @@ def write_coursework(
     ...     [path.name for path in write_coursework(folder)][:4]
     ['README.md', 'conftest.py', 'pytest.ini', '01_multiply.py']
     """
-    copies = _copies(exercises_in(find_source(source), student), student)
+    copies = _copies(exercises_in(find_source(source), student), student, is_own=source is not None)
     directory = Path(directory)
     try:
         _check_is_empty(directory)
@@ -416,22 +416,41 @@ def _check_is_empty(directory: Path) -> None:
         )
 
 
-def _copies(exercises: Sequence[Exercise], student: str | None) -> dict[str, str]:
+def _copies(exercises: Sequence[Exercise], student: str | None, is_own: bool) -> dict[str, str]:
     """Return the text of each file of the student's copy, by its name."""
-    copies = {"README.md": _readme(exercises, student), "conftest.py": _CONFTEST, "pytest.ini": _PYTEST_INI}
+    copies = {"README.md": _readme(exercises, student, is_own), "conftest.py": _CONFTEST, "pytest.ini": _PYTEST_INI}
     for exercise in exercises:
         copies[f"{exercise.name}.py"] = exercise.stub
         copies[f"test_{exercise.name}.py"] = exercise.visible_checks
     return copies
 
 
-def _readme(exercises: Sequence[Exercise], student: str | None) -> str:
+_WITH_SOURCE = "Your instructor has the hidden tests, and counts the points."
+_WITHOUT = """`minipipe grade` stops a task that does not end, and changes none of your files. Its hidden tests come
+with minipipe; your instructor may have others."""
+
+
+def _readme(exercises: Sequence[Exercise], student: str | None, is_own: bool) -> str:
     rows = []
     for exercise in exercises:
         hidden = total(test.weight for test in exercise.tests if test.is_hidden)
         rows.append(f"| {exercise.name} | {exercise.points} | {hidden} | {exercise.lesson} | {exercise.subject} |")
-    first = exercises[0].name
-    points = total(exercise.points for exercise in exercises)
+    first, own = exercises[0].name, "" if student is None else f" --student {quote(student)}"
+    commands = {
+        "python -m pytest .": "the tests that you have",
+        f"python -m pytest test_{first}.py": "those of one task",
+    }
+    if not is_own:  # a student has no others
+        commands |= {f"minipipe grade .{own}": "all tests, hidden ones too, and points"}
+        commands |= {f"minipipe grade .{own} --only {first}": "those of one task"}
+    width, graded = max(map(len, commands)), _WITH_SOURCE if is_own else _WITHOUT
+    if own and not is_own:
+        graded = f"`--student` names whose numbers some tasks have. {graded}"
     text = (files("minipipe.coursework") / "student.md").read_text("utf-8")
-    option = "" if student is None else f" --student {quote(student)}"
-    return text.format(first=first, rows="\n".join(rows), points=points, option=option)
+    return text.format(
+        first=first,
+        commands="\n".join(f"    {command:{width}}    {what}" for command, what in commands.items()),
+        graded=graded,
+        rows="\n".join(rows),
+        points=total(exercise.points for exercise in exercises),
+    )

@@ -18,8 +18,10 @@ from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import Program, Schedule
 from minipipe.schedules.analysis.verifier import verify
 
+__tracebackhide__ = True  # pytest shows a student frames of his own files, and none of this one
 _LONGEST = 400
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+>")  # differs in each run
+_WORDS: dict[type, str] = {Real: "a number", np.ndarray: "an array", str: "text", bool: "True or False"}
 _PLAIN = (bool, int, float, str, bytes, range, type(None), Action)
 
 
@@ -64,8 +66,9 @@ def expect_type(got: object, kind: type | tuple[type, ...], what: str) -> None:
     >>> expect_type([1], (list, tuple), "rows(1, 1)")
     """
     kinds = kind if isinstance(kind, tuple) else (kind,)
-    names = " or ".join(each.__name__ for each in kinds)
-    expect_that(isinstance(got, kind), what, f"a value of type {names}", f"{shown(got)} of type {type(got).__name__}")
+    names = " or ".join(_WORDS.get(each, f"a value of type {each.__name__}") for each in kinds)
+    how = ", as from a function that ends without `return`" if got is None else f" of type {type(got).__name__}"
+    expect_that(isinstance(got, kind), what, names, f"{shown(got)}{how}")
 
 
 def expect_sequence(got: Any, what: str) -> list[Any]:

@@ -20,6 +20,7 @@ from minipipe.coursework.sandbox import Containment, weakest
 from minipipe.io import escaped, printable, printable_lines, text_table
 
 Data = dict[str, Any]
+_LONGEST_REMARK = 120  # characters, in a table for a terminal
 _FORMULAS = ("=", "+", "-", "@")  # how a cell begins that spreadsheets compute
 
 
@@ -34,19 +35,26 @@ def as_table(reports: Sequence[Data]) -> str:
     ada              3   4      3     0
     """
     rows: list[tuple[str, ...]] = [("submission", "points", "of", "score", "done", "remarks")]
+    is_long = False
     for report in reports:
         tasks = report["tasks"]
         figures = (report[key] for key in ("points", "possible", "score"))
         done = sum(task["passed"] for task in tasks)
-        rows.append((printable(report["submission"]), *map(str, figures), str(done), _remarks(tasks)))
+        remarks = _remarks(tasks)
+        is_long |= len(remarks) > _LONGEST_REMARK
+        said = remarks if len(remarks) <= _LONGEST_REMARK else f"{remarks[: _LONGEST_REMARK - 2]} …"
+        rows.append((printable(report["submission"]), *map(str, figures), str(done), said))
     found = [report["containment"] for report in reports if report["containment"]]
     contained = weakest(Containment(tuple(each["layers"]), tuple(each["exposed"])) for each in found)
-    return "\n".join([text_table(rows, right={1, 2, 3, 4}), *([f"\n{contained}"] if contained else [])])
+    notes = ["… is in full in the report of --csv"] * is_long + ([f"\n{contained}"] if contained else [])
+    return "\n".join([text_table(rows, right={1, 2, 3, 4}), *notes])
 
 
 def _remarks(tasks: Sequence[Data]) -> str:
     """Return the problem that all tasks share, or the tasks with a problem or a flag."""
-    said = {task["task"]: "; ".join(filter(None, [task["problem"], *task["flags"]])) for task in tasks}
+    flags = {task["task"]: ", ".join(task["flags"]) for task in tasks}
+    found = {name: f"uses what is not given: {each}" if each else "" for name, each in flags.items()}
+    said = {task["task"]: "; ".join(filter(None, [task["problem"], found[task["task"]]])) for task in tasks}
     if len(set(said.values())) == 1:
         return printable(next(iter(said.values())))
     return printable("; ".join(f"{task}: {words}" for task, words in said.items() if words))
@@ -61,7 +69,7 @@ def as_csv(reports: Sequence[Data]) -> str:
     >>> report = {"points": 2, "possible": 7, "days_late": 0, "score": 2, "tasks": [task]}
     >>> print(as_csv([{"submission": "=cmd", **report}]), end="")
     submission,05_bubble,points,possible,days late,score,remarks
-    '=cmd,2,2,7,0,2,line 3: gc
+    '=cmd,2,2,7,0,2,uses what is not given: line 3: gc
     """
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")

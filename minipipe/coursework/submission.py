@@ -138,10 +138,11 @@ def open_submission(path: Path, tasks: Collection[str], *, links: bool = True) -
     elif path.is_dir():
         submission = Folder(path)
     else:
-        what = f"'{path}' is a file" if path.exists() else f"There is no directory '{path}'"
-        how = (
-            f"`minipipe coursework {path}` writes one" if not path.exists() else "name its directory, or a zip archive"
-        )
+        if path.exists():
+            alone = f", with --only {path.stem} for this task alone" if path.name in tasks else ""
+            what, how = f"'{path}' is a file", f"name its directory{alone}, or a zip archive"
+        else:
+            what, how = f"There is no directory '{path}'", f"`minipipe coursework {path}` writes one"
         raise CourseworkError("wrong-directory", f"{what}; {how}.")
     if not set(tasks).intersection(submission.files):
         around = [*sorted(filter(Path.is_dir, path.iterdir())), path.absolute().parent] if path.is_dir() else []

@@ -7,10 +7,11 @@ import shutil
 import pytest
 
 from minipipe.cli import main
-from minipipe.coursework import Report, TaskReport, grade
+from minipipe.coursework import Report, TaskReport, Unexpected, expect_close, expect_type, grade
 from minipipe.coursework.checking import CheckResult, load, run_test
 from minipipe.coursework.exercise import exercises_in, find_source
 from minipipe.coursework.leaderboard import Entry
+from minipipe.coursework.results import as_csv, as_table
 from minipipe.errors import CourseworkError
 from tests.coursework.small_course import CHECKS, SOLUTION, asked_here, double, reasons
 from tests.launch import slowly
@@ -133,10 +134,35 @@ def test_a_line_that_is_quoted_is_cut(course):
     assert reasons(task)[0] == "it raised ZeroDivisionError: division by zero" and len(str(task)) < 3000
 
 
-def test_a_function_that_is_gone_is_missed():
-    assert checked("def triple(x): return 3 * x\n")[0] == (
-        "it raised AttributeError: module '01_double' has no attribute 'double'"
-    )
+def test_a_function_that_is_gone_is_missed_and_its_new_name_guessed():
+    missed = "double: expected a function of this name, as the file had at first, got none"
+    assert checked("def triple(x): return 3 * x\n")[0] == missed
+    guess = f"{missed}; is it doubled? Name it double again"
+    assert checked("import math as _doubl\ndef doubled(x): return 2 * x\n")[0] == guess
+
+
+def test_a_function_that_prints_its_result_is_told_to_return_it():
+    with pytest.raises(Unexpected, match="expected a number or an array, got None, as from a function that"):
+        expect_close(None, 4.0, "double(2)")
+    with pytest.raises(Unexpected, match="expected text, got 4 of type int"):
+        expect_type(4, str, "double(2)")
+
+
+def test_a_file_in_place_of_its_directory_is_told_how_to_name_it(tmp_path, capsys):
+    (tmp_path / "05_bubble.py").write_text("")
+    assert main(["grade", str(tmp_path / "05_bubble.py")]) == 2
+    assert "name its directory, with --only 05_bubble for this task alone" in capsys.readouterr().err
+
+
+def test_a_table_cuts_what_is_long_and_csv_does_not():
+    task = {"task": "05_bubble", "points": 0, "passed": False, "flags": ["line 3: gc"], "problem": "x" * 300}
+    report = {"submission": "ada", "points": 0, "possible": 7, "days_late": 0, "score": 0, "containment": None}
+    report["tasks"] = [task]
+    assert as_table([report]).splitlines()[1:] == [
+        f"ada              0   7      0     0  {'x' * 118} …",
+        "… is in full in the report of --csv",
+    ]
+    assert f"{'x' * 300}; uses what is not given: line 3: gc" in as_csv([report])
 
 
 DATACLASS = """

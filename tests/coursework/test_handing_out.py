@@ -21,6 +21,7 @@ from minipipe.cli import main
 from minipipe.coursework import handouts
 from minipipe.coursework.exercise import exercises_in, find_source
 from minipipe.coursework.handouts import as_html
+from tests.coursework.small_course import CHECKS, SOLUTION
 from tests.coursework.test_results import SCHEMA
 
 EXERCISES = exercises_in(find_source())
@@ -203,3 +204,15 @@ def test_a_workflow_has_a_step_for_each_task_and_reports_each(tmp_path):
     )
     assert list(reported.values()) == identifiers and [name.lower() for name in reported] == identifiers
     assert f"          runners: {','.join(identifiers)}\n" in text
+
+
+def test_a_workflow_of_other_exercises_runs_the_tests_that_a_repository_has(tmp_path):
+    """The story: it graded minipipe's own exercises, which such a repository does not hold."""
+    (tmp_path / "source" / "checks").mkdir(parents=True)
+    (tmp_path / "source" / "01_double.py").write_text(SOLUTION)
+    (tmp_path / "source" / "checks" / "01_double.py").write_text(CHECKS)
+    words = [str(tmp_path / "classroom.yml"), "--as", "classroom", "--source", str(tmp_path / "source")]
+    assert main(["coursework", *words]) == 0
+    text = (tmp_path / "classroom.yml").read_text()
+    assert "command: python -m pytest test_01_double.py\n" in text and "max-score: 2\n" in text
+    assert " pytest\n" in text and "minipipe grade . " not in text

@@ -339,11 +339,11 @@ def test_gradescope_has_the_gaps_for_its_own_leaderboard(source, classroom):
 def test_a_leaderboard_needs_one_puzzle_and_something_to_do(source, classroom, tmp_path, capsys):
     file = ["--leaderboard", str(tmp_path / "board.json")]
     assert main(["grade"]) == 2
-    assert "Expected a submission; --leaderboard FILE alone prints that." in capsys.readouterr().err
+    assert "Expected a submission, such as `minipipe grade mine`; --leaderboard FILE alone" in capsys.readouterr().err
     assert main(["grade", str(classroom), "--only", "05_bubble", *file]) == 2
     assert "none of the tasks has levels. The checks of a puzzle have LEVELS" in capsys.readouterr().err
     for name in (source / "01_small.py", source / "checks" / "01_small.py"):
-        (name.parent / "02_small.py").write_text(name.read_text())
+        (name.parent / "02_small.py").write_text(name.read_text().replace("01 small:", "02 small:"))
     assert main(["grade", str(classroom), "--source", str(source), *file]) == 2
     assert "01_small and 02_small has levels. Choose one with --only" in capsys.readouterr().err
     assert not (tmp_path / "board.json").exists()

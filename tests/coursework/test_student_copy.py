@@ -12,6 +12,7 @@ from minipipe.coursework import write_coursework
 from minipipe.coursework.checking import load
 from minipipe.coursework.exercise import exercises_in, find_source
 from minipipe.errors import CourseworkError
+from tests.coursework.small_course import CHECKS, SOLUTION
 from tests.launch import run
 
 EXERCISES = exercises_in(find_source())
@@ -86,6 +87,31 @@ def test_pytest_runs_it_from_anywhere(copy, tmp_path):
     visible = {e.name: sum(not test.is_hidden for test in e.tests) for e in EXERCISES}
     passed = visible[solved.name]
     assert done.code == 1 and f"{sum(visible.values()) - passed} failed, {passed} passed" in done.out, done.out
+
+
+def test_a_copy_of_other_exercises_names_no_command_that_a_student_cannot_run(tmp_path, capsys):
+    """The story: `minipipe grade .` in such a copy looked for minipipe's own exercises."""
+    (tmp_path / "source" / "checks").mkdir(parents=True)
+    (tmp_path / "source" / "01_double.py").write_text(SOLUTION)
+    (tmp_path / "source" / "checks" / "01_double.py").write_text(CHECKS)
+    assert main(["coursework", str(tmp_path / "mine"), "--source", str(tmp_path / "source"), "--student", "ada"]) == 0
+    assert "wrote 1 task to" in capsys.readouterr().out
+    readme = (tmp_path / "mine" / "README.md").read_text()
+    assert "minipipe grade" not in readme and "Your instructor has the hidden tests" in readme
+    assert "    python -m pytest .                    the tests that you have\n" in readme
+
+
+def test_a_copy_has_no_name_of_a_file(tmp_path, capsys):
+    for name in ("course.pdf", "course.html", "autograder.zip", "classroom.yml"):
+        assert main(["coursework", str(tmp_path / name)]) == 2
+        assert f"A copy is a directory, {name} looks like a file; say which with --as" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_of_a_failing_test_pytest_shows_the_student_s_files_alone(tmp_path):
+    write_coursework(tmp_path / "mine")
+    done = run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", tmp_path / "mine" / "test_05_bubble.py"])
+    assert done.code == 1 and "05_bubble.py:" in done.out and "coursework/checking.py" not in done.out
 
 
 def test_a_directory_that_is_not_empty_is_left_alone(tmp_path, capsys):
