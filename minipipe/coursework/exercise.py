@@ -1,5 +1,7 @@
 """An exercise: one file with statement, solution and stub, and beside it one with tests and wrong answers.
 
+``tutorials/exercises/README.md`` has every rule; :meth:`Exercise.check` refuses a file that breaks one.
+
 ``tutorials/exercises/05_bubble.py`` runs as the solution. Its docstring is the statement: the first line is ``05 title:
 subject.``, and a paragraph begins with ``Lesson 05``, the lesson that it belongs to. Markers enclose the part that the
 student does not get, and its replacement::
