@@ -66,6 +66,7 @@ viewcode_line_numbers = True
 html_theme = "pydata_sphinx_theme"
 html_title = "minipipe"
 html_static_path = ["_static"]
+templates_path = ["_templates"]
 html_css_files = ["site.css"]
 html_js_files = ["site.js"]
 html_sidebars = {page: [] for page in ("coming-from-*", "glossary", "index")}  # they have no pages below them
@@ -77,9 +78,10 @@ html_theme_options = {
     "navigation_with_keys": False,  # arrows belong to the player
     "back_to_top_button": False,
     "secondary_sidebar_items": ["page-toc"],
+    "navbar_persistent": ["playground-link", "search-button-field"],  # in sight, and not below "More"
     "footer_start": ["copyright"],
     "footer_end": [],
-    "header_links_before_dropdown": 7,
+    "header_links_before_dropdown": 5,
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }

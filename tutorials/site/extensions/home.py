@@ -13,7 +13,7 @@ PLAYGROUND = ROOT / "tutorials" / "site" / "playground" / "build.py"
 
 
 def fill(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Put 1F1B above ZB-H1 into the first page, and the playground into the navigation of all."""
+    """Put 1F1B above ZB-H1 into the first page, and the playground into the header of all."""
     if page == "index":
         drawing = render.draw_svg(
             schedules.one_f_one_b(4, 8), schedules.zb_h1(4, 8), title="Zero bubble: I now, W later"
@@ -21,8 +21,7 @@ def fill(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree
         picture = f'<div class="picture output text_html" tabindex="0">{drawing}</div>'
         context["body"] = context["body"].replace('<div id="first-picture"></div>', picture)
     if app.config.playground:
-        url = context["pathto"]("playground/index.html", resource=True)
-        context["theme_external_links"] = [{"name": "Playground", "url": url}]
+        context["playground"] = context["pathto"]("playground/index.html", resource=True)
 
 
 def build_playground(app: Sphinx) -> None:
