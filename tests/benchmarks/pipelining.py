@@ -164,7 +164,7 @@ def main():
         if group.rank == 0 and options.json:
             print(json.dumps(report, indent=1))
         if group.rank == 0 and options.picture:
-            rows = {entry["case"]: {name: row["ratio"] for name, row in entry["steps"].items()} for entry in report}
+            rows = {entry["case"]: [(name, row["ratio"]) for name, row in entry["steps"].items()] for entry in report}
             options.picture.write_text(bars(f"A step on {group.size} ranks, over the floor", rows))
 
 

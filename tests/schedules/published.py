@@ -193,7 +193,7 @@ PUBLISHED = [
         "actions and its formula of the bubble, which were not at hand; and its throughput, up to 30.4 % above the "
         "best of others on up to 32 GPUs.",
         ("ranks", "microbatches"),
-        ("copies of the model: waves", "Chimera"),
+        ("copies of the model in waves", "in Chimera"),
         tuple(((p, m), (1, 2)) for p, m in ((4, 4), (4, 8), (8, 8))),
         lambda p, m: (copies_of_the_model(schedules.hanayo(p, m)), copies_of_the_model(schedules.chimera(p, m))),
     ),

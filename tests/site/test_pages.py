@@ -27,6 +27,7 @@ def loaded(path):
 
 links = loaded(ROOT / "tutorials" / "site" / "links.py")
 megatron = loaded(ROOT / "tutorials" / "site" / "megatron.py")
+measurements = loaded(ROOT / "tutorials" / "site" / "extensions" / "measurements.py")
 
 
 def documented(site):
@@ -146,3 +147,29 @@ def test_options_of_megatron_are_compared_by_name_and_default(tmp_path):
     ]
     listed = megatron.listed(megatron.PAGE.read_text())
     assert len(listed) >= 20 and all(default for default in listed.values())
+
+
+def test_pictures_of_measurements_have_the_numbers_of_the_tables_and_no_others():
+    text = (ROOT / "tests" / "benchmarks" / "README.md").read_text()
+    page = measurements.with_pictures(text)
+    drawn = dict(zip(measurements.PICTURES, re.findall(r"<svg.*</svg>", page)))
+    assert len(drawn) == len(measurements.PICTURES) and re.sub(r"\n<div.*</div>\n", "", page) == text
+    shown = {title: re.findall(r'<text x="[\d.]+" y="[\d.]+">([^<]+)</text>', svg) for title, svg in drawn.items()}
+    assert shown["Replicas"] == ["4 x 1", "2.4", "2.2", "2 x 2", "2.2", "2.5", "1 x 4", "2.4", "2.3"]
+    assert shown["Zero bubble"][:6] == ["gpipe", "1", "1", "1f1b", "0.99", "1"]
+    assert shown["A step through ranks"][6:9] == ["d=32, batch 64 in 4, L=2, 4 ranks", "1.06", "5.7"]
+    assert [float(n) for n in shown["Steps that overlap"][16:20]] == [27.69, 27, 24.99, 24.3]
+
+
+@pytest.mark.parametrize(("old", "new"), [("| zb-h1 | gpipe | P", "| zb-h1 | P"), ("## Zero bubble", "## Bubbles")])
+def test_a_picture_whose_table_or_column_is_gone_is_missed(old, new):
+    text = (ROOT / "tests" / "benchmarks" / "README.md").read_text()
+    assert old in text
+    with pytest.raises(ValueError, match="gpipe|no table under '## Zero bubble'"):
+        measurements.with_pictures(text.replace(old, new))
+
+
+def test_the_page_of_the_measurements_shows_a_picture_for_each(site):
+    page = (site / "project" / "benchmarks.html").read_text()
+    assert page.count('<svg class="bars"') == len(measurements.PICTURES)
+    assert 'html[data-theme="dark"]' in page and "prefers-color-scheme" not in page.partition('class="bars"')[2]

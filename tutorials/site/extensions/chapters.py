@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from measurements import with_pictures
 from sphinx.application import Sphinx
 
 from tutorials import notebooks
@@ -124,6 +125,8 @@ def write_chapters(app: Sphinx) -> None:
             names = sorted(name for name in pages.values() if name.startswith("lessons/") and name != page)
             names = [Path(name).name for name in names]
             text += "\n" + toctree("hidden:", names)
+        if page == "project/benchmarks":
+            text = with_pictures(text)
         text = with_links(text, path, page, pages).replace("(#glossary)", "(../glossary.md)")
         write(app, f"{page}.md", text)
     for folder, title in (("rooms", "The rooms"), ("project", "The project")):

@@ -1,0 +1,79 @@
+"""Pictures of measurements, drawn from the tables of ``tests/benchmarks/README.md``: no number is typed in twice."""
+
+import re
+from itertools import accumulate
+from typing import NamedTuple
+
+from tests.benchmarks.bars import bars
+
+
+class Picture(NamedTuple):
+    """What to draw of the first table under a heading.
+
+    Attributes
+    ----------
+    columns : tuple of str
+        The heads of columns, from left to right: a bar for each number in their cells.
+    unit : str
+    logarithmic : bool
+    """
+
+    columns: tuple[str, ...]
+    unit: str
+    logarithmic: bool = False
+
+
+PICTURES = {
+    "A step through ranks": Picture(
+        ("peer", "1f1b", "zb-h1", "gpipe", "PyTorch, 1F1B"), "times as long as by hand, on a logarithmic axis", True
+    ),
+    "Zero bubble": Picture(("measured", "predicted"), "times as fast as GPipe"),
+    "Steps that overlap": Picture(
+        ("waits for the loss", "predicted", "goes on at once", "predicted"), "units of F for a step"
+    ),
+    "Sums beside computation": Picture(("no sum", "measured", "predicted"), "units of F for a step"),
+    "Replicas": Picture(("over by hand",), "times as long as by hand, in two runs"),
+    "Stacked weight gradients": Picture(("its W", "stacked"), "ms of all W in a step"),
+    "A message": Picture(("raw", "ours"), "µs one way, on a logarithmic axis", True),
+}
+
+
+def rows_of(table: str) -> list[list[str]]:
+    """Return the cells of a table of Markdown, its head first."""
+    rows = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in table.strip().splitlines()]
+    return [rows[0], *rows[2:]]
+
+
+def groups_of(table: str, columns: tuple[str, ...]) -> dict[str, list[tuple[str, float]]]:
+    """Return by the label of each row the names and numbers of its cells; a cell ``2.4; 2.2`` has two."""
+    head, *rows = rows_of(table)
+    # A head may be there twice: each is looked for behind the one before.
+    places = list(accumulate(columns, lambda at, name: head.index(name, at + 1), initial=0))[1:]
+    found, label = {}, ""
+    for row in rows:
+        label = row[0] or label  # an empty cell stands for the one above
+        ranks = f", {row[1]} {head[1]}" if head[1] == "ranks" else ""
+        found[label + ranks] = [
+            (head[place], float(number)) for place in places for number in re.findall(r"\d+(?:\.\d+)?", row[place])
+        ]
+    return found
+
+
+def with_pictures(text: str) -> str:
+    """Return the page of the measurements with a picture after the first table under each heading of ``PICTURES``.
+
+    Raises
+    ------
+    ValueError
+        A heading, a table or a column is gone.
+    """
+    for title, picture in PICTURES.items():
+        section = re.search(rf"^## {re.escape(title)}.*?(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
+        table = section and re.search(r"^\|.*?\n(?=\n|\Z)", section[0], re.DOTALL | re.MULTILINE)
+        if not table:
+            raise ValueError(f"tests/benchmarks/README.md has no table under '## {title}', to draw {picture.unit}.")
+        drawn = bars(f"{title}: {picture.unit}", groups_of(table[0], picture.columns), picture.logarithmic)
+        end = section.start() + table.end()
+        shown = f'\n<div class="picture output text_html" tabindex="0">{drawn.strip()}</div>\n'
+        text = text[:end] + shown + text[end:]
+    return text
