@@ -94,6 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Page
     protocol_version = "HTTP/1.1"
     timeout = 30  # seconds for a request to arrive
+    disable_nagle_algorithm = True  # or each answer would wait 40 ms, for a receipt of its headers
 
     def do_GET(self) -> None:
         """Answer with the page."""
