@@ -29,10 +29,7 @@ _RUN = 2  # microbatches for each rank: a longer run holds no more at once
 MakeOptimiser = Callable[[list[Parameter]], Optimiser]
 
 
-_HEAD = (
-    *["rank", "parameters", "gradients", "optimiser", "activations", "messages", "sums", "versions"],
-    "total bytes",
-)
+_HEAD = ("rank", "parameters", "gradients", "optimiser", "activations", "messages", "sums", "versions", "total bytes")
 
 
 class RankMemory(NamedTuple):
