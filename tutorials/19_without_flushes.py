@@ -297,7 +297,8 @@ assert table == {
 # %% [markdown]
 # Without flushes, 20 microbatches take 69 units, as long as one step with all of them. What that costs is in the other
 # columns: stale gradients, and copies of the weights or a drift. What it buys, compared with that one step, is more
-# updates. So whether it is worth it depends on what one large batch would do to *your* training.
+# updates. So whether it is worth it depends on what one large batch would do to *your* training. (Delayed Nesterov is
+# no schedule: it is PipeDream with an optimiser that looks ahead, `nesterov=True`.)
 #
 # ## Mistakes that a table shows
 #
@@ -319,7 +320,8 @@ assert all(problem.code == code for code, problem in problems.items())
 # Two things get lost that no verifier brings back. With a flush, one can look at all gradients before any weight
 # changes: for one that is not finite, or to clip the norm of all of them. Here the last stage has updated before the
 # first has its gradient. And weights that two stages share would have two versions. `Pipeline` refuses both there. All
-# else runs, with `pipeline.run(batches, optimiser)`, and can be drawn and checked:
+# else runs, with `pipeline.run(batches, optimiser)`: [an experiment](asynchronous/README.md) compares what they learn,
+# and when. And it can be drawn and checked:
 #
 # ```sh
 # minipipe show pipedream 2bw --costs update=1 -o updates.svg

@@ -33,6 +33,7 @@ def places() -> dict[Path, str]:
         ROOT / "tests/benchmarks/README.md": "project/benchmarks",
         ROOT / "tutorials/README.md": "lessons/index",
         ROOT / "tutorials/site/README.md": "project/site",
+        ROOT / "tutorials/asynchronous/README.md": "lessons/asynchronous",
         ROOT / "tutorials/cluster/README.md": "lessons/cluster",
         ROOT / "tutorials/stepping.md": "lessons/stepping",
         ROOT / "tutorials/exercises/README.md": "lessons/exercises",

@@ -1,0 +1,100 @@
+"""Lines in panels side by side, as SVG: with the page, the letters and the colours of minipipe's own pictures."""
+
+from typing import NamedTuple
+
+from minipipe.render.layout import LogAxis, number, round_step
+from minipipe.render.svg.legend import Entry, Legend
+from minipipe.render.svg.style import DEFAULT_SIZE, Letters, Page, moved, paint
+
+WIDTH, HEIGHT, LEFT, GAP = 960, 200, 40, 28
+DASHES = ' stroke-dasharray="5 3"'
+LOSSES = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
+
+
+class Line(NamedTuple):
+    """Points (x, y), all above 0, and the name of the line."""
+
+    name: str
+    points: list
+
+
+class Panel(NamedTuple):
+    """Lines on common axes, of which that of y is logarithmic; that of x, if ``is_log``, with powers of two."""
+
+    title: str
+    words: str
+    lines: list
+    is_log: bool = False
+
+
+class Axis(NamedTuple):
+    """From 0, with equal lengths for equal amounts."""
+
+    most: float
+    start: float
+    end: float
+
+    def at(self, amount):
+        return round(self.start + amount / self.most * (self.end - self.start), 2)
+
+    def marks(self):
+        step = round_step(self.most / 5)
+        return [i * step for i in range(int(self.most / step) + 1)]
+
+
+def draw_panels(title, rows, names, looks):
+    """Return an SVG of rows of panels; those of a row have the same axis of y.
+
+    Parameters
+    ----------
+    title : str
+    rows : list of list of Panel
+    names : dict of str to str
+        What the legend calls a line.
+    looks : dict of str to (str, bool)
+        Its role in the style sheet, and whether it is dashed.
+    """
+    page = Page(WIDTH, title, (), Letters(DEFAULT_SIZE))
+    parts, y = page.head()
+    for panels in rows:
+        least = min(value for panel in panels for line in panel.lines for _, value in line.points)
+        highest = max(line.points[0][1] for line in panels[0].lines)
+        vertical = LogAxis(least / 1.05, highest * 1.05, HEIGHT, 0)
+        width = (WIDTH - 2 * page.margin) / len(panels)
+        for i, panel in enumerate(panels):
+            left = page.margin + i * width
+            parts.append(moved(left, y + 18, drawn(panel, vertical, width - GAP, page.letters, looks)))
+        y += HEIGHT + 66
+    legend = Legend(page.letters)
+    middle = number(legend.height / 2)
+    entries = [Entry(line_of(f"M0 {middle}H{legend.width}", *look), names[name]) for name, look in looks.items()]
+    drawn_entries, bottom = legend.draw(entries, page.margin, WIDTH - page.margin, y)
+    ends = (
+        f"{panel.title}: " + ", ".join(f"{names[line.name]} {line.points[-1][1]:.3g}" for line in panel.lines)
+        for panels in rows
+        for panel in panels[1:]
+    )
+    return page.document([*parts, *drawn_entries], bottom, title, ". ".join(ends), ())
+
+
+def drawn(panel, vertical, right, letters, looks):
+    """Yield a panel whose upper left corner is at 0, 0."""
+    xs = [x for line in panel.lines for x, _ in line.points]
+    across = LogAxis(min(xs), max(xs), LEFT, right) if panel.is_log else Axis(max(xs), LEFT, right)
+    marks, losses = across.powers_of_two() if panel.is_log else across.marks(), vertical.round_amounts(LOSSES)
+    grid = [f"M{number(across.at(mark))} 0V{HEIGHT}" for mark in marks]
+    grid += [f"M{LEFT} {number(vertical.at(loss))}H{number(right)}" for loss in losses]
+    yield f'<path {paint("grid")} d="{"".join(grid)}M{LEFT} 0V{HEIGHT}H{number(right)}"/>'
+    yield letters.draw("name", LEFT, -7, panel.title)
+    for mark in marks:
+        yield letters.draw("tick", across.at(mark), HEIGHT + 15, f"{mark:,g}")
+    for loss in losses:
+        yield letters.draw("reading", LEFT - 6, vertical.at(loss) + 4, f"{loss:g}")
+    yield letters.draw("tick", (LEFT + right) / 2, HEIGHT + 31, panel.words)
+    for line in panel.lines:
+        path = "L".join(f"{number(across.at(x))} {number(vertical.at(y))}" for x, y in line.points)
+        yield line_of(f"M{path}", *looks[line.name])
+
+
+def line_of(path, role, is_dashed):
+    return f'<path {paint(role)} stroke-width="1.8"{DASHES if is_dashed else ""} d="{path}"/>'
