@@ -10,14 +10,13 @@ from minipipe.cli.options import PAIRS_OR_AMOUNT, add_memory_limit, add_schedule
 from minipipe.cli.output import ExitStatus, answer, fields, figures
 from minipipe.errors import ArgumentError, FileError, ScheduleCode, ScheduleError, misuse, quoted
 from minipipe.io import MOST_JSON, read_text
+from minipipe.schedules import Certificate, drift, simulate, staleness, verify
 from minipipe.schedules.action import U
 from minipipe.schedules.action_table import ActionTable, describe_sizes
-from minipipe.schedules.analysis.updates import copies_held, drift, staleness
-from minipipe.schedules.analysis.verifier import verify
+from minipipe.schedules.analysis.updates import copies_held
 from minipipe.schedules.analysis.workload import ROUNDING
-from minipipe.schedules.search.certificate import Certificate, changed, read_certificate
+from minipipe.schedules.search.certificate import changed, read_certificate
 from minipipe.schedules.simulation.evaluation import Claim, Finding, check_claim
-from minipipe.schedules.simulation.simulator import simulate
 from minipipe.schedules.simulation.timeline import by_rank
 
 ANSWER = "legal"

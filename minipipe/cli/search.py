@@ -9,12 +9,9 @@ from typing import Any
 from minipipe.cli.options import add_costs, add_memory_limit, add_output, add_sizes, costs_of, sizes_of
 from minipipe.cli.output import ExitStatus, answer, ending_of, fields, figures
 from minipipe.io import write_whole
-from minipipe.schedules.analysis.workload import Objective
+from minipipe.schedules import Certificate, Objective, Timeline, find_schedule, simulate
 from minipipe.schedules.placement import looped_placement, v_placement
-from minipipe.schedules.search.certificate import Certificate
-from minipipe.schedules.search.finding import find_schedule, usual_evaluations
-from minipipe.schedules.simulation.simulator import simulate
-from minipipe.schedules.simulation.timeline import Timeline
+from minipipe.schedules.search.finding import usual_evaluations
 
 _SECONDS = 60.0  # after which a search ends that is told no limit
 PLACEMENTS = {"straight": looped_placement, "v": v_placement}

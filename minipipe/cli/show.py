@@ -12,11 +12,8 @@ from minipipe.cli.options import add_output, add_schedule, add_wait, all_steps, 
 from minipipe.cli.output import ExitStatus, check_picture, ending_of, sizes_as_data, write_file
 from minipipe.errors import ScheduleCode, misuse
 from minipipe.render.panel import chunks_of, shares
+from minipipe.schedules import Timeline, lower, simulate, verify
 from minipipe.schedules.action_table import ActionTable
-from minipipe.schedules.analysis.lowering import lower
-from minipipe.schedules.analysis.verifier import verify
-from minipipe.schedules.simulation.simulator import simulate
-from minipipe.schedules.simulation.timeline import Timeline
 
 EPILOG = """in a drawing:
   F3    forward of microbatch 3; 2F3 on stage 2, where a rank holds several, or,

@@ -7,15 +7,11 @@ import argparse
 from minipipe.cli.options import add_schedule, add_wait, schedule_and_costs
 from minipipe.cli.output import ExitStatus, answer, figures, gaps_as_data
 from minipipe.io import text_table
-from minipipe.schedules.action import ActionKind
+from minipipe.schedules import ActionKind, IdleCause, Timeline, simulate, verify
 from minipipe.schedules.action_table import ActionTable
-from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.workload import ROUNDING
 from minipipe.schedules.search.gallery import GALLERY, known_bound
 from minipipe.schedules.simulation.comparison import Gap, gaps
-from minipipe.schedules.simulation.simulator import simulate
-from minipipe.schedules.simulation.span import IdleCause
-from minipipe.schedules.simulation.timeline import Timeline
 
 EPILOG = """busy: computing. Idle by cause: warm-up, before the first action; waiting, for
 another rank or its message; sending, where sends block; drain, after the last;

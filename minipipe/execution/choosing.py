@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from minipipe.errors import ArgumentError, RankError, ScheduleCode, ScheduleError, misuse, whole_number
+from minipipe.schedules import REGISTRY, Program, Schedule, build, data_parallel, read_schedule, verify
 from minipipe.schedules.action import REDUCE_GRAD
-from minipipe.schedules.action_table import Program, Schedule, read_schedule
-from minipipe.schedules.analysis.data_parallel import data_parallel
 from minipipe.schedules.analysis.replicas import pipelines_of
-from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.placement import check_counts, neighbouring_placement
-from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, build, takes
+from minipipe.schedules.registry import NUM_MICROBATCHES, takes
 from minipipe.schedules.sequential import forward_only_through
 from minipipe.schedules.transforms import first_stages, spread_stages
 

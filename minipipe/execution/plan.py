@@ -27,13 +27,8 @@ from minipipe.nn import AuxiliaryLoss, Module, Parameter, Recompute, Sequential
 from minipipe.nn.auxiliary_loss import carrying_losses
 from minipipe.nn.sequential import parameters_of
 from minipipe.optim import Optimiser
-from minipipe.schedules.action import ActionKind
-from minipipe.schedules.action_table import Program, Schedule
-from minipipe.schedules.analysis.lowering import lower
+from minipipe.schedules import REGISTRY, ActionKind, Program, Schedule, build, freeze_stages, lower, verify
 from minipipe.schedules.analysis.replicas import pipelines_of
-from minipipe.schedules.analysis.verifier import verify
-from minipipe.schedules.registry import REGISTRY, build
-from minipipe.schedules.transforms import freeze_stages
 
 _HEAD, _ON_THE_RIGHT = ("layer", "", "stage", "rank", "parameters", "bytes"), {0, 2, 3, 4, 5}
 

@@ -15,13 +15,9 @@ import numpy as np
 from minipipe.comm import ProcessGroup
 from minipipe.execution.checks.calls import part_of
 from minipipe.execution.record import Record
-from minipipe.schedules.action import ActionKind
-from minipipe.schedules.action_table import Program
+from minipipe.schedules import ActionKind, GradientSum, Message, Program, Span, StepChange, Timeline, repeat
 from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.analysis.replicas import gradient_sums
-from minipipe.schedules.simulation.span import GradientSum, Message, Span, StepChange
-from minipipe.schedules.simulation.timeline import Timeline
-from minipipe.schedules.transforms import repeat
 
 
 class Recorded(NamedTuple):

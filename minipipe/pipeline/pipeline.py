@@ -44,12 +44,8 @@ from minipipe.pipeline.intake import Intake, Needs, deliver_loss, deliver_output
 from minipipe.pipeline.options import ModulesOptions, PlanOptions, showing
 from minipipe.pipeline.parameters import AllParameters
 from minipipe.pipeline.running import RunLosses, Runs, in_turn
-from minipipe.schedules.action import ActionKind
-from minipipe.schedules.action_table import Program, Schedule
-from minipipe.schedules.analysis.lowering import lower
+from minipipe.schedules import ActionKind, Costs, Program, Schedule, Timeline, lower
 from minipipe.schedules.sequential import forward_only_through
-from minipipe.schedules.simulation.costs import Costs
-from minipipe.schedules.simulation.timeline import Timeline
 
 
 class Asked(TypedDict, total=False):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from minipipe.render.panel import Panel
-from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.simulation.span import Idle, IdleCause, Message
-from minipipe.schedules.simulation.timeline import ONE_UNIT, Timeline
+from minipipe.schedules import Action, ActionKind, Idle, IdleCause, Message, Timeline
+from minipipe.schedules.simulation.timeline import ONE_UNIT
 
 KIND_NAMES = {
     ActionKind.FORWARD: "forward",

@@ -12,8 +12,7 @@ from colorsys import hsv_to_rgb, rgb_to_hsv
 from types import MappingProxyType
 from typing import NamedTuple
 
-from minipipe.schedules.action import ActionKind
-from minipipe.schedules.simulation.span import IdleCause
+from minipipe.schedules import ActionKind, IdleCause
 
 _BLACK, _WHITE = "#000000", "#ffffff"
 

@@ -8,12 +8,10 @@ from itertools import permutations, starmap
 from typing import NamedTuple
 
 from minipipe.errors import ArgumentError
-from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, L, O
+from minipipe.schedules import Action, ActionKind, Costs, GradientSum, Span, Timeline, simulate
+from minipipe.schedules.action import REDUCE_GRAD, L, O
 from minipipe.schedules.action_table import ActionTable
-from minipipe.schedules.simulation.costs import Costs
-from minipipe.schedules.simulation.simulator import simulate
-from minipipe.schedules.simulation.span import GradientSum, Span, in_groups
-from minipipe.schedules.simulation.timeline import Timeline
+from minipipe.schedules.simulation.span import in_groups
 
 # In pictures, actions narrower than 3 pixels are drawn as bands, at least 12 together: whole rounds of F B and of
 # F I W, so that bands look alike.

@@ -23,10 +23,9 @@ from minipipe.errors import ArgumentError
 from minipipe.io import note_lines, printable
 from minipipe.render.descriptions import KIND_NAMES, describe_idle, describe_message, origin, short_label
 from minipipe.render.panel import Panel, panels_of
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules import Action, ActionKind, Message, Span, Timeline
 from minipipe.schedules.action_table import ActionTable
-from minipipe.schedules.simulation.span import Message, Span
-from minipipe.schedules.simulation.timeline import Timeline, format_time
+from minipipe.schedules.simulation.timeline import format_time
 
 Event = dict[str, Any]
 

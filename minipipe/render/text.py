@@ -15,10 +15,8 @@ from minipipe.render.descriptions import caption, title
 from minipipe.render.layout import round_step, scale_of
 from minipipe.render.panel import Panel, panels_of, side_by_side
 from minipipe.render.terminal import IDLE, ground, paint
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules import Action, ActionKind, Span, Timeline
 from minipipe.schedules.action_table import ActionTable
-from minipipe.schedules.simulation.span import Span
-from minipipe.schedules.simulation.timeline import Timeline
 
 _FEW_BANDS, _MANY_BANDS = 4, 6  # with space between labels; before labels shrink to letters
 _MOST_COLUMNS = 5  # per unit: more would only stretch the drawing

@@ -11,10 +11,9 @@ from minipipe.execution.partition import check_partition, partition_by_cost, par
 from minipipe.execution.plan import Plan
 from minipipe.io import html_table, text_table
 from minipipe.nn import Module
-from minipipe.schedules.action_table import Schedule
+from minipipe.schedules import Costs, Schedule
 from minipipe.schedules.analysis.activations import held_counts
 from minipipe.schedules.analysis.replicas import pipelines_of
-from minipipe.schedules.simulation.costs import Costs
 from minipipe.tuning.memory import MakeOptimiser, MemoryPrediction, gradient_bytes, kept_bytes, memory_of, uses_in
 
 Buffers = Mapping[Hashable, int]  # bytes, by the identity of a buffer

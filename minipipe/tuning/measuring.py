@@ -37,10 +37,9 @@ from minipipe.execution.replaying import ReplayingStage
 from minipipe.execution.samples import Samples, divided, samples
 from minipipe.execution.stage import Stage
 from minipipe.nn import Identity, Sequential
-from minipipe.schedules.action import Action, ActionKind, F, I, W
-from minipipe.schedules.action_table import Schedule
+from minipipe.schedules import Action, ActionKind, Schedule, one_microbatch
+from minipipe.schedules.action import F, I, W
 from minipipe.schedules.registry import NUM_MICROBATCHES
-from minipipe.schedules.sequential import one_microbatch
 from minipipe.tuning.layers import Buffers, Holding, LayerProfile, MeasuredLayers, Passed
 from minipipe.tuning.memory import MakeOptimiser
 

@@ -17,13 +17,12 @@ from minipipe.nn import Module
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.sequential import parameters_of
 from minipipe.optim.optimiser import Optimiser
-from minipipe.schedules.action import Action, U
-from minipipe.schedules.action_table import Schedule
+from minipipe.schedules import Action, Costs, Schedule
+from minipipe.schedules.action import U
 from minipipe.schedules.analysis.activations import memory_levels
 from minipipe.schedules.analysis.dependencies import Direction, Value
 from minipipe.schedules.analysis.updates import Copies, copies_held
 from minipipe.schedules.analysis.walk import complete_walk
-from minipipe.schedules.simulation.costs import Costs
 
 _RUN = 2  # microbatches for each rank: a longer run holds no more at once
 MakeOptimiser = Callable[[list[Parameter]], Optimiser]

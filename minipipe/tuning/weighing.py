@@ -20,14 +20,10 @@ from minipipe.execution.plan import Plan
 from minipipe.execution.samples import Pieces, samples
 from minipipe.nn import Sequential
 from minipipe.render.descriptions import format_memory
-from minipipe.schedules.action_table import Schedule
-from minipipe.schedules.analysis.bounds import lower_bound
-from minipipe.schedules.analysis.workload import Objective, Workload, fits
-from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, build, default_of
-from minipipe.schedules.search.finding import find_schedule
+from minipipe.schedules import REGISTRY, Costs, Objective, Schedule, build, find_schedule, lower_bound, simulate
+from minipipe.schedules.analysis.workload import Workload, fits
+from minipipe.schedules.registry import NUM_MICROBATCHES, default_of
 from minipipe.schedules.simulation.comparison import workload_of
-from minipipe.schedules.simulation.costs import Costs
-from minipipe.schedules.simulation.simulator import simulate
 from minipipe.tuning.layers import MeasuredLayers
 from minipipe.tuning.memory import MakeOptimiser, MemoryPrediction
 from minipipe.tuning.stages import Messages

@@ -12,8 +12,7 @@ from minipipe.execution.checks.comparison import check_marks, marks_of, numbers_
 from minipipe.execution.checks.updates import Updates
 from minipipe.execution.stage import Stage
 from minipipe.nn import Module, Parameter
-from minipipe.schedules.action import ActionKind
-from minipipe.schedules.action_table import Schedule
+from minipipe.schedules import ActionKind, Schedule
 
 _NAMES = (
     *("step", "step(accumulate=True)", "forward_backward", "forward_backward(accumulate=True)", "evaluate", "predict"),

@@ -25,8 +25,7 @@ from minipipe.execution.executor import Executor
 from minipipe.execution.observers import journal
 from minipipe.execution.plan import Plan
 from minipipe.optim import gradients_are_finite
-from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.action_table import Program
+from minipipe.schedules import Action, ActionKind, Program
 
 WhenNotFinite = Literal["stop", "warn", "off"]
 

@@ -17,18 +17,14 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from minipipe.errors import Problem, ScheduleError
-from minipipe.schedules.action import RECV_B, RECV_F, REDUCE_GRAD, SEND_B, SEND_F, Action, L, O
+from minipipe.schedules import Action, Costs, IdleCause, Message, Span, Timeline, lower, simulate, verify
+from minipipe.schedules.action import RECV_B, RECV_F, REDUCE_GRAD, SEND_B, SEND_F, L, O
 from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.analysis.activations import Footprint, Held, held_pairs
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
-from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.replicas import gradient_sums
-from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.walk import Walk, walk
-from minipipe.schedules.simulation.costs import Costs
-from minipipe.schedules.simulation.simulator import simulate
-from minipipe.schedules.simulation.span import IdleCause, Message, Span, with_copies
-from minipipe.schedules.simulation.timeline import Timeline
+from minipipe.schedules.simulation.span import with_copies
 
 
 class Event(NamedTuple):

@@ -16,10 +16,8 @@ from minipipe.render.svg.labels import Labels
 from minipipe.render.svg.lanes import Lane, LaneSize, Strip, strip_of, versions_of
 from minipipe.render.svg.legend import WAYS, Entry, Legend, draw_messages, way_of
 from minipipe.render.svg.style import DEFAULT_SIZE, Letters, Page, moved, paint
-from minipipe.schedules.action import ActionKind
+from minipipe.schedules import ActionKind, IdleCause, Timeline
 from minipipe.schedules.action_table import ActionTable
-from minipipe.schedules.simulation.span import IdleCause
-from minipipe.schedules.simulation.timeline import Timeline
 
 _LEAST_WIDTH = 20  # times the font size
 

@@ -10,8 +10,7 @@ from minipipe.render.descriptions import short_label
 from minipipe.render.layout import Axis, number, text_width
 from minipipe.render.svg.lanes import Lane
 from minipipe.render.svg.style import Letters, label_paint
-from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.simulation.span import Span
+from minipipe.schedules import Action, ActionKind, Span
 
 _PADDING = 1.0  # pixels, on each side
 _RISE = 0.36  # of the font size: from the middle of letters down to their base line

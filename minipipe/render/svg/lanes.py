@@ -15,8 +15,7 @@ from minipipe.render.layout import Axis, number
 from minipipe.render.palette import HATCH
 from minipipe.render.panel import NARROW, TOGETHER, Panel, side_by_side
 from minipipe.render.svg.style import Letters, box_paint, paint
-from minipipe.schedules.action import ActionKind
-from minipipe.schedules.simulation.span import IdleCause, Span
+from minipipe.schedules import ActionKind, IdleCause, Span
 from minipipe.schedules.simulation.timeline import format_number, format_time
 
 

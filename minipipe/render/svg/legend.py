@@ -11,8 +11,7 @@ from minipipe.render.palette import chunks_by_kind
 from minipipe.render.panel import Panel
 from minipipe.render.svg.lanes import hatch_path
 from minipipe.render.svg.style import Letters, box_paint, paint
-from minipipe.schedules.action import ActionKind
-from minipipe.schedules.simulation.span import IdleCause, Message
+from minipipe.schedules import ActionKind, IdleCause, Message
 
 WAYS = ("forward", "backward")
 _ASIDE = 0.4  # of its length: half the width of a head
