@@ -9,17 +9,17 @@ from __future__ import annotations
 import json
 from hashlib import sha256
 from math import inf, isfinite
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
-from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, quoted
-from minipipe.io import MOST_JSON, MOST_STAGES
+from minipipe.errors import ScheduleCode, ScheduleError, quoted
+from minipipe.io import MOST_JSON, MOST_STAGES, json_object
 from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.evaluation import costs_of
 
-_FORMAT, _VERSION = "minipipe certificate", 1
+_HEAD = {"format": "minipipe certificate", "version": 1}  # of a file
 _FIGURES = {"value": float, "bound": float, "bound_by": str, "found_by": str, "seconds": float}
 # By member of the workload in a file, the attribute of Costs: a list by stage.
 _TIMES = ("forward", "backward_input", "backward_weight")
@@ -83,8 +83,7 @@ class Certificate(NamedTuple):
         """
         workload, costs = self.workload, costs_of(self.workload)
         content = {
-            "format": _FORMAT,
-            "version": _VERSION,
+            **_HEAD,
             "objective": self.objective.value,
             **{name: getattr(self, name) for name in _FIGURES},
             "workload": {
@@ -141,12 +140,12 @@ def read_certificate(text: str) -> tuple[Certificate, bool]:
         ...
     minipipe.errors.ScheduleError: [syntax] This is no certificate: its format is None, expected 'minipipe certificate'.
     """
-    found = _loaded(text)
-    for name, expected in (("format", _FORMAT), ("version", _VERSION)):
-        if found.get(name) != expected or type(found[name]) is not type(expected):
-            raise _refusal(f"its {name} is {quoted(found.get(name))}, expected {expected!r}")
-    digest = found.pop("sha256", None)
+    if len(text) > MOST_JSON:
+        message = f"The text has {len(text):,} characters; the limit is {MOST_JSON:,}."
+        raise ScheduleError.of(ScheduleCode.TOO_LARGE, message)
     try:
+        found = json_object(text, _HEAD)
+        digest = found.pop("sha256", None)
         return _certificate(found), digest == _digest(found)
     except KeyError as error:
         raise _refusal(f"it lacks {error}") from None
@@ -161,33 +160,6 @@ def changed() -> ScheduleError:
     return ScheduleError.of(
         ScheduleCode.CERTIFICATE, "The certificate is not what was written: the SHA-256 of its content differs."
     )
-
-
-def _loaded(text: str) -> dict[str, Any]:
-    if len(text) > MOST_JSON:
-        raise ScheduleError.of(
-            ScheduleCode.TOO_LARGE, f"The text has {len(text):,} characters; the limit is {MOST_JSON:,}."
-        )
-    try:
-        found = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_name_twice)
-    except (ValueError, RecursionError) as error:
-        raise _refusal(f"it cannot be read as JSON: {quoted(str(error), 120)}") from None
-    if not isinstance(found, dict):
-        raise _refusal(f"it is {quoted(found)}, expected an object")
-    return found
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ArgumentError("value", f"{name} is no number")
-
-
-def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ArgumentError("value", f"{quoted(name)} is there twice")
-        found[name] = value
-    return found
 
 
 def _certificate(found: dict[str, Any]) -> Certificate:

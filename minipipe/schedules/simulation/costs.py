@@ -12,7 +12,7 @@ from sys import float_info
 from typing import Any, NamedTuple
 
 from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, misuse, quoted, whole_number
-from minipipe.io import MOST_JSON, MOST_STAGES, printable, read_text, write_whole
+from minipipe.io import MOST_JSON, MOST_STAGES, json_object, printable, read_text, write_whole
 from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, R, U, W
 from minipipe.schedules.action_table import ActionTable, Schedule
 from minipipe.schedules.analysis.activations import Footprint
@@ -356,26 +356,13 @@ class Costs:
         FileError
             Codes as for :func:`minipipe.io.read_text`.
         """
-
-        def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-            found = dict(pairs)
-            if len(found) < len(pairs):
-                raise ArgumentError("value", f"a member of {quoted([name for name, _ in pairs])} is there twice")
-            return found
-
         try:
-            found = json.loads(read_text(path, MOST_JSON), object_pairs_hook=members)
-        except (ValueError, RecursionError) as error:
-            if isinstance(error, ScheduleError):
-                raise
-            raise _refused(path, f"it is not JSON: {quoted(str(error), 120)}") from None
-        if not isinstance(found, dict):
-            raise _refused(path, f"it is {quoted(found)}, expected an object")
-        for name, expected in _HEAD.items():
-            if type(given := found.pop(name, None)) is not type(expected) or given != expected:
-                raise _refused(path, f"its {name} is {quoted(given)}, expected {expected!r}")
-        _check_file(path, found)
-        own: dict[str, Any] = {name: tuple(it) if isinstance(it, list) else it for name, it in found.items()}
+            found = json_object(read_text(path, MOST_JSON), _HEAD)
+        except ArgumentError as error:
+            raise _refused(path, error.message) from None
+        members = {name: given for name, given in found.items() if name not in _HEAD}
+        _check_file(path, members)
+        own: dict[str, Any] = {name: tuple(it) if isinstance(it, list) else it for name, it in members.items()}
         return cls(**own)
 
     def durations(self, num_stages: int) -> dict[ActionKind, list[float]]:
