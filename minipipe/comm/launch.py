@@ -9,21 +9,17 @@ import os
 import sys
 import threading
 import time
-from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
-from minipipe.autograd import backend
 from minipipe.comm.job.host import RANK, keep_freed_memory, launcher_number, limit_blas_threads, num_ranks
 from minipipe.comm.job.reports import exit_code_of
-from minipipe.comm.message import DEFAULT_TIMEOUT, Done, Expectation, Header, Request, chosen_timeout
+from minipipe.comm.message import DEFAULT_TIMEOUT, chosen_timeout
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.comm.switchboard import Cancelled, Switchboard, Wait
 from minipipe.comm.thread import ThreadGroup
-from minipipe.errors import LaunchError, MessageError, RankError, whole_number
+from minipipe.errors import LaunchError, RankError, whole_number
 
 if TYPE_CHECKING:
     from minipipe.comm.job.process import RankProcess
@@ -34,8 +30,8 @@ _GRACE = 5.0  # seconds that the other threads have to stop after one has failed
 _START = 10.0  # seconds that starting may take, however short the timeout: processes begin at different times
 
 
-class OneRankGroup(ProcessGroup):
-    """The group of one: plain ``python`` runs the same program as four ranks do.
+class OneRankGroup(ThreadGroup):
+    """The group of one: plain ``python`` runs the same program as four ranks do. Its only thread is its rank.
 
     Examples
     --------
@@ -47,25 +43,10 @@ class OneRankGroup(ProcessGroup):
     array([1., 2.])
     """
 
-    takes_device_arrays = True
+    note = ""
 
     def __init__(self, timeout: float = DEFAULT_TIMEOUT) -> None:
-        super().__init__(0, 1, timeout)
-        self._mailbox: defaultdict[int, deque[tuple[Header, np.ndarray]]] = defaultdict(deque)
-
-    def _post_send(self, header: Header, array: np.ndarray, destination: int, tag: int) -> Request:
-        self._mailbox[tag].append((header, backend.copy(array)))
-        return Done()
-
-    def _take(self, expected: Expectation, timeout: float | None) -> np.ndarray:
-        letters = self._mailbox[expected.tag]
-        if not letters:
-            raise MessageError(
-                "deadlock", f"Rank 0 is blocked on {expected} from itself, which was not sent. Send before you receive."
-            )
-        header, array = letters.popleft()
-        expected.check(header)
-        return array
+        super().__init__(Switchboard(1, take_turns=False), [0], 0, timeout)
 
     def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:
         return OneRankGroup(self.timeout) if members else None
