@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import stat
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -146,46 +146,6 @@ def _html_row(row: Sequence[str], tag: str, right: Collection[int]) -> str:
 
 
 # -- files -------------------------------------------------------------------------------------------------------
-
-
-def json_object(text: str, head: Mapping[str, object]) -> dict[str, Any]:
-    """Return the object that is the text of a file, after comparing the members with which such files begin.
-
-    Raises
-    ------
-    ArgumentError
-        Code ``value``; the sentence is about "it". A name that is there twice is no JSON here.
-
-    Examples
-    --------
-    >>> json_object('{"format": "costs", "F": 2}', {"format": "costs"})
-    {'format': 'costs', 'F': 2}
-    >>> json_object("{}", {"format": "costs"})
-    Traceback (most recent call last):
-        ...
-    minipipe.errors.ArgumentError: its format is None, expected 'costs'
-    """
-    import json  # most programs read no such file
-
-    try:
-        found = json.loads(text, object_pairs_hook=_no_name_twice)
-    except (ValueError, RecursionError) as error:
-        raise ArgumentError("value", f"it is not JSON: {quoted(str(error), 120)}") from None
-    if not isinstance(found, dict):
-        raise ArgumentError("value", f"it is {quoted(found)}, expected an object")
-    for name, expected in head.items():
-        if type(given := found.get(name)) is not type(expected) or given != expected:
-            raise ArgumentError("value", f"its {name} is {quoted(given)}, expected {expected!r}")
-    return found
-
-
-def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ArgumentError("value", f"{quoted(name)} is there twice")
-        found[name] = value
-    return found
 
 
 _WORDS_OF_JSON = {dict: "a mapping", list: "a list", str: "text", int: "a whole number"}

@@ -1,4 +1,4 @@
-"""Reading of schedules from text and CSV.
+"""Reading of schedules from text and CSV, and of other files of these rooms from JSON.
 
 The CSV format is PyTorch's: one line per rank, with cells such as ``0F0``. Reading is strict, and errors name the line
 and the cell.
@@ -7,9 +7,10 @@ and the cell.
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from io import StringIO
 from itertools import chain, islice
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from minipipe import io
-from minipipe.errors import FileError, ScheduleCode, ScheduleError, quoted
+from minipipe.errors import ArgumentError, FileError, ScheduleCode, ScheduleError, quoted
 from minipipe.io import MOST_ACTIONS, MOST_BYTES, MOST_STAGES, printable
 from minipipe.schedules.action import Action, B, F, I
 from minipipe.schedules.slices import Slice
@@ -274,3 +275,44 @@ def _placement(actions: Sequence[Sequence[Action]], frozen: frozenset[int]) -> t
         for stage in came_back | {stage for stage, _ in went if stage in one_way}:
             replicas[stage].append(rank)
     return tuple(tuple(replicas[stage]) or counts[stage].most_common(1)[0][0] for stage in stages)
+
+
+# -- JSON --------------------------------------------------------------------------------------------------------------
+
+
+def json_object(text: str, head: Mapping[str, object]) -> dict[str, Any]:
+    """Return the object that is the text of a file, after comparing the members with which such files begin.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``; the sentence is about "it". A name that is there twice is no JSON here.
+
+    Examples
+    --------
+    >>> json_object('{"format": "costs", "F": 2}', {"format": "costs"})
+    {'format': 'costs', 'F': 2}
+    >>> json_object("{}", {"format": "costs"})
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.ArgumentError: its format is None, expected 'costs'
+    """
+    try:
+        found = json.loads(text, object_pairs_hook=_no_name_twice)
+    except (ValueError, RecursionError) as error:
+        raise ArgumentError("value", f"it is not JSON: {quoted(str(error), 120)}") from None
+    if not isinstance(found, dict):
+        raise ArgumentError("value", f"it is {quoted(found)}, expected an object")
+    for name, expected in head.items():
+        if type(given := found.get(name)) is not type(expected) or given != expected:
+            raise ArgumentError("value", f"its {name} is {quoted(given)}, expected {expected!r}")
+    return found
+
+
+def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ArgumentError("value", f"{quoted(name)} is there twice")
+        found[name] = value
+    return found

@@ -12,7 +12,7 @@ from sys import float_info
 from typing import Any, NamedTuple
 
 from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, misuse, quoted, whole_number
-from minipipe.io import MOST_JSON, MOST_STAGES, json_object, printable, read_text, write_whole
+from minipipe.io import MOST_JSON, MOST_STAGES, printable, read_text, write_whole
 from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, R, U, W
 from minipipe.schedules.action_table import ActionTable, Schedule
 from minipipe.schedules.analysis.activations import Footprint
@@ -356,6 +356,8 @@ class Costs:
         FileError
             Codes as for :func:`minipipe.io.read_text`.
         """
+        from minipipe.schedules.text import json_object  # most programs read no such file
+
         try:
             found = json_object(read_text(path, MOST_JSON), _HEAD)
         except ArgumentError as error:
