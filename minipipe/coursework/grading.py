@@ -28,6 +28,7 @@ from minipipe.io import printable_lines
 TIME_LIMIT = 30.0
 """Seconds for all tests of one task together."""
 
+OF_ANOTHER = "its statement has other numbers than are graded; --variants or --student says whose"
 _LATE = "it was stopped after {:g} s; does a loop never end, or is there far too much to try?"
 _NOT_REACHED = "not reached: an earlier test used up the time"
 _KEPT = "what it tests is not told"
@@ -54,6 +55,8 @@ class TaskReport:
         Names that the task does not give, each with its line; see :mod:`minipipe.coursework.imports`.
     entries : tuple of Entry
         Of a puzzle: the legal schedules, for a leaderboard.
+    is_of_another : bool
+        Whether the file's statement has other numbers than are graded.
 
     Examples
     --------
@@ -70,6 +73,7 @@ class TaskReport:
     containment: Containment | None = None
     flags: tuple[str, ...] = ()
     entries: tuple[Entry, ...] = ()
+    is_of_another: bool = False
 
     @property
     def points(self) -> float:
@@ -118,6 +122,7 @@ class TaskReport:
             "passed": self.passed,
             "problem": self.problem,
             "flags": list(self.flags),
+            "is_of_another": self.is_of_another,
             "output": self.output,
             "leaderboard": [entry.as_json() for entry in self.entries],
             "tests": tests,
@@ -134,6 +139,8 @@ class TaskReport:
     def __str__(self) -> str:
         verdict = "done" if self.passed else "not started" if self.is_untouched else self.problem
         lines = [f"{self.exercise.name:22} {self.points:2} of {self.possible:2}  {verdict}".rstrip()]
+        if self.is_of_another:
+            lines.append(f"    {OF_ANOTHER}")
         if self.flags:
             found = wrap(f"not given in this task: {'; '.join(self.flags)}", _WIDTH)
             lines += [indent(line, "    ") for line in found]
@@ -251,6 +258,7 @@ class Report:
                 "points": 2, "possible": 6, "passed": false,
                 "problem": "",            why no test could run: the file is missing, or does not load
                 "flags": ["line 3: gc"],  names that the task does not give: read the file. Such imports were refused
+                "is_of_another": false,   whether its statement has other numbers than are graded: see --variants
                 "output": "",             what the student's code printed, cut after 2000 characters
                 "leaderboard": [          of a puzzle: each legal schedule
                   {"level": "level_1", "asked": "3 ranks, …", "schedule": "0F0 …", "makespan": 28, "bound": 27,
@@ -414,15 +422,17 @@ def grade_text(exercise: Exercise, content: bytes, time_limit: float, directory:
             results[crashed] = CheckResult(False, reason)
             if isinstance(error, Late):
                 results |= {name: CheckResult(False, _NOT_REACHED) for name in others}
+    text = content.decode("utf-8-sig", "replace").replace("\r\n", "\n")
     return TaskReport(
         exercise,
         tuple((test, CheckResult(False, problem) if problem else results[test.name]) for test in exercise.tests),
         problem,
         "".join(run.output for run in runs)[:LONGEST_OUTPUT],
-        content.decode("utf-8-sig", "replace").replace("\r\n", "\n") == exercise.stub,
+        text == exercise.stub,
         weakest(run.containment for run in runs),
         tuple(dict.fromkeys(flag for run in runs for flag in run.flags)),
         tuple(entries_of("", levels_in(checks), answers)),
+        bool(exercise.variants) and exercise.title in text and exercise.statement not in text,
     )
 
 

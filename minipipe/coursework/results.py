@@ -16,6 +16,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from minipipe.coursework.grading import OF_ANOTHER
 from minipipe.coursework.sandbox import Containment, weakest
 from minipipe.io import escaped, printable, printable_lines, text_table
 
@@ -52,12 +53,19 @@ def as_table(reports: Sequence[Data]) -> str:
 
 def _remarks(tasks: Sequence[Data]) -> str:
     """Return the problem that all tasks share, or the tasks with a problem or a flag."""
-    flags = {task["task"]: ", ".join(task["flags"]) for task in tasks}
-    found = {name: f"uses what is not given: {each}" if each else "" for name, each in flags.items()}
-    said = {task["task"]: "; ".join(filter(None, [task["problem"], found[task["task"]]])) for task in tasks}
+    said = {task["task"]: "; ".join(_remarks_of(task)) for task in tasks}
     if len(set(said.values())) == 1:
         return printable(next(iter(said.values())))
     return printable("; ".join(f"{task}: {words}" for task, words in said.items() if words))
+
+
+def _remarks_of(task: Data) -> Iterator[str]:
+    if task["problem"]:
+        yield task["problem"]
+    if task["is_of_another"]:
+        yield OF_ANOTHER
+    if task["flags"]:
+        yield f"uses what is not given: {', '.join(task['flags'])}"
 
 
 def as_csv(reports: Sequence[Data]) -> str:
@@ -65,7 +73,7 @@ def as_csv(reports: Sequence[Data]) -> str:
 
     Examples
     --------
-    >>> task = {"task": "05_bubble", "points": 2, "flags": ["line 3: gc"], "problem": ""}
+    >>> task = {"task": "05_bubble", "points": 2, "flags": ["line 3: gc"], "problem": "", "is_of_another": False}
     >>> report = {"points": 2, "possible": 7, "days_late": 0, "score": 2, "tasks": [task]}
     >>> print(as_csv([{"submission": "=cmd", **report}]), end="")
     submission,05_bubble,points,possible,days late,score,remarks

@@ -96,3 +96,19 @@ def test_student_and_grader_draw_the_same_in_their_own_processes_and_calls(tmp_p
     mine = ["grade", str(tmp_path / "class" / "zoe"), "--only", "14_puzzle"]
     assert main([*mine, "--student", "zoe"]) == 0 and main([*mine, "--student", "somebody else"]) in (0, 1)
     assert main([*words, "--student", "zoe"]) == 2
+
+
+def test_a_file_whose_statement_has_other_numbers_than_are_graded_is_remarked_on(tmp_path, capsys):
+    """The story: copies were handed out by name and graded without; the report gave no reason for lost points."""
+    (bubble,) = [exercise for exercise in EXERCISES if exercise.name == "05_bubble"]
+    student = next(name for name in bubble.all_drawn() if bubble.for_student(name).statement != bubble.statement)
+    (tmp_path / "05_bubble.py").write_text(bubble.for_student(student).solution)
+    words = ["grade", str(tmp_path), "--only", "05_bubble"]
+    remark = "its statement has other numbers than are graded; --variants or --student says whose"
+    for more, is_said in (([], True), (["--student", student], False), (["--csv", str(tmp_path / "grades.csv")], True)):
+        main([*words, *more])
+        assert (remark in capsys.readouterr().out) == is_said
+    assert remark in (tmp_path / "grades.csv").read_text()
+    (tmp_path / "05_bubble.py").write_text(bubble.stub)
+    main(words)
+    assert remark not in capsys.readouterr().out
