@@ -20,7 +20,7 @@ from minipipe.errors import Problem, ScheduleError
 from minipipe.schedules import Action, Costs, IdleCause, Message, Span, Timeline, lower, simulate, verify
 from minipipe.schedules.action import RECV_B, RECV_F, REDUCE_GRAD, SEND_B, SEND_F, L, O
 from minipipe.schedules.action_table import ActionTable, check_table
-from minipipe.schedules.analysis.activations import Footprint, Held, held_pairs
+from minipipe.schedules.analysis.activations import Footprint, Held, held_pairs, without_copies
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
 from minipipe.schedules.analysis.replicas import gradient_sums
 from minipipe.schedules.analysis.walk import Walk, walk
@@ -247,13 +247,8 @@ class Walkthrough:
         known = held_pairs(self.program.with_rows(type(self.program), rows), footprint)
         found: list[list[tuple[Held, Held]]] = []
         for row, order, levels in zip(self.program.actions, rows, known):
-            held: dict[Action, tuple[Held, Held]] = {}
-            for action, (during, after) in zip(order, levels):
-                if action.kind is O:  # what it gives back is gone after the computation before it
-                    last = next(reversed(held))
-                    held[last] = held[last][0], after
-                elif action.kind is not L:
-                    held[action] = during, after
+            computations = (action for action in order if action.kind is not O and action.kind is not L)
+            held = dict(zip(computations, without_copies(order, levels)))
             found.append([])
             now = Held((), 0)
             for action in row:  # a RECV, with which a row may begin, a copy and a sum hold what was held before

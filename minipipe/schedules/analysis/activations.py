@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from minipipe.schedules.action import Action, ActionKind, B, F, I, L, O, R, W
 from minipipe.schedules.action_table import ActionTable, check_range
@@ -55,6 +55,7 @@ class Footprint(NamedTuple):
 
 # The amount held by a rank: the most while an action runs, and after it.
 Level = tuple[float, float]
+T = TypeVar("T")
 
 
 def endings(actions: Iterable[Action]) -> set[tuple[int, ActionKind]]:
@@ -144,7 +145,7 @@ def held_counts(actions: Sequence[Action]) -> Iterator[Level]:
     return held_memory(actions, Footprint(one, one, none))
 
 
-def without_copies(actions: Iterable[Action], levels: Iterable[Level]) -> list[Level]:
+def without_copies(actions: Iterable[Action], levels: Iterable[tuple[T, T]]) -> list[tuple[T, T]]:
     """Return the levels of a rank's computations and messages; what an O gives back is gone after the one before it.
 
     Examples
@@ -154,7 +155,7 @@ def without_copies(actions: Iterable[Action], levels: Iterable[Level]) -> list[L
     >>> without_copies(row, held_counts(row))
     [(1, 0), (1, 0)]
     """
-    found: list[Level] = []
+    found: list[tuple[T, T]] = []
     for action, (during, after) in zip(actions, levels):
         if action.kind is O:
             found[-1] = found[-1][0], after

@@ -41,8 +41,7 @@ from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 
-from minipipe.errors import misuse
-from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload, fits
+from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload, check_memory
 from minipipe.schedules.placement import stages_by_rank
 
 
@@ -113,6 +112,7 @@ def lower_bounds(workload: Workload, objective: Objective = Objective.SPAN) -> l
     46 work: Rank 3 gets its first input at 6 and computes for 40.
     44 warm-up: Rank 0 computes for 40 and must wait for 4 before its first I: after 5 F its memory is full.
     """
+    check_memory(workload)
     paths = _Paths(workload, objective)
     best: dict[str, Bound] = {}
     for rank, stages in enumerate(stages_by_rank(workload.placement, workload.num_ranks)):
@@ -176,14 +176,6 @@ class _Rank:
         activation, weight_activation, self.transient = workload.footprint
         self.activation = min(activation[s] for s in stages)
         self.weight_activation = min(weight_activation[s] for s in stages)
-        self._check_limit()
-
-    def _check_limit(self) -> None:
-        """Refuse a limit that one microbatch exceeds."""
-        needed = self.workload.least_memory(self.rank)
-        if not fits(needed, self.limit):
-            message = f"One microbatch takes {needed:.12g} on rank {self.rank}, and the limit is {self.limit:.12g}."
-            raise misuse(f"{message} No schedule can keep it.")
 
     @property
     def num_forwards(self) -> int:

@@ -9,7 +9,7 @@ from numbers import Real
 from sys import float_info
 from typing import NamedTuple
 
-from minipipe.errors import unfit
+from minipipe.errors import ScheduleCode, ScheduleError, unfit
 from minipipe.schedules.analysis.activations import Footprint
 
 ROUNDING = 1e-9  # relative difference of floating-point sums that add the same terms in another order
@@ -110,6 +110,21 @@ def fits(amount: float, limit: float) -> bool:
     (True, False)
     """
     return amount <= limit or amount <= limit * (1 + ROUNDING)
+
+
+def check_memory(workload: Workload) -> None:
+    """Refuse memory that is too small for one microbatch alone, with code ``parameters``.
+
+    Examples
+    --------
+    >>> from minipipe import Costs
+    >>> check_memory(Costs().workload((0, 1), num_microbatches=4, memory_limit=1))
+    """
+    for rank, limit in enumerate(workload.memory_limit):
+        needed = workload.least_memory(rank)
+        if not fits(needed, limit):
+            message = f"memory_limit is {limit:g} on rank {rank}, but one microbatch alone takes {needed:g} there"
+            raise ScheduleError.of(ScheduleCode.PARAMETERS, f"{message}; expected at least that.", rank)
 
 
 def check_footprint(memory: Footprint, num_stages: int) -> None:

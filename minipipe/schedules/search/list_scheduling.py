@@ -22,7 +22,7 @@ from minipipe.schedules.action import Action, ActionKind, B, F, I, W
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.activations import Footprint
 from minipipe.schedules.analysis.dependencies import Value
-from minipipe.schedules.analysis.workload import Workload, amount_per_rank, fits
+from minipipe.schedules.analysis.workload import Workload, amount_per_rank, check_memory, fits
 from minipipe.schedules.placement import stages_by_rank
 from minipipe.schedules.sequential import one_microbatch
 from minipipe.schedules.simulation.costs import Costs
@@ -51,15 +51,6 @@ def one_after_another(workload: Workload) -> Schedule:
     check_memory(workload)
     whole = repeat(one_microbatch(workload.placement, workload.num_ranks), workload.num_microbatches)
     return Schedule("one after another", whole.placement, whole.num_microbatches, whole.actions)
-
-
-def check_memory(workload: Workload) -> None:
-    """Refuse memory that is too small for one microbatch alone, with code ``parameters``."""
-    for rank, limit in enumerate(workload.memory_limit):
-        needed = workload.least_memory(rank)
-        if not fits(needed, limit):
-            message = f"memory_limit is {limit:g} on rank {rank}, but one microbatch alone takes {needed:g} there"
-            raise ScheduleError.of(ScheduleCode.PARAMETERS, f"{message}; expected at least that.", rank)
 
 
 # -- words ------------------------------------------------------------------------------------------------------------

@@ -227,7 +227,8 @@ def bound_of(workload, objective):
 
 def test_a_limit_below_one_microbatch_is_refused_with_the_rank_and_both_amounts():
     costs = Costs(activation=[1, 2.5], transient_activation=[0, 0.5])
-    with pytest.raises(ScheduleError, match=r"One microbatch takes 3 on rank 1, and the limit is 2\.5\. No") as caught:
+    message = r"memory_limit is 2\.5 on rank 1, but one microbatch alone takes 3 there"
+    with pytest.raises(ScheduleError, match=message) as caught:
         lower_bounds(costs.workload(range(2), 4, 2.5))
     assert caught.value.code == "parameters"
     assert lower_bound(costs.workload(range(2), 4, 3), SPAN).value >= 12
