@@ -27,7 +27,7 @@ from minipipe.nn import AuxiliaryLoss, Module, Parameter, Recompute, Sequential
 from minipipe.nn.auxiliary_loss import carrying_losses
 from minipipe.nn.sequential import parameters_of
 from minipipe.optim import Optimiser
-from minipipe.schedules import REGISTRY, ActionKind, Program, Schedule, build, freeze_stages, lower, verify
+from minipipe.schedules import REGISTRY, ActionKind, Program, Schedule, freeze_stages, lower, verify
 from minipipe.schedules.analysis.replicas import pipelines_of
 
 _HEAD, _ON_THE_RIGHT = ("layer", "", "stage", "rank", "parameters", "bytes"), {0, 2, 3, 4, 5}
@@ -103,6 +103,7 @@ class Plan:
     pipelines: tuple[tuple[int, ...], ...]
     inputs_require_grad: bool
     gradient_blocks: int
+    replicas: int  # as given: those that a schedule has itself are not among them
     built_as: str | None  # the name of the schedule, where it was given by that
     _tied: Sequential  # the model, whose layers share nothing but by aliases
 
@@ -134,7 +135,7 @@ class Plan:
         _check_frozen(given, parts, is_trained, inputs_require_grad)
         vars(self).update(model=model, program=lower(freeze_stages(given, frozen)), partition=parts, _tied=tied)
         vars(self).update(inputs_require_grad=inputs_require_grad, pipelines=pipelines)
-        vars(self).update(gradient_blocks=checked_blocks(gradient_blocks, given))
+        vars(self).update(gradient_blocks=checked_blocks(gradient_blocks, given), replicas=replicas)
         vars(self).update(built_as=schedule if isinstance(schedule, str) and schedule in REGISTRY else None)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -180,7 +181,7 @@ class Plan:
         parts, model = [range(i, i + 1) for i in range(len(modules))], Sequential(*modules)
         needs = inputs_require_grad
         plan = cls(model, resolved, num_ranks=num_ranks, partition=parts, inputs_require_grad=needs, replicas=replicas)
-        if isinstance(schedule, str) and schedule in REGISTRY and len(modules) == num_ranks:
+        if isinstance(schedule, str) and schedule in REGISTRY and len(modules) * replicas == num_ranks:
             vars(plan).update(built_as=schedule)
         return plan
 
@@ -196,7 +197,8 @@ class Plan:
         """
         if self.built_as is None or num_microbatches == self.program.num_microbatches:
             return self.program
-        table = build(self.built_as, self.program.num_ranks, num_microbatches)
+        n = self.replicas
+        table = replicated(self.built_as, self.program.num_ranks, num_microbatches // n, None, n)
         verify(table)
         return lower(freeze_stages(table, self.schedule.frozen))
 

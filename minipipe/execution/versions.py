@@ -16,20 +16,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from time import perf_counter
+from types import ModuleType
 from typing import NamedTuple
 from weakref import ref
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
+from minipipe.comm import ProcessGroup, Request
+from minipipe.comm.message import finish
 from minipipe.execution.batch import Batch
 from minipipe.execution.executor import Executor, Step
+from minipipe.execution.payload import Payload
 from minipipe.execution.replaying import ReplayingStage
 from minipipe.execution.stage import Stage
-from minipipe.execution.sums import leaves_of
+from minipipe.execution.sums import leaves_of, sum_in_pairs
 from minipipe.optim import Optimiser
-from minipipe.schedules.action import Action, B, F, U, W
+from minipipe.schedules.action import REDUCE_GRAD, Action, B, F, U, W
+from minipipe.schedules.action_table import Program
 from minipipe.schedules.analysis.activations import endings
+from minipipe.schedules.analysis.replicas import gradient_sums
 from minipipe.schedules.analysis.updates import taken
 
 
@@ -51,6 +58,58 @@ class HeldCopies(NamedTuple):
     gradient_bytes: int = 0
 
 
+class ReplicaSums:
+    """The sums over the replicas of a stage that its updates apply: each replica sends its own gradients to all others.
+
+    ::
+
+        rank 0   0B0 0REDUCE_GRAD0 --.   .-- 0F1  0U0 adds both
+                                      \\ /
+        rank 2   0B3 0REDUCE_GRAD3 ---'-'--- 0F4  0U3 adds both, in the order of the replicas
+
+    A U waits for nothing but these messages, which are sent without waiting: no more than the verifier knows of. In the
+    two rounds of ``sums.py``, which send less from three replicas on, it would wait for ranks that may be blocked.
+
+    Parameters
+    ----------
+    program : Program
+    group : ProcessGroup
+    xp : module
+        The array module of the gradients.
+    """
+
+    def __init__(self, program: Program, group: ProcessGroup, xp: ModuleType) -> None:
+        self._group, self._xp, self._ranks_of = group, xp, program.ranks_of
+        first_tag = 2 * program.num_stages * program.num_microbatches  # behind those of the executor
+        self._tags = {a: first_tag + i for i, each in enumerate(gradient_sums(program)) for a in each if a}
+        self._sends: dict[int, list[Request]] = {}  # by stage, those of its last sum: whoever took it took all before
+        self._coming: dict[tuple[int, int], tuple[dict[int, Request], list[float]]] = {}
+
+    def send(self, action: Action, own: Sequence[Array | None], step: int) -> list[float]:
+        """Send the own gradients of a REDUCE_GRAD; return its times, for the record: now, the end, and the bytes."""
+        times = [perf_counter(), 0.0, float(sum(backend.num_bytes(each) for each in own if each is not None))]
+        others = [rank for rank in self._ranks_of(action.stage) if rank != self._group.rank]
+        if own:
+            message, tag = Payload([*own], [False] * len(own), (None,) * len(own)).to_message(), self._tags[action]
+            self._sends[action.stage] = [self._group.isend(message, rank, tag, step=step) for rank in others]
+            words = f"the gradients of another replica for {action}"
+            coming: dict[int, Request] = {rank: self._group.irecv(rank, tag, step=step, what=words) for rank in others}
+            self._coming[action.stage, action.microbatch] = coming, times
+        return times
+
+    def total(self, update: Action, own: list[Array | None]) -> list[Array | None]:
+        """Return the sum that an update applies: the own gradients, where the stage has no replicas."""
+        coming, times = self._coming.pop((update.stage, update.microbatch), ({}, [0.0, 0.0]))
+        came = {rank: Payload.from_message(request.wait(), self._xp).arrays for rank, request in coming.items()}
+        came[self._group.rank], times[1] = own, perf_counter()
+        ranks = [rank for rank in self._ranks_of(update.stage) if rank in came]
+        return [sum_in_pairs(each) for each in zip(*(came[rank] for rank in ranks))]
+
+    def finish(self) -> None:
+        """Wait until the last gradients were taken."""
+        finish(chain.from_iterable(self._sends.values()))
+
+
 class Updating:
     """An observer of one run that updates the weights of a rank's stages.
 
@@ -63,15 +122,21 @@ class Updating:
         Over the parameters of these stages.
     is_stashed : bool
         Whether the weights of a forward are kept for its backward.
+    sums : ReplicaSums
     """
 
     def __init__(
-        self, row: Sequence[Action], stages: Mapping[int, Stage], optimiser: Optimiser, is_stashed: bool
+        self,
+        row: Sequence[Action],
+        stages: Mapping[int, Stage],
+        optimiser: Optimiser,
+        is_stashed: bool,
+        sums: ReplicaSums,
     ) -> None:
         updates = taken(row, U)
         self._update_of = {(t.action.stage, k): t.action for t in updates for k in t.microbatches}
         self._stages = {index: StageWeights(stage, is_stashed) for index, stage in stages.items()}
-        self._optimiser, self._ends, self._num_steps = optimiser, endings(row), 0
+        self._optimiser, self._ends, self._num_steps, self._sums = optimiser, endings(row), 0, sums
 
     def watch(self, action: Action, step: Step) -> Step:
         """Return a step that updates; or one that computes with the weights, and for the sum, of its microbatch."""
@@ -81,7 +146,12 @@ class Updating:
         own, update = self._stages[stage], self._update_of.get((stage, k))
         is_gradient, is_end = kind is B or kind is W, (stage, kind) in self._ends
 
+        def contribute(executor: Executor, batch: Batch) -> None:
+            assert update is not None
+            executor.record.sums[action] = self._sums.send(action, own.sums[update], batch.step)
+
         def run_update(executor: Executor, batch: Batch) -> None:
+            own.sums[action] = self._sums.total(action, own.sums[action])
             start = perf_counter()
             own.update(action, self._apply)
             found = executor.stages[stage]
@@ -98,7 +168,7 @@ class Updating:
             if is_end:
                 own.release(k)
 
-        return run_update if kind is U else run_with_own_weights
+        return {U: run_update, REDUCE_GRAD: contribute}.get(kind, run_with_own_weights)
 
     def finish(self) -> dict[int, HeldCopies]:
         """End the run: graphs of other computations that are still there are out of date. Return what was held."""
@@ -128,6 +198,8 @@ class StageWeights:
     ----------
     parameters : list of Parameter
         That are trained; the others have one version.
+    sums : dict of Action to list of array or None
+        By update, its sum of gradients so far.
     most : HeldCopies
         So far.
     """
@@ -138,7 +210,7 @@ class StageWeights:
         self._leaves, self._is_stashed = leaves_of(stage), is_stashed
         self._newest = self._arrays()
         self._needed: dict[int, list[Array]] = {}  # by microbatch, the weights of its forward
-        self._sums: dict[Action, list[Array | None]] = {}
+        self.sums: dict[Action, list[Array | None]] = {}
         self._replaced: list[ref[Array]] = []
         self._num_updates = 0
 
@@ -157,18 +229,18 @@ class StageWeights:
         weights = self._needed.get(microbatch, self._newest)
         self._put(weights)
         if update is not None:
-            self._put_gradients(self._sums.pop(update, None))
+            self._put_gradients(self.sums.pop(update, None))
         try:
             yield
         finally:
             self._put(self._newest)
             if update is not None:
-                self._sums[update] = [leaf.grad for leaf in self._leaves]
+                self.sums[update] = [leaf.grad for leaf in self._leaves]
                 self._put_gradients(None)
 
     def update(self, action: Action, apply: Callable[[int], None]) -> None:
         """Apply the sum of an update."""
-        self._put_gradients(self._sums.pop(action))
+        self._put_gradients(self.sums.pop(action))
         if any(leaf.grad is not None for leaf in self._leaves):
             self._num_updates += 1
             if any(weights is self._newest for weights in self._needed.values()):
@@ -188,7 +260,7 @@ class StageWeights:
         versions = {id(weights) for weights in (*self._needed.values(), self._newest)}
         alive = [array for each in self._replaced if (array := each()) is not None]
         self._replaced = list(map(ref, alive))
-        sums = (gradient for row in self._sums.values() for gradient in row if gradient is not None)
+        sums = (gradient for row in self.sums.values() for gradient in row if gradient is not None)
         now = HeldCopies(len(versions), sum(map(backend.num_bytes, alive)), sum(map(backend.num_bytes, sums)))
         self.most = HeldCopies(*map(max, self.most, now))
 

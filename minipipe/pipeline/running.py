@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from math import isfinite
 from time import perf_counter
 from typing import Any
@@ -34,10 +34,10 @@ from minipipe.execution.observers import observers_of
 from minipipe.execution.plan import Plan
 from minipipe.execution.record import Record
 from minipipe.execution.samples import Microbatches, Pieces, Portion, Replicated, Samples, samples, split_microbatches
-from minipipe.execution.versions import HeldCopies, Updating
+from minipipe.execution.versions import HeldCopies, ReplicaSums, Updating
 from minipipe.nn import Recompute
 from minipipe.optim import Optimiser
-from minipipe.pipeline.intake import Intake
+from minipipe.pipeline.intake import Intake, gather_results
 from minipipe.schedules.action import R, U
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.updates import taken
@@ -64,10 +64,8 @@ class RunObjective(BatchObjective):
     Parameters
     ----------
     loss, loss_weight : function
-    updates : list of list of int
-        The microbatches of each update.
-    per_batch : int
-        The microbatches of each batch.
+    updates, batches : list of list of int
+        The microbatches of each update, and of each batch.
     is_stashed : bool
         Whether weights are kept for backwards; all ranks must say the same.
     """
@@ -77,18 +75,18 @@ class RunObjective(BatchObjective):
         loss: Loss,
         loss_weight: Weight | None,
         updates: Sequence[Sequence[int]],
-        per_batch: int,
+        batches: Sequence[Sequence[int]],
         is_stashed: bool,
     ) -> None:
         super().__init__(loss, loss_weight)
         self._given = loss, loss_weight
-        self._updates, self._per_batch, self._is_stashed = updates, per_batch, is_stashed
+        self._updates, self._batches, self._is_stashed = updates, batches, is_stashed
         self.num_microbatches = sum(map(len, updates))
 
     @property
     def alike(self) -> dict[str, float | None]:
         """What all ranks must ask for alike: by name, a number."""
-        counts = {"microbatches of the run": self.num_microbatches, "microbatches of a batch": self._per_batch}
+        counts = {"microbatches of the run": self.num_microbatches, "microbatches of a batch": len(self._batches[0])}
         return {**super().alike, **counts, "stash": self._is_stashed}
 
     def begin(
@@ -96,8 +94,7 @@ class RunObjective(BatchObjective):
     ) -> None:
         """Take the microbatches of the run, and its targets; those are never a part of them."""
         super().begin(slices, targets, exchange)
-        batches = [range(k, k + self._per_batch) for k in range(0, len(slices), self._per_batch)]
-        self._of_batches = [self._shares_of(slices, batch) for batch in batches]
+        self._of_batches = [self._shares_of(slices, batch) for batch in self._batches]
         for update in self._updates:
             for k, share in zip(update, self._shares_of(slices, update)):
                 self._shares[k] = share
@@ -109,8 +106,8 @@ class RunObjective(BatchObjective):
 
     def numbers(self, *others: float) -> np.ndarray:
         """Return for each batch its loss, and those of its microbatches: an array of shape (batches, 1 + per batch)."""
-        losses = np.array([self.losses[k] for k in range(len(self.losses))]).reshape(-1, self._per_batch)
-        means = [added(map(float.__mul__, own, row)) for own, row in zip(self._of_batches, losses.tolist())]
+        losses = [[self.losses[k] for k in batch] for batch in self._batches]
+        means = [added(map(float.__mul__, own, row)) for own, row in zip(self._of_batches, losses)]
         return np.column_stack([means, losses])
 
 
@@ -145,7 +142,7 @@ class Runs:
     Raises
     ------
     ScheduleError
-        Codes ``replicas``, ``slices`` and ``updates``: what cannot be updated at different times.
+        Codes ``slices`` and ``updates``: what cannot be updated at different times.
     """
 
     def __init__(
@@ -175,17 +172,21 @@ class Runs:
             check_frozen(stage)
             stage.begin()
         count, group = self.program.num_microbatches, self._group
-        objective = RunObjective(*self._loss, updates_of(self.program), count // len(given), is_stashed)
-        inputs, targets = (_cut(each, noun, count) for each, noun in zip(zip(*given), ("inputs", "targets")))
+        numbers_of = batches_of(count, len(given), self._plan.replicas)
+        objective = RunObjective(*self._loss, updates_of(self.program), numbers_of, is_stashed)
+        inputs, targets = (_cut(each, noun, numbers_of) for each, noun in zip(zip(*given), ("inputs", "targets")))
         batch = self._intake.batch("run", inputs, targets, objective, is_training, step)
-        updating = Updating(self.program.actions[group.rank], executor.stages, optimiser, is_stashed)
+        sums = ReplicaSums(self.program, group, executor.xp)
+        updating = Updating(self.program.actions[group.rank], executor.stages, optimiser, is_stashed, sums)
         watch = mode().watch if is_stashed else None  # which would refuse a change in place that is meant
         try:
             with setting(current_mode, mode()._replace(watch=watch)):
                 record = executor.run(batch, updating)
+            sums.finish()
         finally:
             copies = updating.finish()
         root = self._intake.last_rank
+        gather_results(group, self._intake.last_ranks, batch)
         numbers = objective.numbers() if group.rank == root else None
         rows = group.broadcast(numbers, root, what=part_of("run")).tolist()
         losses = RunLosses((BatchLoss(mean, losses) for mean, *losses in rows), copies)
@@ -198,7 +199,7 @@ class Runs:
         plan = self._plan
         m = plan.schedule.num_microbatches
         count = m * num_batches if plan.built_as else m
-        if num_batches < 1 or count % num_batches:
+        if num_batches < 1 or count % (num_batches * plan.replicas):
             message = f"{plan.schedule.name} has {m} microbatches for a whole run, and there are {num_batches} batches;"
             message += " expected batches with equally many microbatches."
             raise MicrobatchError("wrong-number", f"{message} Give a table for as many, or a schedule by its name.")
@@ -249,11 +250,15 @@ def updates_of(table: ActionTable) -> list[list[int]]:
     """
     found: dict[int, list[list[int]]] = {}
     for row in table.actions:
+        own: dict[int, list[list[int]]] = {}
         for action, _, microbatches in taken(row, U):
-            found.setdefault(action.stage, []).append(microbatches)
+            own.setdefault(action.stage, []).append(microbatches)
+        for stage, updates in own.items():  # each replica has a part of every update
+            of_all = zip_longest(found.get(stage, []), updates, fillvalue=list[int]())
+            found[stage] = [sorted(a + b) for a, b in of_all]
     (first, updates), *others = sorted(found.items())
-    for stage, own in others:
-        if own != updates:
+    for stage, its in others:
+        if its != updates:
             message = f"Stage {first} of {table.name} updates after other microbatches than stage {stage}. Run, the"
             message += " gradient of an update is the mean over its microbatches, so all stages need the same ones."
             raise ScheduleError.of(ScheduleCode.UPDATES, message)
@@ -263,13 +268,13 @@ def updates_of(table: ActionTable) -> list[list[int]]:
 def _check_plan(plan: Plan) -> None:
     """Refuse what a run with updates would get wrong."""
     name = plan.schedule.name
-    reasons = (
-        (plan.schedule.has_replicas, ScheduleCode.REPLICAS, "has replicas, whose sums a U would have to wait for"),
-        (plan.schedule.num_slices > 1, ScheduleCode.SLICES, "has slices, which would meet different weights"),
-    )
-    for is_there, code, reason in reasons:
-        if is_there:
-            raise ScheduleError.of(code, f"{name} {reason}: that does not run yet; it can be drawn and simulated.")
+    num_replicas = max(len(plan.program.ranks_of(stage)) for stage in range(plan.schedule.num_stages))
+    if plan.schedule.num_slices > 1:
+        message = f"{name} has slices, which would meet different weights: it can be drawn and simulated, but not run."
+        raise ScheduleError.of(ScheduleCode.SLICES, message)
+    if plan.gradient_blocks != num_replicas:
+        message = f"gradient_blocks is {plan.gradient_blocks}, but the updates of {name} are sums over {num_replicas}"
+        raise ScheduleError.of(ScheduleCode.UPDATES, f"{message} replicas, of all microbatches of each. Leave it out.")
     shared = next((name for name, stages in plan.uses.items() if len(set(stages.values())) > 1), None)
     if shared is not None:
         message = f"Stages share the parameter {shared}, and in {name} each updates its own at another time; expected"
@@ -278,18 +283,31 @@ def _check_plan(plan: Plan) -> None:
     updates_of(plan.schedule)
 
 
-def _cut(batches: Sequence[Any], noun: str, count: int) -> Microbatches | None:
-    """Return the microbatches of all batches, or None where this rank was given none."""
+def batches_of(count: int, num_batches: int, replicas: int) -> list[list[int]]:
+    """Return the microbatches of each batch of a run, of which every replica has the same share of each batch.
+
+    Examples
+    --------
+    >>> batches_of(8, num_batches=2, replicas=1), batches_of(8, num_batches=2, replicas=2)
+    ([[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 1, 4, 5], [2, 3, 6, 7]])
+    """
+    each = count // num_batches // replicas
+    starts = [[d * num_batches * each + b * each for d in range(replicas)] for b in range(num_batches)]
+    return [[k for start in of_batch for k in range(start, start + each)] for of_batch in starts]
+
+
+def _cut(batches: Sequence[Any], noun: str, numbers: Sequence[Sequence[int]]) -> Microbatches | None:
+    """Return the microbatches of all batches by their numbers, or None where this rank was given none."""
     if all(batch is None for batch in batches):
         return None
-    each, parts = count // len(batches), list[Any]()
+    each, parts = len(numbers[0]), dict[int, Any]()
     for number, batch in enumerate(batches):
         own = samples(batch, f"{noun} of batch {number}")
         if isinstance(own, Pieces) and len(own.parts) != each:
             message = f"Batch {number} is given as {len(own.parts)} microbatches; expected {each}, as in all others."
             raise MicrobatchError("wrong-number", message)
         slices = own.slices if isinstance(own, Pieces) else split_microbatches(own.num_samples, each)
-        for part in map(own.cut, slices):
+        for k, part in zip(numbers[number], map(own.cut, slices)):
             whole = [Replicated(a) if i in part.replicated else a for i, a in enumerate(part.arrays)]
-            parts.append(part.rebuilt(whole))
-    return Microbatches(parts)
+            parts[k] = part.rebuilt(whole)
+    return Microbatches([parts[k] for k in sorted(parts)])

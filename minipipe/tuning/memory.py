@@ -189,7 +189,10 @@ def _sums(plan: Plan, stage: int, rank: int) -> int:
 
 
 def _copies(plan: Plan, row: Sequence[Action], is_stashed: bool) -> tuple[int, int]:
-    """Return the bytes of sums of gradients that wait for their U, beside one of each stage, and of older versions."""
+    """Return the bytes of sums of gradients that wait for their U, beside one of each stage, and of older versions.
+
+    Of replicas, each sum is sent, comes from every other one, and then they are added.
+    """
     most: dict[int, Copies] = {}
     for held in chain.from_iterable(copies_held(row)):
         most[held.stage] = Copies(*map(max, held, most.get(held.stage, held)))
@@ -197,7 +200,8 @@ def _copies(plan: Plan, row: Sequence[Action], is_stashed: bool) -> tuple[int, i
     for stage, held in most.items():
         uses = uses_in(plan.part(stage))
         trained = {id(use.owner): use.nbytes for use in uses if use.requires_grad}
-        sums += max(0, held.sums - 1) * gradient_bytes(uses)
+        n = len(plan.program.ranks_of(stage))
+        sums += (max(0, held.sums - 1) + (n * held.sums + 1 if n > 1 else 0)) * gradient_bytes(uses)
         versions += is_stashed * (held.versions - 1) * sum(trained.values())
     return sums, versions
 

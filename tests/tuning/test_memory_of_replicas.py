@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from minipipe import Pipeline, Plan, measure_layers, nn, optim, spawn
-from minipipe.execution import sums
+from minipipe.execution import sums, versions
 from minipipe.execution.payload import Payload
+from minipipe.pipeline import running
 from tests.pipeline.small_pipelines import mlp
 from tests.tuning.test_memory import SAMPLES, taken
 
@@ -73,6 +74,45 @@ def test_a_sum_sends_and_receives_the_predicted_bytes(replicas, is_frozen, monke
         parts, wholes = came[thread][: replicas - 1], came[thread][replicas - 1 :]
         assert len(wholes) == replicas - 1 and len(sent[thread]) == replicas
         assert predicted.sums == sum(sent[thread]) + max(sum(parts), sum(wholes))
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_a_sum_before_an_update_takes_the_predicted_bytes(replicas, monkeypatch):
+    sent, came, totals = (defaultdict(list) for _ in range(3))
+    options = {"schedule": "pipedream", "num_ranks": 2 * replicas, "replicas": replicas, "num_microbatches": 2}
+    plan, layers, inputs = case(mlp(linears=4), options)
+
+    def size_of(arrays):
+        return sum(array.nbytes for array in arrays if array is not None)
+
+    class Counted(Payload):
+        def to_message(self, *device):
+            sent[current_thread()].append(size_of(self.arrays))
+            return super().to_message(*device)
+
+        @classmethod
+        def from_message(cls, *message):
+            found = Payload.from_message(*message)
+            came[current_thread()].append(size_of(found.arrays))
+            return found
+
+    class Summing(versions.ReplicaSums):
+        def total(self, update, own):
+            found = super().total(update, own)
+            totals[current_thread()].append(size_of(found))
+            return found
+
+    monkeypatch.setattr(versions, "Payload", Counted)
+    monkeypatch.setattr(running, "ReplicaSums", Summing)
+
+    def train(group):
+        pipeline = Pipeline(plan, group, loss=nn.MSELoss())
+        pipeline.run([(inputs, inputs[:, :2])] * 2, optim.Adam(pipeline.parameters()))
+        return current_thread()
+
+    for thread, predicted in zip(spawn(train, 2 * replicas), plan.memory(layers)):
+        assert len(sent[thread]) == len(totals[thread]) == 4 and len(came[thread]) == 4 * (replicas - 1)
+        assert predicted.sums == sent[thread][0] + sum(came[thread][: replicas - 1]) + totals[thread][0]
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3, 4, 8])
