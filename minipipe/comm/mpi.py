@@ -3,8 +3,9 @@
 A message is a header and the bytes of one array: in one piece up to 32 KiB, otherwise in two.
 
 Sending. If ranks cannot read each other's memory, a large send progresses only while the sender is inside MPI. So a
-send gets about the time that its copy takes, in case the receiver is ready, and is otherwise finished later. (A fixed
-3 ms made pipelines of small messages five times slower, and was never better.)
+send gets about the time that its copy takes, in case the receiver is ready, and is otherwise finished later. Not in an
+exchange, where a receive from there is posted under the same tag and nothing has come: who still has to send is not
+ready. (A fixed 3 ms made pipelines of small messages five times slower, and was never better.)
 
 Waiting. A spinning wait takes the core that another rank needs, and a sleeping loop around ``Test`` of a large receive
 moves one chunk at a time. So the receive that is posted beforehand is for the header, with room for a small array, and
@@ -91,7 +92,8 @@ class MPIGroup(ProcessGroup):
         request = _Send(self, parts, buffers, destination, words)
         # MPI reads from the buffers until the send is done, even if the program drops the request and the group.
         self.job.keep(request.is_over)
-        request.progress(_SEND_PATIENCE * header.nbytes)
+        if (destination, mpi_tag) not in self._posted or self.has_arrived(destination, tag):
+            request.progress(_SEND_PATIENCE * header.nbytes)
         return request
 
     def _post_receive(self, expected: Expectation) -> Expectation:

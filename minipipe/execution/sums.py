@@ -231,9 +231,9 @@ class _Sum:
         ]
         self.sends: list[Request] = []  # of copies: nobody waits for them before the end of the step
         self._others = [j for j in range(len(ranks)) if j != self._place]
+        self._arriving = self._receives(tag)  # before the sends, which then do not wait for a receiver that sends
         for j in self._others:
             self._send(self._part(j), [j], tag)  # [1]
-        self._arriving = self._receives(tag)
 
     def can_go_on(self) -> bool:
         """Whether the messages are there that it waits for."""
