@@ -20,7 +20,7 @@ written.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from operator import attrgetter
@@ -28,7 +28,7 @@ from operator import attrgetter
 from minipipe.errors import Problem, ScheduleCode, ScheduleError, whole_number
 from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, L, O, R, U, W
 from minipipe.schedules.action_table import ActionTable, check_table
-from minipipe.schedules.analysis.activations import Footprint
+from minipipe.schedules.analysis.activations import Footprint, Level, held_memory
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
 from minipipe.schedules.analysis.rules import MOST_PROBLEMS, problem_at, row_problems
 from minipipe.schedules.analysis.updates import copies_held, rank_levels, staleness
@@ -332,11 +332,13 @@ def _memory_problems(
     ones, nothing = (1,) * schedule.num_stages, (0,) * schedule.num_stages
     memory = Footprint(ones, ones, nothing) if memory is None else memory
     check_footprint(memory, schedule.num_stages)
-    others = {"weights": nothing if weights is None else weights}
-    others["keys_values"] = nothing if keys_values is None else keys_values
-    for name, amounts in others.items():
-        check_amounts(name, amounts, schedule.num_stages)
-    levels, problems = rank_levels(schedule, memory, **others), []
+    problems = []
+    levels: Iterable[Iterable[Level]] = (held_memory(row, memory) for row in schedule.actions)
+    if weights is not None or keys_values is not None:
+        others = [nothing if given is None else given for given in (weights, keys_values)]
+        for name, amounts in zip(("weights", "keys_values"), others):
+            check_amounts(name, amounts, schedule.num_stages)
+        levels = rank_levels(schedule, memory, *others)
     for rank, (limit, level) in enumerate(zip(amount_per_rank(memory_limit, schedule.num_ranks), levels)):
         for position, (held, _) in enumerate(level):
             if not fits(held, limit):
