@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minipipe.comm import ProcessGroup
+from minipipe.comm.message import finish
 from minipipe.comm.objects import pack, unpack
 from minipipe.comm.process_group import OwnTag
 from minipipe.data import Share
@@ -234,8 +235,7 @@ class Intake:
         for other in others:
             words = "the weights of another replica's targets"
             found.update(zip(ks[other], self._group.irecv(other, OwnTag.RESULTS, what=words).wait().tolist()))
-        for send in sends:
-            send.wait()
+        finish(sends)
         return [found[k] for k in sorted(found)]  # type: ignore[misc]
 
     def _own(self, given: Any, noun: str, kind: str, num_slices: int) -> Samples | Pieces | Portion:

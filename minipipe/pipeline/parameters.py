@@ -10,6 +10,7 @@ import numpy as np
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.comm import ProcessGroup
+from minipipe.comm.message import finish
 from minipipe.errors import RankError
 from minipipe.execution.checks.calls import Calls, check_backward, part_of
 from minipipe.execution.checks.comparison import check_first_values
@@ -149,8 +150,7 @@ class SharedParameters:
                 received = group.irecv(first, tag, what=f"the first values of {name}").wait()
                 assert received is not None
                 parameters[name].load(received, name)
-        for send in sends:
-            send.wait()
+        finish(sends)
 
     def take_gradients(self) -> dict[str, Array | None]:
         """Return the gradients of these parameters, which are gone then. Local."""
@@ -193,8 +193,7 @@ class SharedParameters:
                     share = None if received is None or not received.size else backend.moved(received, parameter.xp)
                 shares.append(share)
             parameter.grad = sum_of_gradients([before.get(name), sum_of_gradients(shares)])
-        for send in sends:
-            send.wait()
+        finish(sends)
 
 
 def _message(gradient: Array | None) -> np.ndarray:

@@ -130,7 +130,7 @@ def test_a_v_is_found_without_the_named_schedules(monkeypatch):
     [
         (
             {"memory_limit": 0.5},
-            "One microbatch takes 1 on rank 0, and the limit is 0.5",
+            "memory_limit is 0.5 on rank 0, but one microbatch alone takes 1 there",
         ),
         ({"memory_limit": [4, 4]}, r"memory_limit is \[4, 4\]; expected an amount above 0, or one for each of 4 ranks"),
         ({"seconds": 0}, "seconds is 0; expected a time above 0"),
