@@ -26,6 +26,7 @@ COMMANDS = {
     "show": ("show zb-h1 -o player.html", 0, "wrote player.html"),
     "check": ("check 1f1b", 0, "legal: 1f1b"),
     "simulate": ("simulate v-half --costs latency=0.1", 0, "makespan"),
+    "paper": ("paper megatron-table-1 --model 1.7B", 0, "error: mean"),
     "search": ("search --ranks 2 --microbatches 2 --seconds 1", 0, "makespan"),
     "step": ("step 1f1b --at 3", 0, "rank 1 begins 1F0"),
     "edit": ("edit --help", 0, "Build a schedule by hand"),
