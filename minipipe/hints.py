@@ -5,11 +5,8 @@ The names are data, in ``hints.toml``. It is read when the first error needs it.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
 from functools import cache
-from importlib.resources import files
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,6 +15,9 @@ from minipipe.errors import ArgumentError, quoted
 
 @cache
 def _tables() -> dict[str, Any]:
+    import tomllib  # what only errors need is imported with the first
+    from importlib.resources import files
+
     return tomllib.loads((files("minipipe") / "hints.toml").read_text(encoding="utf-8"))
 
 
@@ -93,13 +93,13 @@ def missing(owner: str, name: str, known: Iterable[str], *kinds: str) -> Attribu
     >>> missing("minipipe", "get_rank", [])
     AttributeError("minipipe has no attribute 'get_rank'; instead: group.rank and group.size.")
     """
-    instead, near = None, []
+    instead = near = None
     if not name.startswith("_"):  # such names are asked of everything: by copy, pickle, inspect and pytest
         instead = next((found[name] for kind in kinds or (owner,) if name in (found := instead_of(kind))), None)
-        near = get_close_matches(name, [one for one in known if not one.startswith("_")], n=1)
+        near = _closest(name, (one for one in known if not one.startswith("_")))
     if name.startswith("Schedule") and (schedule := schedule_like(name, ())):
         instead = f'Pipeline(…, schedule="{schedule}"); minipipe.schedules.REGISTRY lists all names'
-    hint = f"; instead: {instead}." if instead else f"; did you mean {near[0]}?" if near else "."
+    hint = f"; instead: {instead}." if instead else f"; did you mean {near}?" if near else "."
     return AttributeError(f"{owner} has no attribute {name!r}{hint}")
 
 
@@ -139,7 +139,7 @@ def schedule_like(given: str, names: Iterable[str]) -> str | None:
     bare = "".join(filter(str.isalnum, plain)).replace("schedule", "")
     own = {"".join(filter(str.isalnum, name)): name for name in names}
     found = own.get(bare) or equivalents("schedules").get(bare)
-    return found or next(iter(get_close_matches(plain, own.values(), 1, 0.7)), None)
+    return found or _closest(plain, own.values(), 0.7)
 
 
 def check_keywords(kind: type, positional: tuple[Any, ...], given: Mapping[str, Any]) -> None:
@@ -215,7 +215,14 @@ def check_pipeline_options(kind: type, plan: type, chosen: Callable[..., Any], g
 
 def _near(name: str, taken: list[str]) -> str | None:
     near = equivalents("keywords").get(name)
-    return near if near in taken else next(iter(get_close_matches(name, taken, n=1)), None)
+    return near if near in taken else _closest(name, taken)
+
+
+def _closest(name: str, known: Iterable[str], least: float = 0.6) -> str | None:
+    """Return the known name that is most like another one, unless they are less alike than ``least``."""
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(name, list(known), 1, least)), None)
 
 
 def _check_taken(owner: str, parameters: list[Parameter], given: Mapping[str, Any]) -> None:

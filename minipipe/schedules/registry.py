@@ -10,12 +10,7 @@ from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted
 from minipipe.schedules.action_table import Schedule, collector_paused
 from minipipe.schedules.asynchronous import paci, pipedream, two_buffered, vertical_sync
 from minipipe.schedules.bidirectional import bitpipe, chimera, dualpipe, hanayo
-from minipipe.schedules.interleaved import (
-    eager_1f1b,
-    interleaved_1f1b,
-    interleaved_zb,
-    looped_bfs,
-)
+from minipipe.schedules.interleaved import eager_1f1b, interleaved_1f1b, interleaved_zb, looped_bfs
 from minipipe.schedules.one_f_one_b import one_f_one_b
 from minipipe.schedules.sequential import forward_only, gpipe, sequential
 from minipipe.schedules.sliced import seq1f1b
