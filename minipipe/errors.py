@@ -621,7 +621,7 @@ def misuse(message: str, code: ScheduleCode = ScheduleCode.PARAMETERS) -> Schedu
 
     Examples
     --------
-    >>> misuse("There are 3 ranks; dualpipe takes an even number.").code
+    >>> misuse("There are 3 ranks; dualpipe takes an even number.").code.value
     'parameters'
     """
     return ScheduleError.of(code, message)

@@ -48,8 +48,8 @@ class ParameterGroup(SimpleNamespace):
     >>> from minipipe import nn, optim
     >>> weight, bias = nn.Linear(4, 3).parameters()
     >>> groups = [{"parameters": [weight]}, {"parameters": [bias], "weight_decay": 0}]
-    >>> optim.AdamW(groups, learning_rate=0.01).groups[1]
-    ParameterGroup(1 parameters, learning_rate=0.01, betas=(0.9, 0.999), epsilon=1e-08, weight_decay=0.0)
+    >>> optim.SGD(groups, learning_rate=0.01).groups[1]
+    ParameterGroup(1 parameters, learning_rate=0.01, momentum=0.0, weight_decay=0.0, nesterov=False)
     """
 
     def __init__(self, parameters: Iterable[Parameter], hyper_parameters: Mapping[str, Any]) -> None:

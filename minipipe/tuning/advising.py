@@ -113,8 +113,8 @@ def advise(
     >>> x = np.ones((16, 16), np.float32)
     >>> free = {"messages": "assumed", "seconds": 0}
     >>> advice = advise(model, x, x, num_ranks=2, loss=nn.MSELoss(), optimiser=optim.Adam, **free)
-    >>> advice.best.schedule.num_ranks, len(advice.best.partition) >= 2
-    (2, True)
+    >>> advice.best.schedule.num_ranks * advice.best.candidate.replicas
+    2
     """
     check_question("advise", model, targets, loss)
     if messages is not None and messages != "assumed" and not isinstance(messages, Messages):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
@@ -108,9 +109,10 @@ def test_a_message_that_is_no_json_is_answered_with_a_sentence(page):
 def edited(folder, *words):
     """Start the command as a person does; yield what it says it serves."""
     command = [sys.executable, "-m", "minipipe", "edit", *words, "--json"]
-    process = subprocess.Popen(
-        command, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    # A shell starts a program in the background with Ctrl-C ignored, and so what that starts.
+    listen = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    process = subprocess.Popen(command, cwd=folder, env=environment(), preexec_fn=listen, **pipes)
     try:
         yield json.loads(process.stdout.readline())
         process.send_signal(signal.SIGINT)
