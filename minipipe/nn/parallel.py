@@ -144,11 +144,12 @@ def over_parts(parameters: Iterable[Parameter], numbers: list[float]) -> list[fl
     >>> over_parts([nn.Parameter([1.0, 2.0])], [5.0])
     [5.0]
     """
-    places = {place: each.shard for place, each in enumerate(parameters) if isinstance(each, ShardedParameter)}
-    for shard in list(places.values())[:1]:
-        totals = shard.group.all_reduce(np.array([numbers[place] for place in places]))
-        numbers = [float(totals[list(places).index(i)]) if i in places else own for i, own in enumerate(numbers)]
-    return numbers
+    shards = {place: each.shard for place, each in enumerate(parameters) if isinstance(each, ShardedParameter)}
+    if not shards:
+        return numbers
+    group = next(iter(shards.values())).group
+    totals = group.all_reduce(np.array([numbers[place] for place in shards])).tolist()
+    return list({**dict(enumerate(numbers)), **dict(zip(shards, totals))}.values())
 
 
 def _group_of(parameter: ShardedParameter) -> ProcessGroup:

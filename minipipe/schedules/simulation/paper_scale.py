@@ -22,6 +22,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import zip_longest
+from math import prod
 from typing import NamedTuple
 
 from minipipe.errors import ArgumentError, quoted
@@ -212,9 +213,7 @@ def _run_of(row: dict[str, str]) -> Run:
         (("replicas", "microbatch"), "batch"),
         (("pipeline",) if run.chunks > 1 else (), "num_microbatches"),
     ):
-        divisor = 1
-        for name in product:
-            divisor *= getattr(run, name)
+        divisor = prod(getattr(run, name) for name in product)
         if getattr(run, of) % divisor:
             names = " times ".join(product)
             raise ArgumentError(
