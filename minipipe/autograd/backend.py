@@ -254,16 +254,19 @@ def index_add(target: Array, index: Any, values: Array) -> None:
 
 
 @one_line
-def uniform(like: Array, key: tuple[int, ...]) -> Array:
+def uniform(like: Array, key: tuple[int, ...], part: tuple[int, int] = (0, 1)) -> Array:
     """Return random numbers from [0, 1) in float32, of the shape and module of ``like``, that depend on ``key`` alone.
 
-    They are drawn on the host for every module, so that a GPU gets the very numbers of a CPU.
+    They are drawn on the host for every module, so that a GPU gets the very numbers of a CPU. With ``part`` (i, count)
+    they are part i of those for an array that has count times as many heads, the last axis but two.
     """
+    place, count = part
+    shape = like.shape if count == 1 else (*like.shape[:-3], like.shape[-3] * count, *like.shape[-2:])
     seed, layer, *counter = key
     # The generator counts the numbers that it draws in the lowest word of the counter.
     bits = np.random.Philox(key=[seed % 2**64, layer], counter=[0, *counter])
-    drawn = np.random.Generator(bits).random(like.shape, dtype=np.float32)
-    return moved(drawn, array_module(like))
+    drawn = np.random.Generator(bits).random(shape, dtype=np.float32)
+    return moved(drawn if count == 1 else np.split(drawn, count, axis=-3)[place], array_module(like))
 
 
 prod = math.prod  # the number of elements of a shape, as a Python integer, which leaves float32 alone

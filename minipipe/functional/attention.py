@@ -135,6 +135,7 @@ def attention(
     is_causal: bool = False,
     mask: Operand | None = None,
     dropout: float = 0.0,
+    part: tuple[int, int] = (0, 1),
 ) -> Tensor:
     """Return softmax(query key^T / sqrt(d)) value, over the last two axes.
 
@@ -156,6 +157,8 @@ def attention(
         alike; heads share the mask. It has no gradient.
     dropout : float
         The probability with which a weight is set to 0, after the softmax; see :func:`minipipe.functional.dropout`.
+    part : tuple of int
+        (i, count), where these are part i of count equal parts of all heads: dropout draws for all and takes its part.
 
     Returns
     -------
@@ -196,8 +199,8 @@ def attention(
         expected = "(..., t, d), (..., s, d) and (..., s, e), s and d above 0; the query may have a multiple of heads"
         raise shape_error("attention", expected, query=shapes[0], key=shapes[1], value=shapes[2])
     if backend.is_half(query.dtype):
-        return in_float32(attention, query, key, value, is_causal=is_causal, mask=mask, dropout=dropout)
-    head = _Head.of("attention", query.data, key.data, value.data, is_causal, mask, dropout)
+        return in_float32(attention, query, key, value, is_causal=is_causal, mask=mask, dropout=dropout, part=part)
+    head = _Head.of("attention", query.data, key.data, value.data, is_causal, mask, dropout, part)
     return record(
         head.result(),
         (query, lambda g: head.query_gradient(head.score_gradient(g))),
@@ -223,6 +226,7 @@ def self_attention(
     dropout: float = 0.0,
     num_key_value_heads: int | None = None,
     rotary_base: float | None = None,
+    part: tuple[int, int] = (0, 1),
 ) -> Tensor:
     """Return the attention of a sequence to itself, several heads side by side.
 
@@ -242,6 +246,8 @@ def self_attention(
         Heads of keys and values, a divisor of num_heads, by default as many; neighbouring heads of queries share one.
     rotary_base : float, optional
         Turns queries and keys by their positions, 0 to t - 1, with this base; see :func:`minipipe.functional.rotary`.
+    part : tuple of int
+        (i, count), where these are part i of count equal parts of all heads, as in :func:`attention`.
 
     Returns
     -------
@@ -274,7 +280,7 @@ def self_attention(
         parts = f"{num_heads} heads of queries, {shared} of keys, {shared} of values; {shared} must divide {num_heads}"
         raise shape_error("self_attention", f"(n, t, k), k a multiple of {num_parts}: {parts}", projections=shape)
     if backend.is_half(projections.dtype):
-        options = (num_heads, is_causal, mask, dropout, num_key_value_heads, rotary_base)
+        options = (num_heads, is_causal, mask, dropout, num_key_value_heads, rotary_base, part)
         return in_float32(lambda given: self_attention(given, *options), projections)
     n, t, width = shape[0], shape[1], shape[2] // num_parts
     by_head = xp.permute_dims(backend.reshape(projections.data, (n, t, num_parts, width)), (0, 2, 1, 3))
@@ -283,7 +289,7 @@ def self_attention(
     rotation = None if rotary_base is None else Rotation.of("self_attention", query, None, rotary_base)
     if rotation is not None:
         query, key = rotation.turned(query), rotation.turned(key)
-    head = _Head.of("self_attention", query, key, value, is_causal, mask, dropout)
+    head = _Head.of("self_attention", query, key, value, is_causal, mask, dropout, part)
 
     def merged(heads: Array) -> Array:
         return backend.reshape(xp.permute_dims(heads, (0, 2, 1, 3)), (n, t, heads.shape[1] * width))
@@ -314,7 +320,15 @@ class _Head(NamedTuple):
 
     @classmethod
     def of(
-        cls, name: str, query: Array, key: Array, value: Array, is_causal: bool, mask: Operand | None, dropout: float
+        cls,
+        name: str,
+        query: Array,
+        key: Array,
+        value: Array,
+        is_causal: bool,
+        mask: Operand | None,
+        dropout: float,
+        part: tuple[int, int],
     ) -> _Head:
         shape, visible = query.shape, _visible(name, mask, query, key.shape[-2])
         query = _beside(query * (1 / math.sqrt(shape[-1])), key)
@@ -322,7 +336,7 @@ class _Head(NamedTuple):
         if is_causal or visible is not None:
             scores = _hidden(scores, shape[-2], is_causal, visible)
         weights = _softmax_over_rows(scores, may_see_nothing=visible is not None)
-        drop = drawn(name, weights, dropout)
+        drop = drawn(name, weights, dropout, part)
         return cls(query, key, value, weights, weights if drop is None else drop(weights), shape)
 
     def result(self) -> Array:

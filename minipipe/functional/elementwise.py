@@ -330,12 +330,17 @@ def dropout(a: Operand, probability: float) -> Tensor:
     return a if drop is None else record(drop(a.data), (a, drop))
 
 
-def drawn(name: str, like: Array, probability: float) -> Callable[[Array], Array] | None:
-    """Return what dropout does here to arrays of the shape of ``like``, and to their gradients; None for nothing."""
+def drawn(
+    name: str, like: Array, probability: float, part: tuple[int, int] = (0, 1)
+) -> Callable[[Array], Array] | None:
+    """Return what dropout does here to arrays of the shape of ``like``, and to their gradients; None for nothing.
+
+    With ``part`` (i, count) these are part i of all heads, the last axis but two, for which it draws.
+    """
     if not 0 <= probability < 1:
         raise TensorError("range", f"{name}: the probability is {probability}; expected at least 0 and less than 1.")
     if probability == 0:
         return None
-    keep = backend.uniform(like, next_key()) >= probability
+    keep = backend.uniform(like, next_key(), part) >= probability
     scale = 1 / (1 - probability)
     return lambda array: backend.masked(array, keep) * scale

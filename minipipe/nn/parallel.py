@@ -228,7 +228,6 @@ class ParallelAttention(MultiHeadAttention):
     Parameters
     ----------
     attention : MultiHeadAttention
-        Without dropout of its weights, whose random numbers would be the same for the heads of each rank.
     group : ProcessGroup
         Its size divides the heads, also those of keys and values.
 
@@ -242,15 +241,17 @@ class ParallelAttention(MultiHeadAttention):
     def __init__(self, attention: MultiHeadAttention, group: ProcessGroup) -> None:
         heads, shared = attention.num_heads, attention.num_key_value_heads or attention.num_heads
         divisor("The size of the group", group.size, heads, shared, of=f"{heads} heads, {shared} of keys and values")
-        if attention.dropout:
-            message = f"ParallelAttention: dropout is {attention.dropout}; expected an attention with dropout=0.0"
-            raise ArgumentError("value", f"{message}, since the heads of each rank would draw the same numbers.")
         width = attention.output.weight.shape[0]
         keys = width // heads * shared
         self.projections: Any = ColumnParallelLinear(attention.projections, group, blocks=(width, keys, keys))
         self.output: Any = RowParallelLinear(attention.output, group)
         self.num_heads, self.num_key_value_heads = heads // group.size, shared // group.size
-        self.is_causal, self.dropout, self.rotary_base = attention.is_causal, 0.0, attention.rotary_base
+        self.is_causal, self.dropout, self.rotary_base = attention.is_causal, attention.dropout, attention.rotary_base
+
+    @property
+    def _part(self) -> tuple[int, int]:  # type: ignore[override]
+        group = _group_of(self.projections.weight)
+        return group.rank, group.size
 
 
 class ParallelEmbedding(Module):

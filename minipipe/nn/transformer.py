@@ -60,6 +60,8 @@ class MultiHeadAttention(Module):
     (4, 10, 8)
     """
 
+    _part = (0, 1)  # which of how many equal parts of all heads these are
+
     def __init__(
         self,
         width: int,
@@ -104,7 +106,7 @@ class MultiHeadAttention(Module):
         dropout, part = self.dropout if self.is_training else 0.0, current_slice()
         if part is not None:
             return self.output(self._attended(part, x, mask, dropout))
-        options = (self.is_causal, mask, dropout, self.num_key_value_heads, self.rotary_base)
+        options = (self.is_causal, mask, dropout, self.num_key_value_heads, self.rotary_base, self._part)
         return self.output(functional.self_attention(self.projections(x), self.num_heads, *options))
 
     def _attended(self, part: SequenceSlice, x: Tensor, mask: Operand | None, dropout: float) -> Tensor:
@@ -123,7 +125,7 @@ class MultiHeadAttention(Module):
             query, key = (functional.rotary(each, positions, self.rotary_base) for each in (query, key))
         key, value = (functional.concatenate(each, axis=2) for each in part.carried(key, value))
         seen = backend.moved(np.tri(t, part.first + t, part.first, dtype=bool)[None], backend.array_module(x.data))
-        gathered = functional.attention(query, key, value, mask=seen, dropout=dropout)
+        gathered = functional.attention(query, key, value, mask=seen, dropout=dropout, part=self._part)
         return functional.reshape(functional.transpose(gathered, (0, 2, 1, 3)), (*x.shape[:2], -1))
 
     def describe(self) -> str:

@@ -86,12 +86,22 @@ def test_a_training_on_a_grid_is_that_of_the_plain_model(sizes, schedule, is_hea
         assert_close(found, alone(), is_head_divided)
 
 
+DROPPED = {"attention_dropout": 0.3}
+
+
 @pytest.mark.parametrize("recompute", [True, slowly(False)])
-@pytest.mark.parametrize("options", [{"num_key_value_heads": 2}, slowly({"rotary_base": 100.0})], ids=str)
+@pytest.mark.parametrize("options", [{"num_key_value_heads": 2, **DROPPED}, slowly({"rotary_base": 100.0})], ids=str)
 def test_so_it_is_with_options_of_attention_and_recomputed(options, recompute):
     make = {"pipeline": 2, "tensor": 2, "recompute": recompute, **options}
     for found in spawn(lambda group: train(on_grid(group, **make)), 4):
         assert_close(found, alone(**options))
+
+
+def test_a_part_of_the_heads_without_its_own_random_numbers_is_noticed():
+    """The mutant: the heads of every rank draw the numbers of the first ones."""
+    with mock.patch.object(nn.ParallelAttention, "_part", (0, 1)), pytest.raises(AssertionError):
+        found = spawn(lambda group: train(on_grid(group, tensor=2, **DROPPED)), 2)[0]
+        assert_close(found, alone(**DROPPED))
 
 
 @pytest.mark.slow
@@ -330,10 +340,6 @@ def test_an_overflow_in_one_part_is_left_out_by_all():
         ),
         (lambda g: nn.parallelise(nn.Embedding(7, 4), g), "expected a divisor of the 7 features"),
         (lambda g: nn.parallelise(nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 2)), g), "the 5 features"),
-        (
-            lambda g: nn.parallelise(nn.TransformerBlock(8, 2, attention_dropout=0.1), g),
-            "dropout is 0.1; expected an att",
-        ),
         (lambda g: nn.ParallelEmbedding(tied(), g), "several layers share cannot be divided"),
     ],
 )
