@@ -27,11 +27,13 @@ class Grid:
     group : ProcessGroup
         All ranks.
     pipeline : ProcessGroup
-        The ranks of all replicas with the same part of each layer: the group of a :class:`Pipeline`.
+        The ranks of all replicas with the same part of each layer, on which ``Pipeline(model, grid)`` runs.
+    data : ProcessGroup
+        The replicas of this rank: those at the same place of their pipelines, with the same part of each layer.
     tensor : ProcessGroup
         The ranks that share each layer: the group of :func:`minipipe.nn.parallelise`.
     replicas : int
-        For ``Pipeline(…, replicas=grid.replicas)``.
+        The number of replicas.
     coordinates : tuple of int
         Of this rank: in the pipeline, the replica, and the part of a layer.
 
@@ -64,6 +66,7 @@ class Grid:
         self.group, self.replicas, self.coordinates = group, data, (stage, replica, part)
         # A pipeline has the ranks of its first replica first.
         self.pipeline = cast(ProcessGroup, group.split(part, key=replica * pipeline + stage))
+        self.data = cast(ProcessGroup, group.split(stage * tensor + part))
         self.tensor = cast(ProcessGroup, group.split(rest))
 
     def __repr__(self) -> str:

@@ -323,12 +323,12 @@ def parallelise(module: Module, group: ProcessGroup) -> Module:
 
     Divided are attention, by heads; embeddings that no other layer shares, by symbols; and in a sequence a linear layer
     with another one behind it and only elementwise functions between, by the features between them. All else is on
-    every rank.
+    every rank. What is divided already stays as it is.
 
     Parameters
     ----------
     module : Module
-        The plain model, the same on all ranks.
+        The model, the same on all ranks.
     group : ProcessGroup
         Of the ranks that share each layer, such as the ``tensor`` of a :class:`minipipe.Grid`.
 
@@ -350,7 +350,7 @@ def parallelise(module: Module, group: ProcessGroup) -> Module:
 
 def _divided_module(module: Module, group: ProcessGroup) -> Module:
     if isinstance(module, MultiHeadAttention):
-        return ParallelAttention(module, group)
+        return module if isinstance(module, ParallelAttention) else ParallelAttention(module, group)
     if isinstance(module, Embedding) and module.weight.num_uses == 1:
         return ParallelEmbedding(module, group)
     if isinstance(module, Sequential):

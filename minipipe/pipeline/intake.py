@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minipipe.comm import ProcessGroup
+from minipipe.comm import Grid, ProcessGroup
 from minipipe.comm.message import finish
 from minipipe.comm.objects import pack, unpack
 from minipipe.comm.process_group import OwnTag
@@ -26,15 +26,15 @@ from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan
 from minipipe.execution.samples import Pieces, Portion, Samples, divided, joined, returned, samples, split_microbatches
 from minipipe.execution.sliced import into_slices, out_of_slices
-from minipipe.nn import Sequential
+from minipipe.nn import Sequential, parallelise
 
 _WHOLE = ("evaluate", "predict", "measure_memory")  # calls that take any number of samples, and sequences as they are
 
 
 def planned(
-    model: Sequential | Plan, group: ProcessGroup, given: Mapping[str, object], pipeline: type, **run: Any
-) -> tuple[Plan, bool]:
-    """Return the plan that was given, or that of a model and options, for a group; and whether to recompute.
+    model: Sequential | Plan, group: ProcessGroup | Grid, given: Mapping[str, object], pipeline: type, **run: Any
+) -> tuple[Plan, ProcessGroup, Grid | None, bool]:
+    """Return the plan that was given, or that of a model and options, the group, its grid, and whether to recompute.
 
     Collective if the partition or the schedule follows from measurements: ``pipeline`` makes the pipelines that
     are measured, and ``run`` has their loss, seed, device and recompute. Otherwise local.
@@ -42,7 +42,8 @@ def planned(
     Raises
     ------
     ArgumentError
-        Code ``name``, for an option that does not exist. Code ``value``, for a seed that is no whole number.
+        Code ``name``, for an option that does not exist. Code ``value``, for a seed that is no whole number; and for
+        what does not fit a grid, see :func:`over_grid`.
     ModelError
         Code ``planned``, for options beside a plan.
     RankError
@@ -51,6 +52,10 @@ def planned(
     options: dict[str, Any] = {**given}
     for name in ("seed", "dropout_seed"):
         whole_number(name, run[name], 0)
+    grid = group if isinstance(group, Grid) else None
+    if isinstance(group, Grid):
+        model, options = over_grid(model, group, options)
+        group = group.pipeline
     is_asked = options.get("schedule") == "auto" or str(options.get("partition")) == "measured"
     others = options.keys() - (signature(Plan).parameters.keys() - {"num_ranks"})
     if (is_asked or others) and not isinstance(model, Plan):
@@ -58,13 +63,41 @@ def planned(
 
         model, options, run["recompute"] = decided(model, group, options, pipeline, **run)
     if not isinstance(model, Plan):
-        return Plan(model, num_ranks=group.size, **options), run["recompute"]
+        return Plan(model, num_ranks=group.size, **options), group, grid, run["recompute"]
     if options:
         raise ModelError("planned", f"The stages are given, and with them {', '.join(options)}; leave it out.")
     if model.schedule.num_ranks != group.size:
         message = f"The plan is made for {model.schedule.num_ranks} ranks, but there are {group.size}."
         raise RankError("wrong-number", f"{message} Start as many, or make the plan for {group.size}.")
-    return model, run["recompute"]
+    return model, group, grid, run["recompute"]
+
+
+def over_grid(model: Any, grid: Grid, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return a model whose layers are divided among the ranks of a grid that share them, and options with its replicas.
+
+    A plan stays as it is.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``: replicas beside those of the grid; measurements, in which ranks that share layers could come to
+        different choices; a plan of a whole model, or of another number of replicas.
+    """
+    is_shared = grid.tensor.size > 1
+    if "replicas" in options:
+        raise ArgumentError("value", f"The grid says how many replicas there are, {grid.replicas}; give no others.")
+    if is_shared and (options.get("schedule") == "auto" or str(options.get("partition")) == "measured"):
+        message = "Ranks that share layers could measure, and so choose, each in its own way: on a grid with tensor"
+        raise ArgumentError("value", f"{message} above 1 name a schedule, and a partition or layer_costs.")
+    if not isinstance(model, Plan):
+        return parallelise(model, grid.tensor) if is_shared else model, {**options, "replicas": grid.replicas}
+    if model.replicas != grid.replicas:
+        message = f"The plan has {model.replicas} replicas, and the grid {grid.replicas}; make it with replicas="
+        raise ArgumentError("value", f"{message}{grid.replicas}.")
+    if is_shared and all(parameter.whole_shape == parameter.shape for parameter in model.model.parameters()):
+        message = "The plan has a whole model, and the grid shares each layer among several ranks; make the plan of"
+        raise ArgumentError("value", f"{message} nn.parallelise(model, grid.tensor).")
+    return model, {**options}
 
 
 class _Reads(NamedTuple):
@@ -125,18 +158,21 @@ class Intake:
     seed : int
     compares : bool
         Whether batches are compared.
+    grid : Grid, optional
+        Whose pipeline the group is.
     """
 
-    def __init__(self, plan: Plan, group: ProcessGroup, xp: ModuleType, seed: int, compares: bool = True) -> None:
-        self._plan, self._group, self._xp, self._seed = plan, group, xp, seed
-        self._compares = compares and group.size > 1
+    def __init__(
+        self, plan: Plan, group: ProcessGroup, xp: ModuleType, seed: int, compares: bool, grid: Grid | None
+    ) -> None:
+        self._plan, self._group, self._xp, self._seed, self._compares = plan, group, xp, seed, compares
         self._first_ranks, self.last_ranks = (
             plan.program.ranks_of(0),
             plan.program.ranks_of(plan.program.num_stages - 1),
         )
         self.first_rank, self.last_rank = self._first_ranks[0], self.last_ranks[0]
         self.needs = Needs.of(plan, group.rank)
-        self.calls = Calls(group, self.first_rank)
+        self.calls = Calls(group, self.first_rank, grid.tensor if grid else None)
         group.describe_ranks({group.name(rank): role for rank, role in plan.roles.items()})
 
     def batch(

@@ -9,7 +9,7 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.comm import ProcessGroup
+from minipipe.comm import Grid, ProcessGroup
 from minipipe.comm.message import finish
 from minipipe.errors import RankError
 from minipipe.execution.checks.calls import Calls, check_backward, part_of
@@ -39,6 +39,8 @@ class AllParameters:
         Of this rank.
     compares : bool
         Whether to compare the first values, and the optimisers from then on.
+    grid : Grid, optional
+        Whose pipeline the group is.
 
     Attributes
     ----------
@@ -49,13 +51,21 @@ class AllParameters:
     """
 
     def __init__(
-        self, plan: Plan, group: ProcessGroup, calls: Calls, stages: Mapping[int, Stage], compares: bool
+        self,
+        plan: Plan,
+        group: ProcessGroup,
+        calls: Calls,
+        stages: Mapping[int, Stage],
+        compares: bool,
+        grid: Grid | None,
     ) -> None:
         self._plan, self._group, self._calls = plan, group, calls
         self.own = {name: p for stage in stages.values() for name, p in stage.parameters.items()}
-        updates = Updates(self.own.values()) if group.size > 1 else None
+        updates = Updates(self.own.values()) if compares or group.size > 1 else None
         if compares:
             check_first_values(group, {**dict(plan.model.named_parameters()), **self.own})
+            if grid is not None:
+                check_first_values(grid.tensor, {name: p for name, p in self.own.items() if p.whole_shape == p.shape})
             calls.updates = updates
         self.shared = SharedParameters(plan.shared, group, self.own)
         self.shared.take_first_values()

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, TypedDict, Unpack, overload
 import numpy as np
 
 from minipipe.autograd import backend
-from minipipe.comm import ProcessGroup
+from minipipe.comm import Grid, ProcessGroup
 from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import (
@@ -40,7 +40,7 @@ from minipipe.hints import FamiliarPipeline
 from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.module import modes_of
 from minipipe.optim import LossScale, Optimiser
-from minipipe.pipeline.intake import Intake, Needs, deliver_loss, deliver_outputs, gather_results, planned
+from minipipe.pipeline.intake import Intake, Needs, deliver_loss, deliver_outputs, gather_results, over_grid, planned
 from minipipe.pipeline.options import ModulesOptions, PlanOptions, showing
 from minipipe.pipeline.parameters import AllParameters
 from minipipe.pipeline.running import RunLosses, Runs, in_turn
@@ -70,7 +70,10 @@ class Pipeline(FamiliarPipeline):
     ----------
     model : Sequential or Plan
         The layers; or a plan, which has the model and everything that ``options`` would say.
-    group : ProcessGroup
+    group : ProcessGroup or Grid
+        A :class:`minipipe.Grid` brings the replicas, and divides each layer among its tensor groups, as
+        :func:`minipipe.nn.parallelise` does: results are those of the plain model within rounding then. All ranks of
+        the grid call alike, and those that share a layer are given the same batch.
     loss : function, optional
         ``(outputs, targets) -> Tensor`` with one element: a mean over the first axis, or by ``loss_weight``; or a sum,
         with the attribute ``reduction = "sum"``. Not needed by ``predict`` and ``forward_backward``.
@@ -125,7 +128,10 @@ class Pipeline(FamiliarPipeline):
     plan : Plan
         The layers of each stage, the rank of each stage, and the lowered schedule.
     model : Sequential
+        On a grid that shares layers, the divided one.
     group : ProcessGroup
+        The ranks of all stages and replicas.
+    grid : Grid or None
     schedule : Schedule
         The computations that ``step`` runs.
     partition : list of range
@@ -177,7 +183,7 @@ class Pipeline(FamiliarPipeline):
     __slots__ = (
         *("_executor", "_finite", "_group", "_input_gradients", "_intake", "_is_training", "_objective", "_parameters"),
         *("_pending", "_plan", "_predictors", "_records", "_runs", "_seeds", "_stages", "_sums", "_trainer", "_xp"),
-        *("__weakref__", "measures_memory", "num_steps"),
+        *("__weakref__", "_grid", "measures_memory", "num_steps"),
     )
 
     # The seam of ``minipipe advise``: sees the arguments of each pipeline of a program, and takes its first step.
@@ -187,7 +193,7 @@ class Pipeline(FamiliarPipeline):
     def __init__(
         self,
         model: Sequential | Plan,
-        group: ProcessGroup,
+        group: ProcessGroup | Grid,
         *,
         loss: Loss | None = None,
         seed: int = 0,
@@ -207,23 +213,23 @@ class Pipeline(FamiliarPipeline):
         run: dict[str, Any] = {**given, "device": device, "recompute": recompute}
         if self.watcher is not None:
             model, options = self.watcher.begin(self, model, options, run)
-        plan, recompute = planned(model, group, options, Pipeline, **run)
+        plan, group, grid, recompute = planned(model, group, options, Pipeline, **run)
         self._objective = partial(BatchObjective, check_loss(loss), weight_of_loss(plan.schedule, loss, loss_weight))
-        compares = check_program(group, check_agreement, {**plan.description, **given})
+        compares = check_program(grid.group if grid else group, check_agreement, {**plan.description, **given})
         warn_of_another_order(plan.schedule, group)
         self._plan, self._group, self._xp = plan, group, backend.module_for(device, group.local_rank)
-        self._intake = Intake(plan, group, self._xp, dropout_seed, compares)
-        self._seeds, self.num_steps, self.measures_memory = (seed, dropout_seed), 0, False
+        self._intake = Intake(plan, group, self._xp, dropout_seed, compares, grid)
+        self._seeds, self._grid, self.num_steps, self.measures_memory = (seed, dropout_seed), grid, 0, False
         # Of the last steps, for timeline(); and the loss of the last one, waited for or not.
         self._records, self._pending = deque[Record](maxlen=_KEPT_STEPS), deque[PendingLoss]()
         self._stages = build_stages(plan, group.rank, seed, recompute, self._xp, replay and not stack_weight_gradients)
-        self._parameters = AllParameters(plan, group, self._intake.calls, self._stages, compares)
+        self._parameters = AllParameters(plan, group, self._intake.calls, self._stages, compares, grid)
         self._executor = partial(Executor, stages=self._stages, group=group, xp=self._xp, observers=journal())
         self._is_training, self._predictors, self._input_gradients = plan.model.is_training, dict[int, Executor](), None
         others = observers_of(plan.program.actions[group.rank], stack_weight_gradients)
         self._sums = GradientSums(plan, self._stages, group, self._xp)
         self._trainer = self._executor(plan.program, observers=[*self._sums.observers, *others])
-        self._finite = FiniteCheck(check_finite, plan, self._trainer)
+        self._finite = FiniteCheck(check_finite, plan, self._trainer, grid)
         self._runs = Runs(plan, group, self._intake, self._executor, self._objective.args, check_finite)
 
     @classmethod
@@ -231,7 +237,7 @@ class Pipeline(FamiliarPipeline):
     def from_modules(
         cls,
         modules: Sequence[Module],
-        group: ProcessGroup,
+        group: ProcessGroup | Grid,
         *,
         schedule: str | Path | Schedule | Program | None = None,
         **options: Unpack[ModulesOptions],
@@ -245,7 +251,7 @@ class Pipeline(FamiliarPipeline):
         ----------
         modules : sequence of Module
             Any number, at least one. With fewer modules than ranks, the last ranks hold none.
-        group : ProcessGroup
+        group : ProcessGroup or Grid
         schedule : str, Path or Schedule, optional
             By default 1F1B, in its interleaved form where ranks hold several modules.
         **options
@@ -266,8 +272,13 @@ class Pipeline(FamiliarPipeline):
         [(0, 2), (1, 3)]
         """
         rest: dict[str, Any] = {**options}
-        own = {name: rest.pop(name) for name in ("num_microbatches", "inputs_require_grad", "replicas") if name in rest}
-        return cls(Plan.of_modules(list(modules), group.size, schedule, **own), group, **rest)
+        own_names = ("num_microbatches", "inputs_require_grad", "replicas")
+        own: dict[str, Any] = {name: rest.pop(name) for name in own_names if name in rest}
+        stages, ranks = list(modules), group.pipeline if isinstance(group, Grid) else group
+        if isinstance(group, Grid):
+            sequence, own = over_grid(Sequential(*stages), group, own)
+            stages = list(sequence.layers)
+        return cls(Plan.of_modules(stages, ranks.size, schedule, **own), group, **rest)
 
     @property
     def model(self) -> Sequential:
@@ -286,8 +297,13 @@ class Pipeline(FamiliarPipeline):
 
     @property
     def group(self) -> ProcessGroup:
-        """The ranks."""
+        """The ranks of all stages and replicas."""
         return self._group
+
+    @property
+    def grid(self) -> Grid | None:
+        """The grid that was given, if it was one."""
+        return self._grid
 
     @property
     def schedule(self) -> Schedule:

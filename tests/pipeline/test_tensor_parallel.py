@@ -50,13 +50,13 @@ def alone(**options):
 
 def on_grid(group, pipeline=1, data=1, tensor=1, schedule="1f1b", is_head_divided=False, recompute=False, **options):
     grid = Grid(group, pipeline=pipeline, data=data, tensor=tensor)
-    model, loss = nn.parallelise(language_model(**options), grid.tensor), nn.CrossEntropyLoss()
+    model, loss = language_model(**options), nn.CrossEntropyLoss()
     if is_head_divided:
         *layers, head = model
         model = nn.Sequential(*layers, nn.ColumnParallelLinear(head, grid.tensor))
         loss = nn.ParallelCrossEntropyLoss(grid.tensor)
-    given = {"num_microbatches": MICROBATCHES // data, "replicas": data, "recompute": recompute}
-    return Pipeline(model, grid.pipeline, loss=loss, schedule=schedule, **given)
+    given = {"num_microbatches": MICROBATCHES // data, "recompute": recompute}
+    return Pipeline(model, grid, loss=loss, schedule=schedule, **given)
 
 
 def assert_close(found, expected, is_head_divided=False):

@@ -29,6 +29,8 @@ class Calls:
     group : ProcessGroup
     first_rank : int
         The rank that the others follow.
+    tensor : ProcessGroup, optional
+        The ranks that share each layer, each in a group like that one, which make the same calls.
 
     Attributes
     ----------
@@ -47,11 +49,11 @@ class Calls:
     Rank 1 is in evaluate(), call 1 of pipeline 1, but rank 0 in step(), call 1 of pipeline 1
     """
 
-    def __init__(self, group: ProcessGroup, first_rank: int) -> None:
+    def __init__(self, group: ProcessGroup, first_rank: int, tensor: ProcessGroup | None = None) -> None:
         self.count = 0
         self.updates: Updates | None = None
-        self._group = group
-        self._first_rank = first_rank
+        self._roots = [(tensor, 0)] if tensor else []
+        self._roots += [(group, first_rank)]
         self._pipeline = group.next_serial()
 
     def begin(
@@ -79,17 +81,19 @@ class Calls:
         self.count += 1
         values = {**(given or {}), **(self.updates.marks() if self.updates else {})}
         mine = [self._pipeline, self.count, _NAMES.index(call), size, layout, *marks_of(values)]
-        sent = numbers_sent(mine) if self._group.rank == self._first_rank else None
-        first = numbers_that_came(self._group.broadcast(sent, self._first_rank, what=part_of(call)))
-        rank, first_rank = self._group.name(), self._group.name(self._first_rank)
-        if first[:3] != mine[:3]:
-            raise MessageError(
-                "step",
-                f"Rank {rank} is in {_described(*mine[:3])}, "
-                f"but rank {first_rank} in {_described(*first[:3])}. "
-                "Every rank must make the same calls of the same pipelines in the same order.",
-            )
-        check_marks((rank, first_rank), values, (mine[5:], first[5:]), self.updates.words if self.updates else dict)
+        words = self.updates.words if self.updates else dict
+        for group, root in self._roots:
+            sent = numbers_sent(mine) if group.rank == root else None
+            first = numbers_that_came(group.broadcast(sent, root, what=part_of(call)))
+            ranks = group.name(), group.name(root)
+            if first[:3] != mine[:3]:
+                raise MessageError(
+                    "step",
+                    f"Rank {ranks[0]} is in {_described(*mine[:3])}, "
+                    f"but rank {ranks[1]} in {_described(*first[:3])}. "
+                    "Every rank must make the same calls of the same pipelines in the same order.",
+                )
+            check_marks(ranks, values, (mine[5:], first[5:]), words)
         return int(first[3]), int(first[4])
 
 

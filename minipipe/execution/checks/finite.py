@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 
 from minipipe.autograd import backend
+from minipipe.comm import Grid
 from minipipe.errors import NotFiniteCode, NotFiniteError, one_of
 from minipipe.execution import BatchLoss
 from minipipe.execution.batch import Batch
@@ -31,12 +32,17 @@ WhenNotFinite = Literal["stop", "warn", "off"]
 
 
 class FiniteCheck:
-    """Looks at the gradients of this rank after every step; the executor has run the step."""
+    """Looks at the gradients of this rank after every step; the executor has run the step.
 
-    def __init__(self, when_not_finite: WhenNotFinite, plan: Plan, executor: Executor) -> None:
+    On a grid the ranks that share each layer look together, so that all of them stop, or none.
+    """
+
+    def __init__(
+        self, when_not_finite: WhenNotFinite, plan: Plan, executor: Executor, grid: Grid | None = None
+    ) -> None:
         one_of("check_finite", when_not_finite, ("stop", "warn", "off"))
         self.when_not_finite = when_not_finite
-        self.plan = plan
+        self.plan, self.grid = plan, grid
         self.executor = executor
         self.names = list(plan.owners)
         stages = executor.stages.values()
@@ -46,7 +52,10 @@ class FiniteCheck:
         self._may_overflow = np.dtype(np.float16) in dtypes
 
     def of_step(self, batch: Batch, waits: bool) -> StepCheck | None:
-        """Look at the gradients that a step has left here; ``waits`` is whether this rank waits for its loss. Local."""
+        """Look at the gradients that a step has left here; ``waits`` is whether this rank waits for its loss.
+
+        Local, but for the ranks that share each layer.
+        """
         if self.when_not_finite == "off":
             return None
         return StepCheck(self, batch, waits, not self._may_overflow and batch.objective.scale <= 1)
@@ -75,7 +84,9 @@ class StepCheck:
     """
 
     def __init__(self, check: FiniteCheck, batch: Batch, waits: bool, with_gradients: bool) -> None:
-        self.findings = (float(check.first_not_finite() if with_gradients else -1), float(waits))
+        found = np.array([check.first_not_finite() if with_gradients else -1, -waits], np.float64)
+        number, busy = (found if check.grid is None else check.grid.tensor.all_reduce(found, "max")).tolist()
+        self.findings = (number, -busy)
         self._check, self._batch, self._with_gradients = check, batch, with_gradients
 
     def judge(self, loss: BatchLoss, findings: Sequence[Sequence[float]]) -> None:
@@ -97,7 +108,7 @@ class StepCheck:
             return
         check, step = self._check, self._batch.training_step + 1
         if all(waits for _, waits in findings):
-            code, found = culprit_of(check.plan, check.executor, self._batch, self._with_gradients)
+            code, found = culprit_of(check.plan, check.executor, self._batch, self._with_gradients, check.grid)
             words = f"Step {step}: {found}"
             end = "No parameter was changed: every rank has stopped before the update."
         else:
@@ -135,7 +146,9 @@ _NOT_FOUND = (
 )
 
 
-def culprit_of(plan: Plan, executor: Executor, batch: Batch, with_gradients: bool = True) -> tuple[NotFiniteCode, str]:
+def culprit_of(
+    plan: Plan, executor: Executor, batch: Batch, with_gradients: bool = True, grid: Grid | None = None
+) -> tuple[NotFiniteCode, str]:
     """Run a step once more, and say where the first value was made that is not finite; the same on every rank.
 
     Collective. It changes no parameter and no gradient, and draws the random numbers of the first run. Metrics are not
@@ -161,7 +174,8 @@ def culprit_of(plan: Plan, executor: Executor, batch: Batch, with_gradients: boo
     if not batch.objective.is_given:
         probe.look_at_losses(again.objective.losses)
     own = np.array(probe.sightings, np.int64).reshape(-1, len(Seen._fields))
-    rows = executor.group.all_gather(own, what=part_of(batch.call))
+    group = executor.group if grid is None else grid.group
+    rows = group.all_gather(own, what=part_of(batch.call))
     sightings = [Seen(*row) for part in rows for row in part.tolist()]
     if not with_gradients:
         sightings = [seen for seen in sightings if seen.what not in (What.GRADIENT, What.WEIGHT_GRADIENT)]
@@ -169,11 +183,12 @@ def culprit_of(plan: Plan, executor: Executor, batch: Batch, with_gradients: boo
     if culprit is None:
         return NotFiniteCode.NOT_FOUND, _NOT_FOUND
     masks = [seen for seen in sightings if seen[:2] == (What.INPUTS, culprit.microbatch) and seen.kinds & MINUS]
-    return _described(culprit, plan, executor, batch, bool(masks))
+    who = next(rank for rank, part in enumerate(rows) if list(culprit.cause or culprit.seen) in part.tolist())
+    return _described(culprit, plan, executor, batch, bool(masks), group.name(who))
 
 
 def _described(
-    culprit: Culprit, plan: Plan, executor: Executor, batch: Batch, has_masks: bool
+    culprit: Culprit, plan: Plan, executor: Executor, batch: Batch, has_masks: bool, rank: int
 ) -> tuple[NotFiniteCode, str]:
     """Return the code, and who made what where."""
     k, layer, seen, cause = culprit.microbatch, culprit.layer, culprit.seen, culprit.cause
@@ -189,9 +204,8 @@ def _described(
     if culprit.is_backward:
         of = names[seen.which] if culprit.is_weight else "its input"
         what = f"returned {made} in the gradient of {of}, for a finite gradient of its result"
-    program, group = executor.program, executor.group
-    where = f"on rank {group.name(program.rank_of(stage, k))}, stage {stage}, microbatch {k}"
-    sentence = f"{name} {what}, {where}, action {_action(culprit, program, stage)}"
+    where = f"on rank {rank}, stage {stage}, microbatch {k}"
+    sentence = f"{name} {what}, {where}, action {_action(culprit, executor.program, stage)}"
     if culprit.is_backward:
         return NotFiniteCode.BACKWARD, f"{sentence}."
     if cause is None:

@@ -1,0 +1,137 @@
+"""A pipeline on a grid: what all of its ranks must have alike, and what it refuses."""
+
+import numpy as np
+import pytest
+
+from minipipe import Grid, Pipeline, Plan, nn, optim, spawn
+from minipipe.errors import ArgumentError, NotFiniteError, RankError
+from tests.launch import for_each
+from tests.pipeline.test_tensor_parallel import (
+    IDS,
+    MICROBATCHES,
+    NEXT,
+    alone,
+    assert_close,
+    language_model,
+    on_grid,
+    train,
+)
+
+
+def grid_of(group, pipeline=1, data=1, tensor=2):
+    return Grid(group, pipeline=pipeline, data=data, tensor=tensor)
+
+
+def test_stages_that_are_given_are_divided_too():
+    def run(group):
+        layers = list(language_model())
+        modules = [nn.Sequential(*layers[:3]), nn.Sequential(*layers[3:])]
+        return train(Pipeline.from_modules(modules, group, loss=nn.CrossEntropyLoss(), num_microbatches=8))
+
+    (expected,) = spawn(run, 1)
+    for found in spawn(lambda group: run(grid_of(group, 2)), 4):
+        assert_close(found, expected)
+
+
+def test_a_plan_of_a_divided_model_runs_as_it_is():
+    def make(group):
+        grid = grid_of(group, 2)
+        plan = Plan(nn.parallelise(language_model(), grid.tensor), num_ranks=2, num_microbatches=MICROBATCHES)
+        return Pipeline(plan, grid, loss=nn.CrossEntropyLoss())
+
+    for found in spawn(lambda group: train(make(group)), 4):
+        assert_close(found, alone())
+
+
+def test_a_pipeline_knows_its_grid_and_the_data_group_its_replicas():
+    def look(group):
+        pipeline = on_grid(group, 2, 2, 2)
+        grid = pipeline.grid
+        assert pipeline.group is grid.pipeline and pipeline.plan.replicas == grid.replicas == 2
+        return grid.coordinates, list(grid.data.world_ranks)
+
+    for (stage, _, part), ranks in spawn(look, 8):
+        assert ranks == [(stage * 2 + replica) * 2 + part for replica in range(2)]
+    assert spawn(lambda group: Pipeline(language_model(), group, loss=nn.MSELoss()).grid, 1) == [None]
+
+
+# -- agreement: between the parts of a layer, too -------------------------------------------------------------------
+
+
+def with_other_targets(group):
+    pipeline, targets = on_grid(group, 2, 1, 2), NEXT.copy()
+    targets[0, 0] += group.rank == 3  # a part of the last stage; rank 0, which the others follow, has none
+    pipeline.step(IDS if group.rank < 2 else None, targets if group.rank >= 2 else None)
+
+
+def with_another_learning_rate(group):
+    pipeline = on_grid(group, tensor=2)
+    optimiser = optim.SGD(pipeline.parameters(), 0.1 * (1 + group.rank))
+    pipeline.step(IDS, NEXT)
+    optimiser.step()
+    pipeline.step(IDS, NEXT)
+
+
+def with_other_values(group):
+    model = language_model().initialise(0)
+    model[4].weight.data = model[4].weight.data + group.rank
+    Pipeline(model, grid_of(group), loss=nn.CrossEntropyLoss())
+
+
+@for_each(
+    case={
+        "inputs": (2, lambda group: on_grid(group, tensor=2).step(IDS + group.rank, NEXT), "The inputs of rank 1"),
+        "targets": (4, with_other_targets, "The targets of rank 3 differs from that of rank 2"),
+        "a learning rate": (2, with_another_learning_rate, "The learning rate of rank 1 .0.2. differs from"),
+        "first values": (2, with_other_values, "The first values of 4.weight on rank 1 differ from those on rank 0"),
+        "a model": (2, lambda group: on_grid(group, tensor=2, dropout=0.1 * group.rank), "The model of rank 1 differs"),
+        "a seed": (
+            2,
+            lambda group: Pipeline(language_model(), grid_of(group), loss=nn.CrossEntropyLoss(), seed=group.rank),
+            "The seed of rank 1 differs",
+        ),
+    }
+)
+def test_parts_of_a_layer_that_disagree_are_refused(case):
+    num_ranks, make, words = case
+    with pytest.raises(RankError, match=words):
+        spawn(make, num_ranks)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_what_is_not_finite_in_one_part_stops_all_of_them():
+    def overflow(group):
+        pipeline = on_grid(group, 2, 1, 2)
+        for name, parameter in pipeline.named_parameters():
+            if name == "2.attention.layers.1.projections.weight" and group.rank == 1:
+                parameter.data[:] = np.inf
+        with pytest.raises(NotFiniteError) as caught:
+            pipeline.step(IDS, NEXT)
+        return str(caught.value)
+
+    (message,) = set(spawn(overflow, 4))
+    assert "on rank 1, stage 0" in message and "its parameter 2.attention" in message
+
+
+# -- refused --------------------------------------------------------------------------------------------------------
+
+
+@for_each(
+    case={
+        "replicas": ({"replicas": 2}, "The grid says how many replicas there are, 1; give no others"),
+        "a search": ({"schedule": "auto"}, "on a grid with tensor above 1 name a schedule"),
+        "a measurement": ({"partition": "measured"}, "on a grid with tensor above 1 name a schedule"),
+    }
+)
+def test_options_that_do_not_fit_a_grid_are_refused(case):
+    options, words = case
+    with pytest.raises(ArgumentError, match=words):
+        spawn(lambda group: Pipeline(language_model(), grid_of(group), loss=nn.CrossEntropyLoss(), **options), 2)
+
+
+def test_plans_that_do_not_fit_a_grid_are_refused():
+    whole = Plan(language_model(), num_ranks=2)
+    with pytest.raises(ArgumentError, match="The plan has a whole model"):
+        spawn(lambda group: Pipeline(whole, grid_of(group, 2), loss=nn.CrossEntropyLoss()), 4)
+    with pytest.raises(ArgumentError, match="The plan has 1 replicas, and the grid 2"):
+        spawn(lambda group: Pipeline(whole, Grid(group, data=2), loss=nn.CrossEntropyLoss()), 2)
