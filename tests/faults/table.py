@@ -172,7 +172,8 @@ FAULTS = (
         limit=KILLED,
     ),
     Fault("raises_with_children", 2, ("steady",), 1, SPEAKS, ("ValueError: boom$", PLACED)),
-    Fault("closes_all_files", 1, ("between steps",), None, rf"{SPEAKS}Rank {{rank}} .*closed all its files"),
+    # On a busy machine the launcher has killed it before anybody has seen that it still runs.
+    Fault("closes_all_files", 1, ("between steps",), None, rf"{SPEAKS}Rank {{rank}} .*(closed all its files|SIGKILL)"),
     _goes_on("closes_the_socket_to_the_launcher", 1, ("construction", "between steps")),
     _goes_on("leaves_a_child_behind", 3, ("construction", "steady", "between steps", "exit")),
     Fault("raises", 2, IN_STEP, 1, rf"{SPEAKS}(ValueError: boom|{PLACED})$", ("ValueError: boom$", PLACED)),
