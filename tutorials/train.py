@@ -22,6 +22,7 @@ from training_program import (
     order_of_step,
     predict,
     print_json,
+    ranks_of,
     read_options,
     report_last_step,
     report_nothing_left,
@@ -58,10 +59,9 @@ def mlp(num_layers, hidden):
 def make_pipeline(options, group):
     return Pipeline(
         mlp(options.layers, options.hidden),
-        group,
+        **ranks_of(options, group),
         loss=nn.CrossEntropyLoss(),
         schedule=options.schedule,
-        replicas=options.replicas,
         gradient_blocks=options.blocks,
         num_microbatches=num_microbatches(options, default=16),
         seed=options.seed,

@@ -25,6 +25,7 @@ from training_program import (
     order_of_step,
     predict,
     print_json,
+    ranks_of,
     read_options,
     report_last_step,
     report_nothing_left,
@@ -83,10 +84,9 @@ def language_model(num_characters, options):
 def make_pipeline(num_characters, options, group):
     return Pipeline(
         language_model(num_characters, options),
-        group,
+        **ranks_of(options, group),
         loss=nn.CrossEntropyLoss(),
         schedule=options.schedule,
-        replicas=options.replicas,
         gradient_blocks=options.blocks,
         num_microbatches=num_microbatches(options, default=8),
         seed=options.seed,

@@ -15,7 +15,7 @@ from statistics import median
 
 import numpy as np
 
-from minipipe import Costs, checkpoint, schedules, simulate
+from minipipe import Costs, Grid, checkpoint, schedules, simulate
 from minipipe.errors import FileError
 from minipipe.render import check_ending, draw_text, has_colour, save
 from minipipe.render.files import ENDINGS
@@ -32,6 +32,7 @@ def make_parser(description, microbatches, batch_size, learning_rate, layers, la
     add("--schedule", default="1f1b", metavar="NAME|FILE.csv", help=f"{names}, or a file (default: 1f1b)")
     add("--microbatches", type=int, metavar="N", help=f"of each batch (default: {microbatches}, or the file's)")
     add("--replicas", type=int, default=1, metavar="R", help="copies of the pipeline, each on its part of the ranks")
+    add("--tensor", type=int, default=1, metavar="T", help="ranks that share each layer (default: %(default)s)")
     add("--blocks", type=int, metavar="N", help="of gradients, added apart and then in pairs (default: the replicas)")
     add("--batch-size", type=int, default=batch_size, metavar="N", help="at most (default: %(default)s)")
     add("--learning-rate", type=float, default=learning_rate, metavar="X", help="falls to 0 (default: %(default)s)")
@@ -64,7 +65,7 @@ def read_options(parser, at_least_one, is_silent, mistake=lambda options: None):
             stack.enter_context(contextlib.redirect_stdout(nowhere))
             stack.enter_context(contextlib.redirect_stderr(nowhere))
         options = parser.parse_args()
-        for name in ("batch_size", "layers", "replicas", *at_least_one):
+        for name in ("batch_size", "layers", "replicas", "tensor", *at_least_one):
             if getattr(options, name) < 1:
                 parser.error(f"--{name.replace('_', '-')} is {getattr(options, name)}; expected at least 1")
         if not 0 < options.learning_rate < float("inf"):
@@ -156,6 +157,14 @@ class Checkpoints:
         if self.folder is not None and loss < self.best:
             self.best = loss
             checkpoint.export(self.folder / "best.safetensors", self.pipeline)
+
+
+def ranks_of(options, group):
+    """Return the arguments of a pipeline that say on which ranks it runs. Collective."""
+    if options.tensor == 1:
+        return {"group": group, "replicas": options.replicas}
+    pipeline = max(1, group.size // (options.replicas * options.tensor))
+    return {"group": Grid(group, pipeline=pipeline, data=options.replicas, tensor=options.tensor)}
 
 
 def num_microbatches(options, default):

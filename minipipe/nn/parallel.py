@@ -321,9 +321,9 @@ class ParallelCrossEntropyLoss(CrossEntropyLoss):
 def parallelise(module: Module, group: ProcessGroup) -> Module:
     """Return a copy of a model whose blocks are divided among the ranks of a group; the names of parameters stay.
 
-    Divided are attention, by heads; embeddings that no other layer shares, by symbols; and in a sequence a linear layer
-    with another one behind it and only elementwise functions between, by the features between them. All else is on
-    every rank. What is divided already stays as it is.
+    Divided are attention, by heads; in a sequence a linear layer with another one behind it and only elementwise
+    functions between, by the features between them; and embeddings that no other layer shares, by symbols, where there
+    is a multiple of the size of the group. All else is on every rank. What is divided already stays as it is.
 
     Parameters
     ----------
@@ -335,7 +335,7 @@ def parallelise(module: Module, group: ProcessGroup) -> Module:
     Raises
     ------
     ArgumentError
-        Code ``value``, where the size of the group does not divide heads, symbols or features.
+        Code ``value``, where the size of the group does not divide heads or features.
 
     Examples
     --------
@@ -351,7 +351,7 @@ def parallelise(module: Module, group: ProcessGroup) -> Module:
 def _divided_module(module: Module, group: ProcessGroup) -> Module:
     if isinstance(module, MultiHeadAttention):
         return module if isinstance(module, ParallelAttention) else ParallelAttention(module, group)
-    if isinstance(module, Embedding) and module.weight.num_uses == 1:
+    if isinstance(module, Embedding) and module.weight.num_uses == 1 and len(module.weight) % group.size == 0:
         return ParallelEmbedding(module, group)
     if isinstance(module, Sequential):
         module.layers = _divided_layers(list(module.layers), group)

@@ -164,13 +164,13 @@ def test_values_that_a_model_has_are_divided_and_loaded_as_a_whole():
         assert same_bits(part, np.concatenate([queries[:, mine], keys[:, mine], values[:, mine]], axis=1))
 
 
-def test_a_frozen_layer_stays_frozen_and_a_shared_embedding_whole():
-    embedding = nn.Embedding(SYMBOLS, WIDTH)
-    model = nn.Sequential(embedding, nn.TransformerBlock(WIDTH, 4).freeze(), nn.Unembedding(embedding))
+def test_a_frozen_layer_stays_frozen_and_an_embedding_whole_that_is_shared_or_odd():
+    embedding, odd = nn.Embedding(SYMBOLS, WIDTH), nn.Embedding(7, 4)
+    model = nn.Sequential(embedding, nn.TransformerBlock(WIDTH, 4).freeze(), nn.Unembedding(embedding), odd)
 
     def look(group):
         own = nn.parallelise(model, group)
-        return type(own[0]) is nn.Embedding, [p.requires_grad for p in own[1].parameters()]
+        return {type(own[0]), type(own[3])} == {nn.Embedding}, [p.requires_grad for p in own[1].parameters()]
 
     for is_whole, trained in spawn(look, 2):
         assert is_whole and not any(trained)
@@ -338,7 +338,7 @@ def test_an_overflow_in_one_part_is_left_out_by_all():
             lambda g: nn.parallelise(nn.TransformerBlock(8, 4, num_key_value_heads=1), g),
             "4 heads, 1 of keys and values",
         ),
-        (lambda g: nn.parallelise(nn.Embedding(7, 4), g), "expected a divisor of the 7 features"),
+        (lambda g: nn.ParallelEmbedding(nn.Embedding(7, 4), g), "expected a divisor of the 7 features"),
         (lambda g: nn.parallelise(nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Linear(5, 2)), g), "the 5 features"),
         (lambda g: nn.ParallelEmbedding(tied(), g), "several layers share cannot be divided"),
     ],

@@ -48,6 +48,14 @@ def test_any_ranks_and_schedule_end_with_the_same_loss_and_text(num_ranks, sched
     assert many["loss"] == alone["loss"] and many["text"] == alone["text"]
 
 
+@needs_mpi
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_ranks", "options"), [(2, ()), (4, ("--replicas", 2)), (8, ("--replicas", 2))])
+def test_ranks_that_share_each_layer_end_with_the_same_loss_within_rounding(num_ranks, options, alone):
+    many = result(on_ranks(num_ranks, "--tensor", 2, *options))
+    assert many["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+
+
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory):
     return tmp_path_factory.mktemp("traces")
@@ -96,6 +104,7 @@ def test_the_numbers_in_the_trace_are_those_that_are_printed(traces):
         slowly(["--heads", "5"], "--width is 96, which 5 heads cannot share; expected a multiple of --heads"),
         slowly(["--dropout", "1"], "--dropout is 1.0; expected at least 0 and less than 1"),
         slowly(["--learning-rate", "nan"], "--learning-rate is nan; expected a finite number"),
+        (["--tensor", "2"], "pipeline 1 x data 1 x tensor 2 are 2 ranks, but there are 1"),
         (["--device", "gpu"], "There is no GPU to use: no CuPy"),
         (["--microbatches", "17"], "A batch of 16 samples cannot make 17 microbatches"),
     ],
