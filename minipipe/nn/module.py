@@ -164,7 +164,7 @@ class Module(Familiar):
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return a copy of every parameter's values, by qualified name."""
-        return {name: np.array(backend.to_numpy(p.whole())) for name, p in self.named_parameters()}
+        return {name: np.array(backend.to_numpy(p.joined(p.data))) for name, p in self.named_parameters()}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Load values from :meth:`state_dict` of this or another model, in the dtype of the parameters.

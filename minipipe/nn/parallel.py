@@ -101,15 +101,20 @@ class ShardedParameter(Parameter):
         super().__init__(shard.own_shape, initialiser or constant(0.0), dtype)
         self.initialiser, self.shard = initialiser, shard
 
+    is_divided = True
     whole_shape = property(lambda self: self.shard.shape, doc="The shape of all ranks' parts together.")
 
-    def whole(self) -> Array:
-        """Return the values of all ranks' parts together. Collective."""
-        return self.shard.joined(self.data)
+    def joined(self, values: Array) -> Array:
+        """Return the parts of all ranks together; what has another shape than a part is returned as it is."""
+        return self.shard.joined(values) if values.shape == self.shape else values
+
+    def cut(self, values: Array) -> Array:
+        """Return this rank's part; what has another shape than the whole is returned as it is."""
+        return self.shard.cut(values) if values.shape == self.whole_shape else values
 
     def load(self, values: Array, name: str) -> None:
         """Take this rank's part of the values of the whole parameter."""
-        super().load(self.shard.cut(values) if values.shape == self.whole_shape else values, name)
+        super().load(self.cut(values), name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardedParameter:
         twin = memo[id(self)] = ShardedParameter(self.shard, self.initialiser, self.dtype)

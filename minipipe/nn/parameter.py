@@ -126,11 +126,18 @@ class Parameter(Tensor):
         """How many bytes the values take, or will take."""
         return self.size * backend.numpy_dtype(self.dtype).itemsize
 
-    whole_shape = property(attrgetter("shape"), doc="The shape of all ranks' parts together; mostly its own.")
+    # -- the parts of other ranks: mostly there are none ----------------------------------------------------
 
-    def whole(self) -> Array:
-        """Return the values of all ranks' parts together; mostly its own. Collective if there are parts."""
-        return self.data
+    is_divided = False
+    whole_shape = property(attrgetter("shape"), doc="The shape of all ranks' parts together.")
+
+    def joined(self, values: Array) -> Array:
+        """Return all ranks' parts together of values, or of an optimiser's array. Collective if ``is_divided``."""
+        return values
+
+    def cut(self, values: Array) -> Array:
+        """Return this rank's part of the values, or of an optimiser's array, of the whole parameter. Local."""
+        return values
 
     @property
     def is_filled(self) -> bool:
@@ -259,13 +266,11 @@ class Parameter(Tensor):
             self._drop_grad()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
-        twin = Parameter(self.shape, self.initialiser or constant(0.0), self.dtype)
-        twin.initialiser = self.initialiser
-        twin.xp, twin.node.needs_gradient = self.xp, self.requires_grad
+        twin = memo[id(self)] = Parameter(self.shape, self.initialiser or constant(0.0), self.dtype)
+        twin.initialiser, twin.xp, twin.node.needs_gradient = self.initialiser, self.xp, self.requires_grad
         twin.num_uses, twin.is_placed = self.num_uses, self.is_placed
         if self.is_filled:
             twin.data = backend.copy(self.data)
-        memo[id(self)] = twin
         return twin
 
     def __repr__(self) -> str:

@@ -94,7 +94,7 @@ def over_grid(model: Any, grid: Grid, options: Mapping[str, Any]) -> tuple[Any, 
     if model.replicas != grid.replicas:
         message = f"The plan has {model.replicas} replicas, and the grid {grid.replicas}; make it with replicas="
         raise ArgumentError("value", f"{message}{grid.replicas}.")
-    if is_shared and all(parameter.whole_shape == parameter.shape for parameter in model.model.parameters()):
+    if is_shared and not any(parameter.is_divided for parameter in model.model.parameters()):
         message = "The plan has a whole model, and the grid shares each layer among several ranks; make the plan of"
         raise ArgumentError("value", f"{message} nn.parallelise(model, grid.tensor).")
     return model, {**options}

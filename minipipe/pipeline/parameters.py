@@ -65,7 +65,7 @@ class AllParameters:
         if compares:
             check_first_values(group, {**dict(plan.model.named_parameters()), **self.own})
             if grid is not None:
-                check_first_values(grid.tensor, {name: p for name, p in self.own.items() if p.whole_shape == p.shape})
+                check_first_values(grid.tensor, {name: p for name, p in self.own.items() if not p.is_divided})
             calls.updates = updates
         self.shared = SharedParameters(plan.shared, group, self.own)
         self.shared.take_first_values()
@@ -75,7 +75,9 @@ class AllParameters:
         self._calls.begin("state_dict")
         state = {}
         for name, owner in self._plan.owners.items():
-            mine = backend.to_numpy(self.own[name].whole()) if owner == self._group.rank else None
+            own, is_owner = self.own.get(name), owner == self._group.rank
+            mine = own.joined(own.data) if own is not None and (is_owner or own.is_divided) else None
+            mine = backend.to_numpy(mine) if is_owner else None
             state[name] = np.array(self._group.broadcast(mine, owner, what=part_of("state_dict")))
         return state
 

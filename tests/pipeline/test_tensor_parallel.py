@@ -362,17 +362,6 @@ def test_a_symbol_that_no_rank_has_is_refused_by_all():
         spawn(lambda g: parallel_cross_entropy(Tensor(np.ones((1, 2))), [4], g), 2)
 
 
-def test_a_checkpoint_of_parts_is_refused(tmp_path):
-    from minipipe import checkpoint
-
-    def save(group):
-        pipeline = on_grid(group, tensor=2)
-        checkpoint.save(tmp_path / str(group.rank), pipeline, step=1)
-
-    with pytest.raises(ArgumentError, match="divided among ranks by tensor parallelism"):
-        spawn(save, 2)
-
-
 def test_a_grid_says_which_product_does_not_fit():
     with pytest.raises(RankError, match="pipeline 2 x data 1 x tensor 3 are 6 ranks, but there are 4"):
         spawn(lambda group: Grid(group, pipeline=2, tensor=3), 4)

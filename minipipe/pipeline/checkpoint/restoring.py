@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline
 from minipipe.pipeline.checkpoint import storage
 from minipipe.pipeline.checkpoint.manifest import Manifest, attempt, damage, encoded, from_rank_0, mismatch
-from minipipe.pipeline.checkpoint.state import Arrays, checked, names_of, put, with_arrays
+from minipipe.pipeline.checkpoint.state import Arrays, checked, everyone, names_of, put, with_arrays
 from minipipe.pipeline.checkpoint.storage import MOST_OF_A_HEADER, pieces, unpacked
 
 _CALL = "checkpoint.restore()"
@@ -59,8 +60,8 @@ def restore(
 ) -> Restored | None:
     """Load the newest undamaged checkpoint of a folder: training resumes as if it had never stopped.
 
-    Collective. The number of ranks and of replicas, the schedule, the partition and the device may be others than when
-    it was saved.
+    Collective. The number of ranks, of replicas and of the parts of a layer, the schedule, the partition and the device
+    may be others than when it was saved.
     Each rank reads the files that hold something of its own stages, and compares their length and SHA-256 with the
     manifest, before it changes anything.
 
@@ -108,7 +109,7 @@ def restore(
     '000001-step-20'
     (20, {'epoch': 3})
     """
-    optimisers, group = checked("restore", folder, pipeline, optimiser), pipeline.group
+    optimisers, group = checked("restore", folder, pipeline, optimiser), everyone(pipeline)
     names, reason, is_empty = from_rank_0(group, _CALL, _candidates, Path(folder))
     if is_empty and not required:
         return None
@@ -245,7 +246,7 @@ class _Found:
             if then != now:
                 message = f"{name} was trained with {then} {what}, and this pipeline has {now}"
                 warned.append(f"{message}: its gradients will have other last bits.")
-        if pipeline.group.rank == 0:
+        if everyone(pipeline).rank == 0:
             for warning in filter(None, [*warned, " ".join(_replaced(optimisers, self.states))]):
                 warnings.warn(warning, stacklevel=3)
         put(pipeline, optimisers, self.values, self.states)
@@ -289,7 +290,7 @@ def _check_model(manifest: Manifest, pipeline: Pipeline) -> None:
         raise mismatch(f"it was saved from a different model. Only there: {there}; only in this pipeline: {here}")
     for name, parameter in model.items():
         _, dtype, shape = manifest.parameters[name]
-        looks = backend.numpy_dtype(parameter.dtype).name, parameter.shape
+        looks = backend.numpy_dtype(parameter.dtype).name, parameter.whole_shape
         if looks != (dtype, shape):
             here = f"shape {looks[1]} and dtype {looks[0]}"
             raise mismatch(
@@ -404,7 +405,7 @@ def export(path: str | Path, pipeline: Pipeline) -> None:
         except FileError as error:
             raise CheckpointError("unwritable", error.message) from None
 
-    from_rank_0(pipeline.group, "checkpoint.export()", write)
+    from_rank_0(everyone(pipeline), "checkpoint.export()", write)
 
 
 def load_weights(path: str | Path, model: Module) -> None:
@@ -437,10 +438,11 @@ def load_weights(path: str | Path, model: Module) -> None:
     minipipe.errors.FileError: '/no/such/file' cannot be read: No such file or directory.
     """
     try:
-        most = MOST_OF_A_HEADER + _MOST_OF_A_NUMBER * model.num_parameters
+        size = sum(prod(parameter.whole_shape) for parameter in model.parameters())
+        most = MOST_OF_A_HEADER + _MOST_OF_A_NUMBER * size
         state = unpacked(read_bytes(path, most, pipes=False))
     except FileError as error:
-        why = f" This model has {model.num_parameters:,} numbers." if error.code == "too-large" else ""
+        why = f" This model has {size:,} numbers." if error.code == "too-large" else ""
         raise FileError(error.code, error.message + why) from None
     except CheckpointError as error:
         raise CheckpointError(error.code, f"{path} cannot be taken: {error.message}") from None

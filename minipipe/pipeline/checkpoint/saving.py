@@ -25,7 +25,7 @@ from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline
 from minipipe.pipeline.checkpoint import storage
 from minipipe.pipeline.checkpoint.manifest import Manifest, attempt, encoded, from_rank_0, results
-from minipipe.pipeline.checkpoint.state import MOST, Arrays, checked, take
+from minipipe.pipeline.checkpoint.state import MOST, Arrays, checked, everyone, take
 from minipipe.pipeline.checkpoint.storage import pieces
 
 _CALL = "checkpoint.save()"
@@ -87,9 +87,10 @@ def save(
     Collective; returns when it is complete and on the disk. Gradients are not saved, so call it after
     ``optimiser.step()``. Nor is what only the script has, such as a ``LearningRateSchedule``: give ``extra={"rates":
     rates.state_dict()}``, and after :func:`restore` ``rates.load_state_dict(restored.extra["rates"])``. Each rank
-    writes the parameters of its own stages and what the optimiser keeps for them; of replicas the first one does. Any
-    number of ranks and replicas, with any schedule and partition, resumes from it with the same bits
-    (:func:`restore`), given the same microbatches and as many ``gradient_blocks``.
+    writes the parameters of its own stages and what the optimiser keeps for them; of replicas the first one does, and
+    of the ranks that share a layer, once their parts are joined. Any number of ranks and replicas, with any schedule
+    and partition, resumes from it with the same bits (:func:`restore`), given the same microbatches and as many
+    ``gradient_blocks``; another number of parts of a layer resumes within rounding.
 
     Parameters
     ----------
@@ -152,8 +153,8 @@ def save(
     True
     """
     part = _begin(folder, pipeline, checked("save", folder, pipeline, optimiser), step, extra, keep)
-    parts = gather(pipeline.group, attempt(part.write), _CALL)
-    return Path(folder) / from_rank_0(pipeline.group, _CALL, part.finish, parts, keep)
+    parts = gather(part.group, attempt(part.write), _CALL)
+    return Path(folder) / from_rank_0(part.group, _CALL, part.finish, parts, keep)
 
 
 class BackgroundSaver:
@@ -206,7 +207,7 @@ class BackgroundSaver:
         Collective. Parameters and errors are those of :func:`save`; what goes wrong later is raised by the next call,
         on every rank.
         """
-        attempts = gather(self._pipeline.group, [*attempt(self.wait), self._is_elsewhere], _CALL)
+        attempts = gather(everyone(self._pipeline), [*attempt(self.wait), self._is_elsewhere], _CALL)
         results(one[:2] for one in sorted(attempts, key=itemgetter(2)))  # the cause first
         part = _begin(self._folder, self._pipeline, self._optimisers, step, extra, self._keep)
         # Not a daemon: at the end of a program Python waits for it.
@@ -232,7 +233,7 @@ class BackgroundSaver:
 
     def _write(self, part: _Part) -> None:
         """Write this rank's part and, on rank 0, the rest once all ranks' parts are there."""
-        group = self._pipeline.group
+        group = part.group
         try:
             own = attempt(part.write)
             if group.rank:
@@ -271,7 +272,7 @@ def _begin(
     if extra is not None and not isinstance(extra, Mapping):
         raise ArgumentError("type", f"extra is {quoted(extra)}; expected a mapping, such as {{'epoch': 3}}.")
     pipeline.wait()  # values that came of a step that was not finite are not to be kept
-    group, folder = pipeline.group, Path(folder)
+    group, folder = everyone(pipeline), Path(folder)
     own = attempt(_own_part, pipeline, optimisers, step, extra)  # of an error the others learn when all have written
     name, first_step = from_rank_0(group, _CALL, _made, group, folder, step)
     if first_step != step:
@@ -297,12 +298,14 @@ def _made(group: ProcessGroup, folder: Path, step: int) -> tuple[str, int]:
 def _own_part(
     pipeline: Pipeline, optimisers: Mapping[str, Optimiser], step: int, extra: Any
 ) -> tuple[Arrays, Manifest]:
-    """Return this rank's arrays, and the manifest of them. Local."""
-    rank, plan = pipeline.group.rank, pipeline.plan
+    """Return this rank's arrays, and the manifest of them. Local, unless parameters are divided."""
+    plan, is_first_part = pipeline.plan, pipeline.grid is None or pipeline.grid.tensor.rank == 0
+    rank = pipeline.group.rank if is_first_part else None  # the other parts write nothing
     names = [name for name, owner in plan.owners.items() if owner == rank]
     arrays, states = take(pipeline, optimisers, names)
     values = {name: arrays[f"parameters/{name}"] for name in names}
-    parameters = {name: (storage.name_of_file(rank), one.dtype.name, one.shape) for name, one in values.items()}
+    file = storage.name_of_file(everyone(pipeline).rank)
+    parameters = {name: (file, one.dtype.name, one.shape) for name, one in values.items()}
     its = json.loads(encoded(dict(extra or {}), "extra")) if rank == plan.pipelines[0][0] else {}
     seeds, num_microbatches = (pipeline.seed, pipeline.dropout_seed), pipeline.schedule.num_microbatches
     numbers = (pipeline.num_steps, *seeds, num_microbatches, plan.gradient_blocks)

@@ -6,7 +6,7 @@ training are made of it, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from minipipe.autograd import backend
+from minipipe.comm import ProcessGroup
 from minipipe.errors import ArgumentError, CheckpointError, quoted, whole_number
 from minipipe.io import json_value
 from minipipe.nn import Parameter
@@ -105,7 +106,8 @@ class OptimiserState:
             saved += [one for one in self.groups if one.place == place]  # this rank may have none of this group
             groups.append(saved[0] if saved else Group(place, group.hyper_parameters, group.hyper_parameters, []))
         state = {"num_steps": self.num_steps, "groups": [one.numbers for one in groups]}
-        states = [self.kept.get(name, {}) for name in names_of(pipeline, optimiser.parameters)]
+        names = names_of(pipeline, optimiser.parameters)
+        states = [_each(self.kept.get(name, {}), one.cut) for name, one in zip(names, optimiser.parameters)]
         state |= {"first": [one.first for one in groups], "states": states}
         optimiser.check_state(state)
         return state
@@ -137,6 +139,10 @@ class OptimiserState:
         num_steps = found.get("num_steps", 0)  # which they lack, too
         num_steps = whole_number("the number of an optimiser's steps", num_steps, 0, MOST)
         return cls(json_value(found["class"], str, "the class of an optimiser"), num_steps, groups, kept)
+
+
+def _each(kept: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    return {what: change(value) if backend.is_array(value) else value for what, value in kept.items()}
 
 
 def _entry(value: Any) -> Any:
@@ -176,7 +182,9 @@ def put(pipeline: Pipeline, optimisers: Optimisers, values: Mapping[str, Any], s
 
 
 def take(pipeline: Pipeline, optimisers: Optimisers, names: Iterable[str]) -> tuple[Arrays, dict[str, OptimiserState]]:
-    """Return copies of the values of some of this rank's parameters, and of what its optimisers keep for them. Local.
+    """Return copies of the values of some of this rank's parameters, and of what its optimisers keep for them.
+
+    Local, unless parameters are divided among ranks: then these join them, each rank whatever names it gives.
 
     Parameters
     ----------
@@ -199,13 +207,16 @@ def take(pipeline: Pipeline, optimisers: Optimisers, names: Iterable[str]) -> tu
     CheckpointError
         Code ``value``, for something kept that is neither an array nor a number.
     """
-    names, own = list(names), dict(pipeline.named_parameters())
-    if divided := [name for name in names if own[name].whole_shape != own[name].shape]:
-        message = f"{divided[0]} is divided among ranks by tensor parallelism, which checkpoints do not know yet"
-        raise ArgumentError("value", f"{message}; keep pipeline.state_dict(), which has whole parameters.")
-    arrays: Arrays = {f"parameters/{name}": np.array(backend.to_numpy(own[name].data), order="C") for name in names}
-    states = {key: OptimiserState.of(pipeline, optimiser).part(names) for key, optimiser in optimisers.items()}
+    names, arrays = dict.fromkeys(names), Arrays()
+    own = {name: one for name, one in pipeline.named_parameters() if name in names or one.is_divided}
+    for name, one in own.items():
+        whole = one.joined(one.data)
+        if name in names:
+            arrays[f"parameters/{name}"] = np.array(backend.to_numpy(whole), order="C")
+    states = {key: OptimiserState.of(pipeline, optimiser) for key, optimiser in optimisers.items()}
     for key, state in states.items():
+        joined = {name: _each(state.kept[name], one.joined) for name, one in own.items() if name in state.kept}
+        states[key] = state = replace(state, kept=joined).part(names)
         for name, kept in state.kept.items():
             for what, value in list(kept.items()):
                 if backend.is_array(value):
@@ -228,6 +239,11 @@ def with_arrays(state: OptimiserState, key: str, arrays: Mapping[str, np.ndarray
 
 
 # -- arguments --------------------------------------------------------------------------------------------------------
+
+
+def everyone(pipeline: Pipeline) -> ProcessGroup:
+    """Return the group of all ranks that save and restore together: on a grid, those of all parts."""
+    return pipeline.grid.group if pipeline.grid else pipeline.group
 
 
 def checked(call: str, folder: Any, pipeline: Any, optimiser: Any) -> dict[str, Optimiser]:

@@ -247,7 +247,7 @@ def pieces(arrays: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
 
 
 def unpacked(content: bytes) -> dict[str, np.ndarray]:
-    """Return the arrays of a safetensors file.
+    """Return the arrays of a safetensors file, by name.
 
     Raises
     ------
@@ -269,7 +269,8 @@ def unpacked(content: bytes) -> dict[str, np.ndarray]:
         tensors = safetensors.deserialize(content)
     except safetensors.SafetensorError as error:
         raise CheckpointError("damaged", f"it is no safetensors file: {error}") from None
-    return {name: _array(name, entry) for name, entry in tensors}
+    # In one order on all ranks, which exchange an optimiser's arrays in that: safetensors' own is random.
+    return {name: _array(name, entry) for name, entry in sorted(tensors)}
 
 
 def _array(name: str, entry: Mapping[str, Any]) -> np.ndarray:

@@ -228,12 +228,15 @@ class Made(NamedTuple):
         ------
         ArgumentError
             Code ``type``: it is not what ``make`` has to return. Code ``value``: the optimiser changes other
-            parameters.
+            parameters, or the pipeline runs on a grid.
         """
         is_row = isinstance(made, Sequence) and len(made) >= 2
         if not (is_row and isinstance(made[0], Pipeline) and isinstance(made[1], Optimiser)):
             message = f"make(group) returned {made!r:.60}; expected a pipeline and its optimiser, as a tuple."
             raise ArgumentError("type", message)
+        if made[0].grid is not None:
+            message = "make(group) returned a pipeline on a Grid, which has no place for a loss; expected one on"
+            raise ArgumentError("value", f"{message} group: Pipeline(model, group, …). A grid has checkpoints.")
         for other in made[2:]:
             if not (hasattr(other, "state_dict") and hasattr(other, "load_state_dict")):
                 raise ArgumentError(

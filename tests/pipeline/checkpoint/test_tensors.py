@@ -54,3 +54,9 @@ def test_no_copy_is_made_of_what_lies_in_order():
 def test_what_safetensors_has_not_is_refused():
     with pytest.raises(CheckpointError, match="a has the dtype object, which safetensors has not"):
         pieces({"a": np.array([None])})
+
+
+def test_arrays_come_in_one_order_on_all_ranks():
+    """A past bug: ranks exchanged Adam's two means in the order in which safetensors returned them, a random one."""
+    content = b"".join(bytes(piece) for piece in pieces({f"{i}": np.ones(1) for i in range(9)}))
+    assert list(unpacked(content)) == [f"{i}" for i in range(9)]
