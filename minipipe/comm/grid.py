@@ -61,15 +61,33 @@ class Grid:
             given = " x ".join(f"{name} {size}" for name, size in sizes.items())
             message = f"{given} are {pipeline * data * tensor} ranks, but there are {group.size}"
             raise RankError("wrong-number", f"{message}; expected a product of {group.size}.")
-        rest, part = divmod(group.rank, tensor)
-        stage, replica = divmod(rest, data)
-        self.group, self.replicas, self.coordinates = group, data, (stage, replica, part)
+        self.group, self.replicas, self._sizes = group, data, (pipeline, data, tensor)
+        self.coordinates = stage, replica, part = self.coordinates_of(group.rank)
         # A pipeline has the ranks of its first replica first.
         self.pipeline = cast(ProcessGroup, group.split(part, key=replica * pipeline + stage))
         self.data = cast(ProcessGroup, group.split(stage * tensor + part))
-        self.tensor = cast(ProcessGroup, group.split(rest))
+        self.tensor = cast(ProcessGroup, group.split(stage * data + replica))
+        self.pipeline.note = ". ".join(filter(None, [self.legend, group.note]))
+
+    def coordinates_of(self, rank: int) -> tuple[int, int, int]:
+        """Return the place in the pipeline, the replica, and the part of a layer of a rank of ``group``. Local."""
+        _, data, tensor = self._sizes
+        rest, part = divmod(rank, tensor)
+        return (*divmod(rest, data), part)
+
+    @property
+    def roles(self) -> dict[int, str]:
+        """By the number in the world of each rank, its coordinates in words."""
+        words = "pipeline rank {}, replica {}, part {}"
+        return {name: words.format(*self.coordinates_of(rank)) for rank, name in enumerate(self.group.world_ranks)}
+
+    @property
+    def legend(self) -> str:
+        """The coordinates of the ranks of ``pipeline``, whose numbers timelines and tables have."""
+        pipeline, _, tensor = self._sizes
+        place = f"rank r is pipeline rank r % {pipeline} of replica r // {pipeline}"
+        return f"{place}, with part {self.coordinates[2]} of {tensor} of each layer"
 
     def __repr__(self) -> str:
-        stage, replica, part = self.coordinates
-        sizes = f"pipeline={self.pipeline.size // self.replicas}, data={self.replicas}, tensor={self.tensor.size}"
-        return f"Grid({sizes}; this is rank {stage} of the pipeline, replica {replica}, part {part})"
+        sizes = ", ".join(f"{name}={size}" for name, size in zip(("pipeline", "data", "tensor"), self._sizes))
+        return f"Grid({sizes}; this is {self.roles[self.group.name()]})"

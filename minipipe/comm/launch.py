@@ -210,7 +210,8 @@ def spawn(
         _join(threads, switchboard)
     if switchboard.failure is not None:
         rank, error = switchboard.failure
-        error.add_note(f"raised on rank {rank} of {num_ranks} (a thread)")
+        role = switchboard.activities[rank].roles.get(rank)
+        error.add_note(f"raised on rank {rank} of {num_ranks} (a thread{f': {role}' if role else ''})")
         raise error
     return results
 

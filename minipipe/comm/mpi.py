@@ -219,7 +219,7 @@ class MPIGroup(ProcessGroup):
     def describe_ranks(self, roles: Mapping[int, str]) -> None:
         """Tell messages, those about a killed rank too, what this program calls its ranks. Local."""
         super().describe_ranks(roles)
-        self.job.process.line.describe(roles.get(self.name(), ""))
+        self.job.process.describe(roles.get(self.name(), ""))
 
     def unread(self) -> list[str]:
         """Describe the messages that have arrived and for which no receive is posted."""

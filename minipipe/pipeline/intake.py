@@ -100,6 +100,18 @@ def over_grid(model: Any, grid: Grid, options: Mapping[str, Any]) -> tuple[Any, 
     return model, {**options}
 
 
+def roles_of(plan: Plan, group: ProcessGroup, grid: Grid | None) -> dict[int, str]:
+    """Return what messages call the ranks, by their numbers in the world: on a grid by coordinates, and by stage."""
+    if grid is None:
+        return {group.name(rank): role for rank, role in plan.roles.items()}
+    places, found = grid.pipeline.size // grid.replicas, {}
+    for rank, (name, role) in enumerate(grid.roles.items()):
+        place, replica, _ = grid.coordinates_of(rank)
+        stages = plan.schedule.stages_of(replica * places + place)
+        found[name] = f"{role}; stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"
+    return found
+
+
 class _Reads(NamedTuple):
     inputs: bool
     targets: bool
@@ -173,7 +185,7 @@ class Intake:
         self.first_rank, self.last_rank = self._first_ranks[0], self.last_ranks[0]
         self.needs = Needs.of(plan, group.rank)
         self.calls = Calls(group, self.first_rank, grid.tensor if grid else None)
-        group.describe_ranks({group.name(rank): role for rank, role in plan.roles.items()})
+        group.describe_ranks(roles_of(plan, group, grid))
 
     def batch(
         self, call: str, inputs: Any, targets: Any, objective: BatchObjective, is_training: bool, training_step: int

@@ -1081,7 +1081,7 @@ class Pipeline(FamiliarPipeline):
         return f"<Pipeline {self.schedule.describe()}; rank {self._group.rank}>"
 
     def __str__(self) -> str:
-        return str(self._plan)
+        return "\n".join([str(self._plan), *([self._grid.legend] if self._grid else [])])
 
     def _repr_html_(self) -> str:
         return self._plan._repr_html_()

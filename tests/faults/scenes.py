@@ -10,8 +10,9 @@ import time
 
 import numpy as np
 
-from minipipe import Pipeline, Schedule, nn, optim, schedules
+from minipipe import Grid, Pipeline, Schedule, nn, optim, schedules
 from minipipe.execution import sums
+from minipipe.functional import parallel
 from tests.faults import deeds
 from tests.faults.deeds import stamp
 from tests.faults.training import NUM_MICROBATCHES, train
@@ -216,6 +217,33 @@ raises_in_a_sum = _in_a_sum(deeds.raises)
 stops_in_a_sum = _in_a_sum(deeds.stops)
 sleeps_in_a_sum = _in_a_sum(deeds.sleeps)
 loses_a_part_of_a_sum = _in_a_sum(deeds.loses_a_message)
+
+
+# -- a grid of 2 x 2 x 2 ------------------------------------------------------------------------------------------
+
+
+def _in_a_layer(deed):
+    """Return a scene in which a deed is done where the culprit would send its part of a sum in a layer."""
+
+    def scene(group, culprit):
+        combined, calls = parallel.combined, itertools.count(1)
+
+        def reach(*given):
+            if group.rank == culprit and next(calls) == 6:
+                deed(group, None)
+            return combined(*given)
+
+        parallel.combined = reach
+        _train(Grid(group, pipeline=2, data=2, tensor=2), num_microbatches=NUM_MICROBATCHES // 2)
+
+    return scene
+
+
+is_killed_in_a_layer = _in_a_layer(deeds.is_killed)
+raises_in_a_layer = _in_a_layer(deeds.raises)
+exits_in_a_layer = _in_a_layer(deeds.exits)
+stops_in_a_layer = _in_a_layer(deeds.stops)
+sleeps_in_a_layer = _in_a_layer(deeds.sleeps)
 
 
 # -- what cannot work ---------------------------------------------------------------------------------------------

@@ -32,6 +32,8 @@ SILENCE = r"Rank {rank} does not answer"
 BUSY = r"Rank {rank} is busy in its own code"
 WAITED = r"Rank {peer} (is blocked on|has waited longest, for) .* from rank {rank}\b"
 
+ON_GRID = {"num_ranks": 8, "ranks": (0, 3, 5)}
+
 
 class Fault(NamedTuple):
     """One row of the bench.
@@ -96,7 +98,10 @@ class Case(NamedTuple):
             where += rf"|[Ii]ts last action was {self.rank}\D{microbatch}, step {step}"  # where Python tells no more
         else:
             where = ""
-        for name, value in (("rank", self.rank), ("peer", peer), ("where", where)):
+        place, replica, part = self.rank // 4, self.rank // 2 % 2, self.rank % 2  # on a grid of 2 x 2 x 2
+        coordinates = f"pipeline rank {place}, replica {replica}, part {part}; stage {place}"
+        names = {"rank": self.rank, "peer": peer, "where": where, "coordinates": coordinates}
+        for name, value in names.items():
             pattern = pattern.replace(f"{{{name}}}", str(value))
         return pattern
 
@@ -143,6 +148,11 @@ def _where_streams_are_dead():
 def _in_replica(words, rank="{rank}"):
     """Return words about a rank that name its replica and its stage as well."""
     return words.replace(f"Rank {rank}", rf"Rank {rank} \(replica \d, stage \d(\)|; process)")
+
+
+def _on_grid(words):
+    """Return words about a rank that name its coordinates and its stage as well."""
+    return words.replace("Rank {rank}", r"Rank {rank} \({coordinates}(\)|; process)")
 
 
 # What is known of a rank that is killed before there is a group: its launcher's banner. It ends the job at once, and
@@ -254,6 +264,12 @@ FAULTS = (
     Fault("sleeps_in_a_sum", 4, last=_in_replica(BUSY), limit=SILENT),
     Fault("loses_a_part_of_a_sum", 6, last=_in_replica(WAITED, "{peer}"), limit=SILENT),
     Fault("differs_in_replicas", 8, last=r"The replicas of rank {rank} differs .*: 1\", on rank \d .replicas: 2"),
+    # A grid of 2 x 2 x 2: the messages name coordinates.
+    Fault("is_killed_in_a_layer", 1, code=None, last=_on_grid(UNEXPLAINED), limit=KILLED, **ON_GRID),
+    Fault("raises_in_a_layer", 2, last=SPEAKS, also=(r"{coordinates}:$", "ValueError: boom$"), **ON_GRID),
+    Fault("exits_in_a_layer", 3, code=7, last=SPEAKS, also=(r"{coordinates}:$",), **ON_GRID),
+    Fault("stops_in_a_layer", 4, last=_on_grid(SILENCE), limit=SILENT, **ON_GRID),
+    Fault("sleeps_in_a_layer", 4, last=_on_grid(BUSY), limit=SILENT, **ON_GRID),
     *(
         Fault(name, 9, last=words, ranks=(0,))
         for name, words in (

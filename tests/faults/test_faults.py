@@ -180,6 +180,12 @@ def test_a_rank_that_fails_in_a_sum_of_gradients_is_named_with_its_replica_and_s
     check(f"{what}_in_a_sum", rank=3)
 
 
+@pytest.mark.parametrize("rank", [slowly(0), slowly(3), 5])
+@pytest.mark.parametrize("what", ["is_killed", *map(slowly, ("raises", "exits", "stops", "sleeps"))])
+def test_a_rank_that_fails_in_a_layer_that_ranks_share_is_named_with_its_coordinates(what, rank):
+    check(f"{what}_in_a_layer", rank=rank)
+
+
 @pytest.mark.slow
 def test_a_part_of_a_sum_that_never_comes_is_no_call_of_its_own():
     """The story: behind the last action of a step, "the ranks are in different calls"."""

@@ -55,6 +55,31 @@ def test_a_pipeline_knows_its_grid_and_the_data_group_its_replicas():
     assert spawn(lambda group: Pipeline(language_model(), group, loss=nn.MSELoss()).grid, 1) == [None]
 
 
+# -- coordinates in words -------------------------------------------------------------------------------------------
+
+
+def test_tables_timelines_and_errors_name_coordinates():
+    def look(group):
+        pipeline = on_grid(group, 2, 2, 2)
+        pipeline.step(IDS, NEXT)
+        return str(pipeline), pipeline.timeline().note, dict(group.activity.roles)
+
+    legend = "rank r is pipeline rank r % 2 of replica r // 2, with part {} of 2 of each layer"
+    for rank, (table, note, roles) in enumerate(spawn(look, 8)):
+        assert table.endswith(legend.format(rank % 2)) and note.startswith(legend.format(rank % 2))
+        assert len(roles) == 8 and roles[5] == "pipeline rank 1, replica 0, part 1; stage 1"
+
+
+def test_an_error_of_a_thread_names_its_coordinates():
+    def fail(group):
+        pipeline = on_grid(group, 2, 1, 2)
+        raise ValueError(pipeline.num_stages) if group.rank == 2 else SystemExit
+
+    with pytest.raises(ValueError, match="2") as caught:
+        spawn(fail, 4)
+    assert caught.value.__notes__ == ["raised on rank 2 of 4 (a thread: pipeline rank 1, replica 0, part 0; stage 1)"]
+
+
 # -- agreement: between the parts of a layer, too -------------------------------------------------------------------
 
 

@@ -383,4 +383,7 @@ def test_coordinates_name_each_rank_once_and_neighbours_share_layers(sizes, more
     for rank, ((stage, replica, part), ranks, sharing, text) in enumerate(found):
         assert rank == (stage * data + replica) * tensor + part
         assert list(sharing) == list(range(rank - part, rank - part + tensor))
-        assert ranks[replica * pipeline + stage] == rank and f"rank {stage} of the pipeline" in text
+        assert (
+            ranks[replica * pipeline + stage] == rank
+            and f"pipeline rank {stage}, replica {replica}, part {part}" in text
+        )

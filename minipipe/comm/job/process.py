@@ -47,6 +47,8 @@ class RankProcess:
         Ends every rank at once with an exit code, where this process can.
     is_consequence : function
         From an error to whether it only shows that another rank has ended.
+    role : str
+        What the program calls this rank.
     is_over : bool
         Whether this process no longer belongs to the job: it has left, or it is a forked child.
     """
@@ -54,7 +56,7 @@ class RankProcess:
     def __init__(self, rank: int, line: Line) -> None:
         self.rank, self.line = rank, line
         self.descriptors = Descriptors(launcher_socket(os.environ))
-        self.exit_code, self.exit_place = 0, ""
+        self.exit_code, self.exit_place, self.role = 0, "", ""
         self.end_all: Callable[[int], object] = _end_by_process_manager
         self.is_consequence: Callable[[BaseException], bool] = lambda error: False
         self._has_started = self.is_over = False
@@ -74,6 +76,11 @@ class RankProcess:
         with nullcontext() if self._has_started else self.line.limited(timeout, STARTING):
             yield
         self._has_started = True
+
+    def describe(self, role: str) -> None:
+        """Set what the program calls this rank, for the message about its end, a sudden one, too."""
+        self.role = role
+        self.line.describe(role)
 
     def leave(self) -> None:
         """Leave the job: from now on Python ends this process like any other."""
@@ -112,7 +119,9 @@ class RankProcess:
         elif self._python_excepthook is not sys.__excepthook__ and not isinstance(error, SystemExit):
             with suppress(Exception, SystemExit):  # its own error must not keep the others waiting
                 self._python_excepthook(type(error), error, error.__traceback__)
-        self.end(last_words(error), exit_code_of(error))
+        words = last_words(error)
+        is_said = not self.role or self.role in words
+        self.end(words if is_said else f"{self.role}:\n{words}", exit_code_of(error))
 
     def end(self, words: str, code: int) -> NoReturn:
         """Print last words, unless another rank of this host has, and end all ranks."""
