@@ -1,19 +1,14 @@
 """Advice for a training program: it runs unchanged until its first step, where its ranks measure and race.
 
 ``mpirun -n 4 python -m minipipe.cli.advise_program PROGRAM …`` is what each rank runs. There ``Pipeline.watcher`` gets
-the first call of ``Pipeline.step``, and does not return from it. Rank 0 writes the report to a file. The question is in
-an environment variable, because mpirun cannot pass braces. Without mpirun, thread ranks measure.
+the first call of ``Pipeline.step``, and does not return from it. Without mpirun, thread ranks measure.
 """
 
 from __future__ import annotations
 
 import gc
-import json
-import os
 import runpy
-import subprocess
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
@@ -21,21 +16,18 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-from minipipe import errors
+from minipipe.cli.ranks import answer_of_ranks, asked_of_ranks, launcher_of_ranks, leave_answer, leave_error
 from minipipe.comm import ProcessGroup, spawn
-from minipipe.comm.job.host import find_mpirun
-from minipipe.comm.job.host import num_ranks as ranks_of_launcher
-from minipipe.errors import ArgumentError, LaunchError, MinipipeError, ScheduleCode, ScheduleError, quoted
+from minipipe.errors import ArgumentError, LaunchError, quoted
 from minipipe.nn import Sequential
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline, Plan
 from minipipe.tuning.advising import check_num_layers, checked_seconds
 from minipipe.tuning.memory import MakeOptimiser
-from minipipe.tuning.race import MARK, RACE_SECONDS, advice_on_ranks, chosen, teller
+from minipipe.tuning.race import RACE_SECONDS, advice_on_ranks, chosen, teller
 from minipipe.tuning.report import Advice, AdviceReport
 from minipipe.tuning.weighing import PLANNED, Question
 
-_QUESTION = "MINIPIPE_ADVICE"  # the environment variable
 # Options of a pipeline that advice chooses. One rank cannot run the program's own choice for several.
 _CHOSEN = {*signature(chosen).parameters} - {"recompute"}
 
@@ -201,64 +193,23 @@ def program_report(
         As for :func:`minipipe.advise` and :func:`question_about`.
     """
     checked_seconds(seconds, RACE_SECONDS)
-    question, launcher = question_about(program, arguments, **limits), find_mpirun()
+    question, launcher = question_about(program, arguments, **limits), launcher_of_ranks()
     check_num_layers(question, num_ranks)
-    if launcher is None or ranks_of_launcher(os.environ) != 1:  # or this process is a rank, which cannot start others
+    if launcher is None:
 
         def advise(group: ProcessGroup) -> Advice | None:
             return advice_on_ranks(question, group, Pipeline, "thread ranks", seconds, teller(group, None))
 
         return AdviceReport.of(cast(Advice, spawn(advise, num_ranks)[0]))
-    with tempfile.TemporaryDirectory(prefix="minipipe-advice-") as folder:
-        file = Path(folder) / "report"
-        asked = {"file": str(file), "limits": limits, "seconds": seconds, "ranks": num_ranks}
-        asked["progress"] = sys.stderr.isatty()
-        command = [launcher, "-n", str(num_ranks), sys.executable, "-m", "minipipe.cli.advise_program"]
-        output = _output_of([*command, program, *arguments], {**os.environ, _QUESTION: json.dumps(asked)})
-        if not file.exists():
-            last = (output or "no error message").splitlines()[-1]
-            message = f"{program} failed before its first step under mpirun -n {num_ranks}: {last}"
-            raise LaunchError("no-launcher", message)
-        found = json.loads(file.read_text())
-    if "error" in found:
-        _raise(*found["error"])
-    return AdviceReport(**found)
-
-
-def _output_of(command: Sequence[str], environment: dict[str, str]) -> str:
-    """Run a command; return its standard error or, if that is empty, its output. Lines of progress are passed on."""
-    lines: list[str] = []
-    with tempfile.TemporaryFile("w+") as printed:
-        job = subprocess.Popen(command, stdout=printed, stderr=subprocess.PIPE, text=True, env=environment)
-        with job:
-            for line in job.stderr or ():
-                lines.append(line)
-                if line.startswith(MARK):
-                    print(line, end="", file=sys.stderr, flush=True)
-        printed.seek(0)
-        return "".join(lines).strip() or printed.read().strip()
-
-
-def _raise(name: str, code: str, message: str) -> NoReturn:
-    """Raise an error of another process.
-
-    Raises
-    ------
-    MinipipeError
-    """
-    if name == "ScheduleError":
-        raise ScheduleError.of(ScheduleCode(code), message)
-    kind: type[MinipipeError] = getattr(errors, name)
-    raise kind(code, message)
+    asked = {"limits": limits, "seconds": seconds, "ranks": num_ranks}
+    failed = f"{program} failed before its first step"
+    return AdviceReport(**answer_of_ranks(launcher, num_ranks, [__name__, program, *arguments], asked, failed))
 
 
 def main() -> None:
     """Run the program as one rank until its first step, and measure there."""
     program, *arguments = sys.argv[1:]
-    asked = json.loads(os.environ[_QUESTION])
-
-    def write(found: dict[str, Any]) -> None:
-        Path(asked["file"]).write_text(json.dumps(found))
+    asked = asked_of_ranks()
 
     def leave(pipeline: Pipeline, question: Question) -> NoReturn:
         Pipeline.watcher, group = None, pipeline.group  # the choices that race are to take their steps
@@ -269,13 +220,10 @@ def main() -> None:
             tell = teller(group, asked["progress"])
             advice = advice_on_ranks(question, group, Pipeline, "MPI ranks", asked["seconds"], tell)
         except Exception as error:
-            if group.rank == 0 and isinstance(error, MinipipeError):
-                message = error.problems[0].message if isinstance(error, ScheduleError) else str(error)
-                write({"error": [type(error).__name__, str(error.code), message]})
-            traceback.print_exception(error)
+            leave_error(group, error)
             sys.exit(1)  # which no ``except Exception`` of the program catches
         if advice is not None:
-            write(AdviceReport.of(advice)._asdict())
+            leave_answer(AdviceReport.of(advice)._asdict())
         group.barrier()
         sys.exit(0)
 

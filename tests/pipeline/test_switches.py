@@ -21,7 +21,7 @@ VARIABLES = {
     "MINIPIPE_DEBUG": "1",
     "MINIPIPE_TIMEOUT": "50",
     "MINIPIPE_RESTART": "3",
-    "MINIPIPE_ADVICE": "{}",
+    "MINIPIPE_QUESTION": "{}",
     "NO_COLOR": "1",
     "FORCE_COLOR": "1",
     "TERM": "dumb",
