@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
@@ -117,3 +119,12 @@ def figures(schedule: ActionTable, timeline: Timeline) -> dict[str, Any]:
         **{name: summary[name] for name in _FIGURES},
         "is_reproducible": schedule.is_reproducible,
     }
+
+
+def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows as CSV; the values by rank are lists, which JSON reads."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minipipe.cli.options import NUM_RANKS, add_output, add_sends_block, read_costs, whole_numbers
-from minipipe.cli.output import ExitStatus, ending_of, write_file
+from minipipe.cli.output import ExitStatus, csv_of, ending_of, write_file
 from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY
 from minipipe.schedules.simulation.comparison import sweep
 
@@ -40,7 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> ExitStatus:
     """Print the rows, or write them."""
-    written = _csv if options.output is None else _WRITTEN[ending_of(options.output, _WRITTEN)]
+    written = csv_of if options.output is None else _WRITTEN[ending_of(options.output, _WRITTEN)]
     costs = {text: read_costs(text, options.sends_block) for text in options.costs}
     rows = sweep(options.ranks, options.microbatches, options.schedules, options.chunks, costs)
     if options.output is None:
@@ -55,17 +53,8 @@ def _names(text: str) -> list[str]:
     return text.split(",")
 
 
-def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows as CSV; the values by rank are lists, which JSON reads."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
 def _json(rows: Sequence[Mapping[str, Any]]) -> str:
     return json.dumps(rows) + "\n"
 
 
-_WRITTEN = {".csv": _csv, ".json": _json}
+_WRITTEN = {".csv": csv_of, ".json": _json}

@@ -1,0 +1,165 @@
+"""Stacked bars in columns beside each other: some choices by several amounts, each on an axis of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from minipipe.io import escaped
+from minipipe.render.layout import number
+from minipipe.render.svg.lanes import hatch_path
+from minipipe.render.svg.legend import Entry, Legend
+from minipipe.render.svg.style import DEFAULT_SIZE, Letters, Page, box_paint, moved, paint
+from minipipe.schedules import ActionKind, IdleCause
+
+_HEIGHT, _ROW, _GAP = 16, 26, 22  # pixels: of a bar, from bar to bar, between columns
+_CUT = 3  # medians of a column: a bar that is longer is cut there
+
+
+class Bar(NamedTuple):
+    """An amount in parts.
+
+    Attributes
+    ----------
+    parts : mapping of str to float
+        By name, from the left.
+    label : str
+        Behind it.
+    mark : float, optional
+        Another amount to compare with, as a line across.
+    """
+
+    parts: Mapping[str, float]
+    label: str
+    mark: float | None = None
+
+    @property
+    def total(self) -> float:
+        """The length of the bar."""
+        return sum(self.parts.values())
+
+
+def draw_bars(
+    names: Sequence[str],
+    columns: Mapping[str, Sequence[Bar]],
+    looks: Mapping[str, ActionKind | IdleCause],
+    *,
+    marks: str = "",
+    title: str | None = None,
+    notes: Sequence[str] = (),
+    width: int = 1080,
+) -> str:
+    """Draw columns of bars, with a bar for each name, as SVG.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Of the choices, from above.
+    columns : mapping of str to sequence of Bar
+        By what is said above the column.
+    looks : mapping of str to ActionKind or IdleCause
+        By name of a part, whose colour or hatching it has.
+    marks : str
+        What the lines across the bars are.
+    title, notes, width
+        As for :func:`minipipe.render.draw_svg`.
+
+    Examples
+    --------
+    >>> bars = [Bar({"actions": 3, "idle": 1}, "4 ms", mark=3.5), Bar({"actions": 3}, "3 ms")]
+    >>> looks = {"actions": ActionKind.FORWARD, "idle": IdleCause.WAITING}
+    >>> picture = draw_bars(["pipeline 2", "data 2"], {"a step": bars}, looks, marks="simulated")
+    >>> picture[:4], picture.count("<title>pipeline 2: actions 3, idle 1; simulated 3.5</title>")
+    ('<svg', 1)
+    """
+    return _BarsPage(names, columns, looks, marks, Page(width, title, notes, Letters(DEFAULT_SIZE))).drawn()
+
+
+class _BarsPage(NamedTuple):
+    """The page: the names on the left, and columns of equal width."""
+
+    names: Sequence[str]
+    columns: Mapping[str, Sequence[Bar]]
+    looks: Mapping[str, ActionKind | IdleCause]
+    marks: str
+    page: Page
+
+    def drawn(self) -> str:
+        """Return the whole document."""
+        page, letters = self.page, self.page.letters
+        parts, y = page.head()
+        left = page.margin + max(letters.width("rank", name) for name in self.names) + 10
+        room = (page.width - page.margin - left) / len(self.columns)
+        for i, name in enumerate(self.names):
+            parts.append(letters.draw("rank", left - 10, y + 28 + i * _ROW + 0.75 * _HEIGHT, name))
+        for i, (head, bars) in enumerate(self.columns.items()):
+            parts.append(moved(left + i * room, y, self._column(head, bars, room - _GAP)))
+        y += 28 + len(self.names) * _ROW + 8
+        legend = Legend(letters)
+        entries, bottom = legend.draw(self._entries(legend), left, page.width - page.margin, y)
+        described = " ".join(
+            f"{head}: {', '.join(f'{name} {bar.label}' for name, bar in zip(self.names, bars))}."
+            for head, bars in self.columns.items()
+        )
+        boxes = [(look, 0) for look in self.looks.values() if isinstance(look, ActionKind)]
+        return page.document([*parts, *entries], bottom, page.title or "Bars", described, boxes)
+
+    def _column(self, head: str, bars: Sequence[Bar], width: float) -> Iterator[str]:
+        """Yield a column whose upper left corner is at 0, 0."""
+        letters = self.page.letters
+        labels = max(letters.width("choice", bar.label) for bar in bars) + 8
+        most = _most(bars)
+        scale = (width - labels) / most
+        yield letters.draw("fact", 0, 14, head)
+        yield f'<path {paint("grid")} d="M0 22V{28 + len(bars) * _ROW - 4}"/>'
+        for i, (name, bar) in enumerate(zip(self.names, bars)):
+            yield moved(0, 28 + i * _ROW, self._bar(name, bar, scale, most))
+
+    def _bar(self, name: str, bar: Bar, scale: float, most: float) -> Iterator[str]:
+        words = ", ".join(f"{part} {size:g}" for part, size in bar.parts.items() if size)
+        words += f"; {self.marks} {bar.mark:g}" if bar.mark is not None else ""
+        yield f"<title>{escaped(f'{name}: {words}')}</title>"
+        x = 0.0
+        for part, size in bar.parts.items():
+            length = min(size * scale, most * scale - x)
+            if length > 0:
+                yield moved(x, 0, [_box(self.looks[part], length, _HEIGHT)])
+            x += length
+        if bar.total > most:
+            yield _slash(x - 12, _HEIGHT)
+        if bar.mark is not None and bar.mark <= most:
+            yield f'<path {paint("step")} d="M{number(bar.mark * scale)} -3V{_HEIGHT + 3}"/>'
+            x = max(x, bar.mark * scale)
+        yield self.page.letters.draw("choice", x + 6, 0.75 * _HEIGHT, bar.label)
+
+    def _entries(self, legend: Legend) -> Iterator[Entry]:
+        """Yield an entry of the legend for each part that occurs."""
+        bars = [bar for column in self.columns.values() for bar in column]
+        for part, look in self.looks.items():
+            if any(bar.parts.get(part) for bar in bars):
+                yield Entry(_box(look, legend.width, legend.height), part)
+        if any(bar.total > _most(column) for column in self.columns.values() for bar in column):
+            box = f'<rect {paint("held")} width="{legend.width}" height="{legend.height}"/>'
+            yield Entry(box + _slash(legend.width / 2 - 3, legend.height), "cut: longer than the column")
+        if any(bar.mark is not None for bar in bars):
+            yield Entry(f'<path {paint("step")} d="M{legend.width / 2} 0V{legend.height}"/>', self.marks)
+
+
+def _slash(x: float, height: float) -> str:
+    return f'<path {paint("box")} stroke-width="3" d="M{number(x)} {height}l6 {-height}"/>'
+
+
+def _most(bars: Sequence[Bar]) -> float:
+    """Return the length of a column in the unit of its bars."""
+    lengths = [max(bar.total, bar.mark or 0) for bar in bars]
+    return min(max(lengths), _CUT * median(lengths) or max(lengths)) or 1.0
+
+
+def _box(look: ActionKind | IdleCause, width: float, height: float) -> str:
+    """Return a part of a bar, or its picture in the legend."""
+    size = f'width="{number(width)}" height="{height}"'
+    if isinstance(look, ActionKind):
+        return f"<rect {box_paint(look, 0)} {size}/>"
+    hatch = f'<path {paint("hatch")} d="{hatch_path(0, width, height, look)}"/>' if width >= 1 else ""
+    return f"<rect {paint('slot')} {size}/>{hatch}"
