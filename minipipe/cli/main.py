@@ -35,6 +35,7 @@ VERBS = {
     "step": "walk through a schedule, action by action: who does, holds, waits",
     "edit": "build a schedule by hand, on a page for the browser; save it",
     "advise": "say which cut, schedule and microbatches suit a training program",
+    "compare": "one model as pipeline, as replicas, divided: time, bytes, memory",
     "run": "start an MPI job; restart it when it fails, without lost hosts",
     "coursework": "write the exercises: for students, for an instructor, for a grader",
     "grade": "run the tests of students' directories: points, and what failed",

@@ -328,12 +328,30 @@ def bytes_of_sum(gradients: Sequence[tuple[int, int]], n: int, place: int) -> in
     >>> bytes_of_sum([(6, 4), (2, 4)], 2, 0), bytes_of_sum([(8, 4)], 4, 0), bytes_of_sum([(8, 4)], 1, 0)
     (48, 56, 0)
     """
-    parts = [
+    parts = _bytes_of_parts(gradients, n)
+    others = sum(parts) - parts[place]
+    return others + parts[place] + max(others, (n - 1) * parts[place]) if n > 1 else 0
+
+
+def bytes_sent_in_sum(gradients: Sequence[tuple[int, int]], n: int, place: int) -> int:
+    """Return the bytes of gradients that one rank sends in a sum over n replicas: [1] and [3] of this file's picture.
+
+    Of n equal parts they are 2 (n - 1) / n of the gradients. Parameters are those of :func:`bytes_of_sum`.
+
+    Examples
+    --------
+    >>> bytes_sent_in_sum([(6, 4), (2, 4)], 2, 0), bytes_sent_in_sum([(8, 4)], 4, 0), bytes_sent_in_sum([(8, 4)], 1, 0)
+    (32, 48, 0)
+    """
+    parts = _bytes_of_parts(gradients, n)
+    return sum(parts) + (n - 2) * parts[place]
+
+
+def _bytes_of_parts(gradients: Sequence[tuple[int, int]], n: int) -> list[int]:
+    return [
         sum((cut.stop - cut.start) * gradients[i][1] for i, cut in pieces_of([size for size, _ in gradients], n, j))
         for j in range(n)
     ]
-    others = sum(parts) - parts[place]
-    return others + parts[place] + max(others, (n - 1) * parts[place]) if n > 1 else 0
 
 
 def most_sums_of_blocks(num_blocks: int) -> int:

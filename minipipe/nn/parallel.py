@@ -323,6 +323,27 @@ class ParallelCrossEntropyLoss(CrossEntropyLoss):
         return parallel_cross_entropy(scores, labels, self._group, self.ignore_index, self.reduction)
 
 
+def sums_in(module: Module) -> tuple[list[int], list[int]]:
+    """Return the bytes of each sum over the ranks that share a module's layers: in a forward, and in a backward. Local.
+
+    They are those of one position, such as a token. A block has two each way.
+
+    Examples
+    --------
+    >>> from minipipe import nn, spawn
+    >>> block = nn.TransformerBlock(width=8, num_heads=2)
+    >>> spawn(lambda group: sums_in(nn.parallelise(block, group)), num_ranks=2)[0]
+    ([32, 32], [32, 32])
+    """
+    forward, backward = [], []
+    for part in module.modules():
+        if isinstance(part, ColumnParallelLinear):  # copy_to(its inputs)
+            backward.append(part.weight.nbytes // part.weight.shape[1])
+        elif isinstance(part, RowParallelLinear | ParallelEmbedding):  # reduce_from(its outputs)
+            forward.append(part.weight.nbytes // part.weight.shape[0])
+    return forward, backward
+
+
 def parallelise(module: Module, group: ProcessGroup) -> Module:
     """Return a copy of a model whose blocks are divided among the ranks of a group; the names of parameters stay.
 

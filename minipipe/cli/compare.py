@@ -1,0 +1,150 @@
+"""``minipipe compare``: one model on some ranks, divided in every way, measured beside what theory promises."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from math import inf
+
+from minipipe.cli.options import NUM_RANKS, add_output
+from minipipe.cli.output import ExitStatus, csv_of, ending_of, write_file
+from minipipe.cli.ranks import answer_of_ranks, asked_of_ranks, launcher_of_ranks, leave_answer, leave_error
+from minipipe.comm import init_process_group, spawn
+from minipipe.comm.job.host import cores
+from minipipe.errors import divisor, misuse, quoted, whole_number
+from minipipe.io import MOST_STAGES
+from minipipe.pipeline import Pipeline
+from minipipe.schedules.simulation.paper_scale import Link
+from minipipe.tuning.grid_report import ETHERNET, GridReport
+from minipipe.tuning.grids import CLOSE, Task, compare_on_ranks
+from minipipe.tuning.race import teller
+
+EPILOG = """every way to divide the ranks into a pipeline, replicas (data) and ranks that share
+each layer (tensor) takes the same steps: the losses must be equal.
+
+ms: of a step with the optimiser, the median. idle: of the ranks' time before it.
+sent bytes: of the rank that sends most, in a step; other: losses, checks and
+descriptions of messages. held bytes: of the fullest rank; in flight: messages
+and parts of sums, as promised. --hosts simulates the same with the measured
+times of actions, a core for each rank, and a link from each host to the others.
+
+examples:
+  minipipe compare
+  minipipe compare --ranks 2 --width 128 --layers 8
+  minipipe compare --hosts 2 --links 5e-5,1e8 -o compare.svg
+  minipipe compare --format csv"""
+
+_MODEL = {
+    "layers": "transformer blocks",
+    "width": "numbers of a vector",
+    "heads": "of attention",
+    "symbols": "different tokens",
+    "length": "tokens of a sequence",
+    "batch": "sequences of a step",
+    "microbatches": "of a step, of all replicas together",
+}
+_ENDINGS = {".txt": "text", ".csv": "csv", ".json": "json", ".svg": "svg"}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add = parser.add_argument
+    add("--ranks", type=int, default=NUM_RANKS, metavar="P", help="(default: %(default)s)")
+    for name, words in _MODEL.items():
+        add(f"--{name}", type=int, default=getattr(Task, name), metavar="N", help=f"{words} (default: %(default)s)")
+    add("--dtype", choices=CLOSE, default=Task.dtype, help="(default: %(default)s)")
+    add("--rounds", type=int, default=5, metavar="N", help="turns of two steps for each grid (default: %(default)s)")
+    add("--hosts", type=int, metavar="N", help="simulate the ranks on so many hosts (default: 2 with --links)")
+    add("--links", metavar="S,BYTES", help="latency in seconds, bytes a second (default: 5e-5,1.25e9, Ethernet)")
+    add("--format", choices=_ENDINGS.values(), help="(default: by the ending of FILE, or text)")
+    add_output(parser, "write there, .txt, .csv, .json or .svg")
+
+
+def run(options: argparse.Namespace) -> ExitStatus:
+    """Measure and print."""
+    form = _form_of(options)
+    task, num_ranks = _task_of(options), whole_number("--ranks", options.ranks, 1, MOST_STAGES)
+    grids, left_out = task.grids(num_ranks)
+    if not grids:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        raise misuse(f"No grid of {num_ranks} ranks fits this model. {reasons}.")
+    hosts, link = _hosts_of(options)
+    whole_number("--rounds", options.rounds)
+    launcher = launcher_of_ranks()
+    if launcher is None:
+        where = f"{num_ranks} thread ranks, whose times say nothing"
+        rows = spawn(lambda group: compare_on_ranks(task, group, Pipeline, options.rounds), num_ranks)[0]
+    else:
+        where = f"{num_ranks} MPI ranks, {len(cores())} cores"
+        asked = {"task": asdict(task), "rounds": options.rounds}
+        rows = answer_of_ranks(launcher, num_ranks, [__name__], asked, "The comparison failed")
+    report = GridReport(task, rows, left_out, where, hosts, link)
+    return _print(report, form, options)
+
+
+def _print(report: GridReport, form: str, options: argparse.Namespace) -> ExitStatus:
+    """Print the report, or write it; the answer is "no" where losses differ."""
+    if form == "svg":
+        content = report.picture()
+    elif form == "csv":
+        content = csv_of(report.flat())
+    else:
+        content = json.dumps(report.data) + "\n" if form == "json" else f"{report}\n"
+    if options.output is not None:
+        write_file(options.output, content, options, f": {report.sentences[0]}", sentences=report.sentences)
+    else:
+        print(content, end="")
+    return ExitStatus.NO if report.differing else ExitStatus.YES
+
+
+def _form_of(options: argparse.Namespace) -> str:
+    """Return the format that is asked for, by name or by the ending of the file."""
+    if options.output is not None and options.format is None:
+        return _ENDINGS[ending_of(options.output, _ENDINGS)]
+    return options.format or ("json" if options.json else "text")
+
+
+def _task_of(options: argparse.Namespace) -> Task:
+    """Return the model and the batch that are asked for."""
+    numbers = {name: whole_number(f"--{name}", getattr(options, name)) for name in _MODEL}
+    for whole, part in (("width", "heads"), ("batch", "microbatches")):
+        divisor(f"--{part}", numbers[part], numbers[whole], of=f"--{whole}, {numbers[whole]}")
+    return Task(**numbers, dtype=options.dtype)
+
+
+def _hosts_of(options: argparse.Namespace) -> tuple[int | None, Link]:
+    """Return the number of hosts to simulate, and the link between them."""
+    link = ETHERNET
+    if options.links is not None:
+        try:
+            link = Link(*map(float, options.links.split(",")))
+            is_right = 0 <= link.latency < inf and 0 < link.bandwidth < inf
+        except (TypeError, ValueError):
+            is_right = False
+        if not is_right:
+            expected = "seconds and bytes a second, such as 5e-5,1.25e9"
+            raise misuse(f"--links is {quoted(options.links)}; expected {expected}.")
+    hosts = 2 if options.hosts is None and options.links is not None else options.hosts
+    if hosts is not None:
+        divisor("--hosts", hosts, options.ranks, of=f"the {options.ranks} ranks")
+    return hosts, link
+
+
+def main() -> None:
+    """Run the grids as one rank of a job."""
+    asked = asked_of_ranks()
+    with init_process_group() as group:
+        try:
+            tell = teller(group, asked["progress"])
+            rows = compare_on_ranks(Task(**asked["task"]), group, Pipeline, asked["rounds"], tell)
+        except Exception as error:
+            leave_error(group, error)
+            sys.exit(1)
+        if group.rank == 0:
+            leave_answer(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,319 @@
+"""The comparison of grids as a table, and the reasons: each compares two rows by a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from statistics import median
+from typing import Any, NamedTuple
+
+from minipipe.io import text_table
+from minipipe.render.descriptions import format_memory
+from minipipe.render.svg.bars import Bar, draw_bars
+from minipipe.schedules import ActionKind, IdleCause
+from minipipe.schedules.simulation.paper_scale import Link
+from minipipe.tuning.grids import CLOSE, Task
+from minipipe.tuning.hosts import on_hosts
+from minipipe.tuning.traffic import KINDS, OTHER
+
+MEMORY = ("parameters", "gradients", "optimiser_state", "activations")  # what is measured, by the plan's names
+ETHERNET = Link(5e-5, 1.25e9)  # of 10 Gbit/s
+_BANDWIDTHS = [10.0**power for power in range(10, 4, -1)]  # bytes a second: from links of a host to slow ones
+_LOOKS: dict[str, ActionKind | IdleCause] = {
+    "actions": ActionKind.BACKWARD,
+    "idle": IdleCause.WAITING,
+    "optimiser": ActionKind.BACKWARD_WEIGHT,
+    "activations": ActionKind.FORWARD,
+    "tensor sums": ActionKind.BACKWARD_INPUT,
+    "gradients": ActionKind.REDUCE_GRAD,
+    "parameters": ActionKind.UPDATE,
+}  # as in pictures of schedules, where there is such a thing
+_PARTS = {"gradient sums": "gradients", "optimiser_state": "optimiser"}  # of bars: what has one colour has one name
+_OF_RANK = {
+    "sent": (*KINDS, OTHER),
+    "promised_sent": KINDS,
+    "memory": MEMORY,
+    "promised_memory": (*MEMORY, "messages", "sums"),
+}
+_LESS = 0.95  # of the winner's memory: from here on another grid is worth its time
+
+
+class Figures(NamedTuple):
+    """What a step of a grid takes, measured or simulated.
+
+    Attributes
+    ----------
+    grid : str
+    seconds : float
+        Of a step, with the optimiser.
+    bubble : float
+        The part of the step before the optimiser in which its ranks are idle.
+    update : float
+        The seconds of the optimiser.
+    """
+
+    grid: str
+    seconds: float
+    bubble: float
+    update: float
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The seconds of a rank in its actions, idle, and in the optimiser."""
+        step = self.seconds - self.update
+        return {"actions": (1 - self.bubble) * step, "idle": self.bubble * step, "optimiser": self.update}
+
+
+def sent(row: Mapping[str, Any], kinds: Sequence[str], whose: str = "sent") -> int:
+    """Return the bytes of some kinds that the rank sends which sends most of them."""
+    return max(_total(rank, kinds, whose) for rank in row["ranks"])
+
+
+def memory(row: Mapping[str, Any], kinds: Sequence[str] = MEMORY, whose: str = "memory") -> int:
+    """Return the bytes of some kinds of the rank that has most of them."""
+    return max(_total(rank, kinds, whose) for rank in row["ranks"])
+
+
+@dataclass(frozen=True)
+class GridReport:
+    """The grids of a task, measured and simulated. It prints as tables and sentences.
+
+    Attributes
+    ----------
+    task : Task
+    rows : list of dict
+        Of :func:`minipipe.tuning.grids.compare_on_ranks`.
+    left_out : dict of str to str
+        The grids that do not fit, each with the reason.
+    where : str
+        On which ranks they ran.
+    hosts : int, optional
+        On so many hosts the ranks are simulated, too.
+    link : Link
+        Between these.
+    """
+
+    task: Task
+    rows: Sequence[Mapping[str, Any]]
+    left_out: Mapping[str, str]
+    where: str
+    hosts: int | None = None
+    link: Link = ETHERNET
+
+    @cached_property
+    def measured(self) -> list[Figures]:
+        """What the steps of each grid took: medians."""
+        return [Figures(r["grid"], median(r["seconds"]), r["bubble"], r["update_seconds"]) for r in self.rows]
+
+    @cached_property
+    def simulated(self) -> list[Figures]:
+        """The same, from the measured times of actions and messages."""
+        found = []
+        for row in self.rows:
+            seconds = row["simulated_seconds"] + row["update_seconds"]
+            found.append(Figures(row["grid"], seconds, row["simulated_bubble"], row["update_seconds"]))
+        return found
+
+    @cached_property
+    def on_hosts(self) -> list[Figures]:
+        """The same on several hosts; empty without."""
+        return self._over(self.hosts, self.link) if self.hosts else []
+
+    def _over(self, hosts: int, link: Link) -> list[Figures]:
+        found = []
+        for row in self.rows:
+            timeline = on_hosts(row, self.task.microbatches, len(row["ranks"]) // hosts, link)
+            update = row["update_seconds"]
+            found.append(Figures(row["grid"], timeline.makespan + update, timeline.bubble_fraction, update))
+        return found
+
+    @cached_property
+    def differing(self) -> list[str]:
+        """The grids whose losses differ from those of the first one by more than rounding."""
+        first, close = self.rows[0]["losses"], CLOSE[self.task.dtype]
+        return [
+            row["grid"]
+            for row in self.rows
+            if not all(abs(own - other) <= close * abs(other) for own, other in zip(row["losses"], first))
+        ]
+
+    @property
+    def sentences(self) -> list[str]:
+        """Which grid is the fastest, why, and what would change that."""
+        if self.differing:
+            names = ", ".join(self.differing)
+            return [f"The losses of {names} are not those of {self.rows[0]['grid']}: something is wrong in them."]
+        found = list(reasons(self.rows, self.measured, "measured"))
+        found += reasons(self.rows, self.on_hosts, f"simulated on {self.hosts} hosts") if self.on_hosts else ()
+        return found + list(self._changes())
+
+    def _changes(self) -> Iterator[str]:
+        """Yield what would make another grid the choice: less memory, and slower links between two hosts."""
+        by_name, (best, *others) = {row["grid"]: row for row in self.rows}, ranked(self.measured)
+        most = memory(by_name[best.grid])
+        for other in others:
+            if (needed := memory(by_name[other.grid])) < _LESS * most:
+                times = f"{other.seconds / best.seconds:.3g} times as long a step"
+                yield f"With less than {_size(most)} for a rank: {other.grid}, for {_size(needed)} and {times}."
+                break
+        hosts = self.hosts or 2
+        if len(self.rows[0]["ranks"]) % hosts or not others:
+            return
+        first: dict[str, float] = {}  # by winner, the bandwidth from which on it wins
+        for bandwidth in _BANDWIDTHS:
+            first.setdefault(ranked(self._over(hosts, self.link._replace(bandwidth=bandwidth)))[0].grid, bandwidth)
+        (fastest, _), *later = first.items()
+        slower = [f"{grid} from {bandwidth:.0e} down" for grid, bandwidth in later] or ["and so with slower ones"]
+        where = f"On {hosts} hosts, simulated, with links of {_BANDWIDTHS[0]:.0e} bytes a second"
+        yield f"{where} {fastest} is the fastest; {'; '.join(slower)}."
+
+    # -- as text, and as data -------------------------------------------------------------------------------------
+
+    @property
+    def title(self) -> str:
+        """The model and the ranks in a line."""
+        task = self.task
+        model = f"{task.layers} blocks, {task.width} wide, {task.heads} heads, {task.dtype}"
+        return f"{model}; {task.batch} x {task.length} tokens in {task.microbatches} microbatches; {self.where}"
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know about the figures."""
+        found = [f"left out: {name}: {reason}." for name, reason in self.left_out.items()]
+        if any(row["tensor"] > 1 for row in self.rows):
+            found.append("Layers that ranks share are not replayed (see Pipeline): each action costs more Python.")
+        return found
+
+    def __str__(self) -> str:
+        tables = [self._times(), self._bytes(), self._memory()]
+        return "\n\n".join(
+            [self.title, *tables, *(["\n".join(self.notes)] if self.notes else []), "\n".join(self.sentences)]
+        )
+
+    def _times(self) -> str:
+        """Return the table of times: measured beside simulated, and on hosts."""
+        head = ["grid", "ms", "simulated", "idle", "simulated", *(["on hosts", "idle"] if self.hosts else []), "loss"]
+        pairs = [_cells(one, other) for one, other in zip(self.measured, self.simulated)]
+        pairs = [[a, c, b, d] for a, b, c, d in pairs]
+        slower = [_cells(each) for each in self.on_hosts] or [[]] * len(self.rows)
+        losses = [f"{row['losses'][0]:.6f}" for row in self.rows]
+        cells = [[row["grid"], *own, *more, loss] for row, own, more, loss in zip(self.rows, pairs, slower, losses)]
+        return text_table([head, *cells], right=range(1, len(head)))
+
+    def _bytes(self) -> str:
+        """Return the table of what a rank sends in a step, counted beside promised."""
+        cells = [["sent bytes", *KINDS, "all", "promised", OTHER]]
+        for row in self.rows:
+            sizes = [*(sent(row, [kind]) for kind in KINDS), sent(row, KINDS), sent(row, KINDS, "promised_sent")]
+            cells.append([row["grid"], *(f"{size:,}" for size in (*sizes, sent(row, [OTHER])))])
+        return text_table(cells, right=range(1, len(cells[0])))
+
+    def _memory(self) -> str:
+        """Return the table of what the fullest rank holds, measured beside promised."""
+        cells = [["held bytes", *(name.replace("_state", "") for name in MEMORY), "all", "promised", "in flight"]]
+        for row in self.rows:
+            sizes = [*(memory(row, [kind]) for kind in MEMORY), memory(row), memory(row, MEMORY, "promised_memory")]
+            sizes.append(memory(row, ("messages", "sums"), "promised_memory"))
+            cells.append([row["grid"], *(f"{size:,}" for size in sizes)])
+        return text_table(cells, right=range(1, len(cells[0])))
+
+    def picture(self) -> str:
+        """Return times, bytes sent and bytes held as bars, in an SVG document."""
+        bytes_of = {"sent in a step": (KINDS, "sent"), "held by the fullest rank": (MEMORY, "memory")}
+        columns = {"a step, measured": _bars_of_times(self.measured, self.simulated)}
+        columns |= {f"simulated on {self.hosts} hosts": _bars_of_times(self.on_hosts)} if self.hosts else {}
+        for head, (kinds, whose) in bytes_of.items():
+            fullest = [max(row["ranks"], key=lambda rank: _total(rank, kinds, whose)) for row in self.rows]
+            columns[head] = [
+                Bar(
+                    {_PARTS.get(kind, kind): rank[whose].get(kind, 0) for kind in kinds},
+                    _size(_total(rank, kinds, whose)),
+                    _total(rank, kinds, f"promised_{whose}"),
+                )
+                for rank in fullest
+            ]
+        names, marks = [row["grid"] for row in self.rows], "simulated, or promised by theory"
+        return draw_bars(names, columns, _LOOKS, marks=marks, title=self.title, notes=[self.sentences[0]])
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The whole as plain data: seconds and bytes."""
+        found: dict[str, Any] = {
+            "task": asdict(self.task),
+            "where": self.where,
+            "hosts": self.hosts,
+            "link": self.link._asdict(),
+        }
+        times = {
+            name: [each._asdict() for each in getattr(self, name)] for name in ("measured", "simulated", "on_hosts")
+        }
+        found |= {**times, "grids": list(self.rows), "left_out": dict(self.left_out)}
+        return {**found, "differing": self.differing, "sentences": self.sentences}
+
+    def flat(self) -> list[dict[str, Any]]:
+        """Return a row of figures for each rank of each grid: for CSV."""
+        found = []
+        for i, row in enumerate(self.rows):
+            sizes = {name: row[name] for name in ("grid", "pipeline", "data", "tensor")}
+            for name in ("measured", "simulated", "on_hosts"):
+                own = getattr(self, name)
+                sizes |= {f"{name}_seconds": own[i].seconds, f"{name}_idle": own[i].bubble} if own else {}
+            for number, rank in enumerate(row["ranks"]):
+                bytes_of = {
+                    f"{whose} {kind}".replace(" ", "_"): rank[whose].get(kind, 0)
+                    for whose, kinds in _OF_RANK.items()
+                    for kind in kinds
+                }
+                found.append({**sizes, "loss": row["losses"][0], "rank": number, **bytes_of})
+        return found
+
+
+def _total(rank: Mapping[str, Any], kinds: Sequence[str], whose: str) -> int:
+    return sum(rank[whose].get(kind, 0) for kind in kinds)
+
+
+def _bars_of_times(figures: Sequence[Figures], marks: Sequence[Figures] | None = None) -> list[Bar]:
+    ends = [None] * len(figures) if marks is None else [each.seconds for each in marks]
+    return [Bar(each.parts, f"{1e3 * each.seconds:.4g} ms", end) for each, end in zip(figures, ends)]
+
+
+def _cells(*figures: Figures) -> list[str]:
+    return [cell for each in figures for cell in (f"{1e3 * each.seconds:.2f}", f"{100 * each.bubble:.0f} %")]
+
+
+def ranked(figures: Sequence[Figures]) -> list[Figures]:
+    """Return figures, the fastest first."""
+    return sorted(figures, key=lambda each: each.seconds)
+
+
+def reasons(rows: Sequence[Mapping[str, Any]], figures: Sequence[Figures], how: str) -> Iterator[str]:
+    """Yield why the fastest is the fastest: a sentence for each other row, about the largest difference of its parts.
+
+    Parameters
+    ----------
+    rows, figures : sequence
+        Of the same grids.
+    how : str
+        ``"measured"`` or ``"simulated"``.
+    """
+    by_name = {row["grid"]: row for row in rows}
+    best, *others = ranked(figures)
+    yield f"{best.grid} is the fastest here, {how}: {1e3 * best.seconds:.3g} ms a step."
+    for other in others:
+        more = {name: other.parts[name] - best.parts[name] for name in best.parts}
+        cause = max(more, key=lambda name: more[name])
+        of_other, of_best = (f"{1e3 * each.parts[cause]:.3g} ms" for each in (other, best))
+        words = {
+            "actions": f"its actions take {of_other} of a rank, those of {best.grid} {of_best}",
+            "idle": f"its ranks are idle for {of_other} of it, those of {best.grid} for {of_best}",
+            "optimiser": f"its optimiser takes {of_other}, that of {best.grid} {of_best}",
+        }[cause]
+        within = [sent(by_name[each.grid], KINDS[1:2]) for each in (other, best)]
+        if cause == "actions" and within[0] > within[1]:
+            words += f"; within them a rank sends {_size(within[0])} of sums, there {_size(within[1])}"
+        yield f"{other.grid} takes {other.seconds / best.seconds:.3g} times as long: {words}."
+
+
+def _size(size: float) -> str:
+    return format_memory(size, "bytes")

@@ -1,0 +1,261 @@
+"""One model on some ranks, divided in every way: what each grid sends, holds and takes, measured beside promised.
+
+Every grid computes the same batch in microbatches of the same size, so all have the same losses within rounding. Steps
+of the grids alternate, in short turns, because machines are noisy. What a grid sends follows from its program and the
+sizes of its layers; what it holds is promised by its plan; its time is simulated with its measured costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from random import Random
+from statistics import median
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minipipe.comm import Grid, ProcessGroup, objects
+from minipipe.execution.plan import Plan
+from minipipe.nn import (
+    CrossEntropyLoss,
+    Embedding,
+    LayerNorm,
+    Linear,
+    PositionalEmbedding,
+    Sequential,
+    TransformerBlock,
+)
+from minipipe.optim import Adam
+from minipipe.schedules.simulation.costs import Costs
+from minipipe.schedules.simulation.simulator import simulate
+from minipipe.schedules.simulation.timeline import Timeline
+from minipipe.tuning.measuring import measure_on_this_rank
+from minipipe.tuning.race import MakePipeline, Tell, silent
+from minipipe.tuning.traffic import Sizes, Traffic, promised
+
+CLOSE = {"float64": 1e-12, "float32": 1e-5}  # relative: how far losses of two grids may differ, by dtype
+MEMORY = ("parameters", "gradients", "optimiser_state", "activations")
+_CALL = "minipipe compare"
+_COMPARED_LOSSES = 2  # the second one is that of parameters which were updated
+_STEPS = 2  # of a turn, after one that is not measured: it finds no parameters in the caches
+
+
+class GridSizes(NamedTuple):
+    """The sizes of a grid."""
+
+    pipeline: int
+    data: int
+    tensor: int
+
+    @property
+    def name(self) -> str:
+        """The sizes above 1 in words.
+
+        Examples
+        --------
+        >>> GridSizes(2, 1, 2).name, GridSizes(1, 1, 1).name
+        ('pipeline 2 x tensor 2', 'one rank')
+        """
+        return " x ".join(f"{name} {size}" for name, size in zip(self._fields, self) if size > 1) or "one rank"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A small GPT, and how its batch is cut; every rank makes the same.
+
+    Attributes
+    ----------
+    layers, width, heads, symbols, length : int
+        Blocks, numbers of a vector, heads of attention, different tokens, tokens of a sequence.
+    batch, microbatches : int
+        Sequences of a step, and how many microbatches they are, of all replicas together.
+    dtype : str
+    """
+
+    layers: int = 4
+    width: int = 128
+    heads: int = 4
+    symbols: int = 64
+    length: int = 64
+    batch: int = 32
+    microbatches: int = 16
+    dtype: str = "float32"
+
+    def model(self) -> Sequential:
+        """Return the model, without values."""
+        dtype = np.dtype(self.dtype)
+        return Sequential(
+            Embedding(self.symbols, self.width, dtype=dtype),
+            PositionalEmbedding(self.length, self.width, dtype=dtype),
+            *(TransformerBlock(self.width, self.heads, True, dtype=dtype) for _ in range(self.layers)),
+            LayerNorm(self.width, dtype=dtype),
+            Linear(self.width, self.symbols, dtype=dtype),
+        )
+
+    @property
+    def positions(self) -> int:
+        """Tokens of a microbatch."""
+        return self.batch // self.microbatches * self.length
+
+    def tokens(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return inputs and targets, each of shape (batch, length)."""
+        drawn = np.random.default_rng(0).integers(0, self.symbols, (self.batch, self.length + 1))
+        return drawn[:, :-1].copy(), drawn[:, 1:].copy()
+
+    def partition(self, num_stages: int) -> list[range]:
+        """Return as many blocks for each stage; the first one also embeds, the last one also scores."""
+        size, last = self.layers // num_stages, self.layers + 4
+        ends = [*(2 + size * stage for stage in range(1, num_stages)), last]
+        return [range(start, end) for start, end in zip([0, *ends], ends)]
+
+    def grids(self, num_ranks: int) -> tuple[list[GridSizes], dict[str, str]]:
+        """Return the grids of some ranks that fit, and by name of each other one the reason.
+
+        Examples
+        --------
+        >>> found, left_out = Task(layers=4, heads=2).grids(4)
+        >>> [grid.name for grid in found]
+        ['data 4', 'data 2 x tensor 2', 'pipeline 2 x data 2', 'pipeline 2 x tensor 2', 'pipeline 4']
+        >>> left_out
+        {'tensor 4': 'heads are 2, not a multiple of 4'}
+        """
+        fitting, left_out = [], {}
+        for sizes in _products(num_ranks):
+            limits = (
+                ("layers", self.layers, sizes.pipeline),
+                ("microbatches", self.microbatches, sizes.data),
+                ("heads", self.heads, sizes.tensor),
+                ("symbols", self.symbols, sizes.tensor),
+            )
+            wrong = [f"{name} are {own}, not a multiple of {size}" for name, own, size in limits if own % size]
+            if wrong:
+                left_out[sizes.name] = wrong[0]
+            else:
+                fitting.append(sizes)
+        return fitting, left_out
+
+
+def _products(num_ranks: int) -> Iterator[GridSizes]:
+    divisors = [size for size in range(1, num_ranks + 1) if num_ranks % size == 0]
+    for pipeline in divisors:
+        for tensor in divisors:
+            if num_ranks % (pipeline * tensor) == 0:
+                yield GridSizes(pipeline, num_ranks // (pipeline * tensor), tensor)
+
+
+# -- running them -----------------------------------------------------------------------------------------------------
+
+
+def compare_on_ranks(
+    task: Task, group: ProcessGroup, make: MakePipeline, rounds: int = 5, tell: Tell = silent
+) -> list[dict[str, Any]]:
+    """Run every grid of a task, and return what is known of each, as plain data, on every rank.
+
+    Collective. Times are in seconds, sizes in bytes.
+
+    Parameters
+    ----------
+    task : Task
+    group : ProcessGroup
+    make : function
+        Makes a pipeline: ``(model, group, **options)``.
+    rounds : int
+        Turns of each grid, of two steps each.
+    tell : function
+        Called with a line about each phase.
+    """
+    grids, _ = task.grids(group.size)
+    runners = []
+    for sizes in grids:
+        tell(f"{sizes.name}: losses, bytes and memory")
+        runners.append(_Runner(task, sizes, group, make))
+    chance = Random(0)
+    for number in range(rounds):
+        tell(f"round {number + 1} of {rounds}: steps of {len(runners)} grids in turns")
+        for runner in chance.sample(runners, len(runners)):
+            runner.turn()
+    return [runner.row() for runner in runners]
+
+
+class _Runner:
+    """One grid. Making it is collective: it takes the steps whose losses, bytes and memory are compared."""
+
+    def __init__(self, task: Task, sizes: GridSizes, group: ProcessGroup, make: MakePipeline) -> None:
+        grid, self._group, self._batch = Grid(group, **sizes._asdict()), group, task.tokens()
+        loss, count = CrossEntropyLoss(), task.microbatches // sizes.data
+        cut = {"partition": task.partition(sizes.pipeline), "num_microbatches": count}
+        self._pipeline = make(task.model(), grid, loss=loss, check_agreement=False, check_finite="off", **cut)
+        self._optimiser = Adam(self._pipeline.parameters(), learning_rate=1e-3)
+        self._times: list[tuple[float, float]] = []  # of each step, and of the optimiser behind it
+        self._timelines: list[Timeline] = []
+        plan: Plan = self._pipeline.plan
+        layers = measure_on_this_rank(plan.model, *self._batch, loss, task.microbatches, 1, 0, np)
+        sizes_of = Sizes.of(plan, layers, task.positions)
+        traffic = Traffic(grid)
+        with traffic.counting():
+            losses = [self._step()]
+        losses += [self._step() for _ in range(1, _COMPARED_LOSSES)]
+        promise = plan.memory(layers, optimiser=Adam)[grid.pipeline.rank]
+        ranks = {
+            "coordinates": grid.coordinates,
+            "sent": dict(traffic.sent),
+            "promised_sent": promised(plan, grid, sizes_of),
+            "memory": self._memory(),
+            "promised_memory": promise._asdict(),
+        }
+        self._found = {
+            "grid": sizes.name,
+            **sizes._asdict(),
+            "losses": losses,
+            "ranks": objects.gather(group, ranks, _CALL),
+            "sizes": sizes_of._asdict(),
+        }
+
+    def _step(self) -> float:
+        found = float(self._pipeline.step(*self._batch))
+        self._optimiser.step()
+        return found
+
+    def _memory(self) -> dict[str, int]:
+        """Take a step whose memory is measured; return the bytes of this rank."""
+        self._pipeline.measures_memory = True
+        self._step()
+        self._pipeline.measures_memory = False
+        peak = self._pipeline.timeline().peak_memory
+        own = list(self._pipeline.parameters())
+        return {
+            "parameters": sum(parameter.nbytes for parameter in own),
+            "gradients": sum(parameter.grad.nbytes for parameter in own),
+            "optimiser_state": self._optimiser.nbytes,
+            "activations": int(peak[self._pipeline.group.rank]),
+        }
+
+    def turn(self) -> None:
+        """Take some steps. Collective."""
+        self._step()  # its parameters are in no cache yet
+        for _ in range(_STEPS):
+            self._group.barrier()
+            begun = perf_counter()
+            self._pipeline.step(*self._batch)
+            ended = perf_counter()
+            self._optimiser.step()
+            self._times.append((ended - begun, perf_counter() - ended))
+            self._timelines.append(self._pipeline.timeline())
+
+    def row(self) -> dict[str, Any]:
+        """Return what was found. Collective."""
+        times = np.max(objects.gather(self._group, self._times, _CALL), axis=0)
+        bubbles = [timeline.bubble_fraction for timeline in self._timelines]
+        costs = Costs.measured(*self._timelines)
+        timeline = simulate(self._pipeline.schedule, costs)
+        return {
+            **self._found,
+            "seconds": times.sum(axis=1).tolist(),
+            "update_seconds": median(times[:, 1].tolist()),
+            "bubble": median(np.mean(objects.gather(self._group, bubbles, _CALL), axis=0).tolist()),
+            "simulated_seconds": timeline.makespan,
+            "simulated_bubble": timeline.bubble_fraction,
+            "costs": asdict(costs),
+        }

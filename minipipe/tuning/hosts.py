@@ -1,0 +1,92 @@
+"""The time of a grid whose ranks are on several hosts, simulated: slower links for what passes between hosts.
+
+A host has the ranks that follow each other, so that those that share a layer are on one host where they fit. What ranks
+of a host send to other hosts at once shares its link, and nothing else is slower than it was measured::
+
+    rank 0 --- rank 1 === rank 2 --- rank 3      two hosts: the message from 1 to 2 takes
+    '--- host 0 ---'      '--- host 1 ---'       latency + bytes / bandwidth
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise, permutations
+from typing import Any
+
+from minipipe.execution.choosing import replicated
+from minipipe.schedules.simulation.costs import Costs
+from minipipe.schedules.simulation.paper_scale import Link
+from minipipe.schedules.simulation.simulator import simulate
+from minipipe.schedules.simulation.timeline import Timeline
+from minipipe.tuning.traffic import Sizes
+
+
+def time_between_hosts(transfers: Iterable[tuple[int, int, float]], ranks_of_host: int, link: Link) -> float:
+    """Return the seconds of transfers that begin at once; 0 where none leaves its host.
+
+    Parameters
+    ----------
+    transfers : iterable of (int, int, float)
+        Source, destination, bytes.
+    ranks_of_host : int
+    link : Link
+        Of each host to all others.
+
+    Examples
+    --------
+    >>> time_between_hosts([(0, 1, 8), (1, 2, 8), (0, 2, 8)], ranks_of_host=2, link=Link(0.5, 4))
+    4.5
+    >>> time_between_hosts([(0, 1, 8)], ranks_of_host=2, link=Link(0.5, 4))
+    0.0
+    """
+    leaving: dict[int, float] = {}
+    for source, destination, size in transfers:
+        if source // ranks_of_host != destination // ranks_of_host:
+            leaving[source // ranks_of_host] = leaving.get(source // ranks_of_host, 0.0) + size
+    return link.latency + max(leaving.values()) / link.bandwidth if leaving else 0.0
+
+
+def on_hosts(row: Mapping[str, Any], num_microbatches: int, ranks_of_host: int, link: Link) -> Timeline:
+    """Return the simulated timeline of a grid on hosts that such a link joins.
+
+    Parameters
+    ----------
+    row : mapping
+        Of :func:`minipipe.tuning.grids.compare_on_ranks`.
+    num_microbatches : int
+        Of all replicas.
+    ranks_of_host : int
+    link : Link
+    """
+    p, d, t = row["pipeline"], row["data"], row["tensor"]
+    costs, sizes = Costs(**row["costs"]), Sizes(*row["sizes"].values())
+    schedule = replicated("1f1b", p * d, num_microbatches // d, None, d)
+    at = {tuple(rank["coordinates"]): number for number, rank in enumerate(row["ranks"])}
+
+    def time(pairs: Iterable[tuple[tuple[int, ...], tuple[int, ...]]], size: float) -> float:
+        return time_between_hosts([(at[a], at[b], size) for a, b in pairs], ranks_of_host, link)
+
+    def sums(stage: int, of_stage: Sequence[int]) -> float:
+        """Return how much longer an action takes by its sums over the ranks that share the layers of a stage."""
+        among = [((stage, r, k), (stage, r, other)) for r in range(d) for k, other in permutations(range(t), 2)]
+        return sum(time(among, size) for size in of_stage)
+
+    messages, totals = list(costs.message_times(schedule)), [total for _, total in costs.sum_times(schedule)]
+    for stage, following in pairwise(range(p)):
+        over_cut = [((stage, r, k), (following, r, k)) for r in range(d) for k in range(t)]
+        messages[stage] = time(over_cut, sizes.messages[stage]) or messages[stage]
+    for stage, gradients in enumerate(sizes.gradients):
+        among = [((stage, r, k), (stage, other, k)) for k in range(t) for r, other in permutations(range(d), 2)]
+        totals[stage] = 2 * time(among, sum(n * size for n, size in gradients) / d) or totals[stage]
+    forward, backward = (costs.by_stage(name, p) for name in ("forward", "backward_input"))
+    timed = replace(
+        costs,
+        forward=[own + sums(stage, sizes.forward_sums[stage]) for stage, own in enumerate(forward)],
+        backward_input=[own + sums(stage, sizes.backward_sums[stage]) for stage, own in enumerate(backward)],
+        latency=0.0,
+        bandwidth=1.0,  # from here on the size of a message is its time
+        message_size=messages,
+        gradient_size=[total * d / (2 * d - 2) if d > 1 else 0.0 for total in totals],
+    )
+    return simulate(schedule, timed)

@@ -1,0 +1,112 @@
+"""What a rank of a grid sends in a step: counted while it runs, and promised by its program and the sizes of layers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minipipe.comm import Grid, ProcessGroup
+from minipipe.comm.message import Header, Request
+from minipipe.execution.payload import Payload
+from minipipe.execution.plan import Plan
+from minipipe.execution.sums import bytes_sent_in_sum
+from minipipe.nn.parallel import sums_in
+from minipipe.schedules.action import SEND_B, SEND_F, F
+from minipipe.schedules.analysis.dependencies import Value
+from minipipe.tuning.layers import MeasuredLayers
+from minipipe.tuning.memory import gradient_bytes, uses_in
+
+KINDS = ("activations", "tensor sums", "gradient sums")
+OTHER = "other"  # losses, checks, and descriptions of packed messages
+
+
+class Traffic:
+    """Counts the bytes that this rank sends over the groups of a grid, by kind. Local.
+
+    Of a packed message its numbers count, and its description is among ``"other"``.
+
+    Parameters
+    ----------
+    grid : Grid
+
+    Attributes
+    ----------
+    sent : Counter
+        By kind, the bytes sent within :meth:`counting`.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self.sent, self._is_counting = Counter[str](), False
+        self._watch(grid.pipeline, lambda array, tag: OTHER if tag < 0 else KINDS[2 * (array.dtype == np.uint8)])
+        self._watch(grid.tensor, lambda array, tag: KINDS[1] if array.dtype.kind == "f" else OTHER)
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count inside this block."""
+        self._is_counting = True
+        try:
+            yield
+        finally:
+            self._is_counting = False
+
+    def _watch(self, group: ProcessGroup, kind_of: Callable[[Any, int], str]) -> None:
+        post = group._post_send
+
+        def count_and_post(header: Header, array: Any, destination: int, tag: int) -> Request:
+            if self._is_counting:
+                kind, size = kind_of(array, tag), header.nbytes
+                if kind != OTHER and header.dtype == np.uint8:
+                    size = sum(part.nbytes for part in Payload.from_message(array).arrays if part is not None)
+                self.sent[kind] += size
+                self.sent[OTHER] += header.nbytes - size
+            return post(header, array, destination, tag)
+
+        vars(group)["_post_send"] = count_and_post  # of this object alone: its class stays as it is
+
+
+class Sizes(NamedTuple):
+    """What the stages of a plan send, in bytes.
+
+    Attributes
+    ----------
+    messages : tuple of int
+        By stage, its activation of a microbatch; the gradient of that has as many.
+    forward_sums, backward_sums : tuple of tuple of int
+        By stage, each sum over the ranks that share its layers, of a microbatch.
+    gradients : tuple of list of (int, int)
+        By stage, the elements of each gradient, and the bytes of one.
+    """
+
+    messages: Sequence[int]
+    forward_sums: Sequence[Sequence[int]]
+    backward_sums: Sequence[Sequence[int]]
+    gradients: Sequence[Sequence[tuple[int, int]]]
+
+    @classmethod
+    def of(cls, plan: Plan, layers: MeasuredLayers, positions: int) -> Sizes:
+        """Return the sizes of a plan whose layers were measured, for microbatches of so many tokens. Local."""
+        parts = [plan.part(stage) for stage in range(plan.schedule.num_stages)]
+        sums = [[[size * positions for size in way] for way in sums_in(part)] for part in parts]
+        uses = [[(use.size, gradient_bytes([use]) // use.size) for use in uses_in(part)] for part in parts]
+        messages = [layers[part.stop - 1].message_size for part in plan.partition]
+        return cls(messages, [ways[0] for ways in sums], [ways[1] for ways in sums], uses)
+
+
+def promised(plan: Plan, grid: Grid, sizes: Sizes) -> dict[str, int]:
+    """Return what a rank of a grid sends in a step, in bytes by kind. Local; nothing has to run for it.
+
+    Activations and their gradients follow from the SENDs of its row, sums of gradients from their sizes. A sum over the
+    ranks that share a layer has one round, in which each rank sends what it has to all others.
+    """
+    rank = grid.pipeline.rank
+    row, stages = plan.program.actions[rank], plan.schedule.stages_of(rank)
+    cuts = [Value.carried_by(action).cut for action in row if action.kind in (SEND_F, SEND_B)]
+    sums = [sum(sizes.forward_sums[stage]) + sum(sizes.backward_sums[stage]) for stage, kind, _ in row if kind is F]
+    places = [(stage, plan.program.ranks_of(stage)) for stage in stages]
+    gradients = [bytes_sent_in_sum(sizes.gradients[s], len(ranks), ranks.index(rank)) for s, ranks in places]
+    found = (sum(sizes.messages[cut] for cut in cuts), (grid.tensor.size - 1) * sum(sums), sum(gradients))
+    return dict(zip(KINDS, found))

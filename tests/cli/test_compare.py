@@ -1,0 +1,108 @@
+"""``minipipe compare``: its formats, its mistakes, and its ranks."""
+
+import csv
+import io
+import json
+import sys
+from dataclasses import asdict
+
+import pytest
+
+from tests.launch import needs_mpi, run
+from tests.tuning.test_grids import EIGHT, FOUR, TINY, assert_as_promised, tiny
+
+
+def options_of(task):
+    return [f"--{name}={value}" for name, value in asdict(task).items()]
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Let the verb find what was measured before."""
+    monkeypatch.setattr("minipipe.cli.compare.launcher_of_ranks", lambda: "mpirun")
+    monkeypatch.setattr("minipipe.cli.compare.answer_of_ranks", lambda *_: tiny())
+
+
+ASKED = ("compare", "--ranks", "2", *options_of(TINY), "--rounds", "1")
+
+
+def compared(num_ranks, task):
+    command = [sys.executable, "-m", "minipipe", "compare", f"--ranks={num_ranks}", *options_of(task), "--rounds=1"]
+    done = run([*command, "--json"], limit=240)  # eight ranks that share two cores
+    assert (done.code, done.err) == (0, "")
+    return json.loads(done.out)
+
+
+@needs_mpi
+def test_it_starts_its_ranks_itself():
+    found = compared(2, TINY)
+    assert found["where"].startswith("2 MPI ranks, ") and found["left_out"] == {}
+    assert_as_promised(found["grids"], TINY)
+
+
+@needs_mpi
+@pytest.mark.slow
+@pytest.mark.parametrize(("task", "num_ranks", "left_out"), [(FOUR, 4, []), (EIGHT, 8, ["tensor 8"])])
+def test_so_it_does_with_more(task, num_ranks, left_out):
+    found = compared(num_ranks, task)
+    assert list(found["left_out"]) == left_out and found["where"].startswith(f"{num_ranks} MPI ranks, ")
+    assert_as_promised(found["grids"], task)
+
+
+def test_without_mpi_thread_ranks_run_and_it_says_what_their_times_are_worth(ask, monkeypatch):
+    monkeypatch.setattr("minipipe.cli.ranks.find_mpirun", lambda: None)
+    status, out, err = ask(*ASKED)
+    assert (status, err) == (0, "") and "2 thread ranks, whose times say nothing" in out.splitlines()[0]
+
+
+def test_it_prints_tables_and_then_the_reasons(ask, measured):
+    status, out, err = ask(*ASKED, "--hosts", "2")
+    assert (status, err) == (0, "")
+    tables = out.split("\n\n")
+    assert [table.split()[0] for table in tables[1:4]] == ["grid", "sent", "held"]
+    assert "is the fastest here, measured: " in tables[-1] and "simulated on 2 hosts" in tables[-1]
+
+
+def test_each_format_has_the_same_rows(ask, measured, tmp_path):
+    for name, read in (("json", json.loads), ("csv", lambda text: list(csv.DictReader(io.StringIO(text))))):
+        printed = ask(*ASKED, "--format", name)[1]
+        assert ask(*ASKED, "-o", tmp_path / f"found.{name}")[1].startswith(f"wrote {tmp_path}/found.{name}: ")
+        assert (tmp_path / f"found.{name}").read_text() == printed
+        rows = read(printed)
+        assert len(rows["grids"] if name == "json" else rows) == (3 if name == "json" else 6)
+    ask(*ASKED, "-o", tmp_path / "found.svg")
+    assert (tmp_path / "found.svg").read_text().startswith("<svg")
+    assert json.loads(ask(*ASKED, "--json")[1])["grids"] == tiny()
+
+
+def test_a_loss_that_differs_is_the_answer_no(ask, monkeypatch, measured):
+    wrong = [{**row, "losses": [1.0 + number, 1.0]} for number, row in enumerate(tiny())]
+    monkeypatch.setattr("minipipe.cli.compare.answer_of_ranks", lambda *_: wrong)
+    status, out, _ = ask(*ASKED)
+    assert status == 1 and "The losses of tensor 2, pipeline 2 are not those of data 2" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--ranks", "0"], "--ranks is 0; expected a whole number, 1 to 4096."),
+        (["--ranks", "7"], "No grid of 7 ranks fits this model. data 7: microbatches are 16, not a multiple of 7; ten"),
+        (["--heads", "3"], "--heads is 3; expected a divisor of --width, 128."),
+        (["--microbatches", "5"], "--microbatches is 5; expected a divisor of --batch, 32."),
+        (["--layers", "-1"], "--layers is -1; expected a whole number, at least 1."),
+        (["--rounds", "0"], "--rounds is 0; expected a whole number, at least 1."),
+        (["--hosts", "3"], "--hosts is 3; expected a divisor of the 4 ranks."),
+        (["--links", "fast"], "--links is 'fast'; expected seconds and bytes a second, such as 5e-5,1.25e9."),
+        (["--links", "0,0"], "--links is '0,0'; expected seconds"),
+        (["-o", "x.png"], "'x.png' ends in .png; expected .txt, .csv, .json or .svg."),
+    ],
+)
+def test_what_is_wrong_exits_2_and_says_what_would_be_right(words, said, ask):
+    status, out, err = ask("compare", *words)
+    assert (status, out) == (2, "") and said in err
+
+
+def test_an_unknown_option_is_refused(ask, capsys):
+    with pytest.raises(SystemExit) as refused:
+        ask("compare", "--model", "gpt")
+    assert refused.value.code == 2 and "unrecognized arguments: --model gpt" in capsys.readouterr().err
