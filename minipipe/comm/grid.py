@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+import warnings
 from typing import cast
 
+from minipipe.comm.objects import gather
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.errors import RankError, whole_number
 
@@ -12,8 +15,9 @@ class Grid:
     """The ranks of a group by three coordinates, and the groups along them. Making one is collective.
 
     The ranks that share a layer are neighbours, then come replicas, then the ranks of a pipeline: rank
-    ``(stage * data + replica) * tensor + part``. So hosts that take ranks one after another, with a multiple of
-    ``tensor`` ranks each, have the ranks that talk most on one host.
+    ``(stage * data + replica) * tensor + part`` of :attr:`group`, which has the ranks of a host side by side, whatever
+    the launcher did. So the ranks that talk most are on one host, where each has a multiple of ``tensor`` ranks;
+    otherwise there is a warning on rank 0.
 
     Parameters
     ----------
@@ -25,7 +29,7 @@ class Grid:
     Attributes
     ----------
     group : ProcessGroup
-        All ranks.
+        All ranks, host by host in the order of their first ranks; the given group, if it has that order.
     pipeline : ProcessGroup
         The ranks of all replicas with the same part of each layer, on which ``Pipeline(model, grid)`` runs.
     data : ProcessGroup
@@ -61,6 +65,7 @@ class Grid:
             given = " x ".join(f"{name} {size}" for name, size in sizes.items())
             message = f"{given} are {pipeline * data * tensor} ranks, but there are {group.size}"
             raise RankError("wrong-number", f"{message}; expected a product of {group.size}.")
+        group = _by_host(group, tensor)
         self.group, self.replicas, self._sizes = group, data, (pipeline, data, tensor)
         self.coordinates = stage, replica, part = self.coordinates_of(group.rank)
         # A pipeline has the ranks of its first replica first.
@@ -91,3 +96,22 @@ class Grid:
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name}={size}" for name, size in zip(("pipeline", "data", "tensor"), self._sizes))
         return f"Grid({sizes}; this is {self.roles[self.group.name()]})"
+
+
+def _by_host(group: ProcessGroup, tensor: int) -> ProcessGroup:
+    """Return a group with the ranks of each host side by side; warn where a layer is shared over a network."""
+    hosts = gather(group, socket.gethostname(), "Grid()")
+    places = [hosts.index(host) for host in hosts]
+    if sorted(places) != places:
+        group = cast(ProcessGroup, group.split(0, key=places[group.rank]))
+    in_order = [hosts[place] for place in sorted(places)]
+    starts = range(0, len(hosts), tensor)
+    over = next((start for start in starts if len(set(in_order[start : start + tensor])) > 1), None)
+    if over is not None and group.rank == 0:
+        odd = next(host for host in in_order if hosts.count(host) % tensor)
+        names = ", ".join(str(group.name(rank)) for rank in range(over, over + tensor))
+        message = f"tensor {tensor} does not divide the {hosts.count(odd)} ranks on host {odd}, so ranks {names}, which"
+        message += " share each layer, are on several hosts, and every sum in a layer crosses the network. Start a"
+        message += f" multiple of {tensor} ranks on each host, or take a smaller tensor= and a larger pipeline=."
+        warnings.warn(message, stacklevel=3)
+    return group

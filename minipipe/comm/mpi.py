@@ -74,7 +74,7 @@ class MPIGroup(ProcessGroup):
         self._resources.callback(job.groups.remove, self)
         self.world_ranks = [int(r) for r in MPI.Group.Translate_ranks(comm.group, None, MPI.COMM_WORLD.group)]
         self.activity = job.activity
-        self.local_rank = launcher_number(os.environ, LOCAL_RANK, default=comm.rank)
+        self.local_rank = launcher_number(os.environ, LOCAL_RANK, default=job.world.rank)
         self.takes_device_arrays = is_cuda_aware()
         self._largest_tag = int(comm.Get_attr(MPI.TAG_UB) or 32767) - _TAGS_BELOW_ZERO  # MPI promises 32767
 

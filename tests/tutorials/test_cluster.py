@@ -36,8 +36,8 @@ def with_launcher(folder, name, text):
 @needs_mpi
 @needs_bash
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ["mpich.sh", "slurm.sh"])
-def test_the_script_trains_on_this_machine(script, tmp_path):
+@pytest.mark.parametrize(("script", "tensor"), [("mpich.sh", 2), ("slurm.sh", 1)])
+def test_the_script_trains_on_this_machine(script, tensor, tmp_path):
     """mpirun as it is; srun as a launcher that takes no notice of its options."""
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost:2\n")
@@ -46,9 +46,19 @@ def test_the_script_trains_on_this_machine(script, tmp_path):
     source = (CLUSTER / script).read_text().replace("source .venv", ": .venv")
     copy = tmp_path / script
     copy.write_text(source.replace("module load", ": module load"))
-    done = run(["bash", copy, "--epochs", "1"], **changes)
+    done = run(["bash", copy, "--epochs", "1", "--tensor", str(tensor)], **changes)
     assert done.code == 0, done.err
     assert "2 ranks on 1 host\n" in done.out and "test accuracy" in done.out
+    assert ("replica 0, part 1" in done.out) == (tensor == 2)
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_where_shows_the_coordinates_on_a_grid():
+    done = run([find_mpirun(), "-n", "4", sys.executable, CLUSTER / "where.py", "--tensor", "2", "--epochs", "1"])
+    assert (done.code, done.err) == (0, "")
+    roles = [line.partition("pipeline")[2] for line in done.out.splitlines()[1:5]]
+    assert roles == [f" rank {place}, replica 0, part {part}" for place in range(2) for part in range(2)]
 
 
 @needs_mpi

@@ -2,9 +2,11 @@
 
     mpirun -f hosts.mpich -n 8 python tutorials/cluster/where.py
 
-Ranks with neighbouring numbers exchange messages; they belong on the same host where possible.
+Ranks with neighbouring numbers exchange messages; they belong on the same host where possible. With the options of the
+training, such as ``--tensor 2 --replicas 2``, it shows the coordinates of each rank on the grid, too.
 """
 
+import argparse
 import json
 import os
 import socket
@@ -12,10 +14,19 @@ import sys
 
 import numpy as np
 
-from minipipe import init_process_group
+from minipipe import Grid, init_process_group
 from minipipe.errors import MinipipeError
 
 LINE = 8192  # bytes, more than one rank has to tell
+
+
+def role_of(group, tensor, replicas):
+    """Return what this rank is on the grid; nothing where no ranks share a layer. Collective."""
+    if tensor == 1:
+        return ""
+    pipeline = max(1, group.size // (tensor * replicas))
+    grid = Grid(group, pipeline=pipeline, data=replicas, tensor=tensor)
+    return grid.roles[group.name()]
 
 
 def facts_of(group):
@@ -34,7 +45,8 @@ def report(ranks):
     """Print a line for each rank, and a warning for each host that has fewer cores than ranks."""
     print("rank  host                  rank there  cores")
     for rank, told in enumerate(ranks):
-        print(f"{rank:4}  {told['host']:20}  {told['local_rank']:10}  {len(told['cores']):5}")
+        line = f"{rank:4}  {told['host']:20}  {told['local_rank']:10}  {len(told['cores']):5}  {told['role']}"
+        print(line.rstrip())
     hosts = dict.fromkeys(told["host"] for told in ranks)
     print(f"{len(ranks)} rank{'s' * (len(ranks) > 1)} on {len(hosts)} host{'s' * (len(hosts) > 1)}")
     for host in hosts:
@@ -45,8 +57,13 @@ def report(ranks):
 
 
 def main():
+    parser = argparse.ArgumentParser(description="Show on which hosts the ranks of a job run.")
+    for name in ("--tensor", "--replicas"):
+        parser.add_argument(name, type=int, default=1, help="as for the training")
+    options, _ = parser.parse_known_args()  # the other options are those of the training
     with init_process_group() as group:
-        ranks = gather(group, facts_of(group))
+        role = role_of(group, options.tensor, options.replicas)
+        ranks = gather(group, {**facts_of(group), "role": role})
         if group.rank == 0:
             report(ranks)
 
