@@ -31,6 +31,7 @@ from minipipe.nn.parallel import ColumnParallelLinear as ColumnParallelLinear
 from minipipe.nn.parallel import ParallelAttention as ParallelAttention
 from minipipe.nn.parallel import ParallelCrossEntropyLoss as ParallelCrossEntropyLoss
 from minipipe.nn.parallel import ParallelEmbedding as ParallelEmbedding
+from minipipe.nn.parallel import ParallelUnembedding as ParallelUnembedding
 from minipipe.nn.parallel import RowParallelLinear as RowParallelLinear
 from minipipe.nn.parallel import parallelise as parallelise
 from minipipe.nn.parameter import Parameter as Parameter

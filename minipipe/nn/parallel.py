@@ -14,9 +14,10 @@ Shoeybi et al. 2019, "Megatron-LM: training multi-billion parameter language mod
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -27,11 +28,11 @@ from minipipe.comm.process_group import ProcessGroup
 from minipipe.errors import ArgumentError, divisor
 from minipipe.functional.parallel import copy_to, gather_from, parallel_cross_entropy, reduce_from
 from minipipe.nn.initialisers import Initialiser, constant
-from minipipe.nn.layers import GELU, Embedding, Linear, ReLU, Sigmoid, SiLU, Tanh
+from minipipe.nn.layers import GELU, Embedding, Linear, ReLU, Sigmoid, SiLU, Tanh, Unembedding
 from minipipe.nn.losses import CrossEntropyLoss
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import Parameter
-from minipipe.nn.sequential import Sequential
+from minipipe.nn.sequential import Sequential, parameters_of
 from minipipe.nn.transformer import MultiHeadAttention
 from minipipe.tensor import Operand, Tensor, as_tensor
 
@@ -119,6 +120,7 @@ class ShardedParameter(Parameter):
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardedParameter:
         twin = memo[id(self)] = ShardedParameter(self.shard, self.initialiser, self.dtype)
         twin.xp, twin.is_placed, twin.requires_grad = self.xp, self.is_placed, self.requires_grad
+        twin.num_uses = self.num_uses
         if self.is_filled:
             twin.data = backend.copy(self.data)
         return twin
@@ -149,7 +151,7 @@ def over_parts(parameters: Iterable[Parameter], numbers: list[float]) -> list[fl
     >>> over_parts([nn.Parameter([1.0, 2.0])], [5.0])
     [5.0]
     """
-    shards = {place: each.shard for place, each in enumerate(parameters) if isinstance(each, ShardedParameter)}
+    shards = {i: each.owner.shard for i, each in enumerate(parameters) if isinstance(each.owner, ShardedParameter)}
     if not shards:
         return numbers
     group = next(iter(shards.values())).group
@@ -157,8 +159,8 @@ def over_parts(parameters: Iterable[Parameter], numbers: list[float]) -> list[fl
     return list({**dict(enumerate(numbers)), **dict(zip(shards, totals))}.values())
 
 
-def _group_of(parameter: ShardedParameter) -> ProcessGroup:
-    return parameter.shard.group
+def _group_of(parameter: Parameter) -> ProcessGroup:
+    return cast(ShardedParameter, parameter.owner).shard.group
 
 
 class ColumnParallelLinear(Module):
@@ -294,6 +296,35 @@ class ParallelEmbedding(Module):
         return reduce_from(vectors * array_module(own).astype(is_own[..., None], vectors.dtype), group)
 
 
+class ParallelUnembedding(Module):
+    """Scores of every symbol, of which each rank of a group computes those of its part of the shared vectors.
+
+    Every rank gets all scores.
+
+    Parameters
+    ----------
+    embedding : ParallelEmbedding
+
+    Examples
+    --------
+    >>> from minipipe import nn, spawn
+    >>> def shape(group):
+    ...     embedding = nn.ParallelEmbedding(nn.Embedding(100, 8), group)
+    ...     return nn.ParallelUnembedding(embedding)(embedding([[5, 99]])).shape
+    >>> spawn(shape, num_ranks=2)
+    [(1, 2, 100), (1, 2, 100)]
+    """
+
+    def __init__(self, embedding: ParallelEmbedding) -> None:
+        self._described = embedding.describe()
+        self.weight = embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map a tensor of shape (..., width) to (..., number of symbols), on every rank."""
+        group = _group_of(self.weight)
+        return gather_from(functional.linear(copy_to(x, group), functional.transpose(self.weight)), group)
+
+
 class ParallelCrossEntropyLoss(CrossEntropyLoss):
     """The cross-entropy of scores of which each rank of a group has those of its classes.
 
@@ -348,8 +379,9 @@ def parallelise(module: Module, group: ProcessGroup) -> Module:
     """Return a copy of a model whose blocks are divided among the ranks of a group; the names of parameters stay.
 
     Divided are attention, by heads; in a sequence a linear layer with another one behind it and only elementwise
-    functions between, by the features between them; and embeddings that no other layer shares, by symbols, where there
-    is a multiple of the size of the group. All else is on every rank. What is divided already stays as it is.
+    functions between, by the features between them; and embeddings, by symbols, where there is a multiple of the size
+    of the group, also with an :class:`Unembedding` that shares the vectors. All else is on every rank, and so is what
+    other layers share. What is divided already stays as it is.
 
     Parameters
     ----------
@@ -371,29 +403,50 @@ def parallelise(module: Module, group: ProcessGroup) -> Module:
     [460, 460]
     """
     twin = copy.deepcopy(module)
-    return twin if group.size == 1 else _divided_module(twin, group)
+    return twin if group.size == 1 else _Division(twin, group).of(twin)
 
 
-def _divided_module(module: Module, group: ProcessGroup) -> Module:
-    if isinstance(module, MultiHeadAttention):
-        return module if isinstance(module, ParallelAttention) else ParallelAttention(module, group)
-    if isinstance(module, Embedding) and module.weight.num_uses == 1 and len(module.weight) % group.size == 0:
-        return ParallelEmbedding(module, group)
-    if isinstance(module, Sequential):
-        module.layers = _divided_layers(list(module.layers), group)
-    for name, part in list(vars(module).items()):
-        if isinstance(part, Module):
-            setattr(module, name, _divided_module(part, group))
-    return module
+class _Division:
+    """What of a model is divided: no parameter that layers share, but for that of an embedding and of its scores."""
 
+    def __init__(self, model: Module, group: ProcessGroup) -> None:
+        self._group = group
+        heads = Counter(id(part.weight.owner) for part in model.modules() if type(part) is Unembedding)
+        uses = Counter(id(parameter.owner) for parameter in parameters_of(model)) - heads
+        self._shared = {owner for owner, count in uses.items() if count > 1}
+        self._embeddings: dict[int, ParallelEmbedding] = {}  # by the module, and by the parameter that it had
+        for part in model.modules():
+            if isinstance(part, Embedding) and self._is_alone(part) and len(part.weight) % group.size == 0:
+                part.weight.num_uses = 1  # the other uses follow
+                self._embeddings[id(part)] = self._embeddings[id(part.weight)] = ParallelEmbedding(part, group)
 
-def _divided_layers(layers: list[Module], group: ProcessGroup) -> list[Module]:
-    """Divide pairs of linear layers, and what is inside of the others."""
-    for first, layer in enumerate(layers):
-        behind = next((i for i in range(first + 1, len(layers)) if not isinstance(layers[i], _ELEMENTWISE)), first)
-        other = layers[behind]
-        if type(layer) is type(other) is Linear and behind > first:
-            layers[first], layers[behind] = ColumnParallelLinear(layer, group), RowParallelLinear(other, group)
-        elif not isinstance(layer, RowParallelLinear):
-            layers[first] = _divided_module(layer, group)
-    return layers
+    def _is_alone(self, module: Module) -> bool:
+        return not any(id(parameter.owner) in self._shared for parameter in parameters_of(module))
+
+    def of(self, module: Module) -> Module:
+        """Return a part of the model, divided."""
+        if id(module) in self._embeddings:
+            return self._embeddings[id(module)]
+        if type(module) is Unembedding and id(module.weight.owner) in self._embeddings:
+            return ParallelUnembedding(self._embeddings[id(module.weight.owner)])
+        if isinstance(module, MultiHeadAttention):
+            is_done = isinstance(module, ParallelAttention) or not self._is_alone(module)
+            return module if is_done else ParallelAttention(module, self._group)
+        if isinstance(module, Sequential):
+            module.layers = self._layers(list(module.layers))
+        for name, part in list(vars(module).items()):
+            if isinstance(part, Module):
+                setattr(module, name, self.of(part))
+        return module
+
+    def _layers(self, layers: list[Module]) -> list[Module]:
+        """Divide pairs of linear layers, and what is inside of the others."""
+        for first, layer in enumerate(layers):
+            behind = next((i for i in range(first + 1, len(layers)) if not isinstance(layers[i], _ELEMENTWISE)), first)
+            other, are_alone = layers[behind], all(map(self._is_alone, (layer, layers[behind])))
+            if type(layer) is type(other) is Linear and behind > first and are_alone:
+                layers[first] = ColumnParallelLinear(layer, self._group)
+                layers[behind] = RowParallelLinear(other, self._group)
+            elif not isinstance(layer, RowParallelLinear):
+                layers[first] = self.of(layer)
+        return layers

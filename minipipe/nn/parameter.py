@@ -312,5 +312,5 @@ def _of_owner(name: str) -> property:
     return property(attrgetter(f"owner.{name}"), lambda self, value: setattr(self.owner, name, value))
 
 
-for _name in (*Parameter.__slots__, "data", "is_filled"):
+for _name in (*Parameter.__slots__, "data", "is_filled", "is_divided", "whole_shape", "joined", "cut", "load"):
     setattr(Alias, _name, _of_owner(_name))

@@ -25,11 +25,12 @@ NEXT = np.roll(IDS, 1, axis=1)
 CLOSE = 1e-12
 
 
-def language_model(dropout=0.1, num_blocks=2, **options):
+def language_model(dropout=0.1, num_blocks=2, is_tied=False, **options):
     sizes = {"dtype": np.float64}
     blocks = [nn.TransformerBlock(WIDTH, 4, True, dropout=dropout, **options, **sizes) for _ in range(num_blocks)]
     embedding = [nn.Embedding(SYMBOLS, WIDTH, **sizes), nn.PositionalEmbedding(LENGTH, WIDTH, **sizes)]
-    return nn.Sequential(*embedding, *blocks, nn.LayerNorm(WIDTH, **sizes), nn.Linear(WIDTH, SYMBOLS, **sizes))
+    head = nn.Unembedding(embedding[0]) if is_tied else nn.Linear(WIDTH, SYMBOLS, **sizes)
+    return nn.Sequential(*embedding, *blocks, nn.LayerNorm(WIDTH, **sizes), head)
 
 
 def train(pipeline, max_norm=0.5, num_steps=3):
@@ -164,13 +165,14 @@ def test_values_that_a_model_has_are_divided_and_loaded_as_a_whole():
         assert same_bits(part, np.concatenate([queries[:, mine], keys[:, mine], values[:, mine]], axis=1))
 
 
-def test_a_frozen_layer_stays_frozen_and_an_embedding_whole_that_is_shared_or_odd():
-    embedding, odd = nn.Embedding(SYMBOLS, WIDTH), nn.Embedding(7, 4)
-    model = nn.Sequential(embedding, nn.TransformerBlock(WIDTH, 4).freeze(), nn.Unembedding(embedding), odd)
+def test_a_frozen_layer_stays_frozen_and_an_odd_embedding_whole():
+    embedding, odd = nn.Embedding(SYMBOLS, WIDTH).freeze(), nn.Embedding(7, 4)
+    model = nn.Sequential(odd, nn.TransformerBlock(WIDTH, 4).freeze(), embedding, nn.Unembedding(embedding))
 
     def look(group):
         own = nn.parallelise(model, group)
-        return {type(own[0]), type(own[3])} == {nn.Embedding}, [p.requires_grad for p in own[1].parameters()]
+        frozen = [*own[1].parameters(), own[2].weight, own[3].weight]
+        return type(own[0]) is nn.Embedding, [p.requires_grad for p in frozen]
 
     for is_whole, trained in spawn(look, 2):
         assert is_whole and not any(trained)
