@@ -170,5 +170,4 @@ assert (round(one, 1), round(split, 1)) == (22.4, 16.9)
 #
 # </details>
 #
-# This was the last lesson. The next one is yours: train something, draw it with `--trace`, and find out what your ranks
-# are waiting for.
+# Next, `21_which_parallelism.py`: one model as pipeline, as replicas and divided, and when which one wins.

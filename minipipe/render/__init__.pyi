@@ -7,6 +7,8 @@ from minipipe.render.notebook import show as show
 from minipipe.render.notebook import show_picture as show_picture
 from minipipe.render.perfetto import perfetto_trace as perfetto_trace
 from minipipe.render.svg import draw_svg as draw_svg
+from minipipe.render.svg.bars import Bar as Bar
+from minipipe.render.svg.bars import draw_bars as draw_bars
 from minipipe.render.svg.graph import draw_graph as draw_graph
 from minipipe.render.svg.tradeoff import draw_tradeoff as draw_tradeoff
 from minipipe.render.terminal import has_colour as has_colour

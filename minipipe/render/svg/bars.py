@@ -28,6 +28,11 @@ class Bar(NamedTuple):
         Behind it.
     mark : float, optional
         Another amount to compare with, as a line across.
+
+    Examples
+    --------
+    >>> Bar({"actions": 3, "idle": 1}, "4 ms", mark=3.5).total
+    4
     """
 
     parts: Mapping[str, float]
