@@ -216,7 +216,7 @@ class Pipeline(FamiliarPipeline):
         plan, group, grid, recompute = planned(model, group, options, Pipeline, **run)
         self._objective = partial(BatchObjective, check_loss(loss), weight_of_loss(plan.schedule, loss, loss_weight))
         compares = check_program(grid.group if grid else group, check_agreement, {**plan.description, **given})
-        warn_of_another_order(plan.schedule, group)
+        warn_of_another_order(plan.schedule, grid.group if grid else group)
         self._plan, self._group, self._xp = plan, group, backend.module_for(device, group.local_rank)
         self._intake = Intake(plan, group, self._xp, dropout_seed, compares, grid)
         self._seeds, self._grid, self.num_steps, self.measures_memory = (seed, dropout_seed), grid, 0, False

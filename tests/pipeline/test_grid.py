@@ -5,8 +5,9 @@ import pytest
 
 from minipipe import Grid, Pipeline, Plan, nn, optim, spawn
 from minipipe.errors import ArgumentError, NotFiniteError, RankError
-from tests.launch import for_each
+from tests.launch import for_each, slowly
 from tests.pipeline.test_tensor_parallel import (
+    CLOSE,
     IDS,
     MICROBATCHES,
     NEXT,
@@ -53,6 +54,20 @@ def test_a_pipeline_knows_its_grid_and_the_data_group_its_replicas():
     for (stage, _, part), ranks in spawn(look, 8):
         assert ranks == [(stage * 2 + replica) * 2 + part for replica in range(2)]
     assert spawn(lambda group: Pipeline(language_model(), group, loss=nn.MSELoss()).grid, 1) == [None]
+
+
+@pytest.mark.parametrize("schedule", ["2bw", slowly("pipedream"), slowly("paci")])
+def test_a_run_without_flushes_is_that_of_the_plain_model(schedule):
+    def run(group, data):
+        given = {"schedule": schedule, "num_microbatches": 4, **({} if isinstance(group, Grid) else {"replicas": data})}
+        pipeline = Pipeline(language_model(), group, loss=nn.CrossEntropyLoss(), **given)
+        losses = pipeline.run([(IDS, NEXT)] * 3, optim.SGD(pipeline.parameters(), 0.05))
+        return losses, pipeline.state_dict()
+
+    expected = spawn(lambda group: run(group, 2), 4)[0]
+    for losses, state in spawn(lambda group: run(grid_of(group, 2, 2), 2), 8):
+        assert np.allclose(losses, expected[0], rtol=CLOSE, atol=CLOSE)
+        assert all(np.allclose(state[name], value, rtol=CLOSE, atol=CLOSE) for name, value in expected[1].items())
 
 
 # -- coordinates in words -------------------------------------------------------------------------------------------
@@ -136,6 +151,20 @@ def test_what_is_not_finite_in_one_part_stops_all_of_them():
 
     (message,) = set(spawn(overflow, 4))
     assert "on rank 1, stage 0" in message and "its parameter 2.attention" in message
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_rank_0_alone_warns():
+    def overflow(group):
+        model = language_model(dropout=0.0)
+        given = {"loss": nn.CrossEntropyLoss(), "num_microbatches": 8, "check_finite": "warn"}
+        pipeline = Pipeline(model, grid_of(group, 1, 1, 4), **given)
+        dict(pipeline.named_parameters())["4.weight"].data[0] = np.nan
+        pipeline.step(IDS, NEXT)
+
+    with pytest.warns(UserWarning, match="Training continues") as caught:
+        spawn(overflow, 4)
+    assert len([one for one in caught if "Training continues" in str(one.message)]) == 1
 
 
 # -- refused --------------------------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ class StepCheck:
             advice = "" if is_given else "A smaller learning rate often helps; "
             advice += "Pipeline(…, check_finite='warn') continues with a warning."
             raise NotFiniteError(code, f"{words} {end} {advice}")
-        if check.executor.group.rank == 0:
+        if (check.grid or check.executor).group.rank == 0:
             warnings.warn(f"{words} Training continues, because of check_finite='warn'.", stacklevel=6)
 
     def _symptom(self, loss: BatchLoss, findings: Sequence[Sequence[float]]) -> str:
@@ -174,7 +174,7 @@ def culprit_of(
     if not batch.objective.is_given:
         probe.look_at_losses(again.objective.losses)
     own = np.array(probe.sightings, np.int64).reshape(-1, len(Seen._fields))
-    group = executor.group if grid is None else grid.group
+    group = (grid or executor).group
     rows = group.all_gather(own, what=part_of(batch.call))
     sightings = [Seen(*row) for part in rows for row in part.tolist()]
     if not with_gradients:
