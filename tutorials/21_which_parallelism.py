@@ -43,8 +43,8 @@ assert len(losses) >= 6 and max(losses.values()) - min(losses.values()) < 1e-4
 kinds = ("activations", "tensor sums", "gradient sums")
 sent, bars = {}, []
 for name, row in rows.items():
-    most = max((rank["sent"] for rank in row["ranks"]), key=lambda sizes: sum(sizes.get(kind, 0) for kind in kinds))
-    own = {kind: most.get(kind, 0) for kind in kinds}
+    most = max((rank["sent"] for rank in row["ranks"]), key=lambda sizes: sum(sizes[kind] for kind in kinds))
+    own = {kind: most[kind] for kind in kinds}
     assert own in [rank["promised_sent"] for rank in row["ranks"]]
     sent[name] = sum(own.values())
     bars.append(render.Bar(own, f"{sent[name]:,}"))

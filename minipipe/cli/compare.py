@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
         where = f"{num_ranks} thread ranks, whose times say nothing"
         rows = spawn(lambda group: compare_on_ranks(task, group, Pipeline, options.rounds), num_ranks)[0]
     else:
-        where = f"{num_ranks} MPI ranks, {len(cores())} cores"
+        where = f"{num_ranks} MPI ranks, {len(cores())} cores" + ", which they share" * (num_ranks > len(cores()))
         asked = {"task": asdict(task), "rounds": options.rounds}
         rows = answer_of_ranks(launcher, num_ranks, [__name__], asked, "The comparison failed")
     report = GridReport(task, rows, left_out, where, hosts, link)

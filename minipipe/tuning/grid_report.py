@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from statistics import median
+from itertools import chain
+from statistics import median, quantiles
 from typing import Any, NamedTuple
 
 from minipipe.io import text_table
@@ -13,7 +14,7 @@ from minipipe.render.descriptions import format_memory
 from minipipe.render.svg.bars import Bar, draw_bars
 from minipipe.schedules import ActionKind, IdleCause
 from minipipe.schedules.simulation.paper_scale import Link
-from minipipe.tuning.grids import CLOSE, Task
+from minipipe.tuning.grids import CLOSE, GridSizes, Task
 from minipipe.tuning.hosts import on_hosts
 from minipipe.tuning.traffic import KINDS, OTHER
 
@@ -30,12 +31,8 @@ _LOOKS: dict[str, ActionKind | IdleCause] = {
     "parameters": ActionKind.UPDATE,
 }  # as in pictures of schedules, where there is such a thing
 _PARTS = {"gradient sums": "gradients", "optimiser_state": "optimiser"}  # of bars: what has one colour has one name
-_OF_RANK = {
-    "sent": (*KINDS, OTHER),
-    "promised_sent": KINDS,
-    "memory": MEMORY,
-    "promised_memory": (*MEMORY, "messages", "sums"),
-}
+_HOW = ("measured", "simulated", "on_hosts")
+_WHOSE = ("sent", "promised_sent", "memory", "promised_memory")
 _LESS = 0.95  # of the winner's memory: from here on another grid is worth its time
 
 
@@ -65,13 +62,8 @@ class Figures(NamedTuple):
         return {"actions": (1 - self.bubble) * step, "idle": self.bubble * step, "optimiser": self.update}
 
 
-def sent(row: Mapping[str, Any], kinds: Sequence[str], whose: str = "sent") -> int:
-    """Return the bytes of some kinds that the rank sends which sends most of them."""
-    return max(_total(rank, kinds, whose) for rank in row["ranks"])
-
-
-def memory(row: Mapping[str, Any], kinds: Sequence[str] = MEMORY, whose: str = "memory") -> int:
-    """Return the bytes of some kinds of the rank that has most of them."""
+def most(row: Mapping[str, Any], kinds: Sequence[str], whose: str) -> int:
+    """Return the bytes of some kinds of the rank that has most of them: ``"sent"``, ``"memory"``, or as promised."""
     return max(_total(rank, kinds, whose) for rank in row["ranks"])
 
 
@@ -104,16 +96,12 @@ class GridReport:
     @cached_property
     def measured(self) -> list[Figures]:
         """What the steps of each grid took: medians."""
-        return [Figures(r["grid"], median(r["seconds"]), r["bubble"], r["update_seconds"]) for r in self.rows]
+        return [Figures(row["grid"], median(row["seconds"]), row["bubble"], row["update_seconds"]) for row in self.rows]
 
     @cached_property
     def simulated(self) -> list[Figures]:
         """The same, from the measured times of actions and messages."""
-        found = []
-        for row in self.rows:
-            seconds = row["simulated_seconds"] + row["update_seconds"]
-            found.append(Figures(row["grid"], seconds, row["simulated_bubble"], row["update_seconds"]))
-        return found
+        return [_figures(row, row["simulated_seconds"], row["simulated_bubble"]) for row in self.rows]
 
     @cached_property
     def on_hosts(self) -> list[Figures]:
@@ -121,12 +109,9 @@ class GridReport:
         return self._over(self.hosts, self.link) if self.hosts else []
 
     def _over(self, hosts: int, link: Link) -> list[Figures]:
-        found = []
-        for row in self.rows:
-            timeline = on_hosts(row, self.task.microbatches, len(row["ranks"]) // hosts, link)
-            update = row["update_seconds"]
-            found.append(Figures(row["grid"], timeline.makespan + update, timeline.bubble_fraction, update))
-        return found
+        size, count = len(self.rows[0]["ranks"]) // hosts, self.task.microbatches
+        timelines = [on_hosts(row, count, size, link) for row in self.rows]
+        return [_figures(row, found.makespan, found.bubble_fraction) for row, found in zip(self.rows, timelines)]
 
     @cached_property
     def differing(self) -> list[str]:
@@ -144,18 +129,23 @@ class GridReport:
         if self.differing:
             names = ", ".join(self.differing)
             return [f"The losses of {names} are not those of {self.rows[0]['grid']}: something is wrong in them."]
-        found = list(reasons(self.rows, self.measured, "measured"))
+        found = [*reasons(self.rows, self.measured, "measured"), self._spread()]
         found += reasons(self.rows, self.on_hosts, f"simulated on {self.hosts} hosts") if self.on_hosts else ()
         return found + list(self._changes())
+
+    def _spread(self) -> str:
+        """Return by how much the steps of one grid differed: less between two grids says nothing."""
+        spreads = [(high - low) / middle for low, middle, high in (quantiles(row["seconds"]) for row in self.rows)]
+        return f"Of one grid the middle half of the steps differed by {median(spreads):.0%}; less says nothing."
 
     def _changes(self) -> Iterator[str]:
         """Yield what would make another grid the choice: less memory, and slower links between two hosts."""
         by_name, (best, *others) = {row["grid"]: row for row in self.rows}, ranked(self.measured)
-        most = memory(by_name[best.grid])
+        needs = most(by_name[best.grid], MEMORY, "memory")
         for other in others:
-            if (needed := memory(by_name[other.grid])) < _LESS * most:
+            if (needed := most(by_name[other.grid], MEMORY, "memory")) < _LESS * needs:
                 times = f"{other.seconds / best.seconds:.3g} times as long a step"
-                yield f"With less than {_size(most)} for a rank: {other.grid}, for {_size(needed)} and {times}."
+                yield f"With less than {_size(needs)} for a rank: {other.grid}, for {_size(needed)} and {times}."
                 break
         hosts = self.hosts or 2
         if len(self.rows[0]["ranks"]) % hosts or not others:
@@ -181,40 +171,35 @@ class GridReport:
     def notes(self) -> list[str]:
         """What to know about the figures."""
         found = [f"left out: {name}: {reason}." for name, reason in self.left_out.items()]
+        if self.hosts:
+            link = f"{self.link.latency:g} s and {self.link.bandwidth:g} bytes a second"
+            found.append(f"on hosts: {self.hosts} hosts, a core for each rank, between hosts {link}.")
         if any(row["tensor"] > 1 for row in self.rows):
             found.append("Layers that ranks share are not replayed (see Pipeline): each action costs more Python.")
         return found
 
     def __str__(self) -> str:
-        tables = [self._times(), self._bytes(), self._memory()]
-        return "\n\n".join(
-            [self.title, *tables, *(["\n".join(self.notes)] if self.notes else []), "\n".join(self.sentences)]
-        )
+        tables = [self._times(), self._sizes("sent bytes", KINDS, "sent", {OTHER: ("sent", OTHER)})]
+        in_flight = {"in flight": ("promised_memory", "messages", "sums")}
+        tables.append(self._sizes("held bytes", MEMORY, "memory", in_flight))
+        return "\n\n".join(filter(None, [self.title, *tables, "\n".join(self.notes), "\n".join(self.sentences)]))
 
     def _times(self) -> str:
         """Return the table of times: measured beside simulated, and on hosts."""
-        head = ["grid", "ms", "simulated", "idle", "simulated", *(["on hosts", "idle"] if self.hosts else []), "loss"]
-        pairs = [_cells(one, other) for one, other in zip(self.measured, self.simulated)]
-        pairs = [[a, c, b, d] for a, b, c, d in pairs]
-        slower = [_cells(each) for each in self.on_hosts] or [[]] * len(self.rows)
-        losses = [f"{row['losses'][0]:.6f}" for row in self.rows]
-        cells = [[row["grid"], *own, *more, loss] for row, own, more, loss in zip(self.rows, pairs, slower, losses)]
-        return text_table([head, *cells], right=range(1, len(head)))
-
-    def _bytes(self) -> str:
-        """Return the table of what a rank sends in a step, counted beside promised."""
-        cells = [["sent bytes", *KINDS, "all", "promised", OTHER]]
-        for row in self.rows:
-            sizes = [*(sent(row, [kind]) for kind in KINDS), sent(row, KINDS), sent(row, KINDS, "promised_sent")]
-            cells.append([row["grid"], *(f"{size:,}" for size in (*sizes, sent(row, [OTHER])))])
+        columns = {"ms": self.measured, "simulated": self.simulated}
+        columns |= {"on hosts": self.on_hosts} if self.hosts else {}
+        cells = [["grid", *(cell for name in columns for cell in (name, "idle")), "loss"]]
+        for row, *found in zip(self.rows, *columns.values()):
+            times = ((f"{1e3 * each.seconds:.2f}", f"{100 * each.bubble:.0f} %") for each in found)
+            cells.append([row["grid"], *chain(*times), f"{row['losses'][0]:.6f}"])
         return text_table(cells, right=range(1, len(cells[0])))
 
-    def _memory(self) -> str:
-        """Return the table of what the fullest rank holds, measured beside promised."""
-        cells = [["held bytes", *(name.replace("_state", "") for name in MEMORY), "all", "promised", "in flight"]]
+    def _sizes(self, head: str, kinds: Sequence[str], whose: str, beside: Mapping[str, tuple[str, ...]]) -> str:
+        """Return a table of bytes, the most of any rank: counted, as promised, and what is not in both."""
+        cells = [[head, *kinds, "all", "promised", *beside]]
         for row in self.rows:
-            sizes = [*(memory(row, [kind]) for kind in MEMORY), memory(row), memory(row, MEMORY, "promised_memory")]
-            sizes.append(memory(row, ("messages", "sums"), "promised_memory"))
+            sizes = [*(most(row, [kind], whose) for kind in kinds), most(row, kinds, whose)]
+            sizes += [most(row, kinds, f"promised_{whose}"), *(most(row, own, of) for of, *own in beside.values())]
             cells.append([row["grid"], *(f"{size:,}" for size in sizes)])
         return text_table(cells, right=range(1, len(cells[0])))
 
@@ -227,7 +212,7 @@ class GridReport:
             fullest = [max(row["ranks"], key=lambda rank: _total(rank, kinds, whose)) for row in self.rows]
             columns[head] = [
                 Bar(
-                    {_PARTS.get(kind, kind): rank[whose].get(kind, 0) for kind in kinds},
+                    {_PARTS.get(kind, kind): rank[whose][kind] for kind in kinds},
                     _size(_total(rank, kinds, whose)),
                     _total(rank, kinds, f"promised_{whose}"),
                 )
@@ -239,47 +224,35 @@ class GridReport:
     @property
     def data(self) -> dict[str, Any]:
         """The whole as plain data: seconds and bytes."""
-        found: dict[str, Any] = {
-            "task": asdict(self.task),
-            "where": self.where,
-            "hosts": self.hosts,
-            "link": self.link._asdict(),
-        }
-        times = {
-            name: [each._asdict() for each in getattr(self, name)] for name in ("measured", "simulated", "on_hosts")
-        }
-        found |= {**times, "grids": list(self.rows), "left_out": dict(self.left_out)}
-        return {**found, "differing": self.differing, "sentences": self.sentences}
+        found = {name: getattr(self, name) for name in ("where", "hosts", "left_out", "differing", "sentences")}
+        times = {name: [each._asdict() for each in getattr(self, name)] for name in _HOW}
+        return {"task": asdict(self.task), "link": self.link._asdict(), **found, **times, "grids": self.rows}
 
     def flat(self) -> list[dict[str, Any]]:
         """Return a row of figures for each rank of each grid: for CSV."""
         found = []
         for i, row in enumerate(self.rows):
-            sizes = {name: row[name] for name in ("grid", "pipeline", "data", "tensor")}
-            for name in ("measured", "simulated", "on_hosts"):
-                own = getattr(self, name)
-                sizes |= {f"{name}_seconds": own[i].seconds, f"{name}_idle": own[i].bubble} if own else {}
+            own = {name: row[name] for name in ("grid", *GridSizes._fields)} | {"loss": row["losses"][0]}
+            for name in _HOW:
+                for figures in getattr(self, name)[i : i + 1]:
+                    own |= {f"{name}_seconds": figures.seconds, f"{name}_idle": figures.bubble}
             for number, rank in enumerate(row["ranks"]):
-                bytes_of = {
-                    f"{whose} {kind}".replace(" ", "_"): rank[whose].get(kind, 0)
-                    for whose, kinds in _OF_RANK.items()
-                    for kind in kinds
-                }
-                found.append({**sizes, "loss": row["losses"][0], "rank": number, **bytes_of})
+                sizes = {f"{whose} {kind}": rank[whose][kind] for whose in _WHOSE for kind in rank[whose]}
+                found.append({**own, "rank": number, **sizes})
         return found
 
 
+def _figures(row: Mapping[str, Any], makespan: float, bubble: float) -> Figures:
+    return Figures(row["grid"], makespan + row["update_seconds"], bubble, row["update_seconds"])
+
+
 def _total(rank: Mapping[str, Any], kinds: Sequence[str], whose: str) -> int:
-    return sum(rank[whose].get(kind, 0) for kind in kinds)
+    return sum(rank[whose][kind] for kind in kinds)
 
 
 def _bars_of_times(figures: Sequence[Figures], marks: Sequence[Figures] | None = None) -> list[Bar]:
     ends = [None] * len(figures) if marks is None else [each.seconds for each in marks]
     return [Bar(each.parts, f"{1e3 * each.seconds:.4g} ms", end) for each, end in zip(figures, ends)]
-
-
-def _cells(*figures: Figures) -> list[str]:
-    return [cell for each in figures for cell in (f"{1e3 * each.seconds:.2f}", f"{100 * each.bubble:.0f} %")]
 
 
 def ranked(figures: Sequence[Figures]) -> list[Figures]:
@@ -299,17 +272,17 @@ def reasons(rows: Sequence[Mapping[str, Any]], figures: Sequence[Figures], how: 
     """
     by_name = {row["grid"]: row for row in rows}
     best, *others = ranked(figures)
-    yield f"{best.grid} is the fastest here, {how}: {1e3 * best.seconds:.3g} ms a step."
+    yield f"{best.grid} is the fastest here, {how}: {1e3 * best.seconds:.4g} ms a step."
     for other in others:
         more = {name: other.parts[name] - best.parts[name] for name in best.parts}
         cause = max(more, key=lambda name: more[name])
-        of_other, of_best = (f"{1e3 * each.parts[cause]:.3g} ms" for each in (other, best))
+        of_other, of_best = (f"{1e3 * each.parts[cause]:.4g} ms" for each in (other, best))
         words = {
             "actions": f"its actions take {of_other} of a rank, those of {best.grid} {of_best}",
             "idle": f"its ranks are idle for {of_other} of it, those of {best.grid} for {of_best}",
             "optimiser": f"its optimiser takes {of_other}, that of {best.grid} {of_best}",
         }[cause]
-        within = [sent(by_name[each.grid], KINDS[1:2]) for each in (other, best)]
+        within = [most(by_name[each.grid], KINDS[1:2], "sent") for each in (other, best)]
         if cause == "actions" and within[0] > within[1]:
             words += f"; within them a rank sends {_size(within[0])} of sums, there {_size(within[1])}"
         yield f"{other.grid} takes {other.seconds / best.seconds:.3g} times as long: {words}."

@@ -200,7 +200,7 @@ class _Runner:
         promise = plan.memory(layers, optimiser=Adam)[grid.pipeline.rank]
         ranks = {
             "coordinates": grid.coordinates,
-            "sent": dict(traffic.sent),
+            "sent": traffic.sent,
             "promised_sent": promised(plan, grid, sizes_of),
             "memory": self._memory(),
             "promised_memory": promise._asdict(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -35,12 +34,12 @@ class Traffic:
 
     Attributes
     ----------
-    sent : Counter
+    sent : dict of str to int
         By kind, the bytes sent within :meth:`counting`.
     """
 
     def __init__(self, grid: Grid) -> None:
-        self.sent, self._is_counting = Counter[str](), False
+        self.sent, self._is_counting = dict.fromkeys((*KINDS, OTHER), 0), False
         self._watch(grid.pipeline, lambda array, tag: OTHER if tag < 0 else KINDS[2 * (array.dtype == np.uint8)])
         self._watch(grid.tensor, lambda array, tag: KINDS[1] if array.dtype.kind == "f" else OTHER)
 
