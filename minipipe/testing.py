@@ -16,8 +16,8 @@ from minipipe.comm import spawn
 from minipipe.comm.job.host import limit_blas_threads
 from minipipe.execution.objective import Loss, added, shares
 from minipipe.execution.samples import divided, samples
-from minipipe.execution.sums import sum_in_pairs
 from minipipe.nn import Parameter, Sequential, auxiliary_losses
+from minipipe.nn.shards import sum_in_pairs
 from minipipe.pipeline import Pipeline
 from minipipe.schedules.action_table import Schedule
 from minipipe.tensor import Tensor

@@ -33,6 +33,7 @@ def make_parser(description, microbatches, batch_size, learning_rate, layers, la
     add("--microbatches", type=int, metavar="N", help=f"of each batch (default: {microbatches}, or the file's)")
     add("--replicas", type=int, default=1, metavar="R", help="copies of the pipeline, each on its part of the ranks")
     add("--tensor", type=int, default=1, metavar="T", help="ranks that share each layer (default: %(default)s)")
+    add("--fully-sharded", action="store_true", help="replicas keep a share of the parameters each")
     add("--blocks", type=int, metavar="N", help="of gradients, added apart and then in pairs (default: the replicas)")
     add("--batch-size", type=int, default=batch_size, metavar="N", help="at most (default: %(default)s)")
     add("--learning-rate", type=float, default=learning_rate, metavar="X", help="falls to 0 (default: %(default)s)")
@@ -161,10 +162,11 @@ class Checkpoints:
 
 def ranks_of(options, group):
     """Return the arguments of a pipeline that say on which ranks it runs. Collective."""
-    if options.tensor == 1:
+    if options.tensor == 1 and not options.fully_sharded:
         return {"group": group, "replicas": options.replicas}
+    sizes = {"data": options.replicas, "tensor": options.tensor}
     pipeline = max(1, group.size // (options.replicas * options.tensor))
-    return {"group": Grid(group, pipeline=pipeline, data=options.replicas, tensor=options.tensor)}
+    return {"group": Grid(group, pipeline=pipeline, **sizes, fully_sharded=options.fully_sharded)}
 
 
 def num_microbatches(options, default):

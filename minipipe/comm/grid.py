@@ -25,6 +25,9 @@ class Grid:
         All ranks.
     pipeline, data, tensor : int
         Ranks of a pipeline, replicas of it, and ranks that share each layer. Their product is the size of the group.
+    fully_sharded : bool
+        Whether each replica keeps only a share of the parameters, see :func:`minipipe.nn.fully_shard`. Also an
+        attribute.
 
     Attributes
     ----------
@@ -57,7 +60,9 @@ class Grid:
     [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)]
     """
 
-    def __init__(self, group: ProcessGroup, *, pipeline: int = 1, data: int = 1, tensor: int = 1) -> None:
+    def __init__(
+        self, group: ProcessGroup, *, pipeline: int = 1, data: int = 1, tensor: int = 1, fully_sharded: bool = False
+    ) -> None:
         sizes = {"pipeline": pipeline, "data": data, "tensor": tensor}
         for name, size in sizes.items():
             whole_number(name, size)
@@ -67,6 +72,7 @@ class Grid:
             raise RankError("wrong-number", f"{message}; expected a product of {group.size}.")
         group = _by_host(group, tensor)
         self.group, self.replicas, self._sizes = group, data, (pipeline, data, tensor)
+        self.fully_sharded = fully_sharded
         self.coordinates = stage, replica, part = self.coordinates_of(group.rank)
         # A pipeline has the ranks of its first replica first.
         self.pipeline = cast(ProcessGroup, group.split(part, key=replica * pipeline + stage))

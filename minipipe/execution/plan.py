@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -126,7 +127,7 @@ class Plan:
         verify(given)
         pipelines = tuple(pipelines_of(given))
         sizes = [len(Sequential(layer).flat_layers) for layer in model]
-        numbers = [layer.num_parameters for layer in model.flat_layers]
+        numbers = [sum(prod(p.whole_shape) for p in layer.parameters()) for layer in model.flat_layers]
         parts = tuple(partition_of(sizes, numbers, pipelines[0], partition, layer_costs))
         tied = model.tied()
         is_trained = [any(p.requires_grad for p in tied.cut(part).parameters()) for part in parts]

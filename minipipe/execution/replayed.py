@@ -312,7 +312,7 @@ def reason_against(module: Sequential) -> str:
     for i, layer in enumerate(module.layers):
         for part in layer.modules():
             own = not is_foreign(part) and not isinstance(part, Function)
-            is_listed = own or getattr(type(part), "is_replayable", False)
+            is_listed = getattr(type(part), "is_replayable", own)
             if not is_listed or {"forward", "compute", "layer_hook"} & vars(part).keys():
                 name = type(part).__name__
                 return f"layer {first + i}, {name}, runs code of its own, and its class lacks is_replayable = True"

@@ -33,6 +33,7 @@ from minipipe.execution.plan import Plan
 from minipipe.execution.stage import Stage
 from minipipe.nn.parameter import sum_of_gradients
 from minipipe.nn.sequential import parameters_of
+from minipipe.nn.shards import pieces_of, sum_in_pairs
 from minipipe.schedules.action import REDUCE_GRAD, Action, B, W
 from minipipe.schedules.analysis.replicas import gradient_sums
 
@@ -294,22 +295,6 @@ class _Sum:
         return found
 
 
-def pieces_of(sizes: Sequence[int], n: int, j: int) -> Iterator[tuple[int, slice]]:
-    """Yield the pieces of part j of n of some gradients: the number of a gradient, and a slice of its elements.
-
-    Examples
-    --------
-    >>> list(pieces_of([4, 1, 3], 2, 1))
-    [(1, slice(0, 1, None)), (2, slice(0, 3, None))]
-    """
-    total, first = sum(sizes), 0
-    start, stop = j * total // n, (j + 1) * total // n
-    for i, size in enumerate(sizes):
-        if max(start, first) < min(stop, first + size):
-            yield i, slice(max(start, first) - first, min(stop, first + size) - first)
-        first += size
-
-
 def bytes_of_sum(gradients: Sequence[tuple[int, int]], n: int, place: int) -> int:
     """Return the most bytes that a sum over n replicas takes beside its gradients, on one of their ranks.
 
@@ -369,25 +354,6 @@ def most_sums_of_blocks(num_blocks: int) -> int:
 
 
 def leaves_of(stage: Stage) -> list[Leaf]:
-    """Return where the gradients of a stage add up: a leaf for each use of a parameter in its layers."""
-    uses = (use for layer in stage.module.layers for use in parameters_of(layer))
+    """Return where the gradients that replicas add up are: a leaf for each use of a parameter in a stage's layers."""
+    uses = (use for layer in stage.module.layers for use in parameters_of(layer) if not use.is_summed)
     return list({id(use.node): use.node for use in uses}.values())
-
-
-def sum_in_pairs(gradients: Sequence[Array | None]) -> Array | None:
-    """Return a sum over replicas: of pairs, then of pairs of pairs; None where there is no gradient.
-
-    The order depends on the number of replicas alone. Any aligned power of two of them is a sum of its own within it,
-    so a rank may have added those before.
-
-    Examples
-    --------
-    >>> sum_in_pairs([1e16, 1.0, -1e16, 1.0])
-    0.0
-    >>> 1e16 + 1.0 - 1e16 + 1.0
-    1.0
-    """
-    if len(gradients) == 1:
-        return gradients[0]
-    half = 1 << (len(gradients) - 1).bit_length() - 1
-    return sum_of_gradients([sum_in_pairs(gradients[:half]), sum_in_pairs(gradients[half:])])

@@ -6,6 +6,8 @@ from minipipe.nn.auxiliary_loss import AuxiliaryLosses as AuxiliaryLosses
 from minipipe.nn.auxiliary_loss import auxiliary_losses as auxiliary_losses
 from minipipe.nn.bundle import On as On
 from minipipe.nn.bundle import Take as Take
+from minipipe.nn.fully_sharded import FullySharded as FullySharded
+from minipipe.nn.fully_sharded import fully_shard as fully_shard
 from minipipe.nn.function import Function as Function
 from minipipe.nn.layers import GELU as GELU
 from minipipe.nn.layers import LSTM as LSTM

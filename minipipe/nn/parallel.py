@@ -15,115 +15,23 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, cast
-
-import numpy as np
+from typing import Any
 
 from minipipe import functional
-from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, array_module
+from minipipe.autograd.backend import array_module
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.errors import ArgumentError, divisor
 from minipipe.functional.parallel import copy_to, gather_from, parallel_cross_entropy, reduce_from
-from minipipe.nn.initialisers import Initialiser, constant
 from minipipe.nn.layers import GELU, Embedding, Linear, ReLU, Sigmoid, SiLU, Tanh, Unembedding
 from minipipe.nn.losses import CrossEntropyLoss
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.sequential import Sequential, parameters_of
+from minipipe.nn.shards import Shard, ShardedParameter
 from minipipe.nn.transformer import MultiHeadAttention
 from minipipe.tensor import Operand, Tensor, as_tensor
 
 _ELEMENTWISE = (GELU, ReLU, Sigmoid, SiLU, Tanh)
-
-
-@dataclass(frozen=True)
-class Shard:
-    """The part of a parameter that a rank of a group keeps.
-
-    Attributes
-    ----------
-    group : ProcessGroup
-        Whose ranks keep one part each.
-    shape : tuple of int
-        Of the whole parameter.
-    axis : int
-        Along which it is divided.
-    blocks : tuple of int
-        Lengths along the axis of which every rank has an equal part each, such as queries, keys and values.
-    """
-
-    group: ProcessGroup
-    shape: tuple[int, ...]
-    axis: int
-    blocks: tuple[int, ...]
-
-    @property
-    def own_shape(self) -> tuple[int, ...]:
-        """The shape of a part."""
-        shape = list(self.shape)
-        shape[self.axis] //= self.group.size
-        return tuple(shape)
-
-    def cut(self, values: Array) -> Array:
-        """Return this rank's part of the whole values."""
-        xp, rank, size = array_module(values), self.group.rank, self.group.size
-        equal = [
-            self._split(block, [block.shape[self.axis] // size] * size) for block in self._split(values, self.blocks)
-        ]
-        return xp.concat([parts[rank] for parts in equal], axis=self.axis)
-
-    def joined(self, values: Array) -> Array:
-        """Return the whole values from the part of each rank. Collective."""
-        xp, own = array_module(values), [block // self.group.size for block in self.blocks]
-        parts = [self._split(backend.moved(part, xp), own) for part in self.group.all_gather(backend.to_numpy(values))]
-        return xp.concat([part for block in zip(*parts) for part in block], axis=self.axis)
-
-    def _split(self, values: Array, lengths: Any) -> list[Array]:
-        ends = np.cumsum(lengths).tolist()
-        before = (slice(None),) * self.axis
-        return [values[(*before, slice(end - length, end))] for end, length in zip(ends, lengths)]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Shard:
-        return self  # a group is no value: copies of a layer share it
-
-
-class ShardedParameter(Parameter):
-    """A parameter of which each rank of a group keeps a part; its shape is that of the part.
-
-    First values are drawn for the whole and cut, and so are values that are loaded.
-    """
-
-    __slots__ = ("shard",)
-
-    def __init__(self, shard: Shard, initialiser: Initialiser | None, dtype: Any = None) -> None:
-        super().__init__(shard.own_shape, initialiser or constant(0.0), dtype)
-        self.initialiser, self.shard = initialiser, shard
-
-    is_divided = True
-    whole_shape = property(lambda self: self.shard.shape, doc="The shape of all ranks' parts together.")
-
-    def joined(self, values: Array) -> Array:
-        """Return the parts of all ranks together; what has another shape than a part is returned as it is."""
-        return self.shard.joined(values) if values.shape == self.shape else values
-
-    def cut(self, values: Array) -> Array:
-        """Return this rank's part; what has another shape than the whole is returned as it is."""
-        return self.shard.cut(values) if values.shape == self.whole_shape else values
-
-    def load(self, values: Array, name: str) -> None:
-        """Take this rank's part of the values of the whole parameter."""
-        super().load(self.cut(values), name)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ShardedParameter:
-        twin = memo[id(self)] = ShardedParameter(self.shard, self.initialiser, self.dtype)
-        twin.xp, twin.is_placed, twin.requires_grad = self.xp, self.is_placed, self.requires_grad
-        twin.num_uses = self.num_uses
-        if self.is_filled:
-            twin.data = backend.copy(self.data)
-        return twin
 
 
 def _divided(
@@ -135,32 +43,7 @@ def _divided(
     shard = Shard(group, parameter.shape, axis, blocks or (parameter.shape[axis],))
     for length in shard.blocks:
         divisor("The size of the group", group.size, length, of=f"the {length} features or heads that its ranks share")
-    own = ShardedParameter(shard, parameter.initialiser, parameter.dtype)
-    own.requires_grad = parameter.requires_grad
-    if parameter.is_filled:
-        own.load(parameter.data, "a parameter")
-    return own
-
-
-def over_parts(parameters: Iterable[Parameter], numbers: list[float]) -> list[float]:
-    """Return a number of each parameter, added up over the ranks that keep parts of it. Collective among these.
-
-    Examples
-    --------
-    >>> from minipipe import nn
-    >>> over_parts([nn.Parameter([1.0, 2.0])], [5.0])
-    [5.0]
-    """
-    shards = {i: each.owner.shard for i, each in enumerate(parameters) if isinstance(each.owner, ShardedParameter)}
-    if not shards:
-        return numbers
-    group = next(iter(shards.values())).group
-    totals = group.all_reduce(np.array([numbers[place] for place in shards])).tolist()
-    return list({**dict(enumerate(numbers)), **dict(zip(shards, totals))}.values())
-
-
-def _group_of(parameter: Parameter) -> ProcessGroup:
-    return cast(ShardedParameter, parameter.owner).shard.group
+    return ShardedParameter.of(parameter, shard)
 
 
 class ColumnParallelLinear(Module):
@@ -192,12 +75,13 @@ class ColumnParallelLinear(Module):
     ) -> None:
         self._described = f"{linear.describe()}, ranks={group.size}"
         self.weight = _divided(linear.weight, group, 1, blocks)
+        self.shard: Any = self.weight.shard
         self.bias = None if linear.bias is None else _divided(linear.bias, group, 0, blocks)
         self.gather = gather
 
     def forward(self, x: Tensor) -> Tensor:
         """Map a tensor of shape (..., in_features) to (..., out_features), or to this rank's part of it."""
-        group = _group_of(self.weight)
+        group = self.shard.group
         result = functional.linear(copy_to(x, group), self.weight, self.bias)
         return gather_from(result, group) if self.gather else result
 
@@ -222,10 +106,11 @@ class RowParallelLinear(Module):
     def __init__(self, linear: Linear, group: ProcessGroup) -> None:
         self._described = f"{linear.describe()}, ranks={group.size}"
         self.weight, self.bias = _divided(linear.weight, group, 0), linear.bias
+        self.shard: Any = self.weight.shard
 
     def forward(self, x: Tensor) -> Tensor:
         """Map this rank's part of (..., in_features) to (..., out_features), on every rank."""
-        result = reduce_from(functional.linear(x, self.weight), _group_of(self.weight))
+        result = reduce_from(functional.linear(x, self.weight), self.shard.group)
         return result if self.bias is None else result + self.bias
 
 
@@ -257,7 +142,7 @@ class ParallelAttention(MultiHeadAttention):
 
     @property
     def _part(self) -> tuple[int, int]:  # type: ignore[override]
-        group = _group_of(self.projections.weight)
+        group = self.projections.shard.group
         return group.rank, group.size
 
 
@@ -283,10 +168,11 @@ class ParallelEmbedding(Module):
     def __init__(self, embedding: Embedding, group: ProcessGroup) -> None:
         self._described = f"{embedding.describe()}, ranks={group.size}"
         self.weight = _divided(embedding.weight, group, 0)
+        self.shard: Any = self.weight.shard
 
     def forward(self, ids: Operand) -> Tensor:
         """Map whole numbers of shape (...) to vectors, (..., width), on every rank."""
-        group, count = _group_of(self.weight), self.weight.shape[0]
+        group, count = self.shard.group, self.weight.shape[0]
         given = as_tensor(ids)
         # The vector of another rank's symbol is 0 here. A number that no rank has is refused by all of them.
         own = given.data - group.rank * count
@@ -317,11 +203,11 @@ class ParallelUnembedding(Module):
 
     def __init__(self, embedding: ParallelEmbedding) -> None:
         self._described = embedding.describe()
-        self.weight = embedding.weight
+        self.weight, self.shard = embedding.weight, embedding.shard
 
     def forward(self, x: Tensor) -> Tensor:
         """Map a tensor of shape (..., width) to (..., number of symbols), on every rank."""
-        group = _group_of(self.weight)
+        group = self.shard.group
         return gather_from(functional.linear(copy_to(x, group), functional.transpose(self.weight)), group)
 
 

@@ -128,7 +128,7 @@ class Parameter(Tensor):
 
     # -- the parts of other ranks: mostly there are none ----------------------------------------------------
 
-    is_divided = False
+    is_divided = is_summed = False
     whole_shape = property(attrgetter("shape"), doc="The shape of all ranks' parts together.")
 
     def joined(self, values: Array) -> Array:

@@ -186,6 +186,9 @@ class Optimiser(Familiar, ABC):
         groups = _as_groups(parameters)
         self.groups = [self._group(given, defaults) for given in groups]
         _check_each_stands_once(self.groups)
+        if any(parameter.is_divided for parameter in self.parameters) and not vars(type(self)).get("is_elementwise"):
+            message = f"{type(self).__name__} may look at a parameter as a whole, and ranks keep parts of these"
+            raise ArgumentError("value", f"{message}; if it does not, write is_elementwise = True into the class.")
         self._defaults = dict(defaults)
         self._is_one_group = len(groups) == 1 and groups[0].keys() == {"parameters"}
         followers = {id(parameter.updates): parameter.updates for parameter in self.parameters}

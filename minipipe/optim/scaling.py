@@ -8,8 +8,8 @@ from math import fsum, inf, isfinite, sqrt
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.errors import ArgumentError, ParameterError, RankError, real_number, whole_number
-from minipipe.nn.parallel import over_parts
 from minipipe.nn.parameter import Parameter
+from minipipe.nn.shards import over_parts
 from minipipe.tensor import Tensor
 
 # The norm has the same bits however the parameters are ordered, grouped or divided among ranks: each gradient's sum of

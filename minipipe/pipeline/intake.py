@@ -26,7 +26,8 @@ from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan
 from minipipe.execution.samples import Pieces, Portion, Samples, divided, joined, returned, samples, split_microbatches
 from minipipe.execution.sliced import into_slices, out_of_slices
-from minipipe.nn import Sequential, parallelise
+from minipipe.nn import Sequential, fully_shard, parallelise
+from minipipe.schedules.action import U
 
 _WHOLE = ("evaluate", "predict", "measure_memory")  # calls that take any number of samples, and sequences as they are
 
@@ -63,13 +64,25 @@ def planned(
 
         model, options, run["recompute"] = decided(model, group, options, pipeline, **run)
     if not isinstance(model, Plan):
-        return Plan(model, num_ranks=group.size, **options), group, grid, run["recompute"]
+        return _fitting(Plan(model, num_ranks=group.size, **options), grid), group, grid, run["recompute"]
     if options:
         raise ModelError("planned", f"The stages are given, and with them {', '.join(options)}; leave it out.")
     if model.schedule.num_ranks != group.size:
         message = f"The plan is made for {model.schedule.num_ranks} ranks, but there are {group.size}."
         raise RankError("wrong-number", f"{message} Start as many, or make the plan for {group.size}.")
-    return model, group, grid, run["recompute"]
+    return _fitting(model, grid), group, grid, run["recompute"]
+
+
+def _fitting(plan: Plan, grid: Grid | None) -> Plan:
+    """Return the plan, unless replicas that keep shares cannot run it."""
+    program = plan.program
+    if grid is not None and grid.fully_sharded:
+        if any(len(program.ranks_of(stage)) != grid.replicas for stage in range(program.num_stages)):
+            raise ArgumentError("value", f"{plan.schedule.name} has replicas of its own; fully sharded they cannot be.")
+        if any(action.kind is U for row in program.actions for action in row):
+            message = f"{plan.schedule.name} keeps versions of weights, and fully sharded replicas one share of one"
+            raise ArgumentError("value", f"{message}; give a schedule with a flush, such as '1f1b'.")
+    return plan
 
 
 def over_grid(model: Any, grid: Grid, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -83,20 +96,23 @@ def over_grid(model: Any, grid: Grid, options: Mapping[str, Any]) -> tuple[Any, 
         Code ``value``: replicas beside those of the grid; measurements, in which ranks that share layers could come to
         different choices; a plan of a whole model, or of another number of replicas.
     """
-    is_shared = grid.tensor.size > 1
+    is_shared, is_sharded = grid.tensor.size > 1, grid.fully_sharded and grid.replicas > 1
     if "replicas" in options:
         raise ArgumentError("value", f"The grid says how many replicas there are, {grid.replicas}; give no others.")
-    if is_shared and (options.get("schedule") == "auto" or str(options.get("partition")) == "measured"):
-        message = "Ranks that share layers could measure, and so choose, each in its own way: on a grid with tensor"
+    measures = options.get("schedule") == "auto" or str(options.get("partition")) == "measured"
+    if measures and (is_shared or is_sharded):
+        message = "A rank cannot measure alone what it computes with others: on a fully sharded grid, and with tensor"
         raise ArgumentError("value", f"{message} above 1 name a schedule, and a partition or layer_costs.")
     if not isinstance(model, Plan):
-        return parallelise(model, grid.tensor) if is_shared else model, {**options, "replicas": grid.replicas}
+        model = parallelise(model, grid.tensor) if is_shared else model
+        model = fully_shard(model, grid.data) if is_sharded else model
+        return model, {**options, "replicas": grid.replicas}
     if model.replicas != grid.replicas:
         message = f"The plan has {model.replicas} replicas, and the grid {grid.replicas}; make it with replicas="
         raise ArgumentError("value", f"{message}{grid.replicas}.")
-    if is_shared and not any(parameter.is_divided for parameter in model.model.parameters()):
-        message = "The plan has a whole model, and the grid shares each layer among several ranks; make the plan of"
-        raise ArgumentError("value", f"{message} nn.parallelise(model, grid.tensor).")
+    if (is_shared or is_sharded) and not any(parameter.is_divided for parameter in model.model.parameters()):
+        made = "nn.parallelise(model, grid.tensor)" if is_shared else "nn.fully_shard(model, grid.data)"
+        raise ArgumentError("value", f"The plan has a whole model, and the grid divides it; make the plan of {made}.")
     return model, {**options}
 
 

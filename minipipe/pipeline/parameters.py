@@ -11,7 +11,7 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.comm import Grid, ProcessGroup
 from minipipe.comm.message import finish
-from minipipe.errors import RankError
+from minipipe.errors import ArgumentError, RankError
 from minipipe.execution.checks.calls import Calls, check_backward, part_of
 from minipipe.execution.checks.comparison import check_first_values
 from minipipe.execution.checks.updates import Updates
@@ -63,7 +63,8 @@ class AllParameters:
         self.own = {name: p for stage in stages.values() for name, p in stage.parameters.items()}
         updates = Updates(self.own.values()) if compares or group.size > 1 else None
         if compares:
-            check_first_values(group, {**dict(plan.model.named_parameters()), **self.own})
+            alike = {**dict(plan.model.named_parameters()), **self.own}
+            check_first_values(group, {name: one for name, one in alike.items() if not one.is_summed})
             if grid is not None:
                 check_first_values(grid.tensor, {name: p for name, p in self.own.items() if not p.is_divided})
             calls.updates = updates
@@ -94,7 +95,10 @@ class AllParameters:
         check_backward(self._plan.schedule, "clip_grad_norm")
         self._calls.begin("clip_grad_norm", {"max_norm": float(max_norm)})
         owned = [self.own[name] for name, owner in self._plan.owners.items() if owner == self._group.rank]
-        squares = self._group.all_gather(np.array(squared_norms(owned)), what=part_of("clip_grad_norm"))
+        mine = squared_norms([one for one in owned if not one.is_summed])
+        summed = squared_norms([one for one in self.own.values() if one.is_summed])  # collective among replicas
+        mine += summed if any(one.is_summed for one in owned) else []
+        squares = self._group.all_gather(np.array(mine), what=part_of("clip_grad_norm"))
         norm = total_norm(np.concatenate(squares).tolist())
         clip_gradients(self.own.values(), norm, max_norm)
         return norm
@@ -102,6 +106,9 @@ class AllParameters:
     def sharded(self, rule: Any, parameters: Any, numbers: Mapping[str, Any]) -> ShardedOptimiser:
         """Return an optimiser whose state is divided among the ranks that have the same parameters. Collective."""
         self._calls.begin("sharded")
+        if any(one.is_summed for one in self.own.values()):
+            message = "On this grid a rank keeps a share of the parameters, and so of the optimiser's state"
+            raise ArgumentError("value", f"{message}: write optim.Adam(pipeline.parameters()), without sharded.")
         rule, trained = check_elementwise(rule), list(self.own.values() if parameters is None else parameters)
         sharings = sharings_of(self._plan, self.own, rule(trained, **numbers).parameters)
         return ShardedOptimiser(list(sharings), self._group, rule, trained, numbers)

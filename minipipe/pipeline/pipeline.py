@@ -38,6 +38,7 @@ from minipipe.execution.sums import GradientSums
 from minipipe.execution.timeline import gather_timeline
 from minipipe.hints import FamiliarPipeline
 from minipipe.nn import Module, Parameter, Sequential
+from minipipe.nn.fully_sharded import gathered
 from minipipe.nn.module import modes_of
 from minipipe.optim import LossScale, Optimiser
 from minipipe.pipeline.intake import Intake, Needs, deliver_loss, deliver_outputs, gather_results, over_grid, planned
@@ -649,7 +650,8 @@ class Pipeline(FamiliarPipeline):
         if count not in self._predictors:
             schedule = forward_only_through(self._plan.pipelines, count, self.schedule.num_ranks)
             self._predictors[count] = self._executor(lower(schedule))
-        with modes_of(*(stage.module for stage in self._stages.values()), is_training=is_training):
+        modules = [stage.module for stage in self._stages.values()]
+        with modes_of(*modules, is_training=is_training), gathered(*modules):
             for stage in self._stages.values():
                 stage.look()
             self._predictors[count].run(batch)
@@ -1028,7 +1030,8 @@ class Pipeline(FamiliarPipeline):
         from minipipe.tuning import stages  # here, because most programs measure nothing
 
         batch = self._batch("measure_memory", inputs, targets, self._objective(), self._is_training)
-        return stages.measure_memory(self._executor, self._plan.program, batch)
+        with gathered(*(stage.module for stage in self._stages.values())):
+            return stages.measure_memory(self._executor, self._plan.program, batch)
 
     def measure_costs(self, inputs: Any, targets: Any, num_steps: int = 10) -> Costs:
         """Return the times and the memory of each stage's actions, and the times of messages, measured over some steps.

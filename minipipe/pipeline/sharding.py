@@ -28,8 +28,8 @@ from minipipe.comm.process_group import OwnTag
 from minipipe.errors import ArgumentError
 from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan
-from minipipe.execution.sums import pieces_of
 from minipipe.nn import Parameter
+from minipipe.nn.shards import pieces_of
 from minipipe.optim import Optimiser, ParameterGroup
 
 

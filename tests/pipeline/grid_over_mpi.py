@@ -1,4 +1,4 @@
-"""mpirun -n N python grid_over_mpi.py PIPELINE DATA TENSOR: print the losses of a training on a grid."""
+"""mpirun -n N python grid_over_mpi.py PIPELINE DATA TENSOR [FULLY_SHARDED]: print the losses on a grid."""
 
 import sys
 
@@ -7,7 +7,8 @@ from tests.pipeline.test_tensor_parallel import on_grid, train
 
 if __name__ == "__main__":
     with init_process_group() as group:
-        sizes = tuple(map(int, sys.argv[1:]))
-        losses, *_ = train(on_grid(group, *sizes, num_blocks=6 if sizes[0] == 8 else 2))
+        *sizes, is_sharded = map(int, [*sys.argv[1:], "0"][:4])
+        num_blocks = 6 if sizes[0] == 8 else 2
+        losses, *_ = train(on_grid(group, *sizes, num_blocks=num_blocks, fully_sharded=bool(is_sharded)))
         if group.rank == 0:
             print(*map(repr, losses))

@@ -173,8 +173,8 @@ def test_rank_0_alone_warns():
 @for_each(
     case={
         "replicas": ({"replicas": 2}, "The grid says how many replicas there are, 1; give no others"),
-        "a search": ({"schedule": "auto"}, "on a grid with tensor above 1 name a schedule"),
-        "a measurement": ({"partition": "measured"}, "on a grid with tensor above 1 name a schedule"),
+        "a search": ({"schedule": "auto"}, "and with tensor above 1 name a schedule"),
+        "a measurement": ({"partition": "measured"}, "and with tensor above 1 name a schedule"),
     }
 )
 def test_options_that_do_not_fit_a_grid_are_refused(case):

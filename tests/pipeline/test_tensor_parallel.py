@@ -50,7 +50,8 @@ def alone(**options):
 
 
 def on_grid(group, pipeline=1, data=1, tensor=1, schedule="1f1b", is_head_divided=False, recompute=False, **options):
-    grid = Grid(group, pipeline=pipeline, data=data, tensor=tensor)
+    is_sharded = options.pop("fully_sharded", False)
+    grid = Grid(group, pipeline=pipeline, data=data, tensor=tensor, fully_sharded=is_sharded)
     model, loss = language_model(**options), nn.CrossEntropyLoss()
     if is_head_divided:
         *layers, head = model

@@ -48,11 +48,15 @@ def test_any_ranks_and_schedule_end_with_the_same_loss_and_text(num_ranks, sched
     assert many["loss"] == alone["loss"] and many["text"] == alone["text"]
 
 
+TENSOR, SHARDED = ("--tensor", 2), ("--replicas", 2, "--fully-sharded")
+SHARED_OPTIONS = [(2, TENSOR), (4, (*TENSOR, "--replicas", 2)), (2, SHARDED), (4, SHARDED)]
+
+
 @needs_mpi
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_ranks", "options"), [(2, ()), (4, ("--replicas", 2)), (8, ("--replicas", 2))])
-def test_ranks_that_share_each_layer_end_with_the_same_loss_within_rounding(num_ranks, options, alone):
-    many = result(on_ranks(num_ranks, "--tensor", 2, *options))
+@pytest.mark.parametrize(("num_ranks", "options"), SHARED_OPTIONS)
+def test_ranks_that_share_layers_end_with_the_same_loss_within_rounding(num_ranks, options, alone):
+    many = result(on_ranks(num_ranks, *options))
     assert many["loss"] == pytest.approx(alone["loss"], rel=1e-5)
 
 

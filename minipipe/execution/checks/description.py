@@ -129,7 +129,7 @@ class _Walk:
             yield path, f"the same parameter as {first}"
             return
         trained = "trained" if value.requires_grad else "frozen"
-        yield path, f"parameter of shape {value.shape}, {value.dtype}, {trained}"
+        yield path, f"parameter of shape {value.whole_shape}, {value.dtype}, {trained}"
         yield from self.lines(f"{path}.initialiser", value.initialiser)
 
     def _object(self, path: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from minipipe import Grid, Pipeline, checkpoint, elastic, init_process_group, nn, optim, spawn
 from minipipe.errors import ArgumentError
-from minipipe.nn.parallel import ShardedParameter
+from minipipe.nn.shards import ShardedParameter
 from minipipe.pipeline.checkpoint.manifest import Manifest
 from minipipe.pipeline.checkpoint.storage import unpacked
 from minipipe.testing import same_bits

@@ -1,0 +1,229 @@
+"""Parameters of which each rank of a group keeps a part: along an axis, or some of the elements.
+
+Tensor parallelism divides along axes (``parallel.py``), and fully sharded replicas by elements (``fully_sharded.py``).
+Either way an optimiser, a checkpoint and a norm ask the parameter alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array, array_module
+from minipipe.comm.process_group import ProcessGroup
+from minipipe.nn.initialisers import Initialiser, constant
+from minipipe.nn.parameter import Parameter, sum_of_gradients
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The part of a parameter that a rank of a group keeps, along an axis.
+
+    Attributes
+    ----------
+    group : ProcessGroup
+        Whose ranks keep one part each.
+    shape : tuple of int
+        Of the whole parameter.
+    axis : int
+        Along which it is divided.
+    blocks : tuple of int
+        Lengths along the axis of which every rank has an equal part each, such as queries, keys and values.
+    """
+
+    group: ProcessGroup
+    shape: tuple[int, ...]
+    axis: int
+    blocks: tuple[int, ...]
+    is_summed = False
+
+    @property
+    def groups(self) -> tuple[ProcessGroup, ...]:
+        """The groups among which the elements are divided."""
+        return (self.group,)
+
+    @property
+    def own_shape(self) -> tuple[int, ...]:
+        """The shape of a part."""
+        shape = list(self.shape)
+        shape[self.axis] //= self.group.size
+        return tuple(shape)
+
+    def cut(self, values: Array) -> Array:
+        """Return this rank's part of the whole values."""
+        xp, rank, size = array_module(values), self.group.rank, self.group.size
+        equal = [
+            self._split(block, [block.shape[self.axis] // size] * size) for block in self._split(values, self.blocks)
+        ]
+        return xp.concat([parts[rank] for parts in equal], axis=self.axis)
+
+    def joined(self, values: Array) -> Array:
+        """Return the whole values from the part of each rank. Collective."""
+        xp, own = array_module(values), [block // self.group.size for block in self.blocks]
+        parts = [self._split(backend.moved(part, xp), own) for part in self.group.all_gather(backend.to_numpy(values))]
+        return xp.concat([part for block in zip(*parts) for part in block], axis=self.axis)
+
+    def _split(self, values: Array, lengths: Any) -> list[Array]:
+        ends = np.cumsum(lengths).tolist()
+        before = (slice(None),) * self.axis
+        return [values[(*before, slice(end - length, end))] for end, length in zip(ends, lengths)]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Shard:
+        return self  # a group is no value: copies of a layer share it
+
+
+@dataclass(frozen=True)
+class FlatShard:
+    """The share of a parameter's elements that a rank keeps: a :class:`minipipe.nn.parallel.Shard` without an axis.
+
+    Attributes
+    ----------
+    group : ProcessGroup
+        Whose ranks keep one share each.
+    inner_shape : tuple of int
+        Of the parameter, or of the part of it that the ranks of the group would have without shares.
+    pieces : tuple of slice
+        By rank, the elements of its share.
+    inner : Shard, optional
+        Of tensor parallelism.
+    """
+
+    group: ProcessGroup
+    inner_shape: tuple[int, ...]
+    pieces: tuple[slice, ...]
+    inner: Shard | None
+    is_summed = True
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole parameter."""
+        return self.inner.shape if self.inner else self.inner_shape
+
+    @property
+    def own_shape(self) -> tuple[int, ...]:
+        """The shape of this rank's share."""
+        piece = self.pieces[self.group.rank]
+        return (piece.stop - piece.start,)
+
+    @property
+    def groups(self) -> tuple[ProcessGroup, ...]:
+        """The groups among which the elements are divided."""
+        return self.group, *(self.inner.groups if self.inner else ())
+
+    def cut(self, values: Array) -> Array:
+        """Return this rank's share of the whole values."""
+        values = self.inner.cut(values) if self.inner else values
+        return backend.reshape(values, (-1,))[self.pieces[self.group.rank]]
+
+    def joined(self, values: Array) -> Array:
+        """Return the whole values from the share of each rank. Collective."""
+        xp, shares = array_module(values), self.group.all_gather(backend.to_numpy(values))
+        part = backend.reshape(xp.concat([backend.moved(share, xp) for share in shares]), self.inner_shape)
+        return self.inner.joined(part) if self.inner else part
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FlatShard:
+        return self  # a group is no value: copies of a layer share it
+
+
+class ShardedParameter(Parameter):
+    """A parameter of which each rank of a group keeps a part; its shape is that of the part.
+
+    First values are drawn for the whole and cut, and so are values that are loaded.
+    """
+
+    __slots__ = ("shard",)
+
+    def __init__(self, shard: Shard | FlatShard, initialiser: Initialiser | None, dtype: Any = None) -> None:
+        super().__init__(shard.own_shape, initialiser or constant(0.0), dtype)
+        self.initialiser, self.shard = initialiser, shard
+
+    @classmethod
+    def of(cls, parameter: Parameter, shard: Shard | FlatShard) -> ShardedParameter:
+        """Return this rank's part of a parameter, with its first values or those that it has."""
+        own = cls(shard, parameter.initialiser, parameter.dtype)
+        own.requires_grad, own.xp = parameter.requires_grad, parameter.xp
+        if parameter.is_filled:
+            own.load(parameter.joined(parameter.data), "a parameter")
+        return own
+
+    is_divided = True
+    is_summed = property(
+        lambda self: self.shard.is_summed, doc="Whether a backward adds its gradient up over replicas."
+    )
+    whole_shape = property(lambda self: self.shard.shape, doc="The shape of all ranks' parts together.")
+
+    def joined(self, values: Array) -> Array:
+        """Return the parts of all ranks together; what has another shape than a part is returned as it is."""
+        return self.shard.joined(values) if values.shape == self.shape else values
+
+    def cut(self, values: Array) -> Array:
+        """Return this rank's part; what has another shape than the whole is returned as it is."""
+        return self.shard.cut(values) if values.shape == self.whole_shape else values
+
+    def load(self, values: Array, name: str) -> None:
+        """Take this rank's part of the values of the whole parameter."""
+        super().load(self.cut(values), name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ShardedParameter:
+        twin = memo[id(self)] = ShardedParameter(self.shard, self.initialiser, self.dtype)
+        twin.xp, twin.is_placed, twin.requires_grad = self.xp, self.is_placed, self.requires_grad
+        twin.num_uses = self.num_uses
+        if self.is_filled:
+            twin.data = backend.copy(self.data)
+        return twin
+
+
+def over_parts(parameters: Iterable[Parameter], numbers: list[float]) -> list[float]:
+    """Return a number of each parameter, added up over the ranks that keep parts of it. Collective among these.
+
+    Examples
+    --------
+    >>> from minipipe import nn
+    >>> over_parts([nn.Parameter([1.0, 2.0])], [5.0])
+    [5.0]
+    """
+    shards = {i: each.owner.shard for i, each in enumerate(parameters) if isinstance(each.owner, ShardedParameter)}
+    found = dict(enumerate(numbers))
+    for group in dict.fromkeys(group for shard in shards.values() for group in shard.groups):
+        places = [i for i, shard in shards.items() if group in shard.groups]
+        found.update(zip(places, group.all_reduce(np.array([found[i] for i in places])).tolist()))
+    return list(found.values())
+
+
+def pieces_of(sizes: Sequence[int], n: int, j: int) -> Iterator[tuple[int, slice]]:
+    """Yield the pieces of part j of n of some gradients: the number of a gradient, and a slice of its elements.
+
+    Examples
+    --------
+    >>> list(pieces_of([4, 1, 3], 2, 1))
+    [(1, slice(0, 1, None)), (2, slice(0, 3, None))]
+    """
+    total, first = sum(sizes), 0
+    start, stop = j * total // n, (j + 1) * total // n
+    for i, size in enumerate(sizes):
+        if max(start, first) < min(stop, first + size):
+            yield i, slice(max(start, first) - first, min(stop, first + size) - first)
+        first += size
+
+
+def sum_in_pairs(gradients: Sequence[Array | None]) -> Array | None:
+    """Return a sum over replicas: of pairs, then of pairs of pairs; None where there is no gradient.
+
+    The order depends on the number of replicas alone. Any aligned power of two of them is a sum of its own within it,
+    so a rank may have added those before.
+
+    Examples
+    --------
+    >>> sum_in_pairs([1e16, 1.0, -1e16, 1.0])
+    0.0
+    >>> 1e16 + 1.0 - 1e16 + 1.0
+    1.0
+    """
+    if len(gradients) == 1:
+        return gradients[0]
+    half = 1 << (len(gradients) - 1).bit_length() - 1
+    return sum_of_gradients([sum_in_pairs(gradients[:half]), sum_in_pairs(gradients[half:])])
