@@ -3,12 +3,11 @@
 import sys
 
 from minipipe import init_process_group
-from tests.pipeline.test_tensor_parallel import on_grid, train
+from tests.pipeline.test_tensor_parallel import large_enough, on_grid, train
 
 if __name__ == "__main__":
     with init_process_group() as group:
         *sizes, is_sharded = map(int, [*sys.argv[1:], "0"][:4])
-        num_blocks = 6 if sizes[0] == 8 else 2
-        losses, *_ = train(on_grid(group, *sizes, num_blocks=num_blocks, fully_sharded=bool(is_sharded)))
+        losses, *_ = train(on_grid(group, *sizes, **large_enough(sizes), fully_sharded=bool(is_sharded)))
         if group.rank == 0:
             print(*map(repr, losses))

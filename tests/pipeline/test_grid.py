@@ -1,7 +1,11 @@
 """A pipeline on a grid: what all of its ranks must have alike, and what it refuses."""
 
+from functools import cache
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from minipipe import Grid, Pipeline, Plan, nn, optim, spawn
 from minipipe.errors import ArgumentError, NotFiniteError, RankError
@@ -17,6 +21,7 @@ from tests.pipeline.test_tensor_parallel import (
     on_grid,
     train,
 )
+from tests.strategies import examples
 
 
 def grid_of(group, pipeline=1, data=1, tensor=2):
@@ -68,6 +73,34 @@ def test_a_run_without_flushes_is_that_of_the_plain_model(schedule):
     for losses, state in spawn(lambda group: run(grid_of(group, 2, 2), 2), 8):
         assert np.allclose(losses, expected[0], rtol=CLOSE, atol=CLOSE)
         assert all(np.allclose(state[name], value, rtol=CLOSE, atol=CLOSE) for name, value in expected[1].items())
+
+
+SIZES = [(p, d, t) for p in (1, 2, 4, 8) for d in (1, 2, 4, 8) for t in (1, 2, 4) if p * d * t <= 8]
+SCHEDULES = ["1f1b", "gpipe", "eager-1f1b", "zb-h1", "zb-h2", "interleaved-1f1b", "looped-bfs"]
+
+
+@pytest.mark.slow
+@examples(40)
+@given(
+    sizes=st.sampled_from(SIZES),
+    schedule=st.sampled_from(SCHEDULES),
+    recompute=st.booleans(),
+    is_tied=st.booleans(),
+    dropout=st.sampled_from([0.0, 0.2]),
+    attention_dropout=st.sampled_from([0.0, 0.2]),
+)
+def test_any_training_on_any_grid_is_that_of_the_plain_model(sizes, schedule, recompute, **options):
+    schedule = "1f1b" if schedule in SCHEDULES[5:] and sizes[0] == 1 else schedule  # there must be several ranks
+    options["num_blocks"] = 6
+    make = {**dict(zip(("pipeline", "data", "tensor"), sizes)), "schedule": schedule, "recompute": recompute}
+    for found in spawn(lambda group: train(on_grid(group, **make, **options), num_steps=2), int(np.prod(sizes))):
+        assert_close(found, plain(**options))
+
+
+@cache
+def plain(**options):
+    make = {"loss": nn.CrossEntropyLoss(), "num_microbatches": MICROBATCHES}
+    return spawn(lambda group: train(Pipeline(language_model(**options), group, **make), num_steps=2), 1)[0]
 
 
 # -- coordinates in words -------------------------------------------------------------------------------------------
