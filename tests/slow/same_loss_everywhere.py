@@ -11,9 +11,9 @@ from pathlib import Path
 from minipipe import schedules
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-RANKS = (1, 2, 3, 4, 8)
+RANKS = (1, 2, 3, 4)  # eight ranks train in tests/tutorials
 EVERYWHERE = ("sequential", "1f1b", "interleaved-1f1b", "zb-v")  # on all of them; the others on 4 ranks
-SHORT = ("--epochs", "3")
+SHORT = ("--epochs", "1")
 SHORT_LM = ("--steps", "8", "--width", "32", "--context", "32", "--dropout", "0.1", "--tied")
 
 
@@ -64,7 +64,7 @@ def replicas():
     """Two blocks of microbatches, in one process, in two replicas of any schedule, and in those that have two."""
     one = train(1, "--blocks", "2", *SHORT)["loss"]
     for num_ranks, *options in (
-        *((2, "--replicas", "2"), (4, "--replicas", "2"), (8, "--replicas", "2"), (4, "--schedule", "chimera")),
+        *((2, "--replicas", "2"), (4, "--replicas", "2"), (4, "--schedule", "chimera")),
         *((4, "--schedule", "zb-h1", "--replicas", "2"), (4, "--schedule", "dualpipe"), (4, "--schedule", "bitpipe")),
     ):
         found = train(num_ranks, *options, *SHORT)["loss"]
@@ -81,10 +81,10 @@ def language_model():
             print(f"train_lm {schedule:20} {num_ranks} ranks: loss {losses[schedule, num_ranks]!r}", flush=True)
     assert len(set(losses.values())) == 1, "the losses differ"
 
-    whole = train(4, program="train_lm.py")
-    print("train_lm, defaults, 4 ranks:", {key: whole[key] for key in ("loss", "seconds", "step_ms")})
+    whole = train(4, "--steps", "200", program="train_lm.py")
+    print("train_lm, a quarter of its steps, 4 ranks:", {key: whole[key] for key in ("loss", "seconds", "step_ms")})
     print(whole["text"])
-    assert whole["loss"] < 1.9
+    assert whole["loss"] < 2.25
 
 
 if __name__ == "__main__":
