@@ -26,9 +26,10 @@ from tests.strategies import examples
 ALONE = (1, 1, 1)  # no grid at all
 
 
-def train(group, sizes, folder, num_steps, is_sharded=False, saves=checkpoint.save):
+def train(group, sizes, folder, num_steps, is_sharded=False, fully=False, saves=checkpoint.save):
     """Resume, train up to some step and save; return the values, what the optimiser keeps, and the losses."""
-    where = group if sizes[1:] == (1, 1) else Grid(group, **dict(zip(("pipeline", "data", "tensor"), sizes)))
+    names = dict(zip(("pipeline", "data", "tensor"), sizes))
+    where = group if sizes[1:] == (1, 1) else Grid(group, **names, fully_sharded=fully)
     given = {"num_microbatches": MICROBATCHES // sizes[1], "gradient_blocks": 4}
     pipeline = Pipeline(language_model(attention_dropout=0.1), where, loss=nn.CrossEntropyLoss(), **given)
     # A gradient that is zero but for rounding, such as that of the keys' bias, must not become a step of one size.
@@ -75,27 +76,35 @@ def test_a_checkpoint_of_one_grid_is_resumed_on_another(first, then):
     check(first, then)
 
 
+ANY = st.sampled_from([(p, d, t) for p in (1, 2, 4) for d in (1, 2, 4) for t in (1, 2, 4) if p * d * t <= 8])
+
+
 @pytest.mark.slow
-@examples(20)
-@given(*[st.sampled_from([(p, d, t) for p in (1, 2, 4) for d in (1, 2) for t in (1, 2, 4) if p * d * t <= 8])] * 2)
-def test_so_it_is_for_any_two_grids(first, then):
-    check(first, then)
+@examples(30)
+@given(first=ANY, then=ANY, fully=st.booleans())
+def test_so_it_is_for_any_two_grids(first, then, fully):
+    check(first, then, fully=fully)
+
+
+def test_what_replicas_keep_a_share_of_is_whole_in_a_checkpoint():
+    check((1, 2, 1), ALONE, fully=True)
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 2), slowly((2, 2, 2))])
-@pytest.mark.parametrize("is_sharded", [False, slowly(True)])
-def test_on_the_same_grid_it_has_the_same_bits(sizes, is_sharded):
-    resumed = check(sizes, sizes, is_sharded=is_sharded)
+@pytest.mark.parametrize("options", [{}, slowly({"is_sharded": True}), slowly({"fully": True})], ids=str)
+def test_on_the_same_grid_it_has_the_same_bits(sizes, options):
+    resumed = check(sizes, sizes, **options)
     with tempfile.TemporaryDirectory() as folder:
-        in_one = run(sizes, folder, 4, is_sharded=is_sharded)
+        in_one = run(sizes, folder, 4, **options)
     for (values, kept, losses), (its_values, its_kept, its_losses) in zip(in_one, resumed):
         assert losses[2:] == its_losses and all(same_bits(values[name], its_values[name]) for name in values)
         for own, its in zip(kept, its_kept):
             assert own.keys() == its.keys() and all(same_bits(*map(np.asarray, (own[what], its[what]))) for what in own)
 
 
-def test_files_have_whole_arrays_once(tmp_path):
-    run((1, 2, 2), tmp_path, 1)
+@pytest.mark.parametrize("fully", [False, slowly(True)])
+def test_files_have_whole_arrays_once(tmp_path, fully):
+    run((1, 2, 2), tmp_path, 1, fully=fully)
     manifest = Manifest.read(tmp_path / "000001-step-1")
     plain = dict(language_model().named_parameters())
     assert {name: shape for name, (_, _, shape) in manifest.parameters.items()} == {
