@@ -23,7 +23,7 @@ from minipipe.execution.checks.finite import StepCheck
 from minipipe.execution.checks.updates import batch_marks
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
-from minipipe.execution.plan import Plan
+from minipipe.execution.plan import Plan, check_model
 from minipipe.execution.samples import Pieces, Portion, Samples, divided, joined, returned, samples, split_microbatches
 from minipipe.execution.sliced import into_slices, out_of_slices
 from minipipe.nn import Sequential, fully_shard, parallelise
@@ -95,6 +95,8 @@ def over_grid(model: Any, grid: Grid, options: Mapping[str, Any]) -> tuple[Any, 
     ArgumentError
         Code ``value``: replicas beside those of the grid; measurements, in which ranks that share layers could come to
         different choices; a plan of a whole model, or of another number of replicas.
+    ModelError
+        Code ``not-a-sequence``.
     """
     is_shared, is_sharded = grid.tensor.size > 1, grid.fully_sharded and grid.replicas > 1
     if "replicas" in options:
@@ -104,6 +106,7 @@ def over_grid(model: Any, grid: Grid, options: Mapping[str, Any]) -> tuple[Any, 
         message = "A rank cannot measure alone what it computes with others: on a fully sharded grid, and with tensor"
         raise ArgumentError("value", f"{message} above 1 name a schedule, and a partition or layer_costs.")
     if not isinstance(model, Plan):
+        check_model(model)
         model = parallelise(model, grid.tensor) if is_shared else model
         model = fully_shard(model, grid.data) if is_sharded else model
         return model, {**options, "replicas": grid.replicas}

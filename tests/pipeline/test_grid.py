@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Grid, Pipeline, Plan, nn, optim, spawn
-from minipipe.errors import ArgumentError, NotFiniteError, RankError
+from minipipe.errors import ArgumentError, ModelError, NotFiniteError, RankError
 from tests.launch import for_each, slowly
 from tests.pipeline.test_tensor_parallel import (
     CLOSE,
@@ -214,6 +214,12 @@ def test_options_that_do_not_fit_a_grid_are_refused(case):
     options, words = case
     with pytest.raises(ArgumentError, match=words):
         spawn(lambda group: Pipeline(language_model(), grid_of(group), loss=nn.CrossEntropyLoss(), **options), 2)
+
+
+def test_what_is_no_sequence_is_refused_as_without_a_grid():
+    for model in ([nn.Linear(2, 2)], nn.Linear(2, 2)):
+        with pytest.raises(ModelError, match=f"this model is {type(model).__name__}"):
+            spawn(lambda group, model=model: Pipeline(model, grid_of(group)), 2)
 
 
 def test_plans_that_do_not_fit_a_grid_are_refused():
