@@ -37,6 +37,7 @@ from minipipe.execution.replaying import ReplayingStage
 from minipipe.execution.samples import Samples, divided, samples
 from minipipe.execution.stage import Stage
 from minipipe.nn import Identity, Sequential
+from minipipe.nn.fully_sharded import whole_arrays
 from minipipe.schedules import Action, ActionKind, Schedule, one_microbatch
 from minipipe.schedules.action import F, I, W
 from minipipe.schedules.registry import NUM_MICROBATCHES
@@ -251,9 +252,10 @@ def _held(
 ) -> tuple[Holding, Payload]:
     """Run each action once; return the buffers held after F and I, and the gradient of the stage's inputs."""
     targets = batch.objective.targets
-    not_counted = [*(p.data for p in stage.parameters.values()), *(targets.arrays if targets else ())]
-    meter = MemoryMeter(not_counted)
+    meter = MemoryMeter(targets.arrays if targets else ())
     result = actions[F]()
+    own = [*(p.data for p in stage.parameters.values()), *whole_arrays(stage.module)]  # whole from F on
+    not_counted = [*own, *(targets.arrays if targets else ())]
     same = {}  # the next layer has the buffer of the result that was computed before
     if passing.result is not None:
         same = {_buffer(a): _buffer(b) for a, b in zip(result.arrays, passing.result.arrays)}

@@ -14,6 +14,7 @@ from minipipe.execution.plan import Plan
 from minipipe.execution.sums import bytes_of_sum, most_sums_of_blocks
 from minipipe.io import html_table, text_table
 from minipipe.nn import Module
+from minipipe.nn.fully_sharded import FullySharded
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.sequential import parameters_of
 from minipipe.optim.optimiser import Optimiser
@@ -48,7 +49,8 @@ class RankMemory(NamedTuple):
         The most that is in flight at once, if every action takes equally long. A rank with a late consumer holds more.
     sums : int
         The most that sums of gradients over replicas, over blocks, or for updates to come take beside the gradients:
-        parts in flight, and other sums. With several stages on a rank, if all of them are there at once.
+        parts in flight, and other sums. With several stages on a rank, if all of them are there at once. Of fully
+        sharded replicas, the largest layer whole, and its gradients.
     versions : int
         The most that weights take which are not the newest, and which backwards still need, on all stages at once.
 
@@ -159,6 +161,7 @@ def memory_of(
         parameters, gradients, state = kept_bytes(own, optimiser)
         activations = int(max((during for during, _ in levels[rank]), default=0))
         sums, versions = sum(_sums(plan, stage, rank) for stage in schedule.stages_of(rank)), 0
+        sums += _whole_layer(own)
         if schedule.is_forward_only:
             gradients = sums = 0
         elif U in schedule.kinds:
@@ -182,10 +185,17 @@ def uses_in(layers: Iterable[Module]) -> list[Parameter]:
 def _sums(plan: Plan, stage: int, rank: int) -> int:
     """Return the bytes that sums of a stage's gradients take beside these, over its replicas or blocks."""
     ranks = plan.program.ranks_of(stage)
-    gradients = [(use.size, gradient_bytes([use])) for use in uses_in(plan.part(stage))]
+    gradients = [(use.size, gradient_bytes([use])) for use in uses_in(plan.part(stage)) if not use.is_summed]
     of_blocks = most_sums_of_blocks(plan.gradient_blocks // len(ranks)) * sum(nbytes for _, nbytes in gradients)
     each = [(size, nbytes // max(1, size)) for size, nbytes in gradients]
     return max(of_blocks, bytes_of_sum(each, len(ranks), ranks.index(rank)))
+
+
+def _whole_layer(layers: Iterable[Module]) -> int:
+    """Return the bytes of the workspace of fully sharded layers, and of as many gradients; 0 without."""
+    parts = (part for layer in layers for part in layer.modules() if isinstance(part, FullySharded))
+    spaces = {id(part.workspace): part.workspace.sizes for part in parts}
+    return sum(2 * size * backend.numpy_dtype(dtype).itemsize for of in spaces.values() for dtype, size in of.items())
 
 
 def _copies(plan: Plan, row: Sequence[Action], is_stashed: bool) -> tuple[int, int]:
