@@ -25,8 +25,8 @@ rows = spawn(lambda group: compare_on_ranks(task, group, Pipeline, rounds=1), nu
 rows = {row["grid"]: row for row in rows}
 losses = {name: row["losses"][1] for name, row in rows.items()}
 for name, loss in losses.items():
-    print(f"{name:21} loss after an update {loss:.5f}")
-assert len(losses) >= 6 and max(losses.values()) - min(losses.values()) < 1e-4
+    print(f"{name:28} loss after an update {loss:.5f}")
+assert len(losses) == 8 and max(losses.values()) - min(losses.values()) < 1e-4
 
 # %% [markdown]
 # ## What they send
@@ -38,9 +38,11 @@ assert len(losses) >= 6 and max(losses.values()) - min(losses.values()) < 1e-4
 # - **A pipeline** sends an activation over each cut for each microbatch, and its gradient back, however deep the model.
 # - **Ranks that share a layer** sum activations, four times in each block and microbatch. Here each rank sends all it
 #   has to the t - 1 others.
+# - **Fully sharded replicas** keep a share of each layer, and gather the whole for each forward and each backward; of
+#   its gradients each rank gets the sum of its share. That is three times (d - 1) / d of N, for each microbatch.
 
 # %%
-kinds = ("activations", "tensor sums", "gradient sums")
+kinds = ("activations", "tensor sums", "gradient sums", "shares")
 sent, bars = {}, []
 for name, row in rows.items():
     most = max((rank["sent"] for rank in row["ranks"]), key=lambda sizes: sum(sizes[kind] for kind in kinds))
@@ -50,19 +52,20 @@ for name, row in rows.items():
     bars.append(render.Bar(own, f"{sent[name]:,}"))
 colours = dict(zip(kinds, schedules.ActionKind))
 picture = render.draw_bars(list(rows), {"bytes that a rank sends in a step, the most of any": bars}, colours, width=700)
-render.show_picture(picture, "\n".join(f"{name:21} {size:9,} bytes" for name, size in sent.items()))
+render.show_picture(picture, "\n".join(f"{name:28} {size:9,} bytes" for name, size in sent.items()))
 parameters = sum(parameter.size for parameter in task.model().parameters())
 activation = 4 * task.length * task.width  # of one sequence, in float32
 print(f"{parameters:,} parameters, {activation:,} bytes an activation")
 assert (parameters, activation) == (210368, 8192)
 assert sent["data 4"] == 2 * 3 / 4 * 4 * parameters == 1262208
 assert sent["pipeline 4"] == 2 * 16 * activation == 262144  # an inner rank: to both sides
+assert sent["fully sharded 4"] == 3 * 3 / 4 * 4 * parameters * 4 == 7573248  # four microbatches of each replica
 assert sent["tensor 4"] == 3 * 16 * (4 * 4 + 1) * activation == 6684672  # and one sum of the embedding
 
 # %% [markdown]
-# The pipeline sends least, and tensor parallelism 25 times as much. Double the batch, and both double; the sum of
-# gradients stays. Double the width, and it grows fourfold while they double. So which of the first two sends less
-# depends on the batch: they are equal at 77 sequences.
+# The pipeline sends least; tensor parallelism and shares 25 times as much and more. Double the batch, and all double
+# but the sum of gradients, which stays. Double the width, and the gradients grow fourfold, activations twofold. So
+# which of the first two sends less depends on the batch: they are equal at 77 sequences.
 #
 # ## What they hold
 #
@@ -75,14 +78,16 @@ for name, row in rows.items():
         assert rank["memory"].items() <= rank["promised_memory"].items()
     fullest = max((rank["memory"] for rank in row["ranks"]), key=lambda memory: sum(memory.values()))
     held[name] = [round(size / 1e3) for size in fullest.values()]
-    print(f"{name:21}", *(f"{kind} {size} kB " for kind, size in zip(fullest, held[name])))
+    print(f"{name:28}", *(f"{kind} {size} kB " for kind, size in zip(fullest, held[name])))
 assert held["data 4"] == [841, 841, 1683, 648] and held["pipeline 4"] == [225, 225, 449, 624]
+assert held["fully sharded 4"] == [210, 210, 421, 648]
 assert held["tensor 4"] == [234, 234, 468, 280] and held["pipeline 2 x tensor 2"] == [218, 218, 436, 379]
 
 # %% [markdown]
-# Replicas hold everything, parameters with their gradients and the two numbers of Adam. Each rank of a pipeline holds a
-# quarter of that, but its first one has four microbatches in flight. Tensor parallelism divides parameters and more
-# than half of the activations; what stands between two sums is whole on every rank.
+# Replicas hold everything, parameters with their gradients and the two numbers of Adam. Fully sharded, they hold a
+# quarter of that, and one layer whole at a time. So does each rank of a pipeline, but its first one has four
+# microbatches in flight. Tensor parallelism divides parameters and more than half of the activations; what stands
+# between two sums is whole on every rank.
 #
 # ## Slower links
 #
@@ -114,13 +119,14 @@ for bandwidth in (1e9, 1e8, 1e7):
     print(f"{bandwidth:.0e} bytes a second, in ms: {times}")
 assert first[1e9] == [("data 2 x tensor 2", 49.0), ("data 4", 49.8)]
 assert first[1e8] == [("pipeline 2 x tensor 2", 54.4), ("pipeline 2 x data 2", 55.7)]
-assert first[1e7] == [("pipeline 2 x data 2", 67.5), ("pipeline 4", 70.9)]
+assert first[1e7] == [("pipeline 2 x data 2", 67.5), ("pipeline 2 x fully sharded 2", 67.5)]
 
 # %% [markdown]
 # With fast links the bubble decides, and grids without a pipeline win. At 100 MB/s the sum of gradients takes longer
 # than the bubble: a pipeline between the hosts, which sends little, is faster, with the layers divided inside. At 10
 # MB/s each message counts. Both ranks that share a layer send the same activation to the other host; replicas inside a
-# host send one each of their own, so there are half as many.
+# host send one each of their own, so there are half as many. Whether those replicas are fully sharded makes no
+# difference, since their shares stay in the host; over slow links shares are the worst of all.
 #
 # The order depends on the links, and on what a sum within a host costs (exercise 2). `minipipe compare --hosts 2
 # --links 5e-5,1e8` simulates this with the times of your machine.

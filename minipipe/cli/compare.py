@@ -21,10 +21,11 @@ from minipipe.tuning.grid_report import ETHERNET, GridReport
 from minipipe.tuning.grids import CLOSE, Task, compare_on_ranks
 from minipipe.tuning.race import teller
 
-EPILOG = """every way to divide the ranks into a pipeline, replicas (data) and ranks that share
-each layer (tensor) takes the same steps: the losses must be equal.
+EPILOG = """every way to divide the ranks into a pipeline, replicas (data, or fully sharded) and
+ranks that share each layer (tensor) takes the same steps: the losses must be equal.
 
 ms: of a step with the optimiser, the median. idle: of the ranks' time before it.
+Where ranks share cores, an action takes longer while others compute.
 sent bytes: of the rank that sends most, in a step; other: losses, checks and
 descriptions of messages. held bytes: of the fullest rank; in flight: messages
 and parts of sums, as promised. --hosts simulates the same with the measured
@@ -77,7 +78,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
         where = f"{num_ranks} thread ranks, whose times say nothing"
         rows = spawn(lambda group: compare_on_ranks(task, group, Pipeline, options.rounds), num_ranks)[0]
     else:
-        where = f"{num_ranks} MPI ranks, {len(cores())} cores" + ", which they share" * (num_ranks > len(cores()))
+        where = f"{num_ranks} MPI ranks on {len(cores())} cores"
         asked = {"task": asdict(task), "rounds": options.rounds}
         rows = answer_of_ranks(launcher, num_ranks, [__name__], asked, "The comparison failed")
     report = GridReport(task, rows, left_out, where, hosts, link)

@@ -28,9 +28,11 @@ _LOOKS: dict[str, ActionKind | IdleCause] = {
     "activations": ActionKind.FORWARD,
     "tensor sums": ActionKind.BACKWARD_INPUT,
     "gradients": ActionKind.REDUCE_GRAD,
+    "shares": ActionKind.RECOMPUTE,
     "parameters": ActionKind.UPDATE,
 }  # as in pictures of schedules, where there is such a thing
 _PARTS = {"gradient sums": "gradients", "optimiser_state": "optimiser"}  # of bars: what has one colour has one name
+_WITHIN_ACTIONS = ("tensor sums", "shares")
 _HOW = ("measured", "simulated", "on_hosts")
 _WHOSE = ("sent", "promised_sent", "memory", "promised_memory")
 _LESS = 0.95  # of the winner's memory: from here on another grid is worth its time
@@ -144,7 +146,7 @@ class GridReport:
         needs = most(by_name[best.grid], MEMORY, "memory")
         for other in others:
             if (needed := most(by_name[other.grid], MEMORY, "memory")) < _LESS * needs:
-                times = f"{other.seconds / best.seconds:.3g} times as long a step"
+                times = f"{other.seconds / best.seconds:.2f} times as long a step"
                 yield f"With less than {_size(needs)} for a rank: {other.grid}, for {_size(needed)} and {times}."
                 break
         hosts = self.hosts or 2
@@ -174,8 +176,8 @@ class GridReport:
         if self.hosts:
             link = f"{self.link.latency:g} s and {self.link.bandwidth:g} bytes a second"
             found.append(f"on hosts: {self.hosts} hosts, a core for each rank, between hosts {link}.")
-        if any(row["tensor"] > 1 for row in self.rows):
-            found.append("Layers that ranks share are not replayed (see Pipeline): each action costs more Python.")
+        if any(row["tensor"] > 1 or row["fully_sharded"] for row in self.rows):
+            found.append("Divided and fully sharded layers are not replayed (see Pipeline): actions take more Python.")
         return found
 
     def __str__(self) -> str:
@@ -282,10 +284,10 @@ def reasons(rows: Sequence[Mapping[str, Any]], figures: Sequence[Figures], how: 
             "idle": f"its ranks are idle for {of_other} of it, those of {best.grid} for {of_best}",
             "optimiser": f"its optimiser takes {of_other}, that of {best.grid} {of_best}",
         }[cause]
-        within = [most(by_name[each.grid], KINDS[1:2], "sent") for each in (other, best)]
+        within = [most(by_name[each.grid], _WITHIN_ACTIONS, "sent") for each in (other, best)]
         if cause == "actions" and within[0] > within[1]:
-            words += f"; within them a rank sends {_size(within[0])} of sums, there {_size(within[1])}"
-        yield f"{other.grid} takes {other.seconds / best.seconds:.3g} times as long: {words}."
+            words += f"; within them a rank sends {_size(within[0])}, there {_size(within[1])}"
+        yield f"{other.grid} takes {other.seconds / best.seconds:.2f} times as long: {words}."
 
 
 def _size(size: float) -> str:

@@ -48,6 +48,7 @@ class GridSizes(NamedTuple):
     pipeline: int
     data: int
     tensor: int
+    fully_sharded: bool = False
 
     @property
     def name(self) -> str:
@@ -55,10 +56,12 @@ class GridSizes(NamedTuple):
 
         Examples
         --------
-        >>> GridSizes(2, 1, 2).name, GridSizes(1, 1, 1).name
-        ('pipeline 2 x tensor 2', 'one rank')
+        >>> GridSizes(2, 1, 2).name, GridSizes(1, 4, 1, fully_sharded=True).name, GridSizes(1, 1, 1).name
+        ('pipeline 2 x tensor 2', 'fully sharded 4', 'one rank')
         """
-        return " x ".join(f"{name} {size}" for name, size in zip(self._fields, self) if size > 1) or "one rank"
+        names = {"pipeline": self.pipeline, "fully sharded" if self.fully_sharded else "data": self.data}
+        names["tensor"] = self.tensor
+        return " x ".join(f"{name} {size}" for name, size in names.items() if size > 1) or "one rank"
 
 
 @dataclass(frozen=True)
@@ -116,8 +119,10 @@ class Task:
         Examples
         --------
         >>> found, left_out = Task(layers=4, heads=2).grids(4)
-        >>> [grid.name for grid in found]
+        >>> [grid.name for grid in found if not grid.fully_sharded]
         ['data 4', 'data 2 x tensor 2', 'pipeline 2 x data 2', 'pipeline 2 x tensor 2', 'pipeline 4']
+        >>> [grid.name for grid in found if grid.fully_sharded]
+        ['fully sharded 4', 'pipeline 2 x fully sharded 2']
         >>> left_out
         {'tensor 4': 'heads are 2, not a multiple of 4'}
         """
@@ -142,7 +147,10 @@ def _products(num_ranks: int) -> Iterator[GridSizes]:
     for pipeline in divisors:
         for tensor in divisors:
             if num_ranks % (pipeline * tensor) == 0:
-                yield GridSizes(pipeline, num_ranks // (pipeline * tensor), tensor)
+                sizes = GridSizes(pipeline, num_ranks // (pipeline * tensor), tensor)
+                yield sizes
+                if sizes.data > 1 == tensor:
+                    yield sizes._replace(fully_sharded=True)
 
 
 # -- running them -----------------------------------------------------------------------------------------------------

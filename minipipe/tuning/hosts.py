@@ -67,23 +67,29 @@ def on_hosts(row: Mapping[str, Any], num_microbatches: int, ranks_of_host: int, 
     def time(pairs: Iterable[tuple[tuple[int, ...], tuple[int, ...]]], size: float) -> float:
         return time_between_hosts([(at[a], at[b], size) for a, b in pairs], ranks_of_host, link)
 
-    def sums(stage: int, of_stage: Sequence[int]) -> float:
-        """Return how much longer an action takes by its sums over the ranks that share the layers of a stage."""
-        among = [((stage, r, k), (stage, r, other)) for r in range(d) for k, other in permutations(range(t), 2)]
-        return sum(time(among, size) for size in of_stage)
+    def parts(stage: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        return [((stage, r, k), (stage, r, other)) for r in range(d) for k, other in permutations(range(t), 2)]
+
+    def replicas(stage: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        return [((stage, r, k), (stage, other, k)) for k in range(t) for r, other in permutations(range(d), 2)]
+
+    def within(stage: int, sums: Sequence[int], gathers: int) -> float:
+        """Return how much longer an action takes by sums over parts of layers, and by shares of fully sharded ones."""
+        shares = sum(time(replicas(stage), max(layer)) for layer in sizes.shares[stage])
+        return sum(time(parts(stage), size) for size in sums) + gathers * shares
 
     messages, totals = list(costs.message_times(schedule)), [total for _, total in costs.sum_times(schedule)]
     for stage, following in pairwise(range(p)):
         over_cut = [((stage, r, k), (following, r, k)) for r in range(d) for k in range(t)]
         messages[stage] = time(over_cut, sizes.messages[stage]) or messages[stage]
     for stage, gradients in enumerate(sizes.gradients):
-        among = [((stage, r, k), (stage, other, k)) for k in range(t) for r, other in permutations(range(d), 2)]
-        totals[stage] = 2 * time(among, sum(n * size for n, size in gradients) / d) or totals[stage]
+        part = sum(n * size for n, size in gradients) / d
+        totals[stage] = (2 * time(replicas(stage), part) if part else 0.0) or totals[stage]
     forward, backward = (costs.by_stage(name, p) for name in ("forward", "backward_input"))
     timed = replace(
         costs,
-        forward=[own + sums(stage, sizes.forward_sums[stage]) for stage, own in enumerate(forward)],
-        backward_input=[own + sums(stage, sizes.backward_sums[stage]) for stage, own in enumerate(backward)],
+        forward=[own + within(stage, sizes.forward_sums[stage], 1) for stage, own in enumerate(forward)],
+        backward_input=[own + within(stage, sizes.backward_sums[stage], 2) for stage, own in enumerate(backward)],
         latency=0.0,
         bandwidth=1.0,  # from here on the size of a message is its time
         message_size=messages,

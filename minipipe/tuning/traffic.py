@@ -13,13 +13,14 @@ from minipipe.comm.message import Header, Request
 from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan
 from minipipe.execution.sums import bytes_sent_in_sum
+from minipipe.nn.fully_sharded import FullySharded
 from minipipe.nn.parallel import sums_in
 from minipipe.schedules.action import SEND_B, SEND_F, F
 from minipipe.schedules.analysis.dependencies import Value
 from minipipe.tuning.layers import MeasuredLayers
 from minipipe.tuning.memory import gradient_bytes, uses_in
 
-KINDS = ("activations", "tensor sums", "gradient sums")
+KINDS = ("activations", "tensor sums", "gradient sums", "shares")
 OTHER = "other"  # losses, checks, and descriptions of packed messages
 
 
@@ -41,6 +42,7 @@ class Traffic:
     def __init__(self, grid: Grid) -> None:
         self.sent, self._is_counting = dict.fromkeys((*KINDS, OTHER), 0), False
         self._watch(grid.pipeline, lambda array, tag: OTHER if tag < 0 else KINDS[2 * (array.dtype == np.uint8)])
+        self._watch(grid.data, lambda array, tag: KINDS[3] if array.dtype.kind == "f" else OTHER)
         self._watch(grid.tensor, lambda array, tag: KINDS[1] if array.dtype.kind == "f" else OTHER)
 
     @contextmanager
@@ -77,22 +79,28 @@ class Sizes(NamedTuple):
     forward_sums, backward_sums : tuple of tuple of int
         By stage, each sum over the ranks that share its layers, of a microbatch.
     gradients : tuple of list of (int, int)
-        By stage, the elements of each gradient, and the bytes of one.
+        By stage, the elements of each gradient that replicas add up, and the bytes of one.
+    shares : tuple of list of list of int
+        By stage and layer, the share of each rank, where replicas are fully sharded.
     """
 
     messages: Sequence[int]
     forward_sums: Sequence[Sequence[int]]
     backward_sums: Sequence[Sequence[int]]
     gradients: Sequence[Sequence[tuple[int, int]]]
+    shares: Sequence[Sequence[Sequence[int]]]
 
     @classmethod
     def of(cls, plan: Plan, layers: MeasuredLayers, positions: int) -> Sizes:
         """Return the sizes of a plan whose layers were measured, for microbatches of so many tokens. Local."""
         parts = [plan.part(stage) for stage in range(plan.schedule.num_stages)]
         sums = [[[size * positions for size in way] for way in sums_in(part)] for part in parts]
-        uses = [[(use.size, gradient_bytes([use]) // use.size) for use in uses_in(part)] for part in parts]
+        added = [[use for use in uses_in(part) if not use.is_summed] for part in parts]
+        uses = [[(use.size, gradient_bytes([use]) // use.size) for use in of_part] for of_part in added]
+        sharded = [[layer for layer in part.modules() if isinstance(layer, FullySharded)] for part in parts]
+        shares = [[share_bytes(layer) for layer in layers] for layers in sharded]
         messages = [layers[part.stop - 1].message_size for part in plan.partition]
-        return cls(messages, [ways[0] for ways in sums], [ways[1] for ways in sums], uses)
+        return cls(messages, [ways[0] for ways in sums], [ways[1] for ways in sums], uses, shares)
 
 
 def promised(plan: Plan, grid: Grid, sizes: Sizes) -> dict[str, int]:
@@ -107,5 +115,16 @@ def promised(plan: Plan, grid: Grid, sizes: Sizes) -> dict[str, int]:
     sums = [sum(sizes.forward_sums[stage]) + sum(sizes.backward_sums[stage]) for stage, kind, _ in row if kind is F]
     places = [(stage, plan.program.ranks_of(stage)) for stage in stages]
     gradients = [bytes_sent_in_sum(sizes.gradients[s], len(ranks), ranks.index(rank)) for s, ranks in places]
-    found = (sum(sizes.messages[cut] for cut in cuts), (grid.tensor.size - 1) * sum(sums), sum(gradients))
+    n, place = grid.data.size, grid.data.rank
+    layers = [layer for stage, kind, _ in row if kind is F for layer in sizes.shares[stage]]
+    # Its own share in F and in B, to all others; and of each gradient the shares of the others.
+    shares = [2 * (n - 1) * layer[place] + sum(layer) - layer[place] for layer in layers]
+    found = (sum(sizes.messages[cut] for cut in cuts), (grid.tensor.size - 1) * sum(sums), sum(gradients), sum(shares))
     return dict(zip(KINDS, found))
+
+
+def share_bytes(layer: FullySharded) -> list[int]:
+    """Return, by rank, the bytes of its share of a layer."""
+    sizes = [(share.shard.pieces, np.dtype(share.dtype).itemsize) for share in layer.shares]
+    by_rank = zip(*([size * (piece.stop - piece.start) for piece in pieces] for pieces, size in sizes))
+    return list(map(sum, by_rank))

@@ -36,7 +36,7 @@ def compared(num_ranks, task):
 @needs_mpi
 def test_it_starts_its_ranks_itself():
     found = compared(2, TINY)
-    assert found["where"].startswith("2 MPI ranks, ") and found["left_out"] == {}
+    assert found["where"].startswith("2 MPI ranks on ") and found["left_out"] == {}
     assert_as_promised(found["grids"], TINY)
 
 
@@ -45,7 +45,7 @@ def test_it_starts_its_ranks_itself():
 @pytest.mark.parametrize(("task", "num_ranks", "left_out"), [(FOUR, 4, []), (EIGHT, 8, ["tensor 8"])])
 def test_so_it_does_with_more(task, num_ranks, left_out):
     found = compared(num_ranks, task)
-    assert list(found["left_out"]) == left_out and found["where"].startswith(f"{num_ranks} MPI ranks, ")
+    assert list(found["left_out"]) == left_out and found["where"].startswith(f"{num_ranks} MPI ranks on ")
     assert_as_promised(found["grids"], task)
 
 
@@ -69,7 +69,7 @@ def test_each_format_has_the_same_rows(ask, measured, tmp_path):
         assert ask(*ASKED, "-o", tmp_path / f"found.{name}")[1].startswith(f"wrote {tmp_path}/found.{name}: ")
         assert (tmp_path / f"found.{name}").read_text() == printed
         rows = read(printed)
-        assert len(rows["grids"] if name == "json" else rows) == (3 if name == "json" else 6)
+        assert len(rows["grids"] if name == "json" else rows) == (4 if name == "json" else 8)
     ask(*ASKED, "-o", tmp_path / "found.svg")
     assert (tmp_path / "found.svg").read_text().startswith("<svg")
     assert json.loads(ask(*ASKED, "--json")[1])["grids"] == tiny()
@@ -79,14 +79,14 @@ def test_a_loss_that_differs_is_the_answer_no(ask, monkeypatch, measured):
     wrong = [{**row, "losses": [1.0 + number, 1.0]} for number, row in enumerate(tiny())]
     monkeypatch.setattr("minipipe.cli.compare.answer_of_ranks", lambda *_: wrong)
     status, out, _ = ask(*ASKED)
-    assert status == 1 and "The losses of tensor 2, pipeline 2 are not those of data 2" in out
+    assert status == 1 and "The losses of fully sharded 2, tensor 2, pipeline 2 are not those of data 2" in out
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--ranks", "0"], "--ranks is 0; expected a whole number, 1 to 4096."),
-        (["--ranks", "7"], "No grid of 7 ranks fits this model. data 7: microbatches are 16, not a multiple of 7; ten"),
+        (["--ranks", "7"], "No grid of 7 ranks fits this model. data 7: microbatches are 16, not a multiple of 7; ful"),
         (["--heads", "3"], "--heads is 3; expected a divisor of --width, 128."),
         (["--microbatches", "5"], "--microbatches is 5; expected a divisor of --batch, 32."),
         (["--layers", "-1"], "--layers is -1; expected a whole number, at least 1."),

@@ -53,12 +53,12 @@ def assert_as_promised(rows, task):
 
 
 def test_two_ranks_send_and_hold_what_is_promised():
-    assert [row["grid"] for row in tiny()] == ["data 2", "tensor 2", "pipeline 2"]
+    assert [row["grid"] for row in tiny()] == ["data 2", "fully sharded 2", "tensor 2", "pipeline 2"]
     assert_as_promised(tiny(), TINY)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "num_ranks", "count"), [(TINY, 1, 1), (FOUR, 4, 6), (EIGHT, 8, 9)])
+@pytest.mark.parametrize(("task", "num_ranks", "count"), [(TINY, 1, 1), (FOUR, 4, 8), (EIGHT, 8, 12)])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_so_does_every_grid_of_more_ranks(task, num_ranks, count, dtype):
     task = replace(task, dtype=dtype)
@@ -74,6 +74,9 @@ def test_what_is_sent_are_the_formulas_of_the_lessons():
     activation = 8 * TINY.positions * TINY.width
     assert sum(rank["gradient sums"] for rank in by_name["data 2"]) == 2 * 8 * size
     assert [rank["activations"] for rank in by_name["pipeline 2"]] == [TINY.microbatches * activation] * 2
+    # Of a layer in F, in B, and of its gradients, for each microbatch of a replica: its share or that of the other one.
+    shares = [rank["shares"] for rank in by_name["fully sharded 2"]]
+    assert sum(shares) == 2 * 3 * 8 * size // 2 * TINY.microbatches // 2
     # Four sums a block, and one of the embedding; each rank sends what it has to the only other one.
     of_all = (4 * TINY.layers + 1) * TINY.microbatches * activation
     assert [rank["tensor sums"] for rank in by_name["tensor 2"]] == [of_all] * 2
@@ -98,12 +101,13 @@ def test_a_wrong_formula_and_a_missing_sum_are_noticed(where, name, mutant):
 
 @given(st.integers(1, 32), st.integers(1, 12), st.integers(1, 12), st.integers(1, 16))
 def test_every_product_fits_or_is_left_out_for_a_reason(num_ranks, layers, heads, microbatches):
-    task = Task(layers=layers, heads=heads, microbatches=microbatches, symbols=32)
+    task = Task(layers=layers, width=heads, heads=heads, microbatches=microbatches, symbols=32)
     fitting, left_out = task.grids(num_ranks)
     divisors = [size for size in range(1, num_ranks + 1) if num_ranks % size == 0]
     products = [sizes for sizes in product(divisors, repeat=3) if prod(sizes) == num_ranks]
-    assert len({grid.name for grid in fitting} | set(left_out)) == len(fitting) + len(left_out) == len(products)
-    for pipeline, data, tensor in fitting:
+    names = [*(grid.name for grid in fitting), *left_out]
+    assert len(set(names)) == len(names) == len(products) + sum(d > 1 == t for _, d, t in products)
+    for pipeline, data, tensor, _ in fitting:
         assert (pipeline, data, tensor) in products
         assert layers % pipeline == microbatches % data == heads % tensor == 0
         assert [len(part) > 0 for part in task.partition(pipeline)] == [True] * pipeline
@@ -118,7 +122,7 @@ def row_of(name):
     return next(row for row in tiny() if row["grid"] == name)
 
 
-@pytest.mark.parametrize("name", ["data 2", "tensor 2", "pipeline 2"])
+@pytest.mark.parametrize("name", ["data 2", "fully sharded 2", "tensor 2", "pipeline 2"])
 def test_on_one_host_nothing_changes_and_slower_links_never_help(name):
     row = row_of(name)
     alone = on_hosts(row, TINY.microbatches, 2, Link(1.0, 1.0)).makespan
@@ -146,6 +150,11 @@ def test_times_between_two_hosts_are_those_worked_out_by_hand():
     size = row["ranks"][0]["promised_sent"]["gradient sums"]
     data = on_hosts(with_unit_costs(row), m, 1, link)
     assert data.makespan == pytest.approx(3 * m / 2 + size / link.bandwidth)
+    # Half of the microbatches, each with three times the larger share of every layer.
+    row = row_of("fully sharded 2")
+    larger = sum(map(max, row["sizes"]["shares"][0]))
+    sharded = on_hosts(with_unit_costs(row), m, 1, link)
+    assert sharded.makespan == pytest.approx(m / 2 * (3 + 3 * larger / link.bandwidth))
 
 
 def test_ranks_of_a_host_share_its_link_and_hosts_do_not():
@@ -165,7 +174,7 @@ def test_each_reason_compares_two_rows_by_a_figure_of_the_table():
         assert f"{best.grid} is the fastest here, {how}: {1e3 * best.seconds:.4g} ms a step." in sentences
         for other in others:
             (reason,) = [
-                s for s in sentences if s.startswith(f"{other.grid} takes {other.seconds / best.seconds:.3g} ")
+                s for s in sentences if s.startswith(f"{other.grid} takes {other.seconds / best.seconds:.2f} ")
             ]
             cause = {"actions": "its actions", "idle": "are idle", "optimiser": "its optimiser"}
             named = next(name for name, words in cause.items() if words in reason)
@@ -176,7 +185,7 @@ def test_each_reason_compares_two_rows_by_a_figure_of_the_table():
 
 
 def slow_rows(**seconds):
-    rows = [dict(row) for row in tiny()]
+    rows = [dict(row) for row in tiny() if not row["fully_sharded"]]
     for row in rows:
         row["seconds"] = [seconds[row["grid"].split()[0]] * part for part in (0.9, 1.0, 1.1)]
     return rows
@@ -192,7 +201,7 @@ def test_less_memory_and_slower_links_make_another_grid_the_choice():
 
 def test_a_grid_whose_loss_differs_is_no_answer():
     rows = [dict(row) for row in tiny()]
-    rows[1]["losses"] = [loss * (1 + 1e-10) for loss in rows[1]["losses"]]
+    rows[2]["losses"] = [loss * (1 + 1e-10) for loss in rows[2]["losses"]]
     found = report(rows)
     assert found.differing == ["tensor 2"] and found.sentences == [
         "The losses of tensor 2 are not those of data 2: something is wrong in them."
@@ -206,7 +215,7 @@ def test_tables_and_data_tell_the_same():
         most = max(sum(rank["promised_sent"].values()) for rank in row["ranks"])
         assert text.count(f"{most:,}") >= 1 and f"{row['losses'][0]:.6f}" in text
     assert max(map(len, text.splitlines()[:20])) <= 120
-    assert len(found.flat()) == 6 and {row["rank"] for row in found.flat()} == {0, 1}
+    assert len(found.flat()) == 8 and {row["rank"] for row in found.flat()} == {0, 1}
     assert all(row["sent activations"] == row["promised_sent activations"] for row in found.flat())
     assert json.loads(json.dumps(found.data))["grids"] == tiny()
 
