@@ -22,7 +22,6 @@ from tests.pipeline.test_tensor_parallel import (
     IDS,
     MICROBATCHES,
     NEXT,
-    SCRIPT,
     alone,
     assert_close,
     language_model,
@@ -74,7 +73,7 @@ def test_a_training_on_a_grid_is_that_of_the_plain_model(sizes, schedule, recomp
 @needs_mpi
 @pytest.mark.parametrize("sizes", [(1, 2, 1), *map(slowly, [(1, 4, 1), (2, 2, 1), (2, 2, 2), (1, 8, 1)])])
 def test_so_it_is_over_mpi(sizes):
-    done = mpirun(int(np.prod(sizes)), SCRIPT, *sizes, 1)
+    done = mpirun(int(np.prod(sizes)), "tests/pipeline/grid_over_mpi.py", *sizes, 1)
     assert done.code == 0, done.err
     assert np.allclose(list(map(float, done.out.split())), alone()[0], rtol=CLOSE, atol=CLOSE)
 
