@@ -149,7 +149,7 @@ class GridReport:
                 times = f"{other.seconds / best.seconds:.2f} times as long a step"
                 yield f"With less than {_size(needs)} for a rank: {other.grid}, for {_size(needed)} and {times}."
                 break
-        hosts = self.hosts or 2
+        hosts = max(2, self.hosts or 2)
         if len(self.rows[0]["ranks"]) % hosts or not others:
             return
         first: dict[str, float] = {}  # by winner, the bandwidth from which on it wins

@@ -8,7 +8,7 @@ from math import prod
 from unittest import mock
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minipipe import Costs, Pipeline, nn, simulate, spawn
@@ -65,6 +65,20 @@ def test_so_does_every_grid_of_more_ranks(task, num_ranks, count, dtype):
     rows = compared(task, num_ranks)
     assert len(rows) == count == len({row["grid"] for row in rows})
     assert_as_promised(rows, task)
+
+
+@pytest.mark.slow
+@settings(max_examples=10, deadline=None)
+@given(st.data())
+def test_so_it_is_for_any_sizes(data):
+    draw = lambda *numbers: data.draw(st.sampled_from(numbers))
+    microbatches, num_ranks = draw(2, 4, 6), draw(2, 4)
+    heads = draw(1, 2, 4)
+    sizes = {"layers": draw(2, 3, 4), "heads": heads, "width": heads * draw(2, 3), "symbols": draw(4, 7, 8)}
+    sizes |= {"length": draw(1, 2, 5), "batch": microbatches * draw(1, 3), "microbatches": microbatches}
+    task = Task(**sizes, dtype=draw("float32", "float64"))
+    if task.grids(num_ranks)[0]:
+        assert_as_promised(compared(task, num_ranks), task)
 
 
 def test_what_is_sent_are_the_formulas_of_the_lessons():
