@@ -219,7 +219,7 @@ sleeps_in_a_sum = _in_a_sum(deeds.sleeps)
 loses_a_part_of_a_sum = _in_a_sum(deeds.loses_a_message)
 
 
-# -- a grid of 2 x 2 x 2 ------------------------------------------------------------------------------------------
+# -- a grid of 2 x 2 x 2, fully sharded ----------------------------------------------------------------------------
 
 
 def _in_a_layer(deed):
@@ -234,7 +234,7 @@ def _in_a_layer(deed):
             return combined(*given)
 
         parallel.combined = reach
-        _train(Grid(group, pipeline=2, data=2, tensor=2), num_microbatches=NUM_MICROBATCHES // 2)
+        _train(Grid(group, pipeline=2, data=2, tensor=2, fully_sharded=True), num_microbatches=NUM_MICROBATCHES // 2)
 
     return scene
 

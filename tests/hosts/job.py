@@ -1,7 +1,7 @@
 """A job that trains until something breaks it: ``mpirun -n 4 python -m tests.hosts.job [RANK]``.
 
 A signal USR1 lets a rank raise after its step. RANK raises on the first line, before there is a group. The start has
-the time that MINIPIPE_TIMEOUT allows, and each step TIMEOUT.
+the time that MINIPIPE_TIMEOUT allows, and each step TIMEOUT. Eight ranks are a grid.
 """
 
 import os
@@ -14,7 +14,7 @@ if __name__ == "__main__" and sys.argv[1:] == [os.environ["PMI_RANK"]]:
 
 import numpy as np
 
-from minipipe import Pipeline, init_process_group, nn
+from minipipe import Grid, Pipeline, init_process_group, nn
 
 TIMEOUT = 3.0  # seconds
 
@@ -22,7 +22,8 @@ TIMEOUT = 3.0  # seconds
 def train(group, told):
     """Take steps until somebody has told this rank to raise."""
     model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.Tanh())])
-    pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=8)
+    where = Grid(group, pipeline=2, data=2, tensor=2) if group.size == 8 else group
+    pipeline = Pipeline(model, where, loss=nn.MSELoss(), num_microbatches=8)
     samples = np.ones((256, 64), np.float32)
     for step in range(100_000):
         pipeline.step(samples, samples)
@@ -30,7 +31,9 @@ def train(group, told):
             raise ValueError("boom")
         if step == 2:
             group.barrier()
-            group.timeout = TIMEOUT
+            grid = pipeline.grid
+            for each in [group, *([grid.group, grid.pipeline, grid.data, grid.tensor] if grid else [])]:
+                each.timeout = TIMEOUT
             if group.rank == 0:
                 print("training", flush=True)
 

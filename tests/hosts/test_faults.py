@@ -41,9 +41,9 @@ DEEDS = {
 }
 
 
-def break_down(network, fault, promised):
+def break_down(network, fault, promised, num_ranks=4):
     """Inflict a fault on a job that trains; return the lines of our ranks. Limit: three times what is promised."""
-    job = network.start(4, "-m", "tests.hosts.job", MINIPIPE_TIMEOUT="60")
+    job = network.start(num_ranks, "-m", "tests.hosts.job", MINIPIPE_TIMEOUT="60")
     assert job.stdout.readline() == "training\n", network.finish(job, limit=3 * promised).err
     begun = time.perf_counter()
     DEEDS[fault](network, job)
@@ -80,6 +80,17 @@ def test_a_rank_that_is_stopped_is_named_last_in_one_table(two_hosts):
     said = break_down(two_hosts, "a rank is stopped", promised=TIMEOUT + 3.0)
     assert len({line[:8] for line in said}) == 1
     assert re.search(rf"Rank {VICTIM} does not answer", said[-1])
+
+
+@pytest.mark.parametrize("fault", ["a rank is stopped", "a rank raises"])
+def test_a_rank_of_a_grid_on_four_hosts_is_named_with_its_coordinates(fault, four_hosts):
+    said = break_down(four_hosts, fault, promised=TIMEOUT + 3.0, num_ranks=8)
+    role = "pipeline rank 0, replica 1, part 0; stage 0"
+    assert len({line[:8] for line in said}) == 1
+    if fault == "a rank raises":
+        assert said[0] == f"[rank {VICTIM}] {role}:" and said[-1].endswith("ValueError: boom")
+    else:
+        assert f"Rank {VICTIM} ({role}) does not answer" in said[-1]
 
 
 def test_a_link_that_goes_down_ends_both_sides(two_hosts):
