@@ -16,8 +16,9 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-from minipipe.cli.ranks import answer_of_ranks, asked_of_ranks, launcher_of_ranks, leave_answer, leave_error
+from minipipe.cli.ranks import answer_of_ranks, asked_of_ranks, leave_answer, leave_error
 from minipipe.comm import ProcessGroup, spawn
+from minipipe.comm.job.host import launcher_of_ranks
 from minipipe.errors import ArgumentError, LaunchError, quoted
 from minipipe.nn import Sequential
 from minipipe.optim import Optimiser

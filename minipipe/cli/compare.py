@@ -10,9 +10,9 @@ from math import inf
 
 from minipipe.cli.options import NUM_RANKS, add_output
 from minipipe.cli.output import ExitStatus, csv_of, ending_of, write_file
-from minipipe.cli.ranks import answer_of_ranks, asked_of_ranks, launcher_of_ranks, leave_answer, leave_error
+from minipipe.cli.ranks import answer_of_ranks, asked_of_ranks, leave_answer, leave_error
 from minipipe.comm import init_process_group, spawn
-from minipipe.comm.job.host import cores
+from minipipe.comm.job.host import cores, launcher_of_ranks
 from minipipe.errors import divisor, misuse, quoted, whole_number
 from minipipe.io import MOST_STAGES
 from minipipe.pipeline import Pipeline
@@ -101,7 +101,9 @@ def _print(report: GridReport, form: str, options: argparse.Namespace) -> ExitSt
 
 
 def _form_of(options: argparse.Namespace) -> str:
-    """Return the format that is asked for, by name or by the ending of the file."""
+    """Return the format that is asked for, by name or by the ending of the file, whose folder must be there."""
+    if options.output is not None and not options.output.parent.is_dir():  # said now, and not after a minute
+        raise misuse(f"{quoted(str(options.output), 200)} cannot be written: its folder does not exist.")
     if options.output is not None and options.format is None:
         return _ENDINGS[ending_of(options.output, _ENDINGS)]
     return options.format or ("json" if options.json else "text")

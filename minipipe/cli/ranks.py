@@ -17,16 +17,10 @@ from typing import Any, NoReturn
 
 from minipipe import errors
 from minipipe.comm import ProcessGroup
-from minipipe.comm.job.host import find_mpirun, num_ranks
 from minipipe.errors import LaunchError, MinipipeError, ScheduleCode, ScheduleError
 from minipipe.tuning.race import MARK
 
 _QUESTION = "MINIPIPE_QUESTION"  # the environment variable
-
-
-def launcher_of_ranks() -> str | None:
-    """Return the mpirun that starts ranks; None where there is none, or this process is a rank, which cannot."""
-    return find_mpirun() if num_ranks(os.environ) == 1 else None
 
 
 def answer_of_ranks(launcher: str, num_ranks: int, module: Sequence[str], asked: Mapping[str, Any], failed: str) -> Any:

@@ -18,7 +18,6 @@ between actions and may share cores.
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -35,8 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minipipe.comm import ProcessGroup, Request, init_process_group, objects, spawn
-from minipipe.comm.job.host import core_times, cores, find_mpirun
-from minipipe.comm.job.host import num_ranks as ranks_of_launcher
+from minipipe.comm.job.host import core_times, cores, launcher_of_ranks
 from minipipe.errors import LaunchError, whole_number
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import part_of
@@ -482,8 +480,8 @@ def messages_of_this_machine(num_ranks: int) -> Messages:
     LaunchError
         Code ``no-launcher``, when mpirun cannot start the ranks.
     """
-    command = find_mpirun()
-    if command is None or ranks_of_launcher(os.environ) != 1:  # or this process is a rank, which cannot start others
+    command = launcher_of_ranks()
+    if command is None:
         return spawn(lambda group: measure_messages(group, _THREADS), num_ranks)[0]
     program = [command, "-n", str(num_ranks), sys.executable, "-m", "minipipe.tuning.stages"]
     done = subprocess.run(program, capture_output=True, text=True, check=False)

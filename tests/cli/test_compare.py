@@ -50,7 +50,7 @@ def test_so_it_does_with_more(task, num_ranks, left_out):
 
 
 def test_without_mpi_thread_ranks_run_and_it_says_what_their_times_are_worth(ask, monkeypatch):
-    monkeypatch.setattr("minipipe.cli.ranks.find_mpirun", lambda: None)
+    monkeypatch.setattr("minipipe.cli.compare.launcher_of_ranks", lambda: None)
     status, out, err = ask(*ASKED)
     assert (status, err) == (0, "") and "2 thread ranks, whose times say nothing" in out.splitlines()[0]
 
@@ -94,6 +94,7 @@ def test_a_loss_that_differs_is_the_answer_no(ask, monkeypatch, measured):
         (["--hosts", "3"], "--hosts is 3; expected a divisor of the 4 ranks."),
         (["--links", "fast"], "--links is 'fast'; expected seconds and bytes a second, such as 5e-5,1.25e9."),
         (["--links", "0,0"], "--links is '0,0'; expected seconds"),
+        (["-o", "nowhere/x.svg"], "'nowhere/x.svg' cannot be written: its folder does not exist."),
         (["-o", "x.png"], "'x.png' ends in .png; expected .txt, .csv, .json or .svg."),
     ],
 )

@@ -110,7 +110,7 @@ def test_one_rank_has_no_messages():
 
 
 def test_a_launcher_that_starts_nothing_is_reported(monkeypatch):
-    monkeypatch.setattr("minipipe.tuning.stages.find_mpirun", lambda: "false")
+    monkeypatch.setattr("minipipe.tuning.stages.launcher_of_ranks", lambda: "false")
     words = "false -n 2 cannot start ranks to measure messages: no error message"
     with pytest.raises(LaunchError, match=words) as caught:
         messages_of_this_machine(2)

@@ -119,7 +119,7 @@ def test_the_command_refuses_what_it_cannot_carry_out(words, said, capsys):
 
 
 def test_the_command_prints_its_table_and_the_reason_last(program, capsys, monkeypatch):
-    monkeypatch.setattr("minipipe.cli.ranks.find_mpirun", lambda: None)  # thread ranks start faster
+    monkeypatch.setattr("minipipe.cli.advise_program.launcher_of_ranks", lambda: None)  # thread ranks start faster
     assert main(["advise", "--ranks", "2", "--microbatches", "4", program, "8"]) == 0
     table, told = capsys.readouterr().out.split("\n\n")
     rows = table.splitlines()
@@ -130,7 +130,7 @@ def test_the_command_prints_its_table_and_the_reason_last(program, capsys, monke
 
 
 def test_a_limit_that_nothing_keeps_is_the_answer_no(program, capsys, monkeypatch):
-    monkeypatch.setattr("minipipe.cli.ranks.find_mpirun", lambda: None)
+    monkeypatch.setattr("minipipe.cli.advise_program.launcher_of_ranks", lambda: None)
     words = ["--ranks", "2", "--microbatches", "4", "--memory-limit", "1 kB", "--json", program, "8"]
     assert main(["advise", *words]) == 1
     said = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -61,6 +61,11 @@ def num_ranks(environment: Mapping[str, str]) -> int | None:
     return size if size > 1 else None if "PMIX_RANK" in environment and not size else 1
 
 
+def launcher_of_ranks() -> str | None:
+    """Return the mpirun that starts ranks; None where there is none, or this process is a rank, which cannot."""
+    return find_mpirun() if num_ranks(os.environ) == 1 else None
+
+
 def launcher_socket(environment: Mapping[str, str]) -> int | None:
     """Return the descriptor of the socket to the launcher's process on this host, if this process has one.
 
