@@ -175,11 +175,11 @@ class ParallelEmbedding(Module):
         group, count = self.shard.group, self.weight.shape[0]
         given = as_tensor(ids)
         # The vector of another rank's symbol is 0 here. A number that no rank has is refused by all of them.
-        own = given.data - group.rank * count
+        xp, own = array_module(given.data), given.data - group.rank * count
         is_own = (own >= 0) & (own < count)
-        is_known = (given.data >= 0) & (given.data < count * group.size)
-        vectors = functional.embedding(self.weight, own * is_own if is_known.all() else given.data)
-        return reduce_from(vectors * array_module(own).astype(is_own[..., None], vectors.dtype), group)
+        is_known = bool(xp.all((given.data >= 0) & (given.data < count * group.size)))
+        vectors = functional.embedding(self.weight, own * xp.astype(is_own, own.dtype) if is_known else given.data)
+        return reduce_from(vectors * xp.astype(is_own[..., None], vectors.dtype), group)
 
 
 class ParallelUnembedding(Module):

@@ -70,7 +70,7 @@ class Shard:
     def _split(self, values: Array, lengths: Any) -> list[Array]:
         ends = np.cumsum(lengths).tolist()
         before = (slice(None),) * self.axis
-        return [values[(*before, slice(end - length, end))] for end, length in zip(ends, lengths)]
+        return [values[(*before, slice(end - length, end), ...)] for end, length in zip(ends, lengths)]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Shard:
         return self  # a group is no value: copies of a layer share it

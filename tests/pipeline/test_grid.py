@@ -2,6 +2,7 @@
 
 from functools import cache
 
+import array_api_strict
 import numpy as np
 import pytest
 from hypothesis import given
@@ -59,6 +60,17 @@ def test_a_pipeline_knows_its_grid_and_the_data_group_its_replicas():
     for (stage, _, part), ranks in spawn(look, 8):
         assert ranks == [(stage * 2 + replica) * 2 + part for replica in range(2)]
     assert spawn(lambda group: Pipeline(language_model(), group, loss=nn.MSELoss()).grid, 1) == [None]
+
+
+def test_another_array_module_computes_the_same():
+    """One that knows the standard's operations alone; a GPU's knows more."""
+
+    def make(group):
+        given = {"loss": nn.CrossEntropyLoss(), "num_microbatches": MICROBATCHES, "device": array_api_strict}
+        return Pipeline(language_model(is_tied=True), grid_of(group), **given)
+
+    for found in spawn(lambda group: train(make(group)), 2):
+        assert_close(found, alone(is_tied=True))
 
 
 @pytest.mark.parametrize("schedule", ["2bw", slowly("pipedream"), slowly("paci")])
