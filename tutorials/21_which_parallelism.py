@@ -65,7 +65,7 @@ assert sent["tensor 4"] == 3 * 16 * (4 * 4 + 1) * activation == 6684672  # and o
 # %% [markdown]
 # The pipeline sends least; tensor parallelism and shares 25 times as much and more. Double the batch, and all double
 # but the sum of gradients, which stays. Double the width, and the gradients grow fourfold, activations twofold. So
-# which of the first two sends less depends on the batch: they are equal at 77 sequences.
+# whether replicas or a pipeline send less depends on the batch (exercise 1).
 #
 # ## What they hold
 #
@@ -263,10 +263,12 @@ assert best[16384] == [1.65, 1.22, 1.03, 1.0, 2.59]
 # assert round(1 - (7 + 1.2) / (8 * 1.2), 2) == 0.15
 # ```
 #
-# 4. 7 MB, and 2 * 7 / 8 = 1.75 MB.
+# 4. 7 MB, and 2 * 7 / 8 = 1.75 MB, a quarter.
 #
 # ```python
-# assert (7 * 1.0, 2 * 7 / 8 * 1.0) == (7.0, 1.75)
+# from minipipe.execution.sums import bytes_sent_in_sum
+#
+# assert bytes_sent_in_sum([(125_000, 8)], 8, 0) == 2 * 7 / 8 * 1e6 == 7e6 / 4
 # ```
 #
 # </details>

@@ -21,15 +21,15 @@ from minipipe.tuning.grid_report import ETHERNET, GridReport
 from minipipe.tuning.grids import CLOSE, Task, compare_on_ranks
 from minipipe.tuning.race import teller
 
-EPILOG = """every way to divide the ranks into a pipeline, replicas (data, or fully sharded) and
-ranks that share each layer (tensor) takes the same steps: the losses must be equal.
+EPILOG = """every way to divide the ranks into a pipeline, replicas (data, or fully sharded)
+and ranks that share each layer (tensor) takes the same steps; losses must agree.
 
-ms: of a step with the optimiser, the median. idle: of the ranks' time before it.
-Where ranks share cores, an action takes longer while others compute.
-sent bytes: of the rank that sends most, in a step; other: losses, checks and
-descriptions of messages. held bytes: of the fullest rank; in flight: messages
-and parts of sums, as promised. --hosts simulates the same with the measured
-times of actions, a core for each rank, and a link from each host to the others.
+ms: of a step with the optimiser, the median. idle: of the ranks' time before
+it. Where ranks share cores, an action takes longer while others compute.
+sent bytes: of the rank that sends most; other: losses, checks, descriptions of
+messages. held bytes: of the fullest rank; in flight: messages and parts of
+sums, as promised. --hosts simulates the same with the measured times of
+actions, a core for each rank, and a link from each host to the others.
 
 examples:
   minipipe compare
