@@ -96,6 +96,10 @@ class GridReport:
     link: Link = ETHERNET
 
     @cached_property
+    def _by_name(self) -> dict[str, Mapping[str, Any]]:
+        return {row["grid"]: row for row in self.rows}
+
+    @cached_property
     def measured(self) -> list[Figures]:
         """What the steps of each grid took: medians."""
         return [Figures(row["grid"], median(row["seconds"]), row["bubble"], row["update_seconds"]) for row in self.rows]
@@ -103,7 +107,7 @@ class GridReport:
     @cached_property
     def simulated(self) -> list[Figures]:
         """The same, from the measured times of actions and messages."""
-        return [_figures(row, row["simulated_seconds"], row["simulated_bubble"]) for row in self.rows]
+        return self._over(1, self.link)
 
     @cached_property
     def on_hosts(self) -> list[Figures]:
@@ -112,8 +116,11 @@ class GridReport:
 
     def _over(self, hosts: int, link: Link) -> list[Figures]:
         size, count = len(self.rows[0]["ranks"]) // hosts, self.task.microbatches
-        timelines = [on_hosts(row, count, size, link) for row in self.rows]
-        return [_figures(row, found.makespan, found.bubble_fraction) for row, found in zip(self.rows, timelines)]
+        found = []
+        for row in self.rows:
+            timeline, update = on_hosts(row, count, size, link), row["update_seconds"]
+            found.append(Figures(row["grid"], timeline.makespan + update, timeline.bubble_fraction, update))
+        return found
 
     @cached_property
     def differing(self) -> list[str]:
@@ -131,9 +138,26 @@ class GridReport:
         if self.differing:
             names = ", ".join(self.differing)
             return [f"The losses of {names} are not those of {self.rows[0]['grid']}: something is wrong in them."]
-        found = [*reasons(self.rows, self.measured, "measured"), self._spread()]
-        found += reasons(self.rows, self.on_hosts, f"simulated on {self.hosts} hosts") if self.on_hosts else ()
+        found = [*self._reasons(self.measured, "measured"), self._spread()]
+        found += self._reasons(self.on_hosts, f"simulated on {self.hosts} hosts") if self.on_hosts else ()
         return found + list(self._changes())
+
+    def _reasons(self, figures: Sequence[Figures], how: str) -> Iterator[str]:
+        """Yield the fastest, and about each other one the part of its step that takes longer by most."""
+        best, *others = ranked(figures)
+        yield f"{best.grid} is the fastest here, {how}: {1e3 * best.seconds:.4g} ms a step."
+        for other in others:
+            cause = max(best.parts, key=lambda name: other.parts[name] - best.parts[name])
+            of_other, of_best = (f"{1e3 * each.parts[cause]:.4g} ms" for each in (other, best))
+            words = {
+                "actions": f"its actions take {of_other} of a rank, those of {best.grid} {of_best}",
+                "idle": f"its ranks are idle for {of_other} of it, those of {best.grid} for {of_best}",
+                "optimiser": f"its optimiser takes {of_other}, that of {best.grid} {of_best}",
+            }[cause]
+            within = [most(self._by_name[each.grid], _WITHIN_ACTIONS, "sent") for each in (other, best)]
+            if cause == "actions" and within[0] > within[1]:
+                words += f"; within them a rank sends {_size(within[0])}, there {_size(within[1])}"
+            yield f"{other.grid} takes {other.seconds / best.seconds:.2f} times as long: {words}."
 
     def _spread(self) -> str:
         """Return by how much the steps of one grid differed: less between two grids says nothing."""
@@ -142,10 +166,10 @@ class GridReport:
 
     def _changes(self) -> Iterator[str]:
         """Yield what would make another grid the choice: less memory, and slower links between two hosts."""
-        by_name, (best, *others) = {row["grid"]: row for row in self.rows}, ranked(self.measured)
-        needs = most(by_name[best.grid], MEMORY, "memory")
-        for other in others:
-            if (needed := most(by_name[other.grid], MEMORY, "memory")) < _LESS * needs:
+        best, *others = ranked(self.measured)
+        needs, *less = (most(self._by_name[each.grid], MEMORY, "memory") for each in (best, *others))
+        for other, needed in zip(others, less):
+            if needed < _LESS * needs:
                 times = f"{other.seconds / best.seconds:.2f} times as long a step"
                 yield f"With less than {_size(needs)} for a rank: {other.grid}, for {_size(needed)} and {times}."
                 break
@@ -244,10 +268,6 @@ class GridReport:
         return found
 
 
-def _figures(row: Mapping[str, Any], makespan: float, bubble: float) -> Figures:
-    return Figures(row["grid"], makespan + row["update_seconds"], bubble, row["update_seconds"])
-
-
 def _total(rank: Mapping[str, Any], kinds: Sequence[str], whose: str) -> int:
     return sum(rank[whose][kind] for kind in kinds)
 
@@ -260,34 +280,6 @@ def _bars_of_times(figures: Sequence[Figures], marks: Sequence[Figures] | None =
 def ranked(figures: Sequence[Figures]) -> list[Figures]:
     """Return figures, the fastest first."""
     return sorted(figures, key=lambda each: each.seconds)
-
-
-def reasons(rows: Sequence[Mapping[str, Any]], figures: Sequence[Figures], how: str) -> Iterator[str]:
-    """Yield why the fastest is the fastest: a sentence for each other row, about the largest difference of its parts.
-
-    Parameters
-    ----------
-    rows, figures : sequence
-        Of the same grids.
-    how : str
-        ``"measured"`` or ``"simulated"``.
-    """
-    by_name = {row["grid"]: row for row in rows}
-    best, *others = ranked(figures)
-    yield f"{best.grid} is the fastest here, {how}: {1e3 * best.seconds:.4g} ms a step."
-    for other in others:
-        more = {name: other.parts[name] - best.parts[name] for name in best.parts}
-        cause = max(more, key=lambda name: more[name])
-        of_other, of_best = (f"{1e3 * each.parts[cause]:.4g} ms" for each in (other, best))
-        words = {
-            "actions": f"its actions take {of_other} of a rank, those of {best.grid} {of_best}",
-            "idle": f"its ranks are idle for {of_other} of it, those of {best.grid} for {of_best}",
-            "optimiser": f"its optimiser takes {of_other}, that of {best.grid} {of_best}",
-        }[cause]
-        within = [most(by_name[each.grid], _WITHIN_ACTIONS, "sent") for each in (other, best)]
-        if cause == "actions" and within[0] > within[1]:
-            words += f"; within them a rank sends {_size(within[0])}, there {_size(within[1])}"
-        yield f"{other.grid} takes {other.seconds / best.seconds:.2f} times as long: {words}."
 
 
 def _size(size: float) -> str:
