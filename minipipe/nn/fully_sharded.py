@@ -25,6 +25,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from minipipe.autograd import Node, backend
 from minipipe.autograd.backend import Array, array_module, prod
 from minipipe.autograd.graph import BackwardWalk, Edge, Vjp
@@ -104,7 +106,7 @@ class FullySharded(Module):
             first = -(-ends.get(parameter.dtype, 0) // _ALIGNED) * _ALIGNED
             self.offsets.append((parameter.dtype, first, parameter.shape))
             ends[parameter.dtype] = first + parameter.size
-        self.dtypes = list(ends)
+        self.sizes = ends
         for dtype, end in ends.items():
             workspace.sizes[dtype] = max(end, workspace.sizes.get(dtype, 0))
             alike = [(place, one) for place, one in zip(self.places, parameters) if one.dtype == dtype]
@@ -146,14 +148,16 @@ class FullySharded(Module):
 
     # -- messages -------------------------------------------------------------------------------------------
 
+    def arrays_of(self, sizes: dict[Any, int]) -> dict[Any, Array]:
+        """Return arrays of some sizes, by dtype, where the parameters of this layer are."""
+        return {dtype: backend.moved(np.zeros(size, dtype), self.shares[0].xp) for dtype, size in sizes.items()}
+
     def gather(self, into: dict[Any, Array]) -> None:
-        """Write the whole parameters into arrays, by dtype, which are made if they are not there. Collective."""
+        """Write the whole parameters into arrays, by dtype. Collective."""
         shares = self.shares
-        for dtype in self.dtypes:
+        for dtype in self.sizes:
             placed = [(share, first) for share, (kind, first, _) in zip(shares, self.offsets) if kind == dtype]
             xp = shares[0].xp
-            if dtype not in into:
-                into[dtype] = xp.zeros(self.workspace.sizes[dtype], dtype=dtype)
             own = backend.to_numpy(xp.concat([share.data for share, _ in placed]))
             parts = self.workspace.group.all_gather(own, what="a share of the parameters of a layer")
             for rank, part in enumerate(parts):
@@ -173,10 +177,13 @@ class FullySharded(Module):
             By the number of a parameter: of the same ones on all ranks. They are gone then.
         """
         shares, edges = self.shares, list[Edge]()
-        for dtype in self.dtypes:
+        for dtype in self.sizes:
             numbers = [i for i in sorted(gradients) if self.offsets[i][0] == dtype]
+            if not numbers:
+                continue
+            own, first = gradients[numbers[0]].dtype, 0
             flat = [(_flat(gradients.pop(i)), shares[i].shard.pieces) for i in numbers]
-            total, first = backend.as_array(self._sum_of_share(flat), dtype) if flat else (), 0
+            total = backend.as_array(self._sum_of_share(flat), own)
             for i in numbers:
                 edges.append((shares[i].node, partial(_given, total[first : first + shares[i].size])))
                 first += shares[i].size
@@ -233,8 +240,10 @@ class _Call:
         return [] if self._is_kept else self._layer.scatter(self._gradients)
 
     def _fill(self) -> None:
-        self._layer.workspace.holder = self
-        self._layer.gather(self._layer.workspace.arrays)
+        layer, space = self._layer, self._layer.workspace
+        space.holder = self
+        space.arrays = space.arrays or layer.arrays_of(space.sizes)
+        layer.gather(space.arrays)
 
     def _filled(self, gradient: Array) -> Array:
         self._fill()
@@ -329,7 +338,8 @@ def fully_shard(module: Module, group: ProcessGroup) -> Module:
     """Return a copy of a model of which each rank of a group keeps a share; the names of parameters stay.
 
     Each layer with parameters, of the sequences that the model is made of, is one :class:`FullySharded`. A parameter
-    that several layers share stays whole. Collective for a model that has values, and is divided already.
+    that several layers share stays whole; its gradient is that of the rank alone, which a pipeline on a grid adds up.
+    Collective for a model that has values, and is divided already.
 
     Parameters
     ----------
@@ -382,7 +392,7 @@ def gathered(*modules: Module) -> Iterator[None]:
     layers = [part for module in modules for part in module.modules() if isinstance(part, FullySharded)]
     try:
         for layer in layers:
-            kept: dict[Any, Array] = {}
+            kept = layer.arrays_of(layer.sizes)
             layer.gather(kept)
             layer.kept = kept
         yield

@@ -7,6 +7,7 @@ for each microbatch, so results agree within 1e-12.
 from collections import Counter
 from unittest import mock
 
+import array_api_strict
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -30,10 +31,10 @@ from tests.pipeline.test_tensor_parallel import (
 )
 
 
-def trained(group, fully_sharded, make_model=language_model, rule=optim.SGD, num_microbatches=1, steps=3, **sizes):
-    """Return the losses, values, and gradients of the last step of a training without clipping."""
+def trained(group, fully_sharded, make_model=language_model, rule=optim.SGD, steps=3, device="cpu", **sizes):
+    """Return the losses and the last values of a training without clipping, with a microbatch for each replica."""
     grid = Grid(group, fully_sharded=fully_sharded, **sizes)
-    pipeline = Pipeline(make_model(), grid, loss=nn.CrossEntropyLoss(), num_microbatches=num_microbatches)
+    pipeline = Pipeline(make_model(), grid, loss=nn.CrossEntropyLoss(), num_microbatches=1, device=device)
     optimiser, losses = rule(pipeline.parameters(), learning_rate=0.05), []
     for _ in range(steps):
         losses.append(float(pipeline.step(IDS, NEXT)))
@@ -56,6 +57,11 @@ def test_with_a_microbatch_each_it_has_the_bits_of_whole_replicas(num_ranks, rul
         for is_sharded in (False, True)
     )
     assert all(same(found, whole[0]) for found in shares)
+
+
+def test_so_it_has_with_another_array_module():
+    found = spawn(lambda group: trained(group, True, data=2, device=array_api_strict), 2)
+    assert all(same(each, spawn(lambda group: trained(group, False, data=2), 2)[0]) for each in found)
 
 
 SIZES = [(1, 2, 1), (2, 2, 1), (1, 4, 1), (2, 2, 2), (1, 2, 2), (2, 4, 1)]
