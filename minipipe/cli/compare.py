@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
         where = f"{num_ranks} MPI ranks on {len(cores())} cores"
         asked = {"task": asdict(task), "rounds": options.rounds}
         rows = answer_of_ranks(launcher, num_ranks, [__name__], asked, "The comparison failed")
-    report = GridReport(task, rows, left_out, where, hosts, link)
+    report = GridReport(task, rows, left_out, where, hosts, link, num_ranks > len(cores()))
     return _print(report, form, options)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from statistics import median, quantiles
 from typing import Any, NamedTuple
 
@@ -86,6 +86,8 @@ class GridReport:
         On so many hosts the ranks are simulated, too.
     link : Link
         Between these.
+    shares_cores : bool
+        Whether the ranks that were measured outnumber the cores.
     """
 
     task: Task
@@ -94,6 +96,7 @@ class GridReport:
     where: str
     hosts: int | None = None
     link: Link = ETHERNET
+    shares_cores: bool = False
 
     @cached_property
     def _by_name(self) -> dict[str, Mapping[str, Any]]:
@@ -200,6 +203,8 @@ class GridReport:
         if self.hosts:
             link = f"{self.link.latency:g} s and {self.link.bandwidth:g} bytes a second"
             found.append(f"on hosts: {self.hosts} hosts, a core for each rank, between hosts {link}.")
+        if self.shares_cores:
+            found.append("Ranks share cores: actions took longer where fewer ranks were idle; on hosts they would not.")
         if any(row["tensor"] > 1 or row["fully_sharded"] for row in self.rows):
             found.append("Divided and fully sharded layers are not replayed (see Pipeline): actions take more Python.")
         return found
@@ -233,7 +238,8 @@ class GridReport:
         """Return times, bytes sent and bytes held as bars, in an SVG document."""
         bytes_of = {"sent in a step": (KINDS, "sent"), "held by the fullest rank": (MEMORY, "memory")}
         columns = {"a step, measured": _bars_of_times(self.measured, self.simulated)}
-        columns |= {f"simulated on {self.hosts} hosts": _bars_of_times(self.on_hosts)} if self.hosts else {}
+        simulated = f"on {self.hosts} hosts, {self.link.bandwidth:.1e} B/s"
+        columns |= {simulated: _bars_of_times(self.on_hosts)} if self.hosts else {}
         for head, (kinds, whose) in bytes_of.items():
             fullest = [max(row["ranks"], key=lambda rank: _total(rank, kinds, whose)) for row in self.rows]
             columns[head] = [
@@ -244,8 +250,9 @@ class GridReport:
                 )
                 for rank in fullest
             ]
+        notes = [self.sentences[0], *islice(self._reasons(self.on_hosts, simulated), 1 if self.hosts else 0)]
         names, marks = [row["grid"] for row in self.rows], "simulated, or promised by theory"
-        return draw_bars(names, columns, _LOOKS, marks=marks, title=self.title, notes=[self.sentences[0]])
+        return draw_bars(names, columns, _LOOKS, marks=marks, title=self.title, notes=notes)
 
     @property
     def data(self) -> dict[str, Any]:

@@ -224,6 +224,11 @@ def test_a_grid_whose_loss_differs_is_no_answer():
     ]
 
 
+def test_it_says_where_times_of_shared_cores_would_mislead():
+    assert not any("share cores" in note for note in report(tiny()).notes)
+    assert any("Ranks share cores: " in note for note in report(tiny(), hosts=2, shares_cores=True).notes)
+
+
 def test_tables_and_data_tell_the_same():
     found = report(tiny(), hosts=2)
     text = str(found)
@@ -239,5 +244,5 @@ def test_tables_and_data_tell_the_same():
 def test_the_picture_has_a_bar_for_each_grid_and_amount():
     picture = report(tiny(), hosts=2).picture()
     assert all(picture.count(f"<title>{row['grid']}: ") == 4 for row in tiny())
-    for words in ("a step, measured", "simulated on 2 hosts", "sent in a step", "held by the fullest rank"):
+    for words in ("a step, measured", "on 2 hosts, 1.2e+09 B/s", "sent in a step", "held by the fullest rank"):
         assert f">{words}</text>" in picture
