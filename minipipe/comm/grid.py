@@ -8,7 +8,7 @@ from typing import cast
 
 from minipipe.comm.objects import gather
 from minipipe.comm.process_group import ProcessGroup
-from minipipe.errors import RankError, whole_number
+from minipipe.errors import RankError, of_kind, whole_number
 
 
 class Grid:
@@ -63,6 +63,8 @@ class Grid:
     def __init__(
         self, group: ProcessGroup, *, pipeline: int = 1, data: int = 1, tensor: int = 1, fully_sharded: bool = False
     ) -> None:
+        of_kind("Grid", group, ProcessGroup, "the group of all ranks")
+        of_kind("fully_sharded", fully_sharded, bool, "True or False")
         sizes = {"pipeline": pipeline, "data": data, "tensor": tensor}
         for name, size in sizes.items():
             whole_number(name, size)

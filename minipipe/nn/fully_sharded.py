@@ -34,7 +34,7 @@ from minipipe.autograd.memory import buffer_of
 from minipipe.autograd.modes import mode, next_order
 from minipipe.comm.message import finish
 from minipipe.comm.process_group import OwnTag, ProcessGroup
-from minipipe.errors import ArgumentError
+from minipipe.errors import ArgumentError, of_kind
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.recompute import Recompute
@@ -96,6 +96,7 @@ class FullySharded(Module):
     is_replayable = False
 
     def __init__(self, layer: Module, workspace: Workspace) -> None:
+        of_kind("FullySharded", workspace, Workspace, "a workspace", "nn.fully_shard makes both.")
         self._shown, self.layer, self.workspace = repr(layer), layer, workspace
         self.places = list(_places_in(layer))
         self.kept: dict[Any, Array] | None = None  # the whole parameters, inside of `gathered`
@@ -360,6 +361,7 @@ def fully_shard(module: Module, group: ProcessGroup) -> Module:
     >>> model.num_parameters, spawn(lambda group: nn.fully_shard(model, group).num_parameters, num_ranks=2)
     (90, [45, 45])
     """
+    of_kind("fully_shard", group, ProcessGroup, "a group of ranks, such as grid.data")
     twin = copy.deepcopy(module)
     return twin if group.size == 1 else _sharded(twin, Workspace(group))
 

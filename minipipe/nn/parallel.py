@@ -20,7 +20,7 @@ from typing import Any
 from minipipe import functional
 from minipipe.autograd.backend import array_module
 from minipipe.comm.process_group import ProcessGroup
-from minipipe.errors import ArgumentError, divisor
+from minipipe.errors import ArgumentError, divisor, of_kind
 from minipipe.functional.parallel import copy_to, gather_from, parallel_cross_entropy, reduce_from
 from minipipe.nn.layers import GELU, Embedding, Linear, ReLU, Sigmoid, SiLU, Tanh, Unembedding
 from minipipe.nn.losses import CrossEntropyLoss
@@ -288,6 +288,7 @@ def parallelise(module: Module, group: ProcessGroup) -> Module:
     >>> spawn(lambda group: nn.parallelise(block, group).num_parameters, num_ranks=2)
     [460, 460]
     """
+    of_kind("parallelise", group, ProcessGroup, "a group of ranks, such as grid.tensor")
     twin = copy.deepcopy(module)
     return twin if group.size == 1 else _Division(twin, group).of(twin)
 

@@ -375,6 +375,11 @@ def on_shares(make):
             "make the plan of nn.fully_shard",
         ),
         (lambda grid: Pipeline(language_model(), grid).sharded(optim.Adam), "without sharded"),
+        (lambda grid: nn.fully_shard(language_model(), grid), "such as grid.data; this is of type Grid"),
+        (lambda grid: nn.FullySharded(nn.Linear(2, 2), grid.data), "nn.fully_shard makes both"),
+        (lambda grid: nn.parallelise(language_model(), 2), "such as grid.tensor; this is of type int"),
+        (lambda grid: Grid(2, data=2), "Grid takes the group of all ranks; this is of type int"),
+        (lambda grid: Grid(grid.group, data=2, fully_sharded="yes"), "fully_sharded takes True or False"),
         (
             lambda grid: Normed(Pipeline(language_model(), grid).parameters()),
             "Normed may look at a parameter",
