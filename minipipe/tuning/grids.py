@@ -35,7 +35,6 @@ from minipipe.tuning.race import MakePipeline, Tell, silent
 from minipipe.tuning.traffic import Sizes, Traffic, promised
 
 CLOSE = {"float64": 1e-12, "float32": 1e-5}  # relative: how far losses of two grids may differ, by dtype
-MEMORY = ("parameters", "gradients", "optimiser_state", "activations")
 _CALL = "minipipe compare"
 _COMPARED_LOSSES = 2  # the second one is that of parameters which were updated
 _STEPS = 2  # of a turn, after one that is not measured: it finds no parameters in the caches
