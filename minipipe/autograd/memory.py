@@ -96,22 +96,23 @@ def _parents(node: Node) -> list[Node]:
 def _captured(nodes: list[Node]) -> Iterator[Array]:
     for node in nodes:
         if isinstance(node, RecomputedNode) and node.recomputation is not None:
-            yield from _arrays_in(node.recomputation.compute_again)
+            yield from arrays_in(node.recomputation.compute_again)
         for _, vjp in node.edges or ():
-            yield from _arrays_in(vjp)
+            yield from arrays_in(vjp)
 
 
-def _arrays_in(item: Any) -> Iterator[Array]:
+def arrays_in(item: Any) -> Iterator[Array]:
+    """Yield the arrays that a vjp has captured; what a method or an object looks at is not seen."""
     if backend.is_array(item):
         yield item
     elif backend.is_array(getattr(item, "data", None)):  # a tensor
         yield item.data
     elif isinstance(item, tuple | list | dict):
         for part in item.values() if isinstance(item, dict) else item:
-            yield from _arrays_in(part)
+            yield from arrays_in(part)
     elif callable(item):
         cells = getattr(item, "__closure__", None) or ()
-        yield from _arrays_in(item.args if isinstance(item, partial) else tuple(cell.cell_contents for cell in cells))
+        yield from arrays_in(item.args if isinstance(item, partial) else tuple(cell.cell_contents for cell in cells))
 
 
 def buffer_of(array: Array) -> Array:

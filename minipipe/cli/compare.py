@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from dataclasses import asdict
 from math import inf
@@ -13,6 +14,7 @@ from minipipe.cli.output import ExitStatus, csv_of, ending_of, write_file
 from minipipe.cli.ranks import answer_of_ranks, asked_of_ranks, leave_answer, leave_error
 from minipipe.comm import init_process_group, spawn
 from minipipe.comm.job.host import cores, launcher_of_ranks
+from minipipe.comm.job.host import num_ranks as ranks_of_launcher
 from minipipe.errors import divisor, misuse, quoted, whole_number
 from minipipe.io import MOST_STAGES
 from minipipe.pipeline import Pipeline
@@ -73,15 +75,17 @@ def run(options: argparse.Namespace) -> ExitStatus:
         raise misuse(f"No grid of {num_ranks} ranks fits this model. {reasons}.")
     hosts, link = _hosts_of(options)
     whole_number("--rounds", options.rounds)
+    if ranks_of_launcher(os.environ) != 1:
+        raise misuse(f"minipipe compare starts its ranks itself; run it without mpirun, with --ranks {num_ranks}.")
     launcher = launcher_of_ranks()
     if launcher is None:
-        where = f"{num_ranks} thread ranks, whose times say nothing"
+        where = f"{num_ranks} thread ranks"
         rows = spawn(lambda group: compare_on_ranks(task, group, Pipeline, options.rounds), num_ranks)[0]
     else:
         where = f"{num_ranks} MPI ranks on {len(cores())} cores"
         asked = {"task": asdict(task), "rounds": options.rounds}
         rows = answer_of_ranks(launcher, num_ranks, [__name__], asked, "The comparison failed")
-    report = GridReport(task, rows, left_out, where, hosts, link, num_ranks > len(cores()))
+    report = GridReport(task, rows, left_out, where, hosts, link, num_ranks > len(cores()), launcher is None)
     return _print(report, form, options)
 
 

@@ -23,18 +23,20 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 
 from minipipe.autograd import Node, backend
 from minipipe.autograd.backend import Array, array_module, prod
-from minipipe.autograd.graph import BackwardWalk, Edge, Vjp
-from minipipe.autograd.memory import buffer_of
-from minipipe.autograd.modes import mode, next_order
+from minipipe.autograd.graph import BackwardWalk, Edge, Leaf, Vjp, unchanged
+from minipipe.autograd.memory import arrays_in, buffer_of
+from minipipe.autograd.modes import next_order
 from minipipe.comm.message import finish
 from minipipe.comm.process_group import OwnTag, ProcessGroup
 from minipipe.errors import ArgumentError, of_kind
+from minipipe.nn.auxiliary_loss import auxiliary_losses, losses_so_far
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.recompute import Recompute
@@ -98,8 +100,8 @@ class FullySharded(Module):
     def __init__(self, layer: Module, workspace: Workspace) -> None:
         of_kind("FullySharded", workspace, Workspace, "a workspace", "nn.fully_shard makes both.")
         self._shown, self.layer, self.workspace = repr(layer), layer, workspace
-        self.places = list(_places_in(layer))
-        self.kept: dict[Any, Array] | None = None  # the whole parameters, inside of `gathered`
+        self.places = _places_in(layer)
+        self.kept: dict[Any, Array] | None = None  # the whole parameters, inside of `kept_whole`
         group = workspace.group
         self.offsets: list[tuple[Any, int, tuple[int, ...]]] = []  # by parameter: dtype, first element, shape
         ends = dict[Any, int]()  # by dtype
@@ -110,12 +112,12 @@ class FullySharded(Module):
         self.sizes = ends
         for dtype, end in ends.items():
             workspace.sizes[dtype] = max(end, workspace.sizes.get(dtype, 0))
-            alike = [(place, one) for place, one in zip(self.places, parameters) if one.dtype == dtype]
+            alike = [(places, one) for places, one in zip(self.places, parameters) if one.dtype == dtype]
             by_rank = [dict(pieces_of([one.size for _, one in alike], group.size, j)) for j in range(group.size)]
-            for i, (place, one) in enumerate(alike):
+            for i, (places, one) in enumerate(alike):
                 pieces = tuple(found.get(i, slice(0, 0)) for found in by_rank)
                 inner: Any = one.shard if isinstance(one, ShardedParameter) else None
-                _put(place, ShardedParameter.of(one, FlatShard(group, one.shape, pieces, inner)))
+                _put(places, ShardedParameter.of(one, FlatShard(group, one.shape, pieces, inner)))
 
     # Parameters keep the names that they have in the layer, and so their first values.
     def _parts(self) -> Iterator[tuple[str, Any]]:
@@ -132,20 +134,23 @@ class FullySharded(Module):
     @property
     def shares(self) -> list[Any]:
         """The parameters of this rank."""
-        return [_holder(place)[place[1]] for place in self.places]
+        return [_holder(places[0])[places[0][1]] for places in self.places]
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """Compute the result of the layer, with whole parameters."""
+        """Compute the result of the layer, with whole parameters. Collective, and so is its backward."""
         call, own = _Call(self), self.shares
         wholes = call.wholes(own)
         try:
-            for place, whole in zip(self.places, wholes):
-                _put(place, whole)
-            result = self.layer(*inputs, **options)
+            for places, whole in zip(self.places, wholes):
+                _put(places, whole)
+            with auxiliary_losses() as losses:
+                result = self.layer(*inputs, **options)
         finally:
-            for place, share in zip(self.places, own):
-                _put(place, share)
-        return call.passed_on(result, tensors_in([*inputs, *options.values()]))
+            for places, share in zip(self.places, own):
+                _put(places, share)
+        found = call.passed_on([*tensors_in(result), *losses], tensors_in([*inputs, *options.values()]))
+        losses_so_far().extend(found.pop() for _ in losses[:])
+        return rebuilt(result, found)
 
     # -- messages -------------------------------------------------------------------------------------------
 
@@ -169,75 +174,78 @@ class FullySharded(Module):
                     into[dtype][first + piece.start : first + piece.stop] = part[done:end]
                     done = end
 
-    def scatter(self, gradients: dict[int, Array]) -> list[Edge]:
-        """Return an edge to each share, with its sum of the gradients that all ranks have. Collective.
+    def scatter(self, gradients: dict[int, Array]) -> list[tuple[Leaf, Array]]:
+        """Return where the gradients of shares add up, and their sums over the ranks. Collective.
 
         Parameters
         ----------
         gradients : dict of int to array
-            By the number of a parameter: of the same ones on all ranks. They are gone then.
+            By the number of a parameter, of those that the call of this rank has used. They are gone then.
         """
-        shares, edges = self.shares, list[Edge]()
+        shares, found = self.shares, list[tuple[Leaf, Array]]()
         for dtype in self.sizes:
-            numbers = [i for i in sorted(gradients) if self.offsets[i][0] == dtype]
-            if not numbers:
-                continue
-            own, first = gradients[numbers[0]].dtype, 0
-            flat = [(_flat(gradients.pop(i)), shares[i].shard.pieces) for i in numbers]
-            total = backend.as_array(self._sum_of_share(flat), own)
-            for i in numbers:
-                edges.append((shares[i].node, partial(_given, total[first : first + shares[i].size])))
-                first += shares[i].size
-        return edges
+            numbers = [i for i, (kind, *_) in enumerate(self.offsets) if kind == dtype and shares[i].requires_grad]
+            own = [_flat(gradients.pop(i)) if i in gradients else None for i in numbers]
+            sums = self._sums_of_shares(own, [shares[i].shard.pieces for i in numbers], dtype) if numbers else []
+            found += [(shares[i].node, total) for i, total in zip(numbers, sums) if total is not None]
+        return found
 
-    def _sum_of_share(self, flat: list[tuple[Array, tuple[slice, ...]]]) -> Any:
-        xp, group = array_module(flat[0][0]), self.workspace.group
-        parts = [xp.concat([gradient[pieces[j]] for gradient, pieces in flat]) for j in range(group.size)]
+    def _sums_of_shares(self, own: list[Array | None], pieces: list[tuple[slice, ...]], dtype: Any) -> list[Any]:
+        group, came, xp = self.workspace.group, dict[int, list[Array | None]](), self.shares[0].xp
         others = [j for j in range(group.size) if j != group.rank]
-        sends = [group.isend(backend.to_numpy(parts[j]), j, OwnTag.GATHER) for j in others]
-        words = "its part of the gradients of a layer"
+        parts = [[None if g is None else g[cut[j]] for g, cut in zip(own, pieces)] for j in range(group.size)]
+        sends = [group.isend(_packed(parts[j], dtype, xp), j, OwnTag.GATHER) for j in others]
+        sizes = [cut[group.rank].stop - cut[group.rank].start for cut in pieces]
         for j in others:
-            parts[j] = backend.moved(group.irecv(j, OwnTag.GATHER, what=words).wait(), xp)
+            message = group.irecv(j, OwnTag.GATHER, what="its part of the gradients of a layer").wait()
+            came[j] = _unpacked(message, sizes, xp)
         finish(sends)
-        return sum_in_pairs(parts)
+        came[group.rank] = parts[group.rank]
+        return [sum_in_pairs([came[j][i] for j in range(group.size)]) for i in range(len(own))]
 
 
 class _Call:
     """One computation of a layer."""
 
     def __init__(self, layer: FullySharded) -> None:
-        self._layer, self._order, self._is_kept = layer, next_order(), layer.kept is not None
+        self._layer, self._is_kept, self._is_back = layer, layer.kept is not None, False
         self._gradients: dict[int, Array] = {}
+        self._joint = _Shares(self, next_order())
 
-    def wholes(self, shares: Sequence[Parameter]) -> list[Tensor]:
+    def wholes(self, shares: Sequence[Parameter]) -> list[Parameter]:
         """Return the whole parameters, recorded as computed from the shares."""
         layer = self._layer
         if layer.kept is None:
             self._fill()
-        arrays, joint = layer.workspace.arrays if layer.kept is None else layer.kept, _Shares(self, self._order)
-        found = []
+        arrays = layer.workspace.arrays if layer.kept is None else layer.kept
+        found: list[Parameter] = []
         for i, (share, (dtype, first, shape)) in enumerate(zip(shares, layer.offsets)):
-            whole, order = record(backend.reshape(arrays[dtype][first : first + prod(shape)], shape)), next_order()
-            if mode().is_enabled and share.requires_grad:
-                whole.node = Node([(joint, partial(self._gradients.setdefault, i))], order, True, False, shape, dtype)
-            found.append(whole)
+            noted: list[Edge] = [(self._joint, partial(self._gradients.setdefault, i))]
+            node = Node(noted, next_order(), share.requires_grad, False, shape, dtype)
+            found.append(_Whole(backend.reshape(arrays[dtype][first : first + prod(shape)], shape), node, share))
         return found
 
-    def passed_on(self, result: Any, given: list[Tensor]) -> Any:
-        """Return the result, such that its gradient finds the whole parameters in their place again."""
-        if self._is_kept:
-            return result
-        found = {id(tensor): tensor for tensor in given}
-        for tensor in tensors_in(result):
-            if id(tensor) not in found:
-                found[id(tensor)] = record(self._apart(tensor.data), (tensor, self._filled))
-        nodes = [tensor.node for tensor in tensors_in(result) if tensor.node is not None]
-        if any(node.is_activation for node in nodes):
-            self._look_after(nodes)
-        return rebuilt(result, [found[id(tensor)] for tensor in tensors_in(result)])
+    def passed_on(self, results: list[Tensor], given: list[Tensor]) -> list[Tensor]:
+        """Return the results, such that their gradients find the whole parameters in their place again.
 
-    def scattered(self) -> list[Edge]:
-        """Return the edges to the shares. Collective, unless the parameters are kept: then there are no gradients."""
+        A gradient of a result comes to the shares in any case, since other ranks may have used other parameters. A
+        returned input is left alone otherwise: the gradients of its uses would be added up in another order.
+        """
+        if self._is_kept:
+            return results
+        inside = self._inside([result.node for result in results if result.node is not None])
+        self._look_after(inside)
+        is_reached = self._joint in inside or not any(share.requires_grad for share in self._layer.shares)
+        found = {id(tensor): tensor for tensor in given} if is_reached else {}
+        shares = Tensor.__new__(Tensor)
+        shares.node = None if is_reached else self._joint
+        for result in results:
+            if id(result) not in found:
+                found[id(result)] = record(self._apart(result.data), (result, self._filled), (shares, unchanged))
+        return [found[id(result)] for result in results]
+
+    def scattered(self) -> list[tuple[Leaf, Array]]:
+        """Return the sums of gradients. Collective, unless the parameters are kept: then there are no gradients."""
         return [] if self._is_kept else self._layer.scatter(self._gradients)
 
     def _fill(self) -> None:
@@ -247,39 +255,69 @@ class _Call:
         layer.gather(space.arrays)
 
     def _filled(self, gradient: Array) -> Array:
-        self._fill()
+        """Return the gradient of a result. The first one finds the parameters of a layer behind this one."""
+        if not self._is_back or self._layer.workspace.holder is not self:
+            self._is_back = True
+            self._fill()
         return gradient
 
     def _apart(self, data: Array) -> Array:
         """Return values that do not change with the workspace: those of a returned parameter would."""
-        spaces = {id(space) for space in self._layer.workspace.arrays.values()}
-        return backend.copy(data) if id(buffer_of(data)) in spaces else data
+        return backend.copy(data) if self._is_whole(data) else data
 
-    def _look_after(self, nodes: list[Node]) -> None:
-        """Let gradients of values that follow from parameters alone find the parameters in their place, also in W.
+    def _is_whole(self, array: Array) -> bool:
+        return any(buffer_of(array) is buffer_of(space) for space in self._layer.workspace.arrays.values())
 
-        There other layers have come between. All else that needs parameters is computed in I, before any other layer.
+    def _inside(self, nodes: list[Node]) -> dict[Node, None]:
+        """Return the nodes of this call behind some nodes."""
+        first, inside = self._joint.order, dict.fromkeys(nodes)
+        stack = list(inside)
+        while stack:
+            parents = dict.fromkeys(parent for parent, _ in stack.pop().edges or () if parent.order >= first)
+            stack += parents.keys() - inside.keys()
+            inside |= parents
+        return inside
+
+    def _look_after(self, inside: dict[Node, None]) -> None:
+        """Let gradients that W computes from parameters find these in their place: other layers have come between.
+
+        What I computes from them it computes before any other layer.
         """
-        seen, inside = set(nodes), list(nodes)
-        for node in inside:
-            parents = [parent for parent, _ in node.edges or () if parent.order > self._order and parent not in seen]
-            seen.update(parents)
-            inside += dict.fromkeys(parents)
         for node in inside:
             edges = node.edges or []
-            if not node.is_activation and not any(isinstance(parent, _Shares) for parent, _ in edges):
-                node.edges = [(parent, partial(self._with_values, vjp)) for parent, vjp in edges]
+            if any(not parent.is_activation and self._needs_parameters(vjp) for parent, vjp in edges):
+                node.edges = [(parent, partial(self._with, vjp)) for parent, vjp in edges]
 
-    def _with_values(self, vjp: Vjp, gradient: Array) -> Array:
+    def _needs_parameters(self, vjp: Vjp) -> bool:
+        """Return whether a gradient is computed from parameters, or may be: what a method looks at is not known."""
+        function = vjp.func if isinstance(vjp, partial) else vjp
+        is_known = isinstance(function, FunctionType) or function == self._gradients.setdefault
+        return not is_known or any(map(self._is_whole, arrays_in(vjp)))
+
+    def _with(self, vjp: Vjp, gradient: Array) -> Array:
         if self._layer.workspace.holder is not self:
             self._fill()
         return vjp(gradient)
 
 
+class _Whole(Parameter):
+    """A whole parameter, inside the forward of its layer. Its values cannot be changed there."""
+
+    __slots__ = ()
+
+    def __init__(self, values: Array, node: Node, share: Parameter) -> None:
+        if isinstance(values, np.ndarray):
+            values.flags.writeable = False
+        leaves: Any = {0: node}
+        self.data, self.node, self.leaves, self.initialiser = values, leaves[0], leaves, None
+        self.shape, self.dtype, self.xp, self.updates = values.shape, share.dtype, share.xp, None
+        self.num_uses, self.is_placed = 1, True
+
+
 class _Shares(Node):
     """The shares of a layer in the graph of one call. The gradients of all its parameters come before they go on."""
 
-    __slots__ = ("call",)
+    __slots__ = ("call", "walk")
 
     def __init__(self, call: _Call, order: int) -> None:
         super().__init__([], order)
@@ -288,12 +326,17 @@ class _Shares(Node):
     def add(self, contribution: Array, walk: BackwardWalk) -> None:
         """Enter the queue, once; the contributions are in the call."""
         if self.pending is None:
+            self.walk = walk
             super().add(contribution, walk)
 
     def release(self, gradient: Array) -> list[Edge]:
-        """Return an edge to each share, with the sum of its gradients over the ranks. Collective."""
-        super().release(gradient)
-        return self.call.scattered()
+        """Add to each share the sum of its gradients over the ranks. Collective."""
+        for leaf, total in self.call.scattered():
+            leaf.add(total, self.walk)
+        return super().release(gradient)
+
+
+# -- messages: a gradient that this rank lacks is left out, and then there is a mask, in an array of two axes ---------
 
 
 def _flat(gradient: Array) -> Array:
@@ -302,20 +345,38 @@ def _flat(gradient: Array) -> Array:
     return backend.reshape(backend.as_array(gradient, wide), (-1,))
 
 
-def _given(gradient: Array, _: Array) -> Array:
-    return gradient
+def _packed(parts: list[Array | None], dtype: Any, xp: Any) -> np.ndarray:
+    there = [part for part in parts if part is not None]
+    row = backend.to_numpy(xp.concat(there)) if there else np.zeros(0, dtype)
+    return row if len(there) == len(parts) else np.concatenate([[part is not None for part in parts], row])[None]
+
+
+def _unpacked(message: Any, sizes: list[int], xp: Any) -> list[Array | None]:
+    row = message.reshape(-1)
+    there = [True] * len(sizes) if message.ndim == 1 else row[: len(sizes)] != 0
+    done, parts = len(row) - sum(size for size, is_there in zip(sizes, there) if is_there), list[Array | None]()
+    for size, is_there in zip(sizes, there):
+        parts.append(backend.moved(row[done : done + size], xp) if is_there else None)
+        done += size if is_there else 0
+    return parts
 
 
 # -- places of parameters: an attribute of a module, or an entry of a list or dict in one ---------------------------
 
 
-def _places_in(layer: Module) -> Iterator[tuple[Any, Any]]:
-    """Yield where the parameters of a layer are that no other layer shares."""
+Place = tuple[Any, Any]  # a module, list or dict, and the key or index
+
+
+def _places_in(layer: Module) -> list[list[Place]]:
+    """Return the places of each parameter of a layer that no other layer shares."""
+    found = dict[int, list[Place]]()
     for module in {id(part): part for part in layer.modules()}.values():
-        yield from _within(module, vars(module))
+        for place in _within(module, vars(module)):
+            found.setdefault(id(_holder(place)[place[1]]), []).append(place)
+    return list(found.values())
 
 
-def _within(owner: Any, items: Any) -> Iterator[tuple[Any, Any]]:
+def _within(owner: Any, items: Any) -> Iterator[Place]:
     for key, value in items.items() if isinstance(items, dict) else enumerate(items):
         if isinstance(value, Parameter):
             if value.num_uses == 1:
@@ -324,12 +385,13 @@ def _within(owner: Any, items: Any) -> Iterator[tuple[Any, Any]]:
             yield from _within(value, value)
 
 
-def _holder(place: tuple[Any, Any]) -> Any:
+def _holder(place: Place) -> Any:
     return vars(place[0]) if isinstance(place[0], Module) else place[0]
 
 
-def _put(place: tuple[Any, Any], value: Tensor) -> None:
-    _holder(place)[place[1]] = value
+def _put(places: list[Place], value: Parameter) -> None:
+    for place in places:
+        _holder(place)[place[1]] = value
 
 
 # -- models -----------------------------------------------------------------------------------------------------------
@@ -361,6 +423,7 @@ def fully_shard(module: Module, group: ProcessGroup) -> Module:
     >>> model.num_parameters, spawn(lambda group: nn.fully_shard(model, group).num_parameters, num_ranks=2)
     (90, [45, 45])
     """
+    of_kind("fully_shard", module, Module, "a model, such as nn.Sequential(…)")
     of_kind("fully_shard", group, ProcessGroup, "a group of ranks, such as grid.data")
     twin = copy.deepcopy(module)
     return twin if group.size == 1 else _sharded(twin, Workspace(group))
@@ -370,13 +433,15 @@ def _sharded(module: Module, workspace: Workspace) -> Module:
     if isinstance(module, Sequential):
         module.layers = [_sharded(layer, workspace) for layer in module.layers]
         return module
+    if isinstance(module, FullySharded):
+        return module
     if isinstance(module, Recompute):
         module.module = _sharded(module.module, workspace)
         return module
     if any(isinstance(part, Recompute) for part in module.modules()):
         message = f"{module.brief()} has nn.Recompute inside, which would compute with shares of its parameters"
         raise ArgumentError("value", f"{message}; put nn.Recompute around the layer.")
-    return FullySharded(module, workspace) if any(True for _ in _places_in(module)) else module
+    return FullySharded(module, workspace) if _places_in(module) else module
 
 
 def whole_arrays(module: Module) -> list[Array]:
@@ -386,7 +451,7 @@ def whole_arrays(module: Module) -> list[Array]:
 
 
 @contextmanager
-def gathered(*modules: Module) -> Iterator[None]:
+def kept_whole(*modules: Module) -> Iterator[None]:
     """Keep the parameters of models whole inside this block, where ranks compute alone. Collective at its beginning.
 
     There is no gradient of them then.

@@ -19,6 +19,7 @@ from minipipe.errors import ArgumentError, MicrobatchError, ModelError, RankErro
 from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import Calls, part_of
+from minipipe.execution.checks.comparison import check_first_values
 from minipipe.execution.checks.finite import StepCheck
 from minipipe.execution.checks.updates import batch_marks
 from minipipe.execution.objective import BatchObjective
@@ -58,30 +59,36 @@ def planned(
         model, options = over_grid(model, group, options)
         group = group.pipeline
     is_asked = options.get("schedule") == "auto" or str(options.get("partition")) == "measured"
+    if is_asked and not isinstance(model, Plan) and any(one.is_divided for one in model.parameters()):
+        message = "A rank cannot measure alone what it computes with others: on a fully sharded grid, and with tensor"
+        raise ArgumentError("value", f"{message} above 1 name a schedule, and a partition or layer_costs.")
     others = options.keys() - (signature(Plan).parameters.keys() - {"num_ranks"})
     if (is_asked or others) and not isinstance(model, Plan):
         from minipipe.tuning.race import decided  # here, because most programs measure nothing
 
         model, options, run["recompute"] = decided(model, group, options, pipeline, **run)
     if not isinstance(model, Plan):
-        return _fitting(Plan(model, num_ranks=group.size, **options), grid), group, grid, run["recompute"]
+        return _fitting(Plan(model, num_ranks=group.size, **options)), group, grid, run["recompute"]
     if options:
         raise ModelError("planned", f"The stages are given, and with them {', '.join(options)}; leave it out.")
     if model.schedule.num_ranks != group.size:
         message = f"The plan is made for {model.schedule.num_ranks} ranks, but there are {group.size}."
         raise RankError("wrong-number", f"{message} Start as many, or make the plan for {group.size}.")
-    return _fitting(model, grid), group, grid, run["recompute"]
+    return _fitting(model), group, grid, run["recompute"]
 
 
-def _fitting(plan: Plan, grid: Grid | None) -> Plan:
+def _fitting(plan: Plan) -> Plan:
     """Return the plan, unless replicas that keep shares cannot run it."""
-    program = plan.program
-    if grid is not None and grid.fully_sharded:
-        if any(len(program.ranks_of(stage)) != grid.replicas for stage in range(program.num_stages)):
-            raise ArgumentError("value", f"{plan.schedule.name} has replicas of its own; fully sharded they cannot be.")
-        if any(action.kind is U for row in program.actions for action in row):
-            message = f"{plan.schedule.name} keeps versions of weights, and fully sharded replicas one share of one"
-            raise ArgumentError("value", f"{message}; give a schedule with a flush, such as '1f1b'.")
+    program, name = plan.program, plan.schedule.name
+    sizes = {one.owner.shard.group.size for one in plan.model.parameters() if one.is_summed}
+    for stage in range(program.num_stages) if sizes else ():
+        count = len(program.ranks_of(stage))
+        if {count} != sizes:
+            message = f"Stage {stage} of {name} is on {count} ranks, and {sizes.pop()} keep a share"
+            raise ArgumentError("value", f"{message} of its parameters each; expected as many, by replicas= or a grid.")
+    if sizes and any(action.kind is U for row in program.actions for action in row):
+        message = f"{name} keeps versions of weights, and a fully sharded replica a share of the last one"
+        raise ArgumentError("value", f"{message}; give a schedule with a flush, such as '1f1b'.")
     return plan
 
 
@@ -101,20 +108,23 @@ def over_grid(model: Any, grid: Grid, options: Mapping[str, Any]) -> tuple[Any, 
     is_shared, is_sharded = grid.tensor.size > 1, grid.fully_sharded and grid.replicas > 1
     if "replicas" in options:
         raise ArgumentError("value", f"The grid says how many replicas there are, {grid.replicas}; give no others.")
-    measures = options.get("schedule") == "auto" or str(options.get("partition")) == "measured"
-    if measures and (is_shared or is_sharded):
-        message = "A rank cannot measure alone what it computes with others: on a fully sharded grid, and with tensor"
-        raise ArgumentError("value", f"{message} above 1 name a schedule, and a partition or layer_costs.")
     if not isinstance(model, Plan):
         check_model(model)
+        if is_shared and any(one.is_summed for one in model.parameters()):
+            raise ArgumentError(
+                "value", "The layers are fully sharded, and cannot be divided then; give the plain model."
+            )
+        if is_shared or is_sharded:
+            check_first_values(grid.group, dict(model.named_parameters()))  # whole, before each rank takes its part
         model = parallelise(model, grid.tensor) if is_shared else model
-        model = fully_shard(model, grid.data) if is_sharded else model
-        return model, {**options, "replicas": grid.replicas}
+        return fully_shard(model, grid.data) if is_sharded else model, {**options, "replicas": grid.replicas}
     if model.replicas != grid.replicas:
         message = f"The plan has {model.replicas} replicas, and the grid {grid.replicas}; make it with replicas="
         raise ArgumentError("value", f"{message}{grid.replicas}.")
-    if (is_shared or is_sharded) and not any(parameter.is_divided for parameter in model.model.parameters()):
-        made = "nn.parallelise(model, grid.tensor)" if is_shared else "nn.fully_shard(model, grid.data)"
+    parameters = list(model.model.parameters())
+    wanted = {"nn.parallelise(model, grid.tensor)": is_shared and not any(one.is_divided for one in parameters)}
+    wanted["nn.fully_shard(model, grid.data)"] = is_sharded and not any(one.is_summed for one in parameters)
+    for made in (name for name, is_missing in wanted.items() if is_missing):
         raise ArgumentError("value", f"The plan has a whole model, and the grid divides it; make the plan of {made}.")
     return model, {**options}
 

@@ -38,7 +38,7 @@ from minipipe.execution.sums import GradientSums
 from minipipe.execution.timeline import gather_timeline
 from minipipe.hints import FamiliarPipeline
 from minipipe.nn import Module, Parameter, Sequential
-from minipipe.nn.fully_sharded import gathered
+from minipipe.nn.fully_sharded import kept_whole
 from minipipe.nn.module import modes_of
 from minipipe.optim import LossScale, Optimiser
 from minipipe.pipeline.intake import Intake, Needs, deliver_loss, deliver_outputs, gather_results, over_grid, planned
@@ -651,7 +651,7 @@ class Pipeline(FamiliarPipeline):
             schedule = forward_only_through(self._plan.pipelines, count, self.schedule.num_ranks)
             self._predictors[count] = self._executor(lower(schedule))
         modules = [stage.module for stage in self._stages.values()]
-        with modes_of(*modules, is_training=is_training), gathered(*modules):
+        with modes_of(*modules, is_training=is_training), kept_whole(*modules):
             for stage in self._stages.values():
                 stage.look()
             self._predictors[count].run(batch)
@@ -1030,8 +1030,7 @@ class Pipeline(FamiliarPipeline):
         from minipipe.tuning import stages  # here, because most programs measure nothing
 
         batch = self._batch("measure_memory", inputs, targets, self._objective(), self._is_training)
-        with gathered(*(stage.module for stage in self._stages.values())):
-            return stages.measure_memory(self._executor, self._plan.program, batch)
+        return stages.measure_memory(self._executor, self._plan.program, batch)
 
     def measure_costs(self, inputs: Any, targets: Any, num_steps: int = 10) -> Costs:
         """Return the times and the memory of each stage's actions, and the times of messages, measured over some steps.

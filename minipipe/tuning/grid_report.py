@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import chain, islice
-from statistics import median, quantiles
+from statistics import median
 from typing import Any, NamedTuple
 
 from minipipe.io import text_table
@@ -88,6 +88,8 @@ class GridReport:
         Between these.
     shares_cores : bool
         Whether the ranks that were measured outnumber the cores.
+    are_threads : bool
+        Whether they were threads, whose times do not say which grid is the fastest.
     """
 
     task: Task
@@ -97,6 +99,7 @@ class GridReport:
     hosts: int | None = None
     link: Link = ETHERNET
     shares_cores: bool = False
+    are_threads: bool = False
 
     @cached_property
     def _by_name(self) -> dict[str, Mapping[str, Any]]:
@@ -141,6 +144,8 @@ class GridReport:
         if self.differing:
             names = ", ".join(self.differing)
             return [f"The losses of {names} are not those of {self.rows[0]['grid']}: something is wrong in them."]
+        if self.are_threads:
+            return ["Thread ranks share one interpreter: which grid is the fastest, only processes under MPI can say."]
         found = [*self._reasons(self.measured, "measured"), self._spread()]
         found += self._reasons(self.on_hosts, f"simulated on {self.hosts} hosts") if self.on_hosts else ()
         return found + list(self._changes())
@@ -163,9 +168,10 @@ class GridReport:
             yield f"{other.grid} takes {other.seconds / best.seconds:.2f} times as long: {words}."
 
     def _spread(self) -> str:
-        """Return by how much the steps of one grid differed: less between two grids says nothing."""
-        spreads = [(high - low) / middle for low, middle, high in (quantiles(row["seconds"]) for row in self.rows)]
-        return f"Of one grid the middle half of the steps differed by {median(spreads):.0%}; less says nothing."
+        """Return by how much the steps of one grid differed: a smaller difference between two grids means nothing."""
+        spreads = [(max(row["seconds"]) - min(row["seconds"])) / median(row["seconds"]) for row in self.rows]
+        differed = f"The slowest and the fastest step of one grid differed by {median(spreads):.0%}"
+        return f"{differed}: smaller differences between grids mean nothing."
 
     def _changes(self) -> Iterator[str]:
         """Yield what would make another grid the choice: less memory, and slower links between two hosts."""
@@ -206,7 +212,9 @@ class GridReport:
         if self.shares_cores:
             found.append("Ranks share cores: actions took longer where fewer ranks were idle; on hosts they would not.")
         if any(row["tensor"] > 1 or row["fully_sharded"] for row in self.rows):
-            found.append("Divided and fully sharded layers are not replayed (see Pipeline): actions take more Python.")
+            found.append(
+                "Divided and fully sharded layers are not replayed (see Pipeline): each action costs more Python."
+            )
         return found
 
     def __str__(self) -> str:

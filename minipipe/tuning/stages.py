@@ -48,6 +48,7 @@ from minipipe.execution.samples import Samples, split_microbatches
 from minipipe.execution.sums import GradientSums
 from minipipe.execution.timeline import gather_timeline
 from minipipe.nn import Linear, MSELoss, Sequential
+from minipipe.nn.fully_sharded import kept_whole
 from minipipe.nn.sequential import parameters_of
 from minipipe.schedules.action import Action, ActionKind, F, I, W
 from minipipe.schedules.action_table import Program
@@ -307,7 +308,7 @@ def measure_memory(make_executor: MakeExecutor, program: Program, batch: Batch) 
     executor = make_executor(lower(alone))
     alone_batch = replace(batch, slices=batch.slices[:1])
     meter = MemoryMeter(alone_batch.arrays)
-    with observed(executor.stages):  # its graphs
+    with observed(executor.stages), kept_whole(*(stage.module for stage in executor.stages.values())):  # its graphs
         _run_without_trace(executor, alone_batch, meter)
     mine = np.zeros((3, program.num_stages), np.int64)
     for action, (after, recomputed) in meter.held_bytes.items():

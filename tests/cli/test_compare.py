@@ -52,7 +52,14 @@ def test_so_it_does_with_more(task, num_ranks, left_out):
 def test_without_mpi_thread_ranks_run_and_it_says_what_their_times_are_worth(ask, monkeypatch):
     monkeypatch.setattr("minipipe.cli.compare.launcher_of_ranks", lambda: None)
     status, out, err = ask(*ASKED)
-    assert (status, err) == (0, "") and "2 thread ranks, whose times say nothing" in out.splitlines()[0]
+    assert (status, err) == (0, "") and "2 thread ranks" in out.splitlines()[0] and "fastest here" not in out
+    assert out.endswith("which grid is the fastest, only processes under MPI can say.\n")
+
+
+def test_ranks_of_a_job_start_no_others(ask, monkeypatch):
+    monkeypatch.setenv("PMI_SIZE", "2")
+    status, _, err = ask(*ASKED)
+    assert status == 2 and "run it without mpirun, with --ranks 2" in err
 
 
 def test_it_prints_tables_and_then_the_reasons(ask, measured):

@@ -179,6 +179,8 @@ def culprit_of(
     sightings = [Seen(*row) for part in rows for row in part.tolist()]
     if not with_gradients:
         sightings = [seen for seen in sightings if seen.what not in (What.GRADIENT, What.WEIGHT_GRADIENT)]
+    if any(parameter.is_summed for parameter in parameters):  # over replicas: it says nothing of a microbatch
+        sightings = [seen for seen in sightings if seen.what != What.WEIGHT_GRADIENT] or sightings
     culprit = find_culprit(sightings, len(batch.slices), len(plan.layers))
     if culprit is None:
         return NotFiniteCode.NOT_FOUND, _NOT_FOUND
