@@ -212,9 +212,7 @@ class GridReport:
         if self.shares_cores:
             found.append("Ranks share cores: actions took longer where fewer ranks were idle; on hosts they would not.")
         if any(row["tensor"] > 1 or row["fully_sharded"] for row in self.rows):
-            found.append(
-                "Divided and fully sharded layers are not replayed (see Pipeline): each action costs more Python."
-            )
+            found.append("Divided and fully sharded layers are not replayed, see Pipeline: they take longer in Python.")
         return found
 
     def __str__(self) -> str:

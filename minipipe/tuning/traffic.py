@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,33 +41,33 @@ class Traffic:
     """
 
     def __init__(self, grid: Grid) -> None:
-        self.sent, self._is_counting = dict.fromkeys((*KINDS, OTHER), 0), False
-        self._watch(grid.pipeline, lambda array, tag: OTHER if tag < 0 else KINDS[2 * (array.dtype == np.uint8)])
-        self._watch(grid.data, lambda array, tag: KINDS[3] if array.dtype.kind == "f" else OTHER)
-        self._watch(grid.tensor, lambda array, tag: KINDS[1] if array.dtype.kind == "f" else OTHER)
+        self.sent = dict.fromkeys((*KINDS, OTHER), 0)
+        self._kinds: list[tuple[ProcessGroup, Callable[[Any, int], str]]] = [
+            (grid.pipeline, lambda array, tag: OTHER if tag < 0 else KINDS[2 * (array.dtype == np.uint8)]),
+            (grid.data, lambda array, tag: KINDS[3] if array.dtype.kind == "f" else OTHER),
+            (grid.tensor, lambda array, tag: KINDS[1] if array.dtype.kind == "f" else OTHER),
+        ]
 
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Count inside this block."""
-        self._is_counting = True
+        for group, kind_of in self._kinds:  # of these objects alone: their class stays as it is
+            vars(group)["_post_send"] = partial(self._count_and_post, group._post_send, kind_of)
         try:
             yield
         finally:
-            self._is_counting = False
+            for group, _ in self._kinds:
+                del vars(group)["_post_send"]
 
-    def _watch(self, group: ProcessGroup, kind_of: Callable[[Any, int], str]) -> None:
-        post = group._post_send
-
-        def count_and_post(header: Header, array: Any, destination: int, tag: int) -> Request:
-            if self._is_counting:
-                kind, size = kind_of(array, tag), header.nbytes
-                if kind != OTHER and header.dtype == np.uint8:
-                    size = sum(part.nbytes for part in Payload.from_message(array).arrays if part is not None)
-                self.sent[kind] += size
-                self.sent[OTHER] += header.nbytes - size
-            return post(header, array, destination, tag)
-
-        vars(group)["_post_send"] = count_and_post  # of this object alone: its class stays as it is
+    def _count_and_post(
+        self, post: Any, kind_of: Callable[[Any, int], str], header: Header, array: Any, destination: int, tag: int
+    ) -> Request:
+        kind, size = kind_of(array, tag), header.nbytes
+        if kind != OTHER and header.dtype == np.uint8:
+            size = sum(part.nbytes for part in Payload.from_message(array).arrays if part is not None)
+        self.sent[kind] += size
+        self.sent[OTHER] += header.nbytes - size
+        return post(header, array, destination, tag)
 
 
 class Sizes(NamedTuple):
