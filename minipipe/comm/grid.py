@@ -15,7 +15,7 @@ class Grid:
     """The ranks of a group by three coordinates, and the groups along them. Making one is collective.
 
     The ranks that share a layer are neighbours, then come replicas, then the ranks of a pipeline: rank
-    ``(stage * data + replica) * tensor + part`` of :attr:`group`, which has the ranks of a host side by side, whatever
+    ``(stage * data + replica) * tensor + part`` of ``group``, which has the ranks of a host side by side, whatever
     the launcher did. So the ranks that talk most are on one host, where each has a multiple of ``tensor`` ranks;
     otherwise there is a warning on rank 0.
 
