@@ -49,7 +49,7 @@ def test_any_ranks_and_schedule_end_with_the_same_loss_and_text(num_ranks, sched
 
 
 TENSOR, SHARDED = ("--tensor", 2), ("--replicas", 2, "--fully-sharded")
-SHARED_OPTIONS = [(2, TENSOR), (4, (*TENSOR, "--replicas", 2)), (2, SHARDED), (4, SHARDED)]
+SHARED_OPTIONS = [(2, TENSOR), (4, (*TENSOR, "--replicas", 2)), (2, SHARDED)]
 
 
 @needs_mpi
