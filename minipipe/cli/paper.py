@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from math import inf, nan
 from statistics import mean, median
 from typing import Any
 
@@ -16,6 +17,8 @@ from minipipe.schedules.simulation.paper_scale import (
     SOURCES,
     TABLES,
     TERMS,
+    Hardware,
+    Link,
     Run,
     costs_of,
     predict,
@@ -46,6 +49,7 @@ A file of your own has the columns
 examples:
   minipipe paper megatron-table-1
   minipipe paper megatron-table-1 --without bubble
+  minipipe paper mine.csv --rates products=6e14,memory=2.5e12,node-bandwidth=4.5e11
   minipipe paper megatron-table-1 --model 1008B -o 1008b.json
   minipipe simulate 1f1b --ranks 64 --microbatches 512 --costs 1008b.json"""
 
@@ -55,6 +59,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", metavar="TABLE|FILE.csv", help=f"one of {', '.join(TABLES)}, or rows of your own")
     parser.add_argument("--without", action="append", default=[], metavar="TERM", help="leave out a term; see below")
     parser.add_argument("--model", help="only rows of this model")
+    names = ", ".join(_rates_of(A100))
+    parser.add_argument("--rates", metavar="NAME=X,…", help=f"of other GPUs, in seconds and by the second: {names}")
     add_output(parser, "write the costs of the first row, .json, for the option --costs of other verbs")
 
 
@@ -63,22 +69,24 @@ def run(options: argparse.Namespace) -> ExitStatus:
     for term in options.without:
         if term not in TERMS:
             raise misuse(f"--without is {quoted(term)}; expected one of {', '.join(TERMS)}.")
-    rows_of_table = _runs(options.table)
+    rows_of_table, hardware = _runs(options.table), _hardware(options.rates)
     runs = [run for run in rows_of_table if options.model in (None, run.model)]
     if not runs:
         known = ", ".join(dict.fromkeys(run.model for run in rows_of_table))
         raise misuse(f"No row of {quoted(options.table)} has the model {quoted(options.model)}; it has {known}.")
     if options.output is not None:
-        path = costs_of(runs[0], A100, options.without).save(options.output)
+        path = costs_of(runs[0], hardware, options.without).save(options.output)
         return answer(options, {"wrote": str(path)}, f"wrote {printable(str(path))}: {_sizes(runs[0])}")
-    rows = [_row(run, predict(run, A100, options.without)) for run in runs]
+    if hardware != A100:
+        runs = [run._replace(published="") for run in runs]  # those times are an A100's
+    rows = [_row(run, predict(run, hardware, options.without)) for run in runs]
     errors = [abs(row["error"]) for row in rows if row["error"] is not None]
     summary = {"mean": mean(errors), "median": median(errors), "largest": max(errors)} if errors else {}
     figures = ", ".join(f"{name} {100 * error:.1f} %" for name, error in summary.items())
     left_out = f" without {', '.join(options.without)}" if options.without else ""
     below = f"\nerror{left_out}: {figures}\n" if errors else ""
-    data = {"rows": rows, "error": summary, "without": options.without}
-    return answer(options, data, f"{_table(rows)}\n{below}{_NOTE}")
+    data = {"rows": rows, "error": summary, "without": options.without, "rates": _rates_of(hardware)}
+    return answer(options, data, f"{_table(rows)}\n{below}{_NOTE if hardware == A100 else ''}")
 
 
 def _runs(given: str) -> list[Run]:
@@ -91,6 +99,29 @@ def _runs(given: str) -> list[Run]:
         return read_runs(read_text(given))
     except ArgumentError as error:
         raise misuse(f"{quoted(given, 200)}: {error.message}") from None
+
+
+def _rates_of(hardware: Hardware) -> dict[str, float]:
+    """Return the rates by the names that the option --rates has for them."""
+    links = {"node": hardware.node, "network": hardware.network}
+    of_links = {f"{name}-{what}": rate for name, link in links.items() for what, rate in link._asdict().items()}
+    return {"products": hardware.products, "memory": hardware.memory, **of_links}
+
+
+def _hardware(given: str | None) -> Hardware:
+    """Return the rates of an A100, but for those that are given."""
+    rates = _rates_of(A100)
+    for part in given.split(",") if given else ():
+        name, _, text = part.partition("=")
+        try:
+            rates[name] = float(text) if name in rates else nan
+        except ValueError:
+            rates[name] = nan
+        if not (0 <= rates[name] < inf and (rates[name] or name.endswith("latency"))):
+            known = f"a number above 0 for any of {', '.join(_rates_of(A100))}, such as products=6e14"
+            raise misuse(f"--rates has {quoted(part)}; expected {known}.")
+    products, memory, *links = rates.values()
+    return Hardware(products, memory, Link(*links[:2]), Link(*links[2:]))
 
 
 def _row(run: Run, seconds: float) -> dict[str, Any]:

@@ -27,6 +27,18 @@ def test_it_leaves_terms_out(ask):
     assert found["without"] == ["attention", "head"] and found["error"]["mean"] == -found["rows"][0]["error"] > 0.1
 
 
+def test_rates_of_other_gpus_take_the_place_of_those_of_an_a100(ask):
+    rates = "products=520e12,memory=3.0585e12,node-latency=4e-5,network-latency=0"
+    options = ("paper", "megatron-table-1", "--model", "39.1B")
+    plain, faster = (json.loads(ask(*options, *more, "--json")[1]) for more in ((), ("--rates", rates)))
+    assert plain["rates"]["products"] == 260e12 and faster["rates"]["products"] == 520e12
+    assert 0.5 < faster["rows"][0]["seconds"] / plain["rows"][0]["seconds"] < 0.6
+    same = ",".join(f"{name}={rate!r}" for name, rate in plain["rates"].items())
+    assert json.loads(ask(*options, "--rates", same, "--json")[1]) == plain
+    out = ask(*options, "--rates", rates)[1]
+    assert "error:" not in out and out.split()[-1] == "-" and faster["error"] == {}
+
+
 def test_its_costs_serve_other_verbs(ask, tmp_path):
     path = tmp_path / "mine.json"
     status, out, _ = ask("paper", "megatron-table-1", "--model", "39.1B", "-o", path)
@@ -50,6 +62,12 @@ def test_rows_of_a_file_need_no_published_time(ask, tmp_path):
         (["megatron"], "There is no table 'megatron'; expected megatron-table-1, megatron-table-2, korthikanti"),
         (["no.csv"], "'no.csv' cannot be read: No such file"),
         (["megatron-table-1", "--without", "heat"], "--without is 'heat'; expected one of recomputation, memory"),
+        (
+            ["megatron-table-1", "--rates", "heat=3"],
+            "--rates has 'heat=3'; expected a number above 0 for any of",
+        ),
+        (["megatron-table-1", "--rates", "memory=fast"], "--rates has 'memory=fast'"),
+        (["megatron-table-1", "--rates", "memory=0"], "--rates has 'memory=0'"),
         (["megatron-table-1", "--model", "2B"], "No row of 'megatron-table-1' has the model '2B'; it has 1.7B, 3.6B"),
         (["megatron-table-1", "-o", "x.csv"], "'x.csv' is no file of costs: its name does not end in .json"),
     ],
