@@ -160,19 +160,7 @@ class FullySharded(Module):
 
     def gather(self, into: dict[Any, Array]) -> None:
         """Write the whole parameters into arrays, by dtype. Collective."""
-        shares = self.shares
-        for dtype in self.sizes:
-            placed = [(share, first) for share, (kind, first, _) in zip(shares, self.offsets) if kind == dtype]
-            xp = shares[0].xp
-            own = backend.to_numpy(xp.concat([share.data for share, _ in placed]))
-            parts = self.workspace.group.all_gather(own, what="a share of the parameters of a layer")
-            for rank, part in enumerate(parts):
-                part, done = backend.moved(part, xp), 0
-                for share, first in placed:
-                    piece = share.shard.pieces[rank]
-                    end = done + piece.stop - piece.start
-                    into[dtype][first + piece.start : first + piece.stop] = part[done:end]
-                    done = end
+        _gather([self], [into])
 
     def scatter(self, gradients: dict[int, Array]) -> list[tuple[Leaf, Array]]:
         """Return where the gradients of shares add up, and their sums over the ranks. Collective.
@@ -202,6 +190,25 @@ class FullySharded(Module):
         finish(sends)
         came[group.rank] = parts[group.rank]
         return [sum_in_pairs([came[j][i] for j in range(group.size)]) for i in range(len(own))]
+
+
+def _gather(layers: Sequence[FullySharded], into: Sequence[dict[Any, Array]]) -> None:
+    """Write the whole parameters of some layers into arrays, by dtype, with one message for each. Collective."""
+    placed = dict[Any, list[tuple[Any, Array, int]]]()
+    for layer, arrays in zip(layers, into):
+        for share, (dtype, first, _) in zip(layer.shares, layer.offsets):
+            placed.setdefault(dtype, []).append((share, arrays[dtype], first))
+    for of_dtype in placed.values():
+        xp = of_dtype[0][0].xp
+        own = backend.to_numpy(xp.concat([share.data for share, *_ in of_dtype]))
+        group = layers[0].workspace.group
+        for rank, part in enumerate(group.all_gather(own, what="a share of the parameters of a layer")):
+            part, done = backend.moved(part, xp), 0
+            for share, array, first in of_dtype:
+                piece = share.shard.pieces[rank]
+                end = done + piece.stop - piece.start
+                array[first + piece.start : first + piece.stop] = part[done:end]
+                done = end
 
 
 class _Call:
@@ -458,10 +465,10 @@ def kept_whole(*modules: Module) -> Iterator[None]:
     """
     layers = [part for module in modules for part in module.modules() if isinstance(part, FullySharded)]
     try:
-        for layer in layers:
-            kept = layer.arrays_of(layer.sizes)
-            layer.gather(kept)
-            layer.kept = kept
+        kept = [layer.arrays_of(layer.sizes) for layer in layers]
+        _gather(layers, kept)
+        for layer, arrays in zip(layers, kept):
+            layer.kept = arrays
         yield
     finally:
         for layer in layers:
