@@ -71,7 +71,7 @@ class Header(NamedTuple):
 
 
 # Every step sends the same shapes, so each is described and read once; and once in a step, with its number.
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024, typed=True)  # a dtype of array-api-strict warns when it is compared with one of NumPy
 def described(dtype: Any, shape: tuple[int, ...], step: int) -> Header:
     """Return the header of an array; see :meth:`Header.of`."""
     dtype = numpy_dtype(dtype)

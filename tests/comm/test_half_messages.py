@@ -1,10 +1,11 @@
 """float16 and bfloat16 travel by their names; NumPy's code of bfloat16 would arrive as two bytes without a meaning."""
 
+import array_api_strict
 import numpy as np
 import pytest
 
 from minipipe import spawn
-from minipipe.comm.message import HEADER_SIZE, Header, as_buffer, unpacked
+from minipipe.comm.message import HEADER_SIZE, Header, as_buffer, described, unpacked
 from minipipe.errors import MessageError
 from minipipe.execution.payload import Payload
 from minipipe.testing import same_bits
@@ -67,3 +68,10 @@ def test_bytes_without_a_meaning_are_refused_as_before():
     with pytest.raises(MessageError, match="this array is ") as caught:
         Header.of(np.zeros(2, "V2"))
     assert caught.value.code == "dtype"
+
+
+def test_a_header_of_one_library_is_not_looked_for_among_those_of_another(recwarn):
+    """The story: array-api-strict warns of such a comparison, and whether there was one depended on a hash."""
+    for module in (array_api_strict, np, array_api_strict):
+        assert str(described(np.dtype("float32") if module is np else module.float32, (3,), 7)) == "float32 (3,)"
+    assert not recwarn.list
