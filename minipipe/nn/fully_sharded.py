@@ -148,9 +148,10 @@ class FullySharded(Module):
         finally:
             for places, share in zip(self.places, own):
                 _put(places, share)
-        found = call.passed_on([*tensors_in(result), *losses], tensors_in([*inputs, *options.values()]))
-        losses_so_far().extend(found.pop() for _ in losses[:])
-        return rebuilt(result, found)
+        own_results = tensors_in(result)
+        found = call.passed_on([*own_results, *losses], tensors_in([*inputs, *options.values()]))
+        losses_so_far().extend(found[len(own_results) :])
+        return rebuilt(result, found[: len(own_results)])
 
     # -- messages -------------------------------------------------------------------------------------------
 
@@ -408,8 +409,8 @@ def fully_shard(module: Module, group: ProcessGroup) -> Module:
     """Return a copy of a model of which each rank of a group keeps a share; the names of parameters stay.
 
     Each layer with parameters, of the sequences that the model is made of, is one :class:`FullySharded`. A parameter
-    that several layers share stays whole; its gradient is that of the rank alone, which a pipeline on a grid adds up.
-    Collective for a model that has values, and is divided already.
+    that several layers share, or that stands in a tuple, stays whole; its gradient is that of the rank alone, which a
+    pipeline on a grid adds up. Collective for a model that has values, and is divided already.
 
     Parameters
     ----------

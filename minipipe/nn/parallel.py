@@ -141,7 +141,7 @@ class ParallelAttention(MultiHeadAttention):
         self.is_causal, self.dropout, self.rotary_base = attention.is_causal, attention.dropout, attention.rotary_base
 
     @property
-    def _part(self) -> tuple[int, int]:  # type: ignore[override]
+    def _part(self) -> tuple[int, int]:
         group = self.projections.shard.group
         return group.rank, group.size
 

@@ -60,8 +60,6 @@ class MultiHeadAttention(Module):
     (4, 10, 8)
     """
 
-    _part = (0, 1)  # which of how many equal parts of all heads these are
-
     def __init__(
         self,
         width: int,
@@ -127,6 +125,11 @@ class MultiHeadAttention(Module):
         seen = backend.moved(np.tri(t, part.first + t, part.first, dtype=bool)[None], backend.array_module(x.data))
         gathered = functional.attention(query, key, value, mask=seen, dropout=dropout, part=self._part)
         return functional.reshape(functional.transpose(gathered, (0, 2, 1, 3)), (*x.shape[:2], -1))
+
+    @property
+    def _part(self) -> tuple[int, int]:
+        """Which of how many equal parts of all heads these are."""
+        return 0, 1
 
     def describe(self) -> str:
         """Name width, heads and options."""

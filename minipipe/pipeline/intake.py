@@ -100,8 +100,8 @@ def over_grid(model: Any, grid: Grid, options: Mapping[str, Any]) -> tuple[Any, 
     Raises
     ------
     ArgumentError
-        Code ``value``: replicas beside those of the grid; measurements, in which ranks that share layers could come to
-        different choices; a plan of a whole model, or of another number of replicas.
+        Code ``value``: replicas beside those of the grid; a plan of a whole model, or of another number of replicas; a
+        fully sharded model, where layers are to be divided.
     ModelError
         Code ``not-a-sequence``.
     """

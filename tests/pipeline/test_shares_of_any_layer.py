@@ -76,6 +76,19 @@ class Listing(nn.Module):
         return x @ named["inner.weight"]
 
 
+class Thrice(nn.Module):
+    """Adds three losses, whose sum depends on their order."""
+
+    def __init__(self):
+        self.w = nn.Parameter(np.ones((4, 4)))
+        self.add = nn.AuxiliaryLoss(lambda loss: loss)
+
+    def forward(self, x):
+        for factor in (1e17, -1e17, 1.0):
+            self.add(self.w.sum() * factor)
+        return x @ self.w
+
+
 class Twice(nn.Module):
     """Has one parameter in two places."""
 
@@ -116,6 +129,14 @@ LAYERS = {
 def test_gradients_are_those_of_whole_replicas(layers, schedule):
     assert (X[0, 0] > 0) != (X[4, 0] > 0)
     assert_alike(*gradients(layers, schedule=schedule))
+
+
+def test_losses_of_a_layer_keep_their_order():
+    def loss(group, fully_sharded):
+        return float(pipeline_of([Thrice(), linear()], group, fully_sharded).step(X, Y))
+
+    whole, shares = (spawn(lambda group, one=one: loss(group, one), 2) for one in (False, True))
+    assert whole == shares
 
 
 def test_values_cannot_be_changed_while_the_layer_computes():
