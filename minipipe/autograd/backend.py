@@ -152,11 +152,24 @@ def is_fresh(array: Array) -> bool:
     return False
 
 
+_INTEGERS = {2: np.int16, 4: np.int32, 8: np.int64}  # by size in bytes
+
+
+@one_line
 def masked(array: Array, mask: Array) -> Array:
-    """Return the array where the mask is true, and 0 elsewhere."""
-    if isinstance(array, np.ndarray):
-        return array * mask  # a third of the time of np.where, which branches at every element
-    return array_module(array).where(mask, array, 0)
+    """Return the array where the mask is true, and 0 elsewhere, also where the array is infinite or NaN.
+
+    Examples
+    --------
+    >>> masked(np.array([1.0, np.inf, np.nan, 2.0]), np.array([True, False, False, True]))
+    array([1., 0., 0., 2.])
+    """
+    integer = _INTEGERS.get(array.itemsize) if isinstance(array, np.ndarray) else None
+    if integer is None:
+        return array_module(array).where(mask, array, 0)
+    # inf * 0 is NaN, but the bits of inf, as an integer, times 0 are those of 0. np.where branches at every element,
+    # and takes up to 20 times as long.
+    return (array.view(integer) * mask).view(array.dtype)
 
 
 def one_per_row(matrix: Array, columns: Array) -> Array:

@@ -154,7 +154,8 @@ def attention(
     mask : array or Tensor of truth values, or of 0 and 1, optional
         Which keys are seen, True or 1: of shape (n, s), by key, for instance all but padding; or (n, t, s), by query
         and key. Two axes are (n, s), whatever the lengths. n is the first axis of the queries, or 1 for all samples
-        alike; heads share the mask. It has no gradient.
+        alike; heads share the mask. It has no gradient. Keys and values that are not seen must be finite all the same:
+        their weight is 0, and 0 * inf is NaN, as in PyTorch.
     dropout : float
         The probability with which a weight is set to 0, after the softmax; see :func:`minipipe.functional.dropout`.
     part : tuple of int

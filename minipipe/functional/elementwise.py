@@ -6,7 +6,7 @@ operation     result                   gradients, for the gradient g of the resu
 add           a + b                    g; g
 subtract      a - b                    g; -g
 multiply      a * b                    g * b; g * a
-divide        a / b                    g / b; -g * a / b**2
+divide        a / b                    g / b; -g * (a / b) / b
 power         a ** b                   g * b * a**(b - 1); g * a**b * log(a)
 negative      -a                       -g
 exp           e ** a                   g * exp(a)
@@ -130,16 +130,19 @@ def divide(a: Operand, b: Operand) -> Tensor:
     Tensor([1.5, 3. ])
     """
     a, b = map(as_real, _broadcast("divide", a, b))
-    x, y, a_shape, b_shape = a.data, b.data, a.shape, b.shape
+    y, a_shape, b_shape = b.data, a.shape, b.shape
+    result = a.data / y
     return record(
-        x / y,
+        result,
         (a, lambda g: unbroadcast(g / y, a_shape)),
-        (b, lambda g: unbroadcast(-g * x / (y * y), b_shape)),
+        (b, lambda g: unbroadcast(-g * (result / y), b_shape)),  # y * y might be 0 or inf where the quotient is neither
     )
 
 
 def power(a: Operand, b: Operand) -> Tensor:
     """Return a ** b, broadcast. Squares are computed as products, three times as fast.
+
+    The gradient of a base under an exponent of 0 is 0, and so is that of an exponent, at least 0, over a base of 0.
 
     Examples
     --------
@@ -154,11 +157,20 @@ def power(a: Operand, b: Operand) -> Tensor:
     a, b = _broadcast("power", a, b)
     xp, x, y, a_shape, b_shape = array_module(a.data), a.data, b.data, a.shape, b.shape
     result = x**y
-    return record(
-        result,
-        (a, lambda g: unbroadcast(g * y * x ** (y - 1), a_shape)),
-        (b, lambda g: unbroadcast(g * result * xp.log(x), b_shape)),
-    )
+
+    def of_base(g: Array) -> Array:
+        """Return the gradient of x. At y = 0 the result is 1 for all x, but x ** (y - 1) may be infinite."""
+        is_constant = y == 0
+        slope = x ** xp.where(is_constant, y, y - 1)
+        return unbroadcast(backend.masked(g, ~is_constant) * y * slope, a_shape)
+
+    def of_exponent(g: Array) -> Array:
+        """Return the gradient of y. At x = 0 the result is 0 for all y above 0, but log(x) is infinite."""
+        is_constant = (x == 0) & (y >= 0)
+        logarithm = xp.log(xp.where(is_constant, 1, x))
+        return unbroadcast(backend.masked(g, ~is_constant) * result * logarithm, b_shape)
+
+    return record(result, (a, of_base), (b, of_exponent))
 
 
 def negative(a: Operand) -> Tensor:
@@ -272,7 +284,7 @@ def relu(a: Operand) -> Tensor:
     xp = array_module(a.data)
     # A row of zeros, because NumPy takes twice as long over a large array and a number.
     result = xp.maximum(a.data, xp.zeros(a.shape[-1:], dtype=a.data.dtype))
-    return record(result, (a, lambda g: backend.masked(g, result > 0)))
+    return record(result, (a, lambda g: backend.masked(g, result != 0)))  # true for NaN, which so remains visible
 
 
 def silu(a: Operand) -> Tensor:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import ArgumentError, TensorError, one_of, shape_error
-from minipipe.functional.operands import as_real, astype, data_of, in_float32, in_full, operands
-from minipipe.functional.reduction import Axis, axes_of, without_axes
+from minipipe.functional.operands import as_real, astype, axis_of, data_of, in_float32, in_full, operands
+from minipipe.functional.reduction import Axis, axes_of, largest_of, without_axes
 from minipipe.tensor import Operand, Tensor, record
 
 
@@ -36,7 +37,7 @@ def softmax(a: Operand, axis: int = -1) -> Tensor:
     if backend.is_half(a.dtype):
         return in_float32(softmax, a, axis=axis)
     xp = array_module(a.data)
-    exponentials = xp.exp(a.data - xp.max(a.data, axis=axis, keepdims=True))
+    exponentials = xp.exp(a.data - largest_of(a.data, axis_of(axis, a.shape)))
     result = exponentials / backend.reduce_sum(exponentials, axis, True)
     return record(result, (a, lambda g: result * (g - backend.reduce_sum(g * result, axis, True))))
 
@@ -44,7 +45,7 @@ def softmax(a: Operand, axis: int = -1) -> Tensor:
 def log_softmax_of_array(x: Array, axis: int) -> Array:
     """Return the logarithm of the softmax of an array along an axis, without overflow."""
     xp = array_module(x)
-    shifted = x - xp.max(x, axis=axis, keepdims=True)
+    shifted = x - largest_of(x, axis)
     return shifted - xp.log(backend.reduce_sum(xp.exp(shifted), axis, True))
 
 
@@ -71,14 +72,15 @@ def log_softmax(a: Operand, axis: int = -1) -> Tensor:
     if backend.is_half(a.dtype):
         return in_float32(log_softmax, a, axis=axis)
     xp = array_module(a.data)
-    result = log_softmax_of_array(a.data, axis)
+    result = log_softmax_of_array(a.data, axis_of(axis, a.shape))
     return record(result, (a, lambda g: g - xp.exp(result) * backend.reduce_sum(g, axis, True)))
 
 
 def logsumexp(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the logarithm of the sum of e^a over the given axes, by default all.
 
-    Shifted by the largest element, so that nothing overflows. Where all are -inf the result is -inf, its gradient 0.
+    Shifted by the largest element, so that nothing overflows. Where all are -inf the result is -inf, its gradient 0;
+    so it is over an empty axis.
 
     Parameters, result and errors are those of :func:`minipipe.functional.total`.
 
@@ -92,11 +94,12 @@ def logsumexp(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     if backend.is_half(a.dtype):
         return in_float32(logsumexp, a, axis=axis, keepdims=keepdims)
     xp, x, (axes, kept) = array_module(a.data), a.data, axes_of(a, axis)
-    largest = xp.max(x, axis=axes, keepdims=True)
+    largest = largest_of(x, axes)
     is_finite = xp.isfinite(largest)
     shift = xp.where(is_finite, largest, 0)  # -inf - (-inf) would be no number
     exponentials = xp.exp(x - shift)
-    sums = xp.where(is_finite, backend.reduce_sum(exponentials, axes, True), 1)
+    # Where the largest is inf or NaN, the gradient is as undefined as in PyTorch.
+    sums = xp.where(is_finite, backend.reduce_sum(exponentials, axes, True), xp.where(largest == -math.inf, 1, largest))
     result = xp.where(is_finite, xp.log(sums) + shift, largest)
     return record(
         without_axes(result, axes, keepdims),
@@ -142,7 +145,7 @@ def mean_squared_error(prediction: Tensor, target: Operand, reduction: str = "me
         raise shape_error("mean_squared_error", expected, prediction=prediction.shape, target=target.shape)
     difference = prediction.data - target.data
     check_reduction("mean_squared_error", reduction)
-    count: float = prediction.size if reduction == "mean" else 1
+    count: float = (prediction.size or math.nan) if reduction == "mean" else 1
     error, pull = backend.sum_of_squares(difference), difference
     if weights is not None:
         each = broadcast_weights(weights, difference)
@@ -205,7 +208,8 @@ def cross_entropy(
         The part, from 0 to 1, of each row's weight that is spread evenly over all classes.
     class_weights : array of shape (k,), optional
         How much each class counts, at least 0; above 0 where labels are smoothed. The mean is over the sum of the
-        weights of the labels, as in PyTorch.
+        weights of the labels, as in PyTorch. A row that is ignored, or whose label has the weight 0, adds nothing,
+        whatever its scores are.
     reduction : {"mean", "sum"}
 
     Returns
@@ -260,11 +264,17 @@ def cross_entropy(
         return record(-(backend.reduce_sum(picked) / total), (logits, plain))
     wanted = _distribution(columns, ignore_index, label_smoothing, class_weights, log_probabilities)
 
+    def counted(array: Array, weights: Array) -> Array:
+        """Leave out what has the weight 0: a score of -inf, or NaN in padding, times 0 would be NaN."""
+        return array if counts_all else backend.masked(array, weights != 0)
+
     def vjp(g: Array) -> Array:
-        difference = xp.exp(log_probabilities) * backend.reduce_sum(wanted, -1, True) - wanted
+        weights = backend.reduce_sum(wanted, -1, True)
+        difference = counted(xp.exp(log_probabilities), weights) * weights - wanted
         return backend.reshape(difference * (g / total), shape)
 
-    return record(-(backend.reduce_sum(wanted * log_probabilities) / total), (logits, vjp))
+    losses = wanted * counted(log_probabilities, wanted)
+    return record(-(backend.reduce_sum(losses) / total), (logits, vjp))
 
 
 @backend.one_line
@@ -307,7 +317,10 @@ def _check_options(label_smoothing: float, class_weights: Any, reduction: str, k
         raise ArgumentError("value", f"cross_entropy: label_smoothing is {label_smoothing}; expected 0 to 1.")
     if class_weights is not None and len(class_weights) != k:
         raise ArgumentError("value", f"cross_entropy: class_weights has length {len(class_weights)}; expected {k}.")
-    least = 0.0 if class_weights is None else min(map(float, class_weights))
+    given = [0.0] if class_weights is None else list(map(float, class_weights))
+    if not all(map(math.isfinite, given)):
+        raise ArgumentError("value", f"cross_entropy: the class weights are {given!r:.80}; expected finite numbers.")
+    least = min(given)
     if least < 0 or (label_smoothing and class_weights is not None and not least):
         # With smoothing a label of weight 0 adds to the sum, but not to what it is divided by.
         expected = "above 0, where there is label_smoothing" if label_smoothing else "at least 0"

@@ -121,13 +121,13 @@ def parallel_cross_entropy(
     shifted = rows - combined(xp.max(rows, axis=-1, keepdims=True), group, "max")
     powers = xp.exp(shifted)
     sums = combined(backend.reduce_sum(powers, -1, True), group)
-    wanted = xp.astype((xp.arange(k) == own[:, None]) & counts[:, None], rows.dtype)
-    picked = combined(backend.reduce_sum(wanted * shifted, -1), group)
+    is_wanted = (xp.arange(k) == own[:, None]) & counts[:, None]
+    picked = combined(backend.reduce_sum(backend.masked(shifted, is_wanted), -1), group)
     weight = (label_weight(columns, ignore_index) or 1.0) if reduction == "mean" else 1.0
-    counted = xp.astype(counts, rows.dtype)
-    loss = backend.reduce_sum((xp.log(sums[:, 0]) - picked) * counted) / weight
+    loss = backend.reduce_sum(backend.masked(xp.log(sums[:, 0]) - picked, counts)) / weight
 
     def vjp(g: Array) -> Array:
-        return backend.reshape((powers / sums * counted[:, None] - wanted) * (g / weight), shape)
+        probabilities = backend.masked(powers / sums, counts[:, None])
+        return backend.reshape((probabilities - xp.astype(is_wanted, rows.dtype)) * (g / weight), shape)
 
     return record(loss, (logits, vjp))

@@ -6,6 +6,8 @@ methods have NumPy's names: ``x.sum()``, ``x.max()``, ``x.min()``, ``x.var()``.
 
 from __future__ import annotations
 
+import math
+
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import TensorError
@@ -20,6 +22,25 @@ def axes_of(a: Tensor, axis: Axis) -> tuple[tuple[int, ...], tuple[int, ...]]:
     given = tuple(range(a.ndim)) if axis is None else tuple(axis) if isinstance(axis, tuple | list) else (axis,)
     axes = tuple(axis_of(i, a.shape) for i in given)
     return axes, tuple(1 if i in axes else length for i, length in enumerate(a.shape))
+
+
+def count_along(axes: tuple[int, ...], shape: tuple[int, ...]) -> int:
+    """Return how many elements of an array of a shape are reduced to one."""
+    return backend.prod(tuple(shape[i] for i in axes))
+
+
+def largest_of(x: Array, axes: int | tuple[int, ...]) -> Array:
+    """Return the largest elements over axes that stay with length 1, and -inf over an empty axis.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> largest_of(np.array([[1.0, 2.0]]), 1), largest_of(np.ones((1, 0)), 1)
+    (array([[2.]]), array([[-inf]]))
+    """
+    if backend.prod(x.shape) == 0:  # NumPy refuses the largest of nothing
+        return backend.reduce_sum(x, axes, True) - math.inf
+    return array_module(x).max(x, axis=axes, keepdims=True)
 
 
 def without_axes(array: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
@@ -64,7 +85,7 @@ def total(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 
 def mean(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the mean over the given axes, by default all.
+    """Return the mean over the given axes, by default all; NaN over an empty axis.
 
     Parameters, result and errors are those of :func:`total`.
 
@@ -79,7 +100,7 @@ def mean(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     if backend.is_half(a.dtype):
         return in_float32(mean, a, axis=axis, keepdims=keepdims)
     shape, (axes, kept) = a.shape, axes_of(a, axis)
-    count = backend.prod(shape) // max(1, backend.prod(kept))
+    count = count_along(axes, shape)
 
     def spread(g: Array) -> Array:
         return array_module(g).broadcast_to(backend.reshape(g / count, kept), shape)
@@ -116,7 +137,7 @@ def variance(a: Operand, axis: Axis = None, keepdims: bool = False, correction: 
     if backend.is_half(a.dtype):
         return in_float32(variance, a, axis=axis, keepdims=keepdims, correction=correction)
     axes, kept = axes_of(a, axis)
-    count = backend.prod(a.shape) // max(1, backend.prod(kept))
+    count = count_along(axes, a.shape)
     if count <= correction:
         message = f"variance: the correction is {correction}; expected less than the number of elements, {count}."
         raise TensorError("range", message)
@@ -129,7 +150,7 @@ def variance(a: Operand, axis: Axis = None, keepdims: bool = False, correction: 
 def amax(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the largest element over the given axes, by default all. As a method: ``tensor.max(axis)``.
 
-    Where several elements are largest, they share the gradient equally.
+    Where several elements are largest, they share the gradient equally. An empty axis is refused.
 
     Parameters, result and errors are those of :func:`total`.
 
@@ -147,7 +168,7 @@ def amax(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
 def amin(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the smallest element over the given axes, by default all. As a method: ``tensor.min(axis)``.
 
-    Where several elements are smallest, they share the gradient equally.
+    Where several elements are smallest, they share the gradient equally. An empty axis is refused.
 
     Parameters, result and errors are those of :func:`total`.
 
@@ -163,10 +184,13 @@ def amin(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
 def _extreme(name: str, a: Operand, axis: Axis, keepdims: bool) -> Tensor:
     a = as_tensor(a)
     x, (axes, kept) = a.data, axes_of(a, axis)
+    if count_along(axes, a.shape) == 0:
+        raise TensorError("shape", f"a{name}: axes {axes} of shape {a.shape} have no elements; expected one at least.")
     result = getattr(array_module(x), name)(x, axis=axes, keepdims=True)
 
     def share(g: Array) -> Array:
-        chosen = array_module(x).astype(x == result, x.dtype)
-        return backend.reshape(g, kept) * chosen / backend.reduce_sum(chosen, axes, True)
+        is_chosen = x == result
+        count = backend.reduce_sum(array_module(x).astype(is_chosen, x.dtype), axes, True)
+        return backend.masked(backend.reshape(g, kept), is_chosen) / count
 
     return record(without_axes(result, axes, keepdims), (a, share))

@@ -474,8 +474,10 @@ def _max_pool(name: str, num_axes: int, x: Operand, kernel: Any, stride: Any) ->
     # Which place of its window won: one byte for each result is all that the gradient needs.
     winner = xp.zeros(best.shape, dtype=xp.uint8 if len(candidates) < 256 else xp.int32)
     for number, candidate in enumerate(candidates, start=1):
-        winner = xp.where(candidate > best, xp.asarray(number, dtype=winner.dtype), winner)
-        best = xp.maximum(best, candidate)
+        larger = xp.maximum(best, candidate)
+        has_won = (larger != best) & (best == best)  # NaN wins too, as in PyTorch, and then it stays
+        winner = xp.where(has_won, xp.asarray(number, dtype=winner.dtype), winner)
+        best = larger
 
     return record(best, (x, lambda g: _to_winners(g, winner, windows)))
 

@@ -179,7 +179,7 @@ class ParallelEmbedding(Module):
         is_own = (own >= 0) & (own < count)
         is_known = bool(xp.all((given.data >= 0) & (given.data < count * group.size)))
         vectors = functional.embedding(self.weight, own * xp.astype(is_own, own.dtype) if is_known else given.data)
-        return reduce_from(vectors * xp.astype(is_own[..., None], vectors.dtype), group)
+        return reduce_from(functional.where(is_own[..., None], vectors, 0.0), group)
 
 
 class ParallelUnembedding(Module):

@@ -1,0 +1,172 @@
+"""The table edges.json, and minipipe's results for its cases: eager on any array module, or replayed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minipipe import Tensor
+from minipipe import functional as F
+from minipipe.autograd import StageInput, backward
+from minipipe.autograd.backend import array_module
+from minipipe.autograd.modes import Key
+from minipipe.autograd.replay import Script, Trace
+
+Case = dict[str, Any]
+CASES: list[Case] = json.loads(Path(__file__).with_name("edges.json").read_text(encoding="utf-8"))
+
+
+def integers(numbers: list[Any], like: Tensor) -> Any:
+    """Return labels or ids in the module of a tensor."""
+    return array_module(like.data).asarray(np.array(numbers, np.int64))
+
+
+# By name, as in make_edges.py: minipipe's call, from the tensors of a case and its options.
+OPERATIONS = {
+    "add": F.add,
+    "subtract": F.subtract,
+    "multiply": F.multiply,
+    "divide": F.divide,
+    "power": F.power,
+    "power of a number": lambda a, base: base**a,
+    "power to a number": lambda a, exponent: a**exponent,
+    "negative": F.negative,
+    "exp": F.exp,
+    "log": F.log,
+    "sqrt": F.sqrt,
+    "tanh": F.tanh,
+    "sigmoid": F.sigmoid,
+    "relu": F.relu,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu with tanh": lambda a: F.gelu(a, approximate=True),
+    "erf": F.erf,
+    "clip": F.clip,
+    "dropout": lambda a, p: F.dropout(a, p),
+    "where": lambda a, b, mask: F.where(mask, a, b),
+    "masked_fill": F.masked_fill,
+    "sqrt of relu": lambda a: F.sqrt(F.relu(a)),
+    "log of relu": lambda a: F.log(F.relu(a)),
+    "sqrt of where": lambda a, mask: F.sqrt(F.where(mask, a, 0.0)),
+    "one over where": lambda a, mask: 1 / F.where(mask, a, 0.0),
+    "one over clip": lambda a: 1 / F.clip(a, 0.0, 2.0),
+    "one over masked_fill": lambda a, mask: 1 / F.masked_fill(a, mask, 0.0),
+    "sqrt of max": lambda a: F.sqrt(F.amax(a, 1)),
+    "sqrt of max_pool1d": lambda a: F.sqrt(F.max_pool1d(a, 2)),
+    "softmax of masked_fill": lambda a, mask: F.softmax(F.masked_fill(a, mask, -math.inf)),
+    "total": F.total,
+    "mean": F.mean,
+    "variance": F.variance,
+    "amax": F.amax,
+    "amin": F.amin,
+    "softmax": F.softmax,
+    "log_softmax": F.log_softmax,
+    "logsumexp": F.logsumexp,
+    "cross_entropy": lambda x, labels, **options: F.cross_entropy(x, integers(labels, x), **options),
+    "mean_squared_error": F.mean_squared_error,
+    "mean_squared_error with weights": F.mean_squared_error,
+    "layer_norm": F.layer_norm,
+    "rms_norm": F.rms_norm,
+    "group_norm": lambda x, w, b, epsilon: F.group_norm(x, 1, w, b, epsilon),
+    "max_pool1d": lambda x: F.max_pool1d(x, 2),
+    "max_pool1d, overlapping": lambda x: F.max_pool1d(x, 3, 1),
+    "max_pool2d": lambda x: F.max_pool2d(x, 2),
+    "avg_pool1d": lambda x: F.avg_pool1d(x, 2),
+    "avg_pool2d": lambda x: F.avg_pool2d(x, 2),
+    "global_avg_pool": F.global_avg_pool,
+    "conv1d": F.conv1d,
+    "conv2d": F.conv2d,
+    "linear": F.linear,
+    "matmul": F.matmul,
+    "einsum": lambda a, b: F.einsum("ij,jk->ik", a, b),
+    "embedding": lambda w, ids: F.embedding(w, integers(ids, w)),
+    "index": lambda a, ids: F.index(a, (integers([[i] for i in ids], a), integers([0, 1], a))),
+    "attention": F.attention,
+    "lstm": F.lstm,
+}
+# Sums of products cancel, or are reduced in another order: there an error is relative to 1, not to the result.
+CANCELS = ("layer_norm", "rms_norm", "group_norm", "attention")
+
+
+def by_operation(cases: list[Case]) -> dict[str, list[Case]]:
+    """Return cases by what they call."""
+    return {name: [case for case in cases if case["operation"] == name] for name in OPERATIONS}
+
+
+def array(written: dict[str, Any], dtype: str) -> np.ndarray:
+    return np.array(written["elements"], dtype).reshape(written["shape"])
+
+
+def upstream(case: Case, shape: tuple[int, ...]) -> np.ndarray:
+    """Return the gradient of a case's result."""
+    given = case["upstream"]
+    if isinstance(given, float):
+        return np.full(shape, given, case["dtype"])
+    return np.broadcast_to(array(given, case["dtype"]), shape)
+
+
+def inputs(case: Case) -> list[np.ndarray]:
+    return [array(written, case["dtype"]) for written in case["inputs"]]
+
+
+def results(case: Case, xp: Any = np) -> list[Any]:
+    """Return the value and the gradients, computed on a module."""
+    tensors = [Tensor(xp.asarray(each), requires_grad=True) for each in inputs(case)]
+    value = OPERATIONS[case["operation"]](*tensors, **case["options"])
+    value.backward(xp.asarray(upstream(case, value.shape)))
+    return [value.data, *(tensor.grad for tensor in tensors)]
+
+
+def expected(case: Case) -> list[np.ndarray]:
+    return [array(written, case["dtype"]) for written in case["results"]]
+
+
+def check(case: Case, found: list[Any]) -> None:
+    """Compare results with the table: infinities and NaN at their places, numbers to the rounding of some steps."""
+    info = np.finfo(case["dtype"])
+    tolerance = 30 * info.eps if case["operation"] in CANCELS else 10 * info.smallest_subnormal
+    for ours, wanted in zip(found, expected(case), strict=True):
+        assert ours.shape == wanted.shape
+        np.testing.assert_allclose(np.asarray(ours), wanted, rtol=30 * info.eps, atol=tolerance)
+
+
+def failing(cases: list[Case]) -> Iterator[Case]:
+    """Yield the cases that are not as in the table."""
+    for case in cases:
+        try:
+            check(case, results(case))
+        except AssertionError:
+            yield case
+
+
+def captured(case: Case, arrays: list[np.ndarray]) -> tuple[Script, tuple[int, ...]]:
+    """Return a script of a case's operation, captured with other arrays, and the shape of the result."""
+    trace = Trace(Key(0, 0, 0, 0, 0))
+    trace.begin("forward")
+    tensors = [Tensor(each) for each in arrays]
+    for i, tensor in enumerate(tensors):
+        tensor.data = trace.given(f"x{i}", arrays[i])
+        tensor.node = StageInput(needs_gradient=True, array=arrays[i])
+    value = OPERATIONS[case["operation"]](*tensors, **case["options"])
+    shape = value.shape
+    trace.returned(value.data)
+    trace.begin("backward")
+    backward({value.node: trace.given("g0", np.ones(shape, case["dtype"]))})
+    for tensor in tensors:
+        trace.returned(tensor.node.grad)
+    assert trace.reason is None, f"{case['name']} leaves no script: {trace.reason}"
+    return Script(trace, case["name"]), shape
+
+
+def replayed(case: Case) -> list[np.ndarray]:
+    """Return the value and the gradients by a script that has seen ordinary numbers."""
+    random = np.random.default_rng(0)
+    script, shape = captured(case, [random.uniform(0.5, 1.5, x.shape).astype(x.dtype) for x in inputs(case)])
+    value, kept = script.sections["forward"]([], None, *inputs(case))
+    gradients, _ = script.sections["backward"]([], [], kept, upstream(case, shape).copy())
+    return [*value, *gradients]

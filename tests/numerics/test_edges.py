@@ -1,0 +1,81 @@
+"""Each operation at the edges of its domain has the values and gradients of edges.json, on every array module.
+
+The file is PyTorch's answer (``make_edges.py``), but for what minipipe gives on purpose; the file says why.
+"""
+
+import array_api_strict
+import numpy as np
+import pytest
+
+from minipipe import functional
+from minipipe.errors import MinipipeError
+from tests.launch import for_each
+from tests.numerics.edges import CASES, OPERATIONS, by_operation, check, expected, replayed, results
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # infinities are what is tried here
+COMPUTED = by_operation([case for case in CASES if "refused" not in case])
+REFUSED = {f"{case['name']}, {case['dtype']}": case for case in CASES if "refused" in case}
+WITHOUT_EDGES = {
+    **dict.fromkeys(("reshape", "transpose", "concatenate", "stack", "split", "contiguous", "identity"), "moves"),
+    **dict.fromkeys(("astype", "in_float32"), "changes the dtype alone"),
+    **dict.fromkeys(("rotary", "self_attention"), "PyTorch has none"),
+}
+
+
+@pytest.fixture(autouse=True)
+def watching():
+    """Watch nothing, unlike other tests: what is watched leaves no script."""
+
+
+def each_of(cases, test):
+    """Call a test for each case; the error names it."""
+    for case in cases:
+        try:
+            test(case)
+        except Exception as error:
+            error.add_note(f"{case['name']}, {case['dtype']}")
+            raise
+
+
+@for_each(cases=COMPUTED)
+def test_values_and_gradients_are_those_of_the_table(cases):
+    each_of(cases, lambda case: check(case, results(case)))
+
+
+@for_each(cases=COMPUTED)
+def test_another_array_module_has_the_same(cases):
+    each_of(cases, lambda case: check(case, results(case, array_api_strict)))
+
+
+@for_each(case=REFUSED)
+def test_what_has_no_answer_is_refused(case):
+    with pytest.raises(MinipipeError) as caught:
+        results({**case, "upstream": 1.0})
+    assert caught.value.code == case["refused"]
+
+
+@for_each(cases=COMPUTED)
+def test_a_script_that_saw_ordinary_numbers_has_the_bits_of_eager_code_at_the_edges(cases):
+    for case in cases:
+        assert [each.tobytes() for each in replayed(case)] == [each.tobytes() for each in results(case)], case["name"]
+
+
+def test_every_public_operation_is_in_the_table():
+    words = {word.strip(",") for name in OPERATIONS for word in name.split()}
+    assert set(functional.__all__) - words == set(WITHOUT_EDGES)
+
+
+def test_the_table_gives_a_reason_exactly_where_it_differs_from_pytorch():
+    for case in CASES:
+        differs = "refused" in case or "pytorch" in case
+        assert differs == bool(case.get("reason")), case["name"]
+        if "pytorch" in case:
+            assert str(case["pytorch"]) != str(case["results"])
+    assert sum("pytorch" in case for case in CASES) == 46
+
+
+def test_the_table_has_infinities_and_nan_among_inputs_and_results():
+    for dtype in ("float32", "float64"):
+        cases = [case for case in CASES if case["dtype"] == dtype and "refused" not in case]
+        seen = np.concatenate([each.ravel() for case in cases for each in expected(case)])
+        assert np.isnan(seen).any() and np.isinf(seen).any() and (seen == np.finfo(dtype).smallest_subnormal).any()
