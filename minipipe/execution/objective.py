@@ -197,7 +197,8 @@ class BatchObjective:
         The sums ascend through the microbatches, whatever the order in which these were computed.
         """
         order = sorted(self.losses)
-        total = added([self._shares[k] * self.losses[k] for k in order])
+        # A microbatch that does not count may have a loss that is not a number, such as a mean over nothing.
+        total = added(self._shares[k] * self.losses[k] for k in order if self._shares[k])
         metrics = [
             self._mean([(*self._measured[k][i], self._shares[k]) for k in order]) for i in range(len(self.metrics))
         ]

@@ -89,7 +89,9 @@ class AuxiliaryLoss(Module):
             if not isinstance(value, Tensor) or value.size != 1:
                 found = f"a tensor of shape {value.shape}" if isinstance(value, Tensor) else type(value).__name__
                 raise TensorError("not-scalar", f"An AuxiliaryLoss must be a tensor with one element; it is {found}.")
-            losses.append(reshape(in_full(value), ()) * self.weight)
+            value = reshape(in_full(value), ())
+            # 0 times an infinite value would be NaN, and so would be the gradient.
+            losses.append(value * self.weight if self.weight else record(backend.filled((), 0.0, value.data)))
         return x
 
     def describe(self) -> str:

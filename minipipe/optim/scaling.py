@@ -351,7 +351,7 @@ class LossScale:
 
     def _grow(self) -> None:
         self.num_good_steps += 1
-        if self.num_good_steps >= self._growth_interval:
+        if self.num_good_steps >= self._growth_interval and isfinite(self.value * self._factor):
             self.value, self.num_good_steps = self.value * self._factor, 0
 
     def __repr__(self) -> str:

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 import minipipe
-from minipipe import Tensor, functional, nn, random_key, spawn
+from minipipe import Tensor, functional, nn, optim, random_key, spawn
 from minipipe.autograd import backend
 from minipipe.autograd.modes import Key
 from minipipe.autograd.replay import Trace
+from minipipe.errors import ArgumentError
+from minipipe.execution.objective import BatchObjective
 from minipipe.functional.parallel import parallel_cross_entropy
 from tests.half_precision import every_half
 from tests.launch import for_each
@@ -134,6 +136,41 @@ def test_a_divided_embedding_takes_nothing_from_the_vectors_of_other_symbols():
     assert first == second == [[1.0, 1.0], [1.0, 1.0]]
     np.testing.assert_array_equal(of_first, [[INF, 1.0], [0.0, 0.0]])
     np.testing.assert_array_equal(of_second, [[0.0, 0.0], [NAN, 2.0]])
+
+
+# -- weights of 0 -----------------------------------------------------------------------------------------------------
+
+
+def test_a_microbatch_that_does_not_count_adds_nothing_to_the_loss_of_the_batch():
+    objective = BatchObjective(nn.MSELoss(), loss_weight=np.sum)
+    objective._shares = [0.25, 0.0, 0.75]
+    for k, loss in enumerate((4.0, NAN, 8.0)):
+        objective.note(k, loss)
+    np.testing.assert_array_equal(objective.numbers(), [7.0, 4.0, NAN, 8.0])
+
+
+def test_an_auxiliary_loss_of_weight_0_adds_nothing_and_has_no_gradient():
+    x = Tensor([0.0, 4.0], requires_grad=True)
+    layer = nn.AuxiliaryLoss(lambda x: functional.sqrt(x).sum() * INF, weight=0.0)
+    with nn.auxiliary_losses() as losses:
+        loss = layer(x).sum()
+    losses.added_to(loss).backward()
+    assert losses[0].item() == 0.0 and x.grad.tolist() == [1.0, 1.0]
+
+
+def test_a_class_weight_that_is_not_finite_is_refused():
+    for weight in (INF, NAN):
+        with pytest.raises(ArgumentError, match="expected finite numbers") as caught:
+            functional.cross_entropy(Tensor([[1.0, 2.0]]), [0], class_weights=[1.0, weight])
+        assert caught.value.code == "value"
+
+
+def test_a_loss_scale_stays_finite():
+    scale = optim.LossScale(initial=1e308, growth_interval=1)
+    for _ in range(3):
+        assert scale.unscale([], are_finite=True)
+        assert scale.value == 1e308
+    assert not scale.unscale([], are_finite=False) and scale.value == 5e307
 
 
 # -- mutants ----------------------------------------------------------------------------------------------------------

@@ -144,3 +144,16 @@ def test_its_weight_is_shown_as_it_is_now():
     layer = nn.AuxiliaryLoss(mean_square, 0.5)
     layer.weight = 0.25
     assert repr(layer).endswith("mean_square, weight=0.25)")
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of sqrt(0) * inf, which does not count
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_with_a_weight_of_0_an_infinite_one_changes_no_bit(num_ranks):
+    def bits(group, layer):
+        layers = [nn.Linear(WIDTH, WIDTH), layer, nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)]
+        pipeline = Pipeline(nn.Sequential(*layers), group, loss=nn.MSELoss(), num_microbatches=3)
+        losses = [pipeline.step(*batch()) for _ in range(8)]
+        return losses, [parameter.grad.tobytes() for parameter in pipeline.parameters()]
+
+    endless = nn.AuxiliaryLoss(lambda x: functional.sqrt(x * 0).sum() * np.inf, weight=0.0)
+    assert spawn(lambda group: bits(group, endless), num_ranks) == spawn(lambda g: bits(g, nn.Identity()), num_ranks)
