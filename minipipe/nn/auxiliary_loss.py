@@ -55,7 +55,7 @@ class AuxiliaryLoss(Module):
     function : function
         ``x -> Tensor`` with one element, or a module. A function has no parameters; see :class:`minipipe.nn.Function`.
     weight : float
-        The factor of the function's result.
+        The factor of the function's result. With 0 there is neither loss nor gradient, even of an infinite result.
 
     Raises
     ------

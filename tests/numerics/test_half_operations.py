@@ -139,3 +139,11 @@ def test_what_is_not_half_is_computed_as_it_was():
     F.in_float32(lambda x: called.append(x.dtype) or x, Tensor(np.ones(2, np.float16)))
     assert called == [np.float64, np.float32]
     assert HALVES[0] is np.float16
+
+
+def test_the_gradient_of_a_divisor_does_not_depend_on_its_square():
+    """The square of 300 is no float16, nor is that of 1e-4."""
+    x = Tensor(np.array([1.0, 1e-4], np.float16), requires_grad=True)
+    y = Tensor(np.array([300.0, 1e-4], np.float16), requires_grad=True)
+    (x / y).backward(np.array([64.0, 1.0]))
+    np.testing.assert_allclose(y.grad.astype(float), [-64 / 300**2, -1e4], rtol=5e-3)
