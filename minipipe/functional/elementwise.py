@@ -284,7 +284,7 @@ def relu(a: Operand) -> Tensor:
     xp = array_module(a.data)
     # A row of zeros, because NumPy takes twice as long over a large array and a number.
     result = xp.maximum(a.data, xp.zeros(a.shape[-1:], dtype=a.data.dtype))
-    return record(result, (a, lambda g: backend.masked(g, result != 0)))  # true for NaN, which so remains visible
+    return record(result, (a, lambda g: backend.masked(g, result != 0)))  # > 0 would hide NaN
 
 
 def silu(a: Operand) -> Tensor:

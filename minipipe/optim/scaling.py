@@ -192,7 +192,7 @@ class LossScale:
 
     A float16 below 6e-8 is 0, and many gradients are smaller. So they are computed ``value`` times as large, and
     divided by it in float32 before the update. After an overflow the update is skipped and ``value`` divided by
-    ``factor``; after ``growth_interval`` updates without one it is multiplied. Roughly::
+    ``factor``; after ``growth_interval`` updates without one it is multiplied, if it stays finite. Roughly::
 
         loss = pipeline.step(x, y, scale=scale.value)         scale.backward(loss_function(model(x), y))
         if pipeline.unscale_gradients(scale):                 if scale.unscale(model.parameters()):
