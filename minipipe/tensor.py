@@ -32,7 +32,7 @@ class Tensor(TensorMethods):
     Parameters
     ----------
     data : array, number or nested list of numbers
-        Arrays keep their dtype; numbers and lists of real numbers become float32.
+        Arrays keep their dtype and are not copied; numbers and lists of real numbers become float32.
     requires_grad : bool
         Whether ``backward`` shall leave a gradient in ``grad``. Only real numbers can have one.
     dtype : dtype, optional

@@ -292,7 +292,7 @@ class ProcessGroup(Familiar, ABC):
     def broadcast(
         self, array: np.ndarray | None = None, root: int = 0, *, what: str = "the broadcast array"
     ) -> np.ndarray:
-        """Return the root's array on every rank.
+        """Return the root's array on every rank; on the root a copy of it.
 
         Collective. It travels down a binomial tree.
 
@@ -324,7 +324,8 @@ class ProcessGroup(Familiar, ABC):
             array = self.irecv(parent % self.size, OwnTag.BROADCAST, array, what=what).wait()
         elif array is None:
             raise ArgumentError("value", f"broadcast: rank {self.name(root)} is the root and must give an array.")
-        array = np.asarray(array)
+        else:
+            array = np.array(array)
         reach = place & -place if place else 1 << (self.size - 1).bit_length()
         sends = []
         while reach > 1:
@@ -345,7 +346,7 @@ class ProcessGroup(Familiar, ABC):
         Parameters
         ----------
         array : array
-            On the root, what is sent; not to be changed before ``wait()`` has returned. None on other ranks.
+            On the root, what is sent and ``wait()`` returns; not to be changed before that. None on other ranks.
         root : int
             A rank.
         step : int

@@ -15,7 +15,7 @@ import numpy as np
 from minipipe.autograd import backend
 from minipipe.errors import ArgumentError, MicrobatchError, TensorError
 from minipipe.execution.payload import Payload
-from minipipe.execution.samples import Pieces, Portion, Samples
+from minipipe.execution.samples import Pieces, Portion, Samples, copied
 from minipipe.hints import Familiar
 from minipipe.nn.auxiliary_loss import AuxiliaryLosses, WithLosses
 from minipipe.pytree import Bundle, leaves_like, rebuilt, tensors_in
@@ -343,6 +343,8 @@ class GivenGradient:
         if self._function is not None:
             gradients = self._function(rebuilt(outputs, [_to_read(tensor.data) for tensor in tensors]))
         leaves = leaves_like(outputs, gradients)
+        if self.is_function:  # which may fill the same arrays again, for a microbatch that comes before this backward
+            leaves = list(map(copied, leaves))
         arrays = [None if leaf is None else _beside(tensor, leaf) for leaf, tensor in zip(leaves, tensors)]
         shapes = [None if array is None else array.shape for array in arrays]
         expected = [tensor.shape for tensor in tensors]

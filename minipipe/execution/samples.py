@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -19,7 +20,7 @@ from minipipe.errors import MicrobatchError, TensorError
 from minipipe.execution.partition import partition_evenly
 from minipipe.execution.payload import Payload
 from minipipe.pytree import flattened, rebuilt
-from minipipe.tensor import Tensor
+from minipipe.tensor import Tensor, record
 
 
 class Replicated:
@@ -94,6 +95,8 @@ class Microbatches:
     Parameters
     ----------
     parts : iterable of array, or of tuple, list or dict of arrays
+        The arrays of a list or tuple are used as they are. Those of any other iterable are copied, because a generator
+        may fill one array again and again.
 
     Raises
     ------
@@ -117,7 +120,7 @@ class Microbatches:
         if is_array(parts) or isinstance(parts, str | dict | Tensor):
             kind = type(parts).__name__
             raise MicrobatchError("wrong-number", f"Microbatches takes a list of microbatches; this is one {kind}.")
-        self.parts = list(parts)
+        self.parts = read_ahead(parts, copied)
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -130,6 +133,40 @@ class Microbatches:
 
     def __repr__(self) -> str:
         return f"<Microbatches: {len(self.parts)}>"
+
+
+def read_ahead(items: Iterable[Any], copy: Callable[[Any], Any]) -> list[Any]:
+    """Return all items of an iterable; copies of them, unless it is a list or tuple, which has them all already.
+
+    A generator may return one array each time, with other values, so each item is copied before the next is read.
+
+    Examples
+    --------
+    >>> buffer = np.zeros(2)
+    >>> def refilled():
+    ...     for k in range(2):
+    ...         buffer[:] = k
+    ...         yield buffer
+    >>> read_ahead(refilled(), copied)
+    [array([0., 0.]), array([1., 1.])]
+    """
+    return list(items) if isinstance(items, list | tuple) else list(map(copy, items))
+
+
+def copied(given: Any) -> Any:
+    """Return inputs or targets, of a batch or of a microbatch, with copies of their arrays."""
+    if isinstance(given, Microbatches):
+        return Microbatches([copied(part) for part in given.parts])
+    if isinstance(given, Share):
+        return Share(copied(given.value), given.rows, given.num_samples)
+    if isinstance(given, Replicated):
+        return Replicated(copied(given.value))
+    if isinstance(given, Tensor):
+        return record(backend.copy(given.data))
+    if isinstance(given, tuple | list | dict):
+        leaves, form = flattened(given)
+        return deepcopy(given) if form is None else rebuilt(form, list(map(copied, leaves)))
+    return backend.copy(given) if is_array(given) else given
 
 
 @dataclass
@@ -375,14 +412,14 @@ def joined_gradients(inputs: Samples | Pieces, slices: Sequence[slice], gradient
     """
     parts = [inputs.cut(part) for part in slices]
     rows = [list(map(_gradient, part.arrays, own)) for part, own in zip(parts, gradients)]
-    if isinstance(inputs, Pieces):
-        return Microbatches(part.rebuilt(row) for part, row in zip(parts, rows))
+    if isinstance(inputs, Pieces):  # copies, since two inputs that were added have one gradient
+        return Microbatches([copied(part.rebuilt(row)) for part, row in zip(parts, rows)])
     columns: list[Any] = list(zip(*rows))
     for i, column in enumerate(columns):
         if column[0] is None:
             columns[i] = None
         elif i in inputs.replicated:
-            columns[i] = sum(column[1:], column[0])
+            columns[i] = sum(column[1:], column[0].copy())
         else:
             columns[i] = np.concatenate(column)
     return inputs.rebuilt(columns)

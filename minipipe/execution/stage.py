@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from minipipe import autograd
-from minipipe.autograd import Node, StageInput, WeightWork
+from minipipe.autograd import Node, StageInput, WeightWork, backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import is_grad_enabled
 from minipipe.errors import MessageError
@@ -199,8 +199,9 @@ class Stage:
         self.look()
         self._held.clear()
         self.weight_work.clear()
-        for leaf in () if accumulate else self._leaves:
-            leaf.grad = None
+        for leaf in self._leaves:
+            # Gradients add up in place, and the array may be the user's: assigned to several parameters, or kept.
+            leaf.grad = backend.copy(leaf.grad) if accumulate and leaf.grad is not None else None
 
     @property
     def num_held(self) -> int:

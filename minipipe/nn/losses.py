@@ -7,6 +7,7 @@ a loss without that method. A loss whose ``reduction`` is ``"sum"`` is added up.
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from typing import Any
 
 from minipipe import functional
@@ -47,7 +48,7 @@ class CrossEntropyLoss(Module):
     ) -> None:
         check_reduction("CrossEntropyLoss", reduction)
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
-        self.class_weights, self.reduction = class_weights, reduction
+        self.class_weights, self.reduction = deepcopy(class_weights), reduction
 
     def forward(self, scores: Tensor, labels: Operand) -> Tensor:
         """Map scores of shape (..., k) and whole-number labels of shape (...) to a loss of shape ()."""

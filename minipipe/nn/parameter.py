@@ -180,7 +180,8 @@ class Parameter(Tensor):
         """The gradient, of shape ``shape``: the sum of those of all uses, in their order. None before ``backward``.
 
         It is float32 where the values are float16 or bfloat16, and has their dtype otherwise.
-        Where the parameter has aliases, each call adds them up; assign to it to change it.
+        Where the parameter has aliases, each call adds them up; assign to it to change it. An array that is assigned
+        is used as it is, not copied: clipping and ``unscale_gradients`` scale it in place.
         """
         if len(self.leaves) == 1:
             return self.node.grad

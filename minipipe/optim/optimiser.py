@@ -341,7 +341,7 @@ class Optimiser(Familiar, ABC):
                 kept["master"] = self._masters[id(parameter)]
             states.append({name: _copied(value) for name, value in kept.items()})
         groups = [group.hyper_parameters for group in self.groups]
-        return {"num_steps": self.history[0], "first": list(self.first), "groups": groups, "states": states}
+        return {"num_steps": self.history[0], "first": list(map(dict, self.first)), "groups": groups, "states": states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the result of :meth:`state_dict`: the next steps are those of the optimiser that it came from. Local.

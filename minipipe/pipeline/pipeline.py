@@ -33,6 +33,7 @@ from minipipe.execution.observers import MemoryMeter, journal, observers_of
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
 from minipipe.execution.replayed import report_of, source_of
+from minipipe.execution.samples import copied, read_ahead
 from minipipe.execution.sliced import weight_of_loss
 from minipipe.execution.sums import GradientSums
 from minipipe.execution.timeline import gather_timeline
@@ -420,7 +421,10 @@ class Pipeline(FamiliarPipeline):
         Parameters
         ----------
         batches : iterable of (inputs, targets)
-            Each as for :meth:`step`, the same number on every rank.
+            Each as for :meth:`step`, the same number on every rank. With U in the schedule all batches are read before
+            the first one is computed, and are in memory together. The arrays of a list or tuple are used as they are.
+            Those of any other iterable are copied as they are read, because a generator may fill one array again and
+            again.
         optimiser : Optimiser
             Over ``parameters()``. One with a ``step`` of its own, such as a sharded one, is refused.
         stash : bool, optional
@@ -468,7 +472,7 @@ class Pipeline(FamiliarPipeline):
         """
         if ActionKind.UPDATE not in self.schedule.kinds:
             return in_turn(self.step, batches, optimiser)
-        given = list(batches)
+        given = read_ahead(batches, lambda batch: tuple(map(copied, batch)))
         losses, record = self._runs.run(given, optimiser, stash, self._is_training, self.num_steps)
         self.num_steps += len(given)
         self._records = deque([record], maxlen=_KEPT_STEPS)
