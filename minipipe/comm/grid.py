@@ -6,6 +6,7 @@ import socket
 import warnings
 from typing import cast
 
+from minipipe.comm.agreement import check_call
 from minipipe.comm.objects import gather
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.errors import RankError, of_kind, whole_number
@@ -47,7 +48,8 @@ class Grid:
     Raises
     ------
     RankError
-        Code ``wrong-number``, where the product is not the size of the group.
+        Code ``wrong-number``, where the product is not the size of the group. Code ``disagreement``, on every rank,
+        where the ranks give other numbers, or another ``fully_sharded``.
 
     References
     ----------
@@ -64,8 +66,9 @@ class Grid:
         self, group: ProcessGroup, *, pipeline: int = 1, data: int = 1, tensor: int = 1, fully_sharded: bool = False
     ) -> None:
         of_kind("Grid", group, ProcessGroup, "the group of all ranks")
-        of_kind("fully_sharded", fully_sharded, bool, "True or False")
         sizes = {"pipeline": pipeline, "data": data, "tensor": tensor}
+        check_call(group, "Grid()", {**sizes, "fully_sharded": fully_sharded})
+        of_kind("fully_sharded", fully_sharded, bool, "True or False")
         for name, size in sizes.items():
             whole_number(name, size)
         if pipeline * data * tensor != group.size:

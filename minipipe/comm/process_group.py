@@ -38,6 +38,7 @@ class OwnTag(IntEnum):
     IBROADCAST = -5
     COPY = -6  # of a rank's state, for elastic training
     RESULTS = -7  # of a replica, for the first one
+    TRAINED = -8  # whether parameters are trained
 
 
 class ProcessGroup(Familiar, ABC):

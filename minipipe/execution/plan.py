@@ -286,7 +286,6 @@ class Plan:
     def description(self) -> dict[str, Any]:
         """What must be the same on all ranks, by name."""
         return {
-            "model": self.model,
             "replicas": max(len(self.program.ranks_of(stage)) for stage in range(self.schedule.num_stages)),
             "schedule": str(self.program).splitlines(),
             "partition": self.partition,

@@ -248,6 +248,7 @@ class Intake:
         for own, noun, ks in zip((own_inputs, own_targets), ("inputs", objective.noun), self.needs.microbatches):
             if isinstance(own, Portion):
                 self._check_rows(own, noun, [slices[k] for k in ks])
+        self.calls.check_trained(call)
         if self.needs.targets:
             objective.begin(slices, own_targets, self._all_weights if layout == Portion.layout else None)
         rest: dict[str, Any] = {"step": self.calls.count, "training_step": training_step, "seed": self._seed}

@@ -10,10 +10,13 @@ import numpy as np
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.comm import Grid, ProcessGroup
+from minipipe.comm.agreement import digest
 from minipipe.comm.message import finish
 from minipipe.errors import ArgumentError, RankError
 from minipipe.execution.checks.calls import Calls, check_backward, part_of
 from minipipe.execution.checks.comparison import check_first_values
+from minipipe.execution.checks.description import description
+from minipipe.execution.checks.trained import Trained
 from minipipe.execution.checks.updates import Updates
 from minipipe.execution.plan import Plan
 from minipipe.execution.stage import Stage
@@ -68,6 +71,7 @@ class AllParameters:
             if grid is not None:
                 check_first_values(grid.tensor, {name: p for name, p in self.own.items() if not p.is_divided})
             calls.updates = updates
+        self._trained = calls.trained = Trained(plan, group, self.own, grid)
         self.shared = SharedParameters(plan.shared, group, self.own)
         self.shared.take_first_values()
 
@@ -105,12 +109,17 @@ class AllParameters:
 
     def sharded(self, rule: Any, parameters: Any, numbers: Mapping[str, Any]) -> ShardedOptimiser:
         """Return an optimiser whose state is divided among the ranks that have the same parameters. Collective."""
-        self._calls.begin("sharded")
+        asked = description((rule, sorted(numbers.items())), "optimiser")
+        self._calls.begin(
+            "sharded", {"sharded optimiser": digest(asked) >> 16}
+        )  # as many bits as a number of a mark keeps
         if any(one.is_summed for one in self.own.values()):
             message = "On this grid a rank keeps a share of the parameters, and so of the optimiser's state"
             raise ArgumentError("value", f"{message}: write optim.Adam(pipeline.parameters()), without sharded.")
         rule, trained = check_elementwise(rule), list(self.own.values() if parameters is None else parameters)
-        sharings = sharings_of(self._plan, self.own, rule(trained, **numbers).parameters)
+        own = rule(trained, **numbers).parameters
+        self._trained.check_given(own)
+        sharings = sharings_of(self._plan, self.own, own)
         return ShardedOptimiser(list(sharings), self._group, rule, trained, numbers)
 
     def unscale_gradients(self, scale: LossScale) -> bool:

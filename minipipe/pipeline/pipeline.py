@@ -14,6 +14,7 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.comm import Grid, ProcessGroup
+from minipipe.errors import whole_number
 from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import (
@@ -25,7 +26,6 @@ from minipipe.execution.checks.calls import (
     warn_of_another_order,
     warn_of_missing_gradients,
 )
-from minipipe.execution.checks.comparison import check_program
 from minipipe.execution.checks.finite import FiniteCheck
 from minipipe.execution.executor import Executor
 from minipipe.execution.objective import BatchObjective, GivenGradient, Loss, Metric, Weight, Where
@@ -42,7 +42,8 @@ from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.fully_sharded import kept_whole
 from minipipe.nn.module import modes_of
 from minipipe.optim import LossScale, Optimiser
-from minipipe.pipeline.intake import Intake, Needs, deliver_loss, deliver_outputs, gather_results, over_grid, planned
+from minipipe.pipeline.arguments import agreed, check_arguments, of_modules
+from minipipe.pipeline.intake import Intake, Needs, deliver_loss, deliver_outputs, gather_results, over_grid
 from minipipe.pipeline.options import ModulesOptions, PlanOptions, showing
 from minipipe.pipeline.parameters import AllParameters
 from minipipe.pipeline.running import RunLosses, Runs, in_turn
@@ -108,7 +109,8 @@ class Pipeline(FamiliarPipeline):
         1. Nor are ``evaluate`` and ``predict``, which change nothing.
     check_agreement : bool
         Whether to compare what changes numbers, now and at the beginning of every collective call: see Notes. That all
-        ranks make the same calls, in the same mode, for the same metrics, is checked in any case.
+        ranks make the same calls, in the same mode, for the same metrics, is checked in any case, and so are the
+        arguments that decide which messages travel.
     replay : bool
         Whether a stage of minipipe's own layers notes what NumPy computes for a microbatch, and replays these lines for
         those that follow: the same bits, with less work in Python. A module of one's own takes part with
@@ -155,13 +157,15 @@ class Pipeline(FamiliarPipeline):
 
     Notes
     -----
-    Compared when the pipeline is made: the versions of minipipe, Python and NumPy, the code of minipipe and of the main
-    script, the model with its layers' attributes and functions, the loss and ``loss_weight`` likewise
-    (:mod:`minipipe.execution.checks.description` says how), schedule, partition and the options that change numbers,
-    and the first values of all parameters. In every collective call: the mode, the scale, the norm to clip to, the
-    batch by a few elements where ranks were given one that they do not need, and by seed, epoch, size and start where
-    :func:`minipipe.data.batches` drew it; ``num_steps``, what ``load_state_dict`` got, and whether gradients were
-    forgotten; and the optimisers' steps with their class, numbers and age
+    Compared when the pipeline is made, before an argument has any effect: all arguments but ``sample``, those that
+    decide which messages travel also with ``check_agreement=False``; the model with its layers' attributes and
+    functions, the loss and ``loss_weight`` likewise (:mod:`minipipe.execution.checks.description` says how); the
+    versions of minipipe, Python and NumPy, and the code of minipipe and of the main script. Then the actions of the
+    schedule, the partition, and the first values of all parameters. In every call that computes gradients: which
+    parameters are trained, among ranks that have the same ones. In every collective call: the mode, the scale, the norm
+    to clip to, the batch by a few elements where ranks were given one that they do not need, and by seed, epoch, size
+    and start where :func:`minipipe.data.batches` drew it; ``num_steps``, what ``load_state_dict`` got, and whether
+    gradients were forgotten; and the optimisers' steps with their class, numbers and age
     (:class:`minipipe.execution.checks.updates.Updates`). Not compared: what one rank alone was given, such as the
     targets; values and gradients that are changed by hand; random numbers of NumPy's own; the environment.
 
@@ -210,14 +214,14 @@ class Pipeline(FamiliarPipeline):
         **options: Unpack[PlanOptions],
     ) -> None:
         dropout_seed = seed if dropout_seed is None else dropout_seed
-        given: dict[str, Any] = {"loss": loss, "loss_weight": loss_weight, "seed": seed, "check_finite": check_finite}
-        given |= {"dropout_seed": dropout_seed, "stack_weight_gradients": stack_weight_gradients}
-        run: dict[str, Any] = {**given, "device": device, "recompute": recompute}
+        run: dict[str, Any] = {"loss": loss, "loss_weight": loss_weight, "seed": seed, "check_finite": check_finite}
+        run |= {"dropout_seed": dropout_seed, "stack_weight_gradients": stack_weight_gradients}
+        run |= {"device": device, "recompute": recompute}
         if self.watcher is not None:
             model, options = self.watcher.begin(self, model, options, run)
-        plan, group, grid, recompute = planned(model, group, options, Pipeline, **run)
+        others = {"replay": replay, "check_agreement": check_agreement}
+        plan, group, grid, recompute, compares = agreed(model, group, options, Pipeline, run, **others)
         self._objective = partial(BatchObjective, check_loss(loss), weight_of_loss(plan.schedule, loss, loss_weight))
-        compares = check_program(grid.group if grid else group, check_agreement, {**plan.description, **given})
         warn_of_another_order(plan.schedule, grid.group if grid else group)
         self._plan, self._group, self._xp = plan, group, backend.module_for(device, group.local_rank)
         self._intake = Intake(plan, group, self._xp, dropout_seed, compares, grid)
@@ -228,9 +232,9 @@ class Pipeline(FamiliarPipeline):
         self._parameters = AllParameters(plan, group, self._intake.calls, self._stages, compares, grid)
         self._executor = partial(Executor, stages=self._stages, group=group, xp=self._xp, observers=journal())
         self._is_training, self._predictors, self._input_gradients = plan.model.is_training, dict[int, Executor](), None
-        others = observers_of(plan.program.actions[group.rank], stack_weight_gradients)
+        observers = observers_of(plan.program.actions[group.rank], stack_weight_gradients)
         self._sums = GradientSums(plan, self._stages, group, self._xp)
-        self._trainer = self._executor(plan.program, observers=[*self._sums.observers, *others])
+        self._trainer = self._executor(plan.program, observers=[*self._sums.observers, *observers])
         self._finite = FiniteCheck(check_finite, plan, self._trainer, grid)
         self._runs = Runs(plan, group, self._intake, self._executor, self._objective.args, check_finite)
 
@@ -273,10 +277,12 @@ class Pipeline(FamiliarPipeline):
         >>> spawn(stages, num_ranks=2)
         [(0, 2), (1, 3)]
         """
-        rest: dict[str, Any] = {**options}
+        rest, stages = dict[str, Any](**options), list(modules)
         own_names = ("num_microbatches", "inputs_require_grad", "replicas")
         own: dict[str, Any] = {name: rest.pop(name) for name in own_names if name in rest}
-        stages, ranks = list(modules), group.pipeline if isinstance(group, Grid) else group
+        keywords, others = of_modules(cls, rest)
+        check_arguments(stages, group, {"schedule": schedule, **own, **others}, keywords)
+        ranks = group.pipeline if isinstance(group, Grid) else group
         if isinstance(group, Grid):
             sequence, own = over_grid(Sequential(*stages), group, own)
             stages = list(sequence.layers)
@@ -998,7 +1004,7 @@ class Pipeline(FamiliarPipeline):
         ['1F0 1B0 1F1 1B1', '1F0 1B0 1F1 1B1']
         """
         check_num_steps(num_steps, len(self._records), _KEPT_STEPS)
-        self._intake.calls.begin("timeline")
+        self._intake.calls.begin("timeline", {"num_steps": num_steps})
         return gather_timeline(self._group, list(self._records)[-num_steps:], self._runs.program)
 
     def measure_memory(self, inputs: Any, targets: Any) -> Any:
@@ -1080,6 +1086,8 @@ class Pipeline(FamiliarPipeline):
         """
         from minipipe.tuning import stages
 
+        num_steps = whole_number("num_steps", num_steps)
+        self._intake.calls.begin("measure_costs", {"num_steps": num_steps})
         batch = self._batch("measure_costs", inputs, targets, self._objective(), self._is_training)
         return stages.measure_costs(self._executor, self._plan, batch, num_steps, self._sums)
 

@@ -9,6 +9,7 @@ from typing import Any
 from minipipe.comm import ProcessGroup
 from minipipe.errors import ArgumentError, MessageError, ModelError, ScheduleCode, ScheduleError, whole_number
 from minipipe.execution.checks.comparison import check_marks, marks_of, numbers_sent, numbers_that_came
+from minipipe.execution.checks.trained import Trained
 from minipipe.execution.checks.updates import Updates
 from minipipe.execution.stage import Stage
 from minipipe.nn import Module, Parameter
@@ -19,6 +20,8 @@ _NAMES = (
     *("state_dict", "timeline", "measure_memory", "measure_costs", "clip_grad_norm", "unscale_gradients", "sharded"),
     "run",
 )
+# Those that compute gradients.
+_TRAINING = {name for name in _NAMES if name.startswith(("step", "forward_backward", "measure", "run"))}
 
 
 class Calls:
@@ -38,6 +41,8 @@ class Calls:
         How many calls were begun.
     updates : Updates or None
         What optimisers did since the pipeline was made, if that is compared.
+    trained : Trained or None
+        Compares which parameters are trained, in every call that computes gradients.
 
     Examples
     --------
@@ -52,6 +57,7 @@ class Calls:
     def __init__(self, group: ProcessGroup, first_rank: int, tensor: ProcessGroup | None = None) -> None:
         self.count = 0
         self.updates: Updates | None = None
+        self.trained: Trained | None = None
         self._roots = [(tensor, 0)] if tensor else []
         self._roots += [(group, first_rank)]
         self._pipeline = group.next_serial()
@@ -95,6 +101,17 @@ class Calls:
                 )
             check_marks(ranks, values, (mine[5:], first[5:]), words)
         return int(first[3]), int(first[4])
+
+    def check_trained(self, call: str) -> None:
+        """Compare which parameters are trained, if the call computes gradients. Collective among ranks that share some.
+
+        Raises
+        ------
+        RankError
+            Code ``disagreement``.
+        """
+        if self.trained is not None and call in _TRAINING:
+            self.trained.check()
 
 
 def part_of(call: str) -> str:

@@ -1,14 +1,12 @@
-"""The comparison: digests travel and, where they differ, the texts, so that the error names what is not the same."""
+"""The comparison of a program on all ranks: its arguments and first values once, and numbers in every call."""
 
 from __future__ import annotations
 
 import platform
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import zip_longest
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -17,47 +15,10 @@ import numpy as np
 
 from minipipe._lazy import __version__
 from minipipe.comm import ProcessGroup
+from minipipe.comm.agreement import ALIKE, check_agreement, differences, digest, listed
 from minipipe.errors import RankError
-from minipipe.execution.checks.description import description, digest
+from minipipe.execution.checks.description import description
 from minipipe.nn import Parameter
-
-_ALIKE = "Every rank must run the same program."
-
-
-def check_agreement(group: ProcessGroup, descriptions: Mapping[str, str]) -> None:
-    """Compare descriptions on all ranks, and name the first that differs, the ranks, and the line that is not the same.
-
-    Collective. Only digests travel, as long as they are equal.
-
-    Parameters
-    ----------
-    group : ProcessGroup
-    descriptions : mapping of str to str
-        The same keys on all ranks, such as ``"seed"``, in the same order. Where there are fewer on a rank, one that it
-        has must differ from that of the others.
-
-    Raises
-    ------
-    RankError
-        Code ``disagreement``, on every rank, with the same message.
-
-    Examples
-    --------
-    >>> from minipipe import spawn
-    >>> try:
-    ...     spawn(lambda group: check_agreement(group, {"seed": "7", "layer": f"width: {group.rank}"}), 2)
-    ... except RankError as error:
-    ...     print(str(error).partition(".")[0])
-    The layer of rank 1 differs from that of rank 0: there it is "width: 1", on rank 0 "width: 0"
-    """
-    for key, usual, others in _differences(group, {key: digest(text) for key, text in descriptions.items()}):
-        messages = group.all_gather(np.frombuffer(descriptions[key].encode(), np.uint8))
-        own, other = _first_difference(*(messages[rank].tobytes().decode() for rank in (others[0], usual)))
-        raise RankError(
-            "disagreement",
-            f"The {key} of rank {_listed(others, group)} differs from that of rank {group.name(usual)}: "
-            f"there it is {own}, on rank {group.name(usual)} {other}. {_ALIKE}{_way_out(own, other)}",
-        )
 
 
 def check_first_values(group: ProcessGroup, parameters: Mapping[str, Parameter]) -> None:
@@ -85,55 +46,16 @@ def check_first_values(group: ProcessGroup, parameters: Mapping[str, Parameter])
     The first values of weight on rank 1 differ from those on rank 0
     """
     digests = {name: digest(p.data) if p.is_filled else 0 for name, p in parameters.items()}
-    different = _differences(group, digests)
+    different = differences(group, digests)
     if different:
         name, usual, others = different[0]
         more = f" (and those of {len(different) - 1} other parameters)" if len(different) > 1 else ""
         raise RankError(
             "disagreement",
-            f"The first values of {name}{more} on rank {_listed(others, group)} differ from those on rank "
+            f"The first values of {name}{more} on rank {listed(others, group)} differ from those on rank "
             f"{group.name(usual)}. Every rank must give its model the same values, or none: initialise(seed) with the "
             "same seed, load_state_dict(state) with the same state.",
         )
-
-
-def _differences(group: ProcessGroup, digests: Mapping[str, int]) -> list[tuple[str, int, list[int]]]:
-    """Return each name whose digests differ, a rank that has that of most, and the ranks that have another; 0 is none.
-
-    Collective.
-    """
-    rows = group.all_gather(np.array(list(digests.values()), np.uint64))
-    found = []
-    for name, values in zip(digests, zip(*(row.tolist() for row in rows))):
-        ((usual, _),) = Counter(filter(None, values)).most_common(1) or [(0, 0)]  # of equally many, the first rank's
-        others = [rank for rank, value in enumerate(values) if value not in (0, usual)]
-        found += [(name, values.index(usual), others)] if others else []
-    return found
-
-
-def _listed(ranks: Sequence[int], group: ProcessGroup) -> str:
-    return ", ".join(str(group.name(rank)) for rank in ranks)
-
-
-def _first_difference(one: str, other: str) -> tuple[str, str]:
-    for pair in zip_longest(one.splitlines(), other.splitlines()):
-        if pair[0] != pair[1]:
-            first, second = (f'"{_shortened(line)}"' if line is not None else "nothing" for line in pair)
-            return first, second
-    return "another text", "this one"
-
-
-def _way_out(own: str, other: str) -> str:
-    """Return what to do where a layer's switch, such as ``verbose = rank == 0``, is to differ."""
-    path, _, value = own.strip('"').rpartition(": ")
-    if other.strip('"').rpartition(": ")[0] != path or value not in ("True", "False") or "." not in path:
-        return ""
-    name = path.rpartition(".")[2]
-    return f' If {name} changes no number, let its class say so: not_compared = ("{name}",).'
-
-
-def _shortened(text: str, width: int = 200) -> str:
-    return text if len(text) <= width else text[: width - 2] + " …"
 
 
 # -- each call ---------------------------------------------------------------------------------------------------------
@@ -235,7 +157,7 @@ def check_marks(
             raise RankError(
                 "disagreement",
                 f"The {name} of rank {ranks[0]}{mine} differs from that of rank {ranks[1]}{its}. "
-                f"{_TO_DO.get(name, _ALIKE)}",
+                f"{_TO_DO.get(name, ALIKE)}",
             )
 
 
@@ -243,7 +165,7 @@ def _shown(name: str, mark: float) -> str:
     """Return a value for people, from its mark; nothing for a number that is made of others."""
     if words := {"mode": ("eval()", "train()"), "state of the gradients": ("forgotten", "kept")}.get(name):
         return f" ({words[int(mark)]})"
-    if name.startswith("number of "):
+    if name.startswith("number of ") or name == "num_steps":
         return f" ({mark:g})"
     return f" ({mark})" if name in ("scale", "max_norm", "learning rate") else ""
 
@@ -254,7 +176,9 @@ def _shown(name: str, mark: float) -> str:
 _PACKAGE = Path(__file__).resolve().parents[2]
 
 
-def check_program(group: ProcessGroup, is_asked: bool, given: Mapping[str, Any]) -> bool:
+def check_program(
+    group: ProcessGroup, is_asked: bool, given: Mapping[str, Any], always: Mapping[str, str] | None = None
+) -> bool:
     """Compare the program and its arguments on all ranks, if ``is_asked``; return whether they were compared.
 
     Collective.
@@ -266,6 +190,8 @@ def check_program(group: ProcessGroup, is_asked: bool, given: Mapping[str, Any])
         The same on all ranks.
     given : mapping of str to value
         The arguments to describe and compare, in this order.
+    always : mapping of str to str, optional
+        Descriptions that are compared in any case.
 
     Raises
     ------
@@ -280,8 +206,8 @@ def check_program(group: ProcessGroup, is_asked: bool, given: Mapping[str, Any])
     """
     texts, compares = {"check_agreement": str(bool(is_asked))}, is_asked and group.size > 1
     if compares:
-        texts.update(program(), **{name: description(value, name) for name, value in given.items()})
-    check_agreement(group, texts)
+        texts.update(program(), **(always or {}), **{name: description(value, name) for name, value in given.items()})
+    check_agreement(group, texts if compares else {**texts, **(always or {})})
     return compares
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import is_dataclass
 from enum import Enum
 from functools import cached_property, lru_cache, partial
-from hashlib import blake2b
 from numbers import Number
 from operator import itemgetter
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from minipipe.autograd import backend
+from minipipe.comm.agreement import digest
 from minipipe.nn import Module, Parameter
 from minipipe.nn.function import closure_of, globals_of, name_of, text_of
 from minipipe.tensor import Tensor
@@ -60,21 +60,6 @@ def description(value: Any, name: str) -> str:
     model.probability: 0.1
     """
     return "\n".join(f"{path}: {text}" for path, text in _Walk().lines(name, value))
-
-
-def digest(data: Any) -> int:
-    """Return a number above 0 for the bytes of an array, or of a text; the same in every process.
-
-    Examples
-    --------
-    >>> digest(np.zeros(3)) == digest(np.zeros(3)), digest(np.zeros(3)) == digest(np.ones(3))
-    (True, False)
-    """
-    if isinstance(data, str):
-        data = data.encode(errors="surrogatepass")
-    elif not isinstance(data, bytes):
-        data = np.ascontiguousarray(backend.to_numpy(data)).reshape(-1).view(np.uint8)
-    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little") or 1
 
 
 class _Walk:

@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 
 from minipipe.autograd import backend
 from minipipe.comm import ProcessGroup
+from minipipe.comm.agreement import check_call, digest
 from minipipe.comm.objects import gather
 from minipipe.errors import ArgumentError, CheckpointError, FileError, ParameterError, RankError, quoted
-from minipipe.execution.checks.description import digest
 from minipipe.io import read_bytes, write_whole
 from minipipe.nn import Module
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline
 from minipipe.pipeline.checkpoint import storage
 from minipipe.pipeline.checkpoint.manifest import Manifest, attempt, damage, encoded, from_rank_0, mismatch
-from minipipe.pipeline.checkpoint.state import Arrays, checked, everyone, names_of, put, with_arrays
+from minipipe.pipeline.checkpoint.state import Arrays, checked, everyone, named, names_of, put, with_arrays
 from minipipe.pipeline.checkpoint.storage import MOST_OF_A_HEADER, pieces, unpacked
 
 _CALL = "checkpoint.restore()"
@@ -110,6 +110,7 @@ def restore(
     (20, {'epoch': 3})
     """
     optimisers, group = checked("restore", folder, pipeline, optimiser), everyone(pipeline)
+    check_call(group, _CALL, {"required": bool(required), "optimiser": named(optimisers)})
     names, reason, is_empty = from_rank_0(group, _CALL, _candidates, Path(folder))
     if is_empty and not required:
         return None

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from minipipe.comm import ProcessGroup
+from minipipe.comm.agreement import check_call
 from minipipe.comm.objects import gather
 from minipipe.errors import ArgumentError, CheckpointError, FileError, RankError, quoted, whole_number
 from minipipe.io import read_text, write_whole
@@ -25,7 +26,7 @@ from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline
 from minipipe.pipeline.checkpoint import storage
 from minipipe.pipeline.checkpoint.manifest import Manifest, attempt, encoded, from_rank_0, results
-from minipipe.pipeline.checkpoint.state import MOST, Arrays, checked, everyone, take
+from minipipe.pipeline.checkpoint.state import MOST, Arrays, checked, everyone, named, take
 from minipipe.pipeline.checkpoint.storage import pieces
 
 _CALL = "checkpoint.save()"
@@ -267,12 +268,13 @@ def _begin(
     folder: str | Path, pipeline: Pipeline, optimisers: Mapping[str, Optimiser], step: int, extra: Any, keep: int
 ) -> _Part:
     """Check what was given, make the folder on rank 0, and take this rank's part. Collective."""
+    group, folder = everyone(pipeline), Path(folder)
+    check_call(group, _CALL, {"keep": keep, "optimiser": named(optimisers)})
     step = whole_number("step", step, 0, MOST)
     whole_number("keep", keep)
     if extra is not None and not isinstance(extra, Mapping):
         raise ArgumentError("type", f"extra is {quoted(extra)}; expected a mapping, such as {{'epoch': 3}}.")
     pipeline.wait()  # values that came of a step that was not finite are not to be kept
-    group, folder = everyone(pipeline), Path(folder)
     own = attempt(_own_part, pipeline, optimisers, step, extra)  # of an error the others learn when all have written
     name, first_step = from_rank_0(group, _CALL, _made, group, folder, step)
     if first_step != step:

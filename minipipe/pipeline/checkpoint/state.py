@@ -246,6 +246,12 @@ def everyone(pipeline: Pipeline) -> ProcessGroup:
     return pipeline.grid.group if pipeline.grid else pipeline.group
 
 
+def named(optimisers: Optimisers) -> str | None:
+    """Return the names and classes of optimisers, which are the same on all ranks."""
+    found = [f"{name} ({type(one).__qualname__})" for name, one in sorted(optimisers.items())]
+    return ", ".join(found) or None
+
+
 def checked(call: str, folder: Any, pipeline: Any, optimiser: Any) -> dict[str, Optimiser]:
     """Return the optimisers that a call was given, by name. Refuse arguments in another order, and a model.
 

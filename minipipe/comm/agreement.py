@@ -1,0 +1,150 @@
+"""Agreement: digests travel and, where they differ, the texts, so that the error names what is not the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from itertools import zip_longest
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+from minipipe.autograd import backend
+from minipipe.comm.objects import gather
+from minipipe.comm.process_group import ProcessGroup
+from minipipe.errors import RankError
+
+ALIKE = "Every rank must run the same program."
+
+
+def check_agreement(group: ProcessGroup, descriptions: Mapping[str, str]) -> None:
+    """Compare descriptions on all ranks, and name the first that differs, the ranks, and the line that is not the same.
+
+    Collective. Only digests travel, as long as they are equal.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+    descriptions : mapping of str to str
+        The same keys on all ranks, such as ``"seed"``, in the same order. Where there are fewer on a rank, one that it
+        has must differ from that of the others.
+
+    Raises
+    ------
+    RankError
+        Code ``disagreement``, on every rank, with the same message.
+
+    Examples
+    --------
+    >>> from minipipe import spawn
+    >>> try:
+    ...     spawn(lambda group: check_agreement(group, {"seed": "7", "layer": f"width: {group.rank}"}), 2)
+    ... except RankError as error:
+    ...     print(str(error).partition(".")[0])
+    The layer of rank 1 differs from that of rank 0: there it is "width: 1", on rank 0 "width: 0"
+    """
+    for key, usual, others in differences(group, {key: digest(text) for key, text in descriptions.items()}):
+        messages = group.all_gather(np.frombuffer(descriptions[key].encode(), np.uint8))
+        own, other = _first_difference(*(messages[rank].tobytes().decode() for rank in (others[0], usual)))
+        raise RankError(
+            "disagreement",
+            f"The {key} of rank {listed(others, group)} differs from that of rank {group.name(usual)}: "
+            f"there it is {own}, on rank {group.name(usual)} {other}. {ALIKE}{_way_out(own, other)}",
+        )
+
+
+def check_call(group: ProcessGroup, call: str, arguments: Mapping[str, Any]) -> None:
+    """Check that all ranks are in a call, and have given it the same numbers and words. Collective.
+
+    Call it before they are checked: then no rank waits for one whose argument was refused.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+    call : str
+        For errors.
+    arguments : mapping of str to value
+        By the same names on all ranks.
+
+    Raises
+    ------
+    MessageError
+        Code ``step``, where a rank is in another collective call.
+    RankError
+        Code ``disagreement``, on every rank.
+
+    Examples
+    --------
+    >>> from minipipe import spawn
+    >>> try:
+    ...     spawn(lambda group: check_call(group, "save()", {"keep": group.rank}), 2)
+    ... except RankError as error:
+    ...     print(str(error).partition(".")[0])
+    The keep of rank 1 differs from that of rank 0: there it is "keep: 1", on rank 0 "keep: 0"
+    """
+    gather(group, None, call)
+    check_agreement(group, {name: f"{name}: {_text_of(value)}" for name, value in arguments.items()})
+
+
+def _text_of(value: Any) -> str:
+    """Return a text for a number or a word, the same for the same on every rank; of other things their type."""
+    if isinstance(value, Integral):
+        return str(value)
+    return repr(value) if value is None or isinstance(value, str | float) else f"a {type(value).__name__}"
+
+
+def digest(data: Any) -> int:
+    """Return a number above 0 for the bytes of an array, or of a text; the same in every process.
+
+    Examples
+    --------
+    >>> digest(np.zeros(3)) == digest(np.zeros(3)), digest(np.zeros(3)) == digest(np.ones(3))
+    (True, False)
+    """
+    if isinstance(data, str):
+        data = data.encode(errors="surrogatepass")
+    elif not isinstance(data, bytes):
+        data = np.ascontiguousarray(backend.to_numpy(data)).reshape(-1).view(np.uint8)
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little") or 1
+
+
+def differences(group: ProcessGroup, digests: Mapping[str, int]) -> list[tuple[str, int, list[int]]]:
+    """Return each name whose digests differ, a rank that has that of most, and the ranks that have another; 0 is none.
+
+    Collective.
+    """
+    rows = group.all_gather(np.array(list(digests.values()), np.uint64))
+    found = []
+    for name, values in zip(digests, zip(*(row.tolist() for row in rows))):
+        ((usual, _),) = Counter(filter(None, values)).most_common(1) or [(0, 0)]  # of equally many, the first rank's
+        others = [rank for rank, value in enumerate(values) if value not in (0, usual)]
+        found += [(name, values.index(usual), others)] if others else []
+    return found
+
+
+def listed(ranks: Sequence[int], group: ProcessGroup) -> str:
+    """Return the numbers in the world of some ranks of a group, for a message."""
+    return ", ".join(str(group.name(rank)) for rank in ranks)
+
+
+def _first_difference(one: str, other: str) -> tuple[str, str]:
+    for pair in zip_longest(one.splitlines(), other.splitlines()):
+        if pair[0] != pair[1]:
+            first, second = (f'"{_shortened(line)}"' if line is not None else "nothing" for line in pair)
+            return first, second
+    return "another text", "this one"
+
+
+def _way_out(own: str, other: str) -> str:
+    """Return what to do where a layer's switch, such as ``verbose = rank == 0``, is to differ."""
+    path, _, value = own.strip('"').rpartition(": ")
+    if other.strip('"').rpartition(": ")[0] != path or value not in ("True", "False") or "." not in path:
+        return ""
+    name = path.rpartition(".")[2]
+    return f' If {name} changes no number, let its class say so: not_compared = ("{name}",).'
+
+
+def _shortened(text: str, width: int = 200) -> str:
+    return text if len(text) <= width else text[: width - 2] + " …"

@@ -1,0 +1,126 @@
+"""The arguments of a pipeline on all ranks: they are compared before any of them decides about a message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any
+
+from minipipe.comm import Grid, ProcessGroup
+from minipipe.comm.agreement import check_agreement
+from minipipe.execution.checks.comparison import check_program
+from minipipe.execution.checks.description import description
+from minipipe.execution.plan import Plan
+from minipipe.pipeline.intake import planned
+from minipipe.pipeline.options import PlanOptions
+from minipipe.schedules import REGISTRY, Program, Schedule
+from minipipe.schedules.registry import NUM_MICROBATCHES
+
+_TOGETHER = {"schedule": ("num_microbatches", "chunks_per_rank"), "partition": ("layer_costs",)}
+_DEFAULTS = {name: one.default for name, one in signature(Plan).parameters.items()}
+
+
+def agreed(
+    model: Any,
+    group: ProcessGroup | Grid,
+    options: Mapping[str, Any],
+    pipeline: type,
+    run: Mapping[str, Any],
+    **more: Any,
+) -> tuple[Plan, ProcessGroup, Grid | None, bool, bool]:
+    """Return what :func:`planned` returns, the same on all ranks, and whether all calls are compared.
+
+    Collective. Arguments are compared first, and then what became of them: the actions of a file, the layers of each
+    stage.
+
+    Parameters
+    ----------
+    model, group, options, pipeline, run
+        As for :func:`planned`; ``run`` has the pipeline's own keywords.
+    **more
+        Those that have no effect on a plan, ``check_agreement`` among them.
+
+    Raises
+    ------
+    RankError
+        Code ``disagreement``, on every rank; and the errors of :func:`planned`.
+    """
+    compares = check_arguments(model, group, options, {**run, **more})
+    plan, ranks, grid, recompute = planned(model, group, options, pipeline, **run)
+    if compares:
+        texts = {name: description(value, name) for name, value in plan.description.items()}
+        check_agreement(_everyone_on(group), texts)
+    return plan, ranks, grid, recompute, compares
+
+
+def _everyone_on(group: ProcessGroup | Grid) -> ProcessGroup:
+    return group.group if isinstance(group, Grid) else group
+
+
+def check_arguments(
+    model: Any, group: ProcessGroup | Grid, options: Mapping[str, Any], keywords: Mapping[str, Any]
+) -> bool:
+    """Compare the arguments of a pipeline on all ranks; return whether first values and calls are compared from now on.
+
+    Collective. They are compared as they were given, before any is checked, so that no rank waits for one whose
+    argument was refused. Those that decide which messages travel are compared in any case, the others if
+    ``check_agreement`` is true.
+
+    Parameters
+    ----------
+    model : Sequential, Plan, or list of Module
+    group : ProcessGroup or Grid
+    options : mapping
+        Of the plan, and of what measures one.
+    keywords : mapping
+        All of the pipeline's own, by name.
+
+    Raises
+    ------
+    RankError
+        Code ``disagreement``, on every rank.
+    """
+    values = {"model": model.model if isinstance(model, Plan) else model}
+    values |= {name: keywords[name] for name in ("loss", "loss_weight", "seed", "dropout_seed")}
+    others = {name: value for name, value in keywords.items() if name not in (*values, "check_agreement")}
+    is_grid, is_planned = isinstance(group, Grid), isinstance(model, Plan)
+    always = {"group": "group: a Grid" if is_grid else "group: a ProcessGroup"}
+    always |= {"plan": "plan: given" if is_planned else "plan: made of the options", **_options(options)}
+    always |= {name: description(value, name) for name, value in others.items()}
+    return check_program(_everyone_on(group), keywords["check_agreement"], values, always)
+
+
+def of_modules(pipeline: type, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a pipeline's own keywords, with the defaults of those that were not given; and the rest."""
+    parameters = signature(pipeline).parameters.values()
+    own = [one for one in parameters if one.kind is Parameter.KEYWORD_ONLY]
+    keywords = {
+        one.name: given.get(one.name, one.default) for one in own if one.name not in PlanOptions.__annotations__
+    }
+    return keywords, {name: value for name, value in given.items() if name not in keywords}
+
+
+def _options(given: Mapping[str, Any]) -> dict[str, str]:
+    """Return texts about options, by what they decide about: by the same names on all ranks, whatever was given."""
+    found = {name: given.get(name, _DEFAULTS.get(name)) for name in PlanOptions.__annotations__}
+    found["schedule"] = schedule = _described(found["schedule"])
+    if found["num_microbatches"] is None and isinstance(schedule, str) and schedule in REGISTRY:
+        found["num_microbatches"] = NUM_MICROBATCHES
+    found.pop("sample")  # which one rank needs
+    found["progress"] = "default" if found["progress"] is None else "given"  # rank 0 prints; others may say otherwise
+    texts = {name: description(value, name) for name, value in found.items()}
+    for name, others in _TOGETHER.items():
+        texts[name] = "\n".join([texts[name], *map(texts.pop, others)])
+    unknown = [
+        description(value, name) for name, value in sorted(given.items()) if name not in PlanOptions.__annotations__
+    ]
+    return {**texts, "options": "\n".join(["other options", *unknown])}
+
+
+def _described(schedule: Any) -> Any:
+    """Return what to compare of a schedule: its name, or the rows of a table. A file is compared once it is read."""
+    if isinstance(schedule, Schedule | Program):
+        return str(schedule).splitlines()
+    is_file = isinstance(schedule, Path) or (isinstance(schedule, str) and schedule.endswith((".csv", ".txt")))
+    return "a file" if is_file else schedule
