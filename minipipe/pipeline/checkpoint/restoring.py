@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -25,6 +26,7 @@ from minipipe.pipeline.checkpoint.state import Arrays, checked, everyone, named,
 from minipipe.pipeline.checkpoint.storage import MOST_OF_A_HEADER, pieces, unpacked
 
 _CALL = "checkpoint.restore()"
+_MOST_LISTS = 5  # of the checkpoints in a folder, where another job deletes some while they are read
 
 
 class Restored(NamedTuple):
@@ -88,7 +90,8 @@ def restore(
     Raises
     ------
     CheckpointError
-        The same on every rank; then nothing has changed. Codes ``not-found``; ``damaged``, when no checkpoint is whole
+        The same on every rank; then nothing has changed. Codes ``not-found``, also when another job deletes them all
+        while they are read (if it has saved a newer one, that is taken); ``damaged``, when no checkpoint is whole
         (where an earlier one is, it is taken, with a warning on rank 0); ``mismatch``, when it is of other layers,
         another optimiser or another seed; ``version``.
     RankError
@@ -111,14 +114,39 @@ def restore(
     """
     optimisers, group = checked("restore", folder, pipeline, optimiser), everyone(pipeline)
     check_call(group, _CALL, {"required": bool(required), "optimiser": named(optimisers)})
-    names, reason, is_empty = from_rank_0(group, _CALL, _candidates, Path(folder))
-    if is_empty and not required:
-        return None
-    if not names:
-        raise CheckpointError("not-found", f"There is no checkpoint in {str(folder)!r}: {reason}.")
-    problems: list[str] = []
+    deleted = ""
+    for _ in range(_MOST_LISTS):
+        names, reason, is_empty = from_rank_0(group, _CALL, _candidates, Path(folder))
+        if is_empty and not required and not deleted:
+            return None
+        if not names:
+            raise _none_in(folder, deleted or reason)
+        try:
+            found, problems = _first_whole(names, Path(folder), pipeline, optimisers)
+        except CheckpointError as error:
+            if error.code != "not-found":
+                raise
+            deleted = error.message
+        else:
+            return found.load(pipeline, optimisers, problems)
+    raise _always_deleted(deleted)
+
+
+def _first_whole(
+    names: Sequence[str], folder: Path, pipeline: Pipeline, optimisers: Mapping[str, Optimiser]
+) -> tuple[_Found, list[str]]:
+    """Return this rank's part of the first checkpoint that all ranks can read, and what is wrong with those before it.
+
+    Collective.
+
+    Raises
+    ------
+    CheckpointError
+        The same on every rank: code ``not-found``, when one of them was deleted meanwhile.
+    """
+    group, problems = everyone(pipeline), list[str]()
     for name in names:
-        failure, found = attempt(_Found.read, Path(folder) / name, pipeline, optimisers)
+        failure, found = attempt(_Found.read, folder / name, pipeline, optimisers)
         mark = digest(str(found.manifest)) if found else 0  # ranks may have been given other folders
         attempts = gather(group, [failure, mark], _CALL)
         _check_alike(group, folder, [mark for _, mark in attempts])
@@ -127,9 +155,19 @@ def restore(
             if code != "damaged":
                 raise CheckpointError(code, message)
         if not failures:
-            return found.load(pipeline, optimisers, problems)
+            return found, problems
         problems.append(failures[0][1])
     raise CheckpointError("damaged", " ".join([*problems, "There is no other checkpoint."]))
+
+
+def _none_in(folder: str | Path, reason: str) -> CheckpointError:
+    return CheckpointError("not-found", f"There is no checkpoint in {str(folder)!r}: {reason.rstrip('.')}.")
+
+
+def _always_deleted(deleted: str) -> CheckpointError:
+    message = f"{deleted} It was so {_MOST_LISTS} times in a row: another job saves to this folder, and deletes faster"
+    hint = "than this one reads. Let that job keep more checkpoints, save(…, keep=4), or restore from a copy."
+    return CheckpointError("not-found", f"{message} {hint}")
 
 
 def _check_alike(group: ProcessGroup, folder: str | Path, marks: list[int]) -> None:
@@ -175,16 +213,47 @@ def newest(folder: str | Path) -> Restored:
     ...     checkpoint.newest(folder).extra
     {'width': 5}
     """
-    names, reason, _ = _candidates(Path(folder))
-    for path in (Path(folder) / name for name in names):
-        failure, manifest = attempt(Manifest.read, path)
-        if failure is None:
-            return Restored(manifest.step, manifest.extra, path)
-        code, reason = failure
-        if code != "damaged":
-            raise CheckpointError(code, reason)
-    code = "damaged" if names else "not-found"
-    raise CheckpointError(code, f"There is no checkpoint in {str(folder)!r}: {reason.rstrip('.')}.")
+    deleted = ""
+    for _ in range(_MOST_LISTS):
+        names, reason, _ = _candidates(Path(folder))
+        if not names:
+            raise _none_in(folder, deleted or reason)
+        for path in (Path(folder) / name for name in names):
+            failure, manifest = attempt(_manifest_of, path)
+            if failure is None:
+                return Restored(manifest.step, manifest.extra, path)
+            code, reason = failure
+            if code == "not-found":
+                deleted = reason
+                break
+            if code != "damaged":
+                raise CheckpointError(code, reason)
+        else:
+            raise CheckpointError("damaged", f"There is no checkpoint in {str(folder)!r}: {reason.rstrip('.')}.")
+    raise _always_deleted(deleted)
+
+
+@contextmanager
+def _unless_deleted(path: Path) -> Iterator[None]:
+    """Tell a checkpoint that another job deletes from a damaged one: a deletion begins with its name (``storage`` [2]).
+
+    Raises
+    ------
+    CheckpointError
+        Code ``not-found``, in place of ``damaged``.
+    """
+    try:
+        yield
+    except CheckpointError as error:
+        if error.code == "damaged" and not path.exists():
+            message = f"The checkpoint {path.name} was deleted while it was read."
+            raise CheckpointError("not-found", message) from None
+        raise
+
+
+def _manifest_of(path: Path) -> Manifest:
+    with _unless_deleted(path):
+        return Manifest.read(path)
 
 
 def _candidates(folder: Path) -> tuple[list[str], str, bool]:
@@ -211,6 +280,11 @@ class _Found:
     @classmethod
     def read(cls, path: Path, pipeline: Pipeline, optimisers: Mapping[str, Optimiser]) -> _Found:
         """Read it, and check all of it. Local."""
+        with _unless_deleted(path):
+            return cls._read(path, pipeline, optimisers)
+
+    @classmethod
+    def _read(cls, path: Path, pipeline: Pipeline, optimisers: Mapping[str, Optimiser]) -> _Found:
         manifest = Manifest.read(path)
         _check_model(manifest, pipeline)
         _check_optimisers(manifest, pipeline, optimisers)
