@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 
 from minipipe.autograd import backend
-from minipipe.comm.objects import gather
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.errors import RankError
 
 ALIKE = "Every rank must run the same program."
 
 
-def check_agreement(group: ProcessGroup, descriptions: Mapping[str, str]) -> None:
+def check_agreement(
+    group: ProcessGroup, descriptions: Mapping[str, str], what: str = "its part of a comparison"
+) -> None:
     """Compare descriptions on all ranks, and name the first that differs, the ranks, and the line that is not the same.
 
     Collective. Only digests travel, as long as they are equal.
@@ -30,6 +31,8 @@ def check_agreement(group: ProcessGroup, descriptions: Mapping[str, str]) -> Non
     descriptions : mapping of str to str
         The same keys on all ranks, such as ``"seed"``, in the same order. Where there are fewer on a rank, one that it
         has must differ from that of the others.
+    what : str
+        A description of the message, for the error of a timeout.
 
     Raises
     ------
@@ -45,7 +48,7 @@ def check_agreement(group: ProcessGroup, descriptions: Mapping[str, str]) -> Non
     ...     print(str(error).partition(".")[0])
     The layer of rank 1 differs from that of rank 0: there it is "width: 1", on rank 0 "width: 0"
     """
-    for key, usual, others in differences(group, {key: digest(text) for key, text in descriptions.items()}):
+    for key, usual, others in differences(group, {key: digest(text) for key, text in descriptions.items()}, what):
         messages = group.all_gather(np.frombuffer(descriptions[key].encode(), np.uint8))
         own, other = _first_difference(*(messages[rank].tobytes().decode() for rank in (others[0], usual)))
         raise RankError(
@@ -55,10 +58,11 @@ def check_agreement(group: ProcessGroup, descriptions: Mapping[str, str]) -> Non
         )
 
 
-def check_call(group: ProcessGroup, call: str, arguments: Mapping[str, Any]) -> None:
-    """Check that all ranks are in a call, and have given it the same numbers and words. Collective.
+def check_arguments(group: ProcessGroup, call: str, arguments: Mapping[str, Any]) -> None:
+    """Compare numbers and words that a collective call was given. Collective.
 
-    Call it before they are checked: then no rank waits for one whose argument was refused.
+    Call it before they are checked: then no rank waits for one whose argument was refused. That all ranks are in the
+    same call must be known already.
 
     Parameters
     ----------
@@ -70,8 +74,6 @@ def check_call(group: ProcessGroup, call: str, arguments: Mapping[str, Any]) -> 
 
     Raises
     ------
-    MessageError
-        Code ``step``, where a rank is in another collective call.
     RankError
         Code ``disagreement``, on every rank.
 
@@ -79,13 +81,13 @@ def check_call(group: ProcessGroup, call: str, arguments: Mapping[str, Any]) -> 
     --------
     >>> from minipipe import spawn
     >>> try:
-    ...     spawn(lambda group: check_call(group, "save()", {"keep": group.rank}), 2)
+    ...     spawn(lambda group: check_arguments(group, "save()", {"keep": group.rank}), 2)
     ... except RankError as error:
     ...     print(str(error).partition(".")[0])
     The keep of rank 1 differs from that of rank 0: there it is "keep: 1", on rank 0 "keep: 0"
     """
-    gather(group, None, call)
-    check_agreement(group, {name: f"{name}: {_text_of(value)}" for name, value in arguments.items()})
+    texts = {name: f"{name}: {_text_of(value)}" for name, value in arguments.items()}
+    check_agreement(group, texts, f"its part of {call}, which every rank must call,")
 
 
 def _text_of(value: Any) -> str:
@@ -110,12 +112,14 @@ def digest(data: Any) -> int:
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little") or 1
 
 
-def differences(group: ProcessGroup, digests: Mapping[str, int]) -> list[tuple[str, int, list[int]]]:
+def differences(
+    group: ProcessGroup, digests: Mapping[str, int], what: str = "its part of a comparison"
+) -> list[tuple[str, int, list[int]]]:
     """Return each name whose digests differ, a rank that has that of most, and the ranks that have another; 0 is none.
 
     Collective.
     """
-    rows = group.all_gather(np.array(list(digests.values()), np.uint64))
+    rows = group.all_gather(np.array(list(digests.values()), np.uint64), what=what)
     found = []
     for name, values in zip(digests, zip(*(row.tolist() for row in rows))):
         ((usual, _),) = Counter(filter(None, values)).most_common(1) or [(0, 0)]  # of equally many, the first rank's

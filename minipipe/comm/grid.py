@@ -6,7 +6,7 @@ import socket
 import warnings
 from typing import cast
 
-from minipipe.comm.agreement import check_call
+from minipipe.comm.agreement import check_arguments
 from minipipe.comm.objects import gather
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.errors import RankError, of_kind, whole_number
@@ -67,7 +67,8 @@ class Grid:
     ) -> None:
         of_kind("Grid", group, ProcessGroup, "the group of all ranks")
         sizes = {"pipeline": pipeline, "data": data, "tensor": tensor}
-        check_call(group, "Grid()", {**sizes, "fully_sharded": fully_sharded})
+        hosts = gather(group, socket.gethostname(), "Grid()")
+        check_arguments(group, "Grid()", {**sizes, "fully_sharded": fully_sharded})
         of_kind("fully_sharded", fully_sharded, bool, "True or False")
         for name, size in sizes.items():
             whole_number(name, size)
@@ -75,7 +76,7 @@ class Grid:
             given = " x ".join(f"{name} {size}" for name, size in sizes.items())
             message = f"{given} are {pipeline * data * tensor} ranks, but there are {group.size}"
             raise RankError("wrong-number", f"{message}; expected a product of {group.size}.")
-        group = _by_host(group, tensor)
+        group = _by_host(group, hosts, tensor)
         self.group, self.replicas, self._sizes = group, data, (pipeline, data, tensor)
         self.fully_sharded = fully_sharded
         self.coordinates = stage, replica, part = self.coordinates_of(group.rank)
@@ -109,9 +110,8 @@ class Grid:
         return f"Grid({sizes}; this is {self.roles[self.group.name()]})"
 
 
-def _by_host(group: ProcessGroup, tensor: int) -> ProcessGroup:
+def _by_host(group: ProcessGroup, hosts: list[str], tensor: int) -> ProcessGroup:
     """Return a group with the ranks of each host side by side; warn where a layer is shared over a network."""
-    hosts = gather(group, socket.gethostname(), "Grid()")
     places = [hosts.index(host) for host in hosts]
     if sorted(places) != places:
         group = cast(ProcessGroup, group.split(0, key=places[group.rank]))

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from minipipe.autograd import backend
 from minipipe.comm import ProcessGroup
-from minipipe.comm.agreement import check_call, digest
-from minipipe.comm.objects import gather
+from minipipe.comm.agreement import check_arguments, digest
+from minipipe.comm.objects import broadcast, gather
 from minipipe.errors import ArgumentError, CheckpointError, FileError, ParameterError, RankError, quoted
 from minipipe.io import read_bytes, write_whole
 from minipipe.nn import Module
@@ -113,7 +113,8 @@ def restore(
     (20, {'epoch': 3})
     """
     optimisers, group = checked("restore", folder, pipeline, optimiser), everyone(pipeline)
-    check_call(group, _CALL, {"required": bool(required), "optimiser": named(optimisers)})
+    broadcast(group, 0, None, _CALL)
+    check_arguments(group, _CALL, {"required": bool(required), "optimiser": named(optimisers)})
     deleted = ""
     for _ in range(_MOST_LISTS):
         names, reason, is_empty = from_rank_0(group, _CALL, _candidates, Path(folder))

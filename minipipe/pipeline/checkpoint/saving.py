@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from minipipe.comm import ProcessGroup
-from minipipe.comm.agreement import check_call
-from minipipe.comm.objects import gather
+from minipipe.comm.agreement import check_arguments
+from minipipe.comm.objects import broadcast, gather
 from minipipe.errors import ArgumentError, CheckpointError, FileError, RankError, quoted, whole_number
 from minipipe.io import read_text, write_whole
 from minipipe.optim import Optimiser
@@ -269,7 +269,8 @@ def _begin(
 ) -> _Part:
     """Check what was given, make the folder on rank 0, and take this rank's part. Collective."""
     group, folder = everyone(pipeline), Path(folder)
-    check_call(group, _CALL, {"keep": keep, "optimiser": named(optimisers)})
+    broadcast(group, 0, None, _CALL)
+    check_arguments(group, _CALL, {"keep": keep, "optimiser": named(optimisers)})
     step = whole_number("step", step, 0, MOST)
     whole_number("keep", keep)
     if extra is not None and not isinstance(extra, Mapping):
