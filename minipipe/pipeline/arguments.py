@@ -48,9 +48,9 @@ def agreed(
     """
     compares = check_arguments(model, group, options, {**run, **more})
     plan, ranks, grid, recompute = planned(model, group, options, pipeline, **run)
-    if compares:
-        texts = {name: description(value, name) for name, value in plan.description.items()}
-        check_agreement(_everyone_on(group), texts)
+    everyone = _everyone_on(group)
+    if everyone.size > 1:
+        check_agreement(everyone, {name: description(value, name) for name, value in plan.description.items()})
     return plan, ranks, grid, recompute, compares
 
 
@@ -81,6 +81,9 @@ def check_arguments(
     RankError
         Code ``disagreement``, on every rank.
     """
+    everyone, is_asked = _everyone_on(group), keywords["check_agreement"]
+    if everyone.size == 1:
+        return check_program(everyone, is_asked, {})
     values = {"model": model.model if isinstance(model, Plan) else model}
     values |= {name: keywords[name] for name in ("loss", "loss_weight", "seed", "dropout_seed")}
     others = {name: value for name, value in keywords.items() if name not in (*values, "check_agreement")}
@@ -88,7 +91,7 @@ def check_arguments(
     always = {"group": "group: a Grid" if is_grid else "group: a ProcessGroup"}
     always |= {"plan": "plan: given" if is_planned else "plan: made of the options", **_options(options)}
     always |= {name: description(value, name) for name, value in others.items()}
-    return check_program(_everyone_on(group), keywords["check_agreement"], values, always)
+    return check_program(everyone, is_asked, values, always)
 
 
 def of_modules(pipeline: type, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

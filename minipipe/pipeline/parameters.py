@@ -83,7 +83,7 @@ class AllParameters:
             own, is_owner = self.own.get(name), owner == self._group.rank
             mine = own.joined(own.data) if own is not None and (is_owner or own.is_divided) else None
             mine = backend.to_numpy(mine) if is_owner else None
-            state[name] = np.array(self._group.broadcast(mine, owner, what=part_of("state_dict")))
+            state[name] = self._group.broadcast(mine, owner, what=part_of("state_dict"))
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -201,6 +201,13 @@ def test_what_decides_about_messages_is_compared_although_no_check_was_asked_for
         assert_named(lambda group, value, name=name: make(group, value, name), name, [(own, others)])
 
 
+def test_a_plan_of_another_schedule_is_named_although_no_check_was_asked_for():
+    def make(group, schedule):
+        Pipeline(Plan(model_of(), schedule, num_ranks=2), group, loss=nn.MSELoss(), check_agreement=False)
+
+    assert_named(make, "schedule", [("gpipe", "1f1b")])
+
+
 def test_an_unknown_option_of_one_rank_is_shown():
     found = messages_where_one_differs(lambda group, given: made(group, **given), 1, {"colour": "red"}, {})
     assert "there it is \"colour: 'red'\", on rank 0 nothing" in found[0] and len(set(found)) == 1
