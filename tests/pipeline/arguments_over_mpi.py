@@ -11,7 +11,7 @@ X = np.ones((8, 4), np.float32)
 
 
 def made(grid, **options):
-    return Pipeline(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), grid, loss=nn.MSELoss(), **options)
+    return Pipeline(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), grid, loss=nn.MSELoss(), num_microbatches=4, **options)
 
 
 def frozen(group):

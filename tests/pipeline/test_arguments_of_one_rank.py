@@ -269,38 +269,6 @@ def test_an_argument_of_elastic_training_is_named_on_every_rank(name):
     assert_named(trained, name, [({name: 2}, {}), ({name: -1}, {})])
 
 
-@for_each(
-    case={
-        "timeline": (lambda pipeline, value: pipeline.timeline(value), 2, 1, "num_steps of rank 1 (2)"),
-        "measure_costs": (lambda pipeline, value: pipeline.measure_costs(X, X, value), 2, 1, "num_steps of rank 1 (2)"),
-        "sharded": (
-            lambda pipeline, rule: pipeline.sharded(rule, learning_rate=0.1),
-            optim.Adam,
-            optim.SGD,
-            "sharded optimiser of rank 1",
-        ),
-        "parameters of sharded": (
-            lambda pipeline, first: pipeline.sharded(optim.Adam, list(pipeline.parameters())[first:]),
-            1,
-            0,
-            "optimiser of rank 1 is not given 0.weight, unlike that of rank 0",
-        ),
-    }
-)
-def test_an_argument_of_another_call_is_named(case):
-    act, own, others, words = case
-    options = {"replicas": 2} if "optimiser" in words else {}
-
-    def call(group):
-        pipeline = made(group, **options)
-        pipeline.step(X, X)
-        pipeline.step(X, X)
-        act(pipeline, own if group.rank else others)
-
-    with pytest.raises(RankError, match=re.escape(words)):
-        spawn(call, 2, timeout=10)
-
-
 # -- frozen parameters ------------------------------------------------------------------------------------------------
 
 
@@ -340,7 +308,7 @@ def test_replicas_of_one_stage_among_several_are_compared():
         pipeline = made(group, replicas=2)
         if group.rank == 2:
             next(pipeline.parameters()).requires_grad = False
-        pipeline.run if group.size == 1 else pipeline.forward_backward(X, X)
+        pipeline.forward_backward(X, X)
 
     with pytest.raises(RankError, match=r"on rank 2 \(False\) differs from that on rank 0 \(True\)"):
         spawn(train, 4, timeout=10)
