@@ -95,7 +95,8 @@ def batches(
     Parameters
     ----------
     inputs, targets : array of shape (samples, ...), or tuple, list or dict of arrays; or None
-        Of an array in a file, ``numpy.load(path, mmap_mode="r")``, only the rows of the batch are read.
+        They are read when a batch is drawn, which has copies of its rows. Of an array in a file,
+        ``numpy.load(path, mmap_mode="r")``, only these are read.
     batch_size : int
         The largest number of samples in a batch.
     seed, epoch : int

@@ -9,7 +9,7 @@ from copy import deepcopy
 import numpy as np
 import pytest
 
-from minipipe import Microbatches, Pipeline, Replicated, checkpoint, nn, optim, spawn
+from minipipe import Microbatches, Pipeline, Replicated, checkpoint, data, nn, optim, spawn
 from tests.launch import for_each, mpirun, needs_mpi
 
 NUM_BATCHES = 6  # so many that stages replay what they captured
@@ -169,6 +169,32 @@ def assigned_gradients(group, disturbs):
     return [parameter.grad for parameter in pipeline.parameters()], array
 
 
+def kept_by_a_metric(group, disturbs):
+    """Return the outputs that a metric saw: copies, or the arrays themselves after later steps."""
+    pipeline, seen = made(group), []
+
+    def keep(outputs, targets):
+        seen.append(outputs if disturbs else outputs.copy())
+        return 0.0
+
+    for x, y in zip(X.copy(), Y):
+        pipeline.step(x, y, metrics={"nothing": keep})
+        pipeline.evaluate(x, y, metrics={"nothing": keep})
+        if disturbs:
+            overwrite(x)
+    return seen
+
+
+def drawn(group, disturbs):
+    inputs, found = X[0].copy(), []
+    for epoch in range(2):
+        for x, _ in data.batches(inputs, None, 4, epoch=epoch):
+            found.append(x.copy())
+            if disturbs:
+                overwrite(x)
+    return found, inputs
+
+
 def saved_in_the_background(group, disturbs, folder):
     pipeline, extra = made(group), {"numbers": np.arange(3.0), "list": [1]}
     optimiser = optim.Adam(pipeline.parameters())
@@ -218,6 +244,8 @@ GIVEN = {
     "state of an optimiser": state_of_an_optimiser,
     "class_weights": weights_of_classes,
     "accumulate after p.grad = q.grad": assigned_gradients,
+    "a metric that keeps its arguments": kept_by_a_metric,
+    "batches of data": drawn,
     "messages": messages,
 }
 
