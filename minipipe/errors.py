@@ -197,6 +197,7 @@ class ModelCode(StrEnum):
     """The codes of a :class:`ModelError`."""
 
     NOT_A_SEQUENCE = "not-a-sequence"
+    BESIDE_LAYERS = "beside-layers"  # a parameter of a sequence that none of its layers has
     LOSS = "loss"
     LOSS_WITH_PARAMETERS = "loss-with-parameters"
     PLANNED = "planned"  # an option that a plan has already

@@ -26,6 +26,7 @@ from minipipe.execution.stage import Stage
 from minipipe.io import html_table, text_table
 from minipipe.nn import AuxiliaryLoss, Module, Parameter, Recompute, Sequential
 from minipipe.nn.auxiliary_loss import carrying_losses
+from minipipe.nn.module import computes_as
 from minipipe.nn.sequential import parameters_of
 from minipipe.optim import Optimiser
 from minipipe.schedules import REGISTRY, ActionKind, Program, Schedule, freeze_stages, lower, verify
@@ -130,6 +131,7 @@ class Plan:
         numbers = [sum(prod(p.whole_shape) for p in layer.parameters()) for layer in model.flat_layers]
         parts = tuple(partition_of(sizes, numbers, pipelines[0], partition, layer_costs))
         tied = model.tied()
+        _check_in_layers(model, tied)
         is_trained = [any(p.requires_grad for p in tied.cut(part).parameters()) for part in parts]
         is_any_frozen = not inputs_require_grad and not all(p.requires_grad for p in model.parameters())
         frozen = [stage for stage in range(len(parts)) if is_any_frozen and not is_trained[stage]]
@@ -398,13 +400,23 @@ def check_model(model: Any) -> None:
     ModelError
         Code ``not-a-sequence``.
     """
-    if not isinstance(model, Sequential) or type(model).forward is not Sequential.forward:
-        own = ", with a forward of its own" if isinstance(model, Sequential) else ""
+    if not computes_as(model, Sequential):
+        own = ", with a forward or a hook of its own" if isinstance(model, Sequential) else ""
         raise ModelError(
             "not-a-sequence",
             f"A pipeline cuts an nn.Sequential between its layers; this model is {type(model).__name__}{own}. "
             "Write nn.Sequential(*layers), or Pipeline.from_modules([part, …], group, …).",
         )
+
+
+def _check_in_layers(model: Sequential, tied: Sequential) -> None:
+    """Refuse parameters that are attributes of a sequence and of none of its layers: no stage would have them."""
+    in_layers = {id(parameter.owner) for layer in tied.flat_layers for parameter in parameters_of(layer)}
+    beside = [name for name, parameter in model.named_parameters() if id(parameter.owner) not in in_layers]
+    if beside:
+        message = f"{', '.join(beside)} of {type(model).__name__} belongs to none of its layers, which are all that a"
+        message += " pipeline computes. Make it an attribute of a layer with a forward that uses it."
+        raise ModelError("beside-layers", message)
 
 
 def _check_frozen(

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,7 +37,7 @@ from minipipe.comm.message import finish
 from minipipe.comm.process_group import OwnTag, ProcessGroup
 from minipipe.errors import ArgumentError, of_kind
 from minipipe.nn.auxiliary_loss import auxiliary_losses, losses_so_far
-from minipipe.nn.module import Module
+from minipipe.nn.module import Module, computes_as
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.recompute import Recompute
 from minipipe.nn.sequential import Sequential
@@ -96,11 +96,13 @@ class FullySharded(Module):
     """
 
     is_replayable = False
+    _inlined = "layer"  # parameters keep the names that they have in the layer, and so their first values
 
     def __init__(self, layer: Module, workspace: Workspace) -> None:
         of_kind("FullySharded", workspace, Workspace, "a workspace", "nn.fully_shard makes both.")
         self._shown, self.layer, self.workspace = repr(layer), layer, workspace
-        self.places = _places_in(layer)
+        self.is_training = layer.is_training
+        self.places = _Places(_places_in(layer))
         self.kept: dict[Any, Array] | None = None  # the whole parameters, inside of `kept_whole`
         group = workspace.group
         self.offsets: list[tuple[Any, int, tuple[int, ...]]] = []  # by parameter: dtype, first element, shape
@@ -112,21 +114,20 @@ class FullySharded(Module):
         self.sizes = ends
         for dtype, end in ends.items():
             workspace.sizes[dtype] = max(end, workspace.sizes.get(dtype, 0))
-            alike = [(places, one) for places, one in zip(self.places, parameters) if one.dtype == dtype]
+            alike = [(places, one) for places, one in zip(self.places.all, parameters) if one.dtype == dtype]
             by_rank = [dict(pieces_of([one.size for _, one in alike], group.size, j)) for j in range(group.size)]
             for i, (places, one) in enumerate(alike):
                 pieces = tuple(found.get(i, slice(0, 0)) for found in by_rank)
                 inner: Any = one.shard if isinstance(one, ShardedParameter) else None
                 _put(places, ShardedParameter.of(one, FlatShard(group, one.shape, pieces, inner)))
 
-    # Parameters keep the names that they have in the layer, and so their first values.
-    def _parts(self) -> Iterator[tuple[str, Any]]:
-        yield from self.layer._parts()
+    if not TYPE_CHECKING:
 
-    def modules(self) -> Iterator[Module]:
-        """Yield this module and every module inside it."""
-        yield self
-        yield from self.layer.modules()
+        def __getattr__(self, name: str) -> Any:
+            """Return an attribute of the layer, under whose name the model has this one."""
+            layer = vars(self).get("layer")
+            is_of_layer = layer is not None and not name.startswith("__")
+            return getattr(layer, name) if is_of_layer else super().__getattr__(name)
 
     def __repr__(self) -> str:
         return f"FullySharded({self._shown})"
@@ -134,19 +135,19 @@ class FullySharded(Module):
     @property
     def shares(self) -> list[Any]:
         """The parameters of this rank."""
-        return [_holder(places[0])[places[0][1]] for places in self.places]
+        return [_holder(places[0])[places[0][1]] for places in self.places.all]
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Compute the result of the layer, with whole parameters. Collective, and so is its backward."""
         call, own = _Call(self), self.shares
         wholes = call.wholes(own)
         try:
-            for places, whole in zip(self.places, wholes):
+            for places, whole in zip(self.places.all, wholes):
                 _put(places, whole)
             with auxiliary_losses() as losses:
                 result = self.layer(*inputs, **options)
         finally:
-            for places, share in zip(self.places, own):
+            for places, share in zip(self.places.all, own):
                 _put(places, share)
         own_results = tensors_in(result)
         found = call.passed_on([*own_results, *losses], tensors_in([*inputs, *options.values()]))
@@ -375,6 +376,13 @@ def _unpacked(message: Any, sizes: list[int], xp: Any) -> list[Array | None]:
 Place = tuple[Any, Any]  # a module, list or dict, and the key or index
 
 
+class _Places:
+    """The places of each parameter: no list, in which a module would look for parts of its own."""
+
+    def __init__(self, all_places: list[list[Place]]) -> None:
+        self.all = all_places
+
+
 def _places_in(layer: Module) -> list[list[Place]]:
     """Return the places of each parameter of a layer that no other layer shares."""
     found = dict[int, list[Place]]()
@@ -438,7 +446,7 @@ def fully_shard(module: Module, group: ProcessGroup) -> Module:
 
 
 def _sharded(module: Module, workspace: Workspace) -> Module:
-    if isinstance(module, Sequential):
+    if computes_as(module, Sequential):  # one with a forward of its own may look into its layers: it is a layer
         module.layers = [_sharded(layer, workspace) for layer in module.layers]
         return module
     if isinstance(module, FullySharded):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from types import ModuleType
-from typing import Any, Self
+from typing import Any, Self, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from minipipe.autograd import backend
 from minipipe.errors import ArgumentError, ParameterError, whole_number
 from minipipe.hints import Familiar, check_keywords, check_options
 from minipipe.nn.parameter import Parameter
+
+Kind = TypeVar("Kind", bound="Module")
 
 
 class Module(Familiar):
@@ -40,6 +43,7 @@ class Module(Familiar):
     is_training: bool = True
     _is_filled: bool = False
     _described: str = ""
+    _inlined: str = ""  # the attribute whose parts keep the names that they would have without this module
 
     def __new__(cls, *positional: Any, **given: Any) -> Self:
         """Refuse keywords that the module does not take; the error names the equivalent of PyTorch's."""
@@ -78,9 +82,16 @@ class Module(Familiar):
     # -- parts ----------------------------------------------------------------------------------------------
 
     def _parts(self) -> Iterator[tuple[str, Any]]:
-        """Yield (name, Parameter or Module) for everything directly inside."""
-        for name, value in vars(self).items():
-            yield from _parts_in(name, value)
+        """Yield (name, Parameter or Module) for everything directly inside; an inlined module has the name "".
+
+        Names, states, copies and comparisons all follow this enumeration, which no module overrides. An inlined
+        attribute comes first, so that a second attribute for one of its parts renames nothing.
+        """
+        held = vars(self)
+        yield from _parts_in("", held.get(self._inlined))
+        for name, value in held.items():
+            if name != self._inlined:
+                yield from _parts_in(name, value)
 
     def modules(self) -> Iterator[Module]:
         """Yield this module and every module inside it."""
@@ -90,14 +101,26 @@ class Module(Familiar):
                 yield from part.modules()
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """Yield (qualified name, parameter); a tied parameter only once, under its first name."""
+        """Yield (qualified name, parameter); a tied parameter only once, under its first name.
+
+        Raises
+        ------
+        ArgumentError
+            Code ``name``: two parameters have the same name.
+        """
         seen: set[int] = set()
+        names: set[str] = set()
         for name, part in self._parts():
             inside = [("", part)] if isinstance(part, Parameter) else part.named_parameters()
             for inner, parameter in inside:
                 if id(parameter.owner) not in seen:
                     seen.add(id(parameter.owner))
-                    yield f"{name}.{inner}" if inner else name, parameter
+                    qualified = ".".join(filter(None, (name, inner)))
+                    if qualified in names:
+                        message = f"{type(self).__name__} has two parameters named {qualified}"
+                        raise ArgumentError("name", f"{message}; give one of the attributes another name.")
+                    names.add(qualified)
+                    yield qualified, parameter
 
     def parameters(self) -> Iterator[Parameter]:
         """Yield every parameter once."""
@@ -205,10 +228,60 @@ def _parts_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, value
     elif isinstance(value, list | tuple):
         for i, item in enumerate(value):
-            yield from _parts_in(f"{name}.{i}", item)
+            yield from _parts_in(f"{name}.{i}" if name else str(i), item)
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield from _parts_in(f"{name}.{key}", item)
+            yield from _parts_in(f"{name}.{key}" if name else str(key), item)
+
+
+def computes_as(module: Any, kind: type[Kind]) -> TypeGuard[Kind]:
+    """Return whether a module computes by the code of a class: itself or a base class that no override replaces.
+
+    Neither a class between the two nor the instance itself replaces ``forward``, a hook, or another method or property
+    that ``kind`` adds to those of every module. Names, states and texts may differ.
+
+    Examples
+    --------
+    >>> from minipipe import nn
+    >>> layer = nn.Tanh()
+    >>> computes_as(layer, nn.Tanh), computes_as(layer, nn.Linear)
+    (True, False)
+    >>> layer.forward = lambda x: -x
+    >>> computes_as(layer, nn.Tanh)
+    False
+    """
+    if not isinstance(module, kind):
+        return False
+    above = type(module).__mro__[: type(module).__mro__.index(kind)]
+    replaced = {name for each in (*map(vars, above), vars(module)) for name, value in each.items() if value is not None}
+    any_kind: Any = kind
+    return replaced.isdisjoint(_code_of(any_kind))
+
+
+@cache
+def _code_of(kind: type[Module]) -> frozenset[str]:
+    """Return the names in a class on which results depend: not those that every module has for its state and looks."""
+    names = set(dir(kind)) - set(dir(Module))
+    # What Python and copy leave in a class, such as __slotnames__, is no code.
+    is_code = {name for name in names if not name.startswith("__") or callable(getattr(kind, name))}
+    return frozenset(is_code | {"forward", "__call__"})
+
+
+def is_exactly(module: Any, *kinds: type[Kind]) -> TypeGuard[Kind]:
+    """Return whether a module is of one of some classes itself, and no attribute of the instance replaces its code.
+
+    Only such a module may be computed in another way that is right for the class.
+
+    Examples
+    --------
+    >>> from minipipe import nn
+    >>> class Doubled(nn.Linear):
+    ...     def forward(self, x):
+    ...         return super().forward(x) * 2
+    >>> is_exactly(nn.Linear(2, 2), nn.Linear), is_exactly(Doubled(2, 2), nn.Linear)
+    (True, False)
+    """
+    return type(module) in kinds and computes_as(module, type(module))
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -57,21 +57,14 @@ class Recompute(Module):
     (4, 3)
     """
 
+    _inlined = "module"  # parameters keep the names that they have in the module, and so their first values
+
     def __init__(self, module: Module) -> None:
         of_kind("Recompute", module, Module, "a module, such as nn.Linear(4, 4)")
         self.module = module
 
-    # Parameters keep the names that they have in the module, and so their first values.
-    def _parts(self) -> Iterator[tuple[str, Any]]:
-        yield from self.module._parts()
-
-    def modules(self) -> Iterator[Module]:
-        """Yield this module and every module inside it."""
-        yield self
-        yield from self.module.modules()
-
     def __repr__(self) -> str:
-        return f"Recompute({self.module!r})"
+        return f"{type(self).__name__}({self.module!r})"
 
     def forward(self, x: Any) -> Any:
         """Compute the module's result."""

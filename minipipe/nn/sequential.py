@@ -10,7 +10,7 @@ from typing import Any, TypeGuard, overload
 from minipipe import functional
 from minipipe.autograd.modes import current_place
 from minipipe.errors import of_kind
-from minipipe.nn.module import Module
+from minipipe.nn.module import Module, is_exactly
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.recompute import Recompute
 from minipipe.pytree import as_tensors, rebuilt, tensors_in
@@ -48,6 +48,7 @@ class Sequential(Module):
     (5, 10)
     """
 
+    _inlined = "layers"
     layer_hook: Callable[[int, Any], Any] | None = None
     """Where it is set: ``(number, result) -> result``, called with the result of each flat layer."""
 
@@ -59,10 +60,6 @@ class Sequential(Module):
         # Of a part of a longer sequence: the number of its first layer there, for messages, and that layer's place, for
         # random numbers. They differ after a recomputed sequence: one layer, and a place for each of the layers in it.
         self.first_layer = self.first_place = 0
-
-    def _parts(self) -> Iterator[tuple[str, Any]]:
-        for i, layer in enumerate(self.layers):
-            yield str(i), layer
 
     def forward(self, x: Any) -> Any:
         """Apply every layer in turn."""
@@ -141,7 +138,7 @@ class Sequential(Module):
 
 
 def _is_sequence(layer: Any) -> TypeGuard[Sequential]:
-    return type(layer) is Sequential and bool(layer.layers)  # a subclass, and an empty one, is a layer
+    return is_exactly(layer, Sequential) and bool(layer.layers)  # a subclass, and an empty one, is a layer
 
 
 def _flat(layers: Iterable[Module]) -> list[Module]:
@@ -151,14 +148,14 @@ def _flat(layers: Iterable[Module]) -> list[Module]:
 
 def _num_places(layer: Module) -> int:
     """Return how many places a flat layer has for random numbers: a recomputed sequence those of its layers."""
-    if type(layer) is Recompute and _is_sequence(layer.module):
+    if is_exactly(layer, Recompute) and _is_sequence(layer.module):
         return sum(map(_num_places, layer.module.flat_layers))
     return 1
 
 
 def _at_next_place(layer: Module, x: Any) -> Any:
     """Apply a flat layer; those of a recomputed sequence draw from places of their own."""
-    if type(layer) is Recompute and _is_sequence(layer.module):
+    if is_exactly(layer, Recompute) and _is_sequence(layer.module):
         inner = layer.module
         return layer.compute(lambda given: inner._apply(given, inner.flat_layers, _at_next_place), x)
     place = current_place()
