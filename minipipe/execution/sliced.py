@@ -27,6 +27,7 @@ from minipipe.execution.partition import partition_evenly
 from minipipe.execution.payload import Payload
 from minipipe.execution.samples import Pieces, Samples, split_microbatches
 from minipipe.execution.stage import Held, SeededLoss, Stage
+from minipipe.nn.module import computes_as, is_exactly
 from minipipe.nn.parameter import sum_of_gradients
 from minipipe.nn.slices import Carried, SequenceSlice, computing
 from minipipe.nn.transformer import ResidualAttention
@@ -54,7 +55,8 @@ def check_sliceable(model: nn.Sequential, schedule: Schedule, recompute: bool, i
         Code ``slices``. A layer of one's own says ``is_sliceable = True``, if it computes each position on its own.
     """
     for module in model.modules():
-        if type(module) not in _BY_POSITION and not getattr(type(module), "is_sliceable", False):
+        is_sliceable = getattr(type(module), "is_sliceable", False) and computes_as(module, type(module))
+        if not is_sliceable and not is_exactly(module, *_BY_POSITION):
             message = f"{module.brief()} may mix the positions of a sequence, which a schedule with slices cuts."
             raise ModelError("slices", f"{message} A layer that does not says is_sliceable = True in its class.")
         if isinstance(module, nn.MultiHeadAttention) and not module.is_causal:

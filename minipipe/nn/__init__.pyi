@@ -6,6 +6,7 @@ from minipipe.nn.auxiliary_loss import AuxiliaryLosses as AuxiliaryLosses
 from minipipe.nn.auxiliary_loss import auxiliary_losses as auxiliary_losses
 from minipipe.nn.bundle import On as On
 from minipipe.nn.bundle import Take as Take
+from minipipe.nn.dividing import parallelise as parallelise
 from minipipe.nn.fully_sharded import FullySharded as FullySharded
 from minipipe.nn.fully_sharded import fully_shard as fully_shard
 from minipipe.nn.function import Function as Function
@@ -35,7 +36,6 @@ from minipipe.nn.parallel import ParallelCrossEntropyLoss as ParallelCrossEntrop
 from minipipe.nn.parallel import ParallelEmbedding as ParallelEmbedding
 from minipipe.nn.parallel import ParallelUnembedding as ParallelUnembedding
 from minipipe.nn.parallel import RowParallelLinear as RowParallelLinear
-from minipipe.nn.parallel import parallelise as parallelise
 from minipipe.nn.parameter import Parameter as Parameter
 from minipipe.nn.recompute import Recompute as Recompute
 from minipipe.nn.sequential import Sequential as Sequential

@@ -1,8 +1,9 @@
 """Layers whose parameters are divided among the ranks of a group: tensor parallelism.
 
-:func:`parallelise` makes them of plain layers. Each rank keeps its part of a parameter, drawn from the whole, and the
-names stay those of the plain model. So do the values, as :meth:`Module.state_dict` returns them: it is collective here.
-A block takes two sums of activations forward and two backward; all ranks of the group must call it in one order.
+:func:`minipipe.nn.parallelise` makes them of plain layers. Each rank keeps its part of a parameter, drawn from the
+whole, and the names stay those of the plain model. So do the values, as :meth:`Module.state_dict` returns them: it is
+collective here. A block takes two sums of activations forward and two backward; all ranks of the group must call it in
+one order.
 
 Results agree with those of the plain layers within rounding, not bit for bit: a sum over ranks rounds elsewhere.
 
@@ -13,8 +14,6 @@ Shoeybi et al. 2019, "Megatron-LM: training multi-billion parameter language mod
 
 from __future__ import annotations
 
-import copy
-from collections import Counter
 from typing import Any
 
 from minipipe import functional
@@ -22,16 +21,28 @@ from minipipe.autograd.backend import array_module
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.errors import ArgumentError, divisor, of_kind
 from minipipe.functional.parallel import copy_to, gather_from, parallel_cross_entropy, reduce_from
-from minipipe.nn.layers import GELU, Embedding, Linear, ReLU, Sigmoid, SiLU, Tanh, Unembedding
+from minipipe.nn.layers import Embedding, Linear, Unembedding
 from minipipe.nn.losses import CrossEntropyLoss
-from minipipe.nn.module import Module
+from minipipe.nn.module import Module, is_exactly
 from minipipe.nn.parameter import Parameter
-from minipipe.nn.sequential import Sequential, parameters_of
 from minipipe.nn.shards import Shard, ShardedParameter
 from minipipe.nn.transformer import MultiHeadAttention
 from minipipe.tensor import Operand, Tensor, as_tensor
 
-_ELEMENTWISE = (GELU, ReLU, Sigmoid, SiLU, Tanh)
+
+def _check_plain(taker: str, layer: Any, kind: type[Module]) -> None:
+    """Refuse a layer whose own code, or that of a layer inside, the divided layer would not run."""
+    of_kind(taker, layer, kind, f"an nn.{kind.__name__}")
+    if not is_exactly(layer, kind):
+        message = f"{taker} computes what nn.{kind.__name__} does, and this {type(layer).__name__} has code of its own"
+        raise ArgumentError("type", f"{message}; leave it whole, or divide the layers inside it.")
+
+
+def _take_over(divided: Module, whole: Module) -> None:
+    """Give a divided layer every other attribute of the layer that it stands for, in that order: its mode, say."""
+    own = dict(vars(divided))
+    vars(divided).clear()
+    vars(divided).update(vars(whole) | own)
 
 
 def _divided(
@@ -40,6 +51,9 @@ def _divided(
     """Return this rank's part of a parameter, with its first values or those that it has."""
     if parameter.num_uses > 1:
         raise ArgumentError("value", "A parameter that several layers share cannot be divided; untie them.")
+    if type(parameter.owner) is not Parameter:
+        message = f"A {type(parameter.owner).__name__} cannot be divided; expected a whole nn.Parameter."
+        raise ArgumentError("type", message)
     shard = Shard(group, parameter.shape, axis, blocks or (parameter.shape[axis],))
     for length in shard.blocks:
         divisor("The size of the group", group.size, length, of=f"the {length} features or heads that its ranks share")
@@ -73,11 +87,13 @@ class ColumnParallelLinear(Module):
     def __init__(
         self, linear: Linear, group: ProcessGroup, *, gather: bool = False, blocks: tuple[int, ...] | None = None
     ) -> None:
+        _check_plain("ColumnParallelLinear", linear, Linear)
         self._described = f"{linear.describe()}, ranks={group.size}"
         self.weight = _divided(linear.weight, group, 1, blocks)
         self.shard: Any = self.weight.shard
         self.bias = None if linear.bias is None else _divided(linear.bias, group, 0, blocks)
         self.gather = gather
+        _take_over(self, linear)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map a tensor of shape (..., in_features) to (..., out_features), or to this rank's part of it."""
@@ -104,9 +120,11 @@ class RowParallelLinear(Module):
     """
 
     def __init__(self, linear: Linear, group: ProcessGroup) -> None:
+        _check_plain("RowParallelLinear", linear, Linear)
         self._described = f"{linear.describe()}, ranks={group.size}"
         self.weight, self.bias = _divided(linear.weight, group, 0), linear.bias
         self.shard: Any = self.weight.shard
+        _take_over(self, linear)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map this rank's part of (..., in_features) to (..., out_features), on every rank."""
@@ -131,6 +149,7 @@ class ParallelAttention(MultiHeadAttention):
     """
 
     def __init__(self, attention: MultiHeadAttention, group: ProcessGroup) -> None:
+        _check_plain("ParallelAttention", attention, MultiHeadAttention)
         heads, shared = attention.num_heads, attention.num_key_value_heads or attention.num_heads
         divisor("The size of the group", group.size, heads, shared, of=f"{heads} heads, {shared} of keys and values")
         width = attention.output.weight.shape[0]
@@ -139,6 +158,7 @@ class ParallelAttention(MultiHeadAttention):
         self.output: Any = RowParallelLinear(attention.output, group)
         self.num_heads, self.num_key_value_heads = heads // group.size, shared // group.size
         self.is_causal, self.dropout, self.rotary_base = attention.is_causal, attention.dropout, attention.rotary_base
+        _take_over(self, attention)
 
     @property
     def _part(self) -> tuple[int, int]:
@@ -166,9 +186,11 @@ class ParallelEmbedding(Module):
     """
 
     def __init__(self, embedding: Embedding, group: ProcessGroup) -> None:
+        _check_plain("ParallelEmbedding", embedding, Embedding)
         self._described = f"{embedding.describe()}, ranks={group.size}"
         self.weight = _divided(embedding.weight, group, 0)
         self.shard: Any = self.weight.shard
+        _take_over(self, embedding)
 
     def forward(self, ids: Operand) -> Tensor:
         """Map whole numbers of shape (...) to vectors, (..., width), on every rank."""
@@ -201,9 +223,12 @@ class ParallelUnembedding(Module):
     [(1, 2, 100), (1, 2, 100)]
     """
 
-    def __init__(self, embedding: ParallelEmbedding) -> None:
+    def __init__(self, embedding: ParallelEmbedding, unembedding: Unembedding | None = None) -> None:
         self._described = embedding.describe()
         self.weight, self.shard = embedding.weight, embedding.shard
+        if unembedding is not None:
+            _check_plain("ParallelUnembedding", unembedding, Unembedding)
+            _take_over(self, unembedding)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map a tensor of shape (..., width) to (..., number of symbols), on every rank."""
@@ -259,81 +284,3 @@ def sums_in(module: Module) -> tuple[list[int], list[int]]:
         elif isinstance(part, RowParallelLinear | ParallelEmbedding):  # reduce_from(its outputs)
             forward.append(part.weight.nbytes // part.weight.shape[0])
     return forward, backward
-
-
-def parallelise(module: Module, group: ProcessGroup) -> Module:
-    """Return a copy of a model whose blocks are divided among the ranks of a group; the names of parameters stay.
-
-    Divided are attention, by heads; in a sequence a linear layer with another one behind it and only elementwise
-    functions between, by the features between them; and embeddings, by symbols, where there is a multiple of the size
-    of the group, also with an :class:`Unembedding` that shares the vectors. All else is on every rank, and so is what
-    other layers share. What is divided already stays as it is.
-
-    Parameters
-    ----------
-    module : Module
-        The model, the same on all ranks.
-    group : ProcessGroup
-        Of the ranks that share each layer, such as the ``tensor`` of a :class:`minipipe.Grid`.
-
-    Raises
-    ------
-    ArgumentError
-        Code ``value``, where the size of the group does not divide heads or features.
-
-    Examples
-    --------
-    >>> from minipipe import nn, spawn
-    >>> block = nn.TransformerBlock(width=8, num_heads=2)
-    >>> spawn(lambda group: nn.parallelise(block, group).num_parameters, num_ranks=2)
-    [460, 460]
-    """
-    of_kind("parallelise", group, ProcessGroup, "a group of ranks, such as grid.tensor")
-    twin = copy.deepcopy(module)
-    return twin if group.size == 1 else _Division(twin, group).of(twin)
-
-
-class _Division:
-    """What of a model is divided: no parameter that layers share, but for that of an embedding and of its scores."""
-
-    def __init__(self, model: Module, group: ProcessGroup) -> None:
-        self._group = group
-        heads = Counter(id(part.weight.owner) for part in model.modules() if type(part) is Unembedding)
-        uses = Counter(id(parameter.owner) for parameter in parameters_of(model)) - heads
-        self._shared = {owner for owner, count in uses.items() if count > 1}
-        self._embeddings: dict[int, ParallelEmbedding] = {}  # by the module, and by the parameter that it had
-        for part in model.modules():
-            if isinstance(part, Embedding) and self._is_alone(part) and len(part.weight) % group.size == 0:
-                part.weight.num_uses = 1  # the other uses follow
-                self._embeddings[id(part)] = self._embeddings[id(part.weight)] = ParallelEmbedding(part, group)
-
-    def _is_alone(self, module: Module) -> bool:
-        return not any(id(parameter.owner) in self._shared for parameter in parameters_of(module))
-
-    def of(self, module: Module) -> Module:
-        """Return a part of the model, divided."""
-        if id(module) in self._embeddings:
-            return self._embeddings[id(module)]
-        if type(module) is Unembedding and id(module.weight.owner) in self._embeddings:
-            return ParallelUnembedding(self._embeddings[id(module.weight.owner)])
-        if isinstance(module, MultiHeadAttention):
-            is_done = isinstance(module, ParallelAttention) or not self._is_alone(module)
-            return module if is_done else ParallelAttention(module, self._group)
-        if isinstance(module, Sequential):
-            module.layers = self._layers(list(module.layers))
-        for name, part in list(vars(module).items()):
-            if isinstance(part, Module):
-                setattr(module, name, self.of(part))
-        return module
-
-    def _layers(self, layers: list[Module]) -> list[Module]:
-        """Divide pairs of linear layers, and what is inside of the others."""
-        for first, layer in enumerate(layers):
-            behind = next((i for i in range(first + 1, len(layers)) if not isinstance(layers[i], _ELEMENTWISE)), first)
-            other, are_alone = layers[behind], all(map(self._is_alone, (layer, layers[behind])))
-            if type(layer) is type(other) is Linear and behind > first and are_alone:
-                layers[first] = ColumnParallelLinear(layer, self._group)
-                layers[behind] = RowParallelLinear(other, self._group)
-            elif not isinstance(layer, RowParallelLinear):
-                layers[first] = self.of(layer)
-        return layers

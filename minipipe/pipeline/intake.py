@@ -28,6 +28,7 @@ from minipipe.execution.plan import Plan, check_model
 from minipipe.execution.samples import Pieces, Portion, Samples, divided, joined, returned, samples, split_microbatches
 from minipipe.execution.sliced import into_slices, out_of_slices
 from minipipe.nn import Sequential, fully_shard, parallelise
+from minipipe.nn.dividing import check_not_sharded
 from minipipe.schedules.action import U
 
 _WHOLE = ("evaluate", "predict", "measure_memory")  # calls that take any number of samples, and sequences as they are
@@ -110,10 +111,8 @@ def over_grid(model: Any, grid: Grid, options: Mapping[str, Any]) -> tuple[Any, 
         raise ArgumentError("value", f"The grid says how many replicas there are, {grid.replicas}; give no others.")
     if not isinstance(model, Plan):
         check_model(model)
-        if is_shared and any(one.is_summed for one in model.parameters()):
-            raise ArgumentError(
-                "value", "The layers are fully sharded, and cannot be divided then; give the plain model."
-            )
+        if is_shared:
+            check_not_sharded(model)
         if is_shared or is_sharded:
             check_first_values(grid.group, dict(model.named_parameters()))  # whole, before each rank takes its part
         model = parallelise(model, grid.tensor) if is_shared else model

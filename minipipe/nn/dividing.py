@@ -1,0 +1,194 @@
+"""The division of a model among the ranks of a group: which of its layers are replaced by those of ``parallel.py``.
+
+A layer is divided only if all code that uses it is known: layers of exactly the classes below, reached through
+containers that do nothing with a layer but call it. Code of one's own may look at weights, or at what is between two
+layers, so what is inside of it stays whole.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from minipipe.comm.process_group import ProcessGroup
+from minipipe.errors import ArgumentError, of_kind
+from minipipe.nn.auxiliary_loss import AuxiliaryLoss
+from minipipe.nn.bundle import On
+from minipipe.nn.layers import GELU, Embedding, Linear, ReLU, Residual, Sigmoid, SiLU, Tanh, Unembedding
+from minipipe.nn.module import Module, computes_as, is_exactly
+from minipipe.nn.parallel import (
+    ColumnParallelLinear,
+    ParallelAttention,
+    ParallelEmbedding,
+    ParallelUnembedding,
+    RowParallelLinear,
+)
+from minipipe.nn.parameter import Parameter
+from minipipe.nn.recompute import Recompute
+from minipipe.nn.sequential import Sequential, parameters_of
+from minipipe.nn.transformer import DecoderBlock, MultiHeadAttention, ResidualAttention, TransformerBlock
+
+ELEMENTWISE = (GELU, ReLU, Sigmoid, SiLU, Tanh)
+_CONTAINERS = (Sequential, Residual, ResidualAttention, TransformerBlock, DecoderBlock, Recompute, On, AuxiliaryLoss)
+
+
+def parallelise(module: Module, group: ProcessGroup) -> Module:
+    """Return a copy of a model whose blocks are divided among the ranks of a group; the names of parameters stay.
+
+    Divided are attention, by heads; in a sequence a linear layer with another one behind it and only elementwise
+    functions between, by the features between them; and embeddings, by symbols, where there is a multiple of the size
+    of the group, also with an :class:`Unembedding` that shares the vectors. All else is on every rank, and so is what
+    other layers share. What is divided already stays as it is. Layers keep their other attributes, such as their mode.
+
+    Layers of a subclass, and those with a ``forward`` or a hook of their own, stay whole with everything inside, since
+    their code may look at weights or at values between two layers. A class whose ``forward`` uses the modules inside
+    only by calling them says ``is_divisible = True``; then what is inside is divided.
+
+    Parameters
+    ----------
+    module : Module
+        The model, the same on all ranks.
+    group : ProcessGroup
+        Of the ranks that share each layer, such as the ``tensor`` of a :class:`minipipe.Grid`.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``, where the size of the group does not divide heads or features, and for a fully sharded model.
+
+    Examples
+    --------
+    >>> from minipipe import nn, spawn
+    >>> block = nn.TransformerBlock(width=8, num_heads=2)
+    >>> spawn(lambda group: nn.parallelise(block, group).num_parameters, num_ranks=2)
+    [460, 460]
+    """
+    of_kind("parallelise", group, ProcessGroup, "a group of ranks, such as grid.tensor")
+    check_not_sharded(module)
+    twin = copy.deepcopy(module)
+    return twin if group.size == 1 else _Division(twin, group).divided()
+
+
+def check_not_sharded(module: Module) -> None:
+    """Refuse a fully sharded model, whose parameters have no axis to divide.
+
+    Examples
+    --------
+    >>> from minipipe import nn
+    >>> check_not_sharded(nn.Linear(2, 2))
+    """
+    if any(parameter.is_summed for parameter in module.parameters()):
+        raise ArgumentError("value", "The layers are fully sharded, and cannot be divided then; give the plain model.")
+
+
+def is_container(module: Module) -> bool:
+    """Return whether a module does nothing with the modules inside but call them.
+
+    Examples
+    --------
+    >>> from minipipe import nn
+    >>> is_container(nn.Residual(nn.Tanh())), is_container(nn.Tanh())
+    (True, False)
+    """
+    if getattr(type(module), "is_divisible", False):
+        return computes_as(module, type(module))
+    return any(computes_as(module, kind) for kind in _CONTAINERS)
+
+
+class _Division:
+    """A model in which layers are replaced: no parameter that layers share, but for those of an embedding's scores.
+
+    Parameters
+    ----------
+    model : Module
+        Changed.
+    group : ProcessGroup
+    """
+
+    def __init__(self, model: Module, group: ProcessGroup) -> None:
+        self._model, self._group = model, group
+        self._made: dict[int, Module] = {}  # by the layer that it replaces
+        self._containers, self._layers = self._known(model)
+        heads = Counter(id(layer.weight.owner) for layer in self._layers if is_exactly(layer, Unembedding))
+        every = {id(part): part for part in model.modules()}.values()
+        uses = Counter(id(part.owner) for each in every for _, part in each._parts() if isinstance(part, Parameter))
+        self._shared = {owner for owner, count in (uses - heads).items() if count > 1}
+        self._holders = Counter(key for each in every for key in {id(part) for _, part in each._parts()})
+
+    @staticmethod
+    def _known(model: Module) -> tuple[list[Module], list[Any]]:
+        """Return the containers, and the layers that containers alone hold."""
+        containers, layers, opaque, coming = dict[int, Module](), dict[int, Module](), set[int](), [model]
+        while coming:
+            module = coming.pop(0)
+            if id(module) in containers or id(module) in layers:
+                continue
+            if is_container(module):
+                containers[id(module)] = module
+                coming += [part for _, part in module._parts() if isinstance(part, Module)]
+            else:
+                layers[id(module)] = module
+                opaque |= {id(part) for part in module.modules() if part is not module}
+        return (
+            [module for key, module in containers.items() if key not in opaque],
+            [module for key, module in layers.items() if key not in opaque],
+        )
+
+    def divided(self) -> Module:
+        """Return the model, divided."""
+        self._divide_embeddings()
+        for layer in self._layers:
+            if self._is_plain(layer, MultiHeadAttention) and self._are_plain(layer.projections, layer.output):
+                self._made[id(layer)] = ParallelAttention(layer, self._group)
+        for container in self._containers:
+            if isinstance(container, Sequential):
+                self._divide_pairs(container.layers)
+        for container in self._containers:
+            vars(container).update({name: self._replaced(value) for name, value in vars(container).items()})
+        return self._replaced(self._model)
+
+    def _divide_embeddings(self) -> None:
+        embeddings: dict[int, ParallelEmbedding] = {}  # by the parameter that was divided
+        for layer in self._layers:
+            if self._is_plain(layer, Embedding) and len(layer.weight) % self._group.size == 0:
+                layer.weight.owner.num_uses = 1  # the other uses follow
+                divided = ParallelEmbedding(layer, self._group)
+                self._made[id(layer)] = embeddings[id(layer.weight.owner)] = divided
+        for layer in self._layers:
+            if is_exactly(layer, Unembedding) and id(layer.weight.owner) in embeddings:
+                self._made[id(layer)] = ParallelUnembedding(embeddings[id(layer.weight.owner)], layer)
+
+    def _divide_pairs(self, layers: list[Any]) -> None:
+        """Divide pairs of linear layers with elementwise functions between them."""
+        for first, layer in enumerate(layers):
+            behind = next((i for i in range(first + 1, len(layers)) if not is_exactly(layers[i], *ELEMENTWISE)), first)
+            other = layers[behind]
+            is_pair = behind > first and self._are_plain(layer, other) and layer is not other
+            if is_pair and not {id(layer), id(other)} & self._made.keys():
+                self._made[id(layer)] = ColumnParallelLinear(layer, self._group)
+                self._made[id(other)] = RowParallelLinear(other, self._group)
+
+    def _are_plain(self, *layers: Any) -> bool:
+        """Return whether layers are linear and plain, and each is in one place."""
+        return all(self._is_plain(layer, Linear) and self._holders[id(layer)] == 1 for layer in layers)
+
+    def _is_plain(self, layer: Module, kind: type[Module]) -> bool:
+        """Return whether a layer is exactly of a class, with whole parameters that no other layer uses."""
+        owners: Iterable[Parameter] = [parameter.owner for parameter in parameters_of(layer)]
+        is_whole = all(type(owner) is Parameter and id(owner) not in self._shared for owner in owners)
+        return is_exactly(layer, kind) and is_whole
+
+    def _replaced(self, value: Any) -> Any:
+        """Return an attribute of a container, with divided layers in place of whole ones."""
+        if isinstance(value, Module):
+            return self._made.get(id(value), value)
+        if isinstance(value, dict):
+            value.update({key: self._replaced(item) for key, item in value.items()})
+        elif isinstance(value, list):
+            value[:] = [self._replaced(item) for item in value]
+        elif isinstance(value, tuple) and any(isinstance(item, Module) for item in value):
+            items = [self._replaced(item) for item in value]
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        return value
