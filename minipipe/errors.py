@@ -115,6 +115,7 @@ class TensorCode(StrEnum):
     CHANGED_IN_PLACE = "changed-in-place"
     NO_RANDOM_KEY = "no-random-key"
     NOT_REPEATABLE = "not-repeatable"  # computed again, a module gave other values
+    DIVIDED = "divided"  # among ranks, where a whole was expected; or the other way round
 
 
 class TensorError(MinipipeError, ValueError):

@@ -14,6 +14,7 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.errors import ArgumentError, MicrobatchError, TensorError
+from minipipe.execution.outputs import OutputDivision
 from minipipe.execution.payload import Payload
 from minipipe.execution.samples import Pieces, Portion, Samples, copied
 from minipipe.hints import Familiar
@@ -43,6 +44,8 @@ class BatchObjective:
         Whether to keep the outputs, for the rank of the last stage or for every rank.
     scale : float
         Of the gradients, not of the loss.
+    division : OutputDivision, optional
+        Where ranks share layers: whether a rank has all outputs, or a part of them.
 
     Attributes
     ----------
@@ -67,11 +70,13 @@ class BatchObjective:
         metrics: Mapping[str, Metric] | None = None,
         outputs: Where = False,
         scale: float = 1.0,
+        division: OutputDivision | None = None,
     ) -> None:
         _check_asked(metrics, outputs, scale)
         self._loss, self._loss_weight, self.scale = loss, loss_weight, float(scale)
         self.metrics: dict[str, Metric] = dict(metrics or {})
         self.where: Where = outputs
+        self._division = division
         self.targets: Samples | Pieces | Portion | None = None
         self.losses: dict[int, float] = {}
         self.outputs: dict[int, Payload] = {}
@@ -85,7 +90,8 @@ class BatchObjective:
     @property
     def is_for_outputs(self) -> bool:
         """Whether the outputs alone are of interest."""
-        return self._loss is None and bool(self.where) and not self.metrics
+        is_whole = self._division is None or self._division.is_certain
+        return self._loss is None and bool(self.where) and not self.metrics and is_whole
 
     @property
     def is_given(self) -> bool:
@@ -107,7 +113,10 @@ class BatchObjective:
         """What all ranks must ask for alike: by name, a number."""
         is_everywhere = self.where == "everywhere"
         asked = crc32(repr((is_everywhere, *self.metrics)).encode()) if is_everywhere or self.metrics else 0
-        return {"request for metrics and outputs": asked, "scale": self.scale}
+        alike: dict[str, float | None] = {"request for metrics and outputs": asked, "scale": self.scale}
+        if self._division is not None and not self._division.is_certain:  # ranks send each other their outputs
+            alike["request for outputs"] = bool(self.where)
+        return alike
 
     def begin(
         self, slices: Sequence[slice], targets: Samples | Pieces | Portion | None, exchange: Exchange | None = None
@@ -139,10 +148,15 @@ class BatchObjective:
         if self._loss is None:
             return None, 0.0
         given = None if targets is None else targets.rebuilt([record(array) for array in targets.arrays])
+        if self._division is not None:
+            self._division.check_scores(outputs)
+            outputs = self._division.marked(outputs)
         loss = self._loss(outputs, given)
         if not isinstance(loss, Tensor) or loss.size != 1:
             found = f"a tensor of shape {loss.shape}" if isinstance(loss, Tensor) else type(loss).__name__
             raise TensorError("not-scalar", f"The loss must be a tensor with one element, the mean; it is {found}.")
+        if self._division is not None:
+            self._division.check_loss(backend.to_numpy(loss.data).item())
         if auxiliary is not None:
             if isinstance(self._loss, GivenGradient):  # a sum; an auxiliary loss is a mean over the batch all the same
                 auxiliary = auxiliary * (tensors_in(outputs)[0].shape[0] / self._num_samples)
@@ -160,10 +174,13 @@ class BatchObjective:
         loss = self._loss
         own = type(loss).__module__ == "minipipe.nn.losses" or getattr(type(loss), "is_replayable", False)
         own = own and not {"forward", "compute", "__call__"} & getattr(loss, "__dict__", {}).keys()
-        return None if not own or self.where or self.metrics or self.parts is None else loss
+        is_whole = self._division is None or self._division.is_certain
+        is_alone = not self.where and not self.metrics and self.parts is not None and is_whole
+        return loss if own and is_alone else None
 
     def _note(self, microbatch: int, outputs: Bundle, targets: Samples | None) -> None:
-        arrays = [backend.contiguous(tensor.data) for tensor in tensors_in(outputs)]
+        arrays = [tensor.data for tensor in tensors_in(outputs)]
+        arrays = list(map(backend.contiguous, arrays if self._division is None else self._division.whole(outputs)))
         if self.where:
             self.outputs[microbatch] = Payload(arrays, [True] * len(arrays), rebuilt(outputs, [None] * len(arrays)))
         if not self.metrics:
@@ -178,6 +195,7 @@ class BatchObjective:
         """Return the same loss for the same batch, without metrics and outputs, to be computed once more."""
         twin = copy(self)
         twin.metrics, twin.where, twin.losses = {}, False, {}
+        twin._division = None  # a rank that computes again compares nothing with others
         return twin
 
     def found(self) -> dict[str, Any]:

@@ -401,7 +401,7 @@ def check_model(model: Any) -> None:
         Code ``not-a-sequence``.
     """
     if not computes_as(model, Sequential):
-        own = ", with a forward or a hook of its own" if isinstance(model, Sequential) else ""
+        own = ", with a forward of its own" if isinstance(model, Sequential) else ""
         raise ModelError(
             "not-a-sequence",
             f"A pipeline cuts an nn.Sequential between its layers; this model is {type(model).__name__}{own}. "

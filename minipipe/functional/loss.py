@@ -8,6 +8,7 @@ from typing import Any
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import ArgumentError, TensorError, one_of, shape_error
+from minipipe.functional.distributed import check_whole
 from minipipe.functional.operands import as_real, astype, axis_of, data_of, in_float32, in_full, operands
 from minipipe.functional.reduction import Axis, axes_of, largest_of, without_axes
 from minipipe.tensor import Operand, Tensor, record
@@ -127,7 +128,7 @@ def mean_squared_error(prediction: Tensor, target: Operand, reduction: str = "me
     Raises
     ------
     TensorError
-        Codes ``shape`` and ``dtype``.
+        Codes ``shape`` and ``dtype``; ``divided``, for outputs of which this rank has a part.
     ArgumentError
         Code ``value``.
 
@@ -139,6 +140,7 @@ def mean_squared_error(prediction: Tensor, target: Operand, reduction: str = "me
     >>> functional.mean_squared_error(Tensor([1.0, 2.0]), Tensor([1.0, 4.0]), weights=[False, True])
     Tensor(4.)
     """
+    check_whole("mean_squared_error", prediction, target)
     prediction, target = operands(in_full(prediction), in_full(target))
     if prediction.shape != target.shape:
         expected = "equal shapes, such as target.reshape(prediction.shape) where only an axis of length 1 is missing"
@@ -220,7 +222,7 @@ def cross_entropy(
     Raises
     ------
     TensorError
-        Codes ``shape``, ``dtype`` and ``range``.
+        Codes ``shape``, ``dtype`` and ``range``; ``divided``, for scores of which this rank has a part.
     ArgumentError
         Code ``value``.
 
@@ -240,6 +242,7 @@ def cross_entropy(
     >>> round(functional.cross_entropy(scores, [0, 3, -100], ignore_index=-100).item(), 4)
     1.3863
     """
+    check_whole("cross_entropy", logits)
     logits = as_real(logits)
     if backend.is_half(logits.dtype):
         logits = astype(logits, "float32")

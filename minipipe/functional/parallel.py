@@ -16,6 +16,7 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.errors import TensorError
+from minipipe.functional.distributed import check_part, marked
 from minipipe.functional.loss import label_weight
 from minipipe.functional.operands import as_real, astype, data_of
 from minipipe.tensor import Operand, Tensor, record
@@ -65,17 +66,36 @@ def reduce_from(x: Tensor, group: ProcessGroup) -> Tensor:
 def gather_from(x: Tensor, group: ProcessGroup) -> Tensor:
     """Return the parts of all ranks behind each other, along the last axis; a part gets its own gradient.
 
+    Raises
+    ------
+    TensorError
+        Code ``divided``, for a tensor of which every rank has all.
+
     Examples
     --------
     >>> from minipipe import Tensor, spawn
     >>> spawn(lambda group: gather_from(Tensor([1.0 + group.rank]), group).numpy().tolist(), num_ranks=2)
     [[1.0, 2.0], [1.0, 2.0]]
     """
-    parts = group.all_gather(backend.to_numpy(x.data))
-    xp, first = array_module(x.data), sum(part.shape[-1] for part in parts[: group.rank])
-    whole = xp.concat([backend.moved(part, xp) for part in parts], axis=-1)
+    check_part("gather_from", x, group)
+    whole, first = gathered(x.data, group)
     own = (..., slice(first, first + x.shape[-1]))
-    return record(whole, (x, lambda g: backend.contiguous(g[own])))
+    return marked(record(whole, (x, lambda g: backend.contiguous(g[own]))), group, is_whole=True)
+
+
+def gathered(array: Array, group: ProcessGroup) -> tuple[Array, int]:
+    """Return the parts of all ranks behind each other, and where along the last axis this rank's begins. Collective.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import spawn
+    >>> spawn(lambda group: gathered(np.array([group.rank]), group), num_ranks=2)
+    [(array([0, 1]), 0), (array([0, 1]), 1)]
+    """
+    parts, xp = group.all_gather(backend.to_numpy(array)), array_module(array)
+    whole = xp.concat([backend.moved(part, xp) for part in parts], axis=-1)
+    return whole, sum(part.shape[-1] for part in parts[: group.rank])
 
 
 def parallel_cross_entropy(
@@ -97,7 +117,7 @@ def parallel_cross_entropy(
     Raises
     ------
     TensorError
-        Codes ``dtype`` and ``range``.
+        Codes ``dtype`` and ``range``; ``divided``, for scores of which every rank has all.
 
     Examples
     --------
@@ -109,6 +129,7 @@ def parallel_cross_entropy(
     >>> spawn(lambda group: round(parallel_cross_entropy(scores, [0, 3, 1], group).item(), 4), num_ranks=2)
     [1.3863, 1.3863]
     """
+    check_part("parallel_cross_entropy", logits, group)
     logits = as_real(logits)
     if backend.is_half(logits.dtype):
         logits = astype(logits, "float32")

@@ -20,6 +20,7 @@ from minipipe import functional
 from minipipe.autograd.backend import array_module
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.errors import ArgumentError, divisor, of_kind
+from minipipe.functional.distributed import marked
 from minipipe.functional.parallel import copy_to, gather_from, parallel_cross_entropy, reduce_from
 from minipipe.nn.layers import Embedding, Linear, Unembedding
 from minipipe.nn.losses import CrossEntropyLoss
@@ -99,7 +100,7 @@ class ColumnParallelLinear(Module):
         """Map a tensor of shape (..., in_features) to (..., out_features), or to this rank's part of it."""
         group = self.shard.group
         result = functional.linear(copy_to(x, group), self.weight, self.bias)
-        return gather_from(result, group) if self.gather else result
+        return gather_from(result, group) if self.gather else marked(result, group, is_whole=False)
 
 
 class RowParallelLinear(Module):
@@ -212,6 +213,8 @@ class ParallelUnembedding(Module):
     Parameters
     ----------
     embedding : ParallelEmbedding
+    unembedding : Unembedding, optional
+        The whole layer, whose other attributes it keeps.
 
     Examples
     --------
@@ -239,13 +242,19 @@ class ParallelUnembedding(Module):
 class ParallelCrossEntropyLoss(CrossEntropyLoss):
     """The cross-entropy of scores of which each rank of a group has those of its classes.
 
-    The scores are those of a :class:`ColumnParallelLinear` without gather.
+    The scores are those of a :class:`ColumnParallelLinear` without gather. A pipeline refuses a model whose last layer
+    gives whole ones, and gathers them for metrics and outputs.
 
     Parameters
     ----------
     group : ProcessGroup
     ignore_index : int, optional
     reduction : {"mean", "sum"}
+
+    Raises
+    ------
+    TensorError
+        Code ``divided``, on a call, for scores that were gathered.
 
     Examples
     --------
@@ -258,11 +267,11 @@ class ParallelCrossEntropyLoss(CrossEntropyLoss):
 
     def __init__(self, group: ProcessGroup, ignore_index: int | None = None, reduction: str = "mean") -> None:
         super().__init__(ignore_index, reduction=reduction)
-        self._group = group
+        self.group = group
 
     def forward(self, scores: Tensor, labels: Operand) -> Tensor:
         """Map this rank's part of scores of shape (..., k) and labels of shape (...) to a loss of shape ()."""
-        return parallel_cross_entropy(scores, labels, self._group, self.ignore_index, self.reduction)
+        return parallel_cross_entropy(scores, labels, self.group, self.ignore_index, self.reduction)
 
 
 def sums_in(module: Module) -> tuple[list[int], list[int]]:

@@ -18,15 +18,16 @@ from minipipe.data import Share
 from minipipe.errors import ArgumentError, MicrobatchError, ModelError, RankError, whole_number
 from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
-from minipipe.execution.checks.calls import Calls, part_of
+from minipipe.execution.checks.calls import Calls, check_loss, part_of
 from minipipe.execution.checks.comparison import check_first_values
 from minipipe.execution.checks.finite import StepCheck
 from minipipe.execution.checks.updates import batch_marks
-from minipipe.execution.objective import BatchObjective
+from minipipe.execution.objective import BatchObjective, Weight
+from minipipe.execution.outputs import output_division
 from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan, check_model
 from minipipe.execution.samples import Pieces, Portion, Samples, divided, joined, returned, samples, split_microbatches
-from minipipe.execution.sliced import into_slices, out_of_slices
+from minipipe.execution.sliced import into_slices, out_of_slices, weight_of_loss
 from minipipe.nn import Sequential, fully_shard, parallelise
 from minipipe.nn.dividing import check_not_sharded
 from minipipe.schedules.action import U
@@ -126,6 +127,18 @@ def over_grid(model: Any, grid: Grid, options: Mapping[str, Any]) -> tuple[Any, 
     for made in (name for name, is_missing in wanted.items() if is_missing):
         raise ArgumentError("value", f"The plan has a whole model, and the grid divides it; make the plan of {made}.")
     return model, {**options}
+
+
+def objective_of(plan: Plan, loss: Any, loss_weight: Weight | None, grid: Grid | None) -> partial[BatchObjective]:
+    """Return what every call takes the results of the last stage by, after checking that the loss fits the last layer.
+
+    Raises
+    ------
+    ModelError
+        Codes ``loss`` and ``loss-with-parameters``.
+    """
+    division = output_division(plan.model, check_loss(loss), grid)
+    return partial(BatchObjective, loss, weight_of_loss(plan.schedule, loss, loss_weight), division=division)
 
 
 def roles_of(plan: Plan, group: ProcessGroup, grid: Grid | None) -> dict[int, str]:

@@ -21,7 +21,6 @@ from minipipe.execution.checks.calls import (
     check_backward,
     check_frozen,
     check_inputs_require_grad,
-    check_loss,
     check_num_steps,
     warn_of_another_order,
     warn_of_missing_gradients,
@@ -30,11 +29,11 @@ from minipipe.execution.checks.finite import FiniteCheck
 from minipipe.execution.executor import Executor
 from minipipe.execution.objective import BatchObjective, GivenGradient, Loss, Metric, Weight, Where
 from minipipe.execution.observers import MemoryMeter, journal, observers_of
+from minipipe.execution.outputs import check_given_gradient
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
 from minipipe.execution.replayed import report_of, source_of
 from minipipe.execution.samples import copied, read_ahead
-from minipipe.execution.sliced import weight_of_loss
 from minipipe.execution.sums import GradientSums
 from minipipe.execution.timeline import gather_timeline
 from minipipe.hints import FamiliarPipeline
@@ -43,7 +42,15 @@ from minipipe.nn.fully_sharded import kept_whole
 from minipipe.nn.module import modes_of
 from minipipe.optim import LossScale, Optimiser
 from minipipe.pipeline.arguments import agreed, check_arguments, of_modules
-from minipipe.pipeline.intake import Intake, Needs, deliver_loss, deliver_outputs, gather_results, over_grid
+from minipipe.pipeline.intake import (
+    Intake,
+    Needs,
+    deliver_loss,
+    deliver_outputs,
+    gather_results,
+    objective_of,
+    over_grid,
+)
 from minipipe.pipeline.options import ModulesOptions, PlanOptions, showing
 from minipipe.pipeline.parameters import AllParameters
 from minipipe.pipeline.running import RunLosses, Runs, in_turn
@@ -221,7 +228,7 @@ class Pipeline(FamiliarPipeline):
             model, options = self.watcher.begin(self, model, options, run)
         others = {"replay": replay, "check_agreement": check_agreement}
         plan, group, grid, recompute, compares = agreed(model, group, options, Pipeline, run, **others)
-        self._objective = partial(BatchObjective, check_loss(loss), weight_of_loss(plan.schedule, loss, loss_weight))
+        self._objective = objective_of(plan, loss, loss_weight, grid)
         warn_of_another_order(plan.schedule, grid.group if grid else group)
         self._plan, self._group, self._xp = plan, group, backend.module_for(device, group.local_rank)
         self._intake = Intake(plan, group, self._xp, dropout_seed, compares, grid)
@@ -236,7 +243,7 @@ class Pipeline(FamiliarPipeline):
         self._sums = GradientSums(plan, self._stages, group, self._xp)
         self._trainer = self._executor(plan.program, observers=[*self._sums.observers, *observers])
         self._finite = FiniteCheck(check_finite, plan, self._trainer, grid)
-        self._runs = Runs(plan, group, self._intake, self._executor, self._objective.args, check_finite)
+        self._runs = Runs(plan, group, self._intake, self._executor, self._objective, check_finite)
 
     @classmethod
     @showing(ModulesOptions, __init__)
@@ -367,7 +374,8 @@ class Pipeline(FamiliarPipeline):
             parameters and begin the next step while others are still in this one; that step waits for this loss, so no
             rank is further ahead than one step. ``outputs="everywhere"`` waits in any case.
         outputs : bool or "everywhere"
-            Whether to return the model's outputs, too: on the rank of the last stage, or on every rank.
+            Whether to return the model's outputs, too: on the rank of the last stage, or on every rank. Of a head that
+            ranks divide they are gathered, so every rank gives the same.
         metrics : mapping of str to function, optional
             Each ``(outputs, targets) -> number``, of a microbatch, from NumPy's arrays that it may only read. The
             result has their means, by the weights that the losses have (sums, where the loss is a sum); or by weights
@@ -521,7 +529,9 @@ class Pipeline(FamiliarPipeline):
         >>> spawn(differentiate, num_ranks=2)
         [[[8.0], [24.0]], None]
         """
-        objective = BatchObjective(GivenGradient(gradient if callable(gradient) else None), outputs=outputs)
+        check_given_gradient(**self._objective.keywords)
+        given = GivenGradient(gradient if callable(gradient) else None)
+        objective = BatchObjective(given, outputs=outputs, **self._objective.keywords)
         return self._train("forward_backward", inputs, gradient, objective, True, accumulate).outputs
 
     def _train(
@@ -649,7 +659,8 @@ class Pipeline(FamiliarPipeline):
         >>> spawn(predict, num_ranks=2)
         [[[0.0, 2.0]], [[0.0, 2.0]]]
         """
-        batch = self._forward_only("predict", inputs, None, BatchObjective(outputs="everywhere"), is_training)
+        objective = BatchObjective(outputs="everywhere", **self._objective.keywords)
+        batch = self._forward_only("predict", inputs, None, objective, is_training)
         return deliver_outputs(self._group, self._intake.last_rank, batch)
 
     def _forward_only(

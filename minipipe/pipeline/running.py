@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, zip_longest
 from math import isfinite
 from time import perf_counter
@@ -68,6 +69,8 @@ class RunObjective(BatchObjective):
         The microbatches of each update, and of each batch.
     is_stashed : bool
         Whether weights are kept for backwards; all ranks must say the same.
+    **options
+        As for :class:`BatchObjective <minipipe.execution.objective.BatchObjective>`.
     """
 
     def __init__(
@@ -77,8 +80,9 @@ class RunObjective(BatchObjective):
         updates: Sequence[Sequence[int]],
         batches: Sequence[Sequence[int]],
         is_stashed: bool,
+        **options: Any,
     ) -> None:
-        super().__init__(loss, loss_weight)
+        super().__init__(loss, loss_weight, **options)
         self._given = loss, loss_weight
         self._updates, self._batches, self._is_stashed = updates, batches, is_stashed
         self.num_microbatches = sum(map(len, updates))
@@ -130,8 +134,8 @@ class Runs:
     intake : Intake
     executor : function
         ``(program, observers=…) -> Executor``.
-    loss : pair of function
-        With what it is a mean over.
+    objective : partial
+        Of a :class:`BatchObjective <minipipe.execution.objective.BatchObjective>`: the loss, and its weight.
     check_finite : str
 
     Attributes
@@ -151,11 +155,11 @@ class Runs:
         group: ProcessGroup,
         intake: Intake,
         executor: Callable[..., Executor],
-        loss: tuple[Any, Any],
+        objective: partial[BatchObjective],
         check_finite: str,
     ) -> None:
         self.program = plan.program
-        self._plan, self._group, self._intake, self._build, self._loss = plan, group, intake, executor, loss
+        self._plan, self._group, self._intake, self._build, self._objective = plan, group, intake, executor, objective
         self._executor: Executor | None = None
         self._check_finite = check_finite
         if U in plan.schedule.kinds:
@@ -173,7 +177,9 @@ class Runs:
             stage.begin()
         count, group = self.program.num_microbatches, self._group
         numbers_of = batches_of(count, len(given), self._plan.replicas)
-        objective = RunObjective(*self._loss, updates_of(self.program), numbers_of, is_stashed)
+        loss, weight = self._objective.args
+        rest = (updates_of(self.program), numbers_of, is_stashed)
+        objective = RunObjective(loss, weight, *rest, **self._objective.keywords)
         inputs, targets = (_cut(each, noun, numbers_of) for each, noun in zip(zip(*given), ("inputs", "targets")))
         batch = self._intake.batch("run", inputs, targets, objective, is_training, step)
         sums = ReplicaSums(self.program, group, executor.xp)

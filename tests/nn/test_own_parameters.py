@@ -240,7 +240,7 @@ def replaced(model, **attributes):
     }
 )
 def test_a_sequence_with_code_of_its_own_is_no_model_of_a_pipeline(make):
-    with pytest.raises(ModelError, match="with a forward or a hook of its own") as caught:
+    with pytest.raises(ModelError, match="with a forward of its own") as caught:
         Plan(make(), num_ranks=2)
     assert caught.value.code == "not-a-sequence"
 

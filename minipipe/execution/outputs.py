@@ -1,0 +1,250 @@
+"""Whether a rank has all of a model's outputs, where several ranks share its layers; and what that asks of a loss.
+
+A head that is divided among ranks leaves each of them a part of the scores, which looks like whole scores of fewer
+classes. A loss for the other kind computes a wrong number without an error. The last layers say which kind it is; where
+code of one's own comes last, the values that the ranks have do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array
+from minipipe.comm import Grid, ProcessGroup
+from minipipe.errors import ModelError, TensorError
+from minipipe.functional.distributed import DistributedTensor, marked
+from minipipe.functional.parallel import gathered
+from minipipe.nn import (
+    AuxiliaryLoss,
+    ColumnParallelLinear,
+    CrossEntropyLoss,
+    Dropout,
+    FullySharded,
+    Identity,
+    Module,
+    MSELoss,
+    On,
+    ParallelCrossEntropyLoss,
+    Recompute,
+    RowParallelLinear,
+    Sequential,
+    Take,
+)
+from minipipe.nn.dividing import ELEMENTWISE
+from minipipe.nn.module import is_exactly
+from minipipe.nn.shards import Shard, ShardedParameter
+from minipipe.pytree import Bundle, tensors_in
+from minipipe.tensor import Tensor
+
+_COMPARED = 64  # elements of the scores of each rank
+_TO_GATHER = "Give the last layer gather=True, or take ParallelCrossEntropyLoss."
+_CLOSE = 1e-3  # replicas of one computation differ by rounding at most, and parts of one result by far more
+
+
+class Division(Enum):
+    """Which part of a value a rank has."""
+
+    WHOLE = "whole"
+    PART = "part"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class OutputDivision:
+    """How the outputs of a model are divided among the ranks that share its layers.
+
+    Attributes
+    ----------
+    group : ProcessGroup
+        These ranks, at least two.
+    division : Division
+        What each of them has.
+    taken : Division
+        What the loss is for. A function of one's own may be for either.
+    """
+
+    group: ProcessGroup
+    division: Division
+    taken: Division
+
+    @property
+    def are_parts(self) -> bool:
+        """Whether metrics and outputs need the parts of the other ranks."""
+        return Division.PART in (self.division, self.taken)
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether each rank is known to have all, and no values are compared."""
+        return self.division is Division.WHOLE
+
+    def marked(self, outputs: Bundle) -> Bundle:
+        """Return the outputs of a microbatch as its loss takes them: one that is not for them refuses the mark."""
+        if not isinstance(outputs, Tensor) or self.division is Division.UNKNOWN:
+            return outputs
+        return marked(outputs, self.group, is_whole=self.division is Division.WHOLE)
+
+    def check_scores(self, outputs: Bundle) -> None:
+        """Compare the outputs of a microbatch with those of the other ranks. Collective, unless both kinds are known.
+
+        Raises
+        ------
+        TensorError
+            Code ``divided``, where they are the same and the loss is for parts, or differ and it is for whole ones.
+        """
+        if self.division is not Division.UNKNOWN or self.taken is Division.UNKNOWN:
+            return
+        own = np.concatenate([_sample(tensor.data) for tensor in tensors_in(outputs)])
+        are_same = all(_are_close(own, other) for other in self.group.all_gather(own))
+        if self.taken is Division.WHOLE and not are_same:
+            message = (
+                f"The outputs differ on the {self.group.size} ranks that share the layers, and the loss takes whole"
+            )
+            raise TensorError("divided", f"{message} ones. {_TO_GATHER}")
+        is_constant = bool(np.all(own == own[:1]))  # first values of 0: each part is like the others
+        if self.taken is Division.PART and are_same and not is_constant:
+            message = f"The scores are the same on all {self.group.size} ranks that share the layers, and"
+            message += " ParallelCrossEntropyLoss takes a part of them from each. Take CrossEntropyLoss, or a"
+            raise TensorError("divided", f"{message} ColumnParallelLinear without gather as last layer.")
+
+    def check_loss(self, loss: float) -> None:
+        """Refuse losses of a microbatch that differ from rank to rank: those of parts, by a function of one's own.
+
+        Collective, unless outputs or loss are known.
+
+        Raises
+        ------
+        TensorError
+            Code ``divided``.
+        """
+        if self.is_certain or self.taken is not Division.UNKNOWN:
+            return
+        losses = [float(each[0]) for each in self.group.all_gather(np.array([loss]))]
+        if not all(_are_close(np.array(losses[:1]), np.array([each])) for each in losses):
+            message = f"The ranks that share the layers have the losses {losses} for one microbatch; expected one loss."
+            raise TensorError("divided", f"{message} {_TO_GATHER}")
+
+    def whole(self, outputs: Bundle) -> list[Array]:
+        """Return the arrays of outputs, joined from the part of each rank. Collective, unless all are known as whole.
+
+        Raises
+        ------
+        TensorError
+            Code ``divided``, where this rank may have parts of some outputs, and nothing says of which.
+        """
+        arrays = [tensor.data for tensor in tensors_in(outputs)]
+        is_part = isinstance(outputs, DistributedTensor) and not outputs.is_whole
+        if isinstance(outputs, Tensor) and (self.are_parts or is_part):
+            return [gathered(arrays[0], self.group)[0]]
+        if not self.is_certain:
+            samples = np.concatenate([_sample(array) for array in arrays])
+            if not all(_are_close(samples, other) for other in self.group.all_gather(samples)):
+                message = "The ranks that share the layers have different outputs, and metrics take whole ones."
+                raise TensorError("divided", f"{message} {_TO_GATHER}")
+        return arrays
+
+
+def _sample(array: Array) -> np.ndarray:
+    """Return some elements, spread over all: the step is odd, so that it meets every column."""
+    flat = backend.to_numpy(array).reshape(-1)
+    return flat[:: max(1, flat.size // _COMPARED) | 1].astype(np.float64)
+
+
+def _are_close(own: np.ndarray, other: np.ndarray) -> bool:
+    return own.shape == other.shape and bool(np.allclose(own, other, rtol=_CLOSE, atol=1e-12, equal_nan=True))
+
+
+def output_division(model: Sequential, loss: Any, grid: Grid | None) -> OutputDivision | None:
+    """Return how the outputs of a model are divided; None if no ranks share its layers. Local.
+
+    Raises
+    ------
+    ModelError
+        Code ``loss``: one for whole outputs, and a last layer that leaves each rank a part; or the other way round.
+
+    Examples
+    --------
+    >>> from minipipe import nn
+    >>> output_division(nn.Sequential(nn.Linear(2, 2)), nn.MSELoss(), None)
+    """
+    takes_parts = isinstance(loss, ParallelCrossEntropyLoss) and loss.group.size > 1
+    division, head = _after(model.flat_layers, Division.WHOLE, None)
+    sharing = [head] if head else []
+    sharing += [grid.tensor] if grid else []
+    sharing += [each.owner.shard.group for each in model.parameters() if _is_divided_along_axis(each)]
+    sharing += [loss.group] if takes_parts else []
+    group = next((each for each in sharing if each.size > 1), None)
+    if group is None:
+        return None
+    if takes_parts and list(loss.group.world_ranks) != list(group.world_ranks):
+        message = (
+            f"ParallelCrossEntropyLoss is given the ranks {list(loss.group.world_ranks)}, and the layers are shared"
+        )
+        raise ModelError(
+            "loss", f"{message} by {list(group.world_ranks)}; give it the group of the layers, grid.tensor."
+        )
+    if takes_parts and division is Division.WHOLE:
+        message = f"ParallelCrossEntropyLoss takes a part of the scores from each of {loss.group.size} ranks, and after"
+        message += f" {model.flat_layers[-1].brief()} every rank of the group has all of them. Take CrossEntropyLoss,"
+        raise ModelError("loss", f"{message} or nn.ColumnParallelLinear(nn.Linear(…), grid.tensor) as last layer.")
+    takes_whole = is_exactly(loss, CrossEntropyLoss, MSELoss)
+    if takes_whole and division is Division.PART:
+        message = f"{type(loss).__name__} takes whole outputs, and after {model.flat_layers[-1].brief()} each of"
+        message += f" {group.size} ranks has a part of them. Take ParallelCrossEntropyLoss(grid.tensor), or give the"
+        raise ModelError("loss", f"{message} last layer gather=True.")
+    taken = Division.PART if takes_parts else Division.WHOLE if takes_whole else Division.UNKNOWN
+    return OutputDivision(group, division, taken)
+
+
+def check_given_gradient(division: OutputDivision | None) -> None:
+    """Refuse to take the gradient of outputs of which each rank has a part. Local.
+
+    Examples
+    --------
+    >>> check_given_gradient(None)
+    """
+    if division is not None and division.are_parts:
+        message = (
+            "forward_backward() takes the gradient of whole outputs, and after the last layer each rank has a part"
+        )
+        raise ModelError("loss", f"{message}; give that layer gather=True.")
+
+
+def _is_divided_along_axis(parameter: Any) -> bool:
+    owner = parameter.owner
+    return isinstance(owner, ShardedParameter) and isinstance(owner.shard, Shard)
+
+
+def _after(
+    layers: Iterable[Module], division: Division, group: ProcessGroup | None
+) -> tuple[Division, ProcessGroup | None]:
+    """Return what a rank has after some layers, given what it has before, and among which ranks it was divided."""
+    for layer in layers:
+        if is_exactly(layer, Sequential):
+            division, group = _after(layer.flat_layers, division, group)
+        elif is_exactly(layer, Recompute):
+            division, group = _after([layer.module], division, group)
+        elif is_exactly(layer, FullySharded):
+            division, group = _after([layer.layer], division, group)
+        elif is_exactly(layer, ColumnParallelLinear):
+            is_whole = layer.gather or layer.shard.group.size == 1
+            division, group = (Division.WHOLE if is_whole else Division.PART), layer.shard.group
+        elif is_exactly(layer, RowParallelLinear):
+            division = Division.WHOLE
+        elif not is_exactly(layer, Identity, Dropout, AuxiliaryLoss, Take, *ELEMENTWISE):
+            keeps = division is Division.WHOLE and _returns_whole(layer)
+            division = Division.WHOLE if keeps else Division.UNKNOWN
+    return division, group
+
+
+def _returns_whole(layer: Module) -> bool:
+    """Return whether a layer makes whole values of whole ones: any with whole parameters, and those of minipipe."""
+    if is_exactly(layer, On):
+        return _after([layer.layer], Division.WHOLE, None)[0] is Division.WHOLE
+    is_known = type(layer).__module__.partition(".")[0] == "minipipe" and is_exactly(layer, type(layer))
+    return is_known or not any(map(_is_divided_along_axis, layer.parameters()))

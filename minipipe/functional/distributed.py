@@ -1,0 +1,84 @@
+"""Tensors that know whether a rank has all of them: results of layers that several ranks share.
+
+A part and a whole tensor look alike, and a loss of the wrong one is a wrong number without an error. So what
+``parallel.py`` returns is marked, and a loss refuses what is not for it. Any other operation drops the mark.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minipipe.comm.process_group import ProcessGroup
+from minipipe.errors import TensorError
+from minipipe.tensor import Tensor
+
+
+class DistributedTensor(Tensor):
+    """A tensor of ranks that share a layer; :func:`marked` makes them.
+
+    Attributes
+    ----------
+    group : ProcessGroup
+        The ranks.
+    is_whole : bool
+        Whether each rank has all of it, or its own part along the last axis.
+    """
+
+    __slots__ = ("group", "is_whole")
+
+    group: ProcessGroup
+    is_whole: bool
+
+
+def marked(tensor: Tensor, group: ProcessGroup, is_whole: bool) -> Tensor:
+    """Return the same tensor with a mark, unless the group has one rank.
+
+    Examples
+    --------
+    >>> from minipipe import spawn
+    >>> spawn(lambda group: marked(Tensor([1.0]), group, is_whole=False).is_whole, num_ranks=2)
+    [False, False]
+    """
+    if group.size == 1:
+        return tensor
+    own = DistributedTensor.__new__(DistributedTensor)
+    own.data, own.node, own.group, own.is_whole = tensor.data, tensor.node, group, is_whole
+    return own
+
+
+def check_whole(operation: str, *tensors: Any) -> None:
+    """Refuse a tensor of which this rank has a part.
+
+    Raises
+    ------
+    TensorError
+        Code ``divided``.
+    """
+    for tensor in tensors:
+        if isinstance(tensor, DistributedTensor) and not tensor.is_whole:
+            message = f"{operation}: this rank has one of {tensor.group.size} parts of the scores, of shape"
+            message = (
+                f"{message} {tensor.shape}, and each rank would get another loss. Give the last layer gather=True,"
+            )
+            raise TensorError("divided", f"{message} or take ParallelCrossEntropyLoss.")
+
+
+def check_part(operation: str, tensor: Any, group: ProcessGroup) -> None:
+    """Refuse a tensor of which every rank has all, or whose parts are those of other ranks.
+
+    Raises
+    ------
+    TensorError
+        Code ``divided``.
+    """
+    if not isinstance(tensor, DistributedTensor):
+        return
+    if tensor.is_whole:
+        message = f"{operation}: every rank has all scores, of shape {tensor.shape}, and {group.size} ranks would each"
+        message = (
+            f"{message} count them. Take CrossEntropyLoss, or a ColumnParallelLinear without gather as last layer."
+        )
+        raise TensorError("divided", message)
+    if list(tensor.group.world_ranks) != list(group.world_ranks):
+        message = f"{operation}: the scores are divided among ranks {list(tensor.group.world_ranks)}, and the loss"
+        raise TensorError("divided", f"{message} among {list(group.world_ranks)}; give both the same group.")
