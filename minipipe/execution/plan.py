@@ -488,6 +488,7 @@ def build_stages(
         except TypeError as error:  # an open file, a lock
             what = f"A layer of stage {index} cannot be copied: {error}"
             raise ModelError("not-copyable", f"{what}. Open files and the like when they are used.") from None
+        module._note_filled()
         parameters: dict[str, Parameter] = {names[id(p.owner)]: copies[id(p)] for p in part.parameters()}
         for name, parameter in parameters.items():
             parameter.move(xp)

@@ -14,6 +14,7 @@ from minipipe.autograd import backend
 from minipipe.errors import ArgumentError, ParameterError, whole_number
 from minipipe.hints import Familiar, check_keywords, check_options
 from minipipe.nn.parameter import Parameter
+from minipipe.nn.untrained import warn_of_untrained
 
 Kind = TypeVar("Kind", bound="Module")
 
@@ -21,7 +22,10 @@ Kind = TypeVar("Kind", bound="Module")
 class Module(Familiar):
     """A part of a model. Subclasses set parameters and modules as attributes and define ``forward``.
 
-    A Parameter, a Module, or a list, tuple or dict of those, set as an attribute, is registered automatically.
+    A Parameter, a Module, or a list, tuple or dict of those, set as an attribute, is registered automatically. An array
+    or a Tensor is a constant, which nobody trains or saves. If it holds real numbers, the first call of the module, or
+    a pipeline, warns of it once; a class names its constants in ``not_trained``, a tuple, or begins their names with an
+    underscore.
 
     Attributes
     ----------
@@ -60,7 +64,7 @@ class Module(Familiar):
             for name, parameter in self.named_parameters():
                 if not parameter.is_filled:
                     parameter.fill(0, name)
-            self._is_filled = True
+            self._note_filled(stacklevel=2)
         try:
             return self.forward(*inputs, **options)
         except TypeError:
@@ -78,6 +82,14 @@ class Module(Familiar):
             if isinstance(part, Parameter):
                 part.is_placed = True
         super().__setattr__(name, value)
+
+    def _note_filled(self, stacklevel: int | None = None) -> None:
+        """Note that all parameters inside have values, so that calls need not look; warn of weights that are none."""
+        new = [module for module in self.modules() if not module._is_filled]
+        for module in new:
+            module._is_filled = True
+        if stacklevel is not None:
+            warn_of_untrained(new, stacklevel + 1)
 
     # -- parts ----------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from minipipe.execution.stage import Stage
 from minipipe.nn import Parameter
 from minipipe.nn.module import check_state
 from minipipe.nn.parameter import sum_of_gradients
+from minipipe.nn.untrained import warn_of_untrained
 from minipipe.optim import LossScale, clip_gradients, squared_norms, total_norm
 from minipipe.optim.scaling import parts_are_finite
 from minipipe.pipeline.sharding import ShardedOptimiser, check_elementwise, sharings_of
@@ -63,6 +64,8 @@ class AllParameters:
         grid: Grid | None,
     ) -> None:
         self._plan, self._group, self._calls = plan, group, calls
+        if (grid.group if grid else group).rank == 0:
+            warn_of_untrained(plan.model.modules(), stacklevel=3)
         self.own = {name: p for stage in stages.values() for name, p in stage.parameters.items()}
         updates = Updates(self.own.values()) if compares or group.size > 1 else None
         if compares:

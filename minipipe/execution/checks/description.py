@@ -18,6 +18,7 @@ from minipipe.autograd import backend
 from minipipe.comm.agreement import digest
 from minipipe.nn import Module, Parameter
 from minipipe.nn.function import closure_of, globals_of, name_of, text_of
+from minipipe.nn.untrained import names_of
 from minipipe.tensor import Tensor
 
 _LONGEST = 100  # characters of a value that are shown; of a longer one a digest follows
@@ -168,11 +169,6 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
         is_cache = isinstance(getattr(kind, name, None), cached_property)
         if not is_cache and (not name.startswith("_") or _counts_though_private(found[name])):
             yield name, found[name]
-
-
-def names_of(given: str | Iterable[str]) -> tuple[str, ...]:
-    """Return the names that a class gives as ``not_compared`` or ``__slots__``: one, or several."""
-    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _counts_though_private(item: Any) -> bool:

@@ -1,0 +1,93 @@
+"""Attributes of layers that look like weights and are none: no optimiser, checkpoint or comparison would see them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from minipipe.autograd import backend
+from minipipe.nn.parameter import Parameter
+from minipipe.tensor import Tensor
+
+
+def warn_of_untrained(modules: Iterable[Any], stacklevel: int) -> None:
+    """Warn, at once of all modules, of attributes that may be weights and are not trained.
+
+    Such are, of a layer of one's own: an array or a tensor of real numbers, alone or in a list, tuple or dict; and a
+    parameter in a set or in an object that is no module, where no module looks for it. Not such are whole numbers and
+    truth values; attributes whose names begin with an underscore; those that the class names in ``not_trained``, or in
+    ``not_compared``; and all attributes of minipipe's layers, unless the instance has a ``forward`` of its own.
+
+    Parameters
+    ----------
+    modules : iterable of Module
+    stacklevel : int
+        Of the warning, seen from the caller.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from minipipe import nn
+    >>> class Scale(nn.Module):
+    ...     not_trained = "offset"
+    ...     def __init__(self):
+    ...         self.scale, self.offset, self.mask = np.ones(3), np.zeros(3), np.tri(3, dtype=bool)
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     warn_of_untrained([Scale()], stacklevel=1)
+    >>> print(caught[0].message)
+    Scale.scale holds real numbers that are not trained: it is no parameter. A weight is an nn.Parameter(values), ...
+    """
+    distinct = {id(module): module for module in modules}.values()
+    found = dict.fromkeys(f"{type(module).__name__}.{name}" for module in distinct for name in _untrained_in(module))
+    if found:
+        names, holds = ", ".join(found), "holds" if len(found) == 1 else "hold"
+        message = f"{names} {holds} real numbers that are not trained: it is no parameter. A weight is an"
+        message += (
+            " nn.Parameter(values), in an attribute or in a list, tuple or dict of them. A constant is named by its"
+        )
+        one = next(iter(found)).partition(".")[2]
+        warnings.warn(f'{message} class: not_trained = ("{one}",).', stacklevel=stacklevel + 1)
+
+
+def names_of(given: str | Iterable[str]) -> tuple[str, ...]:
+    """Return the names that a class gives as ``not_trained``, ``not_compared`` or ``__slots__``: one, or several.
+
+    Examples
+    --------
+    >>> names_of("table"), names_of(["table", "mask"])
+    (('table',), ('table', 'mask'))
+    """
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _untrained_in(module: Any) -> Iterator[str]:
+    """Yield the names of a module's attributes that may be weights."""
+    if type(module).__module__.partition(".")[0] == "minipipe" and "forward" not in vars(module):
+        return
+    given = [getattr(type(module), name, ()) for name in ("not_trained", "not_compared")]
+    declared = {name for names in given for name in names_of(names)}
+    for name, value in vars(module).items():
+        if not name.startswith("_") and name not in declared and any(_are_weights(value)):
+            yield name
+
+
+def _are_weights(value: Any) -> Iterator[bool]:
+    """Yield for each part of an attribute whether it may be a weight that nobody trains."""
+    if isinstance(value, Parameter):
+        return
+    if isinstance(value, list | tuple | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _are_weights(item)
+    elif isinstance(value, Tensor) or backend.is_array(value):
+        yield backend.is_floating(value.dtype) and 0 not in value.shape
+    else:
+        hidden = value if isinstance(value, set | frozenset) else _attributes_of(value)
+        yield any(isinstance(item, Parameter) for item in hidden)
+
+
+def _attributes_of(value: Any) -> Iterable[Any]:
+    """Return what an object holds in its attributes; of modules, classes and functions nothing."""
+    is_opaque = callable(value) or not hasattr(value, "__dict__")
+    return () if is_opaque else vars(value).values()
