@@ -149,7 +149,7 @@ class BatchObjective:
             return None, 0.0
         given = None if targets is None else targets.rebuilt([record(array) for array in targets.arrays])
         if self._division is not None:
-            self._division.check_scores(outputs)
+            self._division.check_whole(outputs)
             outputs = self._division.marked(outputs)
         loss = self._loss(outputs, given)
         if not isinstance(loss, Tensor) or loss.size != 1:

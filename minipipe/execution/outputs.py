@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.comm import Grid, ProcessGroup
 from minipipe.errors import ModelError, TensorError
-from minipipe.functional.distributed import DistributedTensor, marked
+from minipipe.functional.distributed import DistributedTensor, are_same, marked
 from minipipe.functional.parallel import gathered
 from minipipe.nn import (
     AuxiliaryLoss,
@@ -42,9 +41,7 @@ from minipipe.nn.shards import Shard, ShardedParameter
 from minipipe.pytree import Bundle, tensors_in
 from minipipe.tensor import Tensor
 
-_COMPARED = 64  # elements of the scores of each rank
 _TO_GATHER = "Give the last layer gather=True, or take ParallelCrossEntropyLoss."
-_CLOSE = 1e-3  # replicas of one computation differ by rounding at most, and parts of one result by far more
 
 
 class Division(Enum):
@@ -89,28 +86,21 @@ class OutputDivision:
             return outputs
         return marked(outputs, self.group, is_whole=self.division is Division.WHOLE)
 
-    def check_scores(self, outputs: Bundle) -> None:
-        """Compare the outputs of a microbatch with those of the other ranks. Collective, unless both kinds are known.
+    def check_whole(self, outputs: Bundle) -> None:
+        """Refuse outputs that differ from rank to rank, for a loss of whole ones. Collective, unless they are known.
+
+        A loss of parts looks at them itself.
 
         Raises
         ------
         TensorError
-            Code ``divided``, where they are the same and the loss is for parts, or differ and it is for whole ones.
+            Code ``divided``.
         """
-        if self.division is not Division.UNKNOWN or self.taken is Division.UNKNOWN:
+        if self.division is not Division.UNKNOWN or self.taken is not Division.WHOLE:
             return
-        own = np.concatenate([_sample(tensor.data) for tensor in tensors_in(outputs)])
-        are_same = all(_are_close(own, other) for other in self.group.all_gather(own))
-        if self.taken is Division.WHOLE and not are_same:
-            message = (
-                f"The outputs differ on the {self.group.size} ranks that share the layers, and the loss takes whole"
-            )
-            raise TensorError("divided", f"{message} ones. {_TO_GATHER}")
-        is_constant = bool(np.all(own == own[:1]))  # first values of 0: each part is like the others
-        if self.taken is Division.PART and are_same and not is_constant:
-            message = f"The scores are the same on all {self.group.size} ranks that share the layers, and"
-            message += " ParallelCrossEntropyLoss takes a part of them from each. Take CrossEntropyLoss, or a"
-            raise TensorError("divided", f"{message} ColumnParallelLinear without gather as last layer.")
+        if not all(are_same(tensor.data, self.group) for tensor in tensors_in(outputs)):
+            message = f"The outputs differ on the {self.group.size} ranks that share the layers, and the loss takes"
+            raise TensorError("divided", f"{message} whole ones. {_TO_GATHER}")
 
     def check_loss(self, loss: float) -> None:
         """Refuse losses of a microbatch that differ from rank to rank: those of parts, by a function of one's own.
@@ -124,9 +114,8 @@ class OutputDivision:
         """
         if self.is_certain or self.taken is not Division.UNKNOWN:
             return
-        losses = [float(each[0]) for each in self.group.all_gather(np.array([loss]))]
-        if not all(_are_close(np.array(losses[:1]), np.array([each])) for each in losses):
-            message = f"The ranks that share the layers have the losses {losses} for one microbatch; expected one loss."
+        if not are_same(np.array([loss]), self.group):
+            message = f"The ranks that share the layers have other losses than {loss} for a microbatch; expected one."
             raise TensorError("divided", f"{message} {_TO_GATHER}")
 
     def whole(self, outputs: Bundle) -> list[Array]:
@@ -141,22 +130,10 @@ class OutputDivision:
         is_part = isinstance(outputs, DistributedTensor) and not outputs.is_whole
         if isinstance(outputs, Tensor) and (self.are_parts or is_part):
             return [gathered(arrays[0], self.group)[0]]
-        if not self.is_certain:
-            samples = np.concatenate([_sample(array) for array in arrays])
-            if not all(_are_close(samples, other) for other in self.group.all_gather(samples)):
-                message = "The ranks that share the layers have different outputs, and metrics take whole ones."
-                raise TensorError("divided", f"{message} {_TO_GATHER}")
+        if not self.is_certain and not all(are_same(array, self.group) for array in arrays):
+            message = "The ranks that share the layers have different outputs, and metrics take whole ones."
+            raise TensorError("divided", f"{message} {_TO_GATHER}")
         return arrays
-
-
-def _sample(array: Array) -> np.ndarray:
-    """Return some elements, spread over all: the step is odd, so that it meets every column."""
-    flat = backend.to_numpy(array).reshape(-1)
-    return flat[:: max(1, flat.size // _COMPARED) | 1].astype(np.float64)
-
-
-def _are_close(own: np.ndarray, other: np.ndarray) -> bool:
-    return own.shape == other.shape and bool(np.allclose(own, other, rtol=_CLOSE, atol=1e-12, equal_nan=True))
 
 
 def output_division(model: Sequential, loss: Any, grid: Grid | None) -> OutputDivision | None:

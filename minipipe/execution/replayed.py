@@ -22,6 +22,7 @@ from minipipe.errors import ArgumentError
 from minipipe.execution.payload import Payload
 from minipipe.execution.stage import Stage
 from minipipe.nn import Function, Module, Parameter, Sequential
+from minipipe.nn.module import is_exactly
 from minipipe.nn.sequential import parameters_of
 
 MOST_SCRIPTS = 16
@@ -313,7 +314,7 @@ def reason_against(module: Sequential) -> str:
         for part in layer.modules():
             own = not is_foreign(part) and not isinstance(part, Function)
             is_listed = getattr(type(part), "is_replayable", own)
-            if not is_listed or {"forward", "compute", "layer_hook"} & vars(part).keys():
+            if not is_listed or not is_exactly(part, type(part)):
                 name = type(part).__name__
                 return f"layer {first + i}, {name}, runs code of its own, and its class lacks is_replayable = True"
     parameters = [p for layer in module.layers for p in parameters_of(layer)]

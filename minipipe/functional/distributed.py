@@ -8,9 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.errors import TensorError
 from minipipe.tensor import Tensor
+
+_COMPARED = 64  # elements of the scores of each rank
+_CLOSE = 1e-3  # replicas of one computation differ by rounding at most, and parts of one result by far more
 
 
 class DistributedTensor(Tensor):
@@ -64,7 +71,7 @@ def check_whole(operation: str, *tensors: Any) -> None:
 
 
 def check_part(operation: str, tensor: Any, group: ProcessGroup) -> None:
-    """Refuse a tensor of which every rank has all, or whose parts are those of other ranks.
+    """Refuse a tensor of which every rank has all, or whose parts are those of other ranks; without a mark take any.
 
     Raises
     ------
@@ -74,11 +81,51 @@ def check_part(operation: str, tensor: Any, group: ProcessGroup) -> None:
     if not isinstance(tensor, DistributedTensor):
         return
     if tensor.is_whole:
-        message = f"{operation}: every rank has all scores, of shape {tensor.shape}, and {group.size} ranks would each"
-        message = (
-            f"{message} count them. Take CrossEntropyLoss, or a ColumnParallelLinear without gather as last layer."
-        )
-        raise TensorError("divided", message)
+        raise _all_have_all(operation, tensor, group)
     if list(tensor.group.world_ranks) != list(group.world_ranks):
         message = f"{operation}: the scores are divided among ranks {list(tensor.group.world_ranks)}, and the loss"
         raise TensorError("divided", f"{message} among {list(group.world_ranks)}; give both the same group.")
+
+
+def check_scores(operation: str, scores: Tensor, group: ProcessGroup) -> None:
+    """Refuse scores that are no part of all: by their mark or, without one, if they are the same on all ranks.
+
+    Collective for scores without a mark. Scores that do not depend on the class may be parts, of a layer that begins
+    at 0, and are taken.
+
+    Raises
+    ------
+    TensorError
+        Code ``divided``.
+    """
+    check_part(operation, scores, group)
+    if isinstance(scores, DistributedTensor) or group.size == 1 or not are_same(scores.data, group):
+        return
+    rows = backend.to_numpy(scores.data)
+    if not np.array_equal(rows, np.broadcast_to(rows[..., :1], rows.shape), equal_nan=True):
+        raise _all_have_all(operation, scores, group)
+
+
+def are_same(array: Array, group: ProcessGroup) -> bool:
+    """Return whether an array is the same on all ranks, up to rounding, as far as some elements show. Collective.
+
+    Examples
+    --------
+    >>> from minipipe import spawn
+    >>> spawn(lambda group: are_same(np.arange(3.0) * group.rank, group), num_ranks=2)
+    [False, False]
+    """
+    flat = backend.to_numpy(array).reshape(-1)
+    own = flat[:: max(1, flat.size // _COMPARED) | 1].astype(np.float64)  # the step is odd, and meets every column
+    first, *others = group.all_gather(own)  # all ranks compare the same two, and so find the same
+    return all(_are_close(first, other) for other in others)
+
+
+def _are_close(own: np.ndarray, other: np.ndarray) -> bool:
+    return own.shape == other.shape and np.allclose(own, other, rtol=_CLOSE, atol=1e-12, equal_nan=True)
+
+
+def _all_have_all(operation: str, tensor: Tensor, group: ProcessGroup) -> TensorError:
+    message = f"{operation}: every rank has all scores, of shape {tensor.shape}, and {group.size} ranks would each"
+    message = f"{message} count them. Take CrossEntropyLoss, or a ColumnParallelLinear without gather as last layer."
+    return TensorError("divided", message)

@@ -16,7 +16,7 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.errors import TensorError
-from minipipe.functional.distributed import check_part, marked
+from minipipe.functional.distributed import check_part, check_scores, marked
 from minipipe.functional.loss import label_weight
 from minipipe.functional.operands import as_real, astype, data_of
 from minipipe.tensor import Operand, Tensor, record
@@ -117,7 +117,7 @@ def parallel_cross_entropy(
     Raises
     ------
     TensorError
-        Codes ``dtype`` and ``range``; ``divided``, for scores of which every rank has all.
+        Codes ``dtype`` and ``range``; ``divided``, for scores that are the same on every rank.
 
     Examples
     --------
@@ -129,7 +129,7 @@ def parallel_cross_entropy(
     >>> spawn(lambda group: round(parallel_cross_entropy(scores, [0, 3, 1], group).item(), 4), num_ranks=2)
     [1.3863, 1.3863]
     """
-    check_part("parallel_cross_entropy", logits, group)
+    check_scores("parallel_cross_entropy", logits, group)
     logits = as_real(logits)
     if backend.is_half(logits.dtype):
         logits = astype(logits, "float32")

@@ -310,5 +310,5 @@ def test_every_operation_of_a_file_is_offered_by_the_package():
         }
     offered -= {"as_constant", "as_real", "operands"}  # these prepare operands
     # These are between ranks; tests/pipeline/test_tensor_parallel.py compares their gradients with one process'.
-    offered -= {"copy_to", "reduce_from", "gather_from", "parallel_cross_entropy"}
+    offered -= {"copy_to", "reduce_from", "gather_from", "parallel_cross_entropy", "marked"}
     assert offered == set(F.__all__)

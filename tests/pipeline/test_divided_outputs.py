@@ -289,6 +289,10 @@ def test_a_run_without_flushes_compares_too(schedule):
         "its function": (False, lambda group, scores: functional.cross_entropy(scores, NEXT)),
         "squared error of a part": (False, lambda group, scores: nn.MSELoss()(scores, scores.numpy())),
         "loss for parts of a whole": (True, lambda group, scores: nn.ParallelCrossEntropyLoss(group)(scores, NEXT)),
+        "loss for parts of a plain layer's result": (
+            None,
+            lambda group, scores: nn.ParallelCrossEntropyLoss(group)(scores, NEXT),
+        ),
         "its function, too": (True, lambda group, scores: parallel_cross_entropy(scores, NEXT, group)),
         "parts of other ranks": (False, lambda group, scores: nn.ParallelCrossEntropyLoss(Elsewhere())(scores, NEXT)),
     }
@@ -298,11 +302,22 @@ def test_a_loss_refuses_what_is_not_for_it(case):
 
     def run(group):
         x = Tensor(np.random.default_rng(0).standard_normal((8, LENGTH, WIDTH)))
-        call(group, column(group, gather)(x))
+        layer = linear() if gather is None else column(group, gather)
+        call(group, layer(x))
 
     with pytest.raises(TensorError) as caught:
         spawn(run, 2)
     assert caught.value.code == "divided"
+
+
+def test_parts_that_do_not_depend_on_the_class_are_taken():
+    """A head that begins with equal columns: its parts are the same on all ranks."""
+
+    def run(group):
+        x = np.arange(8.0)[:, None] + np.zeros((8, SYMBOLS // 2))
+        return round(nn.ParallelCrossEntropyLoss(group)(Tensor(x), IDS[:, 0]).item(), 12)
+
+    assert spawn(run, 2) == [round(np.log(SYMBOLS), 12)] * 2
 
 
 def test_one_rank_has_all_and_everything_fits():
