@@ -15,9 +15,10 @@ def warn_of_untrained(modules: Iterable[Any], stacklevel: int) -> None:
     """Warn, at once of all modules, of attributes that may be weights and are not trained.
 
     Such are, of a layer of one's own: an array or a tensor of real numbers, alone or in a list, tuple or dict; and a
-    parameter in a set or in an object that is no module, where no module looks for it. Not such are whole numbers and
-    truth values; attributes whose names begin with an underscore; those that the class names in ``not_trained``, or in
-    ``not_compared``; and all attributes of minipipe's layers, unless the instance has a ``forward`` of its own.
+    parameter or a module with some in a set, in a slot, or in an object that is no module, where no module looks. Not
+    such are whole numbers and truth values; attributes whose names begin with an underscore; those that the class names
+    in ``not_trained``, or in ``not_compared``; and all attributes of minipipe's layers, unless the instance has a
+    ``forward`` of its own.
 
     Parameters
     ----------
@@ -30,7 +31,7 @@ def warn_of_untrained(modules: Iterable[Any], stacklevel: int) -> None:
     >>> import numpy as np
     >>> from minipipe import nn
     >>> class Scale(nn.Module):
-    ...     not_trained = "offset"
+    ...     __module__, not_trained = "yours", "offset"
     ...     def __init__(self):
     ...         self.scale, self.offset, self.mask = np.ones(3), np.zeros(3), np.tri(3, dtype=bool)
     >>> with warnings.catch_warnings(record=True) as caught:
@@ -71,6 +72,10 @@ def _untrained_in(module: Any) -> Iterator[str]:
     for name, value in vars(module).items():
         if not name.startswith("_") and name not in declared and any(_are_weights(value)):
             yield name
+    for kind in type(module).__mro__:
+        for name in names_of(vars(kind).get("__slots__", ())):
+            if name not in declared and _has_parameters(getattr(module, name, None)):
+                yield name
 
 
 def _are_weights(value: Any) -> Iterator[bool]:
@@ -78,16 +83,24 @@ def _are_weights(value: Any) -> Iterator[bool]:
     if isinstance(value, Parameter):
         return
     if isinstance(value, list | tuple | dict):
-        for item in value.values() if isinstance(value, dict) else value:
+        for item in _items_of(value):
             yield from _are_weights(item)
     elif isinstance(value, Tensor) or backend.is_array(value):
         yield backend.is_floating(value.dtype) and 0 not in value.shape
-    else:
-        hidden = value if isinstance(value, set | frozenset) else _attributes_of(value)
-        yield any(isinstance(item, Parameter) for item in hidden)
+    elif isinstance(value, set | frozenset):
+        yield _has_parameters(value)
+    elif not callable(value) and hasattr(value, "__dict__"):  # an object; modules, classes and functions can be called
+        yield any(map(_has_parameters, vars(value).values()))
 
 
-def _attributes_of(value: Any) -> Iterable[Any]:
-    """Return what an object holds in its attributes; of modules, classes and functions nothing."""
-    is_opaque = callable(value) or not hasattr(value, "__dict__")
-    return () if is_opaque else vars(value).values()
+def _has_parameters(value: Any) -> bool:
+    """Return whether a value is a parameter, or a module, list, tuple, dict or set with some in it."""
+    if isinstance(value, Parameter):
+        return True
+    if isinstance(value, list | tuple | dict | set | frozenset):
+        return any(map(_has_parameters, _items_of(value)))
+    return bool(getattr(value, "num_parameters", 0)) if hasattr(value, "named_parameters") else False
+
+
+def _items_of(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value

@@ -36,6 +36,10 @@ class NotCompared(Holds):
     not_compared = ("scale",)
 
 
+class Slotted(Holds):
+    __slots__ = ("scale",)
+
+
 def patched(layer, **attributes):
     vars(layer).update(attributes)
     return layer
@@ -52,6 +56,9 @@ WEIGHTS = {
     "a tensor in a dict in a tuple": lambda: Holds(({"inner": Tensor(REAL)},)),
     "parameters in a set": lambda: Holds({nn.Parameter(REAL)}),
     "a parameter in an object": lambda: Holds(SimpleNamespace(weight=nn.Parameter(REAL))),
+    "a layer in a set": lambda: Holds({nn.Linear(2, 2)}),
+    "layers in an object": lambda: Holds(SimpleNamespace(inside=[nn.Linear(2, 2)])),
+    "a parameter in a slot": lambda: Slotted(nn.Parameter(REAL)),
     "a subclass of a layer": lambda: patched(type("Mine", (nn.Linear,), {})(WIDTH, WIDTH), scale=REAL),
     "a layer with a forward of its own": lambda: patched(
         nn.Linear(WIDTH, WIDTH), scale=REAL, forward=lambda x: x * REAL
@@ -68,6 +75,8 @@ CONSTANTS = {
     "an empty array": lambda: Holds(np.zeros((0, 3))),
     "a text, nothing and a function": lambda: Holds(["scale", None, np.sin]),
     "an object of NumPy": lambda: Holds(np.random.default_rng(0)),
+    "a layer without parameters in a set": lambda: Holds({nn.Tanh()}),
+    "a number in a slot": lambda: Slotted(0.5),
     "an array of objects": lambda: Holds(np.array(["a", None], dtype=object)),
     "a private name": lambda: Holds(REAL, name="_cache"),
     "a declared constant": lambda: Declared(REAL),
