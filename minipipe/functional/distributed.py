@@ -115,8 +115,8 @@ def are_same(array: Array, group: ProcessGroup) -> bool:
     >>> spawn(lambda group: are_same(np.arange(3.0) * group.rank, group), num_ranks=2)
     [False, False]
     """
-    flat = backend.to_numpy(array).reshape(-1)
-    own = flat[:: max(1, flat.size // _COMPARED) | 1].astype(np.float64)  # the step is odd, and meets every column
+    step = max(1, backend.prod(array.shape) // _COMPARED) | 1  # odd, so that it meets every column
+    own = backend.to_numpy(backend.reshape(array, (-1,))[::step]).astype(np.float64)
     first, *others = group.all_gather(own)  # all ranks compare the same two, and so find the same
     return all(_are_close(first, other) for other in others)
 
