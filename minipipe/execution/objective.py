@@ -179,8 +179,11 @@ class BatchObjective:
         return loss if own and is_alone else None
 
     def _note(self, microbatch: int, outputs: Bundle, targets: Samples | None) -> None:
-        arrays = [tensor.data for tensor in tensors_in(outputs)]
-        arrays = list(map(backend.contiguous, arrays if self._division is None else self._division.whole(outputs)))
+        if self._division is None:
+            arrays = [tensor.data for tensor in tensors_in(outputs)]
+        else:
+            arrays = self._division.whole(outputs)
+        arrays = list(map(backend.contiguous, arrays))
         if self.where:
             self.outputs[microbatch] = Payload(arrays, [True] * len(arrays), rebuilt(outputs, [None] * len(arrays)))
         if not self.metrics:

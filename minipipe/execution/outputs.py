@@ -30,6 +30,7 @@ from minipipe.nn import (
     MSELoss,
     On,
     ParallelCrossEntropyLoss,
+    Parameter,
     Recompute,
     RowParallelLinear,
     Sequential,
@@ -153,7 +154,7 @@ def output_division(model: Sequential, loss: Any, grid: Grid | None) -> OutputDi
     division, head = _after(model.flat_layers, Division.WHOLE, None)
     sharing = [head] if head else []
     sharing += [grid.tensor] if grid else []
-    sharing += [each.owner.shard.group for each in model.parameters() if _is_divided_along_axis(each)]
+    sharing += [group for each in model.parameters() for group in _sharing(each)]
     sharing += [loss.group] if takes_parts else []
     group = next((each for each in sharing if each.size > 1), None)
     if group is None:
@@ -174,7 +175,9 @@ def output_division(model: Sequential, loss: Any, grid: Grid | None) -> OutputDi
         message = f"{type(loss).__name__} takes whole outputs, and after {model.flat_layers[-1].brief()} each of"
         message += f" {group.size} ranks has a part of them. Take ParallelCrossEntropyLoss(grid.tensor), or give the"
         raise ModelError("loss", f"{message} last layer gather=True.")
-    taken = Division.PART if takes_parts else Division.WHOLE if takes_whole else Division.UNKNOWN
+    taken = Division.UNKNOWN
+    if takes_parts or takes_whole:
+        taken = Division.PART if takes_parts else Division.WHOLE
     return OutputDivision(group, division, taken)
 
 
@@ -192,9 +195,13 @@ def check_given_gradient(division: OutputDivision | None) -> None:
         raise ModelError("loss", f"{message}; give that layer gather=True.")
 
 
-def _is_divided_along_axis(parameter: Any) -> bool:
+def _sharing(parameter: Parameter) -> list[ProcessGroup]:
+    """Return the group whose ranks have a part of a parameter each, along an axis; replicas do not count."""
     owner = parameter.owner
-    return isinstance(owner, ShardedParameter) and isinstance(owner.shard, Shard)
+    if not isinstance(owner, ShardedParameter):
+        return []
+    shard = owner.shard if isinstance(owner.shard, Shard) else owner.shard.inner
+    return [] if shard is None else [shard.group]
 
 
 def _after(
@@ -209,8 +216,8 @@ def _after(
         elif is_exactly(layer, FullySharded):
             division, group = _after([layer.layer], division, group)
         elif is_exactly(layer, ColumnParallelLinear):
-            is_whole = layer.gather or layer.shard.group.size == 1
-            division, group = (Division.WHOLE if is_whole else Division.PART), layer.shard.group
+            group = layer.shard.group
+            division = Division.WHOLE if layer.gather or group.size == 1 else Division.PART
         elif is_exactly(layer, RowParallelLinear):
             division = Division.WHOLE
         elif not is_exactly(layer, Identity, Dropout, AuxiliaryLoss, Take, *ELEMENTWISE):
@@ -224,4 +231,4 @@ def _returns_whole(layer: Module) -> bool:
     if is_exactly(layer, On):
         return _after([layer.layer], Division.WHOLE, None)[0] is Division.WHOLE
     is_known = type(layer).__module__.partition(".")[0] == "minipipe" and is_exactly(layer, type(layer))
-    return is_known or not any(map(_is_divided_along_axis, layer.parameters()))
+    return is_known or not any(map(_sharing, layer.parameters()))

@@ -115,7 +115,9 @@ class _Division:
         every = {id(part): part for part in model.modules()}.values()
         uses = Counter(id(part.owner) for each in every for _, part in each._parts() if isinstance(part, Parameter))
         self._shared = {owner for owner, count in (uses - heads).items() if count > 1}
-        self._holders = Counter(key for each in every for key in {id(part) for _, part in each._parts()})
+        self._holders = Counter[int]()  # by part, in how many modules it is
+        for module in every:
+            self._holders.update({id(part) for _, part in module._parts()})
 
     @staticmethod
     def _known(model: Module) -> tuple[list[Module], list[Any]]:

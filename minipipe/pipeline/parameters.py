@@ -64,7 +64,8 @@ class AllParameters:
         grid: Grid | None,
     ) -> None:
         self._plan, self._group, self._calls = plan, group, calls
-        if (grid.group if grid else group).rank == 0:
+        every = grid.group if grid else group
+        if every.rank == 0:
             warn_of_untrained(plan.model.modules(), stacklevel=3)
         self.own = {name: p for stage in stages.values() for name, p in stage.parameters.items()}
         updates = Updates(self.own.values()) if compares or group.size > 1 else None

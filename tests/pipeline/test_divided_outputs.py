@@ -131,14 +131,14 @@ def test_a_head_and_a_loss_belong_together_or_are_refused(pair, sizes):
         assert_same(found, expected)
 
 
-@pytest.mark.parametrize("grid", [{"data": 2}, slowly({"data": 2, "fully_sharded": True})], ids=str)
-def test_so_it_is_with_replicas(grid):
+@pytest.mark.parametrize("head", ["divided", slowly("divided in a layer of one's own")])
+@pytest.mark.parametrize("grid", [{"data": 2}, {"data": 2, "fully_sharded": True}], ids=str)
+def test_so_it_is_with_replicas(grid, head):
     def run(where, count):
         group = where.tensor if isinstance(where, Grid) else None
-        model = nn.Sequential(nn.Embedding(SYMBOLS, WIDTH, **F8), *HEADS["divided"](group))
-        pipeline = Pipeline(
-            model, where, loss=LOSSES["ParallelCrossEntropyLoss"](group), num_microbatches=count, seed=2
-        )
+        model = nn.Sequential(nn.Embedding(SYMBOLS, WIDTH, **F8), *HEADS[head](group))
+        loss = LOSSES["ParallelCrossEntropyLoss"](group)
+        pipeline = Pipeline(model, where, loss=loss, num_microbatches=count, seed=2)
         found = pipeline.step(IDS, NEXT, outputs="everywhere", metrics={"accuracy": accuracy})
         return [float(found), found.metrics["accuracy"], found.outputs, pipeline.predict(IDS)]
 
