@@ -190,6 +190,18 @@ def test_activations_are_held_as_the_simulator_counts_them():
     assert not complete_walk(schedule).blocked
 
 
+class Alone(nn.Tanh):
+    """Computes each position on its own."""
+
+    is_sliceable = True
+
+
+def mixing(layer):
+    """Return a layer whose instance mixes the positions of a sequence."""
+    layer.forward = lambda x: x + functional.mean(x, axis=1, keepdims=True)
+    return layer
+
+
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 
 
@@ -198,6 +210,9 @@ def test_activations_are_held_as_the_simulator_counts_them():
     [
         (nn.TransformerBlock(WIDTH, 2), {}, r"sees later positions.*Give is_causal=True"),
         (nn.Flatten(), {}, r"Flatten\(\) may mix the positions.*is_sliceable = True"),
+        (mixing(nn.Tanh()), {}, r"Tanh\(\) may mix the positions"),
+        (nn.Residual(mixing(nn.Linear(WIDTH, WIDTH))), {}, r"Linear\(8, 8\) may mix the positions"),
+        (mixing(Alone()), {}, r"Alone\(\) may mix the positions"),
         (nn.Linear(WIDTH, WIDTH), {"recompute": True}, "recompute=True does not go with"),
         (nn.Linear(WIDTH, WIDTH), {"inputs_require_grad": True}, "inputs_require_grad=True does not go with"),
     ],
