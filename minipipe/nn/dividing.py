@@ -111,7 +111,9 @@ class _Division:
         self._model, self._group = model, group
         self._made: dict[int, Module] = {}  # by the layer that it replaces
         self._containers, self._layers = self._known(model)
-        heads = Counter(id(layer.weight.owner) for layer in self._layers if is_exactly(layer, Unembedding))
+        self._heads = [layer for layer in self._layers if is_exactly(layer, Unembedding)]
+        self._heads = [head for head in self._heads if isinstance(head.weight, Parameter)]
+        heads = Counter(id(head.weight.owner) for head in self._heads)
         every = {id(part): part for part in model.modules()}.values()
         uses = Counter(id(part.owner) for each in every for _, part in each._parts() if isinstance(part, Parameter))
         self._shared = {owner for owner, count in (uses - heads).items() if count > 1}
@@ -158,9 +160,9 @@ class _Division:
                 layer.weight.owner.num_uses = 1  # the other uses follow
                 divided = ParallelEmbedding(layer, self._group)
                 self._made[id(layer)] = embeddings[id(layer.weight.owner)] = divided
-        for layer in self._layers:
-            if is_exactly(layer, Unembedding) and id(layer.weight.owner) in embeddings:
-                self._made[id(layer)] = ParallelUnembedding(embeddings[id(layer.weight.owner)], layer)
+        for head in self._heads:
+            if id(head.weight.owner) in embeddings:
+                self._made[id(head)] = ParallelUnembedding(embeddings[id(head.weight.owner)], head)
 
     def _divide_pairs(self, layers: list[Any]) -> None:
         """Divide pairs of linear layers with elementwise functions between them."""
@@ -178,9 +180,11 @@ class _Division:
 
     def _is_plain(self, layer: Module, kind: type[Module]) -> bool:
         """Return whether a layer is exactly of a class, with whole parameters that no other layer uses."""
+        held = [vars(layer).get(name) for name in ("weight", "bias")]
         owners: Iterable[Parameter] = [parameter.owner for parameter in parameters_of(layer)]
         is_whole = all(type(owner) is Parameter and id(owner) not in self._shared for owner in owners)
-        return is_exactly(layer, kind) and is_whole
+        are_parameters = all(value is None or isinstance(value, Parameter) for value in held)
+        return is_exactly(layer, kind) and is_whole and are_parameters
 
     def _replaced(self, value: Any) -> Any:
         """Return an attribute of a container, with divided layers in place of whole ones."""

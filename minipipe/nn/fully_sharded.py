@@ -96,6 +96,7 @@ class FullySharded(Module):
     """
 
     is_replayable = False
+    not_trained = "places"  # in which the layer has its parameters
     _inlined = "layer"  # parameters keep the names that they have in the layer, and so their first values
 
     def __init__(self, layer: Module, workspace: Workspace) -> None:

@@ -39,6 +39,8 @@ class CrossEntropyLoss(Module):
     Tensor(100.)
     """
 
+    not_trained = "class_weights"
+
     def __init__(
         self,
         ignore_index: int | None = None,

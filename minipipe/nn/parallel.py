@@ -50,11 +50,11 @@ def _divided(
     parameter: Parameter, group: ProcessGroup, axis: int, blocks: tuple[int, ...] | None = None
 ) -> ShardedParameter:
     """Return this rank's part of a parameter, with its first values or those that it has."""
+    kind = type(parameter.owner if isinstance(parameter, Parameter) else parameter)
+    if kind is not Parameter:
+        raise ArgumentError("type", f"A {kind.__name__} cannot be divided; expected a whole nn.Parameter.")
     if parameter.num_uses > 1:
         raise ArgumentError("value", "A parameter that several layers share cannot be divided; untie them.")
-    if type(parameter.owner) is not Parameter:
-        message = f"A {type(parameter.owner).__name__} cannot be divided; expected a whole nn.Parameter."
-        raise ArgumentError("type", message)
     shard = Shard(group, parameter.shape, axis, blocks or (parameter.shape[axis],))
     for length in shard.blocks:
         divisor("The size of the group", group.size, length, of=f"the {length} features or heads that its ranks share")

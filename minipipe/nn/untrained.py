@@ -17,8 +17,7 @@ def warn_of_untrained(modules: Iterable[Any], stacklevel: int) -> None:
     Such are, of a layer of one's own: an array or a tensor of real numbers, alone or in a list, tuple or dict; and a
     parameter or a module with some in a set, in a slot, or in an object that is no module, where no module looks. Not
     such are whole numbers and truth values; attributes whose names begin with an underscore; those that the class names
-    in ``not_trained``, or in ``not_compared``; and all attributes of minipipe's layers, unless the instance has a
-    ``forward`` of its own.
+    in ``not_trained``, or in ``not_compared``; and attributes of minipipe's layers that these do not use.
 
     Parameters
     ----------
@@ -65,12 +64,13 @@ def names_of(given: str | Iterable[str]) -> tuple[str, ...]:
 
 def _untrained_in(module: Any) -> Iterator[str]:
     """Yield the names of a module's attributes that may be weights."""
-    if type(module).__module__.partition(".")[0] == "minipipe" and "forward" not in vars(module):
-        return
-    given = [getattr(type(module), name, ()) for name in ("not_trained", "not_compared")]
+    is_own = type(module).__module__.partition(".")[0] == "minipipe" and "forward" not in vars(module)
+    read = type(module).forward.__code__.co_names if is_own else None
+    given = [getattr(module, name, ()) for name in ("not_trained", "not_compared")]
     declared = {name for names in given for name in names_of(names)}
     for name, value in vars(module).items():
-        if not name.startswith("_") and name not in declared and any(_are_weights(value)):
+        is_looked_at = not name.startswith("_") and name not in declared and (read is None or name in read)
+        if is_looked_at and any(_are_weights(value)):
             yield name
     for kind in type(module).__mro__:
         for name in names_of(vars(kind).get("__slots__", ())):

@@ -6,7 +6,7 @@ from types import MethodType
 import numpy as np
 import pytest
 
-from minipipe import Grid, Pipeline, functional, nn, spawn
+from minipipe import Grid, Pipeline, Tensor, functional, nn, spawn
 from minipipe.errors import ArgumentError
 from minipipe.nn.module import computes_as
 from tests.launch import for_each
@@ -92,6 +92,10 @@ def with_part(attention, name, part):
     return attention
 
 
+def constant():
+    return Tensor(np.random.default_rng(0).standard_normal((WIDTH, WIDTH)))
+
+
 def attention(kind=nn.MultiHeadAttention):
     return kind(WIDTH, 2, **F8)
 
@@ -136,6 +140,8 @@ WHOLE = {  # layers between an embedding and a head
     "a patched network of a block": lambda: [
         with_part(nn.TransformerBlock(WIDTH, 2, **F8), "network", patched(nn.Residual(linear()), doubled))
     ],
+    "a weight that is no parameter": lambda: [with_part(linear(), "weight", constant()), nn.Tanh(), linear()],
+    "it in an attention": lambda: [with_part(attention(), "output", with_part(linear(), "weight", constant()))],
     "a recomputation of a subclass": lambda: [subclass_of(nn.Recompute)(nn.Sequential(linear(), nn.ReLU(), linear()))],
     "a patched recomputation": lambda: [patched(nn.Recompute(nn.Sequential(linear(), nn.ReLU(), linear())), doubled)],
     "a module that looks inside": lambda: [Looking()],
@@ -157,6 +163,9 @@ WHOLE_MODELS = {
     "an embedding of a subclass": lambda: nn.Sequential(embedding(subclass_of(nn.Embedding)), linear()),
     "a patched embedding": lambda: nn.Sequential(patched(embedding(), doubled), linear()),
     "a tied embedding of a subclass": lambda: tied(embedding(subclass_of(nn.Embedding)), nn.Unembedding),
+    "scores of a constant": lambda: nn.Sequential(
+        one := embedding(), with_part(nn.Unembedding(one), "weight", constant())
+    ),
     "scores of a subclass": lambda: tied(embedding(), subclass_of(nn.Unembedding)),
     "patched scores": lambda: tied(embedding(), lambda one: patched(nn.Unembedding(one), doubled)),
     "an embedding whose vectors another layer uses": lambda: tied(embedding(), Tied),
@@ -295,6 +304,10 @@ def test_a_layer_with_code_of_its_own_cannot_be_divided_by_hand(case):
         "a divided parameter": (
             lambda group: nn.ParallelEmbedding(with_part(embedding(), "weight", shared_weight(group)), group),
             "A ShardedParameter cannot be divided",
+        ),
+        "a weight that is no parameter": (
+            lambda group: nn.RowParallelLinear(with_part(linear(), "weight", constant()), group),
+            "A Tensor cannot be divided; expected a whole nn.Parameter",
         ),
         "a sharded model": (
             lambda group: nn.parallelise(nn.fully_shard(nn.Sequential(linear()), group), group),

@@ -24,6 +24,17 @@ class Holds(nn.Module):
         return x * 2.0
 
 
+class Function(nn.Module):
+    """A layer that has a loss inside."""
+
+    def __init__(self, loss):
+        self.loss = loss
+
+    def forward(self, x):
+        self.loss(x, np.zeros(len(x), int))
+        return x
+
+
 class Declared(Holds):
     not_trained = ("scale", "table")
 
@@ -60,11 +71,13 @@ WEIGHTS = {
     "layers in an object": lambda: Holds(SimpleNamespace(inside=[nn.Linear(2, 2)])),
     "a parameter in a slot": lambda: Slotted(nn.Parameter(REAL)),
     "a subclass of a layer": lambda: patched(type("Mine", (nn.Linear,), {})(WIDTH, WIDTH), scale=REAL),
+    "a weight of a layer": lambda: patched(nn.Linear(WIDTH, WIDTH), weight=Tensor(np.eye(WIDTH, dtype=np.float32))),
     "a layer with a forward of its own": lambda: patched(
         nn.Linear(WIDTH, WIDTH), scale=REAL, forward=lambda x: x * REAL
     ),
 }
 CONSTANTS = {
+    "weights of classes": lambda: Function(nn.CrossEntropyLoss(class_weights=REAL)),
     "a parameter": lambda: Holds(nn.Parameter(REAL)),
     "parameters in a list": lambda: Holds([nn.Parameter(REAL)]),
     "whole numbers": lambda: Holds(np.arange(3)),
@@ -110,7 +123,8 @@ def test_what_looks_like_a_weight_and_is_none_is_told_once(make):
         optim.SGD(model.parameters(), 0.1)
 
     (message,) = told(use)
-    assert "scale holds real numbers that are not trained" in message and 'not_trained = ("scale",)' in message
+    name, words = message.split(" holds real numbers that are not trained")
+    assert name.endswith((".scale", ".weight")) and f'not_trained = ("{name.partition(".")[2]}",)' in words
 
 
 @for_each(make=CONSTANTS)
