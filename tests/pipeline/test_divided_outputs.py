@@ -328,3 +328,23 @@ def test_one_rank_has_all_and_everything_fits():
 
     ((one, other),) = spawn(run, 1)
     assert one == other
+
+
+def test_a_stage_with_all_outputs_is_replayed_with_the_same_bits():
+    """The marks of its outputs are no part of a captured program."""
+
+    def run(group, replay):
+        grid = Grid(group, pipeline=2, tensor=2)
+        layers = [nn.Embedding(SYMBOLS, WIDTH, **F8), nn.LayerNorm(WIDTH, **F8), nn.Linear(WIDTH, SYMBOLS, **F8)]
+        options = {"loss": nn.CrossEntropyLoss(), "num_microbatches": 2, "replay": replay}
+        pipeline = Pipeline(nn.Sequential(*layers), grid, **options)
+        optimiser = optim.SGD(pipeline.parameters(), 0.1)
+        losses = []
+        for _ in range(6):
+            losses.append(float(pipeline.step(IDS, NEXT)))
+            optimiser.step()
+        return losses, pipeline.replay_report()
+
+    found, expected = (spawn(lambda group, on=on: run(group, on), 4) for on in (True, False))
+    assert [losses for losses, _ in found] == [losses for losses, _ in expected]
+    assert "replays 1 kind" in found[2][1]
