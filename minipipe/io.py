@@ -7,6 +7,7 @@ import select
 import stat
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from math import inf
 from pathlib import Path
 from typing import Any, TextIO
 from unicodedata import category
@@ -143,6 +144,128 @@ def _html_row(row: Sequence[str], tag: str, right: Collection[int]) -> str:
     sides = ("right" if i in right else "left" for i in range(len(row)))
     cells = (f'<{tag} style="text-align:{side}">{escaped(cell)}</{tag}>' for cell, side in zip(row, sides))
     return f"<tr>{''.join(cells)}</tr>"
+
+
+# -- formats -----------------------------------------------------------------------------------------------------
+# The readers of JSON, CSV and numbers from files, requests and variables that somebody else has written. Each raises an
+# ArgumentError with code "value"; the standard library would raise several other errors, and accept more.
+
+_MOST_DIGITS = 18  # of a whole number, which then fits into 64 bits; int() takes 4300, and raises beyond
+
+
+def parse_json(text: str | bytes, *, allow_nan: bool = False) -> Any:
+    """Return the value of a text in JSON.
+
+    Stricter than :func:`json.loads`, whose result depends on what is lost: duplicate keys are rejected.
+
+    Parameters
+    ----------
+    text : str or bytes
+        Bytes are UTF-8.
+    allow_nan : bool
+        Whether NaN and Infinity, which are no JSON, are numbers here, and ``1e999`` is infinity.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``; the sentence is about "it".
+
+    Examples
+    --------
+    >>> parse_json('{"F": 2}')
+    {'F': 2}
+    >>> parse_json('{"F": 2, "F": 3}')
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.ArgumentError: it is not JSON: the key 'F' is duplicate
+    """
+    import json  # most programs read none
+
+    special: dict[str, Any] = {} if allow_nan else {"parse_constant": _no_number, "parse_float": _finite}
+    try:
+        plain = text if isinstance(text, str) else text.decode("utf-8")
+        return json.loads(plain, object_pairs_hook=_without_duplicates, **special)
+    except ArgumentError as error:
+        raise ArgumentError("value", f"it is not JSON: {error.message}") from None
+    except UnicodeDecodeError as error:
+        raise ArgumentError("value", f"it is not JSON: byte {error.start} is not UTF-8") from None
+    except ValueError as error:
+        reason = printable(str(error).partition(";")[0])  # behind it, of a long number, comes advice for programmers
+        raise ArgumentError("value", f"it is not JSON: {reason}") from None
+    except RecursionError:
+        raise ArgumentError("value", "it is not JSON: it is nested too deeply") from None
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        names = [name for name, _ in pairs]
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise ArgumentError("value", f"the key {quoted(duplicate)} is duplicate")
+    return result
+
+
+def _no_number(word: str) -> None:
+    raise ArgumentError("value", f"{word} is not a number")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if abs(number) == inf:
+        raise ArgumentError("value", f"{quoted(digits)} is beyond the range of a float")
+    return number
+
+
+def parse_csv(text: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number of each line of a CSV text, from 1, and its cells; a line without any is left out.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``; the sentence is about "it".
+
+    Examples
+    --------
+    >>> list(parse_csv("a,b\\r\\n\\r\\n1,2"))
+    [(1, ['a', 'b']), (3, ['1', '2'])]
+    >>> list(parse_csv("x" * 200_000))
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.ArgumentError: it is not CSV: field larger than field limit (131072)
+    """
+    import csv
+    from io import StringIO
+
+    lines = csv.reader(StringIO(text.removeprefix("\ufeff"), newline=None))
+    try:
+        yield from ((number, cells) for number, cells in enumerate(lines, 1) if cells)
+    except csv.Error as error:
+        raise ArgumentError("value", f"it is not CSV: {error}") from None
+
+
+def parse_whole(text: str) -> int:
+    """Return the whole number, at least 0, that is a text of at most 18 digits.
+
+    :func:`int` also takes signs, blanks, underscores and the digits of other scripts; ``str.isdigit`` also takes a
+    superscript, which ``int`` does not.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``.
+
+    Examples
+    --------
+    >>> parse_whole("042")
+    42
+    >>> parse_whole("²")
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.ArgumentError: '²' is not a whole number of at most 18 digits
+    """
+    if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS:
+        return int(text)
+    raise ArgumentError("value", f"{quoted(text)} is not a whole number of at most {_MOST_DIGITS} digits")
 
 
 # -- files -------------------------------------------------------------------------------------------------------

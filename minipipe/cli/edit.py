@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import secrets
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -27,6 +28,7 @@ examples:
   minipipe edit mine.csv --costs F=1,I=2,W=1,latency=0.5
   mpirun -n 2 python tutorials/train.py --schedule mine.csv"""
 
+_MOST_DIGITS = 18  # of the length of a message
 _MOST_BYTES = 2**20  # of a message: the text of the longest schedule that the editor takes has a fifth
 
 
@@ -89,6 +91,11 @@ class Page(ThreadingHTTPServer):
         self.path = f"/{secrets.token_urlsafe(24)}/"
         self.url = f"http://{self.host}{self.path}"
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Print the traceback of an error here, but not that of a client that has left or is silent."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
 
 class _Handler(BaseHTTPRequestHandler):
     server: Page
@@ -107,18 +114,25 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Answer a message."""
-        length = self.headers.get("Content-Length", "")
+        lengths = self.headers.get_all("Content-Length", [])
         if not self._is_ours(f"{self.server.path}ask", f"http://{self.server.host}"):
             return
-        if self.headers.get("Content-Type") != "application/json" or not length.isdecimal():
+        if self.headers.get("Content-Type") != "application/json" or len(lengths) != 1 or not lengths[0].isdecimal():
             self._send(415, "Expected JSON, with its length.")
-        elif int(length) > _MOST_BYTES:
+        # A number of more digits is too large as well, and int() takes 4300 of them at most.
+        elif len(lengths[0]) > _MOST_DIGITS or int(lengths[0]) > _MOST_BYTES:
             self._send(413, f"Expected at most {_MOST_BYTES:,} bytes.")
         else:
-            message = self.rfile.read(int(length)).decode("utf-8", "replace")
-            with self.server.turn:
-                answer = self.server.editor.ask(message)
-            self._send(200, answer, "application/json")
+            self._answer(int(lengths[0]))
+
+    def _answer(self, length: int) -> None:
+        content = self.rfile.read(length)
+        if len(content) < length:
+            self._send(400, f"Expected {length:,} bytes, as the request says; it has {len(content):,}.")
+            return
+        with self.server.turn:
+            answer = self.server.editor.ask(content.decode("utf-8", "replace"))
+        self._send(200, answer, "application/json")
 
     def _is_ours(self, path: str, origin: str | None = None) -> bool:
         """Tell whether a request has the token, and came from the page; refuse it otherwise."""

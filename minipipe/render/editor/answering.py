@@ -16,8 +16,17 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, cast
 
-from minipipe.errors import ArgumentError, MinipipeError, Problem, ScheduleCode, ScheduleError, quoted, whole_number
-from minipipe.io import json_value, write_whole
+from minipipe.errors import (
+    ArgumentError,
+    MinipipeError,
+    Problem,
+    ScheduleCode,
+    ScheduleError,
+    of_kind,
+    quoted,
+    whole_number,
+)
+from minipipe.io import json_value, parse_json, write_whole
 from minipipe.render.editor.draft import Draft, check_size
 from minipipe.render.editor.drawing import Sight
 from minipipe.render.editor.puzzles import PUZZLES
@@ -58,8 +67,9 @@ class Editor:
 
     def __init__(self, draft: Draft | None = None, costs: str = "", file: Path | None = None) -> None:
         self.draft = draft or Draft.of(build("1f1b", 4, 8))
-        self.past: list[Draft] = []
-        self.future: list[Draft] = []
+        # Tuples: what a message changes is assigned, and so can be taken back.
+        self.past: tuple[Draft, ...] = ()
+        self.future: tuple[Draft, ...] = ()
         self.costs_text, self.costs = costs, read_costs(costs)
         self.limit: int | None = None
         self.halves, self.puzzle = _has_halves(self.draft), 0
@@ -73,13 +83,28 @@ class Editor:
     def ask(self, text: str) -> str:
         """Answer a message of JSON with one."""
         try:
-            message = json_value(json.loads(text), dict, "the message")
-        except (ValueError, RecursionError) as error:
-            return json.dumps({"said": f"No message of the editor: {error}", "isRefused": True})
+            message = json_value(parse_json(text), dict, "the message")
+        except ArgumentError as error:
+            return json.dumps({"said": f"No message of the editor: {error.message}", "isRefused": True})
         return json.dumps(self.answer(message), separators=(",", ":"), allow_nan=False)
 
     def answer(self, message: dict[str, Any]) -> Answer:
-        """Answer a message."""
+        """Answer a message; one that is refused changes nothing.
+
+        A change is not complete before the page can be drawn with it: costs that are valid by themselves may not fit
+        the draft. So the state before is restored, and no method has to compute everything before it assigns.
+        """
+        before = dict(vars(self))
+        try:
+            answer = self._carried_out(message)
+        except BaseException:
+            vars(self).update(before)
+            raise
+        if answer["isRefused"]:
+            vars(self).update(before)
+        return answer
+
+    def _carried_out(self, message: dict[str, Any]) -> Answer:
         arguments = dict(message)
         verb = arguments.pop("do", None)
         do: Callable[..., Answer] | None = getattr(self, f"do_{verb}", None) if isinstance(verb, str) else None
@@ -97,7 +122,7 @@ class Editor:
             return self._refused(str(error))
 
     def _refused(self, sentence: str) -> Answer:
-        """Return the answer to what cannot be done. Nothing has changed."""
+        """Return the answer to what cannot be done."""
         found = _PLACE.match(sentence)
         return {"said": sentence, "isRefused": True, "place": found and [int(found[1]), int(found[2])]}
 
@@ -113,7 +138,7 @@ class Editor:
         """Return everything that the page shows."""
         return {
             **self.sight.data(),
-            "said": said,
+            "said": json_value(said, str, "said"),
             "isRefused": False,
             "text": self.sight.export("txt"),
             "sizes": [len(self.draft.rows), self.draft.num_microbatches, len(self.draft.placement)],
@@ -149,7 +174,7 @@ class Editor:
 
     def do_puzzle(self, number: int) -> Answer:
         """Open a puzzle, by its number from 1."""
-        if not isinstance(number, int) or not 1 <= number <= len(PUZZLES):
+        if type(number) is not int or not 1 <= number <= len(PUZZLES):
             raise ArgumentError("value", f"There is no puzzle {quoted(number)}; expected 1 to {len(PUZZLES)}.")
         puzzle = PUZZLES[number - 1]
         placement = tuple(range(puzzle.num_ranks))
@@ -175,15 +200,15 @@ class Editor:
         return self.do_show("This is the schedule of the address.")
 
     def _begin(self, draft: Draft) -> None:
-        self.draft, self.past, self.future = draft, [], []
+        self.draft, self.past, self.future = draft, (), ()
         self.halves, self.puzzle, self.limit, self.search = _has_halves(draft), 0, None, None
 
     # -- editing ---------------------------------------------------------------------------------------------------
 
     def _change(self, draft: Draft, said: str | None = None) -> Answer:
         if draft != self.draft:
-            self.past.append(self.draft)
-            self.future.clear()
+            self.past = (*self.past, self.draft)
+            self.future = ()
             self.draft = draft
         return self.do_show(self._built() if said is None else said)
 
@@ -212,7 +237,7 @@ class Editor:
 
     def do_cut(self, time: float) -> Answer:
         """Take back whatever begins at a time or later."""
-        if not isinstance(time, int | float):
+        if not isinstance(time, int | float) or isinstance(time, bool):
             raise ArgumentError("type", f"The time is {quoted(time)}; expected a number.")
         return self._change(self.draft.cut(self.sight.timeline, time))
 
@@ -231,21 +256,24 @@ class Editor:
 
     def do_undo(self) -> Answer:
         """Go back to the draft before."""
-        return self._moved(self.past, self.future, "undo")
+        if not self.past:
+            return self._refused("There is nothing to undo.")
+        self.future = (*self.future, self.draft)
+        *past, self.draft = self.past
+        self.past = tuple(past)
+        return self.do_show()
 
     def do_redo(self) -> Answer:
         """Return to the draft that was undone."""
-        return self._moved(self.future, self.past, "redo")
-
-    def _moved(self, source: list[Draft], target: list[Draft], verb: str) -> Answer:
-        if not source:
-            return self._refused(f"There is nothing to {verb}.")
-        target.append(self.draft)
-        self.draft = source.pop()
+        if not self.future:
+            return self._refused("There is nothing to redo.")
+        self.past = (*self.past, self.draft)
+        *future, self.draft = self.future
+        self.future = tuple(future)
         return self.do_show()
 
     def _rank(self, rank: Any) -> int:
-        if not isinstance(rank, int) or not 0 <= rank < len(self.draft.rows):
+        if type(rank) is not int or not 0 <= rank < len(self.draft.rows):
             raise ArgumentError("value", f"There is no rank {quoted(rank)}; expected 0 to {len(self.draft.rows) - 1}.")
         return rank
 
@@ -276,7 +304,8 @@ class Editor:
 
     def do_halves(self, halves: bool) -> Answer:
         """Offer backwards as I and W, or whole."""
-        self.halves = bool(halves)
+        of_kind("halves", halves, bool, "true or false")
+        self.halves = halves
         return self.do_show()
 
     def do_costs(self, costs: str) -> Answer:
@@ -308,7 +337,7 @@ class Editor:
 
     def do_search(self, seconds: float, again: bool = False) -> Answer:
         """Search for so many seconds, at most 1, and say how far it is; a further message continues."""
-        if not isinstance(seconds, int | float) or not 0 < seconds <= 1:
+        if type(seconds) not in (int, float) or not 0 < seconds <= 1:
             raise ArgumentError("value", f"seconds is {quoted(seconds)}; expected at most 1, and another message.")
         draft = self.draft
         workload = self.costs.workload(draft.placement, draft.num_microbatches, self.limit)

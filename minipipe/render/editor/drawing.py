@@ -7,7 +7,7 @@ from functools import cached_property
 from math import inf
 from typing import Any
 
-from minipipe.errors import ArgumentError, quoted
+from minipipe.errors import ArgumentError, ScheduleCode, misuse, quoted
 from minipipe.render.editor.draft import Choice, Draft
 from minipipe.render.html import legend, player_data
 from minipipe.render.panel import Panel
@@ -18,7 +18,7 @@ from minipipe.schedules.analysis.workload import Objective, fits
 from minipipe.schedules.search.gallery import known_bound
 from minipipe.schedules.simulation.comparison import workload_of
 from minipipe.schedules.simulation.costs import Costs
-from minipipe.schedules.simulation.simulator import simulate
+from minipipe.schedules.simulation.simulator import TIMES_TOO_LARGE, simulate
 from minipipe.schedules.simulation.timeline import by_rank, format_time
 
 
@@ -67,7 +67,10 @@ class Sight:
         """The makespan below which no schedule is: within the limit or, without one, what a finished draft holds."""
         own = max(self.timeline.peak_activations) if self.is_finished else inf
         workload = workload_of(self.draft.whole, self.costs, own if self.limit is None else self.limit)
-        return known_bound(workload, Objective.MAKESPAN)
+        found = known_bound(workload, Objective.MAKESPAN)
+        if not found.value < inf:
+            raise misuse(TIMES_TOO_LARGE, ScheduleCode.COSTS)
+        return found
 
     @cached_property
     def figures(self) -> list[tuple[str, str]]:

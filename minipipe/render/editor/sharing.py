@@ -8,7 +8,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Any
 
 from minipipe.errors import ScheduleCode, ScheduleError
-from minipipe.io import json_value
+from minipipe.io import json_value, parse_json
 from minipipe.render.editor.draft import MOST, Draft
 from minipipe.schedules.action import Action
 
@@ -40,11 +40,12 @@ def unpacked(text: str) -> tuple[Draft, str, float | None, int]:
     try:
         unzip = zlib.decompressobj()
         data = unzip.decompress(urlsafe_b64decode(text + "=" * (-len(text) % 4)), _MOST_BYTES)
-        name, placement, microbatches, rows, costs, limit, puzzle = json.loads(data)
-        return _checked(name, placement, microbatches, rows), json_value(costs, str, "the costs"), limit, int(puzzle)
+        name, placement, microbatches, rows, costs, limit, puzzle = parse_json(data)
+        draft = _checked(name, placement, microbatches, rows)
+        return draft, json_value(costs, str, "the costs"), limit, json_value(puzzle, int, "the puzzle")
     except ScheduleError:
         raise
-    except (ValueError, TypeError, zlib.error, RecursionError):  # also text that is no JSON, and other members
+    except (ValueError, TypeError, zlib.error):  # also text that is no JSON, and other members
         message = "The address holds no schedule: it is cut off, or of another program."
         raise ScheduleError.of(ScheduleCode.SYNTAX, message) from None
 

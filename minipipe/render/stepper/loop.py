@@ -6,6 +6,7 @@ import os
 import select
 import sys
 from collections.abc import Sequence
+from math import isnan
 from types import TracebackType
 from typing import Any
 
@@ -260,7 +261,10 @@ class Stepper:
         scale, _ = scale_of(self.walkthrough.timeline.unit)
         try:
             if answer.startswith("t"):
-                self.number = self.walkthrough.at_time(float(answer[1:]) / scale)
+                time = float(answer[1:])
+                if isnan(time):  # it is neither before nor after any step
+                    raise ValueError
+                self.number = self.walkthrough.at_time(time / scale)
             elif answer:
                 self.go_to(int(answer))
         except ValueError:
@@ -270,7 +274,7 @@ class Stepper:
         """Stop only at the actions of one rank; an empty answer selects all ranks."""
         if not answer:
             self.rank = None
-        elif answer.isdecimal() and int(answer) < self.frame.num_ranks:
+        elif answer in map(str, range(self.frame.num_ranks)):
             self.rank = int(answer)
         else:
             self.notice = f"{answer!r:.20} is not a rank; there are {self.frame.num_ranks}, counted from 0"

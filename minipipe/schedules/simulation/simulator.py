@@ -37,6 +37,8 @@ from minipipe.schedules.simulation.timeline import Timeline
 from minipipe.schedules.simulation.timing import Timing, new_span
 from minipipe.schedules.transforms import repeat
 
+TIMES_TOO_LARGE = "The times add up to more than a number can hold; choose another unit."
+
 
 def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int = 1, wait: bool = False) -> Timeline:
     """Predict the timeline of a schedule: each action starts once its rank is free and its value is available.
@@ -84,8 +86,8 @@ def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int =
     simulation = Fluid(step, costs, num_steps, hosts) if hosts is not None else _Exact(step, costs, num_steps)
     with collector_paused():
         latest = simulation.run(wait)
-        if not latest < inf:
-            raise misuse("The times add up to more than a number can hold; choose another unit.", ScheduleCode.COSTS)
+        if not latest * len(simulation.spans) < inf:  # the idle time of all ranks is a part of this sum
+            raise misuse(TIMES_TOO_LARGE, ScheduleCode.COSTS)
         ran = (simulation.table if costs.sends_block else whole.schedule).without_sums()
         if any(simulation.copies):
             ran = ran.with_rows(type(ran), map(with_copies, simulation.spans, simulation.copies))

@@ -257,7 +257,11 @@ def test_one_rank_may_be_followed():
 
 @pytest.mark.parametrize(
     ("key", "answer", "words"),
-    [("z", "", "'z' has no function"), ("g", "soon", "neither a step"), ("r", "9", "is not a rank")],
+    [
+        ("z", "", "'z' has no function"),
+        *(("g", answer, "neither a step") for answer in ("soon", "9" * 5000, "tnan", "t", "²", "\0")),
+        *(("r", answer, "is not a rank") for answer in ("9", "9" * 5000, "-1", "²", "１", "1_0", "\0")),
+    ],
 )
 def test_a_wrong_key_and_a_wrong_answer_are_told_and_change_nothing(key, answer, words):
     stepper, screen = pressed(Walkthrough(schedules.gpipe(2, 2)), "n", key, answers=[answer])
@@ -273,7 +277,7 @@ def test_times_in_seconds_are_shown_and_asked_for_in_milliseconds():
 
 
 NAMES = st.sampled_from(["n", "p", "end", "home", "pagedown", "pageup", "g", "r", "?", "x", "space", "escape"])
-ANSWERS = st.sampled_from(["", "0", "3", "t2.5", "t", "-1", "99", "nan", "tnan", "tinf", "²"])
+ANSWERS = st.sampled_from(["", "0", "3", "t2.5", "t", "-1", "99", "nan", "tnan", "tinf", "²", "9" * 5000, "t1e999"])
 
 
 @examples(60)
