@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
+from math import inf
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
@@ -702,6 +703,20 @@ def divisor(name: str, value: Any, *numbers: int, of: str, error: Refusal = Argu
     raise error(code, f"{name} is {quoted(value)}; expected a divisor of {of}.")
 
 
+def as_float(number: Any) -> float:
+    """Return a number as a float; one beyond its range, such as ``10**400``, as infinity.
+
+    Examples
+    --------
+    >>> as_float(2), as_float(-(10**400))
+    (2.0, -inf)
+    """
+    try:
+        return float(number)
+    except OverflowError:
+        return inf if number > 0 else -inf
+
+
 def real_number(name: str, value: Any, interval: str, advice: str = "") -> float:
     """Return an argument as a float; refuse what is no number, and what lies outside of an interval.
 
@@ -722,7 +737,7 @@ def real_number(name: str, value: Any, interval: str, advice: str = "") -> float
     """
     low, high = map(float, interval[1:-1].split(","))
     if isinstance(value, Real) and not isinstance(value, bool):
-        number = float(value)
+        number = as_float(value)
         if low < number < high or (number == low and interval[0] == "[") or (number == high and interval[-1] == "]"):
             return number
     raise ArgumentError(

@@ -7,7 +7,6 @@ import select
 import stat
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from math import inf
 from pathlib import Path
 from typing import Any, TextIO
 from unicodedata import category
@@ -153,17 +152,15 @@ def _html_row(row: Sequence[str], tag: str, right: Collection[int]) -> str:
 _MOST_DIGITS = 18  # of a whole number, which then fits into 64 bits; int() takes 4300, and raises beyond
 
 
-def parse_json(text: str | bytes, *, allow_nan: bool = False) -> Any:
-    """Return the value of a text in JSON.
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of a text in JSON. Numbers may be NaN and infinite, as from :func:`json.loads`.
 
-    Stricter than :func:`json.loads`, whose result depends on what is lost: duplicate keys are rejected.
+    Duplicate keys are rejected: of these, :func:`json.loads` keeps the last, and a reader sees the first.
 
     Parameters
     ----------
     text : str or bytes
         Bytes are UTF-8.
-    allow_nan : bool
-        Whether NaN and Infinity, which are no JSON, are numbers here, and ``1e999`` is infinity.
 
     Raises
     ------
@@ -177,14 +174,13 @@ def parse_json(text: str | bytes, *, allow_nan: bool = False) -> Any:
     >>> parse_json('{"F": 2, "F": 3}')
     Traceback (most recent call last):
         ...
-    minipipe.errors.ArgumentError: it is not JSON: the key 'F' is duplicate
+    minipipe.errors.ArgumentError: it is not JSON: 'F' is there twice
     """
     import json  # most programs read none
 
-    special: dict[str, Any] = {} if allow_nan else {"parse_constant": _no_number, "parse_float": _finite}
     try:
         plain = text if isinstance(text, str) else text.decode("utf-8")
-        return json.loads(plain, object_pairs_hook=_without_duplicates, **special)
+        return json.loads(plain, object_pairs_hook=_without_duplicates)
     except ArgumentError as error:
         raise ArgumentError("value", f"it is not JSON: {error.message}") from None
     except UnicodeDecodeError as error:
@@ -201,19 +197,8 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) < len(pairs):
         names = [name for name, _ in pairs]
         duplicate = next(name for name in names if names.count(name) > 1)
-        raise ArgumentError("value", f"the key {quoted(duplicate)} is duplicate")
+        raise ArgumentError("value", f"{quoted(duplicate)} is there twice")
     return result
-
-
-def _no_number(word: str) -> None:
-    raise ArgumentError("value", f"{word} is not a number")
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if abs(number) == inf:
-        raise ArgumentError("value", f"{quoted(digits)} is beyond the range of a float")
-    return number
 
 
 def parse_csv(text: str) -> Iterator[tuple[int, list[str]]]:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minipipe.autograd.backend import Array, dtype_name, is_floating, numpy_dtype
-from minipipe.errors import ArgumentError, MessageError
+from minipipe.errors import ArgumentError, MessageError, as_float, quoted
 
 _MAGIC = b"mnpp"
 _MAX_AXES = 8
@@ -303,7 +303,8 @@ def chosen_timeout(argument: float | None) -> float:
     """
     chosen = (os.environ.get("MINIPIPE_TIMEOUT") or DEFAULT_TIMEOUT) if argument is None else argument
     with suppress(TypeError, ValueError):
-        if (seconds := float(chosen)) > 0:
+        if (seconds := as_float(chosen)) > 0:
             return seconds
     name = "MINIPIPE_TIMEOUT" if argument is None else "timeout"
-    raise ArgumentError("value", f"{name} is {chosen}; expected seconds, more than 0.")
+    shown = quoted(chosen).strip("'")  # as in a shell
+    raise ArgumentError("value", f"{name} is {shown}; expected seconds, more than 0.")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
 from minipipe.errors import ArgumentError, FileError, quoted
-from minipipe.io import json_value, read_text
+from minipipe.io import json_value, parse_csv, parse_json, read_text
 
 _LONGEST = 4 << 20  # bytes of a file with times; Gradescope's holds all earlier results
 _DAY = timedelta(days=1)
@@ -69,13 +67,16 @@ def read_times(path: str | Path) -> Handed:
         Codes ``value`` and ``type``.
     FileError
     """
-    text = read_text(path, _LONGEST)
+    text, named = read_text(path, _LONGEST), quoted(str(path), 200)
     if Path(path).suffix.lower() == ".json":
         return _of_gradescope(text, path)
-    rows = [row for row in csv.reader(text.splitlines()) if row]
+    try:
+        rows = [cells for _, cells in parse_csv(text)]
+    except ArgumentError as error:
+        raise FileError("damaged", f"{named} cannot be read: {error.message}.") from None
     wrong = next((row for row in rows if len(row) != 2), None)
     if wrong is not None:
-        raise ArgumentError("value", f"A line of '{path}' is {quoted(','.join(wrong))}; expected `submission,time`.")
+        raise ArgumentError("value", f"A line of {named} is {quoted(','.join(wrong))}; expected `submission,time`.")
     if rows and rows[0][1].strip() == "time":
         del rows[0]
     return Handed({name.strip(): moment(time) for name, time in rows})
@@ -83,10 +84,12 @@ def read_times(path: str | Path) -> Handed:
 
 def _of_gradescope(text: str, path: str | Path) -> Handed:
     try:
-        data = json_value(json.loads(text), dict, f"'{path}'")
+        data = json_value(parse_json(text), dict, "it")
         due = json_value(data["assignment"], dict, "assignment").get("due_date")
         users = sorted(json_value(user["email"], str, "email") for user in json_value(data["users"], list, "users"))
         handed = moment(json_value(data["created_at"], str, "created_at"))
-    except (KeyError, ValueError, TypeError, RecursionError) as error:
-        raise FileError("damaged", f"'{path}' cannot be read: it is not Gradescope's metadata ({error}).") from None
+    except (KeyError, ArgumentError) as error:
+        why = f"it lacks {error}" if isinstance(error, KeyError) else error.message
+        message = f"{quoted(str(path), 200)} cannot be read: it is not Gradescope's metadata ({why})."
+        raise FileError("damaged", message) from None
     return Handed({"": handed}, None if due is None else moment(str(due)), users[0] if users else None)

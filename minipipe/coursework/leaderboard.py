@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from minipipe.coursework.checking import load_checks
 from minipipe.coursework.exercise import Exercise
 from minipipe.errors import ArgumentError, CourseworkError, FileError, ScheduleError, quoted
-from minipipe.io import MOST_JSON, json_value, printable, read_text, text_table, write_whole
+from minipipe.io import MOST_JSON, json_value, parse_json, printable, read_text, text_table, write_whole
 from minipipe.schedules.action_table import Schedule, describe_sizes
 from minipipe.schedules.analysis.workload import Objective
 from minipipe.schedules.search.certificate import gap
@@ -178,7 +178,7 @@ class Leaderboard:
             Code ``damaged``, also where it says of a schedule what is not so.
         """
         try:
-            found = json_value(json.loads(read_text(self._path, MOST_JSON, pipes=False)), dict, "it")
+            found = json_value(parse_json(read_text(self._path, MOST_JSON, pipes=False)), dict, "it")
             if found["format"] != _FORMAT:
                 raise ArgumentError("value", f"its format is {quoted(found['format'])}, expected {_FORMAT!r}")
             told = [json_value(each, dict, "an entry") for each in json_value(found["entries"], list, "entries")]
@@ -188,7 +188,7 @@ class Leaderboard:
             other = json_value(found["puzzle"], str, "puzzle")
         except FileError:
             raise
-        except (KeyError, ValueError, TypeError, RecursionError) as error:
+        except (KeyError, ArgumentError) as error:
             what = f"it lacks {error}" if isinstance(error, KeyError) else error
             raise FileError("damaged", f"{self._named} cannot be read as a leaderboard: {what}. {_REMEDY}.") from None
         if other != self._exercise.name:

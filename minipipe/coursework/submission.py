@@ -1,4 +1,7 @@
-"""A student's files, in a folder or a zip archive, read as bytes of bounded size; nothing is unpacked or followed."""
+"""A student's files, in a folder or a zip archive, read as bytes of bounded size; nothing is unpacked or followed.
+
+Kinds of paths are asked by ``os.path``: the methods of ``Path`` raise where a name is too long.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +101,7 @@ def _folder(member: zipfile.ZipInfo) -> str:
 
 def is_archive(path: Path) -> bool:
     """Return whether a path names a zip archive."""
-    return path.suffix.lower() == ".zip" and not path.is_dir()
+    return path.suffix.lower() == ".zip" and not os.path.isdir(path)
 
 
 def name_of(path: Path) -> str:
@@ -131,14 +134,14 @@ def open_submission(path: Path, tasks: Collection[str], *, links: bool = True) -
     FileError
         For an archive that cannot be read, and a refused link.
     """
-    if path.is_symlink() and not links:
+    if os.path.islink(path) and not links:
         raise FileError("not-a-file", f"{quoted(str(path), 200)} cannot be read: it is a link; expected a submission.")
     if is_archive(path):
         submission: Submission = Archive(path, tasks)
-    elif path.is_dir():
+    elif os.path.isdir(path):
         submission = Folder(path)
     else:
-        if path.exists():
+        if os.path.exists(path):
             alone = f", with --only {path.stem} for this task alone" if path.name in tasks else ""
             what, how = f"'{path}' is a file", f"name its directory{alone}, or a zip archive"
         else:
@@ -164,7 +167,7 @@ def submissions_in(paths: Iterable[str | Path], tasks: Collection[str]) -> list[
     found = []
     for path in map(Path, paths):
         inside = []
-        if path.is_dir() and not any(os.path.lexists(path / file) for file in tasks):
+        if os.path.isdir(path) and not any(os.path.lexists(path / file) for file in tasks):
             inside = sorted(each for each in path.iterdir() if each.is_dir() or is_archive(each))
             inside = [each for each in inside if not each.name.startswith(".")]
         found += inside if any(map(is_archive, inside)) or _any_holds(inside, tasks) else [path]

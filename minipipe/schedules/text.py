@@ -6,13 +6,10 @@ and the cell.
 
 from __future__ import annotations
 
-import csv
-import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from io import StringIO
 from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
@@ -117,11 +114,10 @@ def _read_csv(text: str, ignore_sharding: bool) -> Cells:
 
 
 def _rows_of_csv(text: str) -> Iterator[_Row]:
-    lines = csv.reader(StringIO(text.removeprefix("\ufeff"), newline=None))
     try:
-        yield from ((number, line) for number, line in enumerate(lines, 1) if line)
-    except csv.Error as error:
-        raise ScheduleError.of(ScheduleCode.SYNTAX, f"The text is not CSV: {error}.") from None
+        yield from io.parse_csv(text)
+    except ArgumentError as error:
+        raise ScheduleError.of(ScheduleCode.SYNTAX, f"Of the text, {error.message}.") from None
 
 
 _READERS = {"text": _read_text, "csv": _read_csv}
@@ -286,7 +282,7 @@ def json_object(text: str, head: Mapping[str, object]) -> dict[str, Any]:
     Raises
     ------
     ArgumentError
-        Code ``value``; the sentence is about "it". A name that is there twice is no JSON here.
+        Code ``value``; the sentence is about "it".
 
     Examples
     --------
@@ -297,22 +293,10 @@ def json_object(text: str, head: Mapping[str, object]) -> dict[str, Any]:
         ...
     minipipe.errors.ArgumentError: its format is None, expected 'costs'
     """
-    try:
-        found = json.loads(text, object_pairs_hook=_no_name_twice)
-    except (ValueError, RecursionError) as error:
-        raise ArgumentError("value", f"it is not JSON: {quoted(str(error), 120)}") from None
+    found = io.parse_json(text)
     if not isinstance(found, dict):
         raise ArgumentError("value", f"it is {quoted(found)}, expected an object")
     for name, expected in head.items():
         if type(given := found.get(name)) is not type(expected) or given != expected:
             raise ArgumentError("value", f"its {name} is {quoted(given)}, expected {expected!r}")
-    return found
-
-
-def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ArgumentError("value", f"{quoted(name)} is there twice")
-        found[name] = value
     return found

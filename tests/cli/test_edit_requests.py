@@ -84,7 +84,7 @@ def test_a_request_without_a_length_that_fits_it_is_refused_with_its_status(page
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"null", b'{"do":"cut","time":NaN}', b"\x00"])
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"null", b'{"do":1,"do":2}', b"\x00"])
 def test_a_body_that_is_no_message_is_answered_with_a_sentence(page, body, capfd):
     status, content = asking(page, f"Content-Length: {len(body)}", body=body)
     assert status == 200 and json.loads(content)["said"].startswith("No message of the editor: ")

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from minipipe.comm.job.system_calls import end_with
 from minipipe.errors import ArgumentError, quoted
-from minipipe.io import read_text
+from minipipe.io import parse_whole, read_text
 
 RESTART = "MINIPIPE_RESTART"
 """The variable with the number of restarts so far."""
@@ -81,11 +81,18 @@ def parse_hosts(text: str, name: str) -> tuple[Host, ...]:
         if not found:
             where = f"Line {number} of {quoted(name, 200)}"
             raise ArgumentError("value", f"{where} is {quoted(entry)}; expected HOST, HOST:RANKS or HOST slots=RANKS.")
-        slots = _SLOTS.match(entry, found.end())
-        hosts.append(Host(found[0], int(slots[1]) if slots else 1, entry))
+        hosts.append(Host(found[0], _slots(entry, found.end(), f"Line {number} of {quoted(name, 200)}"), entry))
     if not hosts:
         raise ArgumentError("value", f"{quoted(name, 200)} names no host; expected a line for each: HOST:RANKS.")
     return tuple(hosts)
+
+
+def _slots(entry: str, end_of_name: int, where: str) -> int:
+    written = _SLOTS.match(entry, end_of_name)
+    try:
+        return parse_whole(written[1]) if written else 1
+    except ArgumentError as error:
+        raise ArgumentError("value", f"{where}: {error.message}; expected the number of its ranks.") from None
 
 
 def read_hosts(path: Path) -> tuple[Host, ...]:

@@ -16,7 +16,8 @@ from types import SimpleNamespace
 
 from threadpoolctl import threadpool_limits
 
-from minipipe.errors import whole_number
+from minipipe.errors import ArgumentError, whole_number
+from minipipe.io import parse_whole
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
@@ -46,7 +47,10 @@ def launcher_number(environment: Mapping[str, str], names: Sequence[str], defaul
     >>> launcher_number({"PMI_RANK": "3"}, RANK), launcher_number({}, RANK), launcher_number({}, LOCAL_SIZE, default=1)
     (3, 0, 1)
     """
-    return next((int(environment[name]) for name in names if environment.get(name, "").isdigit()), default)
+    for name in names:
+        with suppress(ArgumentError):
+            return parse_whole(environment.get(name, ""))
+    return default
 
 
 def num_ranks(environment: Mapping[str, str]) -> int | None:
@@ -71,10 +75,10 @@ def launcher_socket(environment: Mapping[str, str]) -> int | None:
 
     MPICH's and Slurm's launchers open one for each rank. A subprocess inherits the variable but not the socket.
     """
-    number = environment.get("PMI_FD", "")
-    with suppress(OSError):
-        if number.isdigit() and stat.S_ISSOCK(os.fstat(int(number)).st_mode):
-            return int(number)
+    with suppress(ArgumentError, OSError, OverflowError):  # no number, no such descriptor, none that could be
+        number = parse_whole(environment.get("PMI_FD", ""))
+        if stat.S_ISSOCK(os.fstat(number).st_mode):
+            return number
     return None
 
 

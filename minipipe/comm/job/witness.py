@@ -38,6 +38,7 @@ _LOOK = 0.1  # seconds between looks at ranks that have not joined yet
 _SURE = 5  # looks that must agree before a rank counts as gone: the launcher may still be starting it
 _LONGEST_GAP = 0.5  # seconds between two looks that count; in a longer gap this process was suspended
 _RANK_VARIABLES = (b"PMI_RANK", b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK")
+_MOST_DIGITS = 18  # of a rank: int() raises beyond 4300
 _FROM_OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 SHARED = "/dev/shm/mpich_shm_"
 _REQUESTS = ("limit", "free", "say", "survive", "describe", "who", "first")  # of a rank: methods of the witness
@@ -65,14 +66,14 @@ def rank_of_process(pid: int) -> int | None:
         rank = next((entries[name] for name in _RANK_VARIABLES if name in entries), b"")
         if not rank and entries.get(b"SLURM_STEP_NUM_TASKS", b"1") != b"1":  # not the one of a shell inside salloc
             rank = entries.get(b"SLURM_PROCID", b"")
-        return int(rank) if rank.isdigit() else None
+        return int(rank) if rank.isdigit() and len(rank) <= _MOST_DIGITS else None
     return None
 
 
 def status_of(pid: int) -> dict[str, str]:
     """Return the lines of ``/proc/PID/status`` by name; none when the process is gone."""
     with suppress(OSError):
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines()  # a name may be any bytes
         return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
     return {}
 
@@ -125,7 +126,7 @@ def returncode_of(pid: int, pidfd: int) -> int | None:
     """Return the exit code of a process, or minus the signal that ended it; None where the kernel does not say."""
     with suppress(OSError):
         for _ in range(50):  # its files are closed; it will be dead in a moment
-            state, *_, status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            state, *_, status = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
             if state in "ZX":
                 return os.waitstatus_to_exitcode(int(status))
             time.sleep(0.02)

@@ -14,7 +14,7 @@ from minipipe.autograd.backend import is_array
 from minipipe.comm import ProcessGroup
 from minipipe.comm.objects import broadcast
 from minipipe.errors import ArgumentError, CheckpointError, FileError, quoted, whole_number
-from minipipe.io import json_value
+from minipipe.io import json_value, parse_json
 from minipipe.pipeline.checkpoint import storage
 from minipipe.pipeline.checkpoint.state import MOST, OptimiserState
 from minipipe.pipeline.checkpoint.storage import Digest, is_name_of_file
@@ -86,7 +86,7 @@ class Manifest:
             return cls.from_json(content)
         except CheckpointError as error:
             raise CheckpointError(error.code, f"The checkpoint {path.name} cannot be read: {error.message}.") from None
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError) as error:
             reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
             raise damage(path, f"{storage.MANIFEST} cannot be understood: {reason}.") from None
 
@@ -98,10 +98,10 @@ class Manifest:
         ------
         CheckpointError
             Code ``version``.
-        ValueError, TypeError, KeyError, RecursionError
+        ArgumentError, ValueError, TypeError, KeyError
             For anything else.
         """
-        found = json.loads(text)
+        found = parse_json(text)
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise ArgumentError("value", "it is no manifest of minipipe")
         if found.get("version") != VERSION:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from inspect import signature
+from math import isnan
 from pathlib import Path
 from typing import Any, cast
 
@@ -237,7 +238,7 @@ class Editor:
 
     def do_cut(self, time: float) -> Answer:
         """Take back whatever begins at a time or later."""
-        if not isinstance(time, int | float) or isinstance(time, bool):
+        if type(time) not in (int, float) or isnan(time):
             raise ArgumentError("type", f"The time is {quoted(time)}; expected a number.")
         return self._change(self.draft.cut(self.sight.timeline, time))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from sys import float_info
 from typing import Any, NamedTuple
 
-from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, misuse, quoted, whole_number
+from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, as_float, misuse, quoted, whole_number
 from minipipe.io import MOST_JSON, MOST_STAGES, printable, read_text, write_whole
 from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, R, U, W
 from minipipe.schedules.action_table import ActionTable, Schedule
@@ -409,7 +409,7 @@ class Costs:
         >>> [Costs(overlap=part).pair_times(joined) == {joined.actions[0][1]: 3 - part} for part in (0, 0.5, 1)]
         [True, True, True]
         """
-        if not isinstance(self.overlap, Real) or not 0 <= _as_float(self.overlap) <= 1:
+        if not isinstance(self.overlap, Real) or not 0 <= as_float(self.overlap) <= 1:
             raise _wrong("overlap", self.overlap, "a number from 0 to 1")
         times, apart = self.durations(schedule.num_stages), 1 - float(self.overlap)
         parts = relative_work(self.slice_work, schedule.num_slices)
@@ -444,7 +444,7 @@ class Costs:
         """
         for name in ("latency", "overhead"):
             time = getattr(self, name)
-            if not isinstance(time, Real) or not 0 <= _as_float(time) < inf:
+            if not isinstance(time, Real) or not 0 <= as_float(time) < inf:
                 raise _wrong(name, time, "a finite time, at least 0")
         sizes = self.by_stage("message_size", schedule.num_stages)
         latency, bandwidth = float(self.latency), self._above_0("bandwidth")
@@ -478,7 +478,7 @@ class Costs:
         sizes, times = self.by_stage("gradient_size", schedule.num_stages), []
         for stage, size in enumerate(sizes):
             n = len(schedule.ranks_of(stage))
-            part = size / n / _as_float(self.bandwidth)
+            part = size / n / as_float(self.bandwidth)
             times.append((part, 2 * (float(self.latency) + (n - 1) * part)) if n > 1 else (0.0, 0.0))
         return times
 
@@ -571,9 +571,9 @@ class Costs:
 
     def _above_0(self, name: str) -> float:
         given = getattr(self, name)
-        if not isinstance(given, Real) or not _as_float(given) > 0:
+        if not isinstance(given, Real) or not as_float(given) > 0:
             raise _wrong(name, given, "a number, more than 0")
-        return _as_float(given)
+        return as_float(given)
 
     def by_stage(self, name: str, num_stages: int) -> list[float]:
         """Return the value of an attribute on each stage.
@@ -585,7 +585,7 @@ class Costs:
         """
         given = getattr(self, name)
         try:
-            values = [_as_float(given)] * num_stages if isinstance(given, Real) else [_as_float(v) for v in list(given)]
+            values = [as_float(given)] * num_stages if isinstance(given, Real) else [as_float(v) for v in list(given)]
         except (TypeError, ValueError):
             raise _wrong(name, given, "a number, or one for each stage") from None
         if len(values) != num_stages:
@@ -656,7 +656,7 @@ def _check_file(path: str | Path, found: dict[str, Any]) -> None:
     for name, given in found.items():
         kind = {"sends_block": bool, "unit": str, "memory_unit": str}.get(name)
         numbers = given if isinstance(given, list) and name not in _SINGLE else [given]
-        is_number = all(type(number) in (int, float) and 0 <= _as_float(number) < inf for number in numbers)
+        is_number = all(type(number) in (int, float) and 0 <= as_float(number) < inf for number in numbers)
         is_whole = name != "hosts" or (isinstance(given, list) and all(type(host) is int for host in given))
         is_above_0 = name not in ("bandwidth", "copy_bandwidth", "cores") or 0 not in numbers
         is_part = name != "overlap" or given <= 1
@@ -677,14 +677,6 @@ def _wrong(name: str, given: object, expected: str) -> ScheduleError:
 
 def _refused(path: str | Path, reason: str) -> ScheduleError:
     return ScheduleError.of(ScheduleCode.COSTS, f"{quoted(str(path), 200)} is no file of costs: {reason}.")
-
-
-def _as_float(number: Any) -> float:
-    """Return a number as float; one that no float can hold, such as ``10**400``, as infinity, which no cost may be."""
-    try:
-        return float(number)
-    except OverflowError:
-        return inf if number > 0 else -inf
 
 
 def _sizes_between(given: ByStage, pieces: int) -> ByStage:

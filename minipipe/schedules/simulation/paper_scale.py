@@ -16,7 +16,6 @@ Korthikanti et al. (2022), "Reducing activation recomputation in large transform
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from math import prod
 from typing import NamedTuple
 
 from minipipe.errors import ArgumentError, quoted
+from minipipe.io import parse_csv, parse_whole
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.interleaved import interleaved_1f1b
 from minipipe.schedules.one_f_one_b import one_f_one_b
@@ -184,7 +184,7 @@ def read_runs(text: str) -> list[Run]:
     ArgumentError
         Code ``value``: a column is missing, or the numbers of a row do not fit each other.
     """
-    head, *rows = csv.reader(filter(str.strip, text.splitlines())) if text.strip() else [[]]
+    head, *rows = [cells for _, cells in parse_csv(text) if any(map(str.strip, cells))] or [[]]
     if tuple(head) != Run._fields:
         raise ArgumentError("value", f"The first line is {quoted(','.join(head))}; expected {','.join(Run._fields)}.")
     return [_run_of(dict(zip_longest(Run._fields, row))) for row in rows]
@@ -193,12 +193,15 @@ def read_runs(text: str) -> list[Run]:
 def _run_of(row: dict[str, str]) -> Run:
     """Return one row, or say what does not fit."""
     where = f"The row of {quoted(row['model'])}"
-    if None in row.values() or len(row) > len(Run._fields) or not all(row[name].isdecimal() for name in _FIELDS):
+    try:
+        numbers = {name: parse_whole(row[name] or "") for name in _FIELDS}
+    except ArgumentError:
+        numbers = {}
+    if not numbers or None in row.values() or len(row) > len(Run._fields):
         raise ArgumentError("value", f"{where} has a wrong cell; expected whole numbers in {', '.join(_FIELDS)}.")
     if not _PUBLISHED.fullmatch(row["published"]):
         given = quoted(row["published"])
         raise ArgumentError("value", f"{where}: published is {given}; expected such as 138TF or 1.42s, or nothing.")
-    numbers = {name: int(row[name]) for name in _FIELDS}
     run = Run(**{**row, **numbers})  # type: ignore[arg-type]
     for name, known in (("recompute", ("full", "selective")), ("overlap", ("nothing", "replicas", "tensor"))):
         if getattr(run, name) not in known:

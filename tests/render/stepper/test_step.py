@@ -260,7 +260,7 @@ def test_one_rank_may_be_followed():
     [
         ("z", "", "'z' has no function"),
         *(("g", answer, "neither a step") for answer in ("soon", "9" * 5000, "tnan", "t", "²", "\0")),
-        *(("r", answer, "is not a rank") for answer in ("9", "9" * 5000, "-1", "²", "１", "1_0", "\0")),
+        *(("r", answer, "is not a rank") for answer in ("9", "9" * 5000, "-1", "²", "\uff11", "1_0", "\0")),
     ],
 )
 def test_a_wrong_key_and_a_wrong_answer_are_told_and_change_nothing(key, answer, words):
