@@ -7,7 +7,7 @@ from pathlib import Path
 
 from minipipe.cli.output import ExitStatus, answer, ending_of, write_file
 from minipipe.coursework.autograder import as_archive, as_workflow
-from minipipe.coursework.exercise import exercises_in, find_source, named, write_coursework
+from minipipe.coursework.exercise import chosen_of, exercises_in, find_source, write_coursework
 from minipipe.coursework.handouts import as_html, as_pdf
 from minipipe.errors import misuse
 
@@ -32,7 +32,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--as", dest="form", choices=_FORMS, default="copy", help="what to write (default: %(default)s)"
     )
-    parser.add_argument("--only", metavar="TASK", help="one task, such as 05_bubble; not of a copy")
+    only = "a task, such as 05_bubble, or several: --only A --only B; not of a copy"
+    parser.add_argument("--only", action="append", metavar="TASK", help=only)
     parser.add_argument("--source", type=Path, metavar="DIR", help=SOURCE_HELP)
     parser.add_argument("--student", metavar="NAME", help="whose own numbers to draw, for `minipipe grade --variants`")
     parser.add_argument(
@@ -59,7 +60,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
         text = f"wrote {tasks} task{'s' * (tasks != 1)} to {target}; begin with {target / 'README.md'}"
         return answer(options, {"directory": str(target), "files": [path.name for path in written]}, text)
     exercises = exercises_in(find_source(options.source), options.student)
-    chosen = exercises if options.only is None else [named(exercises, options.only)]
+    chosen = chosen_of(exercises, options.only)
     if form == "autograder":
         late = "" if options.late_factor is None else f" --late-factor {options.late_factor}"
         return write_file(target, as_archive(chosen, late + " --variants" * options.variants), options)

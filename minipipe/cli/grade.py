@@ -10,19 +10,20 @@ from typing import Any
 from minipipe.cli.coursework import SOURCE_HELP
 from minipipe.cli.output import ExitStatus, answer
 from minipipe.coursework.deadline import moment, read_times
-from minipipe.coursework.exercise import Exercise, exercises_in, find_source, named
+from minipipe.coursework.exercise import Exercise, chosen_of, exercises_in, find_source
 from minipipe.coursework.grading import TIME_LIMIT, files_of, grade
 from minipipe.coursework.leaderboard import Leaderboard, as_text, schedules_in, standings_as_json
 from minipipe.coursework.results import as_csv, as_gradescope, as_junit, as_table
 from minipipe.coursework.several import grade_all
-from minipipe.coursework.submission import name_of, submissions_in
+from minipipe.coursework.submission import directories_of, name_of, submissions_in
 from minipipe.coursework.trial import as_text as trial_as_text
 from minipipe.coursework.trial import try_exercises
 from minipipe.errors import misuse
 from minipipe.io import write_whole
 
 EPILOG = """examples:
-  minipipe grade mine --only 05_bubble
+  minipipe grade mine --only 05_bubble --only 14_puzzle
+  minipipe grade mine/05_bubble.py                one task
   minipipe grade class/ --csv grades.csv --junit grades.xml       a folder of folders and zip archives, in parallel
   minipipe grade class/ --csv grades.csv --deadline 2026-11-30T23:59:00Z --times times.csv --late-factor 0.9
   minipipe grade ada --gradescope results.json --hide-hidden
@@ -32,9 +33,10 @@ EPILOG = """examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    what = "what `minipipe coursework` wrote, a zip archive of it, or a folder of several"
+    what = "what `minipipe coursework` wrote, a zip archive or one file of it, or a folder of several"
     parser.add_argument("submissions", type=Path, nargs="*", metavar="SUBMISSION", help=what)
-    parser.add_argument("--only", metavar="TASK", help="one task, such as 05_bubble")
+    only = "a task, such as 05_bubble, or several: --only A --only B"
+    parser.add_argument("--only", action="append", metavar="TASK", help=only)
     limit = "for all tests of a task (default: %(default)g)"
     parser.add_argument("--time-limit", type=float, default=TIME_LIMIT, metavar="SECONDS", help=limit)
     parser.add_argument("--source", type=Path, metavar="DIR", help=SOURCE_HELP)
@@ -59,6 +61,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
     """Run the tests, and print points and what failed; ``NO`` unless all passed."""
     of_each = _of_each(options)
     exercises = exercises_in(find_source(options.source))
+    options.submissions, options.only = directories_of(options.submissions, files_of(exercises), options.only)
     board = _leaderboard(options, exercises) if options.leaderboard else None
     if options.check:
         return _try(options, exercises)
@@ -99,7 +102,7 @@ def _check(options: argparse.Namespace, count: int) -> None:
 
 
 def _leaderboard(options: argparse.Namespace, exercises: list[Exercise]) -> Leaderboard:
-    chosen, is_drawn = _chosen(options, exercises), options.variants or bool(options.student)
+    chosen, is_drawn = chosen_of(exercises, options.only), options.variants or bool(options.student)
     board = Leaderboard(options.leaderboard, chosen, is_drawn)
     if options.leaderboard.exists():
         board.read()  # what is wrong with it should be said before a class is graded
@@ -109,14 +112,10 @@ def _leaderboard(options: argparse.Namespace, exercises: list[Exercise]) -> Lead
 def _try(options: argparse.Namespace, exercises: list[Exercise]) -> ExitStatus:
     if options.submissions or options.student or options.leaderboard:
         raise misuse("--check tries the exercises, with all numbers; it takes no submission, student or leaderboard.")
-    tried = try_exercises(_chosen(options, exercises), options.time_limit)
+    tried = try_exercises(chosen_of(exercises, options.only), options.time_limit)
     is_so = not any(each.problem for each in tried)
     data = {"passed": is_so, "tried": [each._asdict() for each in tried]}
     return answer(options, data, trial_as_text(tried), ExitStatus.YES if is_so else ExitStatus.NO)
-
-
-def _chosen(options: argparse.Namespace, exercises: list[Exercise]) -> list[Exercise]:
-    return exercises if options.only is None else [named(exercises, options.only)]
 
 
 def _show(options: argparse.Namespace, board: Leaderboard | None) -> ExitStatus:

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from minipipe._lazy import __version__
+from minipipe.cli.options import real, whole
 from minipipe.cli.output import ExitStatus, complain
 from minipipe.errors import MinipipeError, ScheduleError, quoted
 from minipipe.io import printable
@@ -97,8 +98,51 @@ def _discard_the_rest() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+class _Once(argparse.Action):
+    """Stores the value of an option; refuses a second one, of which argparse would keep the last without a word."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        assert isinstance(parser, _Parser)
+        if option is not None and self.dest in parser.seen:
+            raise argparse.ArgumentError(self, "it is given twice; give it once")
+        parser.seen.add(self.dest)
+        setattr(namespace, self.dest, self.const if self.nargs == 0 else values)
+
+
+class _Flag(_Once):
+    """The same for an option without a value."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, const: bool = True, **given: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, const=const, **{"default": False, **given})
+
+
 class _Parser(argparse.ArgumentParser):
-    """A parser whose messages escape control characters in arguments."""
+    """A parser whose messages escape control characters, and that takes a number in digits and an option once.
+
+    An option that may be given several times has the action ``append``.
+
+    Attributes
+    ----------
+    seen : set of str
+        The options so far, by the names of their values.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.seen: set[str] = set()
+        for action in (None, "store"):
+            self.register("action", action, _Once)
+        self.register("action", "store_true", _Flag)
+        for kind, parse in ((int, whole), (float, real)):
+            self.register("type", kind, parse)
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        # Before Python 3.13, argparse drops the value of --ranks=-- and goes on with an empty list.
+        if action.option_strings and arg_strings == ["--"]:
+            raise argparse.ArgumentError(action, "expected one argument")
+        return super()._get_values(action, arg_strings)
 
     def error(self, message: str) -> NoReturn:
         super().error(printable(message if len(message) <= _MOST else f"{message[:_MOST]}…"))

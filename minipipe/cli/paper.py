@@ -110,9 +110,12 @@ def _rates_of(hardware: Hardware) -> dict[str, float]:
 
 def _hardware(given: str | None) -> Hardware:
     """Return the rates of an A100, but for those that are given."""
-    rates = _rates_of(A100)
+    rates, seen = _rates_of(A100), set[str]()
     for part in given.split(",") if given else ():
         name, _, text = part.partition("=")
+        if name in seen:
+            raise misuse(f"--rates has {quoted(name)} twice; give it once.")
+        seen.add(name)
         try:
             rates[name] = float(text) if name in rates else nan
         except ValueError:

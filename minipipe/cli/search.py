@@ -10,7 +10,7 @@ from minipipe.cli.options import add_costs, add_memory_limit, add_output, add_si
 from minipipe.cli.output import ExitStatus, answer, ending_of, fields, figures
 from minipipe.io import write_whole
 from minipipe.schedules import Certificate, Objective, Timeline, find_schedule, simulate
-from minipipe.schedules.placement import looped_placement, v_placement
+from minipipe.schedules.placement import check_sizes, looped_placement, v_placement
 from minipipe.schedules.search.finding import usual_evaluations
 
 _SECONDS = 60.0  # after which a search ends that is told no limit
@@ -57,6 +57,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
     ranks, microbatches = sizes_of(options)
     ending = "" if options.output is None else ending_of(options.output, _WRITERS)
     costs = costs_of(options)
+    check_sizes(ranks, microbatches)  # before there is a placement of so many
     workload = costs.workload(PLACEMENTS[options.placement](ranks), microbatches, options.memory_limit)
     seconds, evaluations = options.seconds, options.evaluations
     if seconds is evaluations is None:

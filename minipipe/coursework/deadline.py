@@ -79,7 +79,12 @@ def read_times(path: str | Path) -> Handed:
         raise ArgumentError("value", f"A line of {named} is {quoted(','.join(wrong))}; expected `submission,time`.")
     if rows and rows[0][1].strip() == "time":
         del rows[0]
-    return Handed({name.strip(): moment(time) for name, time in rows})
+    times: dict[str, datetime] = {}
+    for name, time in rows:
+        if name.strip() in times:
+            raise ArgumentError("value", f"{named} has two times of {quoted(name.strip())}; keep one line for each.")
+        times[name.strip()] = moment(time)
+    return Handed(times)
 
 
 def _of_gradescope(text: str, path: str | Path) -> Handed:

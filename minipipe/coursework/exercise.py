@@ -342,6 +342,26 @@ def named(exercises: Iterable[Exercise], name: str) -> Exercise:
     raise CourseworkError("unknown-task", f"There is no task {name!r}.{guess} The tasks are {', '.join(by_name)}.")
 
 
+def chosen_of(exercises: Sequence[Exercise], only: str | Iterable[str] | None) -> list[Exercise]:
+    """Return the exercises with one or several names, each once, in their own order; all if none is named.
+
+    Raises
+    ------
+    CourseworkError
+        Code ``unknown-task``, as :func:`named`.
+
+    Examples
+    --------
+    >>> [exercise.name for exercise in chosen_of(exercises_in(find_source()), ["05_bubble", "01_multiply"])]
+    ['01_multiply', '05_bubble']
+    """
+    if only is None:
+        return list(exercises)
+    names = [only] if isinstance(only, str) else only
+    wanted = {named(exercises, name).name for name in names}
+    return [exercise for exercise in exercises if exercise.name in wanted]
+
+
 # -- the student's copy ---------------------------------------------------------------------------------------------
 
 _CONFTEST = '''"""Gives each test its task: `test_05_bubble.py` gets `05_bubble.py`, which `import` cannot name."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -17,11 +17,11 @@ from textwrap import indent, wrap
 from typing import Any
 
 from minipipe.coursework.checking import CheckResult, Ended, Failed, Late, Task, load_checks, run_test
-from minipipe.coursework.exercise import Exercise, Test, exercises_in, find_source, named, total
+from minipipe.coursework.exercise import Exercise, Test, chosen_of, exercises_in, find_source, total
 from minipipe.coursework.leaderboard import Entry, entries_of, levels_in
 from minipipe.coursework.process import LONGEST_OUTPUT, StudentProcess
 from minipipe.coursework.sandbox import Containment, weakest
-from minipipe.coursework.submission import Submission, open_submission
+from minipipe.coursework.submission import Submission, directories_of, open_submission
 from minipipe.errors import CourseworkError, FileError
 from minipipe.io import printable_lines
 
@@ -300,7 +300,7 @@ def grade(
     directory: str | Path,
     *,
     source: str | Path | None = None,
-    only: str | None = None,
+    only: str | Iterable[str] | None = None,
     student: str | None = None,
     time_limit: float = TIME_LIMIT,
     workers: int = 2,
@@ -313,11 +313,12 @@ def grade(
     Parameters
     ----------
     directory : str or Path
-        As :func:`minipipe.coursework.write_coursework` wrote it, or a zip archive of it. It is read and never written.
+        As :func:`minipipe.coursework.write_coursework` wrote it, or a zip archive of it; or the file of one task in
+        it, which alone is graded. It is read and never written.
     source : str or Path, optional
         The directory with solutions and tests; by default minipipe's own.
-    only : str, optional
-        The name of one task.
+    only : str or iterable of str, optional
+        The names of tasks, by default all.
     student : str, optional
         Whose numbers the tasks have, if not those of everybody.
     time_limit : float
@@ -354,8 +355,9 @@ def grade(
     if not 0 < time_limit < math.inf:
         raise CourseworkError("time-limit", f"The time limit is {time_limit}; expected seconds, more than 0.")
     exercises = exercises_in(find_source(source), student)
-    chosen = exercises if only is None else [named(exercises, only)]
-    submission = open_submission(Path(directory), files_of(exercises), links=links)
+    (directory,), only = directories_of([directory], files_of(exercises), only)
+    chosen = chosen_of(exercises, only)
+    submission = open_submission(directory, files_of(exercises), links=links)
     with ThreadPoolExecutor(workers) as pool:
         tasks = tuple(pool.map(lambda exercise: _grade_task(submission, exercise, time_limit), chosen))
     by_lesson = sorted(exercises, key=lambda exercise: (exercise.lesson, exercise.name))

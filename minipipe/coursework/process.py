@@ -121,7 +121,9 @@ class StudentProcess:
                 line = line[os.write(stream, line[:_ATOMIC]) :]  # this much has room, so it does not block
 
     def _seconds_left(self) -> float:
-        return max(0.0, self._deadline - time.monotonic())
+        return min(
+            max(0.0, self._deadline - time.monotonic()), threading.TIMEOUT_MAX
+        )  # some 290 years; select() takes no more
 
     def _reply(self, awaited: str) -> dict[str, Any]:
         """Return the next event with this key, or with a result in its place."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from minipipe.coursework.checking import load_checks
-from minipipe.coursework.exercise import exercises_in, find_source, named
+from minipipe.coursework.exercise import chosen_of, exercises_in, find_source
 from minipipe.coursework.grading import files_of, grade, not_graded
 from minipipe.coursework.submission import name_of, submissions_in
 from minipipe.errors import CourseworkError, FileError
@@ -54,8 +54,7 @@ def grade_all(
         Codes ``no-source``, ``markers``, ``unknown-task``, ``wrong-directory`` where two submissions have one name.
     """
     exercises = exercises_in(find_source(options.get("source")))
-    only = options.get("only")
-    for exercise in exercises if only is None else [named(exercises, only)]:
+    for exercise in chosen_of(exercises, options.get("only")):
         load_checks(exercise.name, exercise.checks)  # what is wrong with them is no fault of a submission
     given = list(map(Path, paths))
     found = submissions_in(given, files_of(exercises))
@@ -100,9 +99,7 @@ def _report(job: dict[str, Any], problem: str = "") -> dict[str, Any]:
         report = grade(**options)
     except (CourseworkError, FileError) as error:
         exercises = exercises_in(find_source(job.get("source")))
-        only = job.get("only")
-        chosen = exercises if only is None else [named(exercises, only)]
-        report = not_graded(job["directory"], job["name"], chosen, error.message)
+        report = not_graded(job["directory"], job["name"], chosen_of(exercises, job.get("only")), error.message)
     return (report.without_hidden() if job["hide_hidden"] else report).as_json()
 
 

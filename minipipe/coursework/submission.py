@@ -142,8 +142,7 @@ def open_submission(path: Path, tasks: Collection[str], *, links: bool = True) -
         submission = Folder(path)
     else:
         if os.path.exists(path):
-            alone = f", with --only {path.stem} for this task alone" if path.name in tasks else ""
-            what, how = f"'{path}' is a file", f"name its directory{alone}, or a zip archive"
+            what, how = f"'{path}' is a file", "name its directory, a zip archive, or the file of a task"
         else:
             what, how = f"There is no directory '{path}'", f"`minipipe coursework {path}` writes one"
         raise CourseworkError("wrong-directory", f"{what}; {how}.")
@@ -154,6 +153,38 @@ def open_submission(path: Path, tasks: Collection[str], *, links: bool = True) -
         first, *_, last = [*tasks] * 2
         raise CourseworkError("wrong-directory", f"'{path}' holds none of {first} … {last}; {where}.")
     return submission
+
+
+def directories_of(
+    paths: Iterable[str | Path], tasks: Collection[str], only: str | Iterable[str] | None
+) -> tuple[list[Path], str | Iterable[str] | None]:
+    """Return paths with the directory in place of each file of a task, and the tasks that are to be graded.
+
+    Raises
+    ------
+    CourseworkError
+        Code ``wrong-directory``: beside a file stand names of tasks, or a path that has other tasks.
+
+    Examples
+    --------
+    >>> directories_of(["tutorials/exercises/05_bubble.py"], ["05_bubble.py"], None)
+    ([PosixPath('tutorials/exercises')], ['05_bubble'])
+    """
+    given = list(map(Path, paths))
+    files: dict[Path, set[str]] = {}  # by directory: the tasks whose files are named
+    for path in given:
+        is_file = path.name in tasks and os.path.isdir(path.parent) and not os.path.isdir(path)
+        directory = path.parent if is_file else path
+        files.setdefault(directory, set()).update([path.stem] if is_file else [])
+    named = set().union(*files.values())
+    if not named:
+        return given, only
+    if only is not None:
+        raise CourseworkError("wrong-directory", f"The file names its task, {min(named)}; leave --only out.")
+    if any(own != named for own in files.values()):
+        how = "name the same files of each, or directories with --only"
+        raise CourseworkError("wrong-directory", f"Submissions have one selection of tasks; {how}.")
+    return list(files), sorted(named)
 
 
 def submissions_in(paths: Iterable[str | Path], tasks: Collection[str]) -> list[Path]:

@@ -15,7 +15,7 @@ from numbers import Real
 from statistics import median
 from typing import Any, NamedTuple
 
-from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, quoted
+from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, as_float, quoted
 from minipipe.execution.plan import Plan
 from minipipe.execution.samples import Pieces, samples
 from minipipe.nn import Sequential
@@ -55,7 +55,7 @@ def memory_size(given: Any) -> float:
     if found and found[2].upper() in _UNITS:
         amount = float(found[1]) * _UNITS[found[2].upper()]
     else:
-        amount = float(given) if isinstance(given, Real) and not isinstance(given, bool) else 0.0
+        amount = as_float(given) if isinstance(given, Real) and not isinstance(given, bool) else 0.0
     if not 0 < amount < float("inf"):
         message = f"memory_limit is {quoted(given)}; expected an amount above 0, such as '500 MB', '2 GiB' or bytes."
         raise ArgumentError("value", message)

@@ -148,12 +148,6 @@ def test_a_function_that_prints_its_result_is_told_to_return_it():
         expect_type(4, str, "double(2)")
 
 
-def test_a_file_in_place_of_its_directory_is_told_how_to_name_it(tmp_path, capsys):
-    (tmp_path / "05_bubble.py").write_text("")
-    assert main(["grade", str(tmp_path / "05_bubble.py")]) == 2
-    assert "name its directory, with --only 05_bubble for this task alone" in capsys.readouterr().err
-
-
 def test_a_table_cuts_what_is_long_and_csv_does_not():
     task = {"task": "05_bubble", "points": 0, "passed": False, "flags": ["line 3: gc"], "problem": "x" * 300}
     task["is_of_another"] = False
