@@ -138,7 +138,8 @@ def schedule_like(given: str, names: Iterable[str]) -> str | None:
     plain = given[:60].lower().replace("_", "-")
     bare = "".join(filter(str.isalnum, plain)).replace("schedule", "")
     own = {"".join(filter(str.isalnum, name)): name for name in names}
-    found = own.get(bare) or equivalents("schedules").get(bare)
+    turned = {"".join(reversed(name.split("-"))): name for name in own.values()}  # 1f1b-interleaved
+    found = own.get(bare) or equivalents("schedules").get(bare) or turned.get(bare)
     return found or _closest(plain, own.values(), 0.7)
 
 

@@ -171,7 +171,7 @@ def ranks_of(options, group):
 
 def num_microbatches(options, default):
     """Return the number of microbatches of a replica: those of a batch do not depend on the number of ranks."""
-    if options.microbatches is None and options.schedule not in schedules.REGISTRY:
+    if options.microbatches is None and options.schedule.lower() not in schedules.REGISTRY:
         return None
     return (options.microbatches or default) // options.replicas
 

@@ -18,7 +18,7 @@ from minipipe.cli.options import add_costs, add_output, add_sizes, schedule_of
 from minipipe.cli.output import ExitStatus, ending_of
 from minipipe.errors import misuse
 from minipipe.io import printable
-from minipipe.schedules.registry import REGISTRY
+from minipipe.schedules.registry import REGISTRY, spelled
 
 EPILOG = """The page is open to this machine alone, at an address with a random token, until Ctrl-C.
 It changes one file, when you press Save: FILE, or the one of -o.
@@ -65,8 +65,9 @@ def run(options: argparse.Namespace) -> ExitStatus:
 
 
 def _file(options: argparse.Namespace) -> Path:
-    is_name = options.schedule in REGISTRY
-    file = options.output or Path(f"{options.schedule}.csv" if is_name else options.schedule)
+    name = spelled(options.schedule)
+    is_name = name in REGISTRY
+    file = options.output or Path(f"{name}.csv" if is_name else name)
     if is_name and options.output is None and file.exists():
         raise misuse(f"{file} exists: edit it, minipipe edit {file}, or save to another file with -o.")
     ending_of(file, (".csv", ".txt"))

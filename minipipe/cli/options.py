@@ -13,7 +13,7 @@ from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, misuse, 
 from minipipe.io import read_stream
 from minipipe.schedules.action_table import ActionTable, Program, Schedule, T, read_schedule, schedule_of_text
 from minipipe.schedules.analysis.data_parallel import data_parallel
-from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, TRADES, build, expected_names
+from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, TRADES, build, expected_names, spelled
 from minipipe.schedules.transforms import freeze_stages, offloaded, recomputed, repeat
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def all_steps(schedule: T, options: argparse.Namespace) -> T:
 
 
 def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
-    if given in REGISTRY:
+    if spelled(given) in REGISTRY:
         found = options.chunks, options.group, options.per_update, options.joined, options.slices
         return build(given, *sizes_of(options), *found)
     if given == "-":
@@ -218,7 +218,7 @@ def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
 
 def schedules_of(given: Sequence[str], options: argparse.Namespace) -> list[Schedule | Program]:
     """Return several schedules; without other sizes, named ones have those of the first file."""
-    files = {name: schedule_of(name, options) for name in given if name not in REGISTRY}
+    files = {name: schedule_of(name, options) for name in given if spelled(name) not in REGISTRY}
     for schedule in list(files.values())[:1]:
         copies = options.replicas or 1
         options.ranks = schedule.num_ranks // copies if options.ranks is None else options.ranks

@@ -9,7 +9,7 @@ from minipipe.schedules import REGISTRY, Program, Schedule, build, data_parallel
 from minipipe.schedules.action import REDUCE_GRAD
 from minipipe.schedules.analysis.replicas import pipelines_of
 from minipipe.schedules.placement import check_counts, neighbouring_placement
-from minipipe.schedules.registry import NUM_MICROBATCHES, takes
+from minipipe.schedules.registry import NUM_MICROBATCHES, spelled, takes
 from minipipe.schedules.sequential import forward_only_through
 from minipipe.schedules.transforms import first_stages, spread_stages
 
@@ -106,6 +106,7 @@ def schedule_of_modules(
     chunks = -(-num_modules // num_ranks)
     if schedule is None:
         schedule = "1f1b" if chunks == 1 else "interleaved-1f1b"
+    schedule = spelled(schedule)
     if isinstance(schedule, str) and schedule in REGISTRY:
         num_microbatches = NUM_MICROBATCHES if num_microbatches is None else num_microbatches
         built = _built(schedule, num_ranks, num_microbatches, chunks, num_modules)

@@ -31,6 +31,7 @@ from minipipe.nn.sequential import parameters_of
 from minipipe.optim import Optimiser
 from minipipe.schedules import REGISTRY, ActionKind, Program, Schedule, freeze_stages, lower, verify
 from minipipe.schedules.analysis.replicas import pipelines_of
+from minipipe.schedules.registry import spelled
 
 _HEAD, _ON_THE_RIGHT = ("layer", "", "stage", "rank", "parameters", "bytes"), {0, 2, 3, 4, 5}
 
@@ -45,8 +46,8 @@ class Plan:
     model : Sequential
         The layers. A cut may fall between any two.
     schedule : str, Path, Schedule or Program
-        A name in ``schedules.REGISTRY``, a file (``.csv`` or ``.txt``), or a Schedule of your own, with or without its
-        sends and receives. It runs exactly as written.
+        A name in ``schedules.REGISTRY``, in any case, a file (``.csv`` or ``.txt``), or a Schedule of your own, with or
+        without its sends and receives. It runs exactly as written.
     num_ranks : int, optional
         Needed for a named schedule; others have their own.
     num_microbatches : int, optional
@@ -124,6 +125,7 @@ class Plan:
         gradient_blocks: int | None = None,
     ) -> None:
         check_model(model)
+        schedule = spelled(schedule)
         given = replicated(schedule, num_ranks, num_microbatches, chunks_per_rank, replicas)
         verify(given)
         pipelines = tuple(pipelines_of(given))
@@ -180,6 +182,7 @@ class Plan:
         RankError
             Code ``wrong-number``, when there is no module, or a given schedule has another number of stages.
         """
+        schedule = spelled(schedule)
         resolved = schedule_of_modules(len(modules), ranks_of_each(num_ranks, replicas), schedule, num_microbatches)
         parts, model = [range(i, i + 1) for i in range(len(modules))], Sequential(*modules)
         needs = inputs_require_grad

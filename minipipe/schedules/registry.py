@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted
 from minipipe.schedules.action_table import Schedule, collector_paused
@@ -16,6 +16,8 @@ from minipipe.schedules.sequential import forward_only, gpipe, sequential
 from minipipe.schedules.sliced import seq1f1b
 from minipipe.schedules.v_shaped import dualpipe_v, v_half, v_min, zb_v
 from minipipe.schedules.zero_bubble import zb_h1, zb_h2
+
+T = TypeVar("T")
 
 # By name: the builder, and the trade-off.
 _ENTRIES: dict[str, tuple[Callable[..., Schedule], str]] = {
@@ -67,7 +69,7 @@ def build(
     Parameters
     ----------
     name : str
-        One of ``REGISTRY``.
+        One of ``REGISTRY``, in upper or lower case.
     num_ranks : int
     num_microbatches : int, optional
         8 by default, on any number of ranks.
@@ -125,7 +127,7 @@ def builder_of(name: str) -> Callable[..., Schedule]:
     >>> builder_of("gpipe")(2, 1).name
     'gpipe'
     """
-    builder = REGISTRY.get(name) if isinstance(name, str) else None
+    builder = REGISTRY.get(spelled(name)) if isinstance(name, str) else None
     if builder is None and callable(name):
         function = getattr(name, "__name__", name)
         message = f"{function} is a function; call it with the numbers of ranks and microbatches."
@@ -133,6 +135,19 @@ def builder_of(name: str) -> Callable[..., Schedule]:
     if builder is None:
         raise ScheduleError.of(ScheduleCode.UNKNOWN, f"There is no schedule {quoted(name)}; {expected_names(name)}.")
     return builder
+
+
+def spelled(given: T) -> T | str:
+    """Return the name of a schedule that is written in another case, such as ``"1F1B"``; anything else as it is.
+
+    Examples
+    --------
+    >>> spelled("DualPipe"), spelled("mine.csv"), spelled(None)
+    ('dualpipe', 'mine.csv', None)
+    """
+    if isinstance(given, str) and given.lower() in REGISTRY:
+        return given.lower()
+    return given
 
 
 def expected_names(given: object) -> str:
@@ -168,7 +183,7 @@ def takes(name: str, option: str) -> bool:
     >>> takes("zb-v", "chunks_per_rank"), takes("pipedream", "chunks_per_rank")
     (True, False)
     """
-    return option in _parameters(REGISTRY[name])
+    return option in _parameters(builder_of(name))
 
 
 def _parameters(builder: Callable[..., Schedule]) -> dict[str, Any]:

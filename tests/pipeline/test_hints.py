@@ -173,7 +173,7 @@ def test_help_lists_every_option():
         ),
         *((f"Schedule{n}", m) for n, m in (("LoopedBFS", "looped-bfs"), ("InterleavedZeroBubble", "interleaved-zb"))),
         *((f"Schedule{n}", m) for n, m in (("ZBVZeroBubble", "zb-v"), ("DualPipeV", "dualpipe-v"))),
-        *(("GPipe", "gpipe"), ("1F1B", "1f1b"), ("PipeDream-Flush", "1f1b"), ("TrainSchedule", "1f1b")),
+        *(("PipeDream-Flush", "1f1b"), ("TrainSchedule", "1f1b")),
         ("forward_backward_pipelining_without_interleaving", "1f1b"),
         ("forward_backward_no_pipelining", "sequential"),
         ("zb_h1", "zb-h1"),

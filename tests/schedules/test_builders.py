@@ -254,7 +254,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
         with pytest.raises(ScheduleError) as caught:
             schedules.build(wrong, 4)
         assert caught.value.code == "unknown" and "expected one of sequential, gpipe, 1f1b" in str(caught.value)
-    for wrong, near in (("1F1B", "1f1b"), ("zb_v", "zb-v"), ("zbv", "zb-v"), ("interleaved", "interleaved-1f1b")):
+    for wrong, near in (("1F1B!", "1f1b"), ("zb_v", "zb-v"), ("zbv", "zb-v"), ("interleaved", "interleaved-1f1b")):
         with pytest.raises(ScheduleError, match=f"did you mean {near}\\?"):
             schedules.build(wrong, 4)
 

@@ -17,7 +17,7 @@ from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.walk import complete_walk
 from minipipe.schedules.placement import check_counts
-from minipipe.schedules.registry import builder_of, default_of
+from minipipe.schedules.registry import builder_of, default_of, spelled
 
 __all__ = [
     "bubble_fraction",
@@ -488,6 +488,7 @@ def _case(
     num_slices: float | None = None,
 ) -> Case:
     """Return the arguments of a formula after checking the name, the sizes and the times."""
+    name = spelled(name)
     default, slices = (default_of(builder_of(name), option) for option in ("chunks_per_rank", "num_slices"))
     check_counts(p, m, default if v is None else v)
     if num_slices is not None:

@@ -16,7 +16,7 @@ from minipipe.schedules.action_table import ActionTable, Schedule
 from minipipe.schedules.analysis.bounds import Bound, lower_bound
 from minipipe.schedules.analysis.workload import Objective, Workload, fits
 from minipipe.schedules.placement import check_sizes, looped_placement, neighbouring_placement, v_placement
-from minipipe.schedules.registry import REGISTRY, TRADES, build, builder_of
+from minipipe.schedules.registry import REGISTRY, TRADES, build, builder_of, spelled
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.evaluation import value_of
 from minipipe.schedules.simulation.simulator import check_costs, simulate
@@ -205,6 +205,7 @@ def sweep(
         check_sizes(1, 1, 1 if given is None else given)
     for name in names:
         builder_of(name)  # which refuses an unknown one
+    names = [spelled(name) for name in names]
     if not isinstance(costs, Mapping):
         message = f"costs is {quoted(costs)}; expected a mapping, such as {{'near': Costs(), 'far': Costs(latency=1)}}."
         raise ScheduleError.of(ScheduleCode.COSTS, message)
