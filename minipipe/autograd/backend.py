@@ -372,7 +372,7 @@ def gpu_description() -> str:
     try:
         import cupy
     except ImportError:
-        return "no CuPy: pip install 'minipipe-mpi[gpu]'"
+        return "no CuPy: pip install -e '.[gpu]' in minipipe's folder"
     try:
         count = cupy.cuda.runtime.getDeviceCount()
         names = [cupy.cuda.runtime.getDeviceProperties(i)["name"].decode() for i in range(count)]

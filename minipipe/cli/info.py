@@ -47,7 +47,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
         "numpy": _package_version("numpy"),
         "blas": _blas_library(),
         "cores": num_cores(),
-        "mpi4py": _package_version("mpi4py") or f"{missing}: pip install 'minipipe-mpi[mpi]', or thread ranks",
+        "mpi4py": _package_version("mpi4py")
+        or f"{missing}: pip install -e '.[mpi]' in minipipe's folder, or thread ranks",
         "mpi": library,
         "gpu": backend.gpu_description(),
         "gpu messages": messages,

@@ -42,7 +42,7 @@ VERBS = {
     "grade": "run the tests of students' directories: points, and what failed",
     "info": "versions, MPI library, devices, BLAS threads of this machine",
 }
-COMPLETION = """words by Tab, with minipipe-mpi[completion]:
+COMPLETION = """words by Tab, after pip install -e '.[completion]' in minipipe's folder:
   eval "$(register-python-argcomplete minipipe)"                  in bash, zsh
   register-python-argcomplete --shell fish minipipe | source      in fish
 """

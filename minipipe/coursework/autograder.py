@@ -84,7 +84,8 @@ def _wheel() -> tuple[str, bytes]:
         installed = distribution("minipipe-mpi")
     except PackageNotFoundError:
         raise CourseworkError(
-            "not-written", "minipipe is not installed here, so its metadata is missing; pip install it."
+            "not-written",
+            "minipipe is not installed here, so its metadata is missing; run pip install -e . in its folder.",
         ) from None
     stem = f"minipipe_mpi-{installed.version}"
     metadata = installed.read_text("METADATA") or installed.read_text("PKG-INFO") or ""

@@ -459,6 +459,7 @@ def _readme(exercises: Sequence[Exercise], student: str | None, is_own: bool) ->
         rows.append(f"| {exercise.name} | {exercise.points} | {hidden} | {exercise.lesson} | {exercise.subject} |")
     first, own = exercises[0].name, "" if student is None else f" --student {quote(student)}"
     commands = {
+        "pip install pytest": "once: the next two need it",
         "python -m pytest .": "the tests that you have",
         f"python -m pytest test_{first}.py": "those of one task",
     }

@@ -236,7 +236,8 @@ def test_info_names_versions_mpi_and_blas(ask):
 
 
 @pytest.mark.parametrize(
-    ("version", "said"), [("9.8.7", "9.8.7"), (None, "not installed: pip install 'minipipe-mpi[mpi]', or thread ranks")]
+    ("version", "said"),
+    [("9.8.7", "9.8.7"), (None, "not installed: pip install -e '.[mpi]' in minipipe's folder, or thread ranks")],
 )
 def test_info_gives_the_version_of_mpi4py_or_says_how_to_install_it(ask, monkeypatch, version, said):
     monkeypatch.setattr("minipipe.cli.info._package_version", lambda name: version)

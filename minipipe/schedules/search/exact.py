@@ -213,8 +213,8 @@ def solver_module() -> Any:
     try:
         from ortools.sat.python import cp_model
     except ImportError:
-        message = "Exact search needs OR-tools, which is not installed; run `pip install 'minipipe-mpi[search]'`"
-        raise ArgumentError("value", f"{message}, or branch and bound for a small workload.") from None
+        remedy = "run `pip install -e '.[search]'` in minipipe's folder, or branch and bound for a small workload"
+        raise ArgumentError("value", f"Exact search needs OR-tools, which is not installed; {remedy}.") from None
     return cp_model
 
 

@@ -44,7 +44,7 @@ def find_schedule(
         Of its random numbers. Evaluations and seed decide what is found, on any machine.
     exact : bool
         Whether CP-SAT goes on from what was found, to prove it, or find a better one: in the second half of the time,
-        or for 20 seconds. It needs OR-tools: ``pip install 'minipipe-mpi[search]'``.
+        or for 20 seconds. It needs OR-tools: ``pip install -e '.[search]'``.
     evaluations : int, optional
         The most schedules that it tries. Where neither this nor ``seconds`` is given, so many that all of them have
         10 million actions, which takes up to a minute or so.

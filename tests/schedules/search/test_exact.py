@@ -130,7 +130,7 @@ def test_where_not_one_microbatch_fits_no_search_begins(solver):
 def test_without_or_tools_it_says_how_to_install_them(monkeypatch):
     for module in ("ortools", "ortools.sat.python"):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ArgumentError, match=r"pip install 'minipipe-mpi\[search\]'"):
+    with pytest.raises(ArgumentError, match=r"pip install -e '\.\[search\]'"):
         solve(Costs().workload((0, 1), 2), MAKESPAN, seconds=1)
     with pytest.raises(ArgumentError, match="not installed"):  # before the search, also where it would need no solver
         find_schedule(Costs().workload((0, 1), 2), exact=True)
