@@ -157,6 +157,8 @@ CONTENTS = {
     "closed deep lists": lambda whole: b"[" * 100_000 + b"]" * 100_000,
     "deep mappings": lambda whole: b'{"a":' * 100_000,
     "deep brackets": lambda whole: whole + b"(" * 100_000,
+    "deep signs": lambda whole: whole + b"\nx = " + b"-" * 100_000 + b"1\n",
+    "a long sum": lambda whole: whole + b"\nx = 1" + b" + 1" * 100_000 + b"\n",
     "a list": lambda whole: b"[]",
     "null": lambda whole: b"null",
     "a text": lambda whole: b'"\\ud800"',

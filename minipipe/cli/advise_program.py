@@ -7,6 +7,7 @@ the first call of ``Pipeline.step``, and does not return from it. Without mpirun
 from __future__ import annotations
 
 import gc
+import os
 import runpy
 import sys
 import traceback
@@ -154,7 +155,7 @@ def run_to_first_step(program: str, arguments: Sequence[str], leave: Leave, limi
     LaunchError
         Code ``no-script``.
     """
-    if not Path(program).is_file():
+    if not os.path.isfile(program):
         raise LaunchError("no-script", f"There is no program {quoted(program, 200)}; expected a file with Python.")
     argv, path = sys.argv, list(sys.path)
     sys.argv, sys.path[:0] = [program, *arguments], [str(Path(program).resolve().parent)]

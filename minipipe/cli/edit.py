@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import secrets
 import sys
 import threading
@@ -68,7 +69,7 @@ def _file(options: argparse.Namespace) -> Path:
     name = spelled(options.schedule)
     is_name = name in REGISTRY
     file = options.output or Path(f"{name}.csv" if is_name else name)
-    if is_name and options.output is None and file.exists():
+    if is_name and options.output is None and os.path.exists(file):
         raise misuse(f"{file} exists: edit it, minipipe edit {file}, or save to another file with -o.")
     ending_of(file, (".csv", ".txt"))
     return file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def _check(options: argparse.Namespace, count: int) -> None:
 def _leaderboard(options: argparse.Namespace, exercises: list[Exercise]) -> Leaderboard:
     chosen, is_drawn = chosen_of(exercises, options.only), options.variants or bool(options.student)
     board = Leaderboard(options.leaderboard, chosen, is_drawn)
-    if options.leaderboard.exists():
+    if os.path.exists(options.leaderboard):
         board.read()  # what is wrong with it should be said before a class is graded
     return board
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -83,7 +84,7 @@ def _job(options: argparse.Namespace) -> JobSpec:
 def _check_script(script: str | None) -> None:
     if script is None:
         raise LaunchError("no-script", "There is no script; expected one after the options, as in -n 4 train.py.")
-    if not Path(script).is_file():
+    if not os.path.isfile(script):
         raise LaunchError("no-script", f"There is no script {quoted(script, 200)}; expected a file with Python.")
 
 

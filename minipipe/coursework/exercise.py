@@ -34,6 +34,7 @@ student's function ``level_n()`` returns as text; see ``leaderboard.py``.
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -148,7 +149,7 @@ class Exercise:
             sizes = [{len(texts) for texts in group} for group in groups]
             is_text = all(isinstance(text, str) and text for group in groups for texts in group for text in texts)
             is_so = is_text and all(len(group) > 1 and len(size) == 1 for group, size in zip(groups, sizes))
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             is_so = False
         if not is_so:
             how = "write groups, each a list of two or more tuples with equally many texts: [[('3',), ('5',)]]"
@@ -218,6 +219,8 @@ class Exercise:
                 ast.parse(text)
             except SyntaxError as error:
                 raise self._broken(f"{what} is not valid Python: line {error.lineno}, {error.msg}") from None
+            except (ValueError, RecursionError, MemoryError):  # a NUL, before Python 3.12; the parser's stack
+                raise self._broken(f"{what} is not valid Python: it has a NUL, or is nested too deeply") from None
         number, first = self.name.partition("_")[0], self.statement.partition("\n")[0]
         if not re.match(rf"{number} [^:]+: .", first):
             raise self._broken(f"its docstring begins with {quoted(first)}; expected '{number} title: its subject.'")
@@ -293,11 +296,11 @@ def find_source(given: str | Path | None = None) -> Path:
         Code ``no-source``.
     """
     source = _OWN if given is None else Path(given)
-    if not any(source.glob("[0-9][0-9]_*.py")):
+    if not (os.path.isdir(source) and any(source.glob("[0-9][0-9]_*.py"))):  # glob raises for names that are too long
         raise CourseworkError(
             "no-source",
-            f"There are no exercises in '{source}'; expected files such as 05_bubble.py. Without --source there are "
-            "minipipe's own.",
+            f"There are no exercises in {quoted(str(source), 200)}; expected files such as 05_bubble.py. Without "
+            "--source there are minipipe's own.",
         )
     return source
 
@@ -423,8 +426,12 @@ def write_coursework(
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in copies.items():
             (directory / name).write_bytes(text.encode())
-    except OSError as error:
-        raise CourseworkError("not-written", f"'{directory}' cannot be written: {error.strerror}.") from None
+    except CourseworkError:
+        raise
+    except (OSError, ValueError) as error:  # such as a name with a NUL
+        reason = getattr(error, "strerror", None) or str(error)
+        message = f"{quoted(str(directory), 200)} cannot be written: {reason}."
+        raise CourseworkError("not-written", message) from None
     return [directory / name for name in copies]
 
 

@@ -173,7 +173,8 @@ def directories_of(
     given = list(map(Path, paths))
     files: dict[Path, set[str]] = {}  # by directory: the tasks whose files are named
     for path in given:
-        is_file = path.name in tasks and os.path.isdir(path.parent) and not os.path.isdir(path)
+        is_beside_tasks = any(os.path.lexists(path.parent / task) for task in tasks)
+        is_file = path.name in tasks and is_beside_tasks and not os.path.isdir(path)
         directory = path.parent if is_file else path
         files.setdefault(directory, set()).update([path.stem] if is_file else [])
     named = set().union(*files.values())
