@@ -253,6 +253,27 @@ def parse_whole(text: str) -> int:
     raise ArgumentError("value", f"{quoted(text)} is not a whole number of at most {_MOST_DIGITS} digits")
 
 
+def parse_real(text: str) -> float:
+    """Return the number that is a text; unlike :func:`float`, refuse underscores and the digits of other scripts.
+
+    It may be NaN or infinite.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``.
+
+    Examples
+    --------
+    >>> parse_real("1e-3")
+    0.001
+    """
+    if text.isascii() and "_" not in text:
+        with suppress(ValueError):
+            return float(text)
+    raise ArgumentError("value", f"{quoted(text)} is not a number")
+
+
 # -- files -------------------------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import functools
 import io
+import json
 import random
 import resource
 import sys
@@ -21,12 +22,15 @@ from typing import NamedTuple
 
 from minipipe import Costs, Schedule, schedules, simulate, verify
 from minipipe.cli import main as command
-from minipipe.errors import MinipipeError
+from minipipe.cli.supervision.launching import parse_hosts
+from minipipe.errors import ArgumentError, MinipipeError
+from minipipe.render.editor import Editor
 from minipipe.schedules import Action, Program, read_schedule, schedule_of_text
 from minipipe.schedules.analysis.workload import Objective
 from minipipe.schedules.search.brute_force import solve_by_branch_and_bound
 from minipipe.schedules.search.certificate import read_certificate
 from minipipe.schedules.simulation.evaluation import Claim, check_claim
+from minipipe.schedules.simulation.paper_scale import Run, read_runs
 from tests.pipeline.checkpoint import forging
 
 MOST_SECONDS, MOST_GROWTH = 10.0, 1 << 30  # for one input, and in bytes for all of them
@@ -40,6 +44,14 @@ SEEDS = [
     "F=1,I=1,W=0.5:1,latency=0.1,bandwidth=3,message_size=2,update=1",
 ]
 CERTIFICATE = solve_by_branch_and_bound(Costs(latency=0.5).workload((0, 1), 2, 2), Objective.SPAN).to_json()
+HOSTS = ["# two\nfirst:4\nsecond : 2\n", "first slots=4 max_slots=8\nsecond\n"]
+RUNS = ",".join(Run._fields) + "\nmine,1.7B,24,2304,24,1,1,1,32,512,16,full,replicas,137TF\n"
+MESSAGES = [
+    '{"do":"costs","costs":"F=2,I=1,W=0.5,latency=0.25"}',
+    '{"do":"text","text":"0F0 0F1 0B0 0B1\\n1F0 1B0 1F1 1B1"}',
+    '{"do":"open","name":"gpipe","ranks":2,"microbatches":3}',
+    '{"do":"cut","time":12.5}',
+]
 WORDS = [
     *("0F0", "0B0", "1I1", "0W0", "rank 0:", "rank", ":", ",", " ", "\n", "\r", "\r\n", "\t", "#", "(", ";", ")", '"'),
     *("OVERLAP_F_B", "UNSHARD", "frozen: ", "\ufeff", "\0", "\x1b[2J", "\u2028", "\x85", "\x1c", "\ud800"),
@@ -131,6 +143,12 @@ def restore_a_checkpoint(number):
         forge().restore(forging.text_of(forge().manifest, number))
 
 
+def ask_the_editor(number):
+    answer = json.loads(Editor().ask(text_of(number, MESSAGES)))
+    if answer["isRefused"]:
+        raise ArgumentError("value", answer["said"])
+
+
 def run_command(number):
     draw = random.Random(number)
     words = draw.choices(ARGUMENTS, k=draw.randint(0, 6))
@@ -156,6 +174,9 @@ PARSERS = {
     "Costs.parse": read_costs,
     "certificate": read_and_check_a_certificate,
     "manifest": restore_a_checkpoint,
+    "hosts": lambda number: parse_hosts(text_of(number, HOSTS), "hosts"),
+    "published runs": lambda number: read_runs(text_of(number, [RUNS])),
+    "message of the editor": ask_the_editor,
     "command line": run_command,
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, misuse, quoted
-from minipipe.io import read_stream
+from minipipe.io import parse_real, read_stream
 from minipipe.schedules.action_table import ActionTable, Program, Schedule, T, read_schedule, schedule_of_text
 from minipipe.schedules.analysis.data_parallel import data_parallel
 from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, TRADES, build, expected_names, spelled
@@ -102,24 +102,9 @@ def whole(text: str) -> int:
     >>> whole("-1")
     -1
     """
-    return int(_plain(text))
-
-
-def real(text: str) -> float:
-    """Parse a number, as strictly as :func:`whole`.
-
-    Examples
-    --------
-    >>> real("0.5")
-    0.5
-    """
-    return float(_plain(text))
-
-
-def _plain(text: str) -> str:
     if not text.isascii() or "_" in text:
         raise ArgumentError("value", f"{quoted(text)} is not written in digits")
-    return text
+    return int(text)
 
 
 def _number(text: str) -> float:
@@ -127,7 +112,7 @@ def _number(text: str) -> float:
     try:
         return whole(text)
     except ValueError:
-        return real(text)
+        return parse_real(text)
 
 
 def whole_numbers(text: str) -> list[int]:

@@ -11,7 +11,7 @@ from typing import Any
 from minipipe.cli.options import add_output
 from minipipe.cli.output import ExitStatus, answer
 from minipipe.errors import ArgumentError, misuse, quoted
-from minipipe.io import printable, read_text, text_table
+from minipipe.io import parse_real, printable, read_text, text_table
 from minipipe.schedules.simulation.paper_scale import (
     A100,
     SOURCES,
@@ -117,8 +117,8 @@ def _hardware(given: str | None) -> Hardware:
             raise misuse(f"--rates has {quoted(name)} twice; give it once.")
         seen.add(name)
         try:
-            rates[name] = float(text) if name in rates else nan
-        except ValueError:
+            rates[name] = parse_real(text) if name in rates else nan
+        except ArgumentError:
             rates[name] = nan
         if not (0 <= rates[name] < inf and (rates[name] or name.endswith("latency"))):
             known = f"a number above 0 for any of {', '.join(_rates_of(A100))}, such as products=6e14"

@@ -51,7 +51,7 @@ def memory_size(given: Any) -> float:
     >>> memory_size("500 MB"), memory_size("1.5KiB"), memory_size(10)
     (500000000.0, 1536.0, 10.0)
     """
-    found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-zA-Z]*)\s*", given) if isinstance(given, str) else None
+    found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-zA-Z]*)\s*", given, re.ASCII) if isinstance(given, str) else None
     if found and found[2].upper() in _UNITS:
         amount = float(found[1]) * _UNITS[found[2].upper()]
     else:

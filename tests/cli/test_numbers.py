@@ -127,3 +127,19 @@ def test_every_option_that_is_given_twice_is_refused_unless_it_is_repeatable(cap
 def test_a_name_that_an_option_has_twice_is_refused(words, complaint, capsys):
     assert status_of(*words) == 2
     assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", ["1_0", "\u00b2", "\uff11", "\u0663", "x", ""])
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["show", "gpipe", "--costs", "F=NUMBER"], "has no number"),
+        (["show", "gpipe", "--costs", "F=1,W=1:NUMBER"], "has no number"),
+        (["paper", "megatron-table-1", "--rates", "memory=NUMBER"], "--rates has "),
+        (["advise", "--memory-limit", "NUMBER MB", "program.py"], "memory_limit is "),
+        (["search", "--memory-limit", "NUMBER"], "argument --memory-limit: "),
+    ],
+)
+def test_a_number_within_the_text_of_an_option_is_written_in_digits(words, complaint, number, capsys):
+    assert status_of(*(word.replace("NUMBER", number) for word in words)) == 2
+    assert complaint in capsys.readouterr().err

@@ -12,7 +12,7 @@ from sys import float_info
 from typing import Any, NamedTuple
 
 from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, as_float, misuse, quoted, whole_number
-from minipipe.io import MOST_JSON, MOST_STAGES, printable, read_text, write_whole
+from minipipe.io import MOST_JSON, MOST_STAGES, parse_real, printable, read_text, write_whole
 from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, R, U, W
 from minipipe.schedules.action_table import ActionTable, Schedule
 from minipipe.schedules.analysis.activations import Footprint
@@ -291,8 +291,8 @@ class Costs:
                     f"a file of costs, whose name ends in .json.{hint}",
                 )
             try:
-                numbers = tuple(map(float, value.split(":")))
-            except ValueError:
+                numbers = tuple(map(parse_real, value.split(":")))
+            except ArgumentError:
                 message = f"{quoted(item)} has no number; expected a form such as {key}=1 or {key}=1:2:3."
                 raise ScheduleError.of(ScheduleCode.COSTS, message) from None
             if len(numbers) > 1 and name in _SINGLE:
