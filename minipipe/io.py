@@ -253,6 +253,25 @@ def parse_whole(text: str) -> int:
     raise ArgumentError("value", f"{quoted(text)} is not a whole number of at most {_MOST_DIGITS} digits")
 
 
+def parse_integer(text: str) -> int:
+    """Return the whole number of any size that is a text, perhaps with a sign; as strict as :func:`parse_real`.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``.
+
+    Examples
+    --------
+    >>> parse_integer("-1")
+    -1
+    """
+    if text.isascii() and "_" not in text:
+        with suppress(ValueError):  # also of more than 4300 digits
+            return int(text)
+    raise ArgumentError("value", f"{quoted(text)} is not a whole number")
+
+
 def parse_real(text: str) -> float:
     """Return the number that is a text; unlike :func:`float`, refuse underscores and the digits of other scripts.
 

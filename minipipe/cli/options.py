@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, misuse, quoted
-from minipipe.io import parse_real, read_stream
+from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted
+from minipipe.io import parse_integer, parse_real, read_stream
 from minipipe.schedules.action_table import ActionTable, Program, Schedule, T, read_schedule, schedule_of_text
 from minipipe.schedules.analysis.data_parallel import data_parallel
 from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, TRADES, build, expected_names, spelled
@@ -94,23 +94,10 @@ def add_memory_limit(parser: argparse.ArgumentParser, unit: str) -> None:
 PAIRS_OR_AMOUNT = "(stage, microbatch) pairs, or activation memory in the unit of --costs activation=…,"
 
 
-def whole(text: str) -> int:
-    """Parse a whole number; unlike ``int``, refuse underscores and the digits of other scripts, with a ValueError.
-
-    Examples
-    --------
-    >>> whole("-1")
-    -1
-    """
-    if not text.isascii() or "_" in text:
-        raise ArgumentError("value", f"{quoted(text)} is not written in digits")
-    return int(text)
-
-
 def _number(text: str) -> float:
     """Parse a number, as an int where possible."""
     try:
-        return whole(text)
+        return parse_integer(text)
     except ValueError:
         return parse_real(text)
 
@@ -124,7 +111,7 @@ def whole_numbers(text: str) -> list[int]:
     [2, 4, 8]
     """
     try:
-        return [whole(number) for number in text.split(",")]
+        return [parse_integer(number) for number in text.split(",")]
     except ValueError:
         message = f"{quoted(text)} is no list of numbers; expected whole numbers, such as 4 or 2,4,8"
         raise argparse.ArgumentTypeError(message) from None
