@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 import minipipe
-from minipipe import Grid, Pipeline, Tensor, functional, init_process_group, nn, optim, spawn
+from minipipe import Grid, Pipeline, Tensor, autograd, data, functional, init_process_group, nn, no_grad, optim, spawn
 from minipipe.comm import OneRankGroup
 from tests.launch import ROOT
 
 TABLES = tomllib.loads((ROOT / "minipipe" / "hints.toml").read_text())
-# A call of these alone, or as "step(…)", is one of a pipeline.
-OF_A_PIPELINE = ("step", "predict", "evaluate")
+OF_A_READER = ("describe", "train")  # functions of the reader's own
 
 
 def names():
@@ -24,11 +23,28 @@ def names():
     model = nn.Sequential(nn.Linear(2, 1))
     pipeline = Pipeline(model, group, loss=nn.MSELoss())
     optimiser = optim.SGD(pipeline.parameters(), learning_rate=0.1)
+    parameter = nn.Parameter([0.0])
+    parameter.grad = np.zeros(1)
     packages = {"nn": nn, "functional": functional, "optim": optim, "minipipe": minipipe, "numpy": np}
-    classes = {each.__name__: each for each in (Pipeline, Grid, Tensor, init_process_group, spawn, print, float)}
-    made = {"x": Tensor([1.0]), "model": model, "module": model, "group": group}
-    made |= {"pipeline": pipeline, "optimiser": optimiser, "parameter": nn.Parameter([0.0]), "p": nn.Parameter([0.0])}
-    return {**packages, **classes, **made, **{name: getattr(pipeline, name) for name in OF_A_PIPELINE}}
+    packages |= {"data": data, "autograd": autograd, "ml_dtypes": pytest.importorskip("ml_dtypes")}
+    callables = (
+        Pipeline,
+        Grid,
+        Tensor,
+        init_process_group,
+        spawn,
+        no_grad,
+        data.batches,
+        print,
+        float,
+        dict,
+        next,
+        type,
+    )
+    made = {"x": Tensor([1.0]), "pipeline": pipeline, "optimiser": optimiser, "module": model, "model": model}
+    made |= {"group": group, "parameter": parameter, "p": parameter, "gradient": np.zeros(1)}
+    made |= {"mask": Tensor([1.0]), "loss_scale": optim.LossScale()}
+    return {**packages, **{each.__name__: each for each in callables}, **made}
 
 
 NAMES = names()
@@ -45,7 +61,7 @@ def texts(tables=TABLES):
 
 def expressions(text):
     """Yield the expressions of a text that begin with a name: names with dots, and calls."""
-    text = text.replace("…", "...")
+    text = re.sub(r"\bfor [\w.]+$", "", text.replace("…", "..."))  # "… for nn.utils.clip_grad_norm_", a foreign name
     at = 0
     while found := re.compile(r"(?<![\w.=\"'-])[A-Za-z_]\w*(?=\(|\.[A-Za-z_])").search(text, at):
         end = found.end()
@@ -71,14 +87,20 @@ class Unknown(Exception):
 def value_of(node):
     """Return what an expression is, or of a call what has the same methods; check the calls in it."""
     if isinstance(node, ast.Name):
-        if node.id not in NAMES:
+        if node.id in OF_A_READER:
+            return lambda *arguments: None
+        # A name alone, such as "step(…)", may be a method of what the hint is about.
+        owners = (each for each in NAMES.values() if not isinstance(each, type) and hasattr(type(each), node.id))
+        if node.id not in NAMES and (owner := next(owners, None)) is None:
             raise Unknown(node.id)
-        return NAMES[node.id]
+        return NAMES[node.id] if node.id in NAMES else getattr(owner, node.id)
     if isinstance(node, ast.Attribute):
         return getattr(value_of(node.value), node.attr)
     assert isinstance(node, ast.Call), ast.unparse(node)
     function = value_of(node.func)
     check_call(function, node)
+    if function in (next, type):
+        return NAMES["x"]
     if function is Pipeline:
         return NAMES["pipeline"]
     is_of_a_tensor = isinstance(getattr(function, "__self__", None), Tensor)
@@ -95,7 +117,10 @@ def check_call(function, node):
             value_of(each)
     if not node.args and not keywords:  # f() names a function as well
         return
-    signature = inspect.signature(function)
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # of a builtin, such as dict
+        return
     # A "…" stands for arguments that the reader knows.
     bind = signature.bind if len(given) == len(node.args) else signature.bind_partial
     bind(*given, **keywords)
