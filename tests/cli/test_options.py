@@ -1,4 +1,4 @@
-"""Every option of every verb with numbers that are none, too large, or given twice."""
+"""Every option of every verb: numbers that are written otherwise, and options that are given twice."""
 
 import argparse
 from importlib import import_module
