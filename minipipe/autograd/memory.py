@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from types import BuiltinMethodType, CellType, FunctionType, MethodType, MethodWrapperType
 from typing import Any
-
-import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
@@ -102,21 +101,86 @@ def _captured(nodes: list[Node]) -> Iterator[Array]:
 
 
 def arrays_in(item: Any) -> Iterator[Array]:
-    """Yield the arrays that a vjp has captured; what a method or an object looks at is not seen."""
-    if backend.is_array(item):
-        yield item
-    elif backend.is_array(getattr(item, "data", None)):  # a tensor
-        yield item.data
-    elif isinstance(item, tuple | list | dict):
-        for part in item.values() if isinstance(item, dict) else item:
-            yield from arrays_in(part)
-    elif callable(item):
-        cells = getattr(item, "__closure__", None) or ()
-        yield from arrays_in(item.args if isinstance(item, partial) else tuple(cell.cell_contents for cell in cells))
+    """Yield the arrays that a vjp has captured; objects of other classes than those below are not looked into."""
+    yield from filter(backend.is_array, captured_by(item))
+
+
+def captured_by(item: Any) -> Iterator[Any]:
+    """Yield what a vjp has captured: arrays, those of tensors among them, and any object that is not looked into.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> list(captured_by(lambda g, rows=np.ones(2), factor=3.0: g * rows * factor))
+    [3.0, array([1., 1.])]
+    """
+    seen, coming = set[int](), [item]
+    while coming:
+        item = coming.pop()
+        if backend.is_array(item):
+            yield item
+        elif (data := _data_of(item)) is not None:
+            yield data
+        elif id(item) not in seen:  # a function may refer to itself
+            seen.add(id(item))
+            inside = _inside(item)
+            if inside is None:
+                yield item
+            else:
+                coming += inside
+
+
+def _data_of(item: Any) -> Array | None:
+    """Return the array of a tensor; None for anything else, and for a parameter without values."""
+    try:
+        data = getattr(item, "data", None)
+    except Exception:  # a property of any class
+        return None
+    return data if backend.is_array(data) else None
+
+
+def _inside(item: Any) -> list[Any] | None:
+    """Return what a function or a container refers to; None for an object of any other class."""
+    if isinstance(item, tuple | list):
+        return [*item]
+    if isinstance(item, dict):
+        return [*item.values()]
+    if isinstance(item, partial):
+        return [item.func, *item.args, *item.keywords.values()]
+    if isinstance(item, FunctionType):
+        cells = [contents for cell in item.__closure__ or () for contents in contents_of(cell)]
+        return [*cells, *(item.__defaults__ or ()), *(item.__kwdefaults__ or {}).values()]
+    if isinstance(item, MethodType | BuiltinMethodType | MethodWrapperType) and item.__self__ is not None:
+        return [item.__self__]
+    return None
+
+
+def contents_of(cell: CellType) -> list[Any]:
+    """Return the contents of a cell; none while its variable has no value."""
+    try:
+        return [cell.cell_contents]
+    except ValueError:
+        return []
 
 
 def buffer_of(array: Array) -> Array:
-    """Return the array that owns the memory of a view; any other array as it is."""
-    while isinstance(getattr(array, "base", None), np.ndarray):
-        array = array.base
-    return array
+    """Return the array that owns the memory of a view, through whatever lies between; any other array as it is.
+
+    Of an array of another module in host memory it is one of NumPy's.
+
+    Examples
+    --------
+    A view of :func:`numpy.lib.stride_tricks.as_strided`, and one of a memoryview, have an object between.
+
+    >>> import numpy as np
+    >>> a = np.arange(6.0)
+    >>> buffer_of(np.lib.stride_tricks.as_strided(a, (2, 2))) is a, buffer_of(np.asarray(memoryview(a))[1:]) is a
+    (True, True)
+    """
+    owner = array if hasattr(array, "base") else backend.to_numpy(array)
+    base = owner.base
+    while base is not None:
+        if backend.is_array(base):
+            owner = base
+        base = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)
+    return owner

@@ -19,7 +19,7 @@ from minipipe.execution.executor import Executor, Observer, Step
 from minipipe.execution.offloading import Offloading
 from minipipe.execution.stage import Stage
 from minipipe.functional.over_rows import stacked
-from minipipe.nn.fully_sharded import whole_arrays
+from minipipe.nn.fully_sharded import persistent_arrays
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.transforms import neighbouring_weights
 
@@ -139,6 +139,4 @@ class MemoryMeter:
 
     def _bytes_of(self, graphs: Iterable[Node | WeightWork], stage: Stage) -> int:
         """Return the bytes that graphs of a stage hold, without parameters and the batch itself."""
-        return held_bytes(
-            graphs, [*(p.data for p in stage.parameters.values()), *whole_arrays(stage.module), *self._not_counted]
-        )
+        return held_bytes(graphs, [*persistent_arrays(stage.module), *self._not_counted])

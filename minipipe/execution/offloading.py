@@ -19,18 +19,19 @@ from functools import partial
 from operator import is_
 from tempfile import TemporaryFile
 from time import perf_counter
-from types import CellType
+from types import CellType, FunctionType
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from minipipe.autograd import Node
-from minipipe.autograd.memory import behind, buffer_of
+from minipipe.autograd.memory import behind, buffer_of, contents_of
 from minipipe.autograd.modes import current_place
 from minipipe.autograd.recompute import RecomputedNode
 from minipipe.execution.batch import Batch
 from minipipe.execution.executor import Executor, Step
 from minipipe.nn import Module, Recompute
+from minipipe.nn.fully_sharded import persistent_arrays
 from minipipe.schedules.action import Action, B, I, L, O, R
 from minipipe.tensor import Tensor
 
@@ -81,7 +82,7 @@ class Offloading:
 
         def offload(executor: Executor, batch: Batch) -> None:
             of_stage = executor.stages[stage]
-            kept = [*(parameter.data for parameter in of_stage.parameters.values()), *batch.arrays]
+            kept = [*persistent_arrays(of_stage.module), *batch.arrays]
             parked = Parked(of_stage.graph_of(k), kept, self._threads)
             self._away[stage, k] = parked, of_stage._held.pop(k)
 
@@ -111,28 +112,32 @@ class _Seen(NamedTuple):
 class Parked:
     """The arrays of a graph, in a file. The graph refers to stand-ins until they are put back.
 
+    Layers and other graphs may refer to the same functions, tensors and containers. So none of these is changed: the
+    graph gets copies of those that lead to an array that is taken out.
+
     Parameters
     ----------
     roots : list of Node
     kept : iterable of array
-        These stay, with all that look at the same memory.
+        These stay, with all views of the same memory.
     threads : ThreadPoolExecutor
         Writes and reads.
     """
 
     def __init__(self, roots: list[Node], kept: Iterable[Any], threads: ThreadPoolExecutor) -> None:
+        kept = list(kept)  # while their identities are compared
         self._threads, self._kept = threads, {id(buffer_of(array)) for array in kept}
-        self._cells: dict[int, CellType] = {}
-        self._tensors: list[Tensor] = []
-        buffers: dict[int, np.ndarray] = {}
-        for node in behind(roots):
-            if isinstance(node, RecomputedNode) and node.recomputation is not None:
-                self._take_from(node.recomputation.compute_again, buffers)
-            for _, vjp in node.edges or ():
-                self._take_from(vjp, buffers)
-        self._sizes = [buffer.nbytes for buffer in buffers.values()]
+        self._nodes = behind(roots)
+        self._own_cells: list[CellType] = []
+        self._buffers: dict[int, np.ndarray] = {}
+        self._copies: dict[int, tuple[Any, Any]] = {}  # by identity: a function or a cell, and what replaces it
+        self._replace(self._taken_out)
+        buffers = list(self._buffers.values())
+        self._buffers.clear()
+        self._copies.clear()
+        self._sizes = [buffer.nbytes for buffer in buffers]
         self._file = TemporaryFile()  # noqa: SIM115 (read later, and gone with this object)
-        self._done: Future[Any] = threads.submit(_write, self._file, list(buffers.values()))
+        self._done: Future[Any] = threads.submit(_write, self._file, buffers)
 
     @property
     def num_bytes(self) -> int:
@@ -146,42 +151,68 @@ class Parked:
     def put_back(self) -> None:
         """Wait for the arrays, and let the graph refer to them again."""
         buffers = self._done.result()
-        for cell in self._cells.values():
-            cell.cell_contents = _changed(cell.cell_contents, partial(_array_of, buffers))
-        for tensor in self._tensors:
-            tensor.data = _array_of(buffers, tensor.data)
+        for cell in self._own_cells:
+            cell.cell_contents = _changed(cell.cell_contents, partial(_put_back, buffers))
+        self._replace(partial(_put_back, buffers))
 
-    def _take_from(self, function: Any, buffers: dict[int, np.ndarray]) -> None:
-        for cell in getattr(function, "__closure__", None) or ():
-            if id(cell) not in self._cells:
-                self._cells[id(cell)] = cell
-                contents = cell.cell_contents
-                if callable(contents) and not isinstance(contents, Tensor):
-                    self._take_from(contents, buffers)
-                else:
-                    cell.cell_contents = _changed(contents, partial(self._stand_in, buffers))
+    def _replace(self, change: Callable[[Any], Any]) -> None:
+        """Replace what the vjps of the graph refer to."""
+        for node in self._nodes:
+            if isinstance(node, RecomputedNode) and node.recomputation is not None:
+                recomputation = node.recomputation
+                recomputation.compute_again = _changed(recomputation.compute_again, change)
+            if node.edges:
+                node.edges = [(parent, _changed(vjp, change)) for parent, vjp in node.edges]
 
-    def _stand_in(self, buffers: dict[int, np.ndarray], item: Any) -> Any:
-        if isinstance(item, Tensor):
-            found = self._stand_in(buffers, item.data)
-            if found is not item.data:
-                item.data = found
-                self._tensors.append(item)
-            return item
+    def _taken_out(self, item: Any) -> Any:
+        """Return a stand-in for an array, a copy of a tensor or function that leads to one, or the item itself."""
+        if isinstance(item, FunctionType):
+            return self._function(item)
+        if type(item) is Tensor:
+            return _with_data(item, self._taken_out(item.data))
         if type(item) is not np.ndarray or not item.nbytes:
             return item
         base = buffer_of(item)
         if id(base) in self._kept or not (base.flags.c_contiguous or base.flags.f_contiguous):
             return item
-        number = list(buffers).index(id(base)) if id(base) in buffers else len(buffers)
-        buffers[id(base)] = base
+        number = list(self._buffers).index(id(base)) if id(base) in self._buffers else len(self._buffers)
+        self._buffers[id(base)] = base
         offset = item.__array_interface__["data"][0] - base.__array_interface__["data"][0]
         return _Seen(number, item.shape, item.dtype, offset, item.strides)
 
+    def _function(self, function: FunctionType) -> FunctionType:
+        if id(function) not in self._copies:
+            self._copies[id(function)] = function, function  # as long as its cells are looked at: it may be in one
+            cells = function.__closure__ or ()
+            own = tuple(map(self._cell, cells))
+            if not all(map(is_, own, cells)):
+                code, defaults = function.__code__, function.__defaults__
+                twin = FunctionType(code, function.__globals__, function.__name__, defaults, own)
+                twin.__kwdefaults__, twin.__qualname__ = function.__kwdefaults__, function.__qualname__
+                twin.__dict__.update(function.__dict__)
+                self._copies[id(function)] = function, twin
+        return self._copies[id(function)][1]
+
+    def _cell(self, cell: CellType) -> CellType:
+        if id(cell) not in self._copies:
+            self._copies[id(cell)] = cell, cell
+            for contents in contents_of(cell):
+                changed = _changed(contents, self._taken_out)
+                if changed is not contents:
+                    self._own_cells.append(CellType(changed))
+                    self._copies[id(cell)] = cell, self._own_cells[-1]
+        return self._copies[id(cell)][1]
+
 
 def _changed(item: Any, change: Callable[[Any], Any]) -> Any:
-    """Return an item, or the same row with other items where a change makes them others."""
-    if isinstance(item, tuple | list) and not isinstance(item, _Seen):
+    """Return an item, or the same container or partial function with other items if a change makes them others."""
+    if isinstance(item, partial):
+        parts = [item.func, item.args, tuple(item.keywords.values())]
+        function, arguments, values = changed = [_changed(part, change) for part in parts]
+        if all(map(is_, changed, parts)):
+            return item
+        return partial(function, *arguments, **dict(zip(item.keywords, values)))
+    if type(item) in (tuple, list) or (isinstance(item, tuple) and hasattr(item, "_make") and type(item) is not _Seen):
         parts = [_changed(part, change) for part in item]
         if all(map(is_, parts, item)):
             return item
@@ -189,7 +220,19 @@ def _changed(item: Any, change: Callable[[Any], Any]) -> Any:
     return change(item)
 
 
-def _array_of(buffers: Sequence[np.ndarray], item: Any) -> Any:
+def _with_data(tensor: Tensor, data: Any) -> Tensor:
+    """Return a tensor with other values and the same node; the tensor itself if it has these values."""
+    if data is tensor.data:
+        return tensor
+    twin = Tensor.__new__(Tensor)
+    twin.data, twin.node = data, tensor.node
+    return twin
+
+
+def _put_back(buffers: Sequence[np.ndarray], item: Any) -> Any:
+    """Return the array that something stands for; anything else as it is."""
+    if type(item) is Tensor:
+        return _with_data(item, _put_back(buffers, item.data))
     if not isinstance(item, _Seen):
         return item
     return np.ndarray(item.shape, item.dtype, buffers[item.buffer], item.offset, item.strides)

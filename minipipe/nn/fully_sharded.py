@@ -23,7 +23,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from types import FunctionType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,7 +31,7 @@ import numpy as np
 from minipipe.autograd import Node, backend
 from minipipe.autograd.backend import Array, array_module, prod
 from minipipe.autograd.graph import BackwardWalk, Edge, Leaf, Vjp, unchanged
-from minipipe.autograd.memory import arrays_in, buffer_of
+from minipipe.autograd.memory import arrays_in, buffer_of, captured_by
 from minipipe.autograd.modes import next_order
 from minipipe.comm.message import finish
 from minipipe.comm.process_group import OwnTag, ProcessGroup
@@ -45,6 +45,11 @@ from minipipe.nn.shards import FlatShard, ShardedParameter, pieces_of, sum_in_pa
 from minipipe.pytree import rebuilt, tensors_in
 from minipipe.tensor import Tensor, record
 
+# Values that a vjp captures and that refer to no parameter.
+_WITHOUT_ARRAYS = (
+    *(bool, int, float, complex, str, bytes, slice, range, type, type(None), type(Ellipsis), ModuleType, ProcessGroup),
+    *(np.dtype, np.generic, np.ufunc, type(np.concatenate)),
+)
 _ALIGNED = 16  # elements at which a parameter may begin: a product may round by the place of its factors
 
 
@@ -299,10 +304,14 @@ class _Call:
                 node.edges = [(parent, partial(self._with, vjp)) for parent, vjp in edges]
 
     def _needs_parameters(self, vjp: Vjp) -> bool:
-        """Return whether a gradient is computed from parameters, or may be: what a method looks at is not known."""
-        function = vjp.func if isinstance(vjp, partial) else vjp
-        is_known = isinstance(function, FunctionType) or function == self._gradients.setdefault
-        return not is_known or any(map(self._is_whole, arrays_in(vjp)))
+        """Return whether a gradient is computed from parameters, or may be: what an object refers to is not known."""
+        for item in captured_by(vjp):
+            if backend.is_array(item):
+                if self._is_whole(item):
+                    return True
+            elif not isinstance(item, _WITHOUT_ARRAYS):
+                return True
+        return False
 
     def _with(self, vjp: Vjp, gradient: Array) -> Array:
         if self._layer.workspace.holder is not self:
@@ -461,10 +470,19 @@ def _sharded(module: Module, workspace: Workspace) -> Module:
     return FullySharded(module, workspace) if _places_in(module) else module
 
 
-def whole_arrays(module: Module) -> list[Array]:
-    """Return the memory in which parameters of layers of a model are whole, which is no activation."""
-    layers = [part for part in module.modules() if isinstance(part, FullySharded)]
-    return [array for layer in layers for array in (layer.kept or layer.workspace.arrays).values()]
+def persistent_arrays(module: Module) -> list[Array]:
+    """Return the arrays of a model that graphs refer to, and that are no activations. Views of them are none, either.
+
+    They are parameters, the memory in which fully sharded ones are whole, and arrays that layers keep as attributes.
+    Measuring and offloading leave them out.
+    """
+    parts = list(module.modules())
+    found = [parameter.data for parameter in module.parameters()]
+    found += [array for part in parts for array in arrays_in(vars(part))]
+    for layer in parts:
+        if isinstance(layer, FullySharded):
+            found += (layer.kept or layer.workspace.arrays).values()
+    return found
 
 
 @contextmanager

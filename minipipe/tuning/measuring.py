@@ -37,7 +37,7 @@ from minipipe.execution.replaying import ReplayingStage
 from minipipe.execution.samples import Samples, divided, samples
 from minipipe.execution.stage import Stage
 from minipipe.nn import Identity, Sequential
-from minipipe.nn.fully_sharded import whole_arrays
+from minipipe.nn.fully_sharded import persistent_arrays
 from minipipe.schedules import Action, ActionKind, Schedule, one_microbatch
 from minipipe.schedules.action import F, I, W
 from minipipe.schedules.registry import NUM_MICROBATCHES
@@ -254,7 +254,7 @@ def _held(
     targets = batch.objective.targets
     meter = MemoryMeter(targets.arrays if targets else ())
     result = actions[F]()
-    own = [*(p.data for p in stage.parameters.values()), *whole_arrays(stage.module)]  # whole from F on
+    own = persistent_arrays(stage.module)  # after F, which makes the memory of fully sharded parameters
     not_counted = [*own, *(targets.arrays if targets else ())]
     same = {}  # the next layer has the buffer of the result that was computed before
     if passing.result is not None:

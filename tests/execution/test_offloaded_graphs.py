@@ -1,0 +1,142 @@
+"""Offloading takes activations out of graphs: no parameter, no constant of a layer, and nothing that others look at."""
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from weakref import ref
+
+import array_api_strict
+import numpy as np
+import pytest
+
+from minipipe import Grid, Pipeline, Tensor, nn, schedules, spawn
+from minipipe.autograd.memory import buffer_of
+from minipipe.execution.offloading import Parked
+from minipipe.nn.fully_sharded import persistent_arrays
+from minipipe.testing import same_bits
+from tests.execution.offloaded_layers import LAYERS, SEQUENCES, Of, Scaled, X, linear, of_views
+from tests.launch import slowly
+
+TABLES = {
+    "gpipe": schedules.gpipe(1, 4),
+    "zb-h1": schedules.zb_h1(1, 4),
+    "1f1b of two": schedules.one_f_one_b(2, 4),
+    "zb-h1 of two": schedules.zb_h1(2, 4),
+    "interleaved": schedules.interleaved_1f1b(1, 4, 2),
+    "recomputed": schedules.recomputed(schedules.gpipe(1, 4)),
+}
+# What the bugs needed: a workspace that another layer overwrites before the arrays are written, and W behind others.
+QUICK = ("gpipe", "zb-h1")
+
+
+def squares(outputs, targets):
+    return (outputs * outputs).mean()
+
+
+@cache
+def gradients(name, table_name, is_offloaded, fully_sharded):
+    """Return the loss and the whole gradients by name, of all ranks."""
+    layers, inputs = LAYERS[name]
+    kept = TABLES[table_name]
+    table = schedules.offloaded(kept, 1) if is_offloaded else kept
+
+    def step(group):
+        grid = Grid(group, pipeline=table.num_ranks, data=2, fully_sharded=True) if fully_sharded else group
+        pipeline = Pipeline(nn.Sequential(*layers()), grid, loss=squares, schedule=table)
+        loss = float(pipeline.step(inputs, inputs))
+        found = {}
+        for key, parameter in pipeline.named_parameters():
+            gradient = parameter.grad
+            found[key] = None if gradient is None else np.array(parameter.joined(gradient))
+        return loss, found
+
+    results = spawn(step, table.num_ranks * (2 if fully_sharded else 1))
+    return results[0][0], {key: gradient for _, found in results for key, gradient in found.items()}
+
+
+def pairs():
+    for name, (layers, _) in LAYERS.items():
+        for table in TABLES:
+            if TABLES[table].num_stages <= len(layers()):
+                yield pytest.param(name, table) if table in QUICK else slowly(name, table)
+
+
+@pytest.mark.parametrize(("name", "table"), [*pairs()])
+@pytest.mark.parametrize("fully_sharded", [False, True], ids=["plain", "fully sharded"])
+def test_gradients_have_the_bits_of_a_step_that_keeps_everything(name, table, fully_sharded):
+    loss, found = gradients(name, table, True, fully_sharded)
+    expected, gradient_of = gradients(name, table, False, fully_sharded)
+    assert loss == expected
+    for key, gradient in gradient_of.items():
+        assert (gradient is None and found[key] is None) or same_bits(found[key], gradient), key
+
+
+@pytest.mark.parametrize(("name", "table"), [*pairs()])
+def test_fully_sharded_ones_are_those_of_plain_layers(name, table):
+    _, found = gradients(name, table, False, True)
+    for key, gradient in gradients(name, table, False, False)[1].items():
+        assert found[key] is gradient is None or np.allclose(found[key], gradient, rtol=1e-12, atol=1e-12), key
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_w_finds_the_values_of_parameters_with_another_array_module(schedule):
+    """The story: views of the workspace were known among NumPy's arrays alone, and W computed with another layer."""
+
+    def layers():
+        return [linear(), Of(lambda own, x: x @ (own.a * own.b)), Of(lambda own, x: x @ (own.a.T @ own.b)), linear()]
+
+    def step(group, fully_sharded, device):
+        grid = Grid(group, data=2, fully_sharded=fully_sharded)
+        options = {"schedule": schedule, "num_microbatches": 2, "device": device}
+        pipeline = Pipeline(nn.Sequential(*layers()), grid, loss=squares, **options)
+        pipeline.step(X, X)
+        return {name: np.asarray(p.joined(p.grad)) for name, p in pipeline.named_parameters()}
+
+    plain = spawn(lambda group: step(group, False, "cpu"), 2)[0]
+    for found in spawn(lambda group: step(group, True, array_api_strict), 2):
+        for name, gradient in plain.items():
+            np.testing.assert_allclose(found[name], gradient, rtol=1e-12)
+
+
+# -- what is taken out ----------------------------------------------------------------------------------------------
+
+
+def graph_of(layer, inputs):
+    """Return a layer with values, the result for some inputs, and the arrays of the model."""
+    model = nn.Sequential(layer).initialise(0)
+    x = Tensor(np.array(inputs), requires_grad=True)
+    return model, x, model(x)
+
+
+@pytest.mark.parametrize("layer", [Of(of_views), Scaled(), nn.Residual(linear(), nn.Tanh(), linear())], ids=repr)
+def test_a_model_keeps_its_arrays_and_loses_no_memory_to_a_graph_that_is_away(layer):
+    model, x, y = graph_of(layer, SEQUENCES[0])
+    before = {id(array): array.copy() for array in persistent_arrays(model)}
+    with ThreadPoolExecutor(1) as threads:
+        parked = Parked([y.node], [*persistent_arrays(model), x.data], threads)
+        parked.read()
+        again = model(Tensor(x.data))  # while the graph is away
+        parked.put_back()
+    assert same_bits(again.data, y.data)
+    assert {id(array) for array in persistent_arrays(model)} == before.keys()
+    assert all(same_bits(array, before[id(array)]) for array in persistent_arrays(model))
+
+
+def test_arrays_that_are_away_are_freed_also_those_that_partial_functions_hold():
+    """A linear layer holds the rows of its input in a partial function, tanh its result in a closure."""
+    inner = nn.Linear(6, 6, dtype=np.float64).initialise(0)
+    x = Tensor(np.ones((4, 6)), requires_grad=True)
+    rows = x * 2.0
+    result = inner(rows).tanh()
+    y = inner(result)
+    alive = [ref(buffer_of(tensor.data)) for tensor in (rows, result)]
+    del rows, result
+    with ThreadPoolExecutor(1) as threads:
+        parked = Parked([y.node], persistent_arrays(inner), threads)
+        parked._done.result()
+        assert [array() for array in alive] == [None, None] and parked.num_bytes == 2 * 4 * 6 * 8 + 8  # and the factor
+        parked.read()
+        parked.put_back()
+    y.backward(np.ones((4, 6)))
+    twin = Tensor(np.ones((4, 6)), requires_grad=True)
+    inner(inner(twin * 2.0).tanh()).backward(np.ones((4, 6)))
+    assert same_bits(x.grad, twin.grad)
