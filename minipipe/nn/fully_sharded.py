@@ -20,8 +20,8 @@ al. 2023, "PyTorch FSDP: experiences on scaling fully sharded data parallel".
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from minipipe.autograd import Node, backend
 from minipipe.autograd.backend import Array, array_module, prod
 from minipipe.autograd.graph import BackwardWalk, Edge, Leaf, Vjp, unchanged
 from minipipe.autograd.memory import arrays_in, buffer_of, captured_by
-from minipipe.autograd.modes import next_order
+from minipipe.autograd.modes import current_mode, mode, next_order, setting
 from minipipe.comm.message import finish
 from minipipe.comm.process_group import OwnTag, ProcessGroup
 from minipipe.errors import ArgumentError, of_kind
@@ -50,6 +50,7 @@ _WITHOUT_ARRAYS = (
     *(bool, int, float, complex, str, bytes, slice, range, type, type(None), type(Ellipsis), ModuleType, ProcessGroup),
     *(np.dtype, np.generic, np.ufunc, type(np.concatenate)),
 )
+_NOTHING = np.zeros(0)  # the values of the shares in the graph, which come from no operation
 _ALIGNED = 16  # elements at which a parameter may begin: a product may round by the place of its factors
 
 
@@ -147,16 +148,17 @@ class FullySharded(Module):
         """Compute the result of the layer, with whole parameters. Collective, and so is its backward."""
         call, own = _Call(self), self.shares
         wholes = call.wholes(own)
-        try:
-            for places, whole in zip(self.places.all, wholes):
-                _put(places, whole)
-            with auxiliary_losses() as losses:
-                result = self.layer(*inputs, **options)
-        finally:
-            for places, share in zip(self.places.all, own):
-                _put(places, share)
-        own_results = tensors_in(result)
-        found = call.passed_on([*own_results, *losses], tensors_in([*inputs, *options.values()]))
+        with call.watching():
+            try:
+                for places, whole in zip(self.places.all, wholes):
+                    _put(places, whole)
+                with auxiliary_losses() as losses:
+                    result = self.layer(*inputs, **options)
+            finally:
+                for places, share in zip(self.places.all, own):
+                    _put(places, share)
+            own_results = tensors_in(result)
+            found = call.passed_on([*own_results, *losses], tensors_in([*inputs, *options.values()]))
         losses_so_far().extend(found[len(own_results) :])
         return rebuilt(result, found[: len(own_results)])
 
@@ -240,6 +242,16 @@ class _Call:
             found.append(_Whole(backend.reshape(arrays[dtype][first : first + prod(shape)], shape), node, share))
         return found
 
+    def watching(self) -> AbstractContextManager[Any]:
+        """Watch no array inside this block that is whole here: the next layer changes it, and backward restores it."""
+        watch = mode().watch
+        if watch is None:
+            return nullcontext()
+        return setting(current_mode, mode()._replace(watch=partial(self._watch, watch)))
+
+    def _watch(self, watch: Callable[[Node, list[Array]], Node], node: Node, arrays: list[Array]) -> Node:
+        return watch(node, [array for array in arrays if not self._is_whole(array)])
+
     def passed_on(self, results: list[Tensor], given: list[Tensor]) -> list[Tensor]:
         """Return the results, such that their gradients find the whole parameters in their place again.
 
@@ -253,7 +265,7 @@ class _Call:
         is_reached = self._joint in inside or not any(share.requires_grad for share in self._layer.shares)
         found = {id(tensor): tensor for tensor in given} if is_reached else {}
         shares = Tensor.__new__(Tensor)
-        shares.node = None if is_reached else self._joint
+        shares.data, shares.node = _NOTHING, None if is_reached else self._joint
         for result in results:
             if id(result) not in found:
                 found[id(result)] = record(self._apart(result.data), (result, self._filled), (shares, unchanged))
