@@ -47,7 +47,6 @@ class Kind:
     script: Script | None = None
     num_inputs: int = 0  # of the stage
     is_wanted: bool = True  # whether a gradient of its result is of use
-    result: tuple[tuple[int, ...], Any] = ((), None)  # shape and dtype of what its forward returns
     used: int = 0  # the last step in which it came
     num_steps: int = 0  # in which it came
     share: float | None = None  # of the loss, with which its backward began the last time
@@ -75,10 +74,10 @@ class Kind:
             return None
         return None if self.num_steps < _HOPE else inputs
 
-    def seed_of(self, share: float) -> Array:
-        """Return the gradient with which a backward begins; the last one again, where it is the same."""
-        if self.seed is None or self.share != share:
-            self.share, self.seed = share, np.full(self.result[0], share, self.result[1])
+    def seed_of(self, share: float, shape: tuple[int, ...], dtype: Any) -> Array:
+        """Return the gradient with which the backward of a loss begins; the last one again, if it is the same."""
+        if self.seed is None or self.share != share or self.seed.shape != shape or self.seed.dtype != dtype:
+            self.share, self.seed = share, np.full(shape, share, dtype)
         return self.seed
 
     def serves(self, arrays: Iterable[Array]) -> bool:
@@ -170,12 +169,18 @@ class Capture:
 
 @dataclass(slots=True)
 class Replayed:
-    """A microbatch between its actions: what its script keeps, and with which gradient its backward begins."""
+    """A microbatch between its actions, with all that its backward needs.
 
-    kind: Kind
-    kept: list[Any] | None  # None once no gradient has come back, so that W has nothing to do
+    The kind of microbatch may get another script, or none, while this one is on its way.
+    """
+
+    script: Script
+    kept: list[Any] | None  # by the script; None once no gradient has come back, so that W has nothing to do
     order: int
-    seed: Array | None = None
+    num_inputs: int
+    shape: tuple[int, ...]  # of the result
+    dtype: Any
+    seed: Array | None = None  # the gradient with which its backward begins
 
 
 # -- what layers are like ---------------------------------------------------------------------------------------------

@@ -15,8 +15,6 @@ from operator import attrgetter
 from typing import Any
 from weakref import ref
 
-import numpy as np
-
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.graph import changed_in_place
@@ -95,7 +93,7 @@ class ReplayingStage(Stage):
         if kind.serves(arrays) and (value := self._replay(microbatch, kind, arrays)) is not None:
             share = objective.note(microbatch, value.item())
             if microbatch in self._held:
-                self._held[microbatch].seed = kind.seed_of(share)
+                self._held[microbatch].seed = kind.seed_of(share, value.shape, value.dtype)
             return None
         self._begin_capture(microbatch, kind, arrays)
         with self._capturing(microbatch, "forward", arrays, "x") as (trace, given):
@@ -281,8 +279,6 @@ class ReplayingStage(Stage):
         if capture is None:
             return list(arrays)
         plain = [capture.trace.returned(array) for array in arrays]
-        if "forward" in capture.trace.sections and len(capture.trace.sections) == 1:
-            capture.kind.result = (np.shape(plain[0]), plain[0].dtype) if plain else ((), None)
         if microbatch not in self._held and microbatch not in self.weight_work:
             del self._captures[microbatch]
             capture.kind.is_captured_now = False
@@ -303,7 +299,8 @@ class ReplayingStage(Stage):
     def _replay(self, microbatch: int, kind: Kind, arrays: Sequence[Array]) -> Any:
         """Return the result; None after an error, which computing without the script raises as well, with its layer."""
         script, key = kind.script, None
-        assert script is not None
+        if script is None:
+            return None
         if script.draws:
             place = current_place()
             key = key_of(place.seed, place.step, place.microbatch)
@@ -312,16 +309,17 @@ class ReplayingStage(Stage):
         except Exception:
             return None
         if len(script.sections) > 1:
-            self._held[microbatch] = Replayed(kind, kept, self._order)
+            about = kind.num_inputs, result.shape, result.dtype
+            self._held[microbatch] = Replayed(script, kept, self._order, *about)
         return result
 
     def _replay_backward(self, section: str, held: Replayed, gradient: Payload | None) -> Payload:
-        array, (shape, dtype) = held.seed, held.kind.result
+        array, shape, dtype = held.seed, held.shape, held.dtype
         if gradient is not None:
             array = gradient.arrays[0]
             if array is None:  # nothing that follows depends on the result
                 held.kept = None
-                return Payload([None] * held.kind.num_inputs, [True] * held.kind.num_inputs)
+                return Payload([None] * held.num_inputs, [True] * held.num_inputs)
             if array.shape != shape or len(gradient.arrays) != 1:
                 self._roots(Held([], [(None, shape)], None), gradient)  # raises
             if array.dtype != dtype:
@@ -338,8 +336,7 @@ class ReplayingStage(Stage):
         for leaf in self._leaves_of_uses:
             if leaf.changed > held.order:
                 raise changed_in_place("A parameter")
-        assert held.kind.script is not None
-        function = held.kind.script.sections[section]
+        function = held.script.sections[section]
         results, held.kept = function(list(map(_data_of, self._owners)), self._leaves_of_uses, held.kept, *gradient)
         return results
 
