@@ -1058,9 +1058,9 @@ class Pipeline(FamiliarPipeline):
 
         Collective; leaves no gradients, and changes no parameter. With it ``simulate`` predicts other schedules over
         the same stages, in seconds and bytes; with :meth:`minipipe.Costs.cut` also such as put several stages on a
-        rank. It runs this pipeline's own schedule, every backward in its two halves so that I and W are timed apart;
-        if it is forward only, nothing is known of a backward, and its times are 0. ``gradient_size`` is for the sums of
-        replicas: where there are some, their rounds count among the messages.
+        rank. It runs this pipeline's own schedule without updates and copies to files, every backward in its two halves
+        so that I and W are timed apart; if it is forward only, nothing is known of a backward, and its times are 0.
+        ``gradient_size`` is for the sums of replicas: where there are some, their rounds count among the messages.
 
         Where a host has more ranks than cores, an action's cost is the time for which its thread had a core, and
         ``cores`` says how much of the cores the ranks got, as the measured steps tell: less than there are, since

@@ -41,6 +41,7 @@ from minipipe.execution.checks.calls import part_of
 from minipipe.execution.executor import Executor, Step
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.observers import MemoryMeter
+from minipipe.execution.offloading import Offloading
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
 from minipipe.execution.replayed import observed
@@ -50,8 +51,8 @@ from minipipe.execution.timeline import gather_timeline
 from minipipe.nn import Linear, MSELoss, Sequential
 from minipipe.nn.fully_sharded import kept_whole
 from minipipe.nn.sequential import parameters_of
-from minipipe.schedules.action import Action, ActionKind, F, I, W
-from minipipe.schedules.action_table import Program
+from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, F, I, L, O, R, U, W
+from minipipe.schedules.action_table import Program, Schedule
 from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.replicas import pipelines_of
@@ -106,7 +107,7 @@ class CoreWatch:
             )
 
 
-_KINDS = F, I, W
+_KINDS = F, I, W, R
 _PARTS = 2**20  # of the cores: finer than the times are worth
 # This part of the core time of waits counts as overhead: ranks poll for messages on cores that other ranks need, and on
 # idle ones. Worked out from one run of all schedules, the median error of the
@@ -140,8 +141,8 @@ class CoreTimes(NamedTuple):
 
     Attributes
     ----------
-    actions : array of shape (3, num_stages)
-        The mean of an F, an I and a W, by stage; 0 if there is none.
+    actions : array of shape (4, num_stages)
+        The mean of an F, an I, a W and an R, by stage; 0 if there is none.
     overhead : float
         Between two actions, the mean of all ranks, including half of the waits for messages.
     """
@@ -241,7 +242,7 @@ def costs_on_shared_cores(
 
 
 def _fastest(timelines: Sequence[Timeline], num_stages: int) -> np.ndarray:
-    """Return the shortest wall time of an F, an I and a W, by stage; shape (3, num_stages)."""
+    """Return the shortest wall time of an F, an I, a W and an R, by stage; shape (4, num_stages)."""
     fastest = np.full((len(_KINDS), num_stages), np.inf)
     for action, start, end in (span for timeline in timelines for row in timeline.spans for span in row):
         place = _KINDS.index(action.kind), action.stage
@@ -341,14 +342,17 @@ def measure_costs(
         Code ``value``.
     """
     num_steps = whole_number("num_steps", num_steps)
-    executor, timelines, times = make_executor(lower(split_backward(plan.schedule))), [], []
+    program = lower(split_backward(_of_costs(plan.schedule)))
+    executor, timelines, times = make_executor(program), [], []
+    sums = None if U in plan.schedule.kinds else sums
+    recomputation = Offloading(program.actions[executor.group.rank]).observers
     hosts = crowded_hosts(executor.group, executor.xp)
     watch = CoreWatch()
     for _ in range(num_steps + 2):
         executor.group.barrier()
         clocks = [] if hosts is None else [CoreClock(executor.program.num_stages)]
         with observed(executor.stages, is_observed=False, is_halved=True):
-            record = _run_without_trace(executor, batch, *clocks, sums=sums)
+            record = _run_without_trace(executor, batch, *recomputation, *clocks, sums=sums)
         times += [clock.gather(executor.group) for clock in clocks]
         timelines.append(gather_timeline(executor.group, [record], executor.program))
     if warns:
@@ -359,6 +363,16 @@ def measure_costs(
     memory = measure_memory(make_executor, plan.program, batch)
     gradients = [gradient_bytes(parameters_of(plan.part(stage))) for stage in range(plan.schedule.num_stages)]
     return replace(costs, **memory._asdict(), gradient_size=gradients, memory_unit="bytes")
+
+
+def _of_costs(schedule: Schedule) -> Schedule:
+    """Return a schedule without what is no cost of a stage.
+
+    Copies to a file run beside computations. Updates, with their sums over replicas, would change parameters.
+    """
+    others = {O, L, U, REDUCE_GRAD} if U in schedule.kinds else {O, L}
+    rows = ((action for action in row if action.kind not in others) for row in schedule.actions)
+    return schedule if others.isdisjoint(schedule.kinds) else schedule.with_rows(Schedule, rows)
 
 
 def _run_without_trace(executor: Executor, batch: Batch, *observers: Any, sums: GradientSums | None = None) -> Record:
