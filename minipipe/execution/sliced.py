@@ -54,6 +54,16 @@ def check_sliceable(model: nn.Sequential, schedule: Schedule, recompute: bool, i
     ModelError
         Code ``slices``. A layer of one's own says ``is_sliceable = True``, if it computes each position on its own.
     """
+    given = [(option, True) for option in filter(None, map(_option_behind, model.modules()))]
+    given += [
+        ("An R", R in schedule.kinds),
+        ("recompute=True", recompute),
+        ("inputs_require_grad=True", inputs_require_grad),
+    ]
+    for option, is_given in given:
+        if is_given:
+            message = f"{option} does not go with a schedule that cuts sequences into slices."
+            raise ModelError("slices", f"{message} Leave it out, or give a schedule without slices, such as '1f1b'.")
     for module in model.modules():
         is_sliceable = getattr(type(module), "is_sliceable", False) and computes_as(module, type(module))
         if not is_sliceable and not is_exactly(module, *_BY_POSITION):
@@ -62,13 +72,17 @@ def check_sliceable(model: nn.Sequential, schedule: Schedule, recompute: bool, i
         if isinstance(module, nn.MultiHeadAttention) and not module.is_causal:
             message = f"{module.brief()} sees later positions, which slices of a sequence do not have yet."
             raise ModelError("slices", f"{message} Give is_causal=True, or a schedule without slices.")
-    for name, is_given in (
-        ("An R", R in schedule.kinds),
-        ("recompute=True", recompute),
-        ("inputs_require_grad=True", inputs_require_grad),
-    ):
-        if is_given:
-            raise ModelError("slices", f"{name} does not go with a schedule that cuts sequences into slices.")
+
+
+def _option_behind(module: nn.Module) -> str:
+    """Return the option that makes a layer of this kind; empty for a layer of any other kind."""
+    if isinstance(module, nn.Recompute):
+        return "nn.Recompute"
+    if isinstance(module, nn.FullySharded):
+        return "A fully sharded layer, of Grid(fully_sharded=True),"
+    if type(module).__module__ == nn.ParallelAttention.__module__:
+        return "A layer that ranks share, of Grid(tensor=…),"
+    return ""
 
 
 def into_slices(given: Samples | Pieces, name: str, num_sequences: int, num_slices: int) -> Pieces:

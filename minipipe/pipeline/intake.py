@@ -87,7 +87,11 @@ def _fitting(plan: Plan) -> Plan:
         count = len(program.ranks_of(stage))
         if {count} != sizes:
             message = f"Stage {stage} of {name} is on {count} ranks, and {sizes.pop()} keep a share"
-            raise ArgumentError("value", f"{message} of its parameters each; expected as many, by replicas= or a grid.")
+            advice = " of its parameters each; expected as many, by replicas= or a grid."
+            if count > plan.replicas:
+                advice = " of its parameters: a schedule that has replicas of its own does not go with fully sharded"
+                advice += " layers. Give another schedule, such as '1f1b', or layers that are not fully sharded."
+            raise ArgumentError("value", message + advice)
     if sizes and any(action.kind is U for row in program.actions for action in row):
         message = f"{name} keeps versions of weights, and a fully sharded replica a share of the last one"
         raise ArgumentError("value", f"{message}; give a schedule with a flush, such as '1f1b'.")

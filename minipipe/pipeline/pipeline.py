@@ -463,9 +463,10 @@ class Pipeline(FamiliarPipeline):
         Notes
         -----
         Refused when the pipeline is made, beside U: parameters that several stages share, slices, ``gradient_blocks``,
-        and stages that update after different microbatches. With ``replicas=`` each of them has its share of every
-        batch, and a U applies the sum over all; replicas send their gradients to each other whole. Dropout draws by the
-        number of a microbatch in the run. Neighbouring W are not stacked, and ``measures_memory`` has no effect.
+        ``inputs_require_grad``, and stages that update after different microbatches. With ``replicas=`` each of them
+        has its share of every batch, and a U applies the sum over all; replicas send their gradients to each other
+        whole. Dropout draws by the number of a microbatch in the run. Neighbouring W are not stacked, and
+        ``measures_memory`` has no effect.
 
         Examples
         --------

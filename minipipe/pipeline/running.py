@@ -278,6 +278,10 @@ def _check_plan(plan: Plan) -> None:
     if plan.schedule.num_slices > 1:
         message = f"{name} has slices, which would meet different weights: it can be drawn and simulated, but not run."
         raise ScheduleError.of(ScheduleCode.SLICES, message)
+    if plan.inputs_require_grad:
+        message = f"inputs_require_grad=True does not go with {name}, which updates weights itself: a run returns"
+        message += " losses, and no gradients of its inputs. Leave it out, or take a schedule such as '1f1b'."
+        raise ScheduleError.of(ScheduleCode.UPDATES, message)
     if plan.gradient_blocks != num_replicas:
         message = f"gradient_blocks is {plan.gradient_blocks}, but the updates of {name} are sums over {num_replicas}"
         raise ScheduleError.of(ScheduleCode.UPDATES, f"{message} replicas, of all microbatches of each. Leave it out.")

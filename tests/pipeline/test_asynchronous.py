@@ -341,6 +341,7 @@ def adam(pipeline):
         ({}, lambda p: p.run([], adam(p)), MicrobatchError, "there are 0 batches"),
         ({}, lambda p: p.run(BATCHES, p.sharded(optim.Adam)), ArgumentError, "ShardedOptimiser has a step of its own"),
         ({"make": tied}, adam, ScheduleError, "Stages share the parameter"),
+        ({"inputs_require_grad": True}, adam, ScheduleError, "inputs_require_grad=True does not go with pipedream"),
         ({"replicas": 2, "p": 4, "gradient_blocks": 4}, adam, ScheduleError, "gradient_blocks is 4, but the updates"),
         ({"schedule": schedules.pipedream(2, 6)}, lambda p: p.run(BATCHES, adam(p)), MicrobatchError, "6 microbatches"),
         (

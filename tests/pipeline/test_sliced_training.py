@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import (
+    Grid,
     Microbatches,
     Pipeline,
     Schedule,
@@ -215,6 +216,7 @@ def mixing(layer):
         (mixing(Alone()), {}, r"Alone\(\) may mix the positions"),
         (nn.Linear(WIDTH, WIDTH), {"recompute": True}, "recompute=True does not go with"),
         (nn.Linear(WIDTH, WIDTH), {"inputs_require_grad": True}, "inputs_require_grad=True does not go with"),
+        (nn.Recompute(nn.Linear(WIDTH, WIDTH)), {}, "nn.Recompute does not go with .* such as '1f1b'"),
     ],
 )
 def test_what_slices_would_compute_otherwise_is_refused_by_name(layer, options, words):
@@ -222,6 +224,18 @@ def test_what_slices_would_compute_otherwise_is_refused_by_name(layer, options, 
     with pytest.raises(ModelError, match=words) as caught:
         spawn(lambda group: gradients_of(group, made, schedules.seq1f1b(2, 2, num_slices=2), **options), 2)
     assert caught.value.code == "slices"
+
+
+@pytest.mark.parametrize("sizes", [{"data": 2, "fully_sharded": True}, {"tensor": 2}], ids=str)
+def test_layers_that_ranks_share_are_refused_by_the_option(sizes):
+    option, value = list(sizes.items())[-1]
+
+    def make(group):
+        schedule = schedules.seq1f1b(1, 2, num_slices=2)
+        return Pipeline(model(), Grid(group, **sizes), loss=nn.CrossEntropyLoss(), schedule=schedule)
+
+    with pytest.raises(ModelError, match=rf"Grid\({option}={'True' if value is True else '…'}\), does not go with"):
+        spawn(make, 2)
 
 
 @pytest.mark.parametrize("row", ["0F0.0 0F0.1 0R0.1 0B0.1 0B0.0", "0F0.0 0F0.1 0B0.1 0R0.0 0B0.0"])
