@@ -7,8 +7,9 @@ graph, to be written by a thread; L has them read again, and the backward waits 
     rank     0F0   0O0      0F1      0F2   0L0     0B2   0B0
     thread         |-- writes --|          |-- reads --| ^ waits, if they are not there yet
 
-Values and bits stay as they are: an array that comes back has the bytes and the strides that it had. What cannot be
-taken out stays in memory: parameters, inputs of the batch, and what an object other than a closure refers to.
+Values and bits stay as they are: an array that comes back has the bytes and the strides that it had. What is no
+activation stays in memory: parameters, also those that a fully sharded layer has for a moment, arrays that layers keep,
+and inputs of the batch. So does what an object refers to that is no tensor, container, closure or partial function.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from minipipe import Costs, Pipeline, nn, simulate, spawn
+from minipipe import Costs, Grid, Pipeline, nn, simulate, spawn
+from tests.execution.offloaded_layers import Of, Scaled, X, linear, of_views
 from tests.launch import of_each_kind, slowly
 from tests.strategies import NAMES, build, examples, split_backward, stacks, v_shaped
 
@@ -51,6 +52,22 @@ def test_the_peak_of_every_schedule_is_predicted_to_the_byte(name, num_ranks, re
         assert measured.memory_during == predicted.memory_during
     assert measured.memory_unit == predicted.memory_unit == "bytes"
     assert sum(nbytes == 0 for nbytes in memory.activation) <= 2  # embeddings hold nothing but ids, which are the batch
+
+
+@pytest.mark.parametrize("grid", [None, {"pipeline": 2, "data": 2, "fully_sharded": True}], ids=["plain", "sharded"])
+def test_so_it_is_where_layers_keep_arrays_that_all_microbatches_use(grid):
+    def held(group):
+        model = nn.Sequential(linear(), Scaled(), linear(), Of(of_views))
+        ranks = group if grid is None else Grid(group, **grid)
+        pipeline = Pipeline(model, ranks, loss=nn.MSELoss(), schedule=build("gpipe", 2, 2))
+        memory = pipeline.measure_memory(X, X)
+        pipeline.measures_memory = True
+        pipeline.step(X, X)
+        costs = Costs(**memory._asdict(), memory_unit="bytes")
+        return pipeline.timeline().memory, simulate(pipeline.schedule, costs).memory
+
+    for measured, predicted in spawn(held, 2 if grid is None else 4):
+        assert measured == predicted
 
 
 def test_so_it_is_where_stages_are_recomputed():
