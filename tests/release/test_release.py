@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 import zipfile
@@ -14,6 +13,7 @@ import pytest
 import minipipe
 from minipipe.cli.main import VERBS
 from tests.launch import ROOT
+from tests.release.installed import called, copy_of_the_project, succeeded, tracked
 
 needs_build = pytest.mark.skipif(
     not all(map(find_spec, ("build", "twine"))), reason="needs build and twine: pip install '.[release]'"
@@ -86,33 +86,11 @@ def test_each_verb_is_asked_from_the_wheel():
     assert list(COMMANDS) == list(VERBS)
 
 
-def called(command, folder, **changes):
-    """Run a command in a folder, with nothing of this checkout in its environment; return it with what it printed."""
-    hidden = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONSAFEPATH")
-    environment = {name: value for name, value in os.environ.items() if name not in hidden}
-    options = {"cwd": folder, "capture_output": True, "text": True, "timeout": 120, "check": False}
-    return subprocess.run([str(word) for word in command], env={**environment, **changes}, **options)
-
-
-def succeeded(command, folder, **changes):
-    done = called(command, folder, **changes)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
-
-
-def tracked():
-    """Return the files of the project."""
-    listed = succeeded(["git", "ls-files", "-z"], ROOT).stdout
-    return {name for name in listed.split("\0") if name and (ROOT / name).is_file()}
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """Return the source archive, the wheel made from it, and the wheel made from the tree."""
     folder = tmp_path_factory.mktemp("release")
-    for name in tracked():
-        (folder / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, folder / "tree" / name)
+    copy_of_the_project(folder / "tree")
     build = [sys.executable, "-m", "build"]
     succeeded([*build, "--outdir", folder / "dist", folder / "tree"], folder)
     succeeded([*build, "--wheel", "--outdir", folder / "direct", folder / "tree"], folder)
