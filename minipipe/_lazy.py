@@ -1,8 +1,10 @@
 """Public names that a package loads when they are first asked for (PEP 562), as its stub ``__init__.pyi`` lists them.
 
-Editors and type checkers read the same stub, so each name is listed once. This file imports nothing, not even
-``__future__``: ``minipipe.__main__`` says why.
+Editors and type checkers read the same stub, so each name is listed once. This file imports nothing that is a file,
+not even ``__future__``: ``minipipe.__main__`` says why.
 """
+
+import sys
 
 __version__ = "0.1.0"  # read by setup.cfg; CITATION.cff and CHANGELOG.md have it, too, and a test compares them
 
@@ -10,6 +12,22 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+
+class Equivalents:
+    """The last that Python asks for a module: an import of another library's name ends with its equivalent here.
+
+    It stands in ``sys.meta_path``, since nothing else sees ``import minipipe.nn.functional``, nor what is missing in
+    ``from minipipe.data import DataLoader``: Python drops the error of ``__getattr__`` there.
+    """
+
+    @staticmethod
+    def find_spec(name: str, path: "Any" = None, target: "Any" = None) -> None:
+        """Find nothing."""
+        if name.startswith("minipipe."):
+            from minipipe.hints import check_import
+
+            check_import(name)
 
 
 def names_on_demand(package: str, file: str) -> "tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]":
@@ -49,3 +67,6 @@ def names_on_demand(package: str, file: str) -> "tuple[Callable[[str], Any], Cal
         return found
 
     return load, lambda: names, names
+
+
+sys.meta_path.append(Equivalents)  # at the end: asked for what nothing else has found

@@ -5,12 +5,18 @@ The names are data, in ``hints.toml``. It is read when the first error needs it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
-from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Any, NoReturn
+from functools import cache, update_wrapper
+from inspect import Parameter, Signature, signature
+from traceback import extract_tb
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 from minipipe.errors import ArgumentError, quoted
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 
 @cache
@@ -97,10 +103,81 @@ def missing(owner: str, name: str, known: Iterable[str], *kinds: str) -> Attribu
     if not name.startswith("_"):  # such names are asked of everything: by copy, pickle, inspect and pytest
         instead = next((found[name] for kind in kinds or (owner,) if name in (found := instead_of(kind))), None)
         near = _closest(name, (one for one in known if not one.startswith("_")))
+        if instead is None and owner.startswith("minipipe"):
+            instead = _in_another_package(owner, name)
     if name.startswith("Schedule") and (schedule := schedule_like(name, ())):
         instead = f'Pipeline(…, schedule="{schedule}"); minipipe.schedules.REGISTRY lists all names'
     hint = f"; instead: {instead}." if instead else f"; did you mean {near}?" if near else "."
     return AttributeError(f"{owner} has no attribute {name!r}{hint}")
+
+
+def _in_another_package(owner: str, name: str) -> str | None:
+    """Return a name with the package that has it, if one does: ``minipipe.exp`` is ``functional.exp``."""
+    from importlib.resources import files
+
+    for package in ("nn", "functional", "optim"):  # the stubs are read, because their packages need NumPy
+        stub = (files("minipipe") / package / "__init__.pyi").read_text(encoding="utf-8")
+        if f" as {name}\n" in stub and owner != f"minipipe.{package}":
+            return f"minipipe.{package}.{name}"
+    return None
+
+
+def names_of(module: str, names: Iterable[str]) -> Callable[[str], NoReturn]:
+    """Return the ``__getattr__`` of a module without a stub: an error with a hint.
+
+    Examples
+    --------
+    >>> names_of("minipipe.data", ["batches"])("DataLoader")
+    Traceback (most recent call last):
+        ...
+    AttributeError: minipipe.data has no attribute 'DataLoader'; instead: data.batches(inputs, targets, batch_size, ...
+    """
+    known = list(names)
+
+    def refuse(name: str) -> NoReturn:
+        raise missing(module, name, known)
+
+    return refuse
+
+
+def refuse_calls(module: str, instead: str) -> None:
+    """Let a call of a module, which has the name of another library's function, raise an error with the equivalent.
+
+    Examples
+    --------
+    >>> import minipipe
+    >>> minipipe.tensor([1.0])
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.ArgumentError: minipipe.tensor is a module; instead: minipipe.Tensor(data).
+    """
+
+    def refuse(self: ModuleType, *positional: Any, **given: Any) -> NoReturn:
+        raise ArgumentError("name", f"{module} is a module; instead: {instead}.")
+
+    sys.modules[module].__class__ = type("Module", (ModuleType,), {"__call__": refuse})
+
+
+def check_import(name: str) -> None:
+    """Refuse the import of a module, or from a package, whose name has an equivalent here.
+
+    Raises
+    ------
+    ModuleNotFoundError
+
+    Examples
+    --------
+    >>> check_import("minipipe.nn.functional")
+    Traceback (most recent call last):
+        ...
+    ModuleNotFoundError: minipipe.nn has no 'functional'; instead: import minipipe.functional.
+    >>> check_import("minipipe.unknown")
+    """
+    package, _, last = name.rpartition(".")
+    instead = instead_of(package).get(last) or _in_another_package(package, last)
+    if instead:
+        # Without its `name`: Python replaces an error that names the module by "cannot import name …".
+        raise ModuleNotFoundError(f"{package} has no {last!r}; instead: {instead}.")
 
 
 def not_an_action(cell: str, is_action: Callable[[str], object]) -> str:
@@ -163,10 +240,54 @@ def check_keywords(kind: type, positional: tuple[Any, ...], given: Mapping[str, 
     """
     constructor: Any = kind.__init__  # type: ignore[misc]
     if constructor is object.__init__:
+        _check_taken(kind.__name__, [], {name: value for name, value in given.items() if name in equivalents("advice")})
         if positional or given:
             raise ArgumentError("name", f"{kind.__name__} takes no argument; this is {(*positional, *given)!r:.60}.")
         return
-    _check_taken(kind.__name__, list(signature(constructor).parameters.values())[1:], given)
+    if positional or given:  # copy and pickle call __new__ alone
+        check_arguments(kind.__name__, constructor, (None, *positional), given)
+
+
+def check_arguments(
+    owner: str, function: Callable[..., Any], positional: tuple[Any, ...], given: Mapping[str, Any]
+) -> None:
+    """Refuse arguments, ``self`` among them, that a function does not take. A constructor has the name of its class.
+
+    Python's own words would name the class that has the constructor, which may be a private base.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``name``.
+
+    Examples
+    --------
+    >>> class Dropout:
+    ...     def __init__(self, probability, seed=0):
+    ...         pass
+    >>> check_arguments("Dropout", Dropout.__init__, (None,), {"probability": 0.5})
+    >>> check_arguments("Dropout", Dropout.__init__, (None,), {})
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.ArgumentError: Dropout: missing a required argument: 'probability'. Expected Dropout(prob...
+    """
+    taken = signature(function)
+    _check_taken(owner, [one for one in taken.parameters.values() if one.name != "self"], given)
+    try:
+        taken.bind(*positional, **given)
+    except TypeError as error:
+        raise ArgumentError("name", f"{owner}: {error}. Expected {_call(owner, taken)}.") from None
+
+
+def _call(owner: str, taken: Signature) -> str:
+    """Return how a function is called, with its defaults."""
+    parts = []
+    for name, one in taken.parameters.items():
+        if one.kind is Parameter.KEYWORD_ONLY and "*" not in parts:
+            parts.append("*")
+        if name != "self":
+            parts.append(name if one.default is one.empty else f"{name}={one.default!r}")
+    return f"{owner}({', '.join(parts)})"
 
 
 def check_options(layer: str, forward: Callable[..., Any], given: Mapping[str, Any]) -> None:
@@ -185,6 +306,73 @@ def check_options(layer: str, forward: Callable[..., Any], given: Mapping[str, A
     minipipe.errors.ArgumentError: MultiHeadAttention takes no key_padding_mask=; here True means seen, ...
     """
     _check_taken(layer, list(signature(forward).parameters.values()), given)
+
+
+def with_hints(function: Callable[P, Result]) -> Callable[P, Result]:
+    """Let a function name the equivalent of a keyword that it does not take.
+
+    Nothing is checked unless a call fails.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``name``.
+
+    Examples
+    --------
+    >>> from minipipe import Tensor
+    >>> Tensor([1.0, 2.0]).sum(dim=0)
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.ArgumentError: total takes no dim=; here it is axis=.
+    """
+    refuse = _refuse
+
+    def called(*positional: P.args, **given: P.kwargs) -> Result:
+        try:
+            return function(*positional, **given)
+        except TypeError as error:
+            refuse(error, function, positional, given)
+            raise
+
+    # With the globals of the function: doctest looks only at functions that have those of the module that it reads.
+    twin = FunctionType(called.__code__, getattr(function, "__globals__", {}), closure=called.__closure__)
+    return update_wrapper(twin, function)
+
+
+def _refuse(
+    error: TypeError, function: Callable[..., Any], positional: tuple[Any, ...], given: Mapping[str, Any]
+) -> None:
+    if not isinstance(error, ArgumentError):  # which says what is wrong already
+        is_constructor = function.__name__ == "__init__"
+        owner = type(positional[0]).__name__ if is_constructor else function.__qualname__
+        check_arguments(owner, function, positional, given)
+
+
+def explain(error: BaseException) -> None:
+    """Add a note to an error of Python's about an array or a number, if what was written has an equivalent here.
+
+    Nothing else can: a gradient is an array of NumPy's, and the size of a tensor is an int.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> try:
+    ...     numpy.array([1.0]).zero_()
+    ... except AttributeError as error:
+    ...     explain(error)
+    ...     print(error.__notes__[0])
+    Instead: parameter.zero_grad(), optimiser.zero_grad(), or parameter.grad = None; a pipeline's step() overwrites it.
+    """
+    instead = None
+    if isinstance(error, AttributeError) and type(error.obj).__name__ in ("ndarray", "float", "NoneType"):
+        instead = instead_of(type(error.obj).__name__).get(str(error.name))
+    elif isinstance(error, TypeError) and str(error) == "'int' object is not callable":
+        line = extract_tb(error.__traceback__)[-1].line or ""
+        instead = next((text for call, text in equivalents("called-numbers").items() if f".{call}(" in line), None)
+    note = f"Instead: {instead}."
+    if instead and note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
 
 
 def check_pipeline_options(kind: type, plan: type, chosen: Callable[..., Any], given: Mapping[str, Any]) -> None:
@@ -208,15 +396,15 @@ def check_pipeline_options(kind: type, plan: type, chosen: Callable[..., Any], g
         if name not in (*taken, *used):
             near = _near(name, [*taken, *used])
             hint = f"did you mean {near}=?" if near else ""
-            if near != equivalents("keywords").get(name, ""):
+            if near not in equivalents("keywords").get(name, "").split():
                 hint = equivalents("pipeline-options").get(name, hint)
             listed = f'{", ".join(taken)}; with schedule="auto" also {", ".join(only)}'
             raise ArgumentError("name", f"Pipeline takes no {name}=; {hint} Expected one of {listed}.")
 
 
 def _near(name: str, taken: list[str]) -> str | None:
-    near = equivalents("keywords").get(name)
-    return near if near in taken else _closest(name, taken)
+    same = equivalents("keywords").get(name, "").split()  # one name may have another equivalent in each function
+    return next((each for each in same if each in taken), None) or _closest(name, taken)
 
 
 def _closest(name: str, known: Iterable[str], least: float = 0.6) -> str | None:

@@ -16,8 +16,11 @@ from minipipe.autograd.backend import Array
 from minipipe.autograd.graph import Edge, Leaf, Node, StageInput, Vjp
 from minipipe.autograd.modes import mode
 from minipipe.errors import TensorError, shape_error
+from minipipe.hints import refuse_calls
 
 __all__ = ["Operand", "Tensor", "as_tensor", "record"]
+
+refuse_calls(__name__, "minipipe.Tensor(data)")
 
 
 if TYPE_CHECKING:

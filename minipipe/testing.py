@@ -16,6 +16,7 @@ from minipipe.comm import spawn
 from minipipe.comm.job.host import limit_blas_threads
 from minipipe.execution.objective import Loss, added, shares
 from minipipe.execution.samples import divided, samples
+from minipipe.hints import names_of
 from minipipe.nn import Parameter, Sequential, auxiliary_losses
 from minipipe.nn.shards import sum_in_pairs
 from minipipe.pipeline import Pipeline
@@ -31,6 +32,7 @@ __all__ = [
     "one_process_step",
     "same_bits",
 ]
+__getattr__ = names_of(__name__, __all__)
 
 
 def check_gradients(

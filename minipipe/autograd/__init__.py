@@ -3,5 +3,7 @@
 from minipipe.autograd.graph import Leaf, Node, StageInput
 from minipipe.autograd.split import WeightWork, backward_input
 from minipipe.autograd.walk import backward
+from minipipe.hints import names_of
 
 __all__ = ["Leaf", "Node", "StageInput", "WeightWork", "backward", "backward_input"]
+__getattr__ = names_of(__name__, __all__)

@@ -7,6 +7,7 @@ names; the few calls that differ hide here. This is the only file that may impor
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Callable
 from functools import lru_cache, wraps
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.errors import LaunchError, TensorError
+from minipipe.errors import LaunchError, TensorError, quoted
 
 Array = Any
 """An array of any supported module: ``numpy.ndarray``, ``cupy.ndarray`` or array-api-strict's."""
@@ -300,6 +301,7 @@ def module_for(device: str | ModuleType, local_rank: int = 0) -> ModuleType:
     """Return the array module of a device: ``"cpu"``, ``"gpu"``, or an array module, which is its own.
 
     With ``"gpu"`` this thread uses GPU ``local_rank`` from now on; more ranks than GPUs take turns among them.
+    PyTorch's names are taken as well: ``"cuda"`` is ``"gpu"``, and ``"cuda:1"`` is the second GPU on any rank.
 
     Raises
     ------
@@ -308,10 +310,14 @@ def module_for(device: str | ModuleType, local_rank: int = 0) -> ModuleType:
     """
     if isinstance(device, ModuleType):
         return device
-    if device == "cpu":
+    if isinstance(device, str) and device in ("cpu", "cpu:0"):
         return np
-    if device != "gpu":
-        raise LaunchError("no-gpu", f"device is {device!r}; expected 'cpu' or 'gpu'.")
+    parts = re.fullmatch(r"(?:gpu|cuda)(?::(\d{1,4}))?", device) if isinstance(device, str) else None
+    if parts is None:
+        is_dtype = isinstance(device, type | np.dtype)
+        advice = " A layer gets its dtype when it is made: nn.Linear(…, dtype=…)." if is_dtype else ""
+        message = f"device is {quoted(device)}; expected 'cpu', 'gpu' or 'gpu:NUMBER' ('cuda' is 'gpu').{advice}"
+        raise LaunchError("no-gpu", message)
     try:
         import cupy
 
@@ -320,7 +326,10 @@ def module_for(device: str | ModuleType, local_rank: int = 0) -> ModuleType:
         raise LaunchError(
             "no-gpu", f"There is no GPU to use: {gpu_description()} ({error}). Use device='cpu'."
         ) from None
-    cupy.cuda.Device(local_rank % count).use()
+    number = local_rank % count if parts[1] is None else int(parts[1])
+    if number >= count:
+        raise LaunchError("no-gpu", f"device is {device!r}, but there are {count} GPUs, from 'gpu:0' on.")
+    cupy.cuda.Device(number).use()
     return cupy
 
 

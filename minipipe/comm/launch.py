@@ -20,6 +20,7 @@ from minipipe.comm.process_group import ProcessGroup
 from minipipe.comm.switchboard import Cancelled, Switchboard, Wait
 from minipipe.comm.thread import ThreadGroup
 from minipipe.errors import LaunchError, RankError, whole_number
+from minipipe.hints import explain, with_hints
 
 if TYPE_CHECKING:
     from minipipe.comm.job.process import RankProcess
@@ -52,6 +53,7 @@ class OneRankGroup(ThreadGroup):
         return OneRankGroup(self.timeout) if members else None
 
 
+@with_hints
 def init_process_group(*, timeout: float | None = None, blas_threads: int = 1) -> ProcessGroup:
     """Return this process' rank: of an MPI job when started by mpirun or srun, otherwise the only one.
 
@@ -139,6 +141,7 @@ def _this_process(size: int) -> RankProcess:
 # -- ranks that are threads --------------------------------------------------------------------------------------------
 
 
+@with_hints
 def spawn(
     function: Callable[[ProcessGroup], Result],
     num_ranks: int,
@@ -197,6 +200,7 @@ def spawn(
         except Cancelled:
             pass
         except BaseException as error:
+            explain(error)
             switchboard.activities[rank].has_ended = True  # at once: fail() may wait for the lock
             if exit_code_of(error):  # as under MPI, a rank that leaves with 0 has returned
                 switchboard.fail(rank, error)

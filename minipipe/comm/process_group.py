@@ -25,7 +25,7 @@ from minipipe.autograd.backend import Array
 from minipipe.comm.job.reports import RankActivity
 from minipipe.comm.message import DEFAULT_TIMEOUT, Expectation, Given, Header, Receive, Request, described, finish
 from minipipe.errors import ArgumentError, LaunchError, MessageError, RankError, one_of
-from minipipe.hints import Familiar
+from minipipe.hints import Familiar, explain, with_hints
 
 
 class OwnTag(IntEnum):
@@ -132,6 +132,7 @@ class ProcessGroup(Familiar, ABC):
 
     # -- two ranks ------------------------------------------------------------------------------------------
 
+    @with_hints
     def isend(self, array: Array, destination: int, tag: int = 0, *, step: int = 0) -> Request:
         """Start to send an array; return at once.
 
@@ -172,6 +173,7 @@ class ProcessGroup(Familiar, ABC):
             array = array.copy()
         return self._post_send(described(array.dtype, array.shape, step), array, destination, tag)
 
+    @with_hints
     def irecv(
         self,
         source: int,
@@ -217,6 +219,7 @@ class ProcessGroup(Familiar, ABC):
         expected = Expectation(self.rank, source, tag, out, step, what, allocate, self.world_ranks)
         return Receive(self._take, self._post_receive(expected))
 
+    @with_hints
     def send(self, array: np.ndarray, destination: int, tag: int = 0, *, timeout: float | None = None) -> None:
         """Send an array and wait until it may be changed again.
 
@@ -251,6 +254,7 @@ class ProcessGroup(Familiar, ABC):
         """
         self.isend(array, destination, tag).wait(timeout)
 
+    @with_hints
     def recv(
         self, source: int, tag: int = 0, out: np.ndarray | None = None, *, timeout: float | None = None
     ) -> np.ndarray:
@@ -290,6 +294,7 @@ class ProcessGroup(Familiar, ABC):
 
     # -- all ranks -----------------------------------------------------------------------------------------
 
+    @with_hints
     def broadcast(
         self, array: np.ndarray | None = None, root: int = 0, *, what: str = "the broadcast array"
     ) -> np.ndarray:
@@ -410,6 +415,7 @@ class ProcessGroup(Familiar, ABC):
         behind = [own, *exchange(self, own, range(1, self.size), OwnTag.GATHER, what)]  # the nearest first
         return [behind[(self.rank - rank) % self.size] for rank in range(self.size)]
 
+    @with_hints
     def all_reduce(self, array: np.ndarray, operation: str = "sum") -> np.ndarray:
         """Return the sum (or the elementwise largest) of the arrays of all ranks, on every rank.
 
@@ -660,6 +666,8 @@ class ProcessGroup(Familiar, ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None:
+            explain(error)
         try:
             is_over = error is not None or self.is_closed
             for request in () if is_over else tuple(self._under_way):  # their results may be read later

@@ -13,15 +13,18 @@ from zlib import crc32
 import numpy as np
 
 from minipipe.errors import ArgumentError, FileError, real_number, whole_number
+from minipipe.hints import names_of, with_hints
 from minipipe.pytree import flattened, rebuilt
 
 __all__ = ["Alphabet", "Share", "batches", "load_digits", "load_text", "num_batches", "split_examples", "text_windows"]
+__getattr__ = names_of(__name__, __all__)
 
 # -- batches --------------------------------------------------------------------------------------------------
 
 Examples = tuple[np.ndarray, np.ndarray]
 
 
+@with_hints
 def split_examples(
     inputs: np.ndarray, targets: np.ndarray, test_fraction: float, seed: int = 0
 ) -> tuple[Examples, Examples]:
@@ -76,6 +79,7 @@ def num_batches(num_samples: int, batch_size: int) -> int:
     return -(-num_samples // whole_number("batch_size", batch_size))
 
 
+@with_hints
 def batches(
     inputs: Any,
     targets: Any,

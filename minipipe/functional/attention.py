@@ -23,6 +23,7 @@ from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import TensorError, shape_error
 from minipipe.functional.elementwise import drawn
 from minipipe.functional.operands import as_real, data_of, in_float32, operands
+from minipipe.hints import with_hints
 from minipipe.tensor import Operand, Tensor, record
 
 
@@ -128,6 +129,7 @@ def _positions(name: str, like: Array, positions: Operand | None) -> Array:
     return backend.reshape(values, (n, *(1,) * (like.ndim - 3), t))
 
 
+@with_hints
 def attention(
     query: Operand,
     key: Operand,

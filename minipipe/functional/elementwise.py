@@ -28,6 +28,7 @@ from minipipe.autograd.backend import Array, array_module
 from minipipe.autograd.modes import next_key
 from minipipe.errors import TensorError, shape_error
 from minipipe.functional.operands import as_real, in_float32, operands
+from minipipe.hints import with_hints
 from minipipe.tensor import Operand, Tensor, as_tensor, record
 
 
@@ -269,6 +270,7 @@ def _sigmoid(x: Array) -> Array:
     return one_or_small / (1 + small)
 
 
+@with_hints
 def relu(a: Operand) -> Tensor:
     """Return a where it is positive, and 0 elsewhere. The gradient at 0 is 0.
 
@@ -287,6 +289,7 @@ def relu(a: Operand) -> Tensor:
     return record(result, (a, lambda g: backend.masked(g, result != 0)))  # > 0 would hide NaN
 
 
+@with_hints
 def silu(a: Operand) -> Tensor:
     """Return a times the sigmoid of a, also called swish.
 
@@ -306,6 +309,7 @@ def silu(a: Operand) -> Tensor:
     return record(result, (a, lambda g: g * (gate + result * (1 - gate))))
 
 
+@with_hints
 def dropout(a: Operand, probability: float) -> Tensor:
     """Return a with each element set to 0 with a probability, and the others scaled up so that the mean stays.
 

@@ -11,9 +11,11 @@ from minipipe.errors import ArgumentError, TensorError, one_of, shape_error
 from minipipe.functional.distributed import check_whole
 from minipipe.functional.operands import as_real, astype, axis_of, data_of, in_float32, in_full, operands
 from minipipe.functional.reduction import Axis, axes_of, largest_of, without_axes
+from minipipe.hints import with_hints
 from minipipe.tensor import Operand, Tensor, record
 
 
+@with_hints
 def softmax(a: Operand, axis: int = -1) -> Tensor:
     """Return e^a over its sum along an axis, shifted by the largest element so that nothing overflows.
 
@@ -50,6 +52,7 @@ def log_softmax_of_array(x: Array, axis: int) -> Array:
     return shifted - xp.log(backend.reduce_sum(xp.exp(shifted), axis, True))
 
 
+@with_hints
 def log_softmax(a: Operand, axis: int = -1) -> Tensor:
     """Return the logarithm of :func:`softmax`, more exact than taking it afterwards.
 
@@ -77,6 +80,7 @@ def log_softmax(a: Operand, axis: int = -1) -> Tensor:
     return record(result, (a, lambda g: g - xp.exp(result) * backend.reduce_sum(g, axis, True)))
 
 
+@with_hints
 def logsumexp(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the logarithm of the sum of e^a over the given axes, by default all.
 
@@ -108,6 +112,7 @@ def logsumexp(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     )
 
 
+@with_hints
 def mean_squared_error(prediction: Tensor, target: Operand, reduction: str = "mean", weights: Any = None) -> Tensor:
     """Return the mean of (prediction - target)^2 over all elements; both of the same shape.
 
@@ -188,6 +193,7 @@ def broadcast_weights(weights: Any, like: Array) -> Array:
     return each
 
 
+@with_hints
 def cross_entropy(
     logits: Tensor,
     labels: Operand,

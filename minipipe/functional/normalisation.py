@@ -11,11 +11,13 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import TensorError, divisor, shape_error
 from minipipe.functional.operands import as_real, in_float32, operands
+from minipipe.hints import with_hints
 from minipipe.tensor import Tensor, record
 
 Shape = tuple[int, ...]
 
 
+@with_hints
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -> Tensor:
     """Return (x - mean) / sqrt(variance + epsilon) * weight + bias, mean and variance over the last axis.
 
@@ -50,6 +52,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -
     return _norm_of_rows("layer_norm", x, (weight, bias), epsilon)
 
 
+@with_hints
 def group_norm(x: Tensor, num_groups: int, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -> Tensor:
     """Return (x - mean) / sqrt(variance + epsilon) * weight + bias, mean and variance over each group of channels.
 
@@ -115,6 +118,7 @@ def group_norm(x: Tensor, num_groups: int, weight: Tensor, bias: Tensor, epsilon
     )
 
 
+@with_hints
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-5) -> Tensor:
     """Return x / sqrt(mean of x^2 + epsilon) * weight, the mean over the last axis.
 

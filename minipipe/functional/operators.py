@@ -12,14 +12,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from minipipe.autograd import Leaf, backend
 from minipipe.errors import ArgumentError, shape_error
 from minipipe.functional import contraction, elementwise, operands, reduction, shape
-from minipipe.hints import Familiar
+from minipipe.hints import Familiar, instead_of, with_hints
 from minipipe.tensor import Operand, Tensor, record
 
 
@@ -52,6 +52,15 @@ def _refused(name: str) -> ArgumentError:
     own = f"x.{name}(…), or " if callable(vars(Tensor).get(name)) else ""
     sentence = f"np.{name} of a tensor would compute without a graph; write {own}np.{name}(x.numpy()) for values alone."
     return ArgumentError("name", sentence)
+
+
+def _without(name: str, written: str) -> Callable[..., NoReturn]:
+    """Return a method of Python's that tensors do not have; ``written`` is how a program calls it."""
+
+    def refuse(self: Tensor, *others: Any) -> NoReturn:
+        raise ArgumentError("name", f"A tensor has no {written}; instead: {instead_of('Tensor')[name]}.")
+
+    return refuse
 
 
 class TensorMethods:
@@ -152,6 +161,14 @@ class TensorMethods:
     def __iter__(self: Any) -> Iterator[Tensor]:
         return (self[i] for i in range(len(self)))
 
+    __setitem__ = _without("__setitem__", "x[…] = value")
+    __abs__ = _without("__abs__", "abs(x)")
+    __floordiv__ = __mod__ = _without("__floordiv__", "x // y and no x % y")
+    __and__ = __or__ = __xor__ = __invert__ = _without("__and__", "x & y, x | y, x ^ y and ~x")
+
+    def __int__(self) -> int:
+        return int(self.item())
+
     def __float__(self) -> float:
         return float(self.item())
 
@@ -181,3 +198,6 @@ class TensorMethods:
 for _name, _method in (*vars(TensorMethods).items(), ("__getattr__", vars(Familiar)["__getattr__"])):
     if hasattr(_method, "__get__"):  # a method or a property; hints for names of other libraries come from Familiar
         setattr(Tensor, _name, _method)
+
+Tensor.__init__ = with_hints(Tensor.__init__)  # type: ignore[method-assign]
+Tensor.backward = with_hints(Tensor.backward)  # type: ignore[method-assign]

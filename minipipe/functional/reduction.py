@@ -12,6 +12,7 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import TensorError
 from minipipe.functional.operands import as_real, axis_of, in_float32
+from minipipe.hints import with_hints
 from minipipe.tensor import Operand, Tensor, as_tensor, record
 
 Axis = int | tuple[int, ...] | None
@@ -49,6 +50,7 @@ def without_axes(array: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
     return backend.reshape(array, shape)
 
 
+@with_hints
 def total(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the sum over the given axes, by default all. As a method: ``tensor.sum(axis)``.
 
@@ -84,6 +86,7 @@ def total(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return record(backend.reduce_sum(a.data, axes, keepdims), (a, spread))
 
 
+@with_hints
 def mean(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the mean over the given axes, by default all; NaN over an empty axis.
 
@@ -108,6 +111,7 @@ def mean(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return record(backend.reduce_sum(a.data, axes, keepdims) / count, (a, spread))
 
 
+@with_hints
 def variance(a: Operand, axis: Axis = None, keepdims: bool = False, correction: int = 0) -> Tensor:
     """Return the mean square distance from the mean over the given axes, by default all. As a method: ``var``.
 
@@ -147,6 +151,7 @@ def variance(a: Operand, axis: Axis = None, keepdims: bool = False, correction: 
     return record(result, (a, lambda g: centred * (backend.reshape(g, kept) * (2 / divisor))))
 
 
+@with_hints
 def amax(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the largest element over the given axes, by default all. As a method: ``tensor.max(axis)``.
 
@@ -165,6 +170,7 @@ def amax(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return _extreme("max", a, axis, keepdims)
 
 
+@with_hints
 def amin(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the smallest element over the given axes, by default all. As a method: ``tensor.min(axis)``.
 

@@ -12,6 +12,7 @@ from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import TensorError, quoted
 from minipipe.functional.elementwise import check_broadcast, unbroadcast
 from minipipe.functional.operands import as_real, axis_of, data_of, in_float32, operands
+from minipipe.hints import with_hints
 from minipipe.tensor import Operand, Tensor, as_tensor, record
 
 
@@ -47,6 +48,7 @@ def reshape(a: Operand, shape: Sequence[int]) -> Tensor:
     return record(backend.reshape(a.data, shape), (a, lambda g: backend.reshape(g, before)))
 
 
+@with_hints
 def transpose(a: Operand, axes: Sequence[int] | None = None) -> Tensor:
     """Return the axes in another order, by default reversed. No element moves: the result is a view.
 
@@ -154,6 +156,7 @@ def contiguous(a: Tensor) -> Tensor:
     return a
 
 
+@with_hints
 def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Return the tensors one behind the other along an axis.
 
@@ -189,6 +192,7 @@ def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     return _joined(result, tensors, axis, _slices([tensor.shape[axis] for tensor in tensors]))
 
 
+@with_hints
 def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Return tensors of one shape side by side along a new axis, which will be number ``axis`` of the result.
 
@@ -235,6 +239,7 @@ def _slices(lengths: Sequence[int]) -> list[slice]:
     return [slice(stop - length, stop) for length, stop in zip(lengths, accumulate(lengths))]
 
 
+@with_hints
 def split(a: Operand, sections: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
     """Return the parts of a tensor along an axis, each a view.
 
@@ -351,6 +356,7 @@ def _mask(name: str, mask: Operand, like: Tensor) -> Array:
     return values
 
 
+@with_hints
 def clip(a: Operand, low: float | None = None, high: float | None = None) -> Tensor:
     """Return a with smaller elements raised to ``low`` and larger ones lowered to ``high``; None sets no bound.
 

@@ -24,6 +24,7 @@ from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import TensorError, divisor, shape_error
 from minipipe.functional.operands import as_real, operands
 from minipipe.functional.reduction import mean
+from minipipe.hints import with_hints
 from minipipe.tensor import Operand, Tensor, as_tensor, record
 
 Shape = tuple[int, ...]
@@ -122,6 +123,7 @@ def swapped(x: Array) -> Array:
     return array_module(x).permute_dims(x, (1, 0, *range(2, len(x.shape))))
 
 
+@with_hints
 def conv1d(
     x: Tensor,
     weight: Tensor,
@@ -168,6 +170,7 @@ def conv1d(
     return _convolution("conv1d", 1, x, weight, bias, (stride, padding, dilation), groups)
 
 
+@with_hints
 def conv2d(
     x: Tensor,
     weight: Tensor,
@@ -313,6 +316,7 @@ def _check(name: str, num_axes: int, x: Tensor, weight: Tensor, bias: Tensor | N
     return groups
 
 
+@with_hints
 def max_pool1d(x: Operand, kernel: int | Shape, stride: int | Shape | None = None) -> Tensor:
     """Return the largest element of each window of a series; the rules are those of :func:`max_pool2d`.
 
@@ -342,6 +346,7 @@ def max_pool1d(x: Operand, kernel: int | Shape, stride: int | Shape | None = Non
     return _max_pool("max_pool1d", 1, x, kernel, stride)
 
 
+@with_hints
 def max_pool2d(x: Operand, kernel: int | Shape, stride: int | Shape | None = None) -> Tensor:
     """Return the largest element of each window.
 
@@ -375,6 +380,7 @@ def max_pool2d(x: Operand, kernel: int | Shape, stride: int | Shape | None = Non
     return _max_pool("max_pool2d", 2, x, kernel, stride)
 
 
+@with_hints
 def avg_pool1d(x: Operand, kernel: int | Shape, stride: int | Shape | None = None) -> Tensor:
     """Return the mean of each window of a series; the rules are those of :func:`avg_pool2d`.
 
@@ -404,6 +410,7 @@ def avg_pool1d(x: Operand, kernel: int | Shape, stride: int | Shape | None = Non
     return _avg_pool("avg_pool1d", 1, x, kernel, stride)
 
 
+@with_hints
 def avg_pool2d(x: Operand, kernel: int | Shape, stride: int | Shape | None = None) -> Tensor:
     """Return the mean of each window. Rows and columns at the end that fill no window are dropped.
 

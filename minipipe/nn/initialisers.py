@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from minipipe.errors import whole_number
+from minipipe.hints import names_of
 
 __all__ = [
     "Initialiser",
@@ -23,6 +24,7 @@ __all__ = [
     "truncated_normal",
     "uniform",
 ]
+__getattr__ = names_of(__name__, __all__)
 
 Initialiser = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 

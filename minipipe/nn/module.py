@@ -12,7 +12,7 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.errors import ArgumentError, ParameterError, whole_number
-from minipipe.hints import Familiar, check_keywords, check_options
+from minipipe.hints import Familiar, check_keywords, check_options, explain, with_hints
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.untrained import warn_of_untrained
 
@@ -67,8 +67,9 @@ class Module(Familiar):
             self._note_filled(stacklevel=2)
         try:
             return self.forward(*inputs, **options)
-        except TypeError:
+        except TypeError as error:
             check_options(type(self).__name__, self.forward, options)
+            explain(error)
             raise
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -182,6 +183,8 @@ class Module(Familiar):
     def to(self, device: str | ModuleType) -> Module:
         """Keep all parameters on a device from now on: ``"cpu"``, ``"gpu"``, or an array module. Returns the module.
 
+        ``"cuda"`` is ``"gpu"``, and ``"cuda:1"`` the second one.
+
         Raises
         ------
         LaunchError
@@ -192,6 +195,7 @@ class Module(Familiar):
             parameter.move(xp)
         return self
 
+    @with_hints
     def zero_grad(self) -> None:
         """Set every gradient to None."""
         for parameter in self.parameters():
@@ -201,6 +205,7 @@ class Module(Familiar):
         """Return a copy of every parameter's values, by qualified name."""
         return {name: np.array(backend.to_numpy(p.joined(p.data))) for name, p in self.named_parameters()}
 
+    @with_hints
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Load values from :meth:`state_dict` of this or another model, in the dtype of the parameters.
 
@@ -341,7 +346,10 @@ def check_lengths(layer: str, **lengths: Any) -> None:
     minipipe.errors.ArgumentError: Linear: in_features is 32.0; expected a whole number, at least 0. Write 64 // 2, ...
     """
     for name, value in lengths.items():
-        whole_number(f"{layer}: {name}", value, 0, advice="Write 64 // 2, not 64 / 2.")
+        advice = "Write 64 // 2, not 64 / 2."
+        if isinstance(value, list | tuple):
+            advice = "It is the length of one axis, the last: x.reshape(len(x), -1) makes one of several."
+        whole_number(f"{layer}: {name}", value, 0, advice=advice)
 
 
 def check_state(parameters: Mapping[str, Parameter], state: Mapping[str, np.ndarray]) -> None:

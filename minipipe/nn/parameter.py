@@ -17,6 +17,7 @@ from minipipe.autograd.backend import Array
 from minipipe.autograd.graph import BackwardWalk
 from minipipe.autograd.modes import next_order
 from minipipe.errors import ArgumentError, ParameterError, TensorError
+from minipipe.hints import with_hints
 from minipipe.nn.initialisers import Initialiser, constant, generator_for
 from minipipe.tensor import Tensor
 
@@ -84,6 +85,7 @@ class Parameter(Tensor):
 
     __slots__ = ("dtype", "initialiser", "is_placed", "leaves", "num_uses", "shape", "updates", "xp")
 
+    @with_hints
     def __init__(
         self, shape: tuple[int, ...] | Array, initialiser: Initialiser | None = None, dtype: Any = None
     ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from minipipe import functional
 from minipipe.autograd.backend import prod
 from minipipe.functional.windows import check_groups, check_padding, per_axis
+from minipipe.hints import with_hints
 from minipipe.nn.initialisers import Initialiser, constant, he_uniform
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import Parameter
@@ -20,6 +21,7 @@ class _Convolution(Module):
     num_axes: int
     operation: Callable[..., Tensor]
 
+    @with_hints
     def __init__(
         self,
         in_channels: int,
@@ -162,6 +164,7 @@ class _Pool(Module):
     num_axes: int
     operation: Callable[..., Tensor]
 
+    @with_hints
     def __init__(self, kernel_size: int | tuple[int, ...], stride: int | tuple[int, ...] | None = None) -> None:
         name, axes = type(self).__name__, self.num_axes
         self.kernel_size: Any = per_axis(name, "kernel_size", kernel_size, axes)

@@ -7,13 +7,14 @@ from math import cos, pi
 from typing import Any
 
 from minipipe.errors import ArgumentError, of_kind, real_number, whole_number
+from minipipe.hints import Familiar, with_hints
 from minipipe.optim.optimiser import Optimiser, checked
 
 Factor = Callable[[int], float]
 """From the step, counted from 0, to the factor of the learning rate."""
 
 
-class LearningRateSchedule:
+class LearningRateSchedule(Familiar):
     """Sets the learning rate of every group to its own first rate times ``factor(step)``.
 
     Local; no messages: every rank counts the same steps and finds the same rates. The rates of step 0 are set at
@@ -47,6 +48,7 @@ class LearningRateSchedule:
 
     __slots__ = ("_factor", "_first_rates", "_last_step", "_optimiser")
 
+    @with_hints
     def __init__(self, optimiser: Optimiser, factor: Factor) -> None:
         of_kind("LearningRateSchedule", factor, Callable, "a function of the step, such as optim.cosine(1000)")
         self._optimiser = optimiser
@@ -110,6 +112,7 @@ def constant() -> Factor:
     return lambda step: 1.0
 
 
+@with_hints
 def step_decay(every: int, factor: float) -> Factor:
     """Return a factor that is multiplied by ``factor`` after every ``every`` steps.
 
@@ -135,6 +138,7 @@ def step_decay(every: int, factor: float) -> Factor:
     return lambda step: factor ** (step // every)
 
 
+@with_hints
 def linear(num_steps: int, warmup_steps: int = 0, final: float = 0.0) -> Factor:
     """Return a factor that falls from 1 to ``final`` along a straight line, after a warm-up.
 
@@ -148,6 +152,7 @@ def linear(num_steps: int, warmup_steps: int = 0, final: float = 0.0) -> Factor:
     return _annealed(lambda progress: 1 - progress, num_steps, warmup_steps, final)
 
 
+@with_hints
 def cosine(num_steps: int, warmup_steps: int = 0, final: float = 0.0) -> Factor:
     """Return a factor that falls from 1 to ``final`` along half a cosine, after a warm-up.
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from math import inf
 from types import SimpleNamespace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
 
@@ -16,12 +16,12 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import next_order
 from minipipe.errors import ArgumentError, ParameterError, of_kind, quoted, real_number
-from minipipe.hints import Familiar, check_keywords
+from minipipe.hints import Familiar, check_keywords, instead_of, missing, with_hints
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import HalfLeaf, Parameter
 
 
-class ParameterGroup(SimpleNamespace):
+class ParameterGroup(Familiar, SimpleNamespace):
     """Parameters that share their hyper-parameters.
 
     Parameters
@@ -59,8 +59,14 @@ class ParameterGroup(SimpleNamespace):
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.hyper_parameters:
             known = ", ".join(self.hyper_parameters)
-            raise AttributeError(f"{name} cannot be set in this group of parameters; expected one of {known}.")
+            hint = f"; instead: {instead}" if (instead := instead_of("ParameterGroup").get(name)) else ""
+            raise AttributeError(f"{name} cannot be set in this group of parameters{hint}; expected one of {known}.")
         super().__setattr__(name, checked(name, value))
+
+    def __getitem__(self, name: str) -> NoReturn:
+        raise ArgumentError(
+            "name", f"A group of parameters is no dict; instead: {instead_of('ParameterGroup')['__getitem__']}."
+        )
 
     @property
     def hyper_parameters(self) -> dict[str, Any]:
@@ -198,6 +204,14 @@ class Optimiser(Familiar, ABC):
         self.first: list[dict[str, Any]] = []
         self.history, self.rate_factor = (0, 0), 1.0
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        try:
+            super().__setattr__(name, value)
+        except AttributeError:
+            if name not in instead_of("Optimiser"):
+                raise
+            raise missing(type(self).__name__, name, (), "Optimiser") from None
+
     def _group(self, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> ParameterGroup:
         own = dict(given)
         parameters = own.pop("parameters", None)
@@ -250,6 +264,7 @@ class Optimiser(Familiar, ABC):
         kept = [*self._masters.values(), *(value for state in self._states.values() for value in state.values())]
         return sum(backend.num_bytes(array) for array in kept if backend.is_array(array))
 
+    @with_hints
     def step(self) -> None:
         """Change every parameter that has a gradient, in place.
 
@@ -404,6 +419,7 @@ class Optimiser(Familiar, ABC):
                     return f"{start} {name} = {problem}"
         return None
 
+    @with_hints
     def zero_grad(self) -> None:
         """Set every gradient to None. ``pipeline.step`` overwrites gradients, so this is not needed there."""
         for parameter in self.parameters:
@@ -412,7 +428,7 @@ class Optimiser(Familiar, ABC):
 
 def _as_groups(parameters: Iterable[Any]) -> list[Mapping[str, Any]]:
     """Return the groups that were given; parameters alone, and none at all, are one group."""
-    if isinstance(parameters, (Module, Parameter, Mapping)):
+    if isinstance(parameters, (Module, Parameter, Mapping)) or not isinstance(parameters, Iterable):
         message = f"An optimiser takes parameters; this is one {type(parameters).__name__}. {_EXPECTED}"
         raise ArgumentError("type", message)
     items = list(parameters)
@@ -464,7 +480,7 @@ def _check_and_warn(parameters: list[Parameter]) -> None:
             f"optimiser.step() changed nothing: none of its {len(parameters)} parameters has a gradient. Call "
             "backward() or pipeline.step() first. A pipeline trains copies: give pipeline.parameters(), not "
             "model.parameters().",
-            stacklevel=3,
+            stacklevel=4,
         )
     else:
         raise ParameterError(

@@ -8,6 +8,7 @@ from math import fsum, inf, isfinite, sqrt
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.errors import ArgumentError, ParameterError, RankError, real_number, whole_number
+from minipipe.hints import Familiar, with_hints
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.shards import over_parts
 from minipipe.tensor import Tensor
@@ -16,6 +17,7 @@ from minipipe.tensor import Tensor
 # squares is computed alone, in float64, and ``math.fsum`` adds them without rounding before the end.
 
 
+@with_hints
 def clip_grad_norm(parameters: Iterable[Parameter], max_norm: float) -> float:
     """Scale all gradients by the same factor, in place, so that their norm is at most ``max_norm``, up to rounding.
 
@@ -187,7 +189,7 @@ def clip_gradients(parameters: Iterable[Parameter], norm: float, max_norm: float
         _scale(_gradients(parameters), max_norm / norm)
 
 
-class LossScale:
+class LossScale(Familiar):
     """A factor of the gradients, as large as the range of float16 allows; backward starts with it instead of 1.
 
     A float16 below 6e-8 is 0, and many gradients are smaller. So they are computed ``value`` times as large, and
@@ -247,6 +249,7 @@ class LossScale:
 
     __slots__ = ("_factor", "_growth_interval", "_minimum", "num_good_steps", "value")
 
+    @with_hints
     def __init__(
         self, initial: float = 2.0**15, factor: float = 2.0, growth_interval: int = 2000, minimum: float = 1.0
     ) -> None:

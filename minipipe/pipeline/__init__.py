@@ -2,6 +2,8 @@
 
 from minipipe.execution.plan import Plan
 from minipipe.execution.stage import Stage
+from minipipe.hints import names_of
 from minipipe.pipeline.pipeline import Pipeline
 
 __all__ = ["Pipeline", "Plan", "Stage"]
+__getattr__ = names_of(__name__, __all__)

@@ -36,7 +36,7 @@ from minipipe.execution.replayed import report_of, source_of
 from minipipe.execution.samples import copied, read_ahead
 from minipipe.execution.sums import GradientSums
 from minipipe.execution.timeline import gather_timeline
-from minipipe.hints import FamiliarPipeline
+from minipipe.hints import FamiliarPipeline, with_hints
 from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.fully_sharded import kept_whole
 from minipipe.nn.module import modes_of
@@ -202,6 +202,7 @@ class Pipeline(FamiliarPipeline):
     # The seam of ``minipipe advise``: sees the arguments of each pipeline of a program, and takes its first step.
     watcher: ClassVar[Any] = None
 
+    @with_hints
     @showing(PlanOptions, Plan)
     def __init__(
         self,
@@ -346,6 +347,7 @@ class Pipeline(FamiliarPipeline):
     def step(self, inputs: Any, targets: Any, *, wait: Literal[True] = True, **asked: Unpack[Asked]) -> BatchLoss: ...
     @overload
     def step(self, inputs: Any, targets: Any, *, wait: bool, **asked: Unpack[Asked]) -> BatchLoss | PendingLoss: ...
+    @with_hints
     def step(
         self,
         inputs: Any,
@@ -493,6 +495,7 @@ class Pipeline(FamiliarPipeline):
         self._records = deque([record], maxlen=_KEPT_STEPS)
         return losses
 
+    @with_hints
     def forward_backward(self, inputs: Any, gradient: Any, *, outputs: Where = True, accumulate: bool = False) -> Any:
         """Run forward, and the backward of outputs whose gradient is given: a model as one function among others.
 
@@ -590,6 +593,7 @@ class Pipeline(FamiliarPipeline):
         while self._pending:
             self._pending.popleft().wait()
 
+    @with_hints
     def evaluate(
         self,
         inputs: Any,
@@ -633,6 +637,7 @@ class Pipeline(FamiliarPipeline):
         batch = self._forward_only("evaluate", inputs, targets, self._objective(metrics, outputs), is_training)
         return deliver_loss(self._group, self._intake.last_rank, batch).wait()
 
+    @with_hints
     def predict(self, inputs: Any, *, is_training: bool = False) -> Any:
         """Return the model's outputs for a batch, forward only; the same arrays on every rank.
 
@@ -929,6 +934,7 @@ class Pipeline(FamiliarPipeline):
         """
         return self._parameters.state_dict()
 
+    @with_hints
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Take this rank's part of the whole model's values.
 

@@ -29,7 +29,7 @@ X = Tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
         (lambda: nn.MultiHeadAttention(8, 4, rope_theta=1e4), "here it is rotary_base="),
         (lambda: nn.CrossAttention(8, 4, kdim=6), "here it is memory_width="),
         (lambda: nn.Conv2d(1, 8, 3, transposed=True), "takes no transposed=; expected in_channels, out"),
-        (lambda: nn.ReLU(inplace=True), "ReLU takes no argument; this is .'inplace'"),
+        (lambda: nn.ReLU(inplace=True), "ReLU takes no inplace=; nothing is changed in place"),
         (lambda: nn.Tanh(3), "Tanh takes no argument; this is .3"),
     ],
 )
@@ -86,7 +86,7 @@ def test_a_module_that_is_not_there_says_what_to_use(name):
     assert not hasattr(nn, name)
 
 
-@pytest.mark.parametrize("name", instead_of("Tensor"))
+@pytest.mark.parametrize("name", [name for name in instead_of("Tensor") if not name.startswith("_")])
 def test_an_attribute_that_is_not_there_says_what_to_use(name):
     with pytest.raises(AttributeError, match=f"Tensor has no attribute '{name}'; instead: "):
         getattr(X, name)

@@ -192,7 +192,7 @@ def warn_of_another_order(schedule: Schedule, group: ProcessGroup) -> None:
         warnings.warn(
             f"{schedule.name} adds gradients of some stage in another order than ascending microbatches; "
             "it runs as written, but its last bits may differ from those of one process.",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
@@ -203,5 +203,5 @@ def warn_of_missing_gradients(parameters: Mapping[str, Parameter]) -> None:
         warnings.warn(
             f"The first step left no gradient for {', '.join(names)}. Either no layer uses them, or a layer behind "
             "them cuts the graph, as Tensor(np.maximum(x.numpy(), 0)) does; compute with minipipe's own operations.",
-            stacklevel=3,
+            stacklevel=5,  # where step() was called
         )
