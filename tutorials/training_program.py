@@ -209,18 +209,20 @@ def report_last_step(timeline, predicted, order, num_ranks, trace, model):
     """Print the last step of every rank, measured and predicted; draw both into the file ``trace``, if there is one.
 
     Where ranks share cores, most of a measured step is waiting for a core. Then the ``order`` of the step is printed
-    and drawn instead, beside the measured figures, and the measured step has a file of its own. ``model`` describes the
-    model in a few words, for the file. Return whether the files were written, if there were to be some.
+    and drawn instead, and a sentence says what this machine does with it; the measured step has a file of its own.
+    ``model`` describes the model in a few words, for the file. Return whether the files were written, if there were to
+    be some.
     """
     comparison, drawn = compare(timeline, predicted), [timeline, predicted]
+    printed = comparison
     if order is None:
         print("The last step, as measured, and as predicted from its own mean times:\n")
     else:
-        comparison += compare_with_order(order, num_ranks)
-        drawn = [order]
+        printed, drawn = compare_with_order(order, timeline, num_ranks), [order]
+        comparison = [*printed, *comparison]
         print(f"The order of the last step, if each of the {num_ranks} ranks had a core to itself:\n")
     print(draw_text(*drawn, colour=has_colour()))
-    print("", *comparison, sep="\n")
+    print("", *printed, sep="\n")
     notes = [*comparison, *describe_run(timeline, model)]
     is_written = trace is None or write_trace(trace, drawn, notes)
     if order is not None and trace is not None:
@@ -229,14 +231,14 @@ def report_last_step(timeline, predicted, order, num_ranks, trace, model):
     return is_written
 
 
-def compare_with_order(order, num_ranks):
-    """Return what the figures mean where ranks share cores, as lines of text."""
+def compare_with_order(order, timeline, num_ranks):
+    """Return the figures with a core for each rank, and what it means that ranks share cores, as lines of text."""
     return [
         f"with a core for each rank: makespan predicted to be at least {1000 * order.makespan:.2f} ms, "
         f"bubble {100 * order.bubble_fraction:.1f} %",
         "  (from the time for which each action had a core; messages, and the time between actions, are left out)",
-        f"{num_ranks} ranks share {num_cores()} core{'s' * (num_cores() > 1)}: the rest of the measured step is "
-        "waiting for a core or a message, and the time between actions.",
+        f"On this machine {num_ranks} ranks share {num_cores()} core{'s' * (num_cores() > 1)}, so the step took "
+        f"{1000 * timeline.makespan:.2f} ms: the rest is waiting, and time between actions.",
     ]
 
 
