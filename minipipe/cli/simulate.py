@@ -12,6 +12,7 @@ from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.workload import ROUNDING
 from minipipe.schedules.search.gallery import GALLERY, known_bound
 from minipipe.schedules.simulation.comparison import Gap, gaps
+from minipipe.schedules.simulation.timeline import ONE_UNIT
 
 EPILOG = """busy: computing. Idle by cause: warm-up, before the first action; waiting, for
 another rank or its message; sending, where sends block; drain, after the last;
@@ -59,9 +60,11 @@ def _report(
     for rank in range(timeline.num_ranks):
         memory = timeline.peak_memory[rank] if timeline.peak_memory else 0.0
         numbers = [timeline.busy(rank), *(idle_by_cause[rank][cause] for cause in causes)]
-        cells.append([str(rank), *(f"{x:g}" for x in numbers), str(timeline.peak_activations[rank]), f"{memory:g}"])
+        activations = timeline.peak_activations[rank] / (timeline.pairs_per_microbatch or 1)
+        cells.append([str(rank), *(f"{x:g}" for x in numbers), f"{activations:g}", f"{memory:g}"])
     lines = [f"{schedule.describe(', ')}\n\n{text_table(cells, right=range(len(cells[0])))}\n"]
-    lines.append(f"busy and idle by cause in {timeline.unit}; activations in (stage, microbatch) pairs")
+    counted = ONE_UNIT if timeline.pairs_per_microbatch else "(stage, microbatch) pairs"
+    lines.append(f"busy and idle by cause in {timeline.unit}; activations in {counted}")
     if schedule.num_stages > schedule.num_ranks:
         lines.append("costs are of one stage; a rank that holds several pays for each")
     if timeline.num_steps > 1:

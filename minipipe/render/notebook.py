@@ -35,6 +35,7 @@ def show(*drawn: ActionTable | Timeline) -> None:
     >>> show(schedules.gpipe(2, 1))
     rank 0 F0---···············B0========
     rank 1 ·····F0---B0========··········
+    F- forward, B= backward, · idle, F3: microbatch 3
     gpipe: makespan 6 units, bubble 50.0 %, peak activations by rank 1, 1
     """
     if _notebook() is None:

@@ -34,8 +34,7 @@ class Panel:
     ----------
     timeline : Timeline
     pairs : int, optional
-        How many (stage, microbatch) pairs count as one microbatch: the stages of a rank, beside timelines with other
-        numbers of them. By default each pair counts.
+        How many (stage, microbatch) pairs count as one microbatch: the stages of a rank. By default each pair counts.
 
     Attributes
     ----------
@@ -232,4 +231,6 @@ def panels_of(drawn: Sequence[ActionTable | Timeline]) -> tuple[Panel, ...]:
     if len(units) > 1:
         message = f"These timelines are in {' and in '.join(units)}, so one axis cannot show them together."
         raise ArgumentError("value", f"{message} Give the predicted one Costs(unit='s') with times in seconds.")
+    own = [timeline.pairs_per_microbatch for timeline in timelines]
+    pairs = pairs if None in own else [count or 1 for count in own]
     return tuple(map(Panel, timelines, pairs if max(pairs) > 1 else [None] * len(pairs)))

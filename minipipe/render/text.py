@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from minipipe.errors import ArgumentError
 from minipipe.io import MOST_CHARACTERS
-from minipipe.render.descriptions import caption, title
+from minipipe.render.descriptions import KIND_NAMES, caption, figures, title
 from minipipe.render.layout import round_step, scale_of
 from minipipe.render.panel import Panel, panels_of, side_by_side
 from minipipe.render.terminal import IDLE, ground, paint
@@ -241,8 +241,8 @@ def draw_text(*drawn: ActionTable | Timeline, width: int = 80, colour: bool = Fa
     Returns
     -------
     str
-        A row for each rank, then a caption. An action begins with as much of its label as fits: ``F3``, or ``2F3`` if
-        its rank has several stages. If stages do not fit, lower case marks the second of two stages, ``f3``.
+        A row for each rank, then a legend and a caption. An action begins with as much of its label as fits: ``F3``, or
+        ``2F3`` if its rank has several stages. If stages do not fit, lower case marks the second of two stages, ``f3``.
         ``-`` fills a forward, ``=`` a backward, ``~`` a weight gradient, ``#`` an update, ``:`` an R, ``+`` a send that
         blocks, and ``·`` is idle time. ``F3-&B1=`` are a forward and a backward that run joined, each in half of their
         time. Several bands, or several drawings, have an axis above them; its ``|`` marks the column where the time
@@ -260,6 +260,7 @@ def draw_text(*drawn: ActionTable | Timeline, width: int = 80, colour: bool = Fa
     >>> print(draw_text(schedules.gpipe(2, 2), width=60))
     rank 0 F0---F1---···············B0========B1========
     rank 1 ·····F0---F1---B0========B1========··········
+    F- forward, B= backward, · idle, F3: microbatch 3
     gpipe: makespan 9 units, bubble 33.3 %, peak activations by rank 2, 2
     >>> print(draw_text(schedules.gpipe(2, 2), schedules.one_f_one_b(2, 1), width=60))
     units  |0        |2        |4        |6        |8
@@ -269,6 +270,7 @@ def draw_text(*drawn: ActionTable | Timeline, width: int = 80, colour: bool = Fa
            1f1b, predicted
     rank 0 F0---···············B0========
     rank 1 ·····F0---B0========··········
+    F- forward, B= backward, · idle, F3: microbatch 3
     gpipe, predicted: makespan 9 units, bubble 33.3 %, peak activations by rank 2, 2
     1f1b, predicted: makespan 6 units, bubble 50.0 %, peak activations by rank 1, 1
     """
@@ -284,7 +286,7 @@ def draw_text(*drawn: ActionTable | Timeline, width: int = 80, colour: bool = Fa
     rows = [list(_named_rows(panel, columns)) for panel in panels]
     bands = [_band(panels, rows, first, columns, margin, colour) for first in range(0, columns.total, columns.band)]
     captions = (fill(line, max(width, 80), subsequent_indent="  ") for line in _captions(panels, columns))
-    return "\n".join(["\n\n".join(bands), *captions])
+    return "\n".join(["\n\n".join(bands), *legend(panels, columns, max(width, 80), colour), *captions])
 
 
 def _named_rows(panel: Panel, columns: Columns) -> Iterator[tuple[str, list[Cell]]]:
@@ -330,6 +332,46 @@ def action_cells(
     text, fill = ground(action.kind, chunk), ground(action.kind, chunk, is_label=False)
     filling = FILL.get(action.kind, "+") * rest + mark
     return [(letter, text) for letter in label] + [(letter, fill) for letter in filling]
+
+
+def legend(panels: Sequence[Panel], columns: Columns, width: int, colour: bool) -> list[str]:
+    """Return what the letters, fills and numbers of a drawing stand for, in lines of at most a width.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> panels = panels_of([schedules.zb_h1(2, 2)])
+    >>> legend(panels, fit_columns(panels, 60), 60, colour=False)
+    ['F- forward, I= backward of the inputs,', 'W~ backward of the weights, · idle, F3: microbatch 3']
+    """
+    drawn = {span.action.kind for panel in panels for row in panel.timeline.spans for span in drawn_spans(row)}
+    drawn |= {kind for panel in panels for kind in panel.kinds_beside()}
+    entries = [([*_sample(kind)], f" {KIND_NAMES[kind]}") for kind in KIND_NAMES if kind in drawn]
+    entries += [([(_IDLE, IDLE)], " idle"), ([], _numbers(panels, columns))]
+    lines, length = [""], 0
+    for cells, words in entries:
+        if length + len(cells) + len(words) + 2 > width:  # with the commas around it
+            lines.append("")
+            length = 0
+        lines[-1] += f"{', ' * bool(length)}{paint_cells(cells, colour)}{words}"
+        length += len(cells) + len(words) + 2
+    return [*(f"{line}," for line in lines[:-1]), lines[-1]]
+
+
+def _sample(kind: ActionKind) -> Iterator[Cell]:
+    """Yield how an action of a kind is drawn: its letter and its fill, or the fill of a lane beside the actions."""
+    if kind is not ActionKind.REDUCE_GRAD:
+        yield _LETTERS.get(kind, kind.value), ground(kind, 0)
+    yield FILL.get(kind, "+"), ground(kind, 0, is_label=False)
+
+
+def _numbers(panels: Sequence[Panel], columns: Columns) -> str:
+    """Return what the numbers of a label are."""
+    several = any(panel.names_stage(rank) for panel in panels for rank in range(panel.timeline.num_ranks))
+    has_slices = any(panel.num_slices > 1 for panel in panels)
+    names_stages = several and columns.names_stages
+    label, stage = ("2F3", "stage 2, ") if names_stages else ("F3", "")
+    return f"{label}.1: {stage}microbatch 3, slice 1" if has_slices else f"{label}: {stage}microbatch 3"
 
 
 def paint_cells(cells: Sequence[Cell], colour: bool) -> str:
@@ -386,7 +428,7 @@ def _band(
 
 def _captions(panels: Sequence[Panel], columns: Columns) -> Iterator[str]:
     for panel in panels:
-        yield caption(panel) if len(panels) > 1 else str(panel.timeline)
+        yield caption(panel) if len(panels) > 1 else f"{panel.timeline.name}: {figures(panel)}"
         if panel.timeline.note:
             yield f"({panel.timeline.note})"
     if not columns.names_stages and any(len(stages) == 2 for panel in panels for stages in panel.stages):

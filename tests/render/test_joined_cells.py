@@ -23,6 +23,7 @@ def test_text_draws_the_halves_side_by_side():
     assert draw_text(simulate(JOINED, Costs(overlap=1)), width=80).splitlines() == [
         "rank 0 F0---···············F1--&B0===···············B1========",
         "rank 1 ·····F0---B0========··········F1---B1========··········",
+        "F- forward, B= backward, · idle, F3: microbatch 3",
         "mine: makespan 11 units, bubble 50.0 %, peak activations by rank 2, 1",
         "(&: a forward and a backward run joined, each drawn in half of their time)",
     ]

@@ -33,13 +33,14 @@ def test_gpipe_drawn_on_two_ranks():
     assert draw_text(schedules.gpipe(2, 2)) == (
         "rank 0 F0---F1---···············B0========B1========\n"
         "rank 1 ·····F0---F1---B0========B1========··········\n"
+        "F- forward, B= backward, · idle, F3: microbatch 3\n"
         "gpipe: makespan 9 units, bubble 33.3 %, peak activations by rank 2, 2"
     )
 
 
 def test_a_caption_of_more_than_80_columns_goes_on_below():
     timeline = replace(simulate(schedules.gpipe(2, 2)), name="stages of 10, 20, 15 and 5 ms, cut where it costs least")
-    assert draw_text(timeline).splitlines()[2:] == [
+    assert draw_text(timeline).splitlines()[3:] == [
         "stages of 10, 20, 15 and 5 ms, cut where it costs least: makespan 9 units,",
         "  bubble 33.3 %, peak activations by rank 2, 2",
     ]
@@ -51,6 +52,7 @@ def test_1f1b_drawn_on_four_ranks():
         "rank 1 ··F0F1F2········B0==F3B1==F4B2==F5B3==F6B4==F7B5==··B6==··B7==····\n"
         "rank 2 ····F0F1····B0==F2B1==F3B2==F4B3==F5B4==F6B5==F7B6==··B7==········\n"
         "rank 3 ······F0B0==F1B1==F2B2==F3B3==F4B4==F5B5==F6B6==F7B7==············\n"
+        "F- forward, B= backward, · idle, F3: microbatch 3\n"
         "1f1b: makespan 33 units, bubble 27.3 %, peak activations by rank 4, 3, 2, 1"
     )
 
@@ -68,7 +70,10 @@ def test_what_is_wider_than_a_line_goes_on_below_an_axis_of_its_own_in_bands_of_
         "\n"
         "units                  |10\n"
         "rank 0 0W0~1F1-1I1=1W1~0I1=0W1~\n"
-        "zb-v: makespan 12 units, bubble 0.0 %, peak activations by rank 2"
+        "F- forward, I= backward of the inputs, W~ backward of the weights, · idle,\n"
+        "2F3: stage 2, microbatch 3\n"
+        "zb-v: makespan 12 units, bubble 0.0 %, peak activations by rank 1 microbatch of\n"
+        "  all its layers"
     )
 
 
@@ -98,14 +103,14 @@ def test_a_timeline_is_drawn_with_its_own_times():
 def test_rows_line_up_from_the_eleventh_rank_on():
     lines = draw_text(schedules.gpipe(11, 1), width=120).splitlines()
     assert lines[0].startswith("rank 0  F0") and lines[10].startswith("rank 10 ··")
-    assert len({len(line) for line in lines[:-1]}) == 1
+    assert len({len(line) for line in lines[:11]}) == 1
     assert draw_text(schedules.gpipe(10, 1), width=120).startswith("rank 0 F0")
 
 
 def test_a_long_schedule_fills_the_80_columns_of_a_terminal_and_goes_on_below():
-    *rows, _ = draw_text(simulate(schedules.gpipe(2, 9), Costs(forward=0.7))).splitlines()
+    *rows, _, _ = draw_text(simulate(schedules.gpipe(2, 9), Costs(forward=0.7))).splitlines()
     assert [len(row) for row in rows if not row.startswith("units")] == [80, 80, 0, 80, 80]
-    *rows, _ = draw_text(simulate(schedules.gpipe(2, 37), Costs(forward=0.7))).splitlines()
+    *rows, _, _ = draw_text(simulate(schedules.gpipe(2, 37), Costs(forward=0.7))).splitlines()
     assert [len(row) for row in rows if not row.startswith("units")] == [80, 80, 0] * 2 + [80, 80]
 
 
@@ -184,6 +189,7 @@ def test_measured_times_are_in_milliseconds_and_notes_are_shown():
     span = Span(Action(0, ActionKind.FORWARD, 0), 0.0, 0.0125)
     timeline = Timeline("mine", ((span,),), (1,), unit="s", note="only a test")
     assert draw_text(timeline).splitlines()[1:] == [
+        "F- forward, · idle, F3: microbatch 3",
         "mine: makespan 12.5 ms, bubble 0.0 %, peak activations by rank 1",
         "(only a test)",
     ]
@@ -289,7 +295,7 @@ def groups(text):
             _, rank, cells = line.split(" ", 2)
             rows = found.setdefault(title, {})
             rows[int(rank)] = rows.get(int(rank), "") + cells
-        elif line and not line.startswith(("units", "ms", "(")):
+        elif line and not line.startswith(("units", "ms", "(", "F- ")):
             captions.append(line)
     return {title: list(rows.values()) for title, rows in found.items()}, captions
 

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipipe import Timeline, schedules, simulate
+from minipipe import Costs, Schedule, Timeline, schedules, simulate
 from minipipe.render import draw_html, draw_svg, draw_text, perfetto_trace
 from minipipe.render.descriptions import caption, figures, title
 from minipipe.render.panel import Panel, panels_of
+from minipipe.schedules.simulation import comparison
+from minipipe.schedules.simulation.timeline import by_rank
 from tests.render.picture import Picture, timelines
 
 
@@ -67,11 +69,22 @@ def test_schedules_above_each_other_take_equal_times_for_the_layers_of_a_rank():
     assert [panel.timeline.makespan for panel in panels_of(COMPARED[1:2])] == [51]  # alone, a stage takes a unit
 
 
-@pytest.mark.parametrize("drawn", [COMPARED[:1], [schedules.zb_v(4, 8), schedules.v_min(4, 8)]])
-def test_where_all_ranks_hold_equally_many_stages_pairs_are_counted(drawn):
-    panels = panels_of(drawn)
-    assert not any(UNIT in figures(panel) for panel in panels) and "in microbatches" not in draw_svg(*drawn)
-    assert [panel.figures for panel in panels] == [panel.timeline.figures() for panel in panels]
+@pytest.mark.parametrize("name", [name for name in schedules.REGISTRY if name != "forward-only"])
+def test_page_player_picture_and_table_count_the_peak_of_a_schedule_in_one_unit(name):
+    """The story: the table said 4 for zb-v, and the player below it 8: it counted (stage, microbatch) pairs."""
+    schedule = schedules.build(name, 4, 8)
+    (panel,), row = panels_of([schedule]), comparison.figures(schedule, Costs())
+    pairs = schedule.num_stages // 4 * schedule.num_slices
+    expected = by_rank([peak / pairs for peak in simulate(schedule).peak_activations]) + f" {UNIT}" * (pairs > 1)
+    assert dict(panel.figures)["peak activations by rank"] == expected
+    assert str(panel.timeline) == f"{name}: {figures(panel)}" and expected in " ".join(draw_text(schedule).split())
+    assert (panel.pairs or 1) == player_data_in(draw_html(schedule))["panels"][0]["pairs"] == pairs
+    assert f"peak {row['peak']:g}" in [lane.peak for lane in Picture(draw_svg(as_measured(schedule))).lanes]
+
+
+def test_ranks_that_hold_different_numbers_of_stages_count_pairs():
+    uneven = simulate(Schedule.from_text("0F0 1F0 1B0 0B0\n2F0 2B0"))
+    assert uneven.pairs_per_microbatch is None and UNIT not in str(uneven)
 
 
 def test_the_peaks_of_many_ranks_are_their_ends():

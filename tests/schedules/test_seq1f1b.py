@@ -241,7 +241,7 @@ def test_beside_whole_microbatches_activations_are_those_of_a_sequence():
     assert "seq1f1b, predicted: makespan 28.5 units, bubble 15.8 %, peak activations by rank 2.5, 2, 1.5, 1" in (
         " ".join(drawn.split())
     )
-    assert draw_text(seq1f1b(4, 8)).endswith("peak activations by rank 5, 4, 3, 2")
+    assert "peak activations by rank 2.5, 2, 1.5, 1" in " ".join(draw_text(seq1f1b(4, 8)).split())
     drawn = " ".join(draw_text(schedules.zb_v(4, 8), seq1f1b(4, 8)).split())  # a pair of stages, a pair of slices
     assert "by rank 4, 4, 4, 4 microbatches" in drawn and "by rank 2.5, 2, 1.5, 1 microbatches" in drawn
 

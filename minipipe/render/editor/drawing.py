@@ -80,12 +80,14 @@ class Sight:
         for spans, held, own in zip(self.timeline.spans, self.timeline.held_activations, self.draft.rows):
             busy += sum(span.end - span.start for span in spans[: len(own)])
             peaks.append(max(held[: len(own)], default=0))
+        # The limit counts pairs; on ranks with one stage these are microbatches.
+        of = "" if self.timeline.pairs_per_microbatch == 1 else " (stage, microbatch) pairs"
         idle = 1 - busy / (len(self.ends) * self.end) if self.end else 0.0
         placed, missing = sum(map(len, self.draft.rows)), len(self.draft.missing)
         found = [
             ("makespan" if self.is_finished else "so far", format_time(self.end, unit)),
             ("bubble", f"{100 * max(0.0, idle):.1f} %"),
-            ("peak activations by rank", by_rank(peaks)),
+            ("peak activations by rank", f"{by_rank(peaks)}{of}"),
             ("bound", f"{format_time(self.bound.value, unit)} ({self.bound.name})"),
         ]
         if self.is_finished:

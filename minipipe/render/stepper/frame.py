@@ -26,6 +26,7 @@ from minipipe.render.text import (
     drawn_spans,
     fit_columns,
     label_width,
+    legend,
     paint_cells,
     places_of,
     shortest_time,
@@ -113,6 +114,7 @@ class Grid:
 
 
 _BOLD = "1"
+_WIDEST_ENTRY = 48  # of the legend, in columns
 LEAST_SIZE = (39, 12)  # columns and lines
 
 
@@ -173,7 +175,9 @@ class Frame:
         grid, table = self._grid(snapshot, ranks, width), self._table(snapshot, ranks, width)
         lines = [*head, *blanks, *grid, *blanks, *table, *blanks]
         notes = self._verdict(width) if is_last else self._messages(snapshot, width, height - len(lines))
-        return [*lines, *notes][:height]
+        key = ["", *legend([self.grid.panel], self.grid.columns, width, self.colour)]
+        has_room = len(lines) + len(notes) + len(key) <= height and width >= _WIDEST_ENTRY
+        return [*lines, *notes, *(key if has_room else [])][:height]
 
     # -- head and notes ------------------------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ def format_number(time: float, unit: str) -> str:
 
 _MOST_LISTED = 8  # ranks: of more, the most and the least say more than a list
 ONE_UNIT = "microbatches of all its layers"
-"""The unit of the memory of ranks with different numbers of stages."""
+"""The unit in which drawings and tables count activations: the (stage, microbatch) pairs of all stages of a rank."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -361,28 +361,50 @@ class Timeline(ShownInNotebooks):
         """Return the main figures in words, without the name."""
         return ", ".join(f"{name} {value}" for name, value in self.figures())
 
+    @property
+    def pairs_per_microbatch(self) -> int | None:
+        """How many (stage, microbatch) pairs each rank holds of a microbatch; None if their numbers differ.
+
+        Examples
+        --------
+        >>> from minipipe import schedules, simulate
+        >>> [simulate(schedules.build(name, 2, 4)).pairs_per_microbatch for name in ("1f1b", "zb-v", "chimera")]
+        [1, 2, 1]
+        """
+        found = set()
+        for row in self.spans:
+            stages: dict[int, set[int]] = {}
+            for span in row:
+                if not span.action.kind.is_communication:
+                    stages.setdefault(span.action.microbatch, set()).add(span.action.stage)
+            found |= set(map(len, stages.values()))
+        return found.pop() * self.num_slices if len(found) == 1 else None
+
     def figures(self, pairs: int | None = None) -> tuple[tuple[str, str], ...]:
         """Return the main figures as text, each with its name: makespan, bubble and peak activations.
 
         Parameters
         ----------
         pairs : int, optional
-            How many (stage, microbatch) pairs count as one microbatch: the stages of a rank, beside timelines with
-            other numbers of them.
+            How many (stage, microbatch) pairs count as one microbatch, beside timelines with other numbers of them; by
+            default :attr:`pairs_per_microbatch`.
 
         Examples
         --------
         >>> from minipipe import schedules, simulate
         >>> simulate(schedules.gpipe(2, 2)).figures()
         (('makespan', '9 units'), ('bubble', '33.3 %'), ('peak activations by rank', '2, 2'))
-        >>> simulate(schedules.zb_v(2, 4)).figures(pairs=2)[-1]
+        >>> simulate(schedules.zb_v(2, 4)).figures()[-1]
         ('peak activations by rank', '2, 2 microbatches of all its layers')
         """
+        own = self.pairs_per_microbatch or 1
+        pairs = pairs if pairs is not None or own == 1 else own
         peaks = by_rank([peak / (pairs or 1) for peak in self.peak_activations])
+        of = ONE_UNIT.replace("es ", " ", 1) if peaks == "1" else ONE_UNIT
         return (
             ("makespan", format_time(self.makespan, self.unit)),
             ("bubble", f"{100 * self.bubble_fraction:.1f} %"),
-            ("peak activations by rank", peaks if pairs is None else f"{peaks} {ONE_UNIT}"),
+            ("peak activations by rank", peaks if pairs is None else f"{peaks} {of}"),
         )
 
     def __str__(self) -> str:

@@ -1,5 +1,6 @@
 """``minipipe step`` in a pseudo-terminal: keys, redrawing, and a terminal left as it was found."""
 
+import codecs
 import contextlib
 import fcntl
 import os
@@ -33,6 +34,7 @@ class Terminal:
         self.resize(*size)
         self.before = termios.tcgetattr(self.slave)
         self.output = ""
+        self.decoder = codecs.getincrementaldecoder("utf-8")()  # a read may end within a character
         self.process = subprocess.Popen(
             [sys.executable, "-m", "minipipe", "step", *map(str, arguments)],
             stdin=self.slave,
@@ -55,7 +57,7 @@ class Terminal:
         while not self.is_drawn() or words not in "\n".join(self.screen()):
             if not select.select([self.master], [], [], max(0, deadline - time.monotonic()))[0]:
                 raise AssertionError(f"{words!r} never came; the screen:\n{self.screen()}")
-            self.output += os.read(self.master, 65536).decode()
+            self.output += self.decoder.decode(os.read(self.master, 65536))
         return self.screen()
 
     def is_drawn(self):
@@ -68,7 +70,7 @@ class Terminal:
         """Wait until the program has ended; return its status and all that it wrote."""
         status = self.process.wait(limit)
         while select.select([self.master], [], [], 0)[0]:
-            self.output += os.read(self.master, 65536).decode()
+            self.output += self.decoder.decode(os.read(self.master, 65536))
         return status, self.output
 
 

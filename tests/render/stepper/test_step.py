@@ -317,6 +317,8 @@ def test_a_screen_of_1f1b_as_on_paper():
         "",
         "result of 0F3, rank 0 to rank 1: delivered, not yet consumed by 1F3",
         "result of 2F2, rank 2 to rank 3: delivered, not yet consumed by 3F2",
+        "",
+        "F- forward, B= backward, · idle, F3: microbatch 3",
     ]
 
 
