@@ -1,4 +1,4 @@
-"""Prove the optima of the gallery, ``minipipe/search/optima.csv``, with CP-SAT: hours on one core.
+"""Prove the optima of the gallery, ``minipipe/schedules/search/optima.csv``, with CP-SAT: hours on one core.
 
     python -m tests.slow.gallery --seconds 120
 
