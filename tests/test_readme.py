@@ -53,7 +53,7 @@ def smallest(tmp_path):
 def test_the_smallest_program_prints_the_same_loss_on_one_rank_and_on_three(smallest):
     alone, three = run([sys.executable, str(smallest)]), mpirun(3, smallest)
     assert alone.code == three.code == 0, alone.err + three.err
-    assert alone.out.startswith("1 ranks, loss ") and three.out.startswith("3 ranks, loss ")
+    assert alone.out.startswith("rank 0 of 1, loss ") and three.out.startswith("rank 0 of 3, loss ")
     assert alone.out.split()[-1] == three.out.split()[-1]
     assert float(alone.out.split()[-1]) < 0.05
 
@@ -111,7 +111,7 @@ def test_every_command_of_minipipe_that_it_shows_runs(tmp_path, monkeypatch, cap
 def test_the_job_that_it_starts_under_supervision_runs(smallest):
     (command,) = re.findall(r"^minipipe (run [^#\n]*)", "".join(all_blocks("sh")), flags=re.MULTILINE)
     done = run([sys.executable, "-m", "minipipe", *command.replace(smallest.name, str(smallest)).split()])
-    assert done.code == 0 and re.match(r"\d ranks, loss ", done.out), done.err
+    assert done.code == 0 and re.match(r"rank 0 of \d, loss ", done.out), done.err
 
 
 def test_every_call_that_it_lists_is_there():
