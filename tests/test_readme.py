@@ -40,6 +40,13 @@ def test_it_opens_with_two_commands_of_one_line():
     assert test_line.strip().endswith("pytest -n 2")
 
 
+def test_it_says_how_long_its_commands_take():
+    main_job, of_schedules = blocks("sh")[2:4]
+    assert all(re.search(r"# .*\bminutes?\b", line) for line in main_job.splitlines())
+    assert "all of these take seconds" in of_schedules
+    assert "on two cores" in README.split("## What this is")[0]
+
+
 @pytest.fixture
 def smallest(tmp_path):
     program = next(block for block in blocks("python") if "init_process_group" in block)
