@@ -106,11 +106,11 @@ class Panel:
     def tells_memory(self) -> bool:
         """Whether the memory is known and is not just the number of activations."""
         timeline = self.timeline
-        return timeline.memory is not None and (
-            timeline.memory_unit == "bytes"
-            or timeline.memory != self.held_activations
-            or timeline.peak_memory != tuple(map(self._counted, timeline.peak_activations))
-        )
+        # Whether costs give a size of 1 to a pair, as they do by default, or to a microbatch.
+        of_pairs = timeline.held_activations, timeline.peak_activations
+        of_microbatches = self.held_activations, tuple(map(self._counted, timeline.peak_activations))
+        is_number = (timeline.memory, timeline.peak_memory) in (of_pairs, of_microbatches)
+        return timeline.memory is not None and (timeline.memory_unit == "bytes" or not is_number)
 
     @property
     def recomputes(self) -> bool:

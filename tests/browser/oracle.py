@@ -78,7 +78,7 @@ def row_of(timeline, rank, time):
         "doing": describe_action(running[-1]) + joined if running else waiting,
         "cause": str(idle[0].cause) if idle else "",
         "how_far": how_far(timeline, idle[0], time) if idle and idle[0].awaited else "",
-        "count": len(holds),
+        "count": len(holds) / (timeline.pairs_per_microbatch or 1),
         "holds": holds,
         "memory": memory(timeline, rank, time),
     }

@@ -55,7 +55,7 @@ def difference(timeline, shown, time):
         for name, seen in (("doing", row["doing"]), ("holds", holds), ("memory", row["memory"])):
             if seen != told[name]:
                 return time, rank, name, seen, told[name]
-        if int(row["count"]) != told["count"]:
+        if abs(float(row["count"]) - told["count"]) > 1e-9:
             return time, rank, "count", row["count"], told["count"]
         beside = row["beside"].split("; ")
         if not {told["cause"], told["how_far"]} - {""} <= set(beside) or (not told["how_far"] and "rank" in beside):

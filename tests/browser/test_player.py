@@ -21,7 +21,7 @@ def test_what_is_shown_is_what_the_timeline_says(open_page, name):
     facts = page.inner_text(".facts").replace("\n", " ")
     assert f"makespan {format_time(timeline.makespan, timeline.unit)}" in facts
     assert f"bubble {100 * timeline.bubble_fraction:.1f} %" in facts
-    assert f"peak activations by rank {', '.join(map(str, timeline.peak_activations))}" in facts
+    assert f"peak activations by rank {dict(timeline.figures())['peak activations by rank']}" in facts
 
 
 def test_a_long_run_is_timed_in_full_digits(open_page):
