@@ -9,6 +9,7 @@ from typing import Any
 
 from minipipe.comm import Grid, ProcessGroup
 from minipipe.comm.agreement import check_agreement
+from minipipe.errors import of_kind
 from minipipe.execution.checks.comparison import check_program
 from minipipe.execution.checks.description import description
 from minipipe.execution.plan import Plan
@@ -55,6 +56,7 @@ def agreed(
 
 
 def _everyone_on(group: ProcessGroup | Grid) -> ProcessGroup:
+    of_kind("Pipeline", group, ProcessGroup | Grid, "the group that init_process_group() returns, or a Grid of it")
     return group.group if isinstance(group, Grid) else group
 
 

@@ -15,7 +15,7 @@ from minipipe.comm.message import finish
 from minipipe.comm.objects import pack, unpack
 from minipipe.comm.process_group import OwnTag
 from minipipe.data import Share
-from minipipe.errors import ArgumentError, MicrobatchError, ModelError, RankError, of_kind, whole_number
+from minipipe.errors import ArgumentError, MicrobatchError, ModelError, RankError, whole_number
 from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import Calls, check_loss, part_of
@@ -56,7 +56,6 @@ def planned(
     options: dict[str, Any] = {**given}
     for name in ("seed", "dropout_seed"):
         whole_number(name, run[name], 0)
-    of_kind("Pipeline", group, ProcessGroup | Grid, "the group that init_process_group() returns, or a Grid of it")
     grid = group if isinstance(group, Grid) else None
     if isinstance(group, Grid):
         model, options = over_grid(model, group, options)
