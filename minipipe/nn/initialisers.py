@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -37,7 +38,7 @@ def constant(value: float) -> Initialiser:
     >>> constant(0.5)(np.random.default_rng(0), (2,))
     array([0.5, 0.5])
     """
-    return lambda generator, shape: np.full(shape, value)
+    return partial(_filled, value)
 
 
 def normal(std: float) -> Initialiser:
@@ -49,7 +50,7 @@ def normal(std: float) -> Initialiser:
     >>> values.shape, round(float(values.std()), 3)
     ((100, 100), 0.02)
     """
-    return lambda generator, shape: generator.normal(0.0, std, shape)
+    return partial(_drawn_normal, std)
 
 
 def uniform(low: float, high: float) -> Initialiser:
@@ -61,7 +62,7 @@ def uniform(low: float, high: float) -> Initialiser:
     >>> bool((abs(values) <= 0.5).all()), round(float(values.max()), 1)
     (True, 0.5)
     """
-    return lambda generator, shape: generator.uniform(low, high, shape)
+    return partial(_drawn_uniform, low, high)
 
 
 def truncated_normal(std: float, bound: float = 2.0) -> Initialiser:
@@ -79,14 +80,7 @@ def truncated_normal(std: float, bound: float = 2.0) -> Initialiser:
     >>> bool((abs(values) <= 0.04).all())
     True
     """
-
-    def draw(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        values = np.asarray(generator.normal(0.0, std, shape))
-        while (outside := np.abs(values) > bound * std).any():
-            values[outside] = generator.normal(0.0, std, int(outside.sum()))
-        return values
-
-    return draw
+    return partial(_drawn_within, std, bound)
 
 
 def he_uniform(fan_in: int) -> Initialiser:
@@ -194,3 +188,25 @@ def generator_for(seed: int, name: str) -> np.random.Generator:
     whole_number("seed", seed, 0)
     key = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=np.frombuffer(key, dtype="<u8").astype(np.uint64)))
+
+
+# -- functions of this module rather than closures, so that a parameter can be pickled -------------------------------
+
+
+def _filled(value: float, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return np.full(shape, value)
+
+
+def _drawn_normal(std: float, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return generator.normal(0.0, std, shape)
+
+
+def _drawn_uniform(low: float, high: float, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return generator.uniform(low, high, shape)
+
+
+def _drawn_within(std: float, bound: float, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    values = np.asarray(generator.normal(0.0, std, shape))
+    while (outside := np.abs(values) > bound * std).any():
+        values[outside] = generator.normal(0.0, std, int(outside.sum()))
+    return values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import cos, pi
 from typing import Any
 
@@ -109,7 +110,7 @@ def constant() -> Factor:
     >>> [constant()(step) for step in range(3)]
     [1.0, 1.0, 1.0]
     """
-    return lambda step: 1.0
+    return _one
 
 
 @with_hints
@@ -135,7 +136,7 @@ def step_decay(every: int, factor: float) -> Factor:
     """
     whole_number("every", every)
     factor = real_number("factor", factor, "(0, 1]")
-    return lambda step: factor ** (step // every)
+    return partial(_decayed, every, factor)
 
 
 @with_hints
@@ -149,7 +150,7 @@ def linear(num_steps: int, warmup_steps: int = 0, final: float = 0.0) -> Factor:
     >>> [linear(4)(step) for step in range(6)]
     [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
     """
-    return _annealed(lambda progress: 1 - progress, num_steps, warmup_steps, final)
+    return _annealed(_line, num_steps, warmup_steps, final)
 
 
 @with_hints
@@ -181,7 +182,7 @@ def cosine(num_steps: int, warmup_steps: int = 0, final: float = 0.0) -> Factor:
     >>> [cosine(6, warmup_steps=2)(step) for step in (0, 1, 2, 4, 6, 7)]
     [0.5, 1.0, 1.0, 0.5, 0.0, 0.0]
     """
-    return _annealed(lambda progress: (1 + cos(pi * progress)) / 2, num_steps, warmup_steps, final)
+    return _annealed(_half_cosine, num_steps, warmup_steps, final)
 
 
 def _annealed(fall: Callable[[float], float], num_steps: int, warmup_steps: int, final: float) -> Factor:
@@ -189,12 +190,31 @@ def _annealed(fall: Callable[[float], float], num_steps: int, warmup_steps: int,
     whole_number("num_steps", num_steps)
     whole_number("warmup_steps", warmup_steps, 0, num_steps, advice="The warm-up is a part of num_steps.")
     final = real_number("final", final, "[0, 1]", advice="It is a share of the learning rate.")
+    return partial(_factor_at, fall, num_steps, warmup_steps, final)
 
-    def factor(step: int) -> float:
-        if step < warmup_steps:
-            return (step + 1) / warmup_steps
-        if step >= num_steps:
-            return final
-        return final + (1 - final) * fall((step - warmup_steps) / (num_steps - warmup_steps))
 
-    return factor
+# Functions of this module rather than closures, so that a schedule can be pickled.
+
+
+def _one(step: int) -> float:
+    return 1.0
+
+
+def _decayed(every: int, factor: float, step: int) -> float:
+    return factor ** (step // every)
+
+
+def _line(progress: float) -> float:
+    return 1 - progress
+
+
+def _half_cosine(progress: float) -> float:
+    return (1 + cos(pi * progress)) / 2
+
+
+def _factor_at(fall: Callable[[float], float], num_steps: int, warmup_steps: int, final: float, step: int) -> float:
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    if step >= num_steps:
+        return final
+    return final + (1 - final) * fall((step - warmup_steps) / (num_steps - warmup_steps))
