@@ -117,6 +117,7 @@ class TensorCode(StrEnum):
     NO_RANDOM_KEY = "no-random-key"
     NOT_REPEATABLE = "not-repeatable"  # computed again, a module gave other values
     DIVIDED = "divided"  # among ranks, where a whole was expected; or the other way round
+    NOT_COPYABLE = "not-copyable"  # a result, which belongs to its graph
 
 
 class TensorError(MinipipeError, ValueError):
@@ -204,12 +205,12 @@ class ModelCode(StrEnum):
     LOSS_WITH_PARAMETERS = "loss-with-parameters"
     PLANNED = "planned"  # an option that a plan has already
     FROZEN = "frozen"
-    NOT_COPYABLE = "not-copyable"
+    NOT_COPYABLE = "not-copyable"  # also of a pipeline and of what else exchanges messages
     SLICES = "slices"
 
 
 class ModelError(MinipipeError, TypeError):
-    """A model cannot be cut into stages.
+    """A model cannot be cut into stages, or something cannot be copied or pickled.
 
     Examples
     --------
@@ -617,6 +618,17 @@ def quoted(given: object, most: int = 60) -> str:
         text = f"a value of type {type(given).__name__}"
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: most + 1])
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def not_copyable(given: object, why: str, instead: str) -> ModelError:
+    """Return the error of an attempt to copy or pickle something that is no value.
+
+    Examples
+    --------
+    >>> print(not_copyable(open, "it is bound to its file", "Copy the path."))
+    A builtin_function_or_method cannot be copied or pickled: it is bound to its file. Copy the path.
+    """
+    return ModelError("not-copyable", f"A {type(given).__name__} cannot be copied or pickled: {why}. {instead}")
 
 
 def misuse(message: str, code: ScheduleCode = ScheduleCode.PARAMETERS) -> ScheduleError:

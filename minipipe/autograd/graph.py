@@ -22,7 +22,7 @@ from collections.abc import Callable
 from heapq import heappush
 from itertools import count
 from sys import maxsize
-from typing import Any
+from typing import Any, NoReturn
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
@@ -82,6 +82,11 @@ class Node:
         self.is_activation = is_activation
         self.is_boundary = False
         self.pending: Array | None = None
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse to be copied and pickled: the functions of the edges hold arrays of this graph alone."""
+        message = f"A {type(self).__name__} belongs to its graph, and cannot be copied or pickled"
+        raise TensorError("not-copyable", f"{message}. Copy tensors: copy.deepcopy(x), or x.detach() for a result.")
 
     def add(self, contribution: Array, walk: BackwardWalk) -> None:
         """Add a contribution to the pending gradient; the first one puts the node into the queue."""

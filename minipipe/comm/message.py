@@ -14,12 +14,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from minipipe.autograd.backend import Array, dtype_name, is_floating, numpy_dtype
-from minipipe.errors import ArgumentError, MessageError, as_float, quoted
+from minipipe.errors import ArgumentError, MessageError, as_float, not_copyable, quoted
 
 _MAGIC = b"mnpp"
 _MAX_AXES = 8
@@ -218,6 +218,10 @@ class Request(ABC):
         MessageError
             Code ``timeout``, naming the message, its sender and the time waited; or the code of its mismatch.
         """
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse to be copied and pickled."""
+        raise not_copyable(self, "the message that it stands for is one", "Copy the array that wait() returns.")
 
 
 class Receive(Request):

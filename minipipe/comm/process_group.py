@@ -24,7 +24,7 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.comm.job.reports import RankActivity
 from minipipe.comm.message import DEFAULT_TIMEOUT, Expectation, Given, Header, Receive, Request, described, finish
-from minipipe.errors import ArgumentError, LaunchError, MessageError, RankError, one_of
+from minipipe.errors import ArgumentError, LaunchError, MessageError, RankError, not_copyable, one_of
 from minipipe.hints import Familiar, explain, with_hints
 
 
@@ -93,6 +93,19 @@ class ProcessGroup(Familiar, ABC):
         self._parent: ProcessGroup | None = None  # the group that this one was split off from
         self._resources = ExitStack()
         self._under_way: deque[Receive] = deque()  # of ibroadcast
+
+    # -- copies: a group is no value, so copies of what refers to it, such as a layer or a loss, share it -------------
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict) -> Self:
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse to be pickled."""
+        why = f"it is rank {self.rank} of {self.size} ranks that exchange messages"
+        raise not_copyable(self, why, "In another process call init_process_group(); state_dict() has the values.")
 
     # -- primitives of a kind of group ---------------------------------------------------------------------
 

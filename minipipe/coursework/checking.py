@@ -29,12 +29,12 @@ from numbers import Real
 from pathlib import Path
 from traceback import walk_tb
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from minipipe.coursework.expectations import Unexpected, shown
-from minipipe.errors import CourseworkError
+from minipipe.errors import CourseworkError, not_copyable
 from minipipe.schedules.action import Action
 
 __tracebackhide__ = True  # pytest shows a student frames of his own files, and none of this one
@@ -58,7 +58,13 @@ class Task:
     def __init__(self, ask: Callable[[str | Callable[..., Any], tuple[Any, ...]], Any]) -> None:
         self._ask = ask
 
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse to be copied and pickled."""
+        raise not_copyable(self, "its functions run where the student's module is", "Copy what they return.")
+
     def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("__"):  # Python asks for these, such as __deepcopy__; no student's function has such a name
+            raise AttributeError(f"A Task has no {name}.")
         return lambda *given: self._ask(name, given)
 
 

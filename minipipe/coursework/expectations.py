@@ -46,6 +46,9 @@ class Unexpected(AssertionError):
         super().__init__(f"{what}: expected {expected}, got {got}" + (f"\n\n{drawing}\n" if drawing else ""))
         self.what, self.expected, self.got, self.drawing = what, expected, got, drawing
 
+    def __reduce__(self) -> tuple[type[Unexpected], tuple[str, ...]]:
+        return type(self), (self.what, self.expected, self.got, self.drawing)
+
 
 def expect_that(is_so: bool, what: str, expected: str, got: object) -> None:
     """Expect a condition.

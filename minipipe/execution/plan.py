@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from minipipe.autograd import backend
-from minipipe.errors import ArgumentError, ModelError
+from minipipe.errors import ArgumentError, ModelError, TensorError
 from minipipe.execution.choosing import checked_blocks, ranks_of_each, replicated, schedule_of_modules
 from minipipe.execution.offloading import recomputing
 from minipipe.execution.partition import partition_of
@@ -488,6 +488,8 @@ def build_stages(
         part = plan.part(index)
         try:
             module = copy.deepcopy(part, copies)
+        except TensorError as error:  # a result that a layer keeps
+            raise ModelError("not-copyable", f"A layer of stage {index} cannot be copied: {error}") from None
         except TypeError as error:  # an open file, a lock
             what = f"A layer of stage {index} cannot be copied: {error}"
             raise ModelError("not-copyable", f"{what}. Open files and the like when they are used.") from None

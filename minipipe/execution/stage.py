@@ -8,13 +8,13 @@ in file 9, and ``WeightWork``, what I leaves for W, in file 11.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from minipipe import autograd
 from minipipe.autograd import Node, StageInput, WeightWork, backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import is_grad_enabled
-from minipipe.errors import MessageError
+from minipipe.errors import MessageError, not_copyable
 from minipipe.execution.payload import Payload
 from minipipe.nn import Parameter, Sequential
 from minipipe.nn.sequential import boundary
@@ -72,6 +72,11 @@ class Stage:
     """
 
     is_observed = is_halved = False  # what replaying.py asks: are graphs looked at, and all backwards in halves?
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse to be copied and pickled."""
+        why = "it is a part of a pipeline and may hold the graphs of microbatches"
+        raise not_copyable(self, why, "Copy its layers: copy.deepcopy(stage.module).")
 
     def __init__(
         self,

@@ -17,7 +17,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from minipipe.autograd import Leaf, backend
-from minipipe.errors import ArgumentError, shape_error
+from minipipe.autograd.backend import Array
+from minipipe.errors import ArgumentError, TensorError, shape_error
 from minipipe.functional import contraction, elementwise, operands, reduction, shape
 from minipipe.hints import Familiar, instead_of, with_hints
 from minipipe.tensor import Operand, Tensor, record
@@ -61,6 +62,15 @@ def _without(name: str, written: str) -> Callable[..., NoReturn]:
         raise ArgumentError("name", f"A tensor has no {written}; instead: {instead_of('Tensor')[name]}.")
 
     return refuse
+
+
+def _restored(kind: type[Tensor], data: Array, requires_grad: bool, gradient: Array | None) -> Tensor:
+    tensor = object.__new__(kind)
+    tensor.data, tensor.node = data, None
+    if requires_grad:
+        tensor.node = leaf = Leaf(data.shape, data.dtype)
+        leaf.grad = gradient
+    return tensor
 
 
 class TensorMethods:
@@ -150,6 +160,28 @@ class TensorMethods:
         """Forget the gradient."""
         if isinstance(self.node, Leaf):
             self.node.grad = None
+
+    # -- copies -------------------------------------------------------------------------------------------------
+
+    def __copy__(self: Any) -> Tensor:
+        """Return another object for the same array at the same place of the graph."""
+        twin = object.__new__(type(self))
+        twin.data, twin.node = self.data, self.node
+        return twin
+
+    def __reduce__(self: Any) -> tuple[Any, ...]:
+        """Return what a deep copy and a pickle are made of: the values, and the gradient of a leaf.
+
+        Raises
+        ------
+        TensorError
+            Code ``not-copyable``, for a result: it belongs to its graph.
+        """
+        if self.node is not None and not isinstance(self.node, Leaf):
+            message = "This tensor is the result of a computation, and a copy would not belong to its graph."
+            raise TensorError("not-copyable", f"{message} Copy the values, x.detach(); x * 1 has the graph, too.")
+        data = backend.values(self.data) if isinstance(self.data, np.ndarray) else self.data
+        return _restored, (type(self), data, self.requires_grad, self.grad)
 
     # -- protocols of Python and NumPy --------------------------------------------------------------------------
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, MutableMapping
+from copyreg import __newobj__  # type: ignore[attr-defined]
+from importlib import import_module
 from numbers import Integral
 from operator import attrgetter
 from types import ModuleType
@@ -18,7 +20,7 @@ from minipipe.autograd.graph import BackwardWalk
 from minipipe.autograd.modes import next_order
 from minipipe.errors import ArgumentError, ParameterError, TensorError
 from minipipe.hints import with_hints
-from minipipe.nn.initialisers import Initialiser, constant, generator_for
+from minipipe.nn.initialisers import Initialiser, generator_for
 from minipipe.tensor import Tensor
 
 
@@ -49,11 +51,18 @@ def _leaf(shape: tuple[int, ...], dtype: Any) -> Leaf:
     return (HalfLeaf if backend.is_half(dtype) else Leaf)(shape, dtype)
 
 
+# What a copy of a parameter has from it, beside the values.
+_COPIED = ("shape", "dtype", "initialiser", "num_uses", "is_placed")
+
+
 class Parameter(Tensor):
     """A tensor that training changes.
 
     It is declared with a shape and an initialiser and takes no memory until it is filled, so every rank can describe a
     model that is larger than its memory.
+
+    A deep copy and a pickle have the values and the initialiser, and no gradient, as in PyTorch. A pickle needs an
+    initialiser that can be imported: those of ``nn.initialisers``, or a function of a module.
 
     Parameters
     ----------
@@ -268,13 +277,44 @@ class Parameter(Tensor):
             self.data = backend.moved(self.data, xp)
             self._drop_grad()
 
+    # -- copies: no gradient and no record of updates goes with the values ----------------------------------------
+
+    def __copy__(self) -> Parameter:
+        """Return another use of the same values: two parameters over one array would be updated twice."""
+        return self.alias()
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
-        twin = memo[id(self)] = Parameter(self.shape, self.initialiser or constant(0.0), self.dtype)
-        twin.initialiser, twin.xp, twin.node.needs_gradient = self.initialiser, self.xp, self.requires_grad
-        twin.num_uses, twin.is_placed = self.num_uses, self.is_placed
+        twin = memo[id(self)] = object.__new__(type(self))
+        state = self.__getstate__()
+        state["attributes"] = copy.deepcopy(state["attributes"], memo)
         if self.is_filled:
-            twin.data = backend.copy(self.data)
+            state["data"] = backend.copy(self.data)
+        twin.__setstate__(state)
         return twin
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return __newobj__, (type(self),), self.__getstate__()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy and a pickle are made of, the array module by its name."""
+        state = {name: getattr(self, name) for name in (*_COPIED, "requires_grad")}
+        state["xp"] = self.xp.__name__
+        state["attributes"] = dict(getattr(self, "__dict__", {}))  # of a subclass
+        if self.is_filled:
+            state["data"] = backend.values(self.data) if isinstance(self.data, np.ndarray) else self.data
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name in _COPIED:
+            setattr(self, name, state[name])
+        for name, value in state["attributes"].items():
+            setattr(self, name, value)
+        self.xp = import_module(state["xp"])
+        self.node = _leaf(self.shape, self.dtype)
+        self.node.needs_gradient = state["requires_grad"]
+        self.leaves, self.updates = {0: self.node}, None
+        if "data" in state:
+            self.data = state["data"]
 
     def __repr__(self) -> str:
         if not self.is_filled:
@@ -309,6 +349,9 @@ class Alias(Parameter):
     def __deepcopy__(self, memo: dict[int, Any]) -> Alias:
         twin = memo[id(self)] = Alias(copy.deepcopy(self.owner, memo), self.use)
         return twin
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Alias, (self.owner, self.use)
 
 
 def _of_owner(name: str) -> property:

@@ -168,13 +168,12 @@ class ShardedParameter(Parameter):
         """Take this rank's part of the values of the whole parameter."""
         super().load(self.cut(values), name)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ShardedParameter:
-        twin = memo[id(self)] = ShardedParameter(self.shard, self.initialiser, self.dtype)
-        twin.xp, twin.is_placed, twin.requires_grad = self.xp, self.is_placed, self.requires_grad
-        twin.num_uses = self.num_uses
-        if self.is_filled:
-            twin.data = backend.copy(self.data)
-        return twin
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "shard": self.shard}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.shard = state["shard"]
+        super().__setstate__(state)
 
 
 def over_parts(parameters: Iterable[Parameter], numbers: list[float]) -> list[float]:

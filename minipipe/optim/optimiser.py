@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from math import inf
 from types import SimpleNamespace
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, NoReturn, Self, cast
 
 import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import next_order
-from minipipe.errors import ArgumentError, ParameterError, of_kind, quoted, real_number
+from minipipe.errors import ArgumentError, ModelError, ParameterError, of_kind, quoted, real_number
 from minipipe.hints import Familiar, check_keywords, instead_of, missing, with_hints
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import HalfLeaf, Parameter
@@ -73,6 +73,9 @@ class ParameterGroup(Familiar, SimpleNamespace):
         """The hyper-parameters as they are now, by name."""
         return {name: value for name, value in vars(self).items() if name != "parameters"}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.parameters, self.hyper_parameters)
+
     def __repr__(self) -> str:
         numbers = ", ".join(f"{name}={value}" for name, value in self.hyper_parameters.items())
         return f"ParameterGroup({len(self.parameters)} parameters, {numbers})"
@@ -117,6 +120,10 @@ class Optimiser(Familiar, ABC):
     Local; no messages. A parameter's new values depend only on its own gradients and its group's hyper-parameters, so
     they have the same bits on any rank. An optimiser may have no parameters: a rank may hold only layers without any.
     A new rule defines ``_update``.
+
+    A deep copy has copies of the parameters, with what it keeps for them. To train a copy of a model, copy both at
+    once: ``model, optimiser = copy.deepcopy((model, optimiser))``. A pickle has the parameters, too. On disk, a
+    checkpoint or :meth:`state_dict` needs neither.
 
     For a parameter in half precision (float16 or bfloat16) it keeps a float32 copy, the master values. It updates these
     and rounds them into the parameter; otherwise a step smaller than the spacing of halves would be lost. If anything
@@ -197,8 +204,7 @@ class Optimiser(Familiar, ABC):
             raise ArgumentError("value", f"{message}; if it does not, write is_elementwise = True into the class.")
         self._defaults = dict(defaults)
         self._is_one_group = len(groups) == 1 and groups[0].keys() == {"parameters"}
-        followers = {id(parameter.updates): parameter.updates for parameter in self.parameters}
-        self._followers = tuple(follower for follower in followers.values() if follower is not None)
+        self._followers = _followers_of(self.parameters)
         self._states: dict[int, dict[str, Any]] = {id(parameter): {} for parameter in self.parameters}
         self._masters: dict[int, Array] = {}  # of parameters in half precision
         self.first: list[dict[str, Any]] = []
@@ -419,6 +425,31 @@ class Optimiser(Familiar, ABC):
                     return f"{start} {name} = {problem}"
         return None
 
+    # -- copies -------------------------------------------------------------------------------------------------
+
+    def __copy__(self) -> NoReturn:
+        """Refuse a copy that shares the parameters: two optimisers would keep parts of one state."""
+        message = f"copy.copy would make a second {type(self).__name__} over the same parameters and some of its state"
+        raise ModelError("not-copyable", f"{message}. Copy both: model, optimiser = copy.deepcopy((model, optimiser)).")
+
+    def __getstate__(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what a deep copy and a pickle are made of: the parameters, too, and by their order what is kept."""
+        attributes, slots = cast(tuple[dict[str, Any] | None, dict[str, Any]], super().__getstate__())
+        state = {name: value for name, value in slots.items() if name != "_followers"}
+        state["_states"] = [self._states[id(parameter)] for parameter in self.parameters]
+        state["_masters"] = [self._masters.get(id(parameter)) for parameter in self.parameters]
+        return dict(attributes or {}), state
+
+    def __setstate__(self, state: tuple[dict[str, Any], dict[str, Any]]) -> None:
+        for part in state:
+            for name, value in part.items():
+                setattr(self, name, value)
+        names = [id(parameter) for parameter in self.parameters]
+        masters = zip(names, state[1]["_masters"])
+        self._states = dict(zip(names, state[1]["_states"]))
+        self._masters = {name: array for name, array in masters if array is not None}
+        self._followers = _followers_of(self.parameters)
+
     @with_hints
     def zero_grad(self) -> None:
         """Set every gradient to None. ``pipeline.step`` overwrites gradients, so this is not needed there."""
@@ -440,6 +471,12 @@ def _as_groups(parameters: Iterable[Any]) -> list[Mapping[str, Any]]:
             'Put the others into a group: {"parameters": [...]}.',
         )
     return items if num_groups else [{"parameters": items}]
+
+
+def _followers_of(parameters: list[Parameter]) -> tuple[Any, ...]:
+    """Return the records of updates of the pipelines that train these parameters."""
+    followers = {id(parameter.updates): parameter.updates for parameter in parameters}
+    return tuple(follower for follower in followers.values() if follower is not None)
 
 
 def _check_each_stands_once(groups: list[ParameterGroup]) -> None:

@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType
-from typing import Any, ClassVar, Literal, TypedDict, Unpack, overload
+from typing import Any, ClassVar, Literal, NoReturn, TypedDict, Unpack, overload
 
 import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.comm import Grid, ProcessGroup
-from minipipe.errors import whole_number
+from minipipe.errors import not_copyable, whole_number
 from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import (
@@ -295,6 +295,12 @@ class Pipeline(FamiliarPipeline):
             sequence, own = over_grid(Sequential(*stages), group, own)
             stages = list(sequence.layers)
         return cls(Plan.of_modules(stages, ranks.size, schedule, **own), group, **rest)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse to be copied and pickled."""
+        state = "Make another Pipeline(model, group, …) and call its load_state_dict(pipeline.state_dict())"
+        disk = "checkpoint.save(folder, pipeline, optimiser, step=step) and checkpoint.export(path, pipeline) write it"
+        raise not_copyable(self, "it is this rank's part of a job that exchanges messages", f"{state}; {disk}.")
 
     @property
     def model(self) -> Sequential:

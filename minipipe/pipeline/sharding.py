@@ -18,14 +18,14 @@ Rajbhandari, Rasley, Ruwase, He 2020, "ZeRO: memory optimizations toward trainin
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.comm import ProcessGroup
 from minipipe.comm.message import finish
 from minipipe.comm.process_group import OwnTag
-from minipipe.errors import ArgumentError
+from minipipe.errors import ArgumentError, not_copyable
 from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan
 from minipipe.nn import Parameter
@@ -108,6 +108,10 @@ class ShardedOptimiser(Optimiser):
             raise ArgumentError("value", f"{message}; expected some of pipeline.parameters().")
         pieces = [self._pieces[id(parameter)][0] for parameter in self.parameters]
         self._sharded = rule(pieces, **numbers)  # which has the state; its groups do not count
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse to be copied and pickled."""
+        raise not_copyable(self, "each rank has a share of its state", "state_dict() and load_state_dict() move it.")
 
     @property
     def settings(self) -> dict[str, Any]:

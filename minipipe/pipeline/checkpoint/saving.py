@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from minipipe.comm import ProcessGroup
 from minipipe.comm.agreement import check_arguments
 from minipipe.comm.objects import broadcast, gather
-from minipipe.errors import ArgumentError, CheckpointError, FileError, RankError, quoted, whole_number
+from minipipe.errors import ArgumentError, CheckpointError, FileError, RankError, not_copyable, quoted, whole_number
 from minipipe.io import read_text, write_whole
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline
@@ -201,6 +201,10 @@ class BackgroundSaver:
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
         self._is_elsewhere = False  # whether another rank's error was the cause
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse to be copied and pickled."""
+        raise not_copyable(self, "it may be writing a checkpoint", "Make another one for another pipeline or folder.")
 
     def save(self, step: int, extra: Mapping[str, Any] | None = None) -> None:
         """Take a copy, and begin to write it; wait for the checkpoint before, if that is still being written.
