@@ -9,21 +9,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from minipipe.autograd import backend
 from minipipe.comm import ProcessGroup
 from minipipe.comm.agreement import check_arguments, digest
 from minipipe.comm.objects import broadcast, gather
-from minipipe.errors import ArgumentError, CheckpointError, FileError, ParameterError, RankError, quoted
+from minipipe.errors import ArgumentError, CheckpointError, FileError, ParameterError, RankError, one_of, quoted
 from minipipe.io import read_bytes, write_whole
 from minipipe.nn import Module
+from minipipe.nn.module import check_state
+from minipipe.nn.torch_layout import from_torch, undecided
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline
 from minipipe.pipeline.checkpoint import storage
 from minipipe.pipeline.checkpoint.manifest import Manifest, attempt, damage, encoded, from_rank_0, mismatch
 from minipipe.pipeline.checkpoint.state import Arrays, checked, everyone, named, names_of, put, with_arrays
-from minipipe.pipeline.checkpoint.storage import MOST_OF_A_HEADER, pieces, unpacked
+from minipipe.pipeline.checkpoint.storage import MOST_OF_A_HEADER, metadata_of, pieces, unpacked
 
 _CALL = "checkpoint.restore()"
 _MOST_LISTS = 5  # of the checkpoints in a folder, where another job deletes some while they are read
@@ -431,6 +433,7 @@ def _replaced(optimisers: Mapping[str, Optimiser], states: Mapping[str, Any]) ->
 
 
 _MOST_OF_A_NUMBER = 8  # bytes: float64
+_LAYOUTS = ("minipipe", "torch")
 
 
 def export(path: str | Path, pipeline: Pipeline) -> None:
@@ -451,8 +454,9 @@ def export(path: str | Path, pipeline: Pipeline) -> None:
     Notes
     -----
     A ``Linear`` has its weight as (inputs, outputs), and PyTorch's as (outputs, inputs): transpose it on the way, as
-    ``tests/numerics/test_weights_against_torch.py`` does. An ``LSTM`` has other arrays there; other layers of the same
-    name have the same.
+    ``tests/numerics/test_weights_against_torch.py`` does. An ``LSTM`` and attention have other arrays there
+    (``minipipe/nn/torch_layout.py`` lists them); other layers of the same name have the same. The file's metadata say
+    ``{"layout": "minipipe"}``.
 
     Examples
     --------
@@ -484,8 +488,12 @@ def export(path: str | Path, pipeline: Pipeline) -> None:
     from_rank_0(everyone(pipeline), "checkpoint.export()", write)
 
 
-def load_weights(path: str | Path, model: Module) -> None:
+def load_weights(path: str | Path, model: Module, layout: Literal["minipipe", "torch"] | None = None) -> None:
     """Take the parameters of a model from a safetensors file. Local.
+
+    Give ``layout="torch"`` for a file from PyTorch. There the weight of a linear layer is transposed. Names and shapes
+    usually tell; but a square weight fits either way, and the model would compute something else. If nothing in the
+    file decides, it is taken as minipipe's, with a warning.
 
     Parameters
     ----------
@@ -493,6 +501,10 @@ def load_weights(path: str | Path, model: Module) -> None:
         A regular file, written by :func:`export`, or by another program with the same names and shapes. Its numbers are
         those of the model then, or refused: see :meth:`minipipe.nn.Module.load_state_dict`.
     model : Module
+    layout : {"minipipe", "torch"}, optional
+        ``"torch"``: names and axes are those of the same layers in PyTorch, which ``minipipe/nn/torch_layout.py``
+        lists: Linear, LSTM, attention, transformer blocks, convolutions, norms, embeddings. ``"minipipe"``: those of
+        :meth:`minipipe.nn.Module.state_dict`. By default what the file's metadata say, or else ``"minipipe"``.
 
     Raises
     ------
@@ -502,6 +514,9 @@ def load_weights(path: str | Path, model: Module) -> None:
         Codes ``damaged``, when it is no safetensors file; ``value``.
     ParameterError
         Codes ``missing``, ``unexpected``, ``shape`` and ``dtype``; then nothing has changed.
+    ArgumentError
+        Code ``value``, for another layout, or ``"torch"`` for a file that minipipe wrote; ``type``, with ``"torch"``
+        for a model in which a module of one's own has a matrix.
 
     Examples
     --------
@@ -513,16 +528,45 @@ def load_weights(path: str | Path, model: Module) -> None:
         ...
     minipipe.errors.FileError: '/no/such/file' cannot be read: No such file or directory.
     """
+    if layout is not None:
+        one_of("layout", layout, _LAYOUTS)
+    state, written_in = _weights_in(path, model)
+    if layout == "torch" and written_in == "minipipe":
+        raise ArgumentError("value", f"{path} was written by minipipe, in its own layout; leave out layout='torch'.")
+    known = layout or (written_in if written_in in _LAYOUTS else None)
+    try:
+        model.load_state_dict(from_torch(model, state) if known == "torch" else state)
+    except ParameterError as error:
+        hint = (
+            " In PyTorch's layout it would fit: give layout='torch'." if known is None and _fits(model, state) else ""
+        )
+        raise ParameterError(error.code, f"{path} cannot be taken: {error.message}{hint}") from None
+    if known is None and (names := undecided(model, state)):
+        square = f"{names[0]} is square" if len(names) == 1 else f"{names[0]} and {len(names) - 1} more are square"
+        warnings.warn(
+            f"{path} does not say which layout it has, and {square}: taken as minipipe's, (inputs, outputs). "
+            "For a file from PyTorch give layout='torch', otherwise layout='minipipe'.",
+            stacklevel=2,
+        )
+
+
+def _weights_in(path: str | Path, model: Module) -> tuple[Mapping[str, Any], str | None]:
+    """Return the arrays of a file that may be a model's, and the layout that its metadata say."""
     try:
         size = sum(prod(parameter.whole_shape) for parameter in model.parameters())
-        most = MOST_OF_A_HEADER + _MOST_OF_A_NUMBER * size
-        state = unpacked(read_bytes(path, most, pipes=False))
+        content = read_bytes(path, MOST_OF_A_HEADER + _MOST_OF_A_NUMBER * size, pipes=False)
+        return unpacked(content), metadata_of(content).get("layout")
     except FileError as error:
         why = f" This model has {size:,} numbers." if error.code == "too-large" else ""
         raise FileError(error.code, error.message + why) from None
     except CheckpointError as error:
         raise CheckpointError(error.code, f"{path} cannot be taken: {error.message}") from None
+
+
+def _fits(model: Module, state: Mapping[str, Any]) -> bool:
+    """Return whether a state would be taken in PyTorch's layout."""
     try:
-        model.load_state_dict(state)
-    except ParameterError as error:
-        raise ParameterError(error.code, f"{path} cannot be taken: {error.message}") from None
+        check_state(dict(model.named_parameters()), from_torch(model, state))
+    except (ParameterError, ArgumentError):
+        return False
+    return True

@@ -204,6 +204,7 @@ _DTYPES = {
     },
 }
 _NAMES = {ours: theirs for theirs, ours in _DTYPES.items()}
+METADATA = {"layout": "minipipe"}  # which axes a weight has, where another program would have others
 MOST_OF_A_HEADER = 2**24  # bytes: of some hundred thousand arrays, which take twelve times as much memory
 
 
@@ -231,7 +232,8 @@ def pieces(arrays: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
     >>> bool((unpacked(b"".join([header, memory]))["transposed"] == matrix.T).all())
     True
     """
-    header, memory, end = {}, [], 0
+    header: dict[str, Any] = {"__metadata__": METADATA}
+    memory, end = [], 0
     # The largest elements first, so that each array begins at a multiple of the size of its own.
     for name, array in sorted(arrays.items(), key=lambda item: -item[1].itemsize):
         if array.dtype.name not in _NAMES:
@@ -271,6 +273,18 @@ def unpacked(content: bytes) -> dict[str, np.ndarray]:
         raise CheckpointError("damaged", f"it is no safetensors file: {error}") from None
     # In one order on all ranks, which exchange an optimiser's arrays in that: safetensors' own is random.
     return {name: _array(name, entry) for name, entry in sorted(tensors)}
+
+
+def metadata_of(content: bytes) -> dict[str, str]:
+    """Return the metadata of the content of a safetensors file, texts by name, once :func:`unpacked` has checked it.
+
+    Examples
+    --------
+    >>> metadata_of(b"".join(pieces({})))
+    {'layout': 'minipipe'}
+    """
+    length = int.from_bytes(content[:8], "little")
+    return json.loads(content[8 : 8 + length]).get("__metadata__") or {}
 
 
 def _array(name: str, entry: Mapping[str, Any]) -> np.ndarray:

@@ -1,0 +1,225 @@
+"""Weights in PyTorch's layout: its names and axes for the layers here that it has, too.
+
+======================  ===============================================================================================
+here                    in PyTorch
+======================  ===============================================================================================
+Linear                  the weight transposed: (outputs, inputs)
+LSTM                    ``weight_ih_l0`` and ``weight_hh_l0`` transposed; the sum of ``bias_ih_l0`` and ``bias_hh_l0``
+MultiHeadAttention      ``in_proj_weight`` transposed, ``in_proj_bias``, ``out_proj``
+CrossAttention          the same, whose first rows make the queries; ``q_proj_weight``, ``k_proj_weight`` and
+                        ``v_proj_weight`` for a memory of another width
+TransformerBlock        ``TransformerEncoderLayer`` with ``norm_first=True``
+DecoderBlock            ``TransformerDecoderLayer`` with ``norm_first=True``
+norms, embeddings,      the same
+convolutions
+======================  ===============================================================================================
+
+Attention and blocks may also have the names that they have here, as in a module of PyTorch's that is built like ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minipipe.autograd.backend import Array
+from minipipe.errors import ArgumentError, ParameterError
+from minipipe.nn.fully_sharded import FullySharded
+from minipipe.nn.layers import LSTM, Embedding, GroupNorm, LayerNorm, Linear, PositionalEmbedding, RMSNorm, Unembedding
+from minipipe.nn.module import Module
+from minipipe.nn.parallel import ColumnParallelLinear, ParallelEmbedding, ParallelUnembedding, RowParallelLinear
+from minipipe.nn.parameter import Parameter
+from minipipe.nn.recompute import Recompute
+from minipipe.nn.spatial import Conv1d, Conv2d
+from minipipe.nn.transformer import CrossAttention, DecoderBlock, MultiHeadAttention, TransformerBlock
+
+_TRANSPOSED = (Linear, ColumnParallelLinear, RowParallelLinear)
+_ALIKE = (
+    *(Embedding, PositionalEmbedding, Unembedding, ParallelEmbedding, ParallelUnembedding),
+    *(LayerNorm, GroupNorm, RMSNorm, Conv1d, Conv2d),
+)
+_BLOCK = {"attention.layers.0": "norm1", "attention.layers.1": "self_attn"}
+_BLOCKS: dict[type[Module], dict[str, str]] = {
+    TransformerBlock: {
+        **_BLOCK,
+        **{"network.layers.0": "norm2", "network.layers.1": "linear1", "network.layers.3": "linear2"},
+    },
+    DecoderBlock: {
+        **_BLOCK,
+        **{"cross_attention.layers.0": "norm2", "cross_attention.layers.1": "multihead_attn"},
+        **{"network.layers.0": "norm3", "network.layers.1": "linear1", "network.layers.3": "linear2"},
+    },
+}
+
+
+class _Piece(NamedTuple):
+    """The names in PyTorch's state that make one parameter, and how."""
+
+    names: tuple[str, ...]
+    make: Callable[..., Array]
+
+
+def from_torch(model: Module, state: Mapping[str, Array], is_strict: bool = True) -> dict[str, Array]:
+    """Return a state with PyTorch's names and axes as one for :meth:`Module.load_state_dict`.
+
+    Names of tied parameters may be there for one of their places or for all.
+
+    Parameters
+    ----------
+    model : Module
+    state : mapping of str to array
+        What ``state_dict()`` of the same model in PyTorch returns, as arrays.
+    is_strict : bool
+        Whether a matrix in a module of one's own is refused, whose axes nobody knows here; otherwise it is taken as it
+        is.
+
+    Raises
+    ------
+    ParameterError
+        Codes ``missing`` and ``unexpected``, and ``shape``, where tied parameters differ.
+    ArgumentError
+        Code ``type``, for such a matrix.
+
+    Examples
+    --------
+    >>> from minipipe import nn
+    >>> theirs = {"0.weight": np.ones((3, 2)), "0.bias": np.zeros(3)}
+    >>> from_torch(nn.Sequential(nn.Linear(2, 3)), theirs)["0.weight"].shape
+    (2, 3)
+    """
+    walk = _Walk(state, is_strict)
+    walk.visit(model, "", "")
+    walk.check_names(state)
+    return walk.taken
+
+
+class _Walk:
+    """The parameters of a model, each with its array."""
+
+    def __init__(self, state: Mapping[str, Array], is_strict: bool) -> None:
+        self._state, self._is_strict = state, is_strict
+        self._modules: dict[str, str] = {}  # by our path of a module, PyTorch's where it has another name
+        self._pieces: dict[str, _Piece] = {}  # by our name of a parameter, where it is not one array as it is
+        self._first_names: dict[int, str] = {}  # by owner
+        self._lacking: dict[str, str] = {}  # by our name, what is not in the state
+        self._used = set[str]()
+        self.taken: dict[str, Array] = {}
+
+    def visit(self, module: Module, ours: str, theirs: str) -> None:
+        """Take the parameters of a module, whose names begin with ``ours``, and in the state with ``theirs``."""
+        while isinstance(module, Recompute | FullySharded):  # which have the names of the module inside
+            module = module.module if isinstance(module, Recompute) else module.layer
+        self._note_names(module, ours, theirs)
+        for name, part in module._parts():
+            path = f"{ours}{name}"
+            place = self._modules.get(path, f"{theirs}{name}")
+            if isinstance(part, Module):
+                self.visit(part, f"{path}.", f"{place}.")
+            else:
+                self._take(part, path, self._pieces.get(path) or self._piece(module, part, path, place))
+
+    def _note_names(self, module: Module, ours: str, theirs: str) -> None:
+        """Note what PyTorch calls the parts of attention, blocks and LSTM, where the state has these names."""
+        kinds = [kind for kind in _BLOCKS if isinstance(module, kind)]
+        if kinds and f"{theirs}norm1.weight" in self._state:
+            self._modules |= {f"{ours}{name}": f"{theirs}{place}" for name, place in _BLOCKS[kinds[0]].items()}
+        pieces: dict[str, _Piece] = {}
+        if isinstance(module, LSTM):
+            pieces = _OF_LSTM
+        elif isinstance(module, MultiHeadAttention | CrossAttention) and f"{theirs}in_proj_bias" in self._state:
+            self._modules[f"{ours}output"] = f"{theirs}out_proj"
+            pieces = _of_attention(module, is_joined=f"{theirs}in_proj_weight" in self._state)
+        for name, piece in pieces.items():
+            names = tuple(f"{theirs}{each}" for each in piece.names)
+            self._pieces[f"{ours}{name}"] = _Piece(names, piece.make)
+
+    def _piece(self, module: Module, parameter: Parameter, path: str, place: str) -> _Piece:
+        if isinstance(module, _TRANSPOSED) and path.rpartition(".")[2] == "weight":
+            return _Piece((place,), np.transpose)
+        is_known = isinstance(module, _ALIKE) or len(parameter.whole_shape) < 2
+        if self._is_strict and not is_known:
+            message = f"{path} belongs to {type(module).__name__}, whose counterpart in PyTorch is not known"
+            advice = "Bring its axes into the order that they have here, and give all arrays to model.load_state_dict."
+            raise ArgumentError("type", f"layout='torch': {message}. {advice}")
+        return _Piece((place,), _as_it_is)
+
+    def _take(self, parameter: Parameter, path: str, piece: _Piece) -> None:
+        first = self._first_names.setdefault(id(parameter.owner), path)
+        if lacking := [name for name in piece.names if name not in self._state]:
+            self._lacking.setdefault(first, ", ".join(lacking))
+            return
+        self._used.update(piece.names)
+        array = piece.make(*(self._state[name] for name in piece.names))
+        if first in self.taken and not np.array_equal(self.taken[first], array, equal_nan=True):
+            message = f"{first} and {path} are one parameter in this model, and the state has two for them"
+            raise ParameterError("shape", f"{message}: {', '.join(piece.names)} holds other numbers.")
+        self.taken.setdefault(first, array)
+
+    def check_names(self, state: Mapping[str, Array]) -> None:
+        """Refuse a state that lacks a parameter, or holds more."""
+        missing = [f"{names} (for {name})" for name, names in self._lacking.items() if name not in self.taken]
+        for code, names in (("missing", missing), ("unexpected", sorted(state.keys() - self._used))):
+            if names:
+                raise ParameterError(code, f"The state does not fit the model; {code}: {', '.join(names)}.")
+
+
+def _as_it_is(array: Array) -> Array:
+    return array
+
+
+_OF_LSTM = {
+    "input_weight": _Piece(("weight_ih_l0",), np.transpose),
+    "hidden_weight": _Piece(("weight_hh_l0",), np.transpose),
+    "bias": _Piece(("bias_ih_l0", "bias_hh_l0"), np.add),
+}
+
+
+def _of_attention(attention: MultiHeadAttention | CrossAttention, is_joined: bool) -> dict[str, _Piece]:
+    """Return what makes the projections of an attention, from one matrix or from one for each of q, k and v."""
+    if isinstance(attention, MultiHeadAttention):
+        return {
+            "projections.weight": _Piece(("in_proj_weight",), np.transpose),
+            "projections.bias": _Piece(("in_proj_bias",), _as_it_is),
+        }
+    width = attention.queries.weight.whole_shape[1]
+    found = {
+        "queries.bias": _Piece(("in_proj_bias",), lambda bias: bias[:width]),
+        "projections.bias": _Piece(("in_proj_bias",), lambda bias: bias[width:]),
+    }
+    if is_joined:
+        found["queries.weight"] = _Piece(("in_proj_weight",), lambda matrix: matrix[:width].T)
+        found["projections.weight"] = _Piece(("in_proj_weight",), lambda matrix: matrix[width:].T)
+    else:
+        found["queries.weight"] = _Piece(("q_proj_weight",), np.transpose)
+        found["projections.weight"] = _Piece(("k_proj_weight", "v_proj_weight"), _side_by_side)
+    return found
+
+
+def _side_by_side(keys: Array, values: Array) -> Array:
+    return np.concatenate([keys, values]).T
+
+
+def undecided(model: Module, state: Mapping[str, Any]) -> list[str]:
+    """Return the parameters that would be others if the state, whose names and shapes fit, were in PyTorch's layout.
+
+    None if a shape tells the layout.
+
+    Examples
+    --------
+    >>> from minipipe import nn
+    >>> square, other = np.array([[1.0, 2.0], [3.0, 4.0]]), np.ones((2, 3))
+    >>> undecided(nn.Sequential(nn.Linear(2, 2, bias=False)), {"0.weight": square})
+    ['0.weight']
+    >>> both = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 3, bias=False))
+    >>> undecided(both, {"0.weight": square, "1.weight": other})
+    []
+    """
+    try:
+        theirs = from_torch(model, state, is_strict=False)
+    except ParameterError:
+        return []
+    if any(array.shape != np.shape(state[name]) for name, array in theirs.items()):
+        return []
+    return [name for name, array in theirs.items() if not np.array_equal(array, state[name], equal_nan=True)]
