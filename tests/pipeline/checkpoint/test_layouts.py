@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 from minipipe import Pipeline, checkpoint, nn, spawn
 from minipipe.errors import ArgumentError, ParameterError
 from minipipe.nn.torch_layout import from_torch
-from tests.numerics.one_of_each import MODULES, OVER_RANKS, filled
+from tests.nn.one_of_each import MODULES, OVER_RANKS, filled
 
 SQUARE = np.arange(9, dtype=np.float32).reshape(3, 3)
 

@@ -1,6 +1,6 @@
 """A layer that makes nan of finite values where it is told to, and who is blamed for it. For test_finite.py.
 
-mpirun -n 4 python -m tests.pipeline.not_finite 0 1 2 3
+mpirun -n 4 python -m tests.execution.checks.not_finite 0 1 2 3
 """
 
 import sys

@@ -11,8 +11,8 @@ from minipipe.comm import OneRankGroup
 from minipipe.errors import ArgumentError, NotFiniteError, RankError
 from minipipe.pipeline import intake
 from minipipe.testing import same_bits
+from tests.execution.checks.not_finite import NUM_MICROBATCHES, Bad, X, Y, check_culprit, made, model, refused
 from tests.launch import mpirun, needs_mpi, slowly
-from tests.pipeline.not_finite import NUM_MICROBATCHES, Bad, X, Y, check_culprit, made, model, refused
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @needs_mpi
 @pytest.mark.parametrize("microbatches", [slowly([0, 1, 2, 3])])
 def test_the_culprit_is_named_in_every_stage_direction_and_microbatch(microbatches):
-    done = mpirun(4, "-m", "tests.pipeline.not_finite", *microbatches)
+    done = mpirun(4, "-m", "tests.execution.checks.not_finite", *microbatches)
     assert done.code == 0, done.err
     expected = [f"{stage} {where} {k}" for stage in range(4) for where in "FB" for k in microbatches]
     assert done.out.splitlines() == expected

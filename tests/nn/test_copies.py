@@ -17,7 +17,7 @@ from minipipe.comm import ProcessGroup
 from minipipe.coursework import Task
 from minipipe.errors import MinipipeError
 from minipipe.execution import BatchLoss
-from tests.numerics.one_of_each import (
+from tests.nn.one_of_each import (
     ABSTRACT,
     COPIED,
     OPTIMISERS,
