@@ -140,12 +140,19 @@ def first_failure(fault, processes, is_quick):
         return _run(folder, [], processes)
 
 
+# Folders that test several packages, beside the one of each: what layers and optimisers compute, and whole steps.
+SHARED = {
+    **{"execution": ["tests/pipeline"], "nn": ["tests/numerics"], "optim": ["tests/numerics"]},
+    **{"functional": ["tests/numerics"], "tensor": ["tests/numerics"]},
+}
+
+
 def near(path):
-    """Return the tests of the deepest room of a file that has some."""
+    """Return the tests of the deepest room of a file that has some, and those that the room shares with others."""
     parts = path.relative_to("minipipe").with_suffix("").parts
     names = [name for i in range(len(parts), 0, -1) for name in ("/".join(parts[:i]), f"test_{parts[i - 1]}.py")]
     found = [f"tests/{name}" for name in names if (TOP / "tests" / name).exists()]
-    return found[:1] or ["tests/numerics", "tests/pipeline"]
+    return found[:1] + SHARED.get(parts[0], []) or ["tests/numerics", "tests/pipeline"]
 
 
 def _run(folder, tests, processes):

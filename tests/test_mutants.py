@@ -3,10 +3,11 @@
 import ast
 import random
 import shutil
+from pathlib import Path
 
 import pytest
 
-from tests.mutants import TOP, faults_in
+from tests.mutants import TOP, faults_in, near
 
 PLACES = sorted((TOP / "minipipe").rglob("*.py"))
 
@@ -32,3 +33,16 @@ def test_every_kind_of_fault_is_drawn(tmp_path, monkeypatch):
     drawn = {fault.after for fault in faults_in(tmp_path / "module.py")}
     assert {"(a <= b)", "(a < b or not c)", "(c)", "pass", "max", "2", "3.5", "False", "(x - y)", "1"} <= drawn
     assert "(not (a < b and (not c)))" in drawn and "(x + y if True else min(1, 2.5))" in drawn
+
+
+def test_a_fault_of_any_file_is_met_by_tests_that_are_there():
+    found = {path: near(path.relative_to(TOP)) for path in PLACES}
+    assert all(found.values())
+    assert {name for names in found.values() for name in names if not (TOP / name).exists()} == set()
+
+
+def test_a_fault_is_met_by_the_tests_of_its_package_first():
+    assert near(Path("minipipe/execution/timeline.py")) == ["tests/execution", "tests/pipeline"]
+    assert near(Path("minipipe/execution/checks/finite.py")) == ["tests/execution/checks", "tests/pipeline"]
+    assert near(Path("minipipe/nn/parameter.py")) == ["tests/nn", "tests/numerics"]
+    assert near(Path("minipipe/tuning/race.py")) == ["tests/tuning"]
