@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import tracemalloc
 
+import array_api_strict
 import numpy as np
 import pytest
 
 from minipipe import Pipeline, Tensor, functional, nn
+from minipipe.autograd import backend
 from minipipe.comm import OneRankGroup
 from minipipe.errors import ParameterError, TensorError
 from tests.numerics.small_models import Block, Tied, mlp, values
@@ -31,6 +33,15 @@ def test_a_model_larger_than_memory_can_be_described():
     finally:
         tracemalloc.stop()
     assert peak < 10**6  # bytes
+
+
+@pytest.mark.parametrize("xp", [np, array_api_strict], ids=["NumPy", "another module"])
+def test_a_parameter_stays_in_the_array_module_of_its_values_whatever_is_loaded(xp):
+    parameter = nn.Parameter(xp.asarray([1.0, 2.0], dtype=xp.float64))
+    for values in (np.array([3.0, 4.0]), array_api_strict.asarray([3.0, 4.0])):
+        parameter.load(values, "it")
+        assert backend.array_module(parameter.data) is xp
+        assert parameter.numpy().tolist() == [3.0, 4.0] and parameter.numpy().dtype == np.float64
 
 
 READS = {

@@ -227,6 +227,13 @@ def test_a_grid_whose_loss_differs_is_no_answer():
     ]
 
 
+@pytest.mark.parametrize(("factor", "is_close"), [(5e-13, True), (-5e-13, True), (2e-12, False), (-2e-12, False)])
+def test_losses_may_differ_by_rounding_and_no_more(factor, is_close):
+    rows = [{**row, "losses": [8.0, 4.0]} for row in tiny()]
+    rows[2]["losses"] = [8.0, 4.0 * (1 + factor)]
+    assert report(rows).differing == ([] if is_close else ["tensor 2"])
+
+
 def test_it_says_where_times_of_shared_cores_would_mislead():
     assert not any("share cores" in note for note in report(tiny()).notes)
     assert any("Ranks share cores: " in note for note in report(tiny(), hosts=2, shares_cores=True).notes)

@@ -68,3 +68,13 @@ def test_marks_differ_where_values_do_and_nothing_has_the_mark_of_nothing(one, o
     are_same = one == other or (one != one and other != other)
     assert (marks[0] == marks[1]) == are_same
     assert marks_of({"value": None}) not in marks
+
+
+def test_of_a_large_array_the_rows_are_even_and_the_columns_multiples_of_the_golden_ratio():
+    """Of few columns each has its turn; of many, no column is far from one that is looked at."""
+    _, positions = _form((640, 1000), np.dtype(np.float32))
+    ratio = 144 / 89  # Fibonacci numbers: the ratio to four digits
+    assert [position // 1000 for position in positions] == [20 * i for i in range(32)]
+    assert np.allclose([position % 1000 for position in positions], [i * ratio % 1 * 1000 for i in range(32)], atol=3)
+    _, positions = _form((640, 5), np.dtype(np.float32))
+    assert [position % 5 for position in positions] == [i % 5 for i in range(32)]
