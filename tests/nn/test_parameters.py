@@ -38,8 +38,8 @@ def test_a_model_larger_than_memory_can_be_described():
 @pytest.mark.parametrize("xp", [np, array_api_strict], ids=["NumPy", "another module"])
 def test_a_parameter_stays_in_the_array_module_of_its_values_whatever_is_loaded(xp):
     parameter = nn.Parameter(xp.asarray([1.0, 2.0], dtype=xp.float64))
-    for values in (np.array([3.0, 4.0]), array_api_strict.asarray([3.0, 4.0])):
-        parameter.load(values, "it")
+    for given in (np.array([3.0, 4.0]), array_api_strict.asarray([3.0, 4.0])):
+        parameter.load(given, "it")
         assert backend.array_module(parameter.data) is xp
         assert parameter.numpy().tolist() == [3.0, 4.0] and parameter.numpy().dtype == np.float64
 
