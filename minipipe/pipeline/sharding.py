@@ -109,6 +109,9 @@ class ShardedOptimiser(Optimiser):
         pieces = [self._pieces[id(parameter)][0] for parameter in self.parameters]
         self._sharded = rule(pieces, **numbers)  # which has the state; its groups do not count
 
+    def __copy__(self) -> NoReturn:
+        self.__reduce_ex__(4)
+
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse to be copied and pickled."""
         raise not_copyable(self, "each rank has a share of its state", "state_dict() and load_state_dict() move it.")

@@ -140,4 +140,5 @@ def test_memory_is_known_if_every_rank_measured_it():
 
 def test_a_rank_that_computes_nothing_has_an_empty_row():
     program = schedules.lower(schedules.gpipe(1, 1))
-    assert measured_timeline(program, [Recorded([], [], [], [], [])]).spans == ((),)
+    measured = measured_timeline(program, [Recorded([], [], [(5.0, 6.0)], [], [])])
+    assert (measured.spans, measured.step_changes) == (((),), (((5.0, 6.0, 0),),))
