@@ -9,8 +9,7 @@ from safetensors.numpy import save_file
 
 from minipipe import Pipeline, checkpoint, nn, spawn
 from minipipe.errors import ArgumentError, ParameterError
-from minipipe.nn.torch_layout import from_torch
-from tests.nn.one_of_each import MODULES, OVER_RANKS, filled
+from tests.nn.test_torch_layout import in_torch, tied
 
 SQUARE = np.arange(9, dtype=np.float32).reshape(3, 3)
 
@@ -90,53 +89,16 @@ def test_nothing_is_said_where_the_layout_is_told_or_makes_no_difference(tmp_pat
     assert all((found[name] == values).all() for name, values in state.items())
 
 
-@pytest.mark.parametrize("layer", [nn.Linear(3, 2), nn.LSTM(3, 2), nn.MultiHeadAttention(4, 2)], ids=repr)
-def test_the_refusal_of_a_file_from_pytorch_says_how_it_is_taken(tmp_path, layer):
-    save_file(as_in_torch(layer), tmp_path / "a")
+@pytest.mark.parametrize("case", ["Linear", "LSTM", "attention"])
+def test_the_refusal_of_a_file_from_pytorch_says_how_it_is_taken(tmp_path, case):
+    layer, theirs = in_torch(case)
+    save_file(theirs, tmp_path / "a")
     with pytest.raises(ParameterError, match=r"In PyTorch's layout it would fit: give layout='torch'\.$"):
         checkpoint.load_weights(tmp_path / "a", layer)
-    save_file({**as_in_torch(layer), "more": SQUARE}, tmp_path / "b")
+    save_file({**theirs, "more": SQUARE}, tmp_path / "b")
     with pytest.raises(ParameterError) as caught:
         checkpoint.load_weights(tmp_path / "b", layer)
     assert "layout='torch'" not in str(caught.value)
-
-
-def as_in_torch(layer):
-    """Return a state of the layer in PyTorch, of numbers that are all different."""
-    sizes = {
-        "Linear": {"weight": (2, 3), "bias": (2,)},
-        "LSTM": {"weight_ih_l0": (8, 3), "weight_hh_l0": (8, 2), "bias_ih_l0": (8,), "bias_hh_l0": (8,)},
-        "MultiHeadAttention": {
-            **{"in_proj_weight": (12, 4), "in_proj_bias": (12,), "out_proj.weight": (4, 4), "out_proj.bias": (4,)},
-        },
-    }[type(layer).__name__]
-    generator = np.random.default_rng(0)
-    return {name: generator.random(shape).astype(np.float32) for name, shape in sizes.items()}
-
-
-def test_lstm_and_attention_have_other_arrays_in_pytorch():
-    theirs = as_in_torch(nn.LSTM(3, 2))
-    found = from_torch(nn.LSTM(3, 2), theirs)
-    assert (found["input_weight"] == theirs["weight_ih_l0"].T).all()
-    assert (found["hidden_weight"] == theirs["weight_hh_l0"].T).all()
-    assert (found["bias"] == theirs["bias_ih_l0"] + theirs["bias_hh_l0"]).all()
-    theirs = as_in_torch(nn.MultiHeadAttention(4, 2))
-    found = from_torch(nn.MultiHeadAttention(4, 2), theirs)
-    assert (found["projections.weight"] == theirs["in_proj_weight"].T).all()
-    assert (found["output.weight"] == theirs["out_proj.weight"].T).all()
-
-
-def test_wrappers_have_the_names_of_what_is_inside():
-    theirs = {"0.layer.weight": SQUARE, "1.weight": 2 * SQUARE, "2.layers.0.weight": 3 * SQUARE}
-    inner = nn.Linear(3, 3, bias=False)
-    model = nn.Sequential(nn.On("x", nn.Linear(3, 3, bias=False)), nn.Recompute(inner), nn.Residual(*square()))
-    found = from_torch(model, theirs)
-    assert {name: (found[name] == values.T).all() for name, values in theirs.items()} == dict.fromkeys(theirs, True)
-
-
-def tied():
-    embedding = nn.Embedding(3, 3)
-    return nn.Sequential(embedding, nn.Linear(3, 3, bias=False), nn.Unembedding(embedding))
 
 
 @pytest.mark.parametrize("names", [("0.weight",), ("2.weight",), ("0.weight", "2.weight")])
@@ -187,28 +149,6 @@ def test_a_matrix_of_a_module_of_ones_own_is_refused_by_name_and_a_vector_is_tak
         checkpoint.load_weights(tmp_path / "a", nn.Sequential(Own(3, 3)), layout="torch")
     save_file({"0.scale": SQUARE[0], "0.table": SQUARE[1]}, tmp_path / "b")
     assert (weights(tmp_path / "b", nn.Sequential(Own()), layout="torch")["0.table"] == SQUARE[1]).all()
-
-
-class Projected(nn.Linear):
-    """A linear layer of one's own, whose weight has the axes of its base."""
-
-
-def test_a_subclass_of_a_layer_has_its_layout():
-    assert (from_torch(Projected(3, 3, bias=False), {"weight": SQUARE})["weight"] == SQUARE.T).all()
-
-
-KINDS = {kind: make for kind, make in {**MODULES, **OVER_RANKS}.items() if issubclass(kind, nn.Module)}
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_every_layer_has_a_layout_in_pytorch(kind):
-    """A new layer of minipipe's needs a rule: one without is refused as if it were somebody's own."""
-    model = filled((KINDS[kind] or kind)())
-    if not any(True for _ in model.parameters()):
-        assert from_torch(model, {}) == {}
-    else:
-        with pytest.raises(ParameterError, match="missing"):
-            from_torch(model, {})
 
 
 def test_ranks_that_share_a_layer_take_their_parts_of_a_file_from_pytorch(tmp_path, silent):
