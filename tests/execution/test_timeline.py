@@ -7,6 +7,7 @@ from minipipe import Costs, schedules, simulate
 from minipipe.execution.timeline import Recorded, measured_timeline
 from minipipe.schedules import ActionKind, Message, data_parallel, repeat
 from minipipe.schedules.analysis.dependencies import Value
+from minipipe.schedules.transforms import first_stages
 
 TIMES = {"forward": 1.0, "backward_input": 1.5, "backward_weight": 0.5, "latency": 0.25, "update": 0.75}
 COSTS = Costs(**TIMES, message_size=8, bandwidth=64, activation=16, weight_activation=4, memory_unit="bytes")
@@ -136,6 +137,24 @@ def test_memory_is_known_if_every_rank_measured_it():
         unknown = measured_timeline(program, [Recorded(ran, memory, [], [], [])])
         assert (unknown.memory, unknown.memory_during, unknown.peak_memory) == (None, None, None)
         assert unknown.peak_activations == (2,)
+
+
+def test_memory_that_one_rank_of_two_did_not_measure_is_not_known():
+    program = schedules.lower(schedules.gpipe(2, 1))
+    ran, memory = [(5.0, 6.0, 1), (9.0, 10.0, 0)], [(8, 8), (0, 9)]
+    for first, second, peaks in ((memory, memory, (9, 9)), (memory, [], None), ([], memory, None)):
+        records = [
+            Recorded(ran, first, [], [6.0], [(6.0, 9.0, 8.0)]),
+            Recorded(ran, second, [], [9.0], [(5.0, 6.0, 8.0)]),
+        ]
+        assert measured_timeline(program, records).peak_memory == peaks
+
+
+def test_a_rank_without_a_stage_holds_nothing():
+    program = schedules.lower(first_stages(schedules.gpipe(2, 1), 1))
+    records = [Recorded([(1.0, 2.0, 1), (2.0, 3.0, 0)], [(8, 8), (0, 8)], [], [], []), Recorded([], [], [], [], [])]
+    found = measured_timeline(program, records)
+    assert (found.peak_memory, found.memory, found.peak_activations) == ((8, 0), ((8, 0), ()), (1, 0))
 
 
 def test_a_rank_that_computes_nothing_has_an_empty_row():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import tracemalloc
+from types import SimpleNamespace
 
 import array_api_strict
 import numpy as np
@@ -42,6 +43,19 @@ def test_a_parameter_stays_in_the_array_module_of_its_values_whatever_is_loaded(
         parameter.load(given, "it")
         assert backend.array_module(parameter.data) is xp
         assert parameter.numpy().tolist() == [3.0, 4.0] and parameter.numpy().dtype == np.float64
+
+
+def test_gradients_that_are_forgotten_are_noted_for_the_pipeline_and_those_that_are_taken_are_not():
+    parameter = nn.Parameter([1.0, 2.0])
+    forget = {"zero_grad": parameter.zero_grad, "grad = None": lambda: setattr(parameter, "grad", None)}
+    keep = {"take_grad": parameter.take_grad, "grad = …": lambda: setattr(parameter, "grad", np.ones(2, np.float32))}
+    for act, is_kept in (*((act, False) for act in forget.values()), *((act, True) for act in keep.values())):
+        for has_gradient in (True, False):
+            parameter.updates = None
+            parameter.grad = np.ones(2, np.float32) if has_gradient else None
+            parameter.updates = SimpleNamespace(are_gradients_kept=True)
+            act()
+            assert parameter.updates.are_gradients_kept is (is_kept or not has_gradient)
 
 
 READS = {
