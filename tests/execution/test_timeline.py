@@ -10,7 +10,9 @@ from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.transforms import first_stages
 
 TIMES = {"forward": 1.0, "backward_input": 1.5, "backward_weight": 0.5, "latency": 0.25, "update": 0.75}
-COSTS = Costs(**TIMES, message_size=8, bandwidth=64, activation=16, weight_activation=4, memory_unit="bytes")
+COSTS = Costs(
+    **TIMES, message_size=8, bandwidth=64, activation=16, weight_activation=4, gradient_size=32, memory_unit="bytes"
+)
 ORIGIN = 1000.0  # seconds on the clock of rank 0
 NAMES = ["gpipe", "1f1b", "zb-h1", "interleaved-1f1b", "zb-v"]
 SENDS = (ActionKind.SEND_F, ActionKind.SEND_B)
@@ -33,7 +35,8 @@ def records_of(predicted, program, num_steps):
     found = []
     by_value = {(str(m.value), str(m.used_by)): m for m in predicted.messages}
     for rank, (spans, actions) in enumerate(zip(predicted.spans, whole.actions)):
-        computed = [action for action in actions if not action.kind.is_communication]
+        reduced = [action for action in actions if action.kind is ActionKind.REDUCE_GRAD]
+        computed = [action for action in actions if not action.kind.is_communication and action not in reduced]
         ran = [(ORIGIN + s.start, ORIGIN + s.end, held) for s, held in zip(spans, held_after(computed), strict=True)]
         memory = list(zip(predicted.memory[rank], predicted.memory_during[rank]))
         values = {kinds: [Value.carried_by(a) for a in actions if a.kind in kinds] for kinds in (SENDS, RECEIVES)}
@@ -47,7 +50,9 @@ def records_of(predicted, program, num_steps):
             awaited_from = message(value).sent + (0.125 if i % 2 else -0.125)
             received.append((ORIGIN + awaited_from, ORIGIN + message(value).arrived, 8.0))
         changes = [(ORIGIN + c.left, ORIGIN + c.begun) for c in predicted.step_changes[rank]] if num_steps > 1 else []
-        found.append(Recorded(ran, memory, changes, sent, received))
+        of_rank = {action: s for s in predicted.sums for action, r in zip(s.actions, s.ranks) if r == rank}
+        sums = [(ORIGIN + s.came(rank), ORIGIN + s.end, s.size) for s in map(of_rank.__getitem__, reduced)]
+        found.append(Recorded(ran, memory, changes, sent, received, sums))
     return found
 
 
@@ -62,10 +67,13 @@ def without_times(message):
     return message._replace(sent=0.0, arrived=0.0, was_awaited=True)
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("num_steps", [1, 3])
 @pytest.mark.parametrize("name", NAMES)
-def test_the_records_of_a_predicted_timeline_give_that_timeline(name, num_steps):
+def test_the_records_of_a_predicted_timeline_give_that_timeline(name, num_steps, replicas):
     schedule = schedules.build(name, 2, 4)
+    if replicas > 1:
+        schedule = data_parallel(schedule, replicas)
     program = schedules.lower(schedule)
     predicted = simulate(schedule, COSTS, num_steps=num_steps, wait=True)
     measured = measured_timeline(program, records_of(predicted, program, num_steps), note="a note")
@@ -84,6 +92,14 @@ def test_the_records_of_a_predicted_timeline_give_that_timeline(name, num_steps)
     assert all(message.size == 8 for message in mine)
     for field in ("sent", "arrived"):
         assert np.allclose([getattr(m, field) for m in mine], [getattr(m, field) for m in theirs])
+    changes = predicted.step_changes or [()] * schedule.num_ranks
+    for mine, theirs in zip(measured.step_changes, changes, strict=True):
+        assert [change.after for change in mine] == [change.after for change in theirs]
+        assert np.allclose([change[:2] for change in mine], [change[:2] for change in theirs])
+    assert len(measured.sums) == len(predicted.sums) == schedule.num_stages * num_steps * (replicas > 1)
+    for mine, theirs in zip(*(sorted(timeline.sums, key=str) for timeline in (measured, predicted)), strict=True):
+        assert (mine.actions, mine.ranks, mine.size) == (theirs.actions, theirs.ranks, 32)
+        assert (*mine.reached, mine.end) == pytest.approx((*theirs.reached, theirs.end))
     assert list(measured.messages) == sorted(measured.messages, key=lambda m: (m.sent, m.arrived))
 
 
