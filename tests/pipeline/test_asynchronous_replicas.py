@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipipe import nn, schedules, spawn
+from minipipe import Pipeline, nn, schedules, spawn
 from tests.pipeline import formulas
 from tests.pipeline.test_asynchronous import BATCHES, RULES, assert_alike, model, run, table
 from tests.strategies import batch, examples
@@ -62,6 +62,24 @@ def test_so_have_replicas_of_any_number_of_ranks(name, p, replicas, each, num_ba
     layers = [layer for _ in range(4) for layer in (nn.Linear(6, 6), *[nn.Dropout(0.2)] * has_dropout, nn.Tanh())]
     batches = [(x, np.roll(x, 1, axis=1)) for x, _ in (batch(size, 6, seed) for seed in range(num_batches))]
     assert_replicas(name, p, replicas, lambda: nn.Sequential(*layers), batches, each, RULES[rule], a)
+
+
+def test_a_timeline_has_the_sum_of_each_update_with_its_bytes():
+    schedule, (x, y) = schedules.pipedream(2, 4), BATCHES[0]
+
+    def train(group):
+        pipeline = Pipeline(model(), group, loss=nn.MSELoss(), schedule=schedule, replicas=2)
+        pipeline.run([(x, y)], RULES["sgd"](pipeline.parameters()))
+        sizes = {stage: sum(p.nbytes for p in pipeline.parameters()) for stage in pipeline.local_stages}
+        return pipeline.timeline(), sizes
+
+    found = spawn(train, 4)
+    sizes = {stage: size for _, own in found for stage, size in own.items()}
+    for timeline, _ in found:
+        assert len(timeline.sums) == 2 * 4  # of each stage and microbatch of a replica
+        for each in timeline.sums:
+            assert len(each.ranks) == 2 and each.size == sizes[each.actions[0].stage]
+            assert each.begin <= each.end <= timeline.makespan
 
 
 def test_without_the_sums_of_replicas_their_weights_would_differ(monkeypatch):

@@ -5,7 +5,7 @@ import inspect
 import numpy as np
 import pytest
 
-from minipipe import Pipeline, Plan, checkpoint, data, nn, optim, random_key
+from minipipe import Pipeline, Plan, checkpoint, data, nn, optim, random_key, schedules, spawn
 from minipipe.comm import OneRankGroup
 from minipipe.errors import ArgumentError
 
@@ -24,6 +24,34 @@ def test_a_finished_pipeline_refuses_what_would_do_nothing(name):
     made = pipeline()
     with pytest.raises(AttributeError, match=name):
         setattr(made, name, 7)
+
+
+def given_and_read(group):
+    """Return the properties of a pipeline that was given other options than the defaults, with what each must be."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)).eval()
+    plan = Plan(model, schedules.gpipe(2, 4), partition=[range(2), range(2, 3)], inputs_require_grad=True)
+    made = Pipeline(plan, group, loss=nn.MSELoss(), seed=3, dropout_seed=5)
+    x = np.ones((4, 2), np.float32)
+    before = made.input_gradients
+    made.step(x, x)
+    expected = {"seed": 3, "dropout_seed": 5, "plan": plan, "model": model, "schedule": plan.schedule, "group": group}
+    expected |= {"partition": [range(2), range(2, 3)], "num_stages": 2, "local_stages": (group.rank,)}
+    expected |= {"is_training": False, "grid": None, "advice": None}
+    needs, gradients = made.needs, made.input_gradients
+    assert before is None and (needs.inputs, needs.targets) == (group.rank == 0, group.rank == 1)
+    assert (gradients is None) == (group.rank == 1) and (gradients is None or gradients.shape == x.shape)
+    return {name: getattr(made, name) for name in expected}, expected
+
+
+def test_each_property_says_what_was_given():
+    for found, expected in spawn(given_and_read, 2):
+        assert expected.keys() == PROPERTIES - {"needs", "input_gradients"}
+        assert {name: value == expected[name] for name, value in found.items()} == dict.fromkeys(expected, True)
+
+
+def test_the_seed_of_dropout_is_that_of_first_values_unless_it_is_given():
+    made = Pipeline(nn.Sequential(nn.Linear(2, 2)), OneRankGroup(), seed=3)
+    assert (made.seed, made.dropout_seed) == (3, 3)
 
 
 def test_what_can_be_set_does_something():

@@ -142,9 +142,10 @@ def test_with_replicas_each_has_sequences_of_its_own():
     check(spawn(lambda group: gradients_of(group, model(), schedule, replicas=2), 4), expected)
 
 
-def test_outputs_evaluate_and_predict_are_those_of_whole_sequences():
+@pytest.mark.parametrize("num_slices", [2, 4])
+def test_outputs_evaluate_and_predict_are_those_of_whole_sequences(num_slices):
     def run(group):
-        schedule = schedules.seq1f1b(group.size, 2, num_slices=4)
+        schedule = schedules.seq1f1b(group.size, 2, num_slices=num_slices)
         pipeline = Pipeline(model(np.float64), group, loss=nn.CrossEntropyLoss(), schedule=schedule)
         outputs = pipeline.step(X, Y, outputs="everywhere").outputs
         return outputs, pipeline.predict(X), pipeline.evaluate(X, Y)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from minipipe import Microbatches, Replicated, Tensor
+from minipipe import Microbatches, Replicated, Tensor, nn, optim
 from minipipe.execution.checks.comparison import marks_of
-from minipipe.execution.checks.updates import _form, fingerprint
+from minipipe.execution.checks.updates import Updates, _form, fingerprint
 
 SHAPES = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)
 
@@ -78,3 +78,26 @@ def test_of_a_large_array_the_rows_are_even_and_the_columns_multiples_of_the_gol
     assert np.allclose([position % 1000 for position in positions], [i * ratio % 1 * 1000 for i in range(32)], atol=3)
     _, positions = _form((640, 5), np.dtype(np.float32))
     assert [position % 5 for position in positions] == [i % 5 for i in range(32)]
+
+
+def test_updates_count_from_nothing_and_note_what_the_last_step_used():
+    weight = nn.Parameter([0.0, 0.0])
+    updates = Updates([weight])
+    assert updates.marks() == {
+        **{"number of optimiser steps": 0, "learning rate": None, "optimiser": 0},
+        **{"state of the gradients": True, "loaded state": 0},
+    }
+    assert updates.words() == {"optimiser": "no step yet"}
+    optimiser, digests = optim.SGD([weight], learning_rate=0.5), set()
+    for step, rate in enumerate((0.5, 0.25, 0.25), 1):
+        optimiser.learning_rate, weight.grad = rate, weight.data
+        optimiser.step()
+        marks = updates.marks()
+        assert (marks["number of optimiser steps"], marks["learning rate"], marks["loaded state"]) == (step, rate, 0)
+        digests.add(marks["optimiser"])
+    assert len(digests) == 3 and 0 not in digests
+    assert "its steps before: 2, states loaded: 0" in updates.words()["optimiser"]
+    weight.zero_grad()
+    assert [updates.marks()["state of the gradients"] for _ in range(2)] == [False, True]
+    updates.note_state({"weight": np.ones(2)})
+    assert updates.marks()["loaded state"] != 0
