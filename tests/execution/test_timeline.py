@@ -103,6 +103,20 @@ def test_the_records_of_a_predicted_timeline_give_that_timeline(name, num_steps,
     assert list(measured.messages) == sorted(measured.messages, key=lambda m: (m.sent, m.arrived))
 
 
+@pytest.mark.parametrize("frozen", [[0], [0, 1]])
+def test_a_frozen_stage_holds_its_microbatch_while_it_runs(frozen):
+    schedule = schedules.freeze_stages(schedules.one_f_one_b(3, 4), frozen)
+    program = schedules.lower(schedule)
+    predicted = simulate(schedule, COSTS)
+    records = records_of(predicted, program, 1)
+    for rank, record in enumerate(records):
+        row = [action for action in program.actions[rank] if not action.kind.is_communication]
+        is_kept = [action.stage >= program.first_backward_stage for action in row]
+        ran = [(*times, held * kept) for (*times, held), kept in zip(record.ran, is_kept)]
+        records[rank] = record._replace(ran=ran)
+    assert measured_timeline(program, records).peak_activations == predicted.peak_activations
+
+
 def test_a_message_was_awaited_if_its_receiver_waited_when_it_was_sent():
     program = schedules.lower(schedules.gpipe(2, 1))
     for awaited_from, was_awaited in ((5.5, True), (6.0, True), (6.5, False)):
@@ -137,7 +151,7 @@ def test_a_sum_is_there_once_the_last_of_its_ranks_has_it():
     program = schedules.lower(data_parallel(schedules.gpipe(1, 1), 2))
     records = [
         Recorded([(10.0, 11.0, 1), (11.0, 13.0, 0)], [], [], [], [], [(13.0, 16.0, 24.0)]),
-        Recorded([(10.5, 11.0, 1), (11.0, 14.0, 0)], [], [], [], [], [(14.0, 15.5, 24.0)]),
+        Recorded([(10.5, 11.0, 1), (11.0, 14.0, 0)], [], [], [], [], [(14.0, 15.5, 20.0)]),
     ]
     (found,) = measured_timeline(program, records).sums
     assert (found.ranks, found.reached, found.end, found.size) == ((0, 1), (3.0, 4.0), 6.0, 24.0)
