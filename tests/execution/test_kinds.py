@@ -29,3 +29,28 @@ def test_the_kind_that_was_not_used_for_longest_makes_room():
     new = come(kinds, MOST_SCRIPTS + 2, length=MOST_SCRIPTS + 1)
     assert set(map(id, kinds)) == {id(kind) for kind in [*found, new] if kind is not found[1]}
     assert come(kinds, MOST_SCRIPTS + 3, length=2) is not found[1]
+
+
+SQUARE = np.ones((3, 3), np.float32)
+OTHERS = {
+    "strides": {"array": np.ones((3, 6), np.float32)[:, ::2]},
+    "shape": {"array": np.ones((3, 2), np.float32)},
+    "dtype": {"array": np.ones((3, 3))},
+    "what its lines depend on beside the arrays": {"how": ("evaluation",)},
+    "whether its gradient is wanted": {"wanted": [True]},
+    "the form of a bundle": {"form": {"x": 0}},
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_a_microbatch_that_differs_in_one_thing_is_of_another_kind_and_the_same_again_of_the_first(case):
+    kinds = Kinds()
+
+    def kind_of(array=SQUARE, how=(), wanted=(False,), form=None):
+        return kinds.of(0, how, Payload([array], list(wanted), form), [array], 1)
+
+    first = kind_of()
+    assert kind_of() is first and kind_of(SQUARE.copy()) is first
+    other = kind_of(**OTHERS[case])
+    assert other is not first and kind_of(**OTHERS[case]) is other
+    assert kind_of() is first

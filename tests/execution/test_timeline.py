@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minipipe import Costs, schedules, simulate
+from minipipe import Costs, Pipeline, nn, schedules, simulate, spawn
 from minipipe.execution.timeline import Recorded, measured_timeline
 from minipipe.schedules import ActionKind, Message, data_parallel, repeat
 from minipipe.schedules.analysis.dependencies import Value
@@ -185,9 +185,48 @@ def test_a_rank_without_a_stage_holds_nothing():
     records = [Recorded([(1.0, 2.0, 1), (2.0, 3.0, 0)], [(8, 8), (0, 8)], [], [], []), Recorded([], [], [], [], [])]
     found = measured_timeline(program, records)
     assert (found.peak_memory, found.memory, found.peak_activations) == ((8, 0), ((8, 0), ()), (1, 0))
+    twice = [(1.0, 2.0, 1), (2.0, 3.0, 0), (4.0, 5.0, 1), (5.0, 6.0, 0)]
+    records = [Recorded(twice, [], [(3.0, 4.0)], [], []), Recorded([], [], [(1.0, 3.5)], [], [])]
+    assert measured_timeline(program, records).step_changes == (((2.0, 3.0, 0),), ((0.0, 2.5, 1),))
 
 
 def test_a_rank_that_computes_nothing_has_an_empty_row():
     program = schedules.lower(schedules.gpipe(1, 1))
     measured = measured_timeline(program, [Recorded([], [], [(5.0, 6.0)], [], [])])
     assert (measured.spans, measured.step_changes) == (((),), (((5.0, 6.0, 0),),))
+
+
+def test_the_clock_of_each_rank_is_set_right_in_all_its_times_and_in_nothing_else():
+    apart = 1000.0  # seconds by which the clock of each rank is behind that of the one before
+
+    def timelines(group):
+        model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
+        pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=4, replicas=2)
+        pipeline.measures_memory = True
+        for _ in range(2):
+            pipeline.step(np.ones((8, 2), np.float32), np.ones((8, 2), np.float32))
+        before = pipeline.timeline()
+        group.clock_offset += apart * group.rank
+        return before, pipeline.timeline()
+
+    before, after = spawn(timelines, 4)[0]
+    first = min(span.start for span in before.spans[0])  # rank 0 begins first on clocks that are apart
+
+    def moved(time, rank):
+        return pytest.approx(time - first + apart * rank, abs=1e-6)
+
+    for rank, (mine, theirs) in enumerate(zip(before.spans, after.spans, strict=True)):
+        assert [(s.start, s.end) for s in theirs] == [(moved(s.start, rank), moved(s.end, rank)) for s in mine]
+    for rank, (mine, theirs) in enumerate(zip(before.step_changes, after.step_changes, strict=True)):
+        assert [change[:2] for change in theirs] == [(moved(c.left, rank), moved(c.begun, rank)) for c in mine]
+    key = lambda message: (message.value, message.used_by, message.source)
+    assert before.messages and before.sums
+    for mine, theirs in zip(sorted(before.messages, key=key), sorted(after.messages, key=key), strict=True):
+        assert (theirs.sent, theirs.arrived) == (moved(mine.sent, mine.source), moved(mine.arrived, mine.destination))
+        assert theirs.size == mine.size == 2 * 2 * 4 / 2
+    for mine, theirs in zip(before.sums, after.sums, strict=True):
+        assert list(theirs.reached) == [moved(time, rank) for time, rank in zip(mine.reached, mine.ranks)]
+        assert theirs.end > apart * max(theirs.ranks) and theirs.size == mine.size == 2 * (4 + 2) * 4
+    assert (after.memory, after.memory_during) == (before.memory, before.memory_during)
+    assert (after.peak_memory, after.peak_activations) == (before.peak_memory, before.peak_activations)
+    assert after.memory is not None and after.held_activations == before.held_activations
