@@ -89,3 +89,31 @@ def test_a_plan_of_modules_has_a_stage_for_each():
 def test_a_pipeline_says_in_a_line_what_it_is():
     pipeline = Pipeline(nn.Sequential(nn.Linear(2, 1)), OneRankGroup(), loss=nn.MSELoss(), num_microbatches=2)
     assert repr(pipeline) == "<Pipeline 1f1b: 1 rank, 1 stage, 2 microbatches; rank 0>"
+
+
+def flat(program):
+    return [[str(action) for action in row] for row in program.actions]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "num_modules", "is_by_name"),
+    [("1f1b", 2, True), ("paci", 2, True), ("1f1b", 1, False), ("1f1b", 3, False), (None, 2, False)],
+)
+def test_a_run_builds_a_schedule_again_that_was_given_by_its_name_with_a_module_for_each_rank(
+    schedule, num_modules, is_by_name
+):
+    plan = Plan.of_modules([nn.Linear(2, 2) for _ in range(num_modules)], 2, schedule, 4)
+    assert flat(plan.program_of_run(4)) == flat(plan.program)
+    longer = plan.program_of_run(8)
+    expected = schedules.lower(schedules.build(schedule, 2, 8)) if is_by_name else plan.program
+    assert flat(longer) == flat(expected)
+    assert plan.is_stashed(None) == (schedule != "paci")
+    assert (plan.is_stashed(True), plan.is_stashed(False)) == (True, False)
+
+
+def test_a_table_and_a_file_are_those_of_their_runs(tmp_path):
+    (tmp_path / "own.csv").write_text(schedules.gpipe(2, 4).to_csv())
+    modules = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    for given in (schedules.gpipe(2, 4), str(tmp_path / "own.csv")):
+        for plan in (Plan.of_modules(modules, 2, given), Plan(nn.Sequential(*modules), given)):
+            assert flat(plan.program_of_run(8)) == flat(plan.program)

@@ -78,6 +78,16 @@ def test_where_messages_are_free_replicas_without_a_pipeline_are_best_and_where_
     assert advice(num_ranks=4, replicas=None, messages=Messages(bandwidth=1e3)).best.candidate.replicas < 4
 
 
+def test_a_choice_is_within_the_limit_if_its_fullest_rank_is():
+    uneven = max(advice().choices, key=lambda choice: max(choice.memory) - min(choice.memory))
+    assert min(uneven.memory) < max(uneven.memory)
+    for limit in (max(uneven.memory), max(uneven.memory) - 1):
+        for choice in advice(limit).choices:
+            assert choice.is_within_limit == (max(choice.memory) <= limit)
+        same = [choice for choice in advice(limit).choices if choice.candidate == uneven.candidate]
+        assert [choice.is_within_limit for choice in same] == [limit >= max(uneven.memory)] * len(same)
+
+
 def test_a_memory_limit_counts_the_parameters_of_each_replica():
     """One rank has all layers, 4 x 80 bytes, and as much again as gradients; on two ranks each has half."""
     found = advice(num_ranks=2, replicas=None, limit=700, held=0)
