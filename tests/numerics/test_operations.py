@@ -252,6 +252,7 @@ WITHOUT_GRADIENT = {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", 
 WITHOUT_GRADIENT |= {"__len__", "__iter__", "__float__", "__bool__", "__format__", "__repr__", "__array__"}
 WITHOUT_GRADIENT |= {"__int__", "__setitem__", "__abs__", "__floordiv__", "__mod__"}  # all but the first are refused
 WITHOUT_GRADIENT |= {"__and__", "__or__", "__xor__", "__invert__"}
+WITHOUT_GRADIENT |= {"__copy__", "__reduce__"}  # tests/nn/test_copies.py
 WITHOUT_GRADIENT |= {"ndim", "size", "item", "numpy", "detach", "zero_grad"}
 
 
