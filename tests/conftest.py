@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from minipipe import schedules, watch_everything
 from tests.strategies import takes
 
+collect_ignore = ["numerics/make_edges.py"]  # a script that imports PyTorch
 COMMON = {"derandomize": True, "deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("quick", max_examples=12, **COMMON)
 settings.register_profile("thorough", max_examples=100, **COMMON)
