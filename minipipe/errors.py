@@ -616,6 +616,22 @@ def quoted(given: object, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
+def counted(count: float, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is 1.
+
+    Examples
+    --------
+    >>> counted(1, "rank"), counted(2, "microbatch"), counted(0, "copy"), counted(1.5, "core"), counted(4096, "rank")
+    ('1 rank', '2 microbatches', '0 copies', '1.5 cores', '4096 ranks')
+    """
+    text = str(count) if isinstance(count, int) else f"{count:.3g}"
+    if text == "1":
+        return f"1 {noun}"
+    if noun.endswith(("ch", "sh", "s", "x")):
+        return f"{text} {noun}es"
+    return f"{text} {noun[:-1]}ies" if noun.endswith("y") else f"{text} {noun}s"
+
+
 def misuse(message: str, code: ScheduleCode = ScheduleCode.PARAMETERS) -> ScheduleError:
     """Return the error of a request about schedules that cannot be carried out.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import stat
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -33,6 +34,9 @@ MOST_PIXELS = 2**20
 # Seconds without a byte from a pipe. Its writer computes a schedule, which takes seconds.
 PIPE_PATIENCE = 20.0
 _MOST_OF_A_NAME = 200  # characters of a path in a message
+
+MARK = "minipipe: "
+"""The beginning of a line on standard error that is minipipe's own."""
 
 # -- text --------------------------------------------------------------------------------------------------------
 # Names in files and arguments may hold escape sequences that clear the screen or retitle the window, line breaks that
@@ -102,6 +106,25 @@ def note_lines(notes: Sequence[str]) -> tuple[str, ...]:
             "type", f"notes is the text {notes!r:.60}; expected a sequence of lines, such as [{notes!r:.60}]."
         )
     return tuple(map(printable, notes))
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Tell whether a stream is a terminal; None, of a process that was started with it closed, is none.
+
+    Examples
+    --------
+    >>> is_terminal(None)
+    False
+    """
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # it was closed meanwhile
+        return False
+
+
+def terminal_width() -> int:
+    """Return the columns of the terminal, or of the variable COLUMNS; 100 where the output is no terminal."""
+    return shutil.get_terminal_size((100, 24)).columns
 
 
 def text_table(rows: Sequence[Sequence[str]], right: Collection[int]) -> str:

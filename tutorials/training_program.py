@@ -16,12 +16,38 @@ from statistics import median
 import numpy as np
 
 from minipipe import Costs, Grid, checkpoint, schedules, simulate
-from minipipe.errors import FileError
+from minipipe.cli.streams import discard, finish_messages, prepare_streams
+from minipipe.errors import FileError, MinipipeError
+from minipipe.io import is_terminal
 from minipipe.render import check_ending, draw_text, has_colour, save
 from minipipe.render.files import ENDINGS
 
 # Options that change no number, so they may be others when a program goes on.
 WHATEVER = ("schedule", "device", "trace", "json", "checkpoint", "every", "resume", "recompute", "sample")
+
+
+def run_as_command(main):
+    """Run a training program: what goes wrong is one line, and so is output that cannot be written."""
+    name = Path(sys.argv[0]).name
+    prepare_streams()
+    if sys.stdout is None:  # it was closed: train all the same
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+    try:
+        code = main()
+        sys.stdout.flush()
+    except MinipipeError as error:
+        sys.exit(f"{name}: {error}")
+    except OSError as error:
+        discard(sys.stdout)
+        sys.exit(f"{name}: {error.filename or 'its output'} cannot be written or read: {error.strerror}.")
+    finally:
+        finish_messages()
+    sys.exit(code)
+
+
+def shows_bar(speaks):
+    """Return whether this rank draws a bar: on a terminal."""
+    return speaks and is_terminal(sys.stderr)
 
 
 def make_parser(description, microbatches, batch_size, learning_rate, layers, layers_help):

@@ -44,11 +44,13 @@ def run(options: argparse.Namespace) -> ExitStatus:
     """Measure, weigh, and print the table."""
     if options.program is None:
         raise LaunchError("no-script", "There is no program; expected one after the options, as in --ranks 4 train.py.")
-    whole_number("--ranks", options.ranks, 1, MOST_STAGES)
     from minipipe.cli.advise_program import program_report
+    from minipipe.cli.ranks import check_room, warn_if_busy
     from minipipe.tuning.weighing import memory_size
 
+    check_room(whole_number("--ranks", options.ranks, 1, MOST_STAGES))
     limit = inf if options.memory_limit is None else memory_size(options.memory_limit)
+    warn_if_busy()
     limits = {"memory_limit": limit, "num_microbatches": options.microbatches, "replicas": options.replicas}
     report = program_report(options.program, options.arguments, options.ranks, options.seconds, **limits)
     return answer(options, report.data, report.text)

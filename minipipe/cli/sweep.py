@@ -9,6 +9,7 @@ from typing import Any
 
 from minipipe.cli.options import NUM_RANKS, add_output, add_sends_block, read_costs, whole_numbers
 from minipipe.cli.output import ExitStatus, csv_of, ending_of, write_file
+from minipipe.cli.streams import put
 from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY
 from minipipe.schedules.simulation.comparison import sweep
 
@@ -42,7 +43,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
     costs = {text: read_costs(text, options.sends_block) for text in options.costs}
     rows = sweep(options.ranks, options.microbatches, options.schedules, options.chunks, costs)
     if options.output is None:
-        print(_json(rows) if options.json else written(rows), end="")
+        put(_json(rows) if options.json else written(rows), end="")
         return ExitStatus.YES
     errors = sum(row["error"] is not None for row in rows)
     more = f": {len(rows)} rows, {errors} of them with an error"

@@ -26,6 +26,7 @@ from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan
 from minipipe.execution.samples import Microbatches, Pieces, Replicated, Samples, samples
 from minipipe.hints import check_pipeline_options
+from minipipe.io import MARK, is_terminal
 from minipipe.nn import Parameter
 from minipipe.schedules.action_table import Schedule
 from minipipe.tuning import advising
@@ -37,7 +38,6 @@ from minipipe.tuning.stages import measure_messages
 from minipipe.tuning.weighing import Choice, Question, described, memory_size
 
 RACE_SECONDS = 40.0  # with 20, six choices of one model took 1.00 to 1.09 of the fastest; with 40, three at most 1.00
-MARK = "minipipe: "  # the prefix of progress lines
 _RUNNERS = 32  # how many choices race at most
 _STEPS = 2  # of a turn, after one that is not measured: it finds no parameters in the caches
 _LAST_TURNS = 16  # of the last two, at least
@@ -66,8 +66,9 @@ def teller(group: ProcessGroup, progress: bool | None) -> Tell:
     >>> from minipipe.comm import OneRankGroup
     >>> teller(OneRankGroup(), progress=False)("ready")
     """
-    stream = None if group.rank else sys.stderr  # None, too, in a process without standard error, such as a daemon
-    if stream is None or not (stream.isatty() if progress is None else progress):
+    if group.rank or sys.stderr is None:  # as in a daemon
+        return silent
+    if not (is_terminal(sys.stderr) if progress is None else progress):
         return silent
     return lambda line: print(f"{MARK}{line}", file=sys.stderr, flush=True)
 

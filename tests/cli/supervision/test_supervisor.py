@@ -114,7 +114,7 @@ def test_a_signal_to_the_supervisor_ends_the_job_which_does_not_start_again(text
 
 def test_a_signal_in_the_pause_between_two_attempts_ends_it_at_once():
     program = (
-        "import os, signal, sys, threading, time\nfrom minipipe.cli.supervision.supervisor import Attempts\n"
+        "import os, signal, sys, threading, time\nfrom minipipe.comm.job.guard import Attempts\n"
         "with Attempts() as attempts:\n"
         "    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()\n"
         "    begun = time.monotonic(); attempts.pause(50); print(time.monotonic() - begun < 10, attempts.stopped_by)\n"
@@ -141,8 +141,8 @@ def test_a_signal_that_was_ignored_from_the_beginning_stays_so(script):
 
 WITHOUT_DEATH = (
     "-c",
-    "import sys\nfrom minipipe.cli import main\nfrom minipipe.cli.supervision import supervisor\n"
-    "supervisor.end_with = lambda *_: None\nsys.exit(main(['run', *sys.argv[1:]]))",
+    "import sys\nfrom minipipe.cli import main\nfrom minipipe.comm.job import guard\n"
+    "guard.end_with = lambda *_: None\nsys.exit(main(['run', *sys.argv[1:]]))",
 )
 
 
