@@ -100,9 +100,9 @@ class Progress:
             from tqdm import tqdm
 
             form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}" if self.seconds else "{desc} {elapsed}"
-            self._bar = tqdm(
-                total=self.seconds, file=self._stream, bar_format=form, leave=False, mininterval=0, dynamic_ncols=True
-            )
+            look: dict[str, Any] = {"bar_format": form, "leave": False, "mininterval": 0, "dynamic_ncols": True}
+            with suppress(OSError, ValueError):
+                self._bar = tqdm(total=self.seconds, file=self._stream, **look)
 
     def _draw(self, elapsed: float) -> None:
         state = printable(self._describe() or self.work)

@@ -8,8 +8,11 @@ from typing import Any
 
 from minipipe.cli.options import add_costs, add_memory_limit, add_output, add_sizes, costs_of, sizes_of
 from minipipe.cli.output import ExitStatus, answer, ending_of, fields, figures
+from minipipe.cli.progress import Progress
+from minipipe.errors import counted
 from minipipe.io import write_whole
 from minipipe.schedules import Certificate, Objective, Timeline, find_schedule, simulate
+from minipipe.schedules.analysis.workload import Workload
 from minipipe.schedules.placement import looped_placement, v_placement
 from minipipe.schedules.search.finding import usual_evaluations
 
@@ -61,11 +64,20 @@ def run(options: argparse.Namespace) -> ExitStatus:
     seconds, evaluations = options.seconds, options.evaluations
     if seconds is evaluations is None:
         seconds, evaluations = _SECONDS, usual_evaluations(workload)
-    found = find_schedule(workload, Objective(options.objective), seconds, options.seed, options.exact, evaluations)
-    timeline = simulate(found.schedule, costs)
+    objective = Objective(options.objective)
+    with Progress(_work(workload, evaluations), seconds, is_at_most=True) as progress:
+        found = find_schedule(workload, objective, seconds, options.seed, options.exact, evaluations, progress.watch)
+        progress.tell("timing the schedule that was found")
+        timeline = simulate(found.schedule, costs)
     if options.output is not None:
         write_whole(options.output, _WRITERS[ending](found))
     return answer(options, _data(found, timeline, options.output), _report(found, timeline, options.output))
+
+
+def _work(workload: Workload, evaluations: int | None) -> str:
+    sizes = f"{counted(workload.num_ranks, 'rank')} and {counted(workload.num_microbatches, 'microbatch')}"
+    most = "" if evaluations is None else f", {evaluations:,} of them at most"
+    return f"searching among schedules of {sizes}{most}"
 
 
 _WRITERS = {

@@ -7,15 +7,16 @@ from time import perf_counter
 
 import numpy as np
 
-from minipipe.comm.job.host import BYTES_OF_A_RANK
+from minipipe.comm.job.host import BYTES_OF_A_RANK, limit_blas_threads
 from minipipe.tuning.grids import GridSizes, Task
 
 _COPIES = 4  # of the parameters: values, gradients, and two of Adam
 _BYTES_OF_A_BLOCK = 10_000  # of its modules and parameters as Python objects, at least
 _SECONDS_OF_A_RANK = 1.5  # to start, on a core
-_SECONDS_OF_A_BLOCK = 1.2e-3  # of Python, for a microbatch, there and back
+_SECONDS_OF_A_BLOCK = 2.5e-3  # of Python, for a microbatch, there and back
 _STEPS = 6  # of a grid before the first round: losses, memory, measurements
 _STEPS_OF_A_ROUND = 3
+_SLOWER = 1.5  # the products of a model, of several shapes, than one that is timed alone
 _LARGEST_PROBE = 512  # rows and columns of a product
 
 
@@ -49,7 +50,7 @@ def expected_seconds(task: Task, num_grids: int, rounds: int, num_ranks: int, nu
     at_once = min(num_ranks, num_cores)
     tokens = task.batch * task.length
     attention = 24 * task.layers * task.batch * task.length**2 * task.width
-    products = (6 * num_parameters(task) * tokens + attention) * _seconds_of_an_operation(task)
+    products = _SLOWER * (6 * num_parameters(task) * tokens + attention) * _seconds_of_an_operation(task)
     step = products + _SECONDS_OF_A_BLOCK * (task.layers + 2) * task.microbatches
     steps = num_grids * (_STEPS + _STEPS_OF_A_ROUND * rounds)
     return steps * step / at_once + _SECONDS_OF_A_RANK * num_ranks / num_cores
@@ -59,8 +60,9 @@ def _seconds_of_an_operation(task: Task) -> float:
     rows, columns = (min(size, _LARGEST_PROBE) for size in (task.positions, task.width))
     left, right = (np.ones(shape, task.dtype) for shape in ((rows, columns), (columns, columns)))
     times = []
-    for _ in range(5):
-        begun = perf_counter()
-        left @ right
-        times.append(perf_counter() - begun)
+    with limit_blas_threads(1):  # as on a rank
+        for _ in range(9):
+            begun = perf_counter()
+            left @ right
+            times.append(perf_counter() - begun)
     return min(times) / (2 * rows * columns**2)

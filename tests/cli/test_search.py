@@ -78,7 +78,7 @@ def test_without_a_limit_a_clock_ends_a_counted_search(ask, monkeypatch, options
     """On a loaded machine it took minutes; a search that is told how much to try, or how long, does just that."""
     asked = []
 
-    def find(workload, objective, seconds, seed, exact, evaluations):
+    def find(workload, objective, seconds, seed, exact, evaluations, watch):
         asked.append((seconds, evaluations))
         return find_schedule(workload, objective, evaluations=1)
 
