@@ -29,6 +29,8 @@ print(is_cuda_aware())
 MPI.Finalize()
 """
 
+_TIED = "from minipipe.comm.job.system_calls import end_with\nend_with({caller})\n"  # it ends with the caller
+
 # Variables of a launcher: the process that loads MPI here is not a rank, and must not wait for others.
 _LAUNCHER = ("PMI", "MPI_LOCAL", "OMPI_", "PRTE_", "SLURM_")
 
@@ -84,7 +86,7 @@ def _asked(program: str) -> tuple[str, str | None]:
     """Run a program in a process of its own; return its output and its error, if it fails."""
     try:
         asked = subprocess.run(
-            [sys.executable, "-c", program],
+            [sys.executable, "-c", _TIED.format(caller=os.getpid()) + program],
             env={name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER)},
             capture_output=True,
             text=True,

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from minipipe.comm.job.system_calls import end_with
 from minipipe.coursework.checking import load_checks
 from minipipe.coursework.exercise import exercises_in, find_source, named
 from minipipe.coursework.grading import files_of, grade, not_graded
@@ -80,7 +81,7 @@ def _graded(job: dict[str, Any]) -> dict[str, Any]:
     paths = filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")])
     done = subprocess.run(
         [sys.executable, "-P", "-m", __name__],  # -P: the current directory may be a student's
-        input=json.dumps(job, default=str).encode(),
+        input=json.dumps({**job, "parent": os.getpid()}, default=str).encode(),
         capture_output=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         check=False,
@@ -106,5 +107,12 @@ def _report(job: dict[str, Any], problem: str = "") -> dict[str, Any]:
     return (report.without_hidden() if job["hide_hidden"] else report).as_json()
 
 
+def main() -> None:
+    """Grade the submission that standard input describes, and end with the process that asks."""
+    job = json.load(sys.stdin)
+    end_with(job.pop("parent"))  # the student's process then ends by itself
+    print(json.dumps(_report(job)))
+
+
 if __name__ == "__main__":
-    print(json.dumps(_report(json.load(sys.stdin))))
+    main()

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from minipipe.cli import main
 from tests.cli.supervision.jobs import supervised
 from tests.faults.deeds import processes_of
 from tests.launch import needs_mpi, slowly
@@ -88,3 +89,17 @@ def test_no_process_of_a_job_outlives_the_verb_that_started_it(verb, number, tmp
         assert job.process.returncode in (-number, 128 + number)
     if verb in ("compare", "advise"):
         assert "Traceback" not in out + err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", SIGNALS, ids=str)
+def test_the_graders_of_a_class_end_with_the_command(number, tmp_path):
+    for name in ("ada", "bob"):
+        assert main(["coursework", str(tmp_path / "class" / name)]) == 0
+        task = next((tmp_path / "class" / name).glob("05_bubble*.py"))
+        task.write_text("import time\ntime.sleep(1000)\n")
+    words = ("grade", tmp_path / "class", "--only", "05_bubble", "--jobs", 2, "--time-limit", 500)
+    with supervised(*words, python=("-m", "minipipe")) as job:
+        assert wait_for(lambda: len(processes_of(job.mark)) >= 3, 60) is not None
+        os.kill(job.pid, number)
+        assert wait_for(lambda: not processes_of(job.mark), 3 * PROMISED) is not None
