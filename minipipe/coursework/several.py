@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -72,24 +73,53 @@ def grade_all(
         {**common, **of_each(name), "directory": str(path), "name": name, "links": path in given}
         for path, name in zip(found, names)
     ]
+    graders = _Graders()
     with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
-        return list(pool.map(_graded, asked))
+        try:
+            return list(pool.map(graders.grade, asked))
+        except BaseException:  # such as Ctrl-C; the pool waits for all that it has begun
+            pool.shutdown(wait=False, cancel_futures=True)
+            graders.end()
+            raise
 
 
-def _graded(job: dict[str, Any]) -> dict[str, Any]:
-    """Grade one submission in a process of its own; one that crashes costs the points of its submission alone."""
+class _Graders:
+    """Processes that grade a submission each."""
+
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen] = set()
+        self._are_over = threading.Event()
+
+    def end(self) -> None:
+        """End all that run, and those that are just being started."""
+        self._are_over.set()
+        for process in self._running.copy():
+            process.kill()
+
+    def grade(self, job: dict[str, Any]) -> dict[str, Any]:
+        """Grade one submission in a process of its own; one that crashes costs the points of its submission alone."""
+        given = json.dumps({**job, "parent": os.getpid()}, default=str).encode()
+        with _started() as process:
+            self._running.add(process)
+            if self._are_over.is_set():
+                process.kill()
+            out, err = process.communicate(given)
+        self._running.discard(process)
+        if process.returncode == 0:
+            return json.loads(out)
+        last = err.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        return _report(job, f"the grader ended with exit status {process.returncode}: {printable(last[:500])}")
+
+
+def _started() -> subprocess.Popen:
     paths = filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")])
-    done = subprocess.run(
+    return subprocess.Popen(
         [sys.executable, "-P", "-m", __name__],  # -P: the current directory may be a student's
-        input=json.dumps({**job, "parent": os.getpid()}, default=str).encode(),
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        check=False,
     )
-    if done.returncode == 0:
-        return json.loads(done.stdout)
-    last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-    return _report(job, f"the grader ended with exit status {done.returncode}: {printable(last[:500])}")
 
 
 def _report(job: dict[str, Any], problem: str = "") -> dict[str, Any]:
