@@ -9,7 +9,7 @@ from itertools import chain, islice
 from statistics import median
 from typing import Any, NamedTuple
 
-from minipipe.io import text_table
+from minipipe.io import terminal_width, text_table, wrapped
 from minipipe.render.descriptions import format_memory
 from minipipe.render.svg.bars import Bar, draw_bars
 from minipipe.schedules import ActionKind, IdleCause
@@ -219,7 +219,8 @@ class GridReport:
         tables = [self._times(), self._sizes("sent bytes", KINDS, "sent", {OTHER: ("sent", OTHER)})]
         in_flight = {"in flight": ("promised_memory", "messages", "sums")}
         tables.append(self._sizes("held bytes", MEMORY, "memory", in_flight))
-        return "\n\n".join(filter(None, [self.title, *tables, "\n".join(self.notes), "\n".join(self.sentences)]))
+        texts = [wrapped("\n".join(lines), terminal_width()) for lines in ([self.title], self.notes, self.sentences)]
+        return "\n\n".join(filter(None, [texts[0], *tables, *texts[1:]]))
 
     def _times(self) -> str:
         """Return the table of times: measured beside simulated, and on hosts."""
@@ -229,7 +230,7 @@ class GridReport:
         for row, *found in zip(self.rows, *columns.values()):
             times = ((f"{1e3 * each.seconds:.2f}", f"{100 * each.bubble:.0f} %") for each in found)
             cells.append([row["grid"], *chain(*times), f"{row['losses'][0]:.6f}"])
-        return text_table(cells, right=range(1, len(cells[0])))
+        return text_table(cells, range(1, len(cells[0])), terminal_width())
 
     def _sizes(self, head: str, kinds: Sequence[str], whose: str, beside: Mapping[str, tuple[str, ...]]) -> str:
         """Return a table of bytes, the most of any rank: counted, as promised, and what is not in both."""
@@ -238,7 +239,7 @@ class GridReport:
             sizes = [*(most(row, [kind], whose) for kind in kinds), most(row, kinds, whose)]
             sizes += [most(row, kinds, f"promised_{whose}"), *(most(row, own, of) for of, *own in beside.values())]
             cells.append([row["grid"], *(f"{size:,}" for size in sizes)])
-        return text_table(cells, right=range(1, len(cells[0])))
+        return text_table(cells, range(1, len(cells[0])), terminal_width())
 
     def picture(self) -> str:
         """Return times, bytes sent and bytes held as bars, in an SVG document."""

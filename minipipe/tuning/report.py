@@ -6,13 +6,13 @@ or measured, and gives no cause beyond them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from math import inf
 from typing import Any, NamedTuple
 
 from minipipe.execution.plan import Plan
-from minipipe.io import html_table, text_table
+from minipipe.io import html_table, terminal_width, text_table, wrapped
 from minipipe.render.descriptions import format_memory
 from minipipe.tuning.weighing import Choice, CostModel, best_of, by_worth, described, names_left_out
 
@@ -125,26 +125,47 @@ class Advice:
         return f"<Advice: {len(self.choices)} choices, predicted {1e3 * self.best.time:.3g} ms a step>"
 
     def __str__(self) -> str:
-        return f"{text_table(self._table(), _ON_THE_RIGHT)}\n\n{self.reason}\n{self._measured_on()}"
+        width = terminal_width()
+        text = wrapped("\n".join([*self._ties(), self.reason, self._measured_on()]), width)
+        return f"{text_table(self._table(), _ON_THE_RIGHT, width)}\n\n{text}"
 
     def _repr_html_(self) -> str:
-        return html_table(self._table(), _ON_THE_RIGHT)
+        return html_table(self._table(names_all=True), _ON_THE_RIGHT)
 
     @property
     def _num_run(self) -> int:
         return sum(choice.measured is not None for choice in self.choices)
 
-    def _table(self) -> list[tuple[str, ...]]:
-        """Return the head, the best choice of each schedule, and those of the reasons; the program's own is marked."""
+    def _shown(self) -> list[list[Choice]]:
+        """Return the choices of the table, those with the same figures together."""
         best_by_name: dict[tuple[str, int], Choice] = {}
         for choice in self.choices:
             if choice.is_within_limit:
                 best_by_name.setdefault(_named(choice), choice)
         named = [*list(best_by_name.values())[:_SHOWN], *(each.other for each in self._reasons)]
-        shown = [_cells(choice) for choice in self.choices if any(choice is each for each in named)]
-        rows = [_HEAD, *shown, *([] if self.own is None else [_cells(self.own, "yours: ")])]
+        return _alike([choice for choice in self.choices if any(choice is each for each in named)])
+
+    def _table(self, names_all: bool = False) -> list[tuple[str, ...]]:
+        """Return the head, the best choice of each schedule, and those of the reasons; the program's own is marked."""
+        rows = [_HEAD]
+        for first, *others in self._shown():
+            names = ", ".join(dict.fromkeys(each.candidate.schedule for each in (first, *others)))
+            count = f" (+{len(others)})" if others else ""
+            cells = _cells(first)
+            rows.append((names if names_all else f"{cells[0]}{count}", *cells[1:]))
+        rows += [] if self.own is None else [_cells(self.own, "yours: ")]
         left_out = _HEAD.index("measured ms") if not self._num_run else len(_HEAD)
         return [(*row[:left_out], *row[left_out + 1 :]) for row in rows]
+
+    def _ties(self) -> list[str]:
+        """Return a line for each row of several schedules."""
+        found = []
+        for first, *others in self._shown():
+            if others:
+                names = ", ".join(each.candidate.schedule for each in others)
+                verb = "has" if len(others) == 1 else "have"
+                found.append(f"{first.candidate.schedule} (+{len(others)}): {names} {verb} the same figures.")
+        return found
 
     def _measured_on(self) -> str:
         """Return the costs of messages, how many choices ran, and how noisy the machine was."""
@@ -162,6 +183,14 @@ class Advice:
         why = "since layers are measured without slices, and only schedules of one update a batch are compared"
         said.append(f"Not weighed, {why}: {', '.join(names_left_out())}.")
         return " ".join(said)
+
+
+def _alike(choices: Iterable[Choice]) -> list[list[Choice]]:
+    """Return choices in groups whose rows differ in the schedule alone, in the order of their first ones."""
+    found: dict[tuple[str, ...], list[Choice]] = {}
+    for choice in choices:
+        found.setdefault(_cells(choice)[1:], []).append(choice)
+    return list(found.values())
 
 
 def _cells(choice: Choice, mark: str = "") -> tuple[str, ...]:
@@ -338,16 +367,17 @@ class AdviceReport(NamedTuple):
     @classmethod
     def of(cls, advice: Advice) -> AdviceReport:
         """Return the report of some advice."""
-        lines, measured = [str(advice)], {}
+        lines, measured = [], {}
         for name, choice in (("the best", advice.best), ("yours", advice.own)):
             if choice is not None and choice.measured is not None:
                 measured[name] = choice.measured
                 error = choice.time / choice.measured - 1
                 times = f"predicted {1e3 * choice.time:.3f} ms, measured {1e3 * choice.measured:.3f} ms"
                 lines.append(f"{name}: {times} ({100 * error:+.1f} %)")
+        text = "\n".join([str(advice), *(wrapped(line, terminal_width()) for line in lines)])
         own = None if advice.own is None else advice.own.row()
         data = {"best": advice.best.row(), "own": own, "reason": advice.reason, "measured": measured}
-        return cls("\n".join(lines), {**data, "summary": advice.summary, "choices": advice.rows()})
+        return cls(text, {**data, "summary": advice.summary, "choices": advice.rows()})
 
 
 class ChosenPlan(Plan):
