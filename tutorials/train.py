@@ -30,6 +30,7 @@ from training_program import (
 )
 
 from minipipe import Pipeline, data, init_process_group, nn, optim
+from minipipe.errors import counted
 
 
 def parse_options(is_silent):
@@ -114,7 +115,7 @@ def main():
         pipeline = make_pipeline(options, group)
         if speaks:
             print(f"{len(training[0])} images to train, {len(test[0])} to test")
-            print(f"{group.size} rank{'s' * (group.size > 1)}, {pipeline.schedule.name}\n")
+            print(f"{counted(group.size, 'rank')}, {pipeline.schedule.name}\n")
             print(pipeline, end="\n\n", flush=True)
 
         start = time.perf_counter()

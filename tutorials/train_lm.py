@@ -34,6 +34,7 @@ from training_program import (
 )
 
 from minipipe import Pipeline, checkpoint, data, init_process_group, nn, optim
+from minipipe.errors import counted
 
 TRAINING, VALIDATION, SAMPLING = 0, 1, 2  # the purposes of random numbers
 
@@ -170,7 +171,7 @@ def main():
         pipeline = make_pipeline(len(alphabet), options, group)
         if speaks:
             print(f"{len(training):,} characters to train, {len(validation):,} to validate, {len(alphabet)} different")
-            print(f"{group.size} rank{'s' * (group.size > 1)}, {pipeline.schedule.name}\n")
+            print(f"{counted(group.size, 'rank')}, {pipeline.schedule.name}\n")
             print(pipeline, end="\n\n", flush=True)
 
         start = time.perf_counter()

@@ -17,7 +17,7 @@ import numpy as np
 
 from minipipe import Costs, Grid, checkpoint, schedules, simulate
 from minipipe.cli.streams import discard, finish_messages, prepare_streams
-from minipipe.errors import FileError, MinipipeError
+from minipipe.errors import FileError, MinipipeError, counted
 from minipipe.io import is_terminal
 from minipipe.render import check_ending, draw_text, has_colour, save
 from minipipe.render.files import ENDINGS
@@ -261,7 +261,7 @@ def compare_with_order(order, num_ranks):
         f"with a core for each rank: makespan predicted to be at least {1000 * order.makespan:.2f} ms, "
         f"bubble {100 * order.bubble_fraction:.1f} %",
         "  (from the time for which each action had a core; messages, and the time between actions, are left out)",
-        f"{num_ranks} ranks share {num_cores()} core{'s' * (num_cores() > 1)}: the rest of the measured step is "
+        f"{counted(num_ranks, 'rank')} share {counted(num_cores(), 'core')}: the rest of the measured step is "
         "waiting for a core or a message, and the time between actions.",
     ]
 
@@ -279,10 +279,10 @@ def compare(timeline, predicted):
 def describe_run(timeline, model):
     """Return the model, the machine and the date of a run as lines of text."""
     microbatches = {span.action.microbatch for row in timeline.spans for span in row}
-    ranks = f"{timeline.num_ranks} rank{'s' * (timeline.num_ranks > 1)}"
+    ranks = counted(timeline.num_ranks, "rank")
     return [
-        f"model: {model}; {ranks}, {len(microbatches)} microbatch{'es' * (len(microbatches) > 1)}",
-        f"machine: {processor()}, {num_cores()} cores, {platform.system()}, "
+        f"model: {model}; {ranks}, {counted(len(microbatches), 'microbatch')}",
+        f"machine: {processor()}, {counted(num_cores(), 'core')}, {platform.system()}, "
         f"Python {platform.python_version()}, NumPy {np.__version__}",
         f"date: {datetime.now().astimezone():%Y-%m-%d %H:%M %z}",
     ]

@@ -106,7 +106,9 @@ def question_about(program: str, arguments: Sequence[str] = (), **limits: Any) -
     def leave(pipeline: Pipeline, question: Question) -> NoReturn:
         if pipeline.group.size != 1:
             size = pipeline.group.size
-            raise ArgumentError("value", f"{program} makes {size} ranks itself; expected init_process_group().")
+            raise ArgumentError(
+                "value", f"{program} makes {counted(size, 'rank')} itself; expected init_process_group()."
+            )
         raise _Left(question)
 
     with redirect_stdout(sys.stderr):
@@ -233,7 +235,7 @@ def main() -> None:
         Pipeline.watcher, group = None, pipeline.group  # the choices that race are to take their steps
         try:
             if group.size != asked["ranks"]:
-                given = f"{program} makes {group.size} ranks itself, of {asked['ranks']} that were started"
+                given = f"{program} makes {counted(group.size, 'rank')} itself, of {asked['ranks']} that were started"
                 raise ArgumentError("value", f"{given}; expected init_process_group().")
             tell = teller(group, progress=True)
             advice = advice_on_ranks(question, group, Pipeline, "MPI ranks", asked["seconds"], tell)

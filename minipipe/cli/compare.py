@@ -87,8 +87,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
     if ranks_of_launcher(os.environ) != 1:
         raise misuse(f"minipipe compare starts its ranks itself; run it without mpirun, with --ranks {num_ranks}.")
     launcher = launcher_of_ranks()
-    on = "thread ranks" if launcher is None else "ranks under mpirun"
-    work = f"comparing {counted(len(grids), 'grid')} on {num_ranks} {on}, {counted(rounds, 'round')} of steps in turns"
+    on = counted(num_ranks, "thread rank") if launcher is None else f"{counted(num_ranks, 'rank')} under mpirun"
+    work = f"comparing {counted(len(grids), 'grid')} on {on}, {counted(rounds, 'round')} of steps in turns"
     warn_if_busy()
     with Progress(work, seconds) as progress:
         if launcher is None:
@@ -172,7 +172,7 @@ def _hosts_of(options: argparse.Namespace) -> tuple[int | None, Link]:
             raise misuse(f"--links is {quoted(options.links)}; expected {expected}.")
     hosts = 2 if options.hosts is None and options.links is not None else options.hosts
     if hosts is not None:
-        divisor("--hosts", hosts, options.ranks, of=f"the {options.ranks} ranks")
+        divisor("--hosts", hosts, options.ranks, of=f"the {counted(options.ranks, 'rank')}")
     return hosts, link
 
 

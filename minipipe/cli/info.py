@@ -16,6 +16,7 @@ from minipipe._lazy import __version__
 from minipipe.autograd import backend
 from minipipe.cli.output import ExitStatus, answer
 from minipipe.comm.job.host import num_cores
+from minipipe.errors import counted
 
 # In a process of its own: a broken MPI, or another kind than mpi4py was built for, may kill the process that loads it.
 _ASK_MPI = """
@@ -102,4 +103,7 @@ def _asked(program: str) -> tuple[str, str | None]:
 def _blas_library() -> str:
     """Return the BLAS that NumPy loaded, with its number of threads outside a group."""
     found = [library for library in threadpool_info() if library["user_api"] == "blas"]
-    return ", ".join(f"{b['internal_api']} {b['version']}, {b['num_threads']} threads" for b in found) or "unknown"
+    return (
+        ", ".join(f"{b['internal_api']} {b['version']}, {counted(b['num_threads'], 'thread')}" for b in found)
+        or "unknown"
+    )

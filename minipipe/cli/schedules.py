@@ -10,7 +10,7 @@ from typing import Any
 
 from minipipe.cli.options import NUM_RANKS, add_costs, add_memory_limit, add_sizes, costs_of, sizes_of
 from minipipe.cli.output import ExitStatus, answer, check_picture, write_file
-from minipipe.errors import misuse
+from minipipe.errors import counted, misuse
 from minipipe.io import printable, text_table
 from minipipe.schedules.analysis.workload import Workload
 from minipipe.schedules.registry import NUM_MICROBATCHES
@@ -67,10 +67,10 @@ def run(options: argparse.Namespace) -> ExitStatus:
     rows = comparison.table(ranks, microbatches, costs_of(options), options.memory_limit)
     status = ExitStatus.YES if rows else ExitStatus.NO
     limit = "" if options.memory_limit is None else f", at most {options.memory_limit:g} held"
-    head = f"{ranks} ranks, {microbatches} microbatches, {_costs_in_words(options)}{limit}"
+    head = f"{counted(ranks, 'rank')}, {counted(microbatches, 'microbatch')}, {_costs_in_words(options)}{limit}"
     body = f"{_table(rows)}\n{_NOTE}"
     if not rows:
-        body = f"No named schedule holds at most {options.memory_limit:g} microbatches on each rank."
+        body = f"No named schedule holds at most {counted(options.memory_limit, 'microbatch')} on each rank."
     return answer(options, rows, f"{head}\n\n{body}", status)
 
 

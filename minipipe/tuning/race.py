@@ -21,7 +21,7 @@ from typing import Any
 from weakref import ref
 
 from minipipe.comm import ProcessGroup, objects
-from minipipe.errors import ArgumentError
+from minipipe.errors import ArgumentError, counted
 from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan
 from minipipe.execution.samples import Microbatches, Pieces, Replicated, Samples, samples
@@ -219,7 +219,7 @@ def advice_on_ranks(
     check_num_layers(question, group.size)
     race = Race(question, group, make)
     question = race.question
-    tell(f"measuring messages between {group.size} rank{'s' * (group.size > 1)}")
+    tell(f"measuring messages between {counted(group.size, 'rank')}")
     messages, advice = measure_messages(group, where), None
     if group.rank == 0:
         tell("measuring layers on rank 0, in microbatches of several sizes; then weighing all choices")
@@ -227,7 +227,7 @@ def advice_on_ranks(
     if question.options.get("loss") is None or seconds == 0:
         return advice
     field, num_kept = ([], 0) if advice is None else field_of(advice)
-    tell(f"the best {len(field)} choices race, for {seconds:g} s")
+    tell(f"racing the best {counted(len(field), 'choice')}, for {seconds:g} s")
     options = choices_of_rank_0(group, None if advice is None else field)
     times = race.run(options, seconds, range(num_kept), tell, [described(choice.candidate) for choice in field])
     if advice is None:

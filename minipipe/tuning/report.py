@@ -11,6 +11,7 @@ from html import escape
 from math import inf
 from typing import Any, NamedTuple
 
+from minipipe.errors import counted
 from minipipe.execution.plan import Plan
 from minipipe.io import html_table, terminal_width, text_table, wrapped
 from minipipe.render.descriptions import format_memory
@@ -122,7 +123,7 @@ class Advice:
         return [choice.row() for choice in self.choices]
 
     def __repr__(self) -> str:
-        return f"<Advice: {len(self.choices)} choices, predicted {1e3 * self.best.time:.3g} ms a step>"
+        return f"<Advice: {counted(len(self.choices), 'choice')}, predicted {1e3 * self.best.time:.3g} ms a step>"
 
     def __str__(self) -> str:
         width = terminal_width()
@@ -171,12 +172,14 @@ class Advice:
         """Return the costs of messages, how many choices ran, and how noisy the machine was."""
         messages, cores, best = self.measured.messages, self.measured.messages.cores, self.best
         speed = "" if messages.bandwidth == inf else f" and {messages.bandwidth / 1e9:.2g} GB/s"
-        shared = "" if cores is None else f"; the ranks share {cores:.3g} core{'s' * (cores != 1)}, as fitted"
+        shared = "" if cores is None else f"; the ranks share {counted(float(f'{cores:.3g}'), 'core')}, as fitted"
         said = [f"A message takes {1e6 * messages.latency:.3g} µs{speed} ({messages.measured_on}){shared}."]
         if self._num_run:
-            said.append(f"{self._num_run} of {len(self.choices)} choices ran in turns.")
+            said.append(f"{self._num_run} of {counted(len(self.choices), 'choice')} ran in turns.")
         if best.measured is not None:
-            said.append(f"Half of the best one's {best.num_steps} steps differed by up to {100 * best.spread:.1f} %.")
+            said.append(
+                f"Half of the best one's {counted(best.num_steps, 'step')} differed by up to {100 * best.spread:.1f} %."
+            )
         if self.measured.waited > _BUSY:
             share = f"{100 * self.measured.waited:.0f} % of the time that they wanted a core"
             said.append(f"The machine was busy: the layers were measured without a core for {share}.")
@@ -279,7 +282,7 @@ def compared(best: Choice, other: Choice) -> str:
         return f"{name} and {beside} {verb[1]} to take equally long, within {within}"
     text = f"{name} {verb[0]} to take {100 * less:.1f} % less than {beside}"
     if first is not best and not (both_ran and first.num_steps >= best.num_steps):
-        text += f", in {first.num_steps} steps of {best.num_steps}" if both_ran else ", but did not run"
+        text += f", in {counted(first.num_steps, 'step')} of {best.num_steps}" if both_ran else ", but did not run"
     if both_ran and less < best.spread:
         text += f", while the steps of {best.candidate.schedule} differed by {100 * best.spread:.1f} %"
     return text
@@ -293,9 +296,9 @@ def _name(choice: Choice, beside: Choice) -> str:
     """Return the name of a choice, with the numbers of replicas and microbatches if the other one has others."""
     own, other, text = choice.candidate, beside.candidate, choice.candidate.schedule
     if own.replicas != other.replicas:
-        text += f" in {own.replicas} replica{'s' * (own.replicas != 1)}"
+        text += f" in {counted(own.replicas, 'replica')}"
     if own.num_microbatches != other.num_microbatches:
-        text += f" with {own.num_microbatches} microbatch{'es' * (own.num_microbatches != 1)}"
+        text += f" with {counted(own.num_microbatches, 'microbatch')}"
     return text
 
 

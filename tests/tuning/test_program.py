@@ -150,7 +150,7 @@ def test_a_training_program_is_advised_and_run_and_a_terminal_is_told_meanwhile(
     assert main(["advise", *words, program, *arguments]) == 0
     out, err = capsys.readouterr()
     told = [line for line in err.splitlines() if line.startswith("minipipe: ")]
-    for words in ("measuring messages between 2 ranks", "choices race, for 1 s"):
+    for words in ("measuring messages between 2 ranks", "choices, for 1 s"):
         assert sum(words in line for line in told) == 1, words
     found = json.loads(out.splitlines()[-1])
     assert found["best"] == found["choices"][0] and found["own"]["schedule"] == "1f1b"

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from minipipe.cli.supervision.launching import JobSpec, silent_hosts
 from minipipe.comm.job.guard import Attempts, Ending, shell_code
+from minipipe.errors import counted
 
 _BAD_USAGE = 2  # exit code
 _QUICK = 5.0  # seconds
@@ -66,7 +67,7 @@ def supervise(job: JobSpec, restarts: int, say: Callable[[str], object]) -> JobR
                 silent = silent_hosts((host.name for host in job.hosts), job.probe)
                 left = job.ranks_without(list(silent))
                 if left < job.min_ranks:
-                    why_not = f"{left} of {job.ranks} ranks are left, and --min-ranks is {job.min_ranks}"
+                    why_not = f"{left} of {counted(job.ranks, 'rank')} are left, and --min-ranks is {job.min_ranks}"
             if attempts.stopped_by:
                 return result._replace(code=128 + attempts.stopped_by)
             if result.code and restarts:
@@ -111,7 +112,7 @@ def reason_to_stop(endings: Sequence[Ending], restarts: int) -> str:
     alike = [ending for ending in endings[-_ALIKE:] if ending.code == last.code and ending.seconds < _QUICK]
     if len(alike) == _ALIKE:
         return f"it failed alike {_ALIKE} times in a row, within {_QUICK:g} s each, and would again"
-    return f"{restarts} of {restarts} restarts are used" if len(endings) > restarts else ""
+    return f"{counted(restarts, 'restart')} of {restarts} used" if len(endings) > restarts else ""
 
 
 def pause_before_restart(endings: Sequence[Ending]) -> float:
@@ -135,8 +136,8 @@ def _line(job: JobSpec, endings: Sequence[Ending], restarts: int, silent: dict[s
     """Return the message about the last attempt."""
     number, ranks = len(endings), job.ranks_without(list(silent))
     gone = "".join(f", without {name} ({why})" for name, why in silent.items())
-    some = f"{ranks} of {job.ranks}" if ranks < job.ranks else f"{ranks}"
-    again = f"restart {number} of {restarts} on {some} rank{'s' * (job.ranks > 1)}"
+    some = f"{ranks} of {counted(job.ranks, 'rank')}" if ranks < job.ranks else counted(ranks, "rank")
+    again = f"restart {number} of {restarts} on {some}"
     follows = f"not started again: {why_not}" if why_not else again
     now = time.strftime("%Y-%m-%d %H:%M:%S")
     return f"{now}: attempt {number - 1} failed with {endings[-1]}; {follows}{gone}"

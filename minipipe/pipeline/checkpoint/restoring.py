@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from minipipe.autograd import backend
 from minipipe.comm import ProcessGroup
 from minipipe.comm.objects import gather
-from minipipe.errors import ArgumentError, CheckpointError, FileError, ParameterError, RankError, quoted
+from minipipe.errors import ArgumentError, CheckpointError, FileError, ParameterError, RankError, counted, quoted
 from minipipe.execution.checks.description import digest
 from minipipe.io import read_bytes, write_whole
 from minipipe.nn import Module
@@ -216,7 +216,9 @@ class _Found:
         own = {name for name, _ in pipeline.named_parameters()}
         missing = [name for name in manifest.files if not os.path.isfile(path / name)]
         if missing:
-            raise damage(path, f"of its {len(manifest.files)} files these are missing: {', '.join(missing[:9])}.")
+            raise damage(
+                path, f"of its {counted(len(manifest.files), 'file')} these are missing: {', '.join(missing[:9])}."
+            )
         arrays: Arrays = {}
         for file in sorted({manifest.parameters[name][0] for name in own}):
             arrays |= _arrays(path, file, manifest, own)

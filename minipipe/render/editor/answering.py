@@ -16,7 +16,16 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, cast
 
-from minipipe.errors import ArgumentError, MinipipeError, Problem, ScheduleCode, ScheduleError, quoted, whole_number
+from minipipe.errors import (
+    ArgumentError,
+    MinipipeError,
+    Problem,
+    ScheduleCode,
+    ScheduleError,
+    counted,
+    quoted,
+    whole_number,
+)
 from minipipe.io import json_value, write_whole
 from minipipe.render.editor.draft import Draft, check_size
 from minipipe.render.editor.drawing import Sight
@@ -255,11 +264,13 @@ class Editor:
     def _check_fits_puzzle(self, draft: Draft) -> None:
         own = self.draft
         if self.puzzle and (draft.placement, draft.num_microbatches) != (own.placement, own.num_microbatches):
-            message = f"Puzzle {self.puzzle} has {len(own.placement)} stages, one on each rank, and"
-            message += f" {own.num_microbatches} microbatches; this has {len(draft.placement)} stages on"
+            message = f"Puzzle {self.puzzle} has {counted(len(own.placement), 'stage')}, one on each rank, and"
+            message += (
+                f" {counted(own.num_microbatches, 'microbatch')}; this has {counted(len(draft.placement), 'stage')} on"
+            )
             raise ScheduleError.of(
                 ScheduleCode.PLACEMENT,
-                f"{message} {len(draft.rows)} ranks and {draft.num_microbatches} microbatches.",
+                f"{message} {counted(len(draft.rows), 'rank')} and {counted(draft.num_microbatches, 'microbatch')}.",
             )
 
     def _named_like(self, draft: Draft) -> list[str]:
@@ -350,7 +361,7 @@ class Editor:
         write_whole(self.file, self.sight.export(self.file.suffix[1:]))
         missing = len(self.draft.missing)
         program = f"mpirun -n {len(self.draft.rows)} python tutorials/train.py --schedule {self.file}"
-        how = f"{missing} actions are missing" if missing else f"Train with it: {program}"
+        how = f"missing: {counted(missing, 'action')}" if missing else f"Train with it: {program}"
         return {"said": f"Saved {self.file}. {how}", "isRefused": False}
 
 

@@ -68,7 +68,7 @@ def test_when_the_restarts_are_used_it_says_so_and_returns_the_last_exit_code(sc
     assert done.code == 4
     assert [line.partition("; ")[2] for line in lines_of(done)] == [
         "restart 1 of 1 on 1 rank",
-        "not started again: 1 of 1 restarts are used",
+        "not started again: 1 restart of 1 used",
     ]
 
 
