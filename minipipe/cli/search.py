@@ -8,14 +8,15 @@ from typing import Any
 
 from minipipe.cli.options import add_costs, add_memory_limit, add_output, add_sizes, costs_of, sizes_of
 from minipipe.cli.output import ExitStatus, answer, ending_of, fields, figures
-from minipipe.cli.progress import Progress
-from minipipe.errors import counted
+from minipipe.cli.progress import MOST_SECONDS, Progress
+from minipipe.errors import ScheduleError, counted, misuse, whole_number
 from minipipe.io import write_whole
 from minipipe.schedules import Certificate, Objective, Timeline, find_schedule, simulate
 from minipipe.schedules.analysis.workload import Workload
-from minipipe.schedules.placement import looped_placement, v_placement
+from minipipe.schedules.placement import check_sizes, looped_placement, v_placement
 from minipipe.schedules.search.finding import usual_evaluations
 
+_MOST_EVALUATIONS = 10**12  # of a schedule of a few actions, in more than a year
 _SECONDS = 60.0  # after which a search ends that is told no limit
 PLACEMENTS = {"straight": looped_placement, "v": v_placement}
 EPILOG = """The memory limit is in the unit of activation, what one microbatch holds of one
@@ -60,6 +61,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
     ranks, microbatches = sizes_of(options)
     ending = "" if options.output is None else ending_of(options.output, _WRITERS)
     costs = costs_of(options)
+    check_sizes(ranks, microbatches)
+    _check_limits(options.seconds, options.evaluations)
     workload = costs.workload(PLACEMENTS[options.placement](ranks), microbatches, options.memory_limit)
     seconds, evaluations = options.seconds, options.evaluations
     if seconds is evaluations is None:
@@ -72,6 +75,14 @@ def run(options: argparse.Namespace) -> ExitStatus:
     if options.output is not None:
         write_whole(options.output, _WRITERS[ending](found))
     return answer(options, _data(found, timeline, options.output), _report(found, timeline, options.output))
+
+
+def _check_limits(seconds: float | None, evaluations: int | None) -> None:
+    """Refuse limits that no search reaches, and those that leave none."""
+    if seconds is not None and not 0 < seconds <= MOST_SECONDS:
+        raise misuse(f"--seconds is {seconds:g}; expected a time above 0, and at most {MOST_SECONDS:g}, a week.")
+    if evaluations is not None:
+        whole_number("--evaluations", evaluations, 1, _MOST_EVALUATIONS, error=ScheduleError.of, code="parameters")
 
 
 def _work(workload: Workload, evaluations: int | None) -> str:

@@ -309,8 +309,7 @@ def split_microbatches(num_samples: int, num_microbatches: int) -> list[slice]:
         raise MicrobatchError(
             "too-few-samples",
             f"A batch of {counted(num_samples, 'sample')} cannot make {counted(num_microbatches, 'microbatch')}, "
-            "each of at least one. "
-            "Use larger batches or fewer microbatches.",
+            "each of at least one. Use larger batches or fewer microbatches.",
         )
     return [slice(part.start, part.stop) for part in partition_evenly(num_samples, num_microbatches)]
 
