@@ -13,7 +13,6 @@ from minipipe.cli.output import ExitStatus, answer
 from minipipe.cli.progress import Progress
 from minipipe.errors import ArgumentError, counted, misuse, quoted
 from minipipe.io import printable, read_text, text_table
-from minipipe.schedules.action_table import describe_sizes
 from minipipe.schedules.simulation.paper_scale import (
     A100,
     SOURCES,
@@ -165,4 +164,5 @@ def _or_dash(number: float | None, form: str, factor: float = 1) -> str:
 
 
 def _sizes(run: Run) -> str:
-    return describe_sizes(run.pipeline, run.pipeline * run.chunks, run.num_microbatches)
+    sizes = {"rank": run.pipeline, "microbatch": run.num_microbatches, "stage": run.pipeline * run.chunks}
+    return ", ".join(counted(size, noun) for noun, size in sizes.items())

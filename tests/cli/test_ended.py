@@ -37,7 +37,7 @@ while True:
 """
 # How each command that starts ranks is started, and how many processes it has when all ranks are there.
 VERBS = {
-    "compare": (["-m", "minipipe", "compare", "--ranks=2", "--width=32", "--heads=2", "--rounds=100000"], None),
+    "compare": (["-m", "minipipe", "compare", "--ranks=2", "--width=32", "--heads=2", "--rounds=2000"], None),
     "advise": (["-m", "minipipe", "advise", "--ranks=2", "--seconds=1000", "{script}"], STARTS),
     "run": (["-m", "minipipe", "run", "-n", "2", "{script}"], TRAINS),
     "a library call": (["{script}"], MEASURES),
@@ -89,6 +89,18 @@ def test_no_process_of_a_job_outlives_the_verb_that_started_it(verb, number, tmp
         assert job.process.returncode in (-number, 128 + number)
     if verb in ("compare", "advise"):
         assert "Traceback" not in out + err
+
+
+LONG = ("search", "--ranks=6", "--microbatches=14", "--memory-limit=4", "--seconds=1000")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, slowly(signal.SIGTERM), slowly(signal.SIGHUP)], ids=str)
+def test_a_verb_that_computes_is_left_by_a_signal_without_a_traceback(number):
+    with supervised(*LONG, python=("-m", "minipipe")) as job:
+        assert "searching" in job.process.stderr.readline()
+        os.kill(job.pid, number)
+        done = job.finish()
+    assert (done.code, done.out) == (128 + number, "") and "Traceback" not in done.err
 
 
 @pytest.mark.slow
