@@ -76,8 +76,10 @@ class Progress:
                 self._bar.close()
 
     def tell(self, state: str) -> None:
-        """Note what happens now."""
+        """Note what happens now, and show it beside the bar."""
         self.watch(lambda: state)
+        if self._bar is not None:
+            self._draw(self._clock() - self._begun)
 
     def watch(self, describe: Callable[[], str]) -> None:
         """Note a function that says what happens now, when it is asked."""

@@ -11,6 +11,13 @@ from minipipe.tuning import Messages
 from minipipe.tuning.stages import measure_messages, messages_of_this_machine
 from tests.launch import needs_mpi
 
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch):
+    """Give tables and sentences all the room that they want."""
+    monkeypatch.setenv("COLUMNS", "1000")
+
+
 X = np.ones((16, 4), np.float32)
 
 
