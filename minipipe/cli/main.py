@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from minipipe._lazy import __version__
 from minipipe.cli.output import ExitStatus, complain
-from minipipe.cli.streams import discard, finish_messages, leave_by_signals, prepare_streams, put
+from minipipe.cli.streams import Signalled, discard, finish_messages, leave_by_signals, prepare_streams, put
 from minipipe.errors import MinipipeError, ScheduleError, quoted
 from minipipe.io import printable
 
@@ -91,6 +91,8 @@ def _status(words: list[str], may_complete: bool) -> int:
         return ExitStatus.MISUSE
     except KeyboardInterrupt:
         return ExitStatus.INTERRUPTED
+    except Signalled as signalled:
+        return 128 + signalled.number  # as a shell has it
     return status
 
 

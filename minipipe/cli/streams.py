@@ -31,15 +31,23 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
+class Signalled(BaseException):
+    """Leaves the command after a signal. It is no SystemExit: a program under ``advise`` may raise those."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        super().__init__(number)
+
+
 def leave_by_signals() -> None:
-    """Let SIGTERM and SIGHUP leave the program as an exception does: files and jobs are then ended in good order."""
+    """Let SIGTERM and SIGHUP leave the command as an exception does: files and jobs are then ended in good order."""
     for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP
             signal.signal(number, _leave)
 
 
 def _leave(number: int, _: FrameType | None) -> NoReturn:
-    sys.exit(128 + number)
+    raise Signalled(number)
 
 
 def put(text: object, end: str = "\n", flush: bool = False) -> bool:

@@ -103,6 +103,19 @@ def test_a_verb_that_computes_is_left_by_a_signal_without_a_traceback(number):
     assert (done.code, done.out) == (128 + number, "") and "Traceback" not in done.err
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, slowly(signal.SIGINT)], ids=str)
+def test_a_program_that_advise_runs_in_its_own_process_does_not_catch_the_signal(number, tmp_path):
+    script = tmp_path / "script.py"
+    waits = "while True:\n    try:\n        time.sleep(1000)\n    except Exception:\n        pass\n"
+    script.write_text(f"import sys, time\nprint('waits', file=sys.stderr, flush=True)\n{waits}")
+    with supervised("advise", "--ranks=2", script, python=("-m", "minipipe")) as job:
+        while "waits" not in job.process.stderr.readline():
+            pass
+        os.kill(job.pid, number)
+        done = job.finish()
+    assert done.code == 128 + number and "Traceback" not in done.err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", SIGNALS, ids=str)
 def test_the_graders_of_a_class_end_with_the_command(number, tmp_path):
