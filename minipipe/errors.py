@@ -586,7 +586,7 @@ class ScheduleError(MinipipeError, ValueError):
         self.grid = grid
         first = self.problems[0]
         more = len(self.problems) - 1
-        others = f" ({more} more problem{'s' * (more > 1)} in .problems)" if more else ""
+        others = f" ({counted(more, 'more problem')} in .problems)" if more else ""
         drawing = f"\n\n{grid}" if grid else ""
         super().__init__(first.code, f"[{first.code}] {first.message}{others}{drawing}")
 
@@ -629,6 +629,24 @@ def not_copyable(given: object, why: str, instead: str) -> ModelError:
     A builtin_function_or_method cannot be copied or pickled: it is bound to its file. Copy the path.
     """
     return ModelError("not-copyable", f"A {type(given).__name__} cannot be copied or pickled: {why}. {instead}")
+
+
+def counted(count: float, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is 1.
+
+    Examples
+    --------
+    >>> counted(1, "rank"), counted(2, "microbatch"), counted(0, "copy"), counted(1.5, "core"), counted(4096, "rank")
+    ('1 rank', '2 microbatches', '0 copies', '1.5 cores', '4096 ranks')
+    """
+    text = str(count) if isinstance(count, int) else f"{count:g}"
+    if text == "1":
+        return f"1 {noun}"
+    if noun.endswith("is"):
+        return f"{text} {noun[:-2]}es"  # as axis, axes
+    if noun.endswith(("ch", "sh", "s", "x")):
+        return f"{text} {noun}es"
+    return f"{text} {noun[:-1]}ies" if noun.endswith("y") else f"{text} {noun}s"
 
 
 def misuse(message: str, code: ScheduleCode = ScheduleCode.PARAMETERS) -> ScheduleError:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import stat
+import textwrap
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from math import inf
 from pathlib import Path
 from typing import Any, TextIO
 from unicodedata import category
@@ -33,6 +36,9 @@ MOST_PIXELS = 2**20
 # Seconds without a byte from a pipe. Its writer computes a schedule, which takes seconds.
 PIPE_PATIENCE = 20.0
 _MOST_OF_A_NAME = 200  # characters of a path in a message
+
+MARK = "minipipe: "
+"""The beginning of a line on standard error that is minipipe's own."""
 
 # -- text --------------------------------------------------------------------------------------------------------
 # Names in files and arguments may hold escape sequences that clear the screen or retitle the window, line breaks that
@@ -104,7 +110,26 @@ def note_lines(notes: Sequence[str]) -> tuple[str, ...]:
     return tuple(map(printable, notes))
 
 
-def text_table(rows: Sequence[Sequence[str]], right: Collection[int]) -> str:
+def is_terminal(stream: TextIO | None) -> bool:
+    """Tell whether a stream is a terminal; None, of a process that was started with it closed, is none.
+
+    Examples
+    --------
+    >>> is_terminal(None)
+    False
+    """
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # it was closed meanwhile
+        return False
+
+
+def terminal_width() -> int:
+    """Return the columns of the terminal, or of the variable COLUMNS; 100 where the output is no terminal."""
+    return shutil.get_terminal_size((100, 24)).columns
+
+
+def text_table(rows: Sequence[Sequence[str]], right: Collection[int], width: float = inf) -> str:
     """Return rows with aligned columns, two blanks between them.
 
     Parameters
@@ -113,18 +138,44 @@ def text_table(rows: Sequence[Sequence[str]], right: Collection[int]) -> str:
         The head first.
     right : collection of int
         The columns that are aligned on the right.
+    width : float
+        The most characters of a line. A wider table becomes several, one below the other, each with the first column.
 
     Examples
     --------
     >>> print(text_table([("name", "size"), ("gpipe", "4")], right={1}))
     name   size
     gpipe     4
+    >>> print(text_table([("name", "size", "bubble"), ("gpipe", "4", "27 %")], right={1, 2}, width=14))
+    name   size
+    gpipe     4
+    <BLANKLINE>
+    name   bubble
+    gpipe    27 %
     """
     widths = [max(map(len, column)) for column in zip(*rows)]
     sides = [">" if i in right else "<" for i in range(len(widths))]
-    return "\n".join(
-        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths)).rstrip() for row in rows
+    parts = [[0]]
+    for column in range(1, len(widths)):
+        if len(parts[-1]) > 1 and sum(widths[i] + 2 for i in parts[-1]) + widths[column] > width:
+            parts.append([0])
+        parts[-1].append(column)
+    return "\n\n".join(
+        "\n".join("  ".join(f"{row[i]:{sides[i]}{widths[i]}}" for i in part).rstrip() for row in rows) for part in parts
     )
+
+
+def wrapped(text: str, width: int) -> str:
+    """Return a text, each of its lines broken at blanks into lines of at most some characters.
+
+    Examples
+    --------
+    >>> print(wrapped("one, two, three", 10))
+    one, two,
+    three
+    """
+    lines = (textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in text.split("\n"))
+    return "\n".join("\n".join(parts) for parts in lines)
 
 
 def html_table(rows: Sequence[Sequence[str]], right: Collection[int]) -> str:

@@ -9,7 +9,6 @@ which pass through the stages in the order of the schedule. The report at the en
 last step.
 """
 
-import sys
 import time
 from statistics import median
 
@@ -26,10 +25,12 @@ from training_program import (
     read_options,
     report_last_step,
     report_nothing_left,
+    run_as_command,
+    shows_bar,
 )
 
 from minipipe import Pipeline, data, init_process_group, nn, optim
-from minipipe.errors import MinipipeError
+from minipipe.errors import counted
 
 
 def parse_options(is_silent):
@@ -78,7 +79,7 @@ def train(pipeline, examples, test, options, speaks):
     losses = checkpoints.extra["losses"] if step % per_epoch else []  # of an epoch that was broken off
     generator = np.random.default_rng(options.seed)
     generator.bit_generator.state = checkpoints.extra.get("noise", generator.bit_generator.state)
-    has_bar = speaks and sys.stderr.isatty()
+    has_bar = shows_bar(speaks)
     with tqdm(range(step // per_epoch, options.epochs), unit="epoch", disable=not has_bar) as epochs:
         for epoch in epochs:
             optimiser.learning_rate = options.learning_rate * (1 - epoch / options.epochs)
@@ -114,7 +115,7 @@ def main():
         pipeline = make_pipeline(options, group)
         if speaks:
             print(f"{len(training[0])} images to train, {len(test[0])} to test")
-            print(f"{group.size} rank{'s' * (group.size > 1)}, {pipeline.schedule.name}\n")
+            print(f"{counted(group.size, 'rank')}, {pipeline.schedule.name}\n")
             print(pipeline, end="\n\n", flush=True)
 
         start = time.perf_counter()
@@ -147,7 +148,4 @@ def report(options, group, loss, seconds, times, timeline, predicted, order):
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except MinipipeError as error:
-        sys.exit(f"train.py: {error}")
+    run_as_command(main)

@@ -29,10 +29,12 @@ from training_program import (
     read_options,
     report_last_step,
     report_nothing_left,
+    run_as_command,
+    shows_bar,
 )
 
 from minipipe import Pipeline, checkpoint, data, init_process_group, nn, optim
-from minipipe.errors import MinipipeError
+from minipipe.errors import counted
 
 TRAINING, VALIDATION, SAMPLING = 0, 1, 2  # the purposes of random numbers
 
@@ -102,7 +104,7 @@ def train(pipeline, training, validation, options, speaks):
     checkpoints = Checkpoints(options, pipeline, optimiser, options.steps, speaks)
     if checkpoints.step:
         falling.load_state_dict(checkpoints.extra["falling"])
-    times, batch, has_bar = [], None, speaks and sys.stderr.isatty()
+    times, batch, has_bar = [], None, shows_bar(speaks)
     with tqdm(range(checkpoints.step, options.steps), unit="step", disable=not has_bar) as steps:
         for step in steps:
             batch = windows(training, options, TRAINING, step)
@@ -169,7 +171,7 @@ def main():
         pipeline = make_pipeline(len(alphabet), options, group)
         if speaks:
             print(f"{len(training):,} characters to train, {len(validation):,} to validate, {len(alphabet)} different")
-            print(f"{group.size} rank{'s' * (group.size > 1)}, {pipeline.schedule.name}\n")
+            print(f"{counted(group.size, 'rank')}, {pipeline.schedule.name}\n")
             print(pipeline, end="\n\n", flush=True)
 
         start = time.perf_counter()
@@ -195,7 +197,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except MinipipeError as error:
-        sys.exit(f"train_lm.py: {error}")
+    run_as_command(main)

@@ -16,12 +16,38 @@ from statistics import median
 import numpy as np
 
 from minipipe import Costs, Grid, checkpoint, schedules, simulate
-from minipipe.errors import FileError
+from minipipe.cli.streams import discard, finish_messages, prepare_streams
+from minipipe.errors import FileError, MinipipeError, counted
+from minipipe.io import is_terminal
 from minipipe.render import check_ending, draw_text, has_colour, save
 from minipipe.render.files import ENDINGS
 
 # Options that change no number, so they may be others when a program goes on.
 WHATEVER = ("schedule", "device", "trace", "json", "checkpoint", "every", "resume", "recompute", "sample")
+
+
+def run_as_command(main):
+    """Run a training program: what goes wrong is one line, and so is output that cannot be written."""
+    name = Path(sys.argv[0]).name
+    prepare_streams()
+    if sys.stdout is None:  # it was closed: train all the same
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+    try:
+        code = main()
+        sys.stdout.flush()
+    except MinipipeError as error:
+        sys.exit(f"{name}: {error}")
+    except OSError as error:
+        discard(sys.stdout)
+        sys.exit(f"{name}: {error.filename or 'its output'} cannot be written or read: {error.strerror}.")
+    finally:
+        finish_messages()
+    sys.exit(code)
+
+
+def shows_bar(speaks):
+    """Return whether this rank draws a bar: on a terminal."""
+    return speaks and is_terminal(sys.stderr)
 
 
 def make_parser(description, microbatches, batch_size, learning_rate, layers, layers_help):
@@ -237,7 +263,7 @@ def compare_with_order(order, timeline, num_ranks):
         f"with a core for each rank: makespan predicted to be at least {1000 * order.makespan:.2f} ms, "
         f"bubble {100 * order.bubble_fraction:.1f} %",
         "  (from the time for which each action had a core; messages, and the time between actions, are left out)",
-        f"On this machine {num_ranks} ranks share {num_cores()} core{'s' * (num_cores() > 1)}, so the step took "
+        f"On this machine {counted(num_ranks, 'rank')} share {counted(num_cores(), 'core')}, so the step took "
         f"{1000 * timeline.makespan:.2f} ms: the rest is waiting, and time between actions.",
     ]
 
@@ -255,10 +281,10 @@ def compare(timeline, predicted):
 def describe_run(timeline, model):
     """Return the model, the machine and the date of a run as lines of text."""
     microbatches = {span.action.microbatch for row in timeline.spans for span in row}
-    ranks = f"{timeline.num_ranks} rank{'s' * (timeline.num_ranks > 1)}"
+    ranks = counted(timeline.num_ranks, "rank")
     return [
-        f"model: {model}; {ranks}, {len(microbatches)} microbatch{'es' * (len(microbatches) > 1)}",
-        f"machine: {processor()}, {num_cores()} cores, {platform.system()}, "
+        f"model: {model}; {ranks}, {counted(len(microbatches), 'microbatch')}",
+        f"machine: {processor()}, {counted(num_cores(), 'core')}, {platform.system()}, "
         f"Python {platform.python_version()}, NumPy {np.__version__}",
         f"date: {datetime.now().astimezone():%Y-%m-%d %H:%M %z}",
     ]

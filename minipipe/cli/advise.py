@@ -7,8 +7,9 @@ from math import inf
 
 from minipipe.cli.options import NUM_RANKS
 from minipipe.cli.output import ExitStatus, answer
-from minipipe.errors import LaunchError, whole_number
-from minipipe.io import MOST_STAGES
+from minipipe.cli.progress import MOST_SECONDS
+from minipipe.errors import LaunchError, misuse, whole_number
+from minipipe.io import MOST_ACTIONS, MOST_STAGES
 
 EPILOG = """examples:
   minipipe advise tutorials/train.py
@@ -44,11 +45,21 @@ def run(options: argparse.Namespace) -> ExitStatus:
     """Measure, weigh, and print the table."""
     if options.program is None:
         raise LaunchError("no-script", "There is no program; expected one after the options, as in --ranks 4 train.py.")
-    whole_number("--ranks", options.ranks, 1, MOST_STAGES)
     from minipipe.cli.advise_program import program_report
+    from minipipe.cli.ranks import check_room, warn_if_busy
     from minipipe.tuning.weighing import memory_size
 
+    check_room(whole_number("--ranks", options.ranks, 1, MOST_STAGES))
+    for option, given, most in (
+        ("--microbatches", options.microbatches, MOST_ACTIONS),
+        ("--replicas", options.replicas, options.ranks),
+    ):
+        if given is not None:
+            whole_number(option, given, 1, most)
+    if options.seconds is not None and not 0 <= options.seconds <= MOST_SECONDS:
+        raise misuse(f"--seconds is {options.seconds:g}; expected 0 to {MOST_SECONDS:g}, a week.")
     limit = inf if options.memory_limit is None else memory_size(options.memory_limit)
+    warn_if_busy()
     limits = {"memory_limit": limit, "num_microbatches": options.microbatches, "replicas": options.replicas}
     report = program_report(options.program, options.arguments, options.ranks, options.seconds, **limits)
     return answer(options, report.data, report.text)

@@ -17,20 +17,23 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
+from minipipe.cli.progress import Progress
 from minipipe.cli.ranks import answer_of_ranks, asked_of_ranks, leave_answer, leave_error
 from minipipe.comm import ProcessGroup, spawn
 from minipipe.comm.job.host import launcher_of_ranks
-from minipipe.errors import ArgumentError, LaunchError, quoted
+from minipipe.errors import ArgumentError, LaunchError, counted, quoted
 from minipipe.nn import Sequential
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline, Plan
+from minipipe.tuning import advising
 from minipipe.tuning.advising import check_num_layers, checked_seconds
 from minipipe.tuning.memory import MakeOptimiser
-from minipipe.tuning.race import RACE_SECONDS, advice_on_ranks, chosen, teller
+from minipipe.tuning.race import RACE_SECONDS, advice_on_ranks, chosen, silent, teller
 from minipipe.tuning.report import Advice, AdviceReport
 from minipipe.tuning.weighing import PLANNED, Question
 
 # Options of a pipeline that advice chooses. One rank cannot run the program's own choice for several.
+_STARTING = 8.0  # seconds, of imports, and of the last turns of a race
 _CHOSEN = {*signature(chosen).parameters} - {"recompute"}
 
 
@@ -104,7 +107,9 @@ def question_about(program: str, arguments: Sequence[str] = (), **limits: Any) -
     def leave(pipeline: Pipeline, question: Question) -> NoReturn:
         if pipeline.group.size != 1:
             size = pipeline.group.size
-            raise ArgumentError("value", f"{program} makes {size} ranks itself; expected init_process_group().")
+            raise ArgumentError(
+                "value", f"{program} makes {counted(size, 'rank')} itself; expected init_process_group()."
+            )
         raise _Left(question)
 
     with redirect_stdout(sys.stderr):
@@ -195,17 +200,31 @@ def program_report(
         As for :func:`minipipe.advise` and :func:`question_about`.
     """
     checked_seconds(seconds, RACE_SECONDS)
-    question, launcher = question_about(program, arguments, **limits), launcher_of_ranks()
-    check_num_layers(question, num_ranks)
-    if launcher is None:
+    launcher = launcher_of_ranks()
+    work = (
+        f"running {program} until its first step, then measuring, and choices in turns on {counted(num_ranks, 'rank')}"
+    )
+    with Progress(work, _expected_seconds(seconds)) as progress:
+        progress.tell(f"running {program} in this process")
+        question = question_about(program, arguments, **limits)
+        check_num_layers(question, num_ranks)
+        if launcher is None:
 
-        def advise(group: ProcessGroup) -> Advice | None:
-            return advice_on_ranks(question, group, Pipeline, "thread ranks", seconds, teller(group, None))
+            def advise(group: ProcessGroup) -> Advice | None:
+                tell = silent if group.rank else progress.tell
+                return advice_on_ranks(question, group, Pipeline, "thread ranks", seconds, tell)
 
-        return AdviceReport.of(cast(Advice, spawn(advise, num_ranks)[0]))
-    asked = {"limits": limits, "seconds": seconds, "ranks": num_ranks}
-    failed = f"{program} failed before its first step"
-    return AdviceReport(**answer_of_ranks(launcher, num_ranks, [__name__, program, *arguments], asked, failed))
+            return AdviceReport.of(cast(Advice, spawn(advise, num_ranks)[0]))
+        progress.tell(f"starting {counted(num_ranks, 'rank')} that run {program}")
+        asked = {"limits": limits, "seconds": seconds, "ranks": num_ranks}
+        failed = f"{program} failed before its first step"
+        module = [__name__, program, *arguments]
+        return AdviceReport(**answer_of_ranks(launcher, num_ranks, module, asked, failed, progress))
+
+
+def _expected_seconds(race: float | None) -> float:
+    """Return how long advice takes: the measurements, the race, and some seconds for imports and a last turn."""
+    return advising.SECONDS + (RACE_SECONDS if race is None else race) + _STARTING
 
 
 def main() -> None:
@@ -217,9 +236,9 @@ def main() -> None:
         Pipeline.watcher, group = None, pipeline.group  # the choices that race are to take their steps
         try:
             if group.size != asked["ranks"]:
-                given = f"{program} makes {group.size} ranks itself, of {asked['ranks']} that were started"
+                given = f"{program} makes {counted(group.size, 'rank')} itself, of {asked['ranks']} that were started"
                 raise ArgumentError("value", f"{given}; expected init_process_group().")
-            tell = teller(group, asked["progress"])
+            tell = teller(group, progress=True)
             advice = advice_on_ranks(question, group, Pipeline, "MPI ranks", asked["seconds"], tell)
         except Exception as error:
             leave_error(group, error)

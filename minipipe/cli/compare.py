@@ -6,22 +6,28 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from math import inf
+from typing import Any
 
 from minipipe.cli.options import NUM_RANKS, add_output
 from minipipe.cli.output import ExitStatus, csv_of, ending_of, write_file
-from minipipe.cli.ranks import answer_of_ranks, asked_of_ranks, leave_answer, leave_error
-from minipipe.comm import init_process_group, spawn
-from minipipe.comm.job.host import cores, launcher_of_ranks
+from minipipe.cli.progress import Progress, duration
+from minipipe.cli.ranks import answer_of_ranks, asked_of_ranks, leave_answer, leave_error, warn_if_busy
+from minipipe.cli.streams import put
+from minipipe.comm import ProcessGroup, init_process_group, spawn
+from minipipe.comm.job.host import cores, launcher_of_ranks, memory_of_this_host
 from minipipe.comm.job.host import num_ranks as ranks_of_launcher
-from minipipe.errors import divisor, misuse, quoted, whole_number
+from minipipe.errors import counted, divisor, misuse, quoted, whole_number
 from minipipe.io import MOST_STAGES
 from minipipe.pipeline import Pipeline
+from minipipe.render.descriptions import format_memory
 from minipipe.schedules.simulation.paper_scale import Link
 from minipipe.tuning.grid_report import ETHERNET, GridReport
-from minipipe.tuning.grids import CLOSE, Task, compare_on_ranks
-from minipipe.tuning.race import teller
+from minipipe.tuning.grids import CLOSE, GridSizes, Task, compare_on_ranks
+from minipipe.tuning.race import silent, teller
+from minipipe.tuning.task_size import expected_seconds, least_bytes
 
 EPILOG = """every way to divide the ranks into a pipeline, replicas (data, or fully sharded)
 and ranks that share each layer (tensor) takes the same steps; losses must agree.
@@ -48,6 +54,8 @@ _MODEL = {
     "batch": "sequences of a step",
     "microbatches": "of a step, of all replicas together",
 }
+_MOST = 10**9  # of any number here; the memory and the time that they need together are checked
+_MOST_SECONDS = 24 * 3600.0
 _ENDINGS = {".txt": "text", ".csv": "csv", ".json": "json", ".svg": "svg"}
 
 
@@ -72,21 +80,50 @@ def run(options: argparse.Namespace) -> ExitStatus:
     grids, left_out = task.grids(num_ranks)
     if not grids:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
-        raise misuse(f"No grid of {num_ranks} ranks fits this model. {reasons}.")
+        raise misuse(f"No grid of {counted(num_ranks, 'rank')} fits this model. {reasons}.")
     hosts, link = _hosts_of(options)
-    whole_number("--rounds", options.rounds)
+    rounds = whole_number("--rounds", options.rounds, 1, _MOST)
+    seconds = _checked_seconds(task, grids, num_ranks, rounds)
     if ranks_of_launcher(os.environ) != 1:
         raise misuse(f"minipipe compare starts its ranks itself; run it without mpirun, with --ranks {num_ranks}.")
     launcher = launcher_of_ranks()
-    if launcher is None:
-        where = f"{num_ranks} thread ranks"
-        rows = spawn(lambda group: compare_on_ranks(task, group, Pipeline, options.rounds), num_ranks)[0]
-    else:
-        where = f"{num_ranks} MPI ranks on {len(cores())} cores"
-        asked = {"task": asdict(task), "rounds": options.rounds}
-        rows = answer_of_ranks(launcher, num_ranks, [__name__], asked, "The comparison failed")
+    on = counted(num_ranks, "thread rank") if launcher is None else f"{counted(num_ranks, 'rank')} under mpirun"
+    work = f"comparing {counted(len(grids), 'grid')} on {on}, {counted(rounds, 'round')} of steps in turns"
+    warn_if_busy()
+    with Progress(work, seconds) as progress:
+        if launcher is None:
+            where = counted(num_ranks, "thread rank")
+            rows = _rows_of_threads(task, num_ranks, rounds, progress)
+        else:
+            where = f"{counted(num_ranks, 'MPI rank')} on {counted(len(cores()), 'core')}"
+            asked = {"task": asdict(task), "rounds": rounds}
+            rows = answer_of_ranks(launcher, num_ranks, [__name__], asked, "The comparison failed", progress)
     report = GridReport(task, rows, left_out, where, hosts, link, num_ranks > len(cores()), launcher is None)
     return _print(report, form, options)
+
+
+def _rows_of_threads(task: Task, num_ranks: int, rounds: int, progress: Progress) -> list[dict[str, Any]]:
+    """Compare on thread ranks."""
+
+    def compare(group: ProcessGroup) -> list[dict[str, Any]]:
+        return compare_on_ranks(task, group, Pipeline, rounds, silent if group.rank else progress.tell)
+
+    return spawn(compare, num_ranks)[0]
+
+
+def _checked_seconds(task: Task, grids: Sequence[GridSizes], num_ranks: int, rounds: int) -> float:
+    """Return about how long the comparison takes; refuse one that has no room here, or takes days."""
+    own = f"--layers {task.layers}, --width {task.width}, --batch {task.batch}, --length {task.length}"
+    needed, here = least_bytes(task, grids, num_ranks), memory_of_this_host()
+    if needed > here:
+        sizes = [format_memory(size, "bytes") for size in (needed, here)]
+        held = f"the grids of {counted(num_ranks, 'rank')} hold at least {sizes[0]}"
+        raise misuse(f"With {own}, {held}, and this machine has {sizes[1]}; give a smaller model, batch or --ranks.")
+    seconds = expected_seconds(task, len(grids), rounds, num_ranks, len(cores()))
+    if seconds > _MOST_SECONDS:
+        given = f"With {own} and --rounds {rounds}, the comparison takes about {duration(seconds)}"
+        raise misuse(f"{given}; expected at most {duration(_MOST_SECONDS)}: give a smaller model, batch or --rounds.")
+    return seconds
 
 
 def _print(report: GridReport, form: str, options: argparse.Namespace) -> ExitStatus:
@@ -100,7 +137,7 @@ def _print(report: GridReport, form: str, options: argparse.Namespace) -> ExitSt
     if options.output is not None:
         write_file(options.output, content, options, f": {report.sentences[0]}", sentences=report.sentences)
     else:
-        print(content, end="")
+        put(content, end="")
     return ExitStatus.NO if report.differing else ExitStatus.YES
 
 
@@ -115,7 +152,7 @@ def _form_of(options: argparse.Namespace) -> str:
 
 def _task_of(options: argparse.Namespace) -> Task:
     """Return the model and the batch that are asked for."""
-    numbers = {name: whole_number(f"--{name}", getattr(options, name)) for name in _MODEL}
+    numbers = {name: whole_number(f"--{name}", getattr(options, name), 1, _MOST) for name in _MODEL}
     for whole, part in (("width", "heads"), ("batch", "microbatches")):
         divisor(f"--{part}", numbers[part], numbers[whole], of=f"--{whole}, {numbers[whole]}")
     return Task(**numbers, dtype=options.dtype)
@@ -135,7 +172,7 @@ def _hosts_of(options: argparse.Namespace) -> tuple[int | None, Link]:
             raise misuse(f"--links is {quoted(options.links)}; expected {expected}.")
     hosts = 2 if options.hosts is None and options.links is not None else options.hosts
     if hosts is not None:
-        divisor("--hosts", hosts, options.ranks, of=f"the {options.ranks} ranks")
+        divisor("--hosts", hosts, options.ranks, of=f"the {counted(options.ranks, 'rank')}")
     return hosts, link
 
 
@@ -144,7 +181,7 @@ def main() -> None:
     asked = asked_of_ranks()
     with init_process_group() as group:
         try:
-            tell = teller(group, asked["progress"])
+            tell = teller(group, progress=True)
             rows = compare_on_ranks(Task(**asked["task"]), group, Pipeline, asked["rounds"], tell)
         except Exception as error:
             leave_error(group, error)

@@ -9,7 +9,7 @@ from minipipe.cli.output import ExitStatus, answer, ending_of, write_file
 from minipipe.coursework.autograder import as_archive, as_workflow
 from minipipe.coursework.exercise import chosen_of, exercises_in, find_source, write_coursework
 from minipipe.coursework.handouts import as_html, as_pdf
-from minipipe.errors import misuse
+from minipipe.errors import counted, misuse
 
 SOURCE_HELP = "where solutions and tests are (default: minipipe's own)"
 EPILOG = """TARGET, by --as:
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
             raise misuse(f"A copy is a directory, {target.name} looks like a file; say which with --as.")
         written = write_coursework(target, source=options.source, student=options.student)
         tasks = sum(path.name.startswith("test_") for path in written)
-        text = f"wrote {tasks} task{'s' * (tasks != 1)} to {target}; begin with {target / 'README.md'}"
+        text = f"wrote {counted(tasks, 'task')} to {target}; begin with {target / 'README.md'}"
         return answer(options, {"directory": str(target), "files": [path.name for path in written]}, text)
     exercises = exercises_in(find_source(options.source), options.student)
     chosen = chosen_of(exercises, options.only)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from minipipe.cli.options import add_costs, add_output, add_sizes, schedule_of
 from minipipe.cli.output import ExitStatus, ending_of
+from minipipe.cli.streams import put
 from minipipe.errors import misuse
 from minipipe.io import printable
 from minipipe.schedules.registry import REGISTRY, spelled
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
         raise misuse(f"--costs: {refused['said']}")
     with Page(editor) as page:
         text = f"Edit it at {page.url}\nIt saves to {printable(str(file))}. Ctrl-C ends it."
-        print(json.dumps({"url": page.url, "file": str(file)}) if options.json else text, flush=True)
+        put(json.dumps({"url": page.url, "file": str(file)}) if options.json else text, flush=True)
         try:
             page.serve_forever()
         except KeyboardInterrupt:

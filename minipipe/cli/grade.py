@@ -10,6 +10,7 @@ from typing import Any
 
 from minipipe.cli.coursework import SOURCE_HELP
 from minipipe.cli.output import ExitStatus, answer
+from minipipe.cli.progress import Progress
 from minipipe.coursework.deadline import moment, read_times
 from minipipe.coursework.exercise import Exercise, chosen_of, exercises_in, find_source
 from minipipe.coursework.grading import TIME_LIMIT, files_of, grade
@@ -19,7 +20,7 @@ from minipipe.coursework.several import grade_all
 from minipipe.coursework.submission import directories_of, name_of, submissions_in
 from minipipe.coursework.trial import as_text as trial_as_text
 from minipipe.coursework.trial import try_exercises
-from minipipe.errors import misuse
+from minipipe.errors import counted, misuse
 from minipipe.io import write_whole
 
 EPILOG = """examples:
@@ -71,13 +72,16 @@ def run(options: argparse.Namespace) -> ExitStatus:
     common = {"source": options.source, "only": options.only, "time_limit": options.time_limit}
     found = submissions_in(options.submissions, files_of(exercises))
     files = {as_csv: options.csv, as_junit: options.junit}
+    work = f"grading {counted(len(found), 'submission')}"
     if len(found) == 1 and not any((*files.values(), options.gradescope, board)):
-        whole = grade(found[0], **common, **of_each(name_of(found[0])))
+        with Progress(work, is_long=False):
+            whole = grade(found[0], **common, **of_each(name_of(found[0])))
         report = whole.without_hidden() if options.hide_hidden else whole
         return answer(options, report.as_json(), report, ExitStatus.YES if report.passed else ExitStatus.NO)
     _check(options, len(found))
     hide = options.hide_hidden
-    reports = grade_all(options.submissions, jobs=options.jobs, of_each=of_each, hide_hidden=hide, **common)
+    with Progress(work, is_long=False):
+        reports = grade_all(options.submissions, jobs=options.jobs, of_each=of_each, hide_hidden=hide, **common)
     for written, path in files.items():
         if path:
             write_whole(path, written(reports))
@@ -113,7 +117,8 @@ def _leaderboard(options: argparse.Namespace, exercises: list[Exercise]) -> Lead
 def _try(options: argparse.Namespace, exercises: list[Exercise]) -> ExitStatus:
     if options.submissions or options.student or options.leaderboard:
         raise misuse("--check tries the exercises, with all numbers; it takes no submission, student or leaderboard.")
-    tried = try_exercises(chosen_of(exercises, options.only), options.time_limit)
+    with Progress("trying the exercises", is_long=False):
+        tried = try_exercises(chosen_of(exercises, options.only), options.time_limit)
     is_so = not any(each.problem for each in tried)
     data = {"passed": is_so, "tried": [each._asdict() for each in tried]}
     return answer(options, data, trial_as_text(tried), ExitStatus.YES if is_so else ExitStatus.NO)

@@ -16,6 +16,7 @@ from minipipe._lazy import __version__
 from minipipe.autograd import backend
 from minipipe.cli.output import ExitStatus, answer
 from minipipe.comm.job.host import num_cores
+from minipipe.errors import counted
 
 # In a process of its own: a broken MPI, or another kind than mpi4py was built for, may kill the process that loads it.
 _ASK_MPI = """
@@ -28,6 +29,8 @@ MPI.Init()
 print(is_cuda_aware())
 MPI.Finalize()
 """
+
+_TIED = "from minipipe.comm.job.system_calls import end_with\nend_with({caller})\n"  # it ends with the caller
 
 # Variables of a launcher: the process that loads MPI here is not a rank, and must not wait for others.
 _LAUNCHER = ("PMI", "MPI_LOCAL", "OMPI_", "PRTE_", "SLURM_")
@@ -85,7 +88,7 @@ def _asked(program: str) -> tuple[str, str | None]:
     """Run a program in a process of its own; return its output and its error, if it fails."""
     try:
         asked = subprocess.run(
-            [sys.executable, "-c", program],
+            [sys.executable, "-c", _TIED.format(caller=os.getpid()) + program],
             env={name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER)},
             capture_output=True,
             text=True,
@@ -101,4 +104,7 @@ def _asked(program: str) -> tuple[str, str | None]:
 def _blas_library() -> str:
     """Return the BLAS that NumPy loaded, with its number of threads outside a group."""
     found = [library for library in threadpool_info() if library["user_api"] == "blas"]
-    return ", ".join(f"{b['internal_api']} {b['version']}, {b['num_threads']} threads" for b in found) or "unknown"
+    return (
+        ", ".join(f"{b['internal_api']} {b['version']}, {counted(b['num_threads'], 'thread')}" for b in found)
+        or "unknown"
+    )

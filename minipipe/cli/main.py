@@ -7,7 +7,6 @@ help as ``EPILOG``. It is imported when it is called: schedules and their pictur
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import sys
@@ -18,6 +17,7 @@ from typing import Any, NoReturn
 
 from minipipe._lazy import __version__
 from minipipe.cli.output import ExitStatus, complain
+from minipipe.cli.streams import Signalled, discard, finish_messages, leave_by_signals, prepare_streams, put
 from minipipe.errors import MinipipeError, ScheduleError, quoted
 from minipipe.io import parse_integer, parse_real, printable
 
@@ -61,40 +61,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
     legal: gpipe, 2 ranks, 2 stages, 2 microbatches; makespan 9 units, bubble 33.3 %, peak activations by rank 2, 2
     <ExitStatus.YES: 0>
     """
-    for stream in (sys.stdout, sys.stderr):  # a terminal without "·" shows "?"
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+    prepare_streams()
+    if arguments is None:  # this process is the command
+        leave_by_signals()
+    try:
+        return _status(sys.argv[1:] if arguments is None else list(arguments), arguments is None)
+    finally:
+        finish_messages()
+
+
+def _status(words: list[str], may_complete: bool) -> int:
+    """Run one command and write out what it printed; return its exit status."""
+    if sys.stdout is None:
+        complain("'stdout' cannot be written: it is closed.")
+        return ExitStatus.MISUSE
+    status: int = ExitStatus.YES
     try:
         try:
-            if arguments is None and "_ARGCOMPLETE" in os.environ:
+            if may_complete and "_ARGCOMPLETE" in os.environ:
                 _complete()
-            return _run(sys.argv[1:] if arguments is None else list(arguments))
+            status = _run(words)
         finally:  # here, and not at the exit of the interpreter, where an error has no handler
-            if sys.stdout is not None:
-                sys.stdout.flush()
+            sys.stdout.flush()
     except BrokenPipeError:  # the reader has closed it, as `head` does
-        _discard_the_rest()
-        return ExitStatus.YES
+        discard(sys.stdout)
     except OSError as error:  # such as a full disk
-        _discard_the_rest()
+        discard(sys.stdout)
         complain(f"{quoted(error.filename or 'stdout', 200)} cannot be written: {error.strerror}.")
         return ExitStatus.MISUSE
+    except KeyboardInterrupt:
+        return ExitStatus.INTERRUPTED
+    except Signalled as signalled:
+        return 128 + signalled.number  # as a shell has it
+    return status
 
 
 def _run(words: list[str]) -> int:
     if not words or words[0] not in VERBS:
         _explain_or_refuse(words)
     verb = import_module(f"minipipe.cli.{words[0]}")
-    options = _parser_of(words[0], verb).parse_args(words[1:])
-    if sys.stdout is None:
-        complain("'stdout' cannot be written: it is closed.")
-        return ExitStatus.MISUSE
-    return _answer(verb, options)
-
-
-def _discard_the_rest() -> None:
-    """Send buffered output to the null device: the interpreter would try to write it again at its exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return _answer(verb, _parser_of(words[0], verb).parse_args(words[1:]))
 
 
 class _Once(argparse.Action):
@@ -207,7 +213,7 @@ def _answer(verb: ModuleType, options: argparse.Namespace) -> int:
         status = ExitStatus.of(error)
         if options.json:
             verdict = {verb.ANSWER: False} if status is ExitStatus.NO and hasattr(verb, "ANSWER") else {}
-            print(json.dumps({**verdict, **_as_data(error)}))
+            put(json.dumps({**verdict, **_as_data(error)}))
         complain(_complaint(error))
         return status
 

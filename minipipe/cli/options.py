@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from minipipe.schedules.analysis.activations import Footprint
     from minipipe.schedules.simulation.costs import Costs
 
+_MOST_OF_A_FLOAT = 10**308  # what is larger limits nothing
 NUM_RANKS = 4  # of a named schedule, by default
 
 
@@ -97,9 +99,10 @@ PAIRS_OR_AMOUNT = "(stage, microbatch) pairs, or activation memory in the unit o
 def _number(text: str) -> float:
     """Parse a number, as an int where possible."""
     try:
-        return parse_integer(text)
+        number = parse_integer(text)
     except ValueError:
         return parse_real(text)
+    return inf if number > _MOST_OF_A_FLOAT else number
 
 
 def whole_numbers(text: str) -> list[int]:

@@ -13,8 +13,9 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minipipe.cli.streams import put
 from minipipe.errors import ArgumentError, MinipipeError, ScheduleError, misuse, quoted
-from minipipe.io import printable, printable_lines, write_whole
+from minipipe.io import MARK, printable, printable_lines, write_whole
 from minipipe.schedules.action_table import ActionTable
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class ExitStatus(IntEnum):
 
 def answer(options: argparse.Namespace, data: object, text: object, status: ExitStatus = ExitStatus.YES) -> ExitStatus:
     """Print data as a line of JSON, with ``--json``, or else the text; return the status."""
-    print(json.dumps(data) if options.json else text)
+    put(json.dumps(data) if options.json else text)
     return status
 
 
@@ -85,7 +86,7 @@ def complain(message: str) -> None:
     """Print a message on standard error, if it is open."""
     if sys.stderr is not None:
         with suppress(OSError):  # a full disk: the exit status remains
-            print(f"minipipe: {printable_lines(message)}", file=sys.stderr, flush=True)
+            print(f"{MARK}{printable_lines(message)}", file=sys.stderr, flush=True)
 
 
 def fields(source: object, *names: str) -> dict[str, Any]:

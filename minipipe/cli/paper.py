@@ -10,7 +10,8 @@ from typing import Any
 
 from minipipe.cli.options import add_output
 from minipipe.cli.output import ExitStatus, answer
-from minipipe.errors import ArgumentError, misuse, quoted
+from minipipe.cli.progress import Progress
+from minipipe.errors import ArgumentError, counted, misuse, quoted
 from minipipe.io import parse_real, printable, read_text, text_table
 from minipipe.schedules.simulation.paper_scale import (
     A100,
@@ -79,7 +80,11 @@ def run(options: argparse.Namespace) -> ExitStatus:
         return answer(options, {"wrote": str(path)}, f"wrote {printable(str(path))}: {_sizes(runs[0])}")
     if hardware != A100:
         runs = [run._replace(published="") for run in runs]  # those times are an A100's
-    rows = [_row(run, predict(run, hardware, options.without)) for run in runs]
+    rows: list[dict[str, Any]] = []
+    with Progress("predicting training times", is_long=False) as progress:
+        progress.watch(lambda: f"{len(rows)} of {counted(len(runs), 'row')}")
+        for run in runs:
+            rows.append(_row(run, predict(run, hardware, options.without)))
     errors = [abs(row["error"]) for row in rows if row["error"] is not None]
     summary = {"mean": mean(errors), "median": median(errors), "largest": max(errors)} if errors else {}
     figures = ", ".join(f"{name} {100 * error:.1f} %" for name, error in summary.items())
@@ -162,4 +167,5 @@ def _or_dash(number: float | None, form: str, factor: float = 1) -> str:
 
 
 def _sizes(run: Run) -> str:
-    return f"{run.pipeline} ranks, {run.num_microbatches} microbatches, {run.pipeline * run.chunks} stages"
+    sizes = {"rank": run.pipeline, "microbatch": run.num_microbatches, "stage": run.pipeline * run.chunks}
+    return ", ".join(counted(size, noun) for noun, size in sizes.items())

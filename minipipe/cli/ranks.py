@@ -7,26 +7,35 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from minipipe import errors
+from minipipe.cli.output import complain
+from minipipe.cli.progress import Progress
 from minipipe.comm import ProcessGroup
-from minipipe.errors import LaunchError, MinipipeError, ScheduleCode, ScheduleError
-from minipipe.tuning.race import MARK
+from minipipe.comm.job.guard import run_job
+from minipipe.comm.job.host import BYTES_OF_A_RANK, busy_cores, memory_of_this_host, num_cores
+from minipipe.errors import LaunchError, MinipipeError, ScheduleCode, ScheduleError, counted, misuse
+from minipipe.io import MARK, terminal_width
+from minipipe.render.descriptions import format_memory
 
 _QUESTION = "MINIPIPE_QUESTION"  # the environment variable
+_ANSWER, _ERROR = "answer", "error"  # files
+_BUSY = 0.2  # the part of all cores that may be busy
 
 
-def answer_of_ranks(launcher: str, num_ranks: int, module: Sequence[str], asked: Mapping[str, Any], failed: str) -> Any:
+def answer_of_ranks(
+    launcher: str, num_ranks: int, module: Sequence[str], asked: Mapping[str, Any], failed: str, progress: Progress
+) -> Any:
     """Run a module on ranks; return what its rank 0 left with :func:`leave_answer`.
 
-    Local; starts processes, and returns when they have exited.
+    Local; starts processes, and returns when they have exited. They also exit when this process is ended.
 
     Parameters
     ----------
@@ -35,29 +44,60 @@ def answer_of_ranks(launcher: str, num_ranks: int, module: Sequence[str], asked:
     module : sequence of str
         Its name, and its arguments.
     asked : mapping
-        What :func:`asked_of_ranks` returns there, with ``progress``: whether standard error is a terminal.
+        What :func:`asked_of_ranks` returns there.
     failed : str
         What to say if there is no answer.
+    progress : Progress
+        It is told the lines of :func:`minipipe.tuning.race.teller`.
 
     Raises
     ------
     LaunchError
-        Code ``no-launcher``.
+        Code ``no-launcher``, with the error of the rank that failed.
     MinipipeError
-        That of rank 0.
+        That of the first rank that failed.
     """
+
+    def hear(line: str) -> None:
+        if line.startswith(MARK):
+            progress.tell(line.removeprefix(MARK).rstrip())
+
     with tempfile.TemporaryDirectory(prefix="minipipe-ranks-") as folder:
-        file = Path(folder) / "answer"
-        question = json.dumps({**asked, "file": str(file), "progress": sys.stderr.isatty()})
+        question = json.dumps({**asked, "folder": folder})
         command = [launcher, "-n", str(num_ranks), sys.executable, "-m", *module]
-        output = _output_of(command, {**os.environ, _QUESTION: question})
-        if not file.exists():
-            last = (output or "no error message").splitlines()[-1]
-            raise LaunchError("no-launcher", f"{failed} under mpirun -n {num_ranks}: {last}")
-        found = json.loads(file.read_text())
-    if "error" in found:
-        _raise(*found["error"])
-    return found["answer"]
+        environment = {**os.environ, _QUESTION: question, "COLUMNS": str(terminal_width())}
+        job = run_job(command, hear, environment)
+        error, answer = Path(folder, _ERROR), Path(folder, _ANSWER)
+        if error.exists():
+            _raise(json.loads(error.read_text()), f"{failed} under mpirun -n {num_ranks}")
+        if job.code or not answer.exists():
+            raise LaunchError("no-launcher", f"{failed} under mpirun -n {num_ranks}: {job.cause}")
+        return json.loads(answer.read_text())
+
+
+def warn_if_busy() -> None:
+    """Say, before anything is measured, that other processes keep cores busy: figures would be theirs as well."""
+    busy, here = busy_cores(), num_cores()
+    if busy > _BUSY * here:
+        used = f"other processes use {busy:.1f} of {counted(here, 'core')}"
+        complain(
+            f"This machine is busy: {used}. What is measured now holds for this load; repeat it on an idle machine."
+        )
+
+
+def check_room(num_ranks: int) -> None:
+    """Refuse more ranks than have room on this machine.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``parameters``.
+    """
+    needed, here = num_ranks * BYTES_OF_A_RANK, memory_of_this_host()
+    if needed > here:
+        sizes = [format_memory(size, "bytes") for size in (BYTES_OF_A_RANK, needed, here)]
+        held = f"each is a process of at least {sizes[0]}, all together {sizes[1]}"
+        raise misuse(f"--ranks is {num_ranks}: {held}, and this machine has {sizes[2]}; give fewer.")
 
 
 def asked_of_ranks() -> dict[str, Any]:
@@ -67,43 +107,37 @@ def asked_of_ranks() -> dict[str, Any]:
 
 def leave_answer(answer: Any) -> None:
     """Write the answer, on rank 0."""
-    _write({"answer": answer})
+    _path(_ANSWER).write_text(json.dumps(answer))
 
 
 def leave_error(group: ProcessGroup, error: Exception) -> None:
-    """Print an error of this rank; on rank 0, leave one of minipipe instead of an answer."""
-    if group.rank == 0 and isinstance(error, MinipipeError):
-        message = error.problems[0].message if isinstance(error, ScheduleError) else str(error)
-        _write({"error": [type(error).__name__, str(error.code), message]})
+    """Leave an error of this rank instead of an answer, and print it. The first error counts: others follow from it."""
+    found: dict[str, Any] = {"rank": group.rank, "kind": type(error).__name__, "message": str(error)}
+    if isinstance(error, MinipipeError):
+        found["code"] = str(error.code)
+    if isinstance(error, ScheduleError):
+        found["message"] = error.problems[0].message
+    own = _path(f"{_ERROR}-{group.rank}")
+    own.write_text(json.dumps(found))
+    with suppress(FileExistsError):
+        os.link(own, _path(_ERROR))  # whole, and only if there is none
     traceback.print_exception(error)
 
 
-def _write(found: dict[str, Any]) -> None:
-    Path(asked_of_ranks()["file"]).write_text(json.dumps(found))
+def _path(name: str) -> Path:
+    return Path(asked_of_ranks()["folder"], name)
 
 
-def _output_of(command: Sequence[str], environment: dict[str, str]) -> str:
-    """Run a command; return its standard error or, if that is empty, its output. Lines of progress are passed on."""
-    lines: list[str] = []
-    with tempfile.TemporaryFile("w+") as printed:
-        job = subprocess.Popen(command, stdout=printed, stderr=subprocess.PIPE, text=True, env=environment)
-        with job:
-            for line in job.stderr or ():
-                lines.append(line)
-                if line.startswith(MARK):
-                    print(line, end="", file=sys.stderr, flush=True)
-        printed.seek(0)
-        return "".join(lines).strip() or printed.read().strip()
-
-
-def _raise(name: str, code: str, message: str) -> NoReturn:
+def _raise(found: Mapping[str, Any], failed: str) -> NoReturn:
     """Raise an error of another process.
 
     Raises
     ------
     MinipipeError
     """
-    if name == "ScheduleError":
+    kind, code, message = found["kind"], found.get("code"), found["message"]
+    if code is None:
+        raise LaunchError("no-launcher", f"{failed}: rank {found['rank']}: {kind}: {message}")
+    if kind == "ScheduleError":
         raise ScheduleError.of(ScheduleCode(code), message)
-    kind: type[MinipipeError] = getattr(errors, name)
-    raise kind(code, message)
+    raise getattr(errors, kind)(code, message)

@@ -11,8 +11,10 @@ import sys
 from pathlib import Path
 
 from minipipe.cli.output import complain
+from minipipe.cli.streams import put
 from minipipe.cli.supervision.launching import PROBE, RESTART, JobSpec, is_here, read_hosts
-from minipipe.cli.supervision.supervisor import become_supervisor, supervise
+from minipipe.cli.supervision.supervisor import supervise
+from minipipe.comm.job.guard import become_supervisor
 from minipipe.comm.job.host import find_mpirun
 from minipipe.errors import ArgumentError, LaunchError, quoted, whole_number
 from minipipe.io import MOST_STAGES
@@ -54,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
         return code
     result = supervise(job, options.restarts, complain)
     if options.json:
-        print(json.dumps({"exit_code": result.code, "restarts": result.restarts, "ranks": result.ranks}))
+        put(json.dumps({"exit_code": result.code, "restarts": result.restarts, "ranks": result.ranks}))
     return result.code
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from math import ceil, inf
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 from minipipe.cli.options import NUM_RANKS, add_costs, add_memory_limit, add_sizes, costs_of, sizes_of
 from minipipe.cli.output import ExitStatus, answer, check_picture, write_file
-from minipipe.errors import misuse
+from minipipe.cli.progress import MOST_SECONDS, Progress
+from minipipe.errors import counted, misuse
 from minipipe.io import printable, text_table
 from minipipe.schedules.analysis.workload import Workload
 from minipipe.schedules.registry import NUM_MICROBATCHES
@@ -67,10 +68,10 @@ def run(options: argparse.Namespace) -> ExitStatus:
     rows = comparison.table(ranks, microbatches, costs_of(options), options.memory_limit)
     status = ExitStatus.YES if rows else ExitStatus.NO
     limit = "" if options.memory_limit is None else f", at most {options.memory_limit:g} held"
-    head = f"{ranks} ranks, {microbatches} microbatches, {_costs_in_words(options)}{limit}"
+    head = f"{counted(ranks, 'rank')}, {counted(microbatches, 'microbatch')}, {_costs_in_words(options)}{limit}"
     body = f"{_table(rows)}\n{_NOTE}"
     if not rows:
-        body = f"No named schedule holds at most {options.memory_limit:g} microbatches on each rank."
+        body = f"No named schedule holds at most {counted(options.memory_limit, 'microbatch')} on each rank."
     return answer(options, rows, f"{head}\n\n{body}", status)
 
 
@@ -100,16 +101,24 @@ def _plot(batches: Sequence[int], options: argparse.Namespace) -> ExitStatus:
     if options.memory_limit is not None:
         raise misuse("--memory-limit is for the table; a picture has all limits. Leave it out.")
     seconds, costs = options.search, costs_of(options)
-    if seconds is not None and not 0 < seconds < inf:
-        raise misuse(f"--search is {seconds:g}; expected seconds, above 0.")
+    if seconds is not None and not 0 < seconds <= MOST_SECONDS:
+        raise misuse(f"--search is {seconds:g}; expected seconds, above 0 and at most {MOST_SECONDS:g}, a week.")
     ending = check_picture(options.plot)
     ranks = NUM_RANKS if options.ranks is None else options.ranks
     drawn = [tradeoff(ranks, num_microbatches, costs) for num_microbatches in batches]
     if seconds is not None:
-        share = seconds / max(1, sum(len(list(_questions(of_batch, costs))) for of_batch in drawn))
-        drawn = [of_batch._replace(choices=(*of_batch.choices, *_found(of_batch, costs, share))) for of_batch in drawn]
+        count = sum(len(list(_questions(of_batch, costs))) for of_batch in drawn)
+        work = f"searching for better schedules, for each of {counted(count, 'limit')} of memory"
+        with Progress(work, seconds) as progress:
+            drawn = [_with_searched(of_batch, costs, seconds / max(1, count), progress) for of_batch in drawn]
     picture = draw_tradeoff(*drawn, notes=[_costs_in_words(options)])
     return write_file(options.plot, converted(picture, ending), options)
+
+
+def _with_searched(of_batch: Tradeoff, costs: Costs, seconds: float, progress: Progress) -> Tradeoff:
+    """Return a batch with what searches find, of so many seconds each."""
+    progress.tell(f"schedules of {counted(of_batch.num_microbatches, 'microbatch')}")
+    return of_batch._replace(choices=(*of_batch.choices, *_found(of_batch, costs, seconds)))
 
 
 def _found(of_batch: Tradeoff, costs: Costs, seconds: float) -> Iterator[TradeoffPoint]:

@@ -8,11 +8,15 @@ from typing import Any
 
 from minipipe.cli.options import add_costs, add_memory_limit, add_output, add_sizes, costs_of, sizes_of
 from minipipe.cli.output import ExitStatus, answer, ending_of, fields, figures
+from minipipe.cli.progress import MOST_SECONDS, Progress
+from minipipe.errors import ScheduleError, counted, misuse, whole_number
 from minipipe.io import write_whole
 from minipipe.schedules import Certificate, Objective, Timeline, find_schedule, simulate
+from minipipe.schedules.analysis.workload import Workload
 from minipipe.schedules.placement import check_sizes, looped_placement, v_placement
 from minipipe.schedules.search.finding import usual_evaluations
 
+_MOST_EVALUATIONS = 10**12  # of a schedule of a few actions, in more than a year
 _SECONDS = 60.0  # after which a search ends that is told no limit
 PLACEMENTS = {"straight": looped_placement, "v": v_placement}
 EPILOG = """The memory limit is in the unit of activation, what one microbatch holds of one
@@ -58,15 +62,33 @@ def run(options: argparse.Namespace) -> ExitStatus:
     ending = "" if options.output is None else ending_of(options.output, _WRITERS)
     costs = costs_of(options)
     check_sizes(ranks, microbatches)  # before there is a placement of so many
+    _check_limits(options.seconds, options.evaluations)
     workload = costs.workload(PLACEMENTS[options.placement](ranks), microbatches, options.memory_limit)
     seconds, evaluations = options.seconds, options.evaluations
     if seconds is evaluations is None:
         seconds, evaluations = _SECONDS, usual_evaluations(workload)
-    found = find_schedule(workload, Objective(options.objective), seconds, options.seed, options.exact, evaluations)
-    timeline = simulate(found.schedule, costs)
+    objective = Objective(options.objective)
+    with Progress(_work(workload, evaluations), seconds, is_at_most=True) as progress:
+        found = find_schedule(workload, objective, seconds, options.seed, options.exact, evaluations, progress.watch)
+        progress.tell("timing the schedule that was found")
+        timeline = simulate(found.schedule, costs)
     if options.output is not None:
         write_whole(options.output, _WRITERS[ending](found))
     return answer(options, _data(found, timeline, options.output), _report(found, timeline, options.output))
+
+
+def _check_limits(seconds: float | None, evaluations: int | None) -> None:
+    """Refuse limits that no search reaches, and those that leave none."""
+    if seconds is not None and not 0 < seconds <= MOST_SECONDS:
+        raise misuse(f"--seconds is {seconds:g}; expected a time above 0, and at most {MOST_SECONDS:g}, a week.")
+    if evaluations is not None:
+        whole_number("--evaluations", evaluations, 1, _MOST_EVALUATIONS, error=ScheduleError.of, code="parameters")
+
+
+def _work(workload: Workload, evaluations: int | None) -> str:
+    sizes = f"{counted(workload.num_ranks, 'rank')} and {counted(workload.num_microbatches, 'microbatch')}"
+    most = "" if evaluations is None else f", {evaluations:,} of them at most"
+    return f"searching among schedules of {sizes}{most}"
 
 
 _WRITERS = {

@@ -10,6 +10,7 @@ from typing import Any
 
 from minipipe.cli.options import add_output, add_schedule, add_wait, all_steps, costs_of, schedules_of
 from minipipe.cli.output import ExitStatus, check_picture, ending_of, sizes_as_data, write_file
+from minipipe.cli.streams import put
 from minipipe.errors import ScheduleCode, misuse
 from minipipe.render.panel import chunks_of, shares
 from minipipe.schedules import Timeline, lower, simulate, verify
@@ -86,7 +87,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
         content = _text(timelines, options) if options.format == "text" else _drawing(timelines, options)
     if options.output is not None:
         return write_file(options.output, content, options)
-    print(content, end="")
+    put(content, end="")
     return ExitStatus.YES
 
 

@@ -6,6 +6,7 @@ import argparse
 
 from minipipe.cli.options import PAIRS_OR_AMOUNT, add_memory_limit, add_schedule, memory_of, schedule_and_costs
 from minipipe.cli.output import ExitStatus
+from minipipe.cli.streams import put
 from minipipe.errors import misuse
 from minipipe.render.stepper.description import chosen_snapshots, write_snapshots
 from minipipe.render.stepper.loop import screen_of_this_terminal, step_with_keys
@@ -45,5 +46,6 @@ def run(options: argparse.Namespace) -> ExitStatus:
         return ExitStatus.INTERRUPTED
     if screen is None:
         for text in write_snapshots(walkthrough, numbers, options.json):
-            print(text)
+            if not put(text):
+                break
     return ExitStatus.YES if walkthrough.is_legal else ExitStatus.NO

@@ -9,6 +9,9 @@ from typing import Any
 
 from minipipe.cli.options import NUM_RANKS, add_output, add_sends_block, read_costs, whole_numbers
 from minipipe.cli.output import ExitStatus, csv_of, ending_of, write_file
+from minipipe.cli.progress import Progress
+from minipipe.cli.streams import put
+from minipipe.errors import counted
 from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY
 from minipipe.schedules.simulation.comparison import sweep
 
@@ -40,12 +43,14 @@ def run(options: argparse.Namespace) -> ExitStatus:
     """Print the rows, or write them."""
     written = csv_of if options.output is None else _WRITTEN[ending_of(options.output, _WRITTEN)]
     costs = {text: read_costs(text, options.sends_block) for text in options.costs}
-    rows = sweep(options.ranks, options.microbatches, options.schedules, options.chunks, costs)
+    sizes = options.ranks, options.microbatches, options.schedules, options.chunks
+    with Progress("timing schedules", is_long=False) as progress:
+        rows = sweep(*sizes, costs, progress.watch)
     if options.output is None:
-        print(_json(rows) if options.json else written(rows), end="")
+        put(_json(rows) if options.json else written(rows), end="")
         return ExitStatus.YES
     errors = sum(row["error"] is not None for row in rows)
-    more = f": {len(rows)} rows, {errors} of them with an error"
+    more = f": {counted(len(rows), 'row')}, {errors} of them with an error"
     return write_file(options.output, written(rows), options, more, rows=len(rows), errors=errors)
 
 

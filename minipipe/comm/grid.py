@@ -9,7 +9,7 @@ from typing import cast
 from minipipe.comm.agreement import check_arguments
 from minipipe.comm.objects import gather
 from minipipe.comm.process_group import ProcessGroup
-from minipipe.errors import RankError, of_kind, whole_number
+from minipipe.errors import RankError, counted, of_kind, whole_number
 
 
 class Grid:
@@ -74,7 +74,7 @@ class Grid:
             whole_number(name, size)
         if pipeline * data * tensor != group.size:
             given = " x ".join(f"{name} {size}" for name, size in sizes.items())
-            message = f"{given} are {pipeline * data * tensor} ranks, but there are {group.size}"
+            message = f"{given} are {counted(pipeline * data * tensor, 'rank')}, but there are {group.size}"
             raise RankError("wrong-number", f"{message}; expected a product of {group.size}.")
         group = _by_host(group, hosts, tensor)
         self.group, self.replicas, self._sizes = group, data, (pipeline, data, tensor)

@@ -24,7 +24,7 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.comm.job.reports import RankActivity
 from minipipe.comm.message import DEFAULT_TIMEOUT, Expectation, Given, Header, Receive, Request, described, finish
-from minipipe.errors import ArgumentError, LaunchError, MessageError, RankError, not_copyable, one_of
+from minipipe.errors import ArgumentError, LaunchError, MessageError, RankError, counted, not_copyable, one_of
 from minipipe.hints import Familiar, explain, with_hints
 
 
@@ -633,7 +633,9 @@ class ProcessGroup(Familiar, ABC):
         if self.is_closed or self._parent is not None or get_ident() != self.activity.thread:
             self._check_open()
         if not 0 <= rank < self.size:
-            raise RankError("out-of-range", f"{name} is {rank}, but there are {self.size} ranks, counted from 0.")
+            raise RankError(
+                "out-of-range", f"{name} is {rank}, but the group has {counted(self.size, 'rank')}, counted from 0."
+            )
         if tag < 0 and not isinstance(tag, OwnTag):
             raise ArgumentError("value", f"tag is {tag}; expected at least 0.")
 

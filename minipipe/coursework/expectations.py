@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.errors import ScheduleError
+from minipipe.errors import ScheduleError, counted
 from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import Program, Schedule
 from minipipe.schedules.analysis.verifier import verify
@@ -193,7 +193,7 @@ def shown(value: object) -> str:
             text = _ADDRESS.sub(">", repr(value))
     except Exception as error:
         return f"an object of type {type(value).__name__} whose repr raises {type(error).__name__}"
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text)} characters)"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({counted(len(text), 'character')})"
 
 
 def _plain(value: Any, what: str) -> Any:
@@ -211,6 +211,6 @@ def _first_difference(got: Any, expected: Any) -> str | None:
     if not (isinstance(got, list) and isinstance(expected, list)) or len(expected) < 6:
         return None
     if len(got) != len(expected):
-        return f"{len(got)} items where {len(expected)} were expected: {shown(got)}"
+        return f"{counted(len(got), 'item')} where {len(expected)} were expected: {shown(got)}"
     at = next(i for i, (one, other) in enumerate(zip(got, expected)) if one != other)
     return f"{shown(got[at])} instead of {shown(expected[at])} at index {at}: {shown(got)}"

@@ -22,7 +22,7 @@ from minipipe.coursework.leaderboard import Entry, entries_of, levels_in
 from minipipe.coursework.process import LONGEST_OUTPUT, StudentProcess
 from minipipe.coursework.sandbox import Containment, weakest
 from minipipe.coursework.submission import Submission, directories_of, open_submission
-from minipipe.errors import CourseworkError, FileError
+from minipipe.errors import CourseworkError, FileError, counted
 from minipipe.io import printable_lines
 
 TIME_LIMIT = 30.0
@@ -290,9 +290,12 @@ class Report:
         if self.next:
             lines.append(f"next: {self.next.name} (lesson {self.next.lesson}), {self.next.subject}")
         if self.days_late:
-            lines.append(f"days late: {self.days_late}, at {self.late_factor:g} a day: {self.score} points count")
-        plural = "" if len(self.tasks) == 1 else "s"
-        lines.append(f"{self.points} of {self.possible} points, {done} of {len(self.tasks)} task{plural} done")
+            lines.append(
+                f"days late: {self.days_late}, at {self.late_factor:g} a day: {counted(self.score, 'point')} in the end"
+            )
+        lines.append(
+            f"{self.points} of {counted(self.possible, 'point')}, {done} of {counted(len(self.tasks), 'task')} done"
+        )
         return "\n".join(lines)
 
 

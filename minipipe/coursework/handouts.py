@@ -16,7 +16,7 @@ from textwrap import indent
 
 from minipipe.coursework.exercise import Exercise, Test, total
 from minipipe.coursework.trial import wrong_answers
-from minipipe.errors import CourseworkError
+from minipipe.errors import CourseworkError, counted
 from minipipe.io import escaped, read_bytes
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -41,7 +41,9 @@ def as_html(exercises: Sequence[Exercise], *, solutions: bool = False) -> str:
 
 def _section(exercise: Exercise, solutions: bool) -> Iterator[str]:
     hidden = total(test.weight for test in exercise.tests if test.is_hidden)
-    about = f"{exercise.name}.py · lesson {exercise.lesson} · {exercise.points} points, {hidden} of them hidden"
+    about = (
+        f"{exercise.name}.py · lesson {exercise.lesson} · {counted(exercise.points, 'point')}, {hidden} of them hidden"
+    )
     yield f'<section><h2>{escaped(exercise.title)}</h2><p class="about">{escaped(about)}</p>'
     yield from _prose(exercise.statement.partition("\n")[2])
     yield f"<h3>{'Solution' if solutions else 'The file'}</h3>"
@@ -78,7 +80,7 @@ def _after_docstring(text: str) -> str:
 
 
 def _test(test: Test, solutions: bool) -> str:
-    points = "" if test.weight == 1 else f" {total([test.weight])} points."
+    points = "" if test.weight == 1 else f" {counted(total([test.weight]), 'point')}."
     hint = f' <span class="hint">Hint: {_inline(test.hint)}</span>' if solutions and test.hint else ""
     hidden = " (hidden)" if test.is_hidden else ""
     return f"<li><code>{escaped(test.name)}</code>{hidden}: {_inline(test.meaning)}{points}{hint}</li>"

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from minipipe.coursework.checking import load_checks
 from minipipe.coursework.exercise import Exercise
-from minipipe.errors import ArgumentError, CourseworkError, FileError, ScheduleError, quoted
+from minipipe.errors import ArgumentError, CourseworkError, FileError, ScheduleError, counted, quoted
 from minipipe.io import MOST_JSON, json_value, parse_json, printable, read_text, text_table, write_whole
 from minipipe.schedules.action_table import Schedule, describe_sizes
 from minipipe.schedules.analysis.workload import Objective
@@ -63,7 +63,7 @@ class Level(NamedTuple):
         figures = (":".join(f"{time:g}" for time in each) for each in times)
         about = ", ".join(f"{name} {each}" for name, each in zip(("F", "I", "W", "messages"), figures))
         sizes = describe_sizes(self.num_ranks, self.num_ranks, self.num_microbatches)
-        return f"{sizes}, {about}, at most {self.memory_limit} pairs"
+        return f"{sizes}, {about}, at most {counted(self.memory_limit, 'pair')}"
 
 
 class Entry(NamedTuple):

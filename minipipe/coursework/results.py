@@ -18,6 +18,7 @@ from typing import Any
 
 from minipipe.coursework.grading import OF_ANOTHER
 from minipipe.coursework.sandbox import Containment, weakest
+from minipipe.errors import counted
 from minipipe.io import escaped, printable, printable_lines, text_table
 
 Data = dict[str, Any]
@@ -137,13 +138,13 @@ def as_gradescope(report: Data) -> str:
     Examples
     --------
     >>> json.loads(as_gradescope({"score": 0, "points": 0, "possible": 1, "days_late": 0, "tasks": [], "next": None}))
-    {'score': 0, 'output': '0 of 1 points', 'stdout_visibility': 'hidden', 'tests': []}
+    {'score': 0, 'output': '0 of 1 point', 'stdout_visibility': 'hidden', 'tests': []}
     """
     late = f"; days late: {report['days_late']}, so {report['score']} count" if report["days_late"] else ""
     following = f"\nnext: {report['next']}" if report["next"] else ""
     data = {
         "score": report["score"],
-        "output": f"{report['points']} of {report['possible']} points{late}{following}",
+        "output": f"{report['points']} of {counted(report['possible'], 'point')}{late}{following}",
         "stdout_visibility": "hidden",
         "tests": [entry for task in report["tasks"] for entry in _entries(task)],
     }

@@ -10,11 +10,13 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from minipipe.comm.job.system_calls import end_with
 from minipipe.coursework.checking import load_checks
 from minipipe.coursework.exercise import chosen_of, exercises_in, find_source
 from minipipe.coursework.grading import files_of, grade, not_graded
@@ -70,24 +72,53 @@ def grade_all(
         {**common, **of_each(name), "directory": str(path), "name": name, "links": path in given}
         for path, name in zip(found, names)
     ]
+    graders = _Graders()
     with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
-        return list(pool.map(_graded, asked))
+        try:
+            return list(pool.map(graders.grade, asked))
+        except BaseException:  # such as Ctrl-C; the pool waits for all that it has begun
+            pool.shutdown(wait=False, cancel_futures=True)
+            graders.end()
+            raise
 
 
-def _graded(job: dict[str, Any]) -> dict[str, Any]:
-    """Grade one submission in a process of its own; one that crashes costs the points of its submission alone."""
+class _Graders:
+    """Processes that grade a submission each."""
+
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen] = set()
+        self._are_over = threading.Event()
+
+    def end(self) -> None:
+        """End all that run, and those that are just being started."""
+        self._are_over.set()
+        for process in self._running.copy():
+            process.kill()
+
+    def grade(self, job: dict[str, Any]) -> dict[str, Any]:
+        """Grade one submission in a process of its own; one that crashes costs the points of its submission alone."""
+        given = json.dumps({**job, "parent": os.getpid()}, default=str).encode()
+        with _started() as process:
+            self._running.add(process)
+            if self._are_over.is_set():
+                process.kill()
+            out, err = process.communicate(given)
+        self._running.discard(process)
+        if process.returncode == 0:
+            return json.loads(out)
+        last = err.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        return _report(job, f"the grader ended with exit status {process.returncode}: {printable(last[:500])}")
+
+
+def _started() -> subprocess.Popen:
     paths = filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")])
-    done = subprocess.run(
+    return subprocess.Popen(
         [sys.executable, "-P", "-m", __name__],  # -P: the current directory may be a student's
-        input=json.dumps(job, default=str).encode(),
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        check=False,
     )
-    if done.returncode == 0:
-        return json.loads(done.stdout)
-    last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-    return _report(job, f"the grader ended with exit status {done.returncode}: {printable(last[:500])}")
 
 
 def _report(job: dict[str, Any], problem: str = "") -> dict[str, Any]:
@@ -103,5 +134,12 @@ def _report(job: dict[str, Any], problem: str = "") -> dict[str, Any]:
     return (report.without_hidden() if job["hide_hidden"] else report).as_json()
 
 
+def main() -> None:
+    """Grade the submission that standard input describes, and end with the process that asks."""
+    job = json.load(sys.stdin)
+    end_with(job.pop("parent"))  # the student's process then ends by itself
+    print(json.dumps(_report(job)))
+
+
 if __name__ == "__main__":
-    print(json.dumps(_report(json.load(sys.stdin))))
+    main()

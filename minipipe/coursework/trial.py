@@ -12,7 +12,7 @@ from typing import NamedTuple
 from minipipe.coursework.checking import load_checks
 from minipipe.coursework.exercise import Exercise
 from minipipe.coursework.grading import TaskReport, grade_text
-from minipipe.errors import CourseworkError, quoted
+from minipipe.errors import CourseworkError, counted, quoted
 from minipipe.io import printable
 
 
@@ -94,14 +94,14 @@ def as_text(tried: Iterable[Tried]) -> str:
     >>> print(as_text([Tried("05_bubble", "its solution", ""), Tried("05_bubble", "its stub", "passes test_two")]))
     05_bubble  2 files tried
         its stub passes test_two
-    1 of 2 files are not as they should be
+    not as they should be: 1 of 2 files
     """
     tried = list(tried)
     lines, wrong = [], [each for each in tried if each.problem]
     for task in dict.fromkeys(each.task for each in tried):
         own = [each for each in tried if each.task == task]
-        lines.append(f"{task}  {len(own)} files tried")
+        lines.append(f"{task}  {counted(len(own), 'file')} tried")
         lines += [f"    {each.what} {each.problem}" for each in own if each.problem]
-    total = f"{len(wrong)} of {len(tried)} files are not as they should be"
+    total = f"not as they should be: {len(wrong)} of {counted(len(tried), 'file')}"
     said = total if wrong else "solutions pass all tests, stubs none, and each wrong answer fails"
     return "\n".join([*map(printable, lines), said])

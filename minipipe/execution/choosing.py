@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from minipipe.errors import ArgumentError, RankError, ScheduleCode, ScheduleError, misuse, whole_number
+from minipipe.errors import ArgumentError, RankError, ScheduleCode, ScheduleError, counted, misuse, whole_number
 from minipipe.schedules import REGISTRY, Program, Schedule, build, data_parallel, read_schedule, verify
 from minipipe.schedules.action import REDUCE_GRAD
 from minipipe.schedules.analysis.replicas import pipelines_of
@@ -31,7 +31,7 @@ def _resolved(
     if num_ranks not in (None, schedule.num_ranks):
         raise RankError(
             "wrong-number",
-            f"{schedule.name} is made for {schedule.num_ranks} ranks, but there are {num_ranks}. "
+            f"{schedule.name} is made for {counted(schedule.num_ranks, 'rank')}, but there are {num_ranks}. "
             f"Start {schedule.num_ranks} (mpirun -n, or spawn's num_ranks), or make the schedule for {num_ranks}.",
         )
     chunks = schedule.num_stages / schedule.num_ranks
@@ -71,7 +71,8 @@ def ranks_of_each(num_ranks: int, replicas: int) -> int:
     """Return the number of ranks of each replica."""
     whole_number("replicas", replicas)
     if num_ranks % replicas:
-        message = f"{num_ranks} ranks cannot be divided among {replicas} replicas, each with equally many ranks."
+        given = counted(num_ranks, "rank")
+        message = f"{given} cannot be divided among {replicas} replicas, each with equally many ranks."
         raise RankError("wrong-number", f"{message} Start {replicas} times as many ranks as a replica has.")
     return num_ranks // replicas
 
@@ -92,7 +93,9 @@ def checked_blocks(given: int | None, schedule: Schedule | Program) -> int:
     for n in replicas:
         of_each = blocks // n
         if blocks % n or (n > 1 and of_each & (of_each - 1)):
-            message = f"gradient_blocks is {blocks}, for {n} replicas; expected 1, 2, 4, 8 … blocks for each of them."
+            message = (
+                f"gradient_blocks is {blocks}, for {counted(n, 'replica')}; expected 1, 2, 4, 8 … blocks for each."
+            )
             raise ArgumentError("value", message)
     return blocks
 
@@ -117,8 +120,8 @@ def schedule_of_modules(
     if resolved.num_stages != num_modules:
         raise RankError(
             "wrong-number",
-            f"{resolved.name} on {num_ranks} ranks has {resolved.num_stages} stages; expected as many modules, "
-            f"not {num_modules}.",
+            f"{resolved.name} on {counted(num_ranks, 'rank')} has {counted(resolved.num_stages, 'stage')}; "
+            f"expected as many modules, not {num_modules}.",
         )
     return resolved
 
@@ -132,7 +135,7 @@ def _built(name: str, num_ranks: int, num_microbatches: int, chunks: int, num_mo
     except ScheduleError as error:
         fits = f"{num_ranks + 1} to {2 * num_ranks}" if takes_chunks else f"at most {num_ranks}"
         message = (
-            f"{num_modules} modules on {num_ranks} ranks are up to {chunks} on a rank. {error.problems[0].message} "
-            f"Expected {fits} modules."
+            f"{counted(num_modules, 'module')} on {counted(num_ranks, 'rank')} are up to {chunks} on a rank. "
+            f"{error.problems[0].message} Expected {fits} modules."
         )
         raise RankError("wrong-number", message) from None

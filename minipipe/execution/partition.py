@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from minipipe.errors import ArgumentError, PartitionError
+from minipipe.errors import ArgumentError, PartitionError, counted
 
 
 def partition_evenly(num_layers: int, num_stages: int) -> list[range]:
@@ -95,7 +95,8 @@ def partition_by_stage_cost(
         if not 0 <= cost < math.inf:
             raise PartitionError("invalid-cost", f"Layer {layer} costs {cost}; expected a finite number, at least 0.")
     if placement is not None and len(placement) != num_stages:
-        message = f"The placement has {len(placement)} ranks; expected one for each of {num_stages} stages."
+        given, expected = counted(len(placement), "rank"), counted(num_stages, "stage")
+        message = f"The placement has {given}; expected one for each of {expected}."
         raise ArgumentError("value", message)
     return smallest_largest_rank(costs, range(num_stages) if placement is None else placement)
 
@@ -142,7 +143,8 @@ def partition_of(
     else:
         costs = list(numbers if layer_costs is None else layer_costs)
         if len(costs) not in (num_flat, len(sizes)):
-            message = f"layer_costs has {len(costs)} values; expected one for each of {num_flat} layers."
+            given, expected = counted(len(costs), "value"), counted(num_flat, "layer")
+            message = f"layer_costs has {given}; expected one for each of {expected}."
             raise PartitionError("invalid-cost", message)
         parts, is_of_model = partition_by_cost(costs, num_stages, placement), len(costs) != num_flat
     starts = [0, *accumulate(sizes)] if is_of_model else range(num_flat + 1)
@@ -172,8 +174,8 @@ def check_partition(partition: Sequence[range], num_layers: int, num_stages: int
     if not fits:
         raise PartitionError(
             "not-a-partition",
-            f"{parts} does not divide layers 0 to {num_layers - 1} into {num_stages} stages; expected one range for "
-            "each stage, none empty, each beginning where the one before ends.",
+            f"{parts} does not divide layers 0 to {num_layers - 1} into {counted(num_stages, 'stage')}; expected "
+            "one range for each stage, none empty, each beginning where the one before ends.",
         )
     return parts
 
@@ -184,7 +186,8 @@ def _check_counts(num_layers: int, num_stages: int) -> None:
     if num_layers < num_stages:
         raise PartitionError(
             "too-few-layers",
-            f"{num_layers} layers cannot make {num_stages} stages, each of at least one layer. Use a deeper model, "
+            f"{counted(num_layers, 'layer')} cannot make {counted(num_stages, 'stage')}, each of at least "
+            "one layer. Use a deeper model, "
             "fewer ranks, or a schedule with fewer stages on each.",
         )
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from minipipe.autograd import backend
-from minipipe.errors import ArgumentError, ModelError, TensorError
+from minipipe.errors import ArgumentError, ModelError, TensorError, counted
 from minipipe.execution.choosing import checked_blocks, ranks_of_each, replicated, schedule_of_modules
 from minipipe.execution.offloading import recomputing
 from minipipe.execution.partition import partition_of
@@ -370,7 +370,7 @@ class Plan:
     # -- as a table -----------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        return f"<Plan {self.schedule.describe()}, {len(self.layers)} layers>"
+        return f"<Plan {self.schedule.describe()}, {counted(len(self.layers), 'layer')}>"
 
     def __str__(self) -> str:
         return text_table([_HEAD, *self._rows()], _ON_THE_RIGHT)

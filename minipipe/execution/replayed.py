@@ -18,7 +18,7 @@ import numpy as np
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import mode
 from minipipe.autograd.replay import NotingLeaf, Script, Trace
-from minipipe.errors import ArgumentError
+from minipipe.errors import ArgumentError, counted
 from minipipe.execution.payload import Payload
 from minipipe.execution.stage import Stage
 from minipipe.nn import Function, Module, Parameter, Sequential
@@ -332,7 +332,7 @@ def words_about(kinds: list[Kind], why_not: str, why_not_the_loss: str, has_run:
     """Return in words whether a stage replays its kinds of microbatch, or why it does not."""
     count = sum(kind.script is not None for kind in kinds)
     reasons = dict.fromkeys(kind.reason for kind in kinds if kind.reason)
-    words = [f"replays {count} kind{'s' * (count > 1)} of microbatch"] if count else []
+    words = [f"replays {counted(count, 'kind')} of microbatch"] if count else []
     words += [why_not] if why_not else [*reasons, *([why_not_the_loss] if why_not_the_loss else [])]
     if words:
         return "; ".join(words)

@@ -16,7 +16,7 @@ import numpy as np
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, is_array
 from minipipe.data import Share
-from minipipe.errors import MicrobatchError, TensorError
+from minipipe.errors import MicrobatchError, TensorError, counted
 from minipipe.execution.partition import partition_evenly
 from minipipe.execution.payload import Payload
 from minipipe.pytree import flattened, rebuilt
@@ -224,7 +224,7 @@ class Portion:
         """Return what was given; parameters and errors are those of :func:`samples`."""
         own, n = samples(given.value, name, dtype, xp), given.rows.stop - given.rows.start
         if not isinstance(own, Samples) or own.num_samples != n:
-            message = f"The {name} are given as {given}, with {own.num_samples} samples"
+            message = f"The {name} are given as {given}, with {counted(own.num_samples, 'sample')}"
             raise MicrobatchError("unequal-lengths", f"{message}; expected arrays with {n}.")
         return cls(own, given.rows, given.num_samples)
 
@@ -309,7 +309,7 @@ def divided(num_samples: int, count: int, *given: Samples | Pieces | Portion | N
     if not pieces:
         return _split_before(num_samples, count)
     if len(pieces[0].parts) != count:
-        message = f"{len(pieces[0].parts)} microbatches were given, but the schedule has {count}."
+        message = f"The batch is given as {counted(len(pieces[0].parts), 'microbatch')}, but the schedule has {count}."
         raise MicrobatchError(
             "wrong-number", f"{message} Give num_microbatches={len(pieces[0].parts)} to the pipeline."
         )
@@ -345,8 +345,8 @@ def split_microbatches(num_samples: int, num_microbatches: int) -> list[slice]:
     if num_samples < num_microbatches:
         raise MicrobatchError(
             "too-few-samples",
-            f"A batch of {num_samples} samples cannot make {num_microbatches} microbatches, each of at least one. "
-            "Use larger batches or fewer microbatches.",
+            f"A batch of {counted(num_samples, 'sample')} cannot make {counted(num_microbatches, 'microbatch')}, "
+            "each of at least one. Use larger batches or fewer microbatches.",
         )
     return [slice(part.start, part.stop) for part in partition_evenly(num_samples, num_microbatches)]
 

@@ -21,7 +21,7 @@ from minipipe import nn
 from minipipe.autograd import Node, StageInput, backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import is_grad_enabled
-from minipipe.errors import MicrobatchError, ModelError
+from minipipe.errors import MicrobatchError, ModelError, counted
 from minipipe.execution.objective import Weight
 from minipipe.execution.partition import partition_evenly
 from minipipe.execution.payload import Payload
@@ -107,7 +107,9 @@ def into_slices(given: Samples | Pieces, name: str, num_sequences: int, num_slic
     lengths = {a.shape[1] if a.ndim > 1 else 0 for i, a in enumerate(given.arrays) if i not in given.replicated}
     if len(lengths) > 1 or min(lengths) < num_slices:
         message = f"The {name} have {sorted(lengths)} positions on their second axis; expected one number, at least"
-        raise MicrobatchError("unequal-lengths", f"{message} {num_slices}, to cut sequences into {num_slices} slices.")
+        raise MicrobatchError(
+            "unequal-lengths", f"{message} {num_slices}, to cut sequences into {counted(num_slices, 'slice')}."
+        )
     columns, parts = partition_evenly(lengths.pop(), num_slices), []
     for rows in split_microbatches(given.num_samples, num_sequences):
         of_rows = given.cut(rows)

@@ -25,7 +25,7 @@ from minipipe.autograd import Leaf, backend
 from minipipe.autograd.backend import Array
 from minipipe.comm import ProcessGroup, Request
 from minipipe.comm.message import finish
-from minipipe.errors import MicrobatchError, ScheduleCode, ScheduleError
+from minipipe.errors import MicrobatchError, ScheduleCode, ScheduleError, counted
 from minipipe.execution.batch import Batch
 from minipipe.execution.executor import Executor, Step
 from minipipe.execution.payload import Payload
@@ -202,7 +202,9 @@ def block_size(row: Sequence[Action], stage: int, num_blocks: int) -> int:
         raise MicrobatchError("out-of-range", f"{message} of equal size; give another number of gradient_blocks.")
     size = len(order) // num_blocks
     if any(a // size > b // size for a, b in pairwise(order)) or len({k // size for k in order}) > num_blocks:
-        message = f"Stage {stage} does not add the gradients of one block of {size} microbatches after the other"
+        message = (
+            f"Stage {stage} does not add the gradients of one block of {counted(size, 'microbatch')} after the other"
+        )
         raise ScheduleError.of(ScheduleCode.PARAMETERS, f"{message}; gradient_blocks needs a schedule that does.")
     return size
 

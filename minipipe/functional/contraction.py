@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from minipipe.autograd import backend
-from minipipe.errors import ArgumentError, of_kind, shape_error
+from minipipe.errors import ArgumentError, counted, of_kind, shape_error
 from minipipe.functional.elementwise import multiply, unbroadcast
 from minipipe.functional.operands import operands
 from minipipe.functional.reduction import total
@@ -231,7 +231,7 @@ def _indices(subscripts: str, number: int, letters: list[str], shape: tuple[int,
     """Return the index of each axis of an operand; those of ``...`` are numbers."""
     covered = len(shape) - sum(letter != _ELLIPSIS for letter in letters)
     if covered < 0 or (covered and _ELLIPSIS not in letters):
-        expected = f"{len(shape) - covered} axes, as in {subscripts!r}, or '...' for the others"
+        expected = f"{counted(len(shape) - covered, 'axis')}, as in {subscripts!r}, or '...' for the others"
         raise shape_error("einsum", expected, **{f"operand {number}": shape})
     dots: list[Index] = list(range(-covered, 0))
     return [index for letter in letters for index in (dots if letter == _ELLIPSIS else [letter])]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
-from minipipe.errors import TensorError, divisor, shape_error
+from minipipe.errors import TensorError, counted, divisor, shape_error
 from minipipe.functional.operands import as_real, in_float32, operands
 from minipipe.hints import with_hints
 from minipipe.tensor import Tensor, record
@@ -225,5 +225,5 @@ def _check_groups(shape: Shape, num_groups: int, weight: Shape, bias: Shape) -> 
     if len(shape) < 2 or 0 in shape[1:] or not weight == bias == shape[1:2]:
         expected = "(n, c, *spatial), (c,) and (c,), no axis but the first empty"
         raise shape_error("group_norm", expected, input=shape, weight=weight, bias=bias)
-    of = f"the {shape[1]} channels"
+    of = f"the {counted(shape[1], 'channel')}"
     divisor("group_norm: num_groups", num_groups, shape[1], of=of, error=TensorError, code="range")

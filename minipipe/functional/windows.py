@@ -21,7 +21,7 @@ from typing import Any
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
-from minipipe.errors import TensorError, divisor, shape_error
+from minipipe.errors import TensorError, counted, divisor, shape_error
 from minipipe.functional.operands import as_real, operands
 from minipipe.functional.reduction import mean
 from minipipe.hints import with_hints
@@ -309,7 +309,11 @@ def _check(name: str, num_axes: int, x: Tensor, weight: Tensor, bias: Tensor | N
         raise shape_error(name, expected + hint, input=x.shape, weight=weight.shape)
     groups = check_groups(name, groups, x.shape[1], weight.shape[0])
     if x.shape[1] != groups * weight.shape[1]:
-        expected = f"{groups} * {weight.shape[1]} channels" if groups > 1 else f"{weight.shape[1]} channels"
+        expected = (
+            f"{groups} * {counted(weight.shape[1], 'channel')}"
+            if groups > 1
+            else f"{counted(weight.shape[1], 'channel')}"
+        )
         raise shape_error(name, f"{expected}, the second axis of the weight", input=x.shape, weight=weight.shape)
     if bias is not None and bias.shape != weight.shape[:1]:
         raise shape_error(name, str(weight.shape[:1]), bias=bias.shape)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from minipipe import functional
-from minipipe.errors import TensorError, divisor, of_kind, real_number, shape_error
+from minipipe.errors import TensorError, counted, divisor, of_kind, real_number, shape_error
 from minipipe.nn.initialisers import Initialiser, constant, he_uniform, normal, uniform
 from minipipe.nn.module import Module, check_lengths
 from minipipe.nn.parameter import Parameter
@@ -325,7 +325,7 @@ class GroupNorm(Module):
 
     def __init__(self, num_groups: int, num_channels: int, epsilon: float = 1e-5, dtype: Any = None) -> None:
         check_lengths("GroupNorm", num_groups=num_groups, num_channels=num_channels)
-        divisor("GroupNorm: num_groups", num_groups, num_channels, of=f"the {num_channels} channels")
+        divisor("GroupNorm: num_groups", num_groups, num_channels, of=f"the {counted(num_channels, 'channel')}")
         self._described = f"{num_groups}, {num_channels}"
         self.num_groups = num_groups
         self.epsilon = epsilon

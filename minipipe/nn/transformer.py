@@ -9,7 +9,7 @@ import numpy as np
 
 from minipipe import functional
 from minipipe.autograd import backend
-from minipipe.errors import ArgumentError, ModelError, divisor, real_number, shape_error
+from minipipe.errors import ArgumentError, ModelError, counted, divisor, real_number, shape_error
 from minipipe.nn.initialisers import glorot_uniform
 from minipipe.nn.layers import GELU, Dropout, LayerNorm, Linear, Residual, check_probability
 from minipipe.nn.module import Module, check_lengths
@@ -244,7 +244,7 @@ def _width_of_keys(layer: str, width: int, num_heads: int, num_key_value_heads: 
     check_lengths(layer, width=width, num_heads=num_heads)
     divisor(f"{layer}: num_heads", num_heads, width, of=f"the width, {width}")
     shared = num_heads if num_key_value_heads is None else num_key_value_heads
-    of = f"the {num_heads} heads of queries"
+    of = f"the {counted(num_heads, 'head')} of queries"
     return width // num_heads * divisor(f"{layer}: num_key_value_heads", shared, num_heads, of=of)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import next_order
-from minipipe.errors import ArgumentError, ModelError, ParameterError, of_kind, quoted, real_number
+from minipipe.errors import ArgumentError, ModelError, ParameterError, counted, of_kind, quoted, real_number
 from minipipe.hints import Familiar, check_keywords, instead_of, missing, with_hints
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import HalfLeaf, Parameter
@@ -49,7 +49,7 @@ class ParameterGroup(Familiar, SimpleNamespace):
     >>> weight, bias = nn.Linear(4, 3).parameters()
     >>> groups = [{"parameters": [weight]}, {"parameters": [bias], "weight_decay": 0}]
     >>> optim.SGD(groups, learning_rate=0.01).groups[1]
-    ParameterGroup(1 parameters, learning_rate=0.01, momentum=0.0, weight_decay=0.0, nesterov=False)
+    ParameterGroup(1 parameter, learning_rate=0.01, momentum=0.0, weight_decay=0.0, nesterov=False)
     """
 
     def __init__(self, parameters: Iterable[Parameter], hyper_parameters: Mapping[str, Any]) -> None:
@@ -78,7 +78,7 @@ class ParameterGroup(Familiar, SimpleNamespace):
 
     def __repr__(self) -> str:
         numbers = ", ".join(f"{name}={value}" for name, value in self.hyper_parameters.items())
-        return f"ParameterGroup({len(self.parameters)} parameters, {numbers})"
+        return f"ParameterGroup({counted(len(self.parameters), 'parameter')}, {numbers})"
 
 
 _RANGES = {
@@ -411,7 +411,8 @@ class Optimiser(Familiar, ABC):
             if known != (given := [sorted(numbers) for numbers in groups]):
                 return f"the state's groups have {given}, and this optimiser's {known}"
         if len(state["states"]) != len(self.parameters):
-            return f"the state is of {len(state['states'])} parameters; this optimiser has {len(self.parameters)}"
+            size = counted(len(state["states"]), "parameter")
+            return f"the state is of {size}; this optimiser has {len(self.parameters)}"
         for number, (parameter, kept) in enumerate(zip(self.parameters, state["states"])):
             is_half = backend.is_half(parameter.dtype)
             dtype = np.dtype(np.float32) if is_half else backend.numpy_dtype(parameter.dtype)

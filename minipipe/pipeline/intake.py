@@ -15,7 +15,7 @@ from minipipe.comm.message import finish
 from minipipe.comm.objects import pack, unpack
 from minipipe.comm.process_group import OwnTag
 from minipipe.data import Share
-from minipipe.errors import ArgumentError, MicrobatchError, ModelError, RankError, whole_number
+from minipipe.errors import ArgumentError, MicrobatchError, ModelError, RankError, counted, whole_number
 from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import Calls, check_loss, part_of
@@ -74,7 +74,7 @@ def planned(
     if options:
         raise ModelError("planned", f"The stages are given, and with them {', '.join(options)}; leave it out.")
     if model.schedule.num_ranks != group.size:
-        message = f"The plan is made for {model.schedule.num_ranks} ranks, but there are {group.size}."
+        message = f"The plan is made for {counted(model.schedule.num_ranks, 'rank')}, but there are {group.size}."
         raise RankError("wrong-number", f"{message} Start as many, or make the plan for {group.size}.")
     return _fitting(model), group, grid, run["recompute"]
 
@@ -86,7 +86,7 @@ def _fitting(plan: Plan) -> Plan:
     for stage in range(program.num_stages) if sizes else ():
         count = len(program.ranks_of(stage))
         if {count} != sizes:
-            message = f"Stage {stage} of {name} is on {count} ranks, and {sizes.pop()} keep a share"
+            message = f"Stage {stage} of {name} is on {counted(count, 'rank')}, and {sizes.pop()} keep a share"
             advice = " of its parameters each; expected as many, by replicas= or a grid."
             if count > plan.replicas:
                 advice = " of its parameters: a schedule that has replicas of its own does not go with fully sharded"
@@ -123,7 +123,9 @@ def over_grid(model: Any, grid: Grid, options: Mapping[str, Any]) -> tuple[Any, 
         model = parallelise(model, grid.tensor) if is_shared else model
         return fully_shard(model, grid.data) if is_sharded else model, {**options, "replicas": grid.replicas}
     if model.replicas != grid.replicas:
-        message = f"The plan has {model.replicas} replicas, and the grid {grid.replicas}; make it with replicas="
+        message = (
+            f"The plan has {counted(model.replicas, 'replica')}, and the grid {grid.replicas}; make it with replicas="
+        )
         raise ArgumentError("value", f"{message}{grid.replicas}.")
     parameters = list(model.model.parameters())
     wanted = {"nn.parallelise(model, grid.tensor)": is_shared and not any(one.is_divided for one in parameters)}

@@ -25,6 +25,7 @@ from minipipe.errors import (
     NotFiniteError,
     ScheduleCode,
     ScheduleError,
+    counted,
     of_kind,
 )
 from minipipe.execution import BatchLoss
@@ -206,7 +207,8 @@ class Runs:
         m = plan.schedule.num_microbatches
         count = m * num_batches if plan.built_as else m
         if num_batches < 1 or count % (num_batches * plan.replicas):
-            message = f"{plan.schedule.name} has {m} microbatches for a whole run, and there are {num_batches} batches;"
+            given = f"{counted(m, 'microbatch')} for a whole run of {counted(num_batches, 'batch')}"
+            message = f"{plan.schedule.name} has {given};"
             message += " expected batches with equally many microbatches."
             raise MicrobatchError("wrong-number", f"{message} Give a table for as many, or a schedule by its name.")
         if self._executor is None or self.program.num_microbatches != count:
@@ -314,7 +316,8 @@ def _cut(batches: Sequence[Any], noun: str, numbers: Sequence[Sequence[int]]) ->
     for number, batch in enumerate(batches):
         own = samples(batch, f"{noun} of batch {number}")
         if isinstance(own, Pieces) and len(own.parts) != each:
-            message = f"Batch {number} is given as {len(own.parts)} microbatches; expected {each}, as in all others."
+            given = counted(len(own.parts), "microbatch")
+            message = f"Batch {number} is given as {given}; expected {each}, as in all others."
             raise MicrobatchError("wrong-number", message)
         slices = own.slices if isinstance(own, Pieces) else split_microbatches(own.num_samples, each)
         for k, part in zip(numbers[number], map(own.cut, slices)):

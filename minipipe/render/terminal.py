@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TextIO
 
+from minipipe.io import is_terminal
 from minipipe.render.palette import luminance as relative_luminance
 from minipipe.schedules.action import ActionKind
 
@@ -55,7 +56,7 @@ def has_colour(stream: TextIO | None = None, environment: Mapping[str, str] | No
         return False
     if variables.get("FORCE_COLOR"):
         return variables["FORCE_COLOR"] != "0"
-    return variables.get("TERM") != "dumb" and stream.isatty()
+    return variables.get("TERM") != "dumb" and is_terminal(stream)
 
 
 def paint(text: str, code: str) -> str:

@@ -18,7 +18,7 @@ from operator import attrgetter, index, itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from minipipe.errors import ScheduleCode, ScheduleError, quoted
+from minipipe.errors import ScheduleCode, ScheduleError, counted, quoted
 from minipipe.io import printable
 from minipipe.schedules.action import EXPECTED_CELL, REDUCE_GRAD, Action, ActionKind, L, O, R, U
 from minipipe.schedules.placement import check_placement, in_replica_order, ranks_in
@@ -444,12 +444,11 @@ def describe_sizes(num_ranks: int, num_stages: int, num_microbatches: int, num_s
     >>> describe_sizes(2, 2, 1), describe_sizes(4, 4, 16, num_slices=2)
     ('2 ranks, 2 stages, 1 microbatch', '4 ranks, 4 stages, 8 sequences of 2 slices')
     """
-    last = (
-        (num_microbatches, "microbatch", "es") if num_slices == 1 else (num_microbatches // num_slices, "sequence", "s")
-    )
-    counts = ((num_ranks, "rank", "s"), (num_stages, "stage", "s"), last)
-    sizes = ", ".join(f"{count} {noun}{'' if count == 1 else plural}" for count, noun, plural in counts)
-    return sizes if num_slices == 1 else f"{sizes} of {num_slices} slices"
+    parts = [counted(num_ranks, "rank"), counted(num_stages, "stage")]
+    if num_slices == 1:
+        return ", ".join([*parts, counted(num_microbatches, "microbatch")])
+    sizes = ", ".join([*parts, counted(num_microbatches // num_slices, "sequence")])
+    return f"{sizes} of {num_slices} slices"
 
 
 def check_range(table: ActionTable) -> None:
@@ -468,7 +467,9 @@ def check_range(table: ActionTable) -> None:
                 raise ScheduleError.of(ScheduleCode.OUT_OF_RANGE, message, rank)
     pairs, actions = table.num_stages * table.num_microbatches, sum(map(len, table.actions))
     if pairs > 100 * (actions + 100):
-        message = f"{table.title} has {actions} actions for {pairs} pairs of stage and microbatch."
+        message = (
+            f"{table.title} has {counted(actions, 'action')} for {counted(pairs, 'pair')} of stage and microbatch."
+        )
         raise ScheduleError.of(ScheduleCode.MISSING, f"{message} verify(schedule) says what is missing.")
 
 

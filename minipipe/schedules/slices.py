@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from numbers import Real
 
-from minipipe.errors import ScheduleCode, ScheduleError, misuse, unfit, whole_number
+from minipipe.errors import ScheduleCode, ScheduleError, counted, misuse, unfit, whole_number
 from minipipe.schedules.action import Action
 
 _MOST = 1e100  # of a part of the work, whose unit is free: sums of them stay finite
@@ -116,5 +116,7 @@ def relative_work(slice_work: Sequence[float] | None, num_slices: int) -> list[f
     if not all(isinstance(part, Real) and 0 <= part <= _MOST for part in parts) or not any(parts):
         raise unfit("slice_work", slice_work, "numbers, at least 0 and not all 0, such as (3, 1)", ScheduleCode.COSTS)
     if len(parts) != num_slices > 1:
-        raise unfit("slice_work", slice_work, f"{num_slices} numbers, one for each slice", ScheduleCode.COSTS)
+        raise unfit(
+            "slice_work", slice_work, f"{counted(num_slices, 'number')}, one for each slice", ScheduleCode.COSTS
+        )
     return [num_slices * part / sum(parts) for part in parts] if num_slices > 1 else [1.0]

@@ -9,7 +9,7 @@ from typing import Any
 from minipipe.autograd import backend
 from minipipe.comm import spawn
 from minipipe.comm.job.host import core_times, num_cores
-from minipipe.errors import ArgumentError
+from minipipe.errors import ArgumentError, counted
 from minipipe.execution.objective import Loss
 from minipipe.execution.partition import partition_evenly
 from minipipe.execution.plan import check_model
@@ -212,7 +212,7 @@ def weigh(question: Question, num_ranks: int, cost_model: CostModel, seconds: fl
     if is_searched and chunks is None and seconds > 0:
         choices += weighing.searched(choices, seconds)
     if not choices:
-        sizes = f"{num_layers} layers on {num_ranks} rank{'s' * (num_ranks > 1)}"
+        sizes = f"{counted(num_layers, 'layer')} on {counted(num_ranks, 'rank')}"
         given = f"chunks_per_rank={chunks} and partition={question.partition}"
         raise ArgumentError("value", f"No schedule fits {sizes} with {given}; leave one of these out.")
     own, one = (question.own_plan(num_ranks, of_one) for of_one in (False, True))

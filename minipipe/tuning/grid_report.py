@@ -9,7 +9,8 @@ from itertools import chain, islice
 from statistics import median
 from typing import Any, NamedTuple
 
-from minipipe.io import text_table
+from minipipe.errors import counted
+from minipipe.io import terminal_width, text_table, wrapped
 from minipipe.render.descriptions import format_memory
 from minipipe.render.svg.bars import Bar, draw_bars
 from minipipe.schedules import ActionKind, IdleCause
@@ -147,7 +148,9 @@ class GridReport:
         if self.are_threads:
             return ["Thread ranks share one interpreter: which grid is the fastest, only processes under MPI can say."]
         found = [*self._reasons(self.measured, "measured"), self._spread()]
-        found += self._reasons(self.on_hosts, f"simulated on {self.hosts} hosts") if self.on_hosts else ()
+        found += (
+            self._reasons(self.on_hosts, f"simulated on {counted(self.hosts or 1, 'host')}") if self.on_hosts else ()
+        )
         return found + list(self._changes())
 
     def _reasons(self, figures: Sequence[Figures], how: str) -> Iterator[str]:
@@ -190,7 +193,7 @@ class GridReport:
             first.setdefault(ranked(self._over(hosts, self.link._replace(bandwidth=bandwidth)))[0].grid, bandwidth)
         (fastest, _), *later = first.items()
         slower = [f"{grid} from {bandwidth:.0e} down" for grid, bandwidth in later] or ["and so with slower ones"]
-        where = f"On {hosts} hosts, simulated, with links of {_BANDWIDTHS[0]:.0e} bytes a second"
+        where = f"On {counted(hosts, 'host')}, simulated, with links of {_BANDWIDTHS[0]:.0e} bytes a second"
         yield f"{where} {fastest} is the fastest; {'; '.join(slower)}."
 
     # -- as text, and as data -------------------------------------------------------------------------------------
@@ -199,8 +202,10 @@ class GridReport:
     def title(self) -> str:
         """The model and the ranks in a line."""
         task = self.task
-        model = f"{task.layers} blocks, {task.width} wide, {task.heads} heads, {task.dtype}"
-        return f"{model}; {task.batch} x {task.length} tokens in {task.microbatches} microbatches; {self.where}"
+        model = f"{counted(task.layers, 'block')}, {task.width} wide, {counted(task.heads, 'head')}, {task.dtype}"
+        return (
+            f"{model}; {task.batch} x {task.length} tokens in {counted(task.microbatches, 'microbatch')}; {self.where}"
+        )
 
     @property
     def notes(self) -> list[str]:
@@ -208,7 +213,7 @@ class GridReport:
         found = [f"left out: {name}: {reason}." for name, reason in self.left_out.items()]
         if self.hosts:
             link = f"{self.link.latency:g} s and {self.link.bandwidth:g} bytes a second"
-            found.append(f"on hosts: {self.hosts} hosts, a core for each rank, between hosts {link}.")
+            found.append(f"on hosts: {counted(self.hosts, 'host')}, a core for each rank, between hosts {link}.")
         if self.shares_cores:
             found.append("Ranks share cores: actions took longer where fewer ranks were idle; on hosts they would not.")
         if any(row["tensor"] > 1 or row["fully_sharded"] for row in self.rows):
@@ -219,7 +224,8 @@ class GridReport:
         tables = [self._times(), self._sizes("sent bytes", KINDS, "sent", {OTHER: ("sent", OTHER)})]
         in_flight = {"in flight": ("promised_memory", "messages", "sums")}
         tables.append(self._sizes("held bytes", MEMORY, "memory", in_flight))
-        return "\n\n".join(filter(None, [self.title, *tables, "\n".join(self.notes), "\n".join(self.sentences)]))
+        texts = [wrapped("\n".join(lines), terminal_width()) for lines in ([self.title], self.notes, self.sentences)]
+        return "\n\n".join(filter(None, [texts[0], *tables, *texts[1:]]))
 
     def _times(self) -> str:
         """Return the table of times: measured beside simulated, and on hosts."""
@@ -229,7 +235,7 @@ class GridReport:
         for row, *found in zip(self.rows, *columns.values()):
             times = ((f"{1e3 * each.seconds:.2f}", f"{100 * each.bubble:.0f} %") for each in found)
             cells.append([row["grid"], *chain(*times), f"{row['losses'][0]:.6f}"])
-        return text_table(cells, right=range(1, len(cells[0])))
+        return text_table(cells, range(1, len(cells[0])), terminal_width())
 
     def _sizes(self, head: str, kinds: Sequence[str], whose: str, beside: Mapping[str, tuple[str, ...]]) -> str:
         """Return a table of bytes, the most of any rank: counted, as promised, and what is not in both."""
@@ -238,13 +244,13 @@ class GridReport:
             sizes = [*(most(row, [kind], whose) for kind in kinds), most(row, kinds, whose)]
             sizes += [most(row, kinds, f"promised_{whose}"), *(most(row, own, of) for of, *own in beside.values())]
             cells.append([row["grid"], *(f"{size:,}" for size in sizes)])
-        return text_table(cells, right=range(1, len(cells[0])))
+        return text_table(cells, range(1, len(cells[0])), terminal_width())
 
     def picture(self) -> str:
         """Return times, bytes sent and bytes held as bars, in an SVG document."""
         bytes_of = {"sent in a step": (KINDS, "sent"), "held by the fullest rank": (MEMORY, "memory")}
         columns = {"a step, measured": _bars_of_times(self.measured, self.simulated)}
-        simulated = f"on {self.hosts} hosts, {self.link.bandwidth:.1e} B/s"
+        simulated = f"on {counted(self.hosts or 1, 'host')}, {self.link.bandwidth:.1e} B/s"
         columns |= {simulated: _bars_of_times(self.on_hosts)} if self.hosts else {}
         for head, (kinds, whose) in bytes_of.items():
             fullest = [max(row["ranks"], key=lambda rank: _total(rank, kinds, whose)) for row in self.rows]

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple, overload
 
-from minipipe.errors import ArgumentError
+from minipipe.errors import ArgumentError, counted
 from minipipe.execution.partition import check_partition, partition_by_cost, partition_by_stage_cost
 from minipipe.execution.plan import Plan
 from minipipe.io import html_table, text_table
@@ -233,9 +233,8 @@ class MeasuredLayers(Sequence[LayerCosts]):
     ) -> MemoryPrediction:
         """Return how much memory each rank of a plan takes in a training step, as :meth:`minipipe.Plan.memory` does."""
         if len(self) != len(plan.layers):
-            message = (
-                f"{len(self)} layers were measured, but the plan has {len(plan.layers)}; measure the plan's own model."
-            )
+            own = f"These are figures of {counted(len(self), 'layer')}"
+            message = f"{own}, but the plan has {len(plan.layers)}; measure the plan's own model."
             raise ArgumentError("value", message)
         costs = self.costs(plan.partition, plan.pipelines[0], recompute)
         cuts = [self[part.stop - 1] for part in plan.partition]
@@ -369,7 +368,7 @@ class MeasuredLayers(Sequence[LayerCosts]):
     # -- as a table -----------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        return f"<MeasuredLayers: {len(self)} layers, {1e3 * sum(self.times):.3g} ms a microbatch>"
+        return f"<MeasuredLayers: {counted(len(self), 'layer')}, {1e3 * sum(self.times):.3g} ms a microbatch>"
 
     def __str__(self) -> str:
         return text_table(self._table(), _ON_THE_RIGHT)

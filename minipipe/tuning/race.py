@@ -21,11 +21,12 @@ from typing import Any
 from weakref import ref
 
 from minipipe.comm import ProcessGroup, objects
-from minipipe.errors import ArgumentError
+from minipipe.errors import ArgumentError, counted
 from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan
 from minipipe.execution.samples import Microbatches, Pieces, Replicated, Samples, samples
 from minipipe.hints import check_pipeline_options
+from minipipe.io import MARK, is_terminal
 from minipipe.nn import Parameter
 from minipipe.schedules.action_table import Schedule
 from minipipe.tuning import advising
@@ -37,7 +38,6 @@ from minipipe.tuning.stages import measure_messages
 from minipipe.tuning.weighing import Choice, Question, described, memory_size
 
 RACE_SECONDS = 40.0  # with 20, six choices of one model took 1.00 to 1.09 of the fastest; with 40, three at most 1.00
-MARK = "minipipe: "  # the prefix of progress lines
 _RUNNERS = 32  # how many choices race at most
 _STEPS = 2  # of a turn, after one that is not measured: it finds no parameters in the caches
 _LAST_TURNS = 16  # of the last two, at least
@@ -66,8 +66,9 @@ def teller(group: ProcessGroup, progress: bool | None) -> Tell:
     >>> from minipipe.comm import OneRankGroup
     >>> teller(OneRankGroup(), progress=False)("ready")
     """
-    stream = None if group.rank else sys.stderr  # None, too, in a process without standard error, such as a daemon
-    if stream is None or not (stream.isatty() if progress is None else progress):
+    if group.rank or sys.stderr is None:  # as in a daemon
+        return silent
+    if not (is_terminal(sys.stderr) if progress is None else progress):
         return silent
     return lambda line: print(f"{MARK}{line}", file=sys.stderr, flush=True)
 
@@ -218,7 +219,7 @@ def advice_on_ranks(
     check_num_layers(question, group.size)
     race = Race(question, group, make)
     question = race.question
-    tell(f"measuring messages between {group.size} rank{'s' * (group.size > 1)}")
+    tell(f"measuring messages between {counted(group.size, 'rank')}")
     messages, advice = measure_messages(group, where), None
     if group.rank == 0:
         tell("measuring layers on rank 0, in microbatches of several sizes; then weighing all choices")
@@ -226,7 +227,7 @@ def advice_on_ranks(
     if question.options.get("loss") is None or seconds == 0:
         return advice
     field, num_kept = ([], 0) if advice is None else field_of(advice)
-    tell(f"the best {len(field)} choices race, for {seconds:g} s")
+    tell(f"racing the best {counted(len(field), 'choice')}, for {seconds:g} s")
     options = choices_of_rank_0(group, None if advice is None else field)
     times = race.run(options, seconds, range(num_kept), tell, [described(choice.candidate) for choice in field])
     if advice is None:

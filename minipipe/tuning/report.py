@@ -6,13 +6,14 @@ or measured, and gives no cause beyond them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from math import inf
 from typing import Any, NamedTuple
 
+from minipipe.errors import counted
 from minipipe.execution.plan import Plan
-from minipipe.io import html_table, text_table
+from minipipe.io import html_table, terminal_width, text_table, wrapped
 from minipipe.render.descriptions import format_memory
 from minipipe.tuning.weighing import Choice, CostModel, best_of, by_worth, described, names_left_out
 
@@ -122,46 +123,77 @@ class Advice:
         return [choice.row() for choice in self.choices]
 
     def __repr__(self) -> str:
-        return f"<Advice: {len(self.choices)} choices, predicted {1e3 * self.best.time:.3g} ms a step>"
+        return f"<Advice: {counted(len(self.choices), 'choice')}, predicted {1e3 * self.best.time:.3g} ms a step>"
 
     def __str__(self) -> str:
-        return f"{text_table(self._table(), _ON_THE_RIGHT)}\n\n{self.reason}\n{self._measured_on()}"
+        width = terminal_width()
+        text = wrapped("\n".join([*self._ties(), self.reason, self._measured_on()]), width)
+        return f"{text_table(self._table(), _ON_THE_RIGHT, width)}\n\n{text}"
 
     def _repr_html_(self) -> str:
-        return html_table(self._table(), _ON_THE_RIGHT)
+        return html_table(self._table(names_all=True), _ON_THE_RIGHT)
 
     @property
     def _num_run(self) -> int:
         return sum(choice.measured is not None for choice in self.choices)
 
-    def _table(self) -> list[tuple[str, ...]]:
-        """Return the head, the best choice of each schedule, and those of the reasons; the program's own is marked."""
+    def _shown(self) -> list[list[Choice]]:
+        """Return the choices of the table, those with the same figures together."""
         best_by_name: dict[tuple[str, int], Choice] = {}
         for choice in self.choices:
             if choice.is_within_limit:
                 best_by_name.setdefault(_named(choice), choice)
         named = [*list(best_by_name.values())[:_SHOWN], *(each.other for each in self._reasons)]
-        shown = [_cells(choice) for choice in self.choices if any(choice is each for each in named)]
-        rows = [_HEAD, *shown, *([] if self.own is None else [_cells(self.own, "yours: ")])]
+        return _alike([choice for choice in self.choices if any(choice is each for each in named)])
+
+    def _table(self, names_all: bool = False) -> list[tuple[str, ...]]:
+        """Return the head, the best choice of each schedule, and those of the reasons; the program's own is marked."""
+        rows = [_HEAD]
+        for first, *others in self._shown():
+            names = ", ".join(dict.fromkeys(each.candidate.schedule for each in (first, *others)))
+            count = f" (+{len(others)})" if others else ""
+            cells = _cells(first)
+            rows.append((names if names_all else f"{cells[0]}{count}", *cells[1:]))
+        rows += [] if self.own is None else [_cells(self.own, "yours: ")]
         left_out = _HEAD.index("measured ms") if not self._num_run else len(_HEAD)
         return [(*row[:left_out], *row[left_out + 1 :]) for row in rows]
+
+    def _ties(self) -> list[str]:
+        """Return a line for each row of several schedules."""
+        found = []
+        for first, *others in self._shown():
+            if others:
+                names = ", ".join(each.candidate.schedule for each in others)
+                verb = "has" if len(others) == 1 else "have"
+                found.append(f"{first.candidate.schedule} (+{len(others)}): {names} {verb} the same figures.")
+        return found
 
     def _measured_on(self) -> str:
         """Return the costs of messages, how many choices ran, and how noisy the machine was."""
         messages, cores, best = self.measured.messages, self.measured.messages.cores, self.best
         speed = "" if messages.bandwidth == inf else f" and {messages.bandwidth / 1e9:.2g} GB/s"
-        shared = "" if cores is None else f"; the ranks share {cores:.3g} core{'s' * (cores != 1)}, as fitted"
+        shared = "" if cores is None else f"; the ranks share {counted(float(f'{cores:.3g}'), 'core')}, as fitted"
         said = [f"A message takes {1e6 * messages.latency:.3g} µs{speed} ({messages.measured_on}){shared}."]
         if self._num_run:
-            said.append(f"{self._num_run} of {len(self.choices)} choices ran in turns.")
+            said.append(f"{self._num_run} of {counted(len(self.choices), 'choice')} ran in turns.")
         if best.measured is not None:
-            said.append(f"Half of the best one's {best.num_steps} steps differed by up to {100 * best.spread:.1f} %.")
+            said.append(
+                f"Half of the best one's {counted(best.num_steps, 'step')} differed by up to {100 * best.spread:.1f} %."
+            )
         if self.measured.waited > _BUSY:
             share = f"{100 * self.measured.waited:.0f} % of the time that they wanted a core"
             said.append(f"The machine was busy: the layers were measured without a core for {share}.")
         why = "since layers are measured without slices, and only schedules of one update a batch are compared"
         said.append(f"Not weighed, {why}: {', '.join(names_left_out())}.")
         return " ".join(said)
+
+
+def _alike(choices: Iterable[Choice]) -> list[list[Choice]]:
+    """Return choices in groups whose rows differ in the schedule alone, in the order of their first ones."""
+    found: dict[tuple[str, ...], list[Choice]] = {}
+    for choice in choices:
+        found.setdefault(_cells(choice)[1:], []).append(choice)
+    return list(found.values())
 
 
 def _cells(choice: Choice, mark: str = "") -> tuple[str, ...]:
@@ -250,7 +282,7 @@ def compared(best: Choice, other: Choice) -> str:
         return f"{name} and {beside} {verb[1]} to take equally long, within {within}"
     text = f"{name} {verb[0]} to take {100 * less:.1f} % less than {beside}"
     if first is not best and not (both_ran and first.num_steps >= best.num_steps):
-        text += f", in {first.num_steps} steps of {best.num_steps}" if both_ran else ", but did not run"
+        text += f", in {counted(first.num_steps, 'step')} of {best.num_steps}" if both_ran else ", but did not run"
     if both_ran and less < best.spread:
         text += f", while the steps of {best.candidate.schedule} differed by {100 * best.spread:.1f} %"
     return text
@@ -264,9 +296,9 @@ def _name(choice: Choice, beside: Choice) -> str:
     """Return the name of a choice, with the numbers of replicas and microbatches if the other one has others."""
     own, other, text = choice.candidate, beside.candidate, choice.candidate.schedule
     if own.replicas != other.replicas:
-        text += f" in {own.replicas} replica{'s' * (own.replicas != 1)}"
+        text += f" in {counted(own.replicas, 'replica')}"
     if own.num_microbatches != other.num_microbatches:
-        text += f" with {own.num_microbatches} microbatch{'es' * (own.num_microbatches != 1)}"
+        text += f" with {counted(own.num_microbatches, 'microbatch')}"
     return text
 
 
@@ -338,16 +370,17 @@ class AdviceReport(NamedTuple):
     @classmethod
     def of(cls, advice: Advice) -> AdviceReport:
         """Return the report of some advice."""
-        lines, measured = [str(advice)], {}
+        lines, measured = [], {}
         for name, choice in (("the best", advice.best), ("yours", advice.own)):
             if choice is not None and choice.measured is not None:
                 measured[name] = choice.measured
                 error = choice.time / choice.measured - 1
                 times = f"predicted {1e3 * choice.time:.3f} ms, measured {1e3 * choice.measured:.3f} ms"
                 lines.append(f"{name}: {times} ({100 * error:+.1f} %)")
+        text = "\n".join([str(advice), *(wrapped(line, terminal_width()) for line in lines)])
         own = None if advice.own is None else advice.own.row()
         data = {"best": advice.best.row(), "own": own, "reason": advice.reason, "measured": measured}
-        return cls("\n".join(lines), {**data, "summary": advice.summary, "choices": advice.rows()})
+        return cls(text, {**data, "summary": advice.summary, "choices": advice.rows()})
 
 
 class ChosenPlan(Plan):

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
 import sys
 import warnings
 from bisect import bisect_left
@@ -34,6 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minipipe.comm import ProcessGroup, Request, init_process_group, objects, spawn
+from minipipe.comm.job.guard import run_job
 from minipipe.comm.job.host import core_times, cores, launcher_of_ranks
 from minipipe.errors import LaunchError, whole_number
 from minipipe.execution.batch import Batch
@@ -499,11 +499,12 @@ def messages_of_this_machine(num_ranks: int) -> Messages:
     if command is None:
         return spawn(lambda group: measure_messages(group, _THREADS), num_ranks)[0]
     program = [command, "-n", str(num_ranks), sys.executable, "-m", "minipipe.tuning.stages"]
-    done = subprocess.run(program, capture_output=True, text=True, check=False)
-    if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["no error message"])[-1]
-        raise LaunchError("no-launcher", f"{command} -n {num_ranks} cannot start ranks to measure messages: {said}")
-    return Messages(**json.loads(done.stdout.splitlines()[-1]))
+    done = run_job(program)
+    if done.code:
+        raise LaunchError(
+            "no-launcher", f"{command} -n {num_ranks} cannot start ranks to measure messages: {done.cause}"
+        )
+    return Messages(**json.loads(done.out.splitlines()[-1]))
 
 
 def main() -> None:

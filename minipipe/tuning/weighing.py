@@ -15,7 +15,7 @@ from numbers import Real
 from statistics import median
 from typing import Any, NamedTuple
 
-from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, as_float, quoted
+from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, as_float, counted, quoted
 from minipipe.execution.plan import Plan
 from minipipe.execution.samples import Pieces, samples
 from minipipe.nn import Sequential
@@ -630,4 +630,4 @@ def described(candidate: Candidate) -> str:
     count, copies = candidate.num_microbatches, f", {candidate.replicas} replicas" * (candidate.replicas > 1)
     again = ", recomputed" * candidate.recompute
     cut = "cut as given" if candidate.cut == "given" else f"cut by {candidate.cut}"
-    return f"{candidate.schedule}{copies}, {count} microbatch{'es' * (count != 1)}{again}, {cut}"
+    return f"{candidate.schedule}{copies}, {counted(count, 'microbatch')}{again}, {cut}"

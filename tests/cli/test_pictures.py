@@ -125,7 +125,7 @@ def test_the_limits_of_a_search_for_a_plot_are_multiples_of_what_the_fullest_ran
 def test_a_plot_with_a_search_has_more_points_and_no_worse_front(ask, tmp_path):
     path = tmp_path / "pareto.svg"
     assert ask("schedules", "--plot", path, "--ranks", 2, "--microbatches", 4, "--search", 0.5)[0] == 0
-    found = re.findall(r"<title>found: bubble (.+?) %, peak (.+?) microbatches.*?search</title>", path.read_text())
+    found = re.findall(r"<title>found: bubble (.+?) %, peak (.+?) microbatch.*?search</title>", path.read_text())
     assert len(found) == 4  # straight and over a V, with memory for one and for two
     for choice in tradeoff(2, 4).choices:
         assert any(float(bubble) <= 100 * choice.bubble + 0.05 for bubble, _ in found)

@@ -247,7 +247,7 @@ def test_gradescope_s_metadata_has_the_time_and_the_deadline(source, classroom, 
     (tmp_path / "metadata.json").write_text(json.dumps(metadata))
     options = ["--times", str(tmp_path / "metadata.json"), "--late-factor", "0.5", "--source", str(source)]
     assert main(["grade", str(classroom.folder), *options]) == 0
-    assert "days late: 1, at 0.5 a day: 1.5 points count" in capsys.readouterr().out
+    assert "days late: 1, at 0.5 a day: 1.5 points in the end" in capsys.readouterr().out
     (tmp_path / "metadata.json").write_text("[" * 100_000)
     assert main(["grade", str(classroom.folder), *options]) == 2
     assert "it is not Gradescope's metadata" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Plan, nn, partition_by_cost, partition_evenly, split_microbatches
-from minipipe.errors import ArgumentError, MicrobatchError, PartitionError
+from minipipe.errors import ArgumentError, MicrobatchError, PartitionError, counted
 from minipipe.execution.partition import (
     check_partition,
     partition_by_stage_cost,
@@ -164,7 +164,7 @@ def test_what_cannot_be_divided_says_what_to_do(divide, layers, stages, code):
     assert caught.value.code == code
     assert isinstance(caught.value, ValueError)
     if code == "too-few-layers":
-        assert f"{layers} layers cannot make {stages} stages" in str(caught.value)
+        assert f"{counted(layers, 'layer')} cannot make {counted(stages, 'stage')}" in str(caught.value)
         assert "deeper model" in str(caught.value)
 
 

@@ -61,7 +61,7 @@ def test_a_plan_cannot_be_changed():
     [
         (lambda: Plan(mlp()), RankError, r"needs a number of ranks: Plan\(model, '1f1b', num_ranks=4\)"),
         (lambda: Plan(mlp(), schedules.gpipe(2, 4), num_ranks=3), RankError, "is made for 2 ranks, but there are 3"),
-        (lambda: Plan(mlp(), num_ranks=2, layer_costs=[1.0]), PartitionError, "layer_costs has 1 values"),
+        (lambda: Plan(mlp(), num_ranks=2, layer_costs=[1.0]), PartitionError, "layer_costs has 1 value;"),
         (
             lambda: Pipeline(Plan(mlp(), num_ranks=2), OneRankGroup(), loss=nn.MSELoss()),
             RankError,

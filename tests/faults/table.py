@@ -273,7 +273,7 @@ FAULTS = (
     *(
         Fault(name, 9, last=words, ranks=(0,))
         for name, words in (
-            ("has_too_few_layers", "1 layers cannot make 4 stages"),
+            ("has_too_few_layers", "1 layer cannot make 4 stages"),
             ("has_too_few_samples", "A batch of 16 samples cannot make 17 microbatches"),
             ("has_a_schedule_for_other_ranks", "gpipe is made for 2 ranks, but there are 4"),
         )

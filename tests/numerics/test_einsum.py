@@ -143,7 +143,7 @@ def test_operands_before_the_subscripts_are_refused():
         ("ij,jk", [(2, 1), (4, 2)], "expected length 1 for index 'j'"),  # letters are not broadcast
         ("...i,...i", [(2, 3), (5, 3)], "operand 1 .* expected length 2 for axis -1 of '...'"),
         ("ijk", [(2, 3)], r"operand 0 has shape \(2, 3\); expected 3 axes, as in 'ijk'"),
-        ("i,i", [(3,), (2, 3)], "operand 1 has .* expected 1 axes"),
+        ("i,i", [(3,), (2, 3)], "operand 1 has .* expected 1 axis"),
         ("...ijk", [(2, 3)], "operand 0 has .* expected 3 axes"),
     ],
 )

@@ -26,7 +26,7 @@ def test_a_group_has_its_own_numbers_and_the_defaults_for_the_rest():
     assert (p.data.tolist(), q.data.tolist()) == ([-0.25], [-0.5])
     assert (
         repr(optimiser.groups[1])
-        == "ParameterGroup(1 parameters, learning_rate=0.5, momentum=0.5, weight_decay=0.0, nesterov=False)"
+        == "ParameterGroup(1 parameter, learning_rate=0.5, momentum=0.5, weight_decay=0.0, nesterov=False)"
     )
 
 

@@ -338,7 +338,7 @@ def adam(pipeline):
         ({}, lambda p: p.unscale_gradients(optim.LossScale()), ScheduleError, "unscale_gradients"),
         ({}, lambda p: p.forward_backward(INPUTS[0], INPUTS[0]), ScheduleError, "forward_backward"),
         ({}, lambda p: p.run(BATCHES, None), ArgumentError, "run takes an optimiser"),
-        ({}, lambda p: p.run([], adam(p)), MicrobatchError, "there are 0 batches"),
+        ({}, lambda p: p.run([], adam(p)), MicrobatchError, "for a whole run of 0 batches"),
         ({}, lambda p: p.run(BATCHES, p.sharded(optim.Adam)), ArgumentError, "ShardedOptimiser has a step of its own"),
         ({"make": tied}, adam, ScheduleError, "Stages share the parameter"),
         ({"inputs_require_grad": True}, adam, ScheduleError, "inputs_require_grad=True does not go with pipedream"),

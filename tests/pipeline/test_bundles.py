@@ -269,7 +269,7 @@ def test_their_mean_is_over_all_tokens():
         (
             Microbatches([np.ones((1, 2))] * 3),
             Microbatches([np.ones((1, 2))] * 3),
-            "3 microbatches were given, but the schedule has 2. Give num_microbatches=3",
+            "given as 3 microbatches, but the schedule has 2. Give num_microbatches=3",
         ),
         (
             Microbatches([np.ones((2, 2))] * 2),

@@ -238,5 +238,5 @@ def test_plans_that_do_not_fit_a_grid_are_refused():
     whole = Plan(language_model(), num_ranks=2)
     with pytest.raises(ArgumentError, match="The plan has a whole model"):
         spawn(lambda group: Pipeline(whole, grid_of(group, 2), loss=nn.CrossEntropyLoss()), 4)
-    with pytest.raises(ArgumentError, match="The plan has 1 replicas, and the grid 2"):
+    with pytest.raises(ArgumentError, match="The plan has 1 replica, and the grid 2"):
         spawn(lambda group: Pipeline(whole, Grid(group, data=2), loss=nn.CrossEntropyLoss()), 2)

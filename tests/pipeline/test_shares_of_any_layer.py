@@ -204,7 +204,7 @@ def sharded(group, **options):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (sharded, "Stage 0 of 1f1b is on 1 ranks, and 2 keep a share"),
+        (sharded, "Stage 0 of 1f1b is on 1 rank, and 2 keep a share"),
         (lambda group: sharded(group, replicas=2, partition="measured", sample=(X, Y)), "cannot measure alone"),
         (lambda group: nn.fully_shard([linear()], group), "fully_shard takes a model"),
     ],

@@ -164,9 +164,7 @@ def test_it_says_what_it_shows_to_those_who_cannot_see_it():
     root = root_of(PICTURE)
     title, description = (root.find(f"*[@id='{name}']").text for name in root.get("aria-labelledby").split())
     assert title == "Bubble over peak memory"
-    assert description.startswith(
-        "4 ranks, 8 microbatches: sequential: bubble 75.0 %, peak 1 microbatches, makespan 96;"
-    )
+    assert description.startswith("4 ranks, 8 microbatches: sequential: bubble 75.0 %, peak 1 microbatch, makespan 96;")
     assert "searched: bubble 22.6 %, peak 3 microbatches, makespan 31, found by search." in description
     assert description.endswith(" F, I and W one unit each")
 

@@ -11,6 +11,13 @@ from minipipe.errors import ScheduleError
 from minipipe.schedules import theory
 from minipipe.tuning.weighing import candidates, names_left_out
 
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch):
+    """Give tables and sentences all the room that they want."""
+    monkeypatch.setenv("COLUMNS", "1000")
+
+
 UNITS = Costs(1, 0.5, 0.5)  # a whole backward takes as long as a forward
 DOUBLE = Costs(1, 1, 1)  # a whole backward takes twice as long
 

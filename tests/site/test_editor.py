@@ -293,7 +293,7 @@ def test_what_is_exported_is_read_again(desk):
 
 def test_a_picture_of_what_is_unfinished_is_refused(desk):
     desk.page.click("[data-format=svg]")
-    desk.says("4 actions are missing", is_refused=True)
+    desk.says("missing: 4 actions", is_refused=True)
 
 
 def test_a_draft_is_there_again_in_another_browser_and_after_a_reload(url, new_desk, desk):

@@ -128,7 +128,9 @@ def test_what_was_chosen_stands_below_the_pipeline_and_in_its_advice_on_every_ra
     assert [[part.start, part.stop] for part in auto[0].partition] == best["layers"]
     told = f'schedule="auto" chose {best["schedule"]}{copies}, 4 microbatches, cut by {best["cut"]}'
     figures = f"predicted {1e3 * best['time']:.3f} ms a step, measured {1e3 * best['measured']:.3f} ms."
-    assert str(auto[1].advice).startswith("schedule") and auto[1].advice.data["reason"] in str(auto[1].advice)
+    assert str(auto[1].advice).startswith("schedule") and auto[1].advice.data["reason"] in " ".join(
+        str(auto[1].advice).split()
+    )
     for pipeline in auto:
         table, _, line = str(pipeline).rpartition("\n\n")
         assert line.startswith(told) and table.startswith("layer")
@@ -137,7 +139,7 @@ def test_what_was_chosen_stands_below_the_pipeline_and_in_its_advice_on_every_ra
     out, err = capsys.readouterr()
     said = err.splitlines()
     assert out == "" and all(line.startswith("minipipe: ") for line in said) and f"minipipe: {line}" in said
-    for words in ("measuring messages between 2 ranks", "measuring layers on rank 0", "choices race, for 0.2 s"):
+    for words in ("measuring messages between 2 ranks", "measuring layers on rank 0", "choices, for 0.2 s"):
         assert sum(words in line for line in said) == 1, words
 
 

@@ -11,6 +11,13 @@ from minipipe.tuning import Messages
 from minipipe.tuning.stages import measure_messages, messages_of_this_machine
 from tests.launch import needs_mpi
 
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch):
+    """Give tables and sentences all the room that they want."""
+    monkeypatch.setenv("COLUMNS", "1000")
+
+
 X = np.ones((16, 4), np.float32)
 
 
@@ -76,7 +83,7 @@ def test_numbers_of_microbatches_that_do_not_fit_are_left_out_and_refused_where_
     model, parts = nn.Sequential(nn.Linear(4, 4)), Microbatches([X[:8], X[8:]])
     options = {"num_ranks": 1, "messages": "assumed", "seconds": 0, "repeats": 1}
     assert [*advise(model, parts, **options).measured.layers] == [2]
-    with pytest.raises(MicrobatchError, match="2 microbatches were given, but the schedule has 4"):
+    with pytest.raises(MicrobatchError, match="given as 2 microbatches, but the schedule has 4"):
         advise(model, parts, num_microbatches=4, **options)
 
 
@@ -84,7 +91,7 @@ def test_numbers_of_microbatches_that_do_not_fit_are_left_out_and_refused_where_
     ("model", "options", "error", "words"),
     [
         (nn.Linear(4, 4), {}, ModelError, "cuts an nn.Sequential"),
-        (nn.Sequential(nn.Tanh()), {}, PartitionError, "1 layers cannot make 2 stages"),
+        (nn.Sequential(nn.Tanh()), {}, PartitionError, "1 layer cannot make 2 stages"),
         (None, {"targets": X}, ArgumentError, "advise has targets, but no loss; give both, or neither"),
         (None, {"loss": nn.MSELoss()}, ArgumentError, "advise has a loss, but no targets"),
         (None, {"messages": "fast"}, ArgumentError, r"messages is 'fast'; expected Messages\(latency, bandwidth\)"),

@@ -202,7 +202,7 @@ def test_it_prints_as_a_table():
         (
             lambda plan, layers: Plan(mlp(linears=2), num_ranks=2).memory(layers),
             "value",
-            "9 layers were measured, but the plan has 5",
+            "figures of 9 layers, but the plan has 5",
         ),
         (lambda plan, layers: plan.memory(layers, optimiser=3), "type", "optimiser is 3; expected a function"),
         (lambda plan, layers: plan.memory(layers, optimiser=len), "type", "optimiser is <built-in function len>"),

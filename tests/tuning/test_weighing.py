@@ -15,6 +15,13 @@ from minipipe.tuning.advising import weigh
 from minipipe.tuning.weighing import Weighing, candidates, searched_schedule
 from tests.tuning.invented import asked, measured, model
 
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch):
+    """Give tables and sentences all the room that they want."""
+    monkeypatch.setenv("COLUMNS", "1000")
+
+
 COUNTS = (2, 4)
 
 
@@ -204,7 +211,10 @@ def test_the_table_has_a_row_for_each_schedule_and_marks_ones_own():
     text = str(Advice(found.choices, measured(4, COUNTS), own=mine))
     head, *rows = text.split("\n\n")[0].splitlines()
     assert head.split()[:3] == ["schedule", "v", "microbatches"]
-    names = {row.split()[0] for row in rows[:-1]}
+    alike = [line.partition(": ")[2] for line in text.splitlines() if "the same figures." in line]
+    names = {row.split()[0] for row in rows[:-1]} | {
+        name for line in alike for name in line.split(" ha")[0].split(", ")
+    }
     assert len(names) == 11 and "1f1b" in names and rows[-1].startswith("yours: gpipe")  # ten, and that of the reason
     assert found.reason in text and "<table>" in found._repr_html_()
 

@@ -15,7 +15,7 @@ import sys
 import numpy as np
 
 from minipipe import Grid, init_process_group
-from minipipe.errors import MinipipeError
+from minipipe.errors import MinipipeError, counted
 
 LINE = 8192  # bytes, more than one rank has to tell
 
@@ -48,12 +48,12 @@ def report(ranks):
         line = f"{rank:4}  {told['host']:20}  {told['local_rank']:10}  {len(told['cores']):5}  {told['role']}"
         print(line.rstrip())
     hosts = dict.fromkeys(told["host"] for told in ranks)
-    print(f"{len(ranks)} rank{'s' * (len(ranks) > 1)} on {len(hosts)} host{'s' * (len(hosts) > 1)}")
+    print(f"{counted(len(ranks), 'rank')} on {counted(len(hosts), 'host')}")
     for host in hosts:
         there = [told["cores"] for told in ranks if told["host"] == host]
         cores = set().union(*there)
         if len(there) > len(cores):
-            print(f"{host}: {len(there)} ranks share {len(cores)} core{'s' * (len(cores) > 1)}; start fewer there")
+            print(f"{host}: {len(there)} ranks share {counted(len(cores), 'core')}; start fewer there")
 
 
 def main():

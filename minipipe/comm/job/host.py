@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import stat
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from math import inf
 from pathlib import Path
 from time import thread_time
 from types import SimpleNamespace
@@ -19,6 +22,10 @@ from threadpoolctl import threadpool_limits
 from minipipe.errors import ArgumentError, whole_number
 from minipipe.io import parse_whole
 
+_LIMIT_OF_MEMORY = Path("/sys/fs/cgroup/memory.max")
+_CORE_TIMES = Path("/proc/stat")
+BYTES_OF_A_RANK = 40 << 20
+"""Of Python, NumPy and MPI, at least."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 # -- what the launcher says -------------------------------------------------------------------------------------
@@ -150,6 +157,41 @@ def cores() -> set[int]:
     """Return the numbers of the cores that this process may use."""
     allowed = getattr(os, "sched_getaffinity", None)  # not everywhere
     return allowed(0) if allowed else set(range(os.cpu_count() or 1))
+
+
+def memory_of_this_host() -> float:
+    """Return the bytes of memory here, or those that a container leaves; infinite where the system does not say."""
+    names = getattr(os, "sysconf_names", {})
+    found = inf
+    if {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= set(names):
+        found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):  # no such file, or "max"
+        found = min(found, int(_LIMIT_OF_MEMORY.read_text("ascii")))
+    return found
+
+
+def busy_cores(seconds: float = 0.25) -> float:
+    """Return how many of this process' cores others keep busy, while this process sleeps; 0 where that is unknown."""
+    first = _core_ticks()
+    time.sleep(seconds)
+    last = _core_ticks()
+    busy = 0.0
+    for core in cores() & first.keys() & last.keys():
+        worked, total = (now - before for now, before in zip(last[core], first[core]))
+        busy += worked / total if total > 0 else 0.0
+    return busy
+
+
+def _core_ticks() -> dict[int, tuple[int, int]]:
+    """Return, by core, the time in which it worked, and all time, in ticks of the kernel."""
+    found = {}
+    with suppress(OSError, ValueError):
+        for line in _CORE_TIMES.read_text("ascii").splitlines():
+            name, *ticks = line.split()
+            if re.fullmatch(r"cpu\d+", name):
+                all_ticks = list(map(int, ticks[:8]))  # user, nice, system, idle, iowait, irq, softirq, steal
+                found[int(name[3:])] = (sum(all_ticks) - all_ticks[3] - all_ticks[4], sum(all_ticks))
+    return found
 
 
 def num_cores() -> int:

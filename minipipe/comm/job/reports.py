@@ -21,7 +21,7 @@ from time import perf_counter
 from types import FrameType
 from typing import Any
 
-from minipipe.errors import LaunchError, MinipipeError
+from minipipe.errors import LaunchError, MinipipeError, counted
 
 LONGEST_GAP = 0.5
 """Seconds between two looks. In a longer gap this process itself was suspended."""
@@ -358,4 +358,4 @@ def shortened(text: str) -> str:
     if len(lines) <= _MOST_LINES:
         return text
     head, tail = lines[:6], lines[6 - _MOST_LINES + 1 :]
-    return "\n".join([*head, f"  … {len(lines) - len(head) - len(tail)} lines …", *tail])
+    return "\n".join([*head, f"  … {counted(len(lines) - len(head) - len(tail), 'line')} …", *tail])

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from minipipe.comm import ProcessGroup
-from minipipe.errors import ArgumentError, MessageError, ModelError, ScheduleCode, ScheduleError, whole_number
+from minipipe.errors import ArgumentError, MessageError, ModelError, ScheduleCode, ScheduleError, counted, whole_number
 from minipipe.execution.checks.comparison import check_marks, marks_of, numbers_sent, numbers_that_came
 from minipipe.execution.checks.trained import Trained
 from minipipe.execution.checks.updates import Updates
@@ -165,7 +165,7 @@ def check_num_steps(num_steps: Any, taken: int, kept: int) -> None:
     """Refuse to show steps that were not taken, or are not kept. Local."""
     whole_number("timeline: num_steps", num_steps)
     if num_steps > taken:
-        known = f"{taken} steps are known since the last error, if any; at most {kept} are kept"
+        known = f"{counted(taken, 'step')} are known since the last error, if any; at most {kept} are kept"
         raise ArgumentError("value", f"timeline: num_steps is {num_steps}; {known}. Call step() before.")
 
 

@@ -15,7 +15,16 @@ from minipipe.autograd import backend
 from minipipe.comm import ProcessGroup
 from minipipe.comm.agreement import check_arguments, digest
 from minipipe.comm.objects import broadcast, gather
-from minipipe.errors import ArgumentError, CheckpointError, FileError, ParameterError, RankError, one_of, quoted
+from minipipe.errors import (
+    ArgumentError,
+    CheckpointError,
+    FileError,
+    ParameterError,
+    RankError,
+    counted,
+    one_of,
+    quoted,
+)
 from minipipe.io import read_bytes, write_whole
 from minipipe.nn import Module
 from minipipe.nn.module import check_state
@@ -294,7 +303,9 @@ class _Found:
         own = {name for name, _ in pipeline.named_parameters()}
         missing = [name for name in manifest.files if not os.path.isfile(path / name)]
         if missing:
-            raise damage(path, f"of its {len(manifest.files)} files these are missing: {', '.join(missing[:9])}.")
+            raise damage(
+                path, f"of its {counted(len(manifest.files), 'file')} these are missing: {', '.join(missing[:9])}."
+            )
         arrays: Arrays = {}
         for file in sorted({manifest.parameters[name][0] for name in own}):
             arrays |= _arrays(path, file, manifest, own)

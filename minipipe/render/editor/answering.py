@@ -23,6 +23,7 @@ from minipipe.errors import (
     Problem,
     ScheduleCode,
     ScheduleError,
+    counted,
     of_kind,
     quoted,
     whole_number,
@@ -284,11 +285,13 @@ class Editor:
     def _check_fits_puzzle(self, draft: Draft) -> None:
         own = self.draft
         if self.puzzle and (draft.placement, draft.num_microbatches) != (own.placement, own.num_microbatches):
-            message = f"Puzzle {self.puzzle} has {len(own.placement)} stages, one on each rank, and"
-            message += f" {own.num_microbatches} microbatches; this has {len(draft.placement)} stages on"
+            message = f"Puzzle {self.puzzle} has {counted(len(own.placement), 'stage')}, one on each rank, and"
+            message += (
+                f" {counted(own.num_microbatches, 'microbatch')}; this has {counted(len(draft.placement), 'stage')} on"
+            )
             raise ScheduleError.of(
                 ScheduleCode.PLACEMENT,
-                f"{message} {len(draft.rows)} ranks and {draft.num_microbatches} microbatches.",
+                f"{message} {counted(len(draft.rows), 'rank')} and {counted(draft.num_microbatches, 'microbatch')}.",
             )
 
     def _named_like(self, draft: Draft) -> list[str]:
@@ -380,7 +383,7 @@ class Editor:
         write_whole(self.file, self.sight.export(self.file.suffix[1:]))
         missing = len(self.draft.missing)
         program = f"mpirun -n {len(self.draft.rows)} python tutorials/train.py --schedule {self.file}"
-        how = f"{missing} actions are missing" if missing else f"Train with it: {program}"
+        how = f"missing: {counted(missing, 'action')}" if missing else f"Train with it: {program}"
         return {"said": f"Saved {self.file}. {how}", "isRefused": False}
 
 

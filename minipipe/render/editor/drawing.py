@@ -7,7 +7,7 @@ from functools import cached_property
 from math import inf
 from typing import Any
 
-from minipipe.errors import ArgumentError, ScheduleCode, misuse, quoted
+from minipipe.errors import ArgumentError, ScheduleCode, counted, misuse, quoted
 from minipipe.render.editor.draft import Choice, Draft
 from minipipe.render.html import legend, player_data
 from minipipe.render.panel import Panel
@@ -93,7 +93,7 @@ class Sight:
         if self.is_finished:
             gap = max(0.0, self.end / self.bound.value - 1) if self.bound.value else 0.0
             return [*found, ("gap", "none: optimal" if gap < 1e-9 else f"{100 * gap:.1f} %")]
-        return [*found, ("placed", f"{placed} of {placed + missing} actions")]
+        return [*found, ("placed", f"{placed} of {counted(placed + missing, 'action')}")]
 
     def data(self) -> dict[str, Any]:
         """Return the data of the player, its legend, figures and choices."""
@@ -130,7 +130,7 @@ class Sight:
         if form == "svg" and self.is_finished:
             return draw_svg(self.timeline)
         if form == "svg":
-            message = f"A picture shows a finished schedule, and {len(self.draft.missing)} actions are missing."
+            message = f"A picture shows a finished schedule; missing: {counted(len(self.draft.missing), 'action')}."
             raise ArgumentError("value", message)
         if form not in ("csv", "txt"):
             raise ArgumentError("value", f"There is no format {quoted(form)}; expected csv, txt or svg.")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
-from minipipe.errors import ScheduleCode, ScheduleError, misuse
+from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted
 from minipipe.render.descriptions import describe_action
 from minipipe.render.stepper.walkthrough import Activity, RankState, Snapshot, Walkthrough
 from minipipe.schedules.action import REDUCE_GRAD, Action, L
@@ -269,7 +269,7 @@ def chosen_snapshots(
         if not -count <= number < count:
             raise ScheduleError.of(
                 ScheduleCode.PARAMETERS,
-                f"{option} is {number}; there are steps 0 to {count - 1}, or -1 to {-count} from the end.",
+                f"{option} is {quoted(number)}; there are steps 0 to {count - 1}, or -1 to {-count} from the end.",
             )
     numbers = [number % count for number in given.values()]
     return range(numbers[0], numbers[-1] + 1)

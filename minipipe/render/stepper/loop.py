@@ -10,6 +10,7 @@ from math import isnan
 from types import TracebackType
 from typing import Any
 
+from minipipe.io import is_terminal
 from minipipe.render.layout import scale_of
 from minipipe.render.stepper.description import describe_verdict
 from minipipe.render.stepper.frame import LEAST_SIZE, Frame
@@ -134,7 +135,7 @@ class KeyScreen(Screen):
 
 def screen_of_this_terminal() -> Screen | None:
     """Return the screen of standard input and output, or None if they are not a terminal."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not (is_terminal(sys.stdin) and is_terminal(sys.stdout)):
         return None
     return Screen() if termios is None or os.environ.get("TERM") == "dumb" else KeyScreen()
 

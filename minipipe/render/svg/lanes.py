@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from typing import NamedTuple
 
+from minipipe.errors import counted
 from minipipe.io import escaped
 from minipipe.render.descriptions import describe_action, describe_idle, format_memory
 from minipipe.render.layout import Axis, number
@@ -92,7 +93,7 @@ class Strip:
     def peak_label(self, rank: int) -> str:
         """Return the text beside the strip of a rank."""
         if self.noun == "versions":
-            return f"{self.peak(rank):g} version{'' if self.peak(rank) == 1 else 's'}"
+            return counted(self.peak(rank), "version")
         return f"peak {format_memory(self.peak(rank), self.noun)}"
 
 
@@ -249,7 +250,8 @@ class Lane:
         if frames := "".join(self._frames()):
             yield f'<path {paint("joined")} d="{frames}"/>'
         for kind, paths in bands.items():
-            title = f"{kind}: {counts[kind]} actions too short to be drawn one by one; heights are shares of the time"
+            short = f"{counted(counts[kind], 'action')} too short to be drawn one by one"
+            title = f"{kind}: {short}; heights are shares of the time"
             yield f'<path {box_paint(kind, 0)} d="{"".join(paths)}"><title>{title}</title></path>'
         if self.instants:
             marks = (f"M{number(self.x(time) - 1)} 0h2v{self.size.box}h-2z" for time in self.instants)

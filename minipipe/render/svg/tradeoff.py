@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
-from minipipe.errors import ArgumentError, quoted
+from minipipe.errors import ArgumentError, counted, quoted
 from minipipe.io import MOST_PIXELS, escaped
 from minipipe.render.layout import LogAxis, number
 from minipipe.render.svg.legend import Entry, Legend
@@ -196,7 +196,7 @@ class _TradeoffPage(Page):
         """Return the whole document."""
         parts, y = self.head()
         for of_batch in self.batches:
-            name = f"{of_batch.num_ranks} ranks, {of_batch.num_microbatches} microbatches"
+            name = f"{counted(of_batch.num_ranks, 'rank')}, {counted(of_batch.num_microbatches, 'microbatch')}"
             lines, y = self.text([("name", name)], y)
             parts += [*lines, moved(0, y + 8, self._panel(of_batch))]
             y += _HEIGHT + 42
@@ -290,16 +290,13 @@ class _TradeoffPage(Page):
 def _sentence(of_batch: Tradeoff) -> str:
     """Describe a panel for screen readers."""
     choices = "; ".join(_described(choice, of_batch.counts_microbatches) for choice in of_batch.choices)
-    return f"{of_batch.num_ranks} ranks, {of_batch.num_microbatches} microbatches: {choices}."
+    return f"{counted(of_batch.num_ranks, 'rank')}, {counted(of_batch.num_microbatches, 'microbatch')}: {choices}."
 
 
 def _described(choice: TradeoffPoint, counts_microbatches: bool) -> str:
-    unit = " microbatches" if counts_microbatches else ""
+    peak = counted(choice.memory, "microbatch") if counts_microbatches else f"{choice.memory:g}"
     found = ", found by search" if choice.is_searched else ""
-    return (
-        f"{choice.name}: bubble {100 * choice.bubble:.1f} %, peak {choice.memory:g}{unit}, "
-        f"makespan {choice.makespan:g}{found}"
-    )
+    return f"{choice.name}: bubble {100 * choice.bubble:.1f} %, peak {peak}, makespan {choice.makespan:g}{found}"
 
 
 def _path(points: Sequence[tuple[float, float]]) -> str:

@@ -9,7 +9,7 @@ from numbers import Real
 from sys import float_info
 from typing import NamedTuple
 
-from minipipe.errors import ScheduleCode, ScheduleError, unfit
+from minipipe.errors import ScheduleCode, ScheduleError, counted, unfit
 from minipipe.schedules.analysis.activations import Footprint
 
 ROUNDING = 1e-9  # relative difference of floating-point sums that add the same terms in another order
@@ -150,7 +150,7 @@ def check_amounts(name: str, given: Sequence[float] | Mapping[int, float], num_s
     values = given.values() if isinstance(given, Mapping) else given
     keys = set(given) if isinstance(given, Mapping) else set(range(len(given)))
     if keys != set(range(num_stages)) or not all(_is_real(value) and value >= 0 for value in values):
-        raise unfit(name, given, f"an amount, at least 0, for each of {num_stages} stages")
+        raise unfit(name, given, f"an amount, at least 0, for each of {counted(num_stages, 'stage')}")
 
 
 def _is_real(value: object) -> bool:
@@ -167,5 +167,5 @@ def amount_per_rank(given: float | Sequence[float], num_ranks: int) -> tuple[flo
     """
     values: tuple = tuple(given) if isinstance(given, Sequence) else (given,) * num_ranks
     if len(values) != num_ranks or not all(_is_real(value) and value > 0 for value in values):
-        raise unfit("memory_limit", given, f"an amount above 0, or one for each of {num_ranks} ranks")
+        raise unfit("memory_limit", given, f"an amount above 0, or one for each of {counted(num_ranks, 'rank')}")
     return tuple(float(value) if value < float_info.max else inf for value in values)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from numbers import Real
 from time import perf_counter
 
-from minipipe.errors import ScheduleCode, ScheduleError, unfit, whole_number
+from minipipe.errors import ScheduleCode, ScheduleError, misuse, unfit, whole_number
+from minipipe.schedules.action_table import describe_sizes
 from minipipe.schedules.analysis.workload import Objective, Workload
 from minipipe.schedules.search.certificate import Certificate
 from minipipe.schedules.search.exact import solve, solver_module
@@ -16,6 +18,7 @@ from minipipe.schedules.search.list_scheduling import schedule_of
 from minipipe.schedules.simulation.evaluation import evaluate
 
 _ACTIONS = 10**7  # of all schedules together that a search tries if it is not told
+_MOST_ACTIONS = 10**6  # of one schedule: to build it, to time it and to print it takes half a minute
 _SECONDS = 20.0  # of the exact search, likewise
 
 
@@ -26,6 +29,7 @@ def find_schedule(
     seed: int = 0,
     exact: bool = False,
     evaluations: int | None = None,
+    watch: Callable[[Callable[[], str]], object] = lambda describe: None,
 ) -> Certificate:
     """Return the best schedule that a heuristic search finds, with a lower bound.
 
@@ -48,6 +52,8 @@ def find_schedule(
     evaluations : int, optional
         The most schedules that it tries. Where neither this nor ``seconds`` is given, so many that all of them have
         10 million actions, which takes up to a minute or so.
+    watch : function
+        Called at the beginning of each phase with a function that returns, in words, how far it is.
 
     Returns
     -------
@@ -69,14 +75,16 @@ def find_schedule(
     (24.0, 0.0)
     """
     begun, objective = perf_counter(), _checked(objective, seconds, evaluations)
+    _check_size(workload)
     if exact:
         solver_module()  # which refuses at once, not after half of the time
     bound = known_bound(workload, objective)
     search = Search(workload, objective, bound.value, seed)
     usual = usual_evaluations(workload) if seconds is None else inf
-    best = search.run(
-        usual if evaluations is None else evaluations, inf if seconds is None else seconds / 2 if exact else seconds
-    )
+    most = usual if evaluations is None else evaluations
+    limit = seconds / 2 if exact and seconds is not None else seconds
+    watch(lambda: search.describe(most))
+    best = search.run(most, inf if limit is None else limit)
     schedule = schedule_of(best.run.words, workload, "found")
     value = evaluate(schedule, workload, objective)
     found_by = f"{best.found_by}, evaluation {search.progress[-1][0]}"
@@ -85,6 +93,7 @@ def find_schedule(
     if not exact or not found.gap:
         return found
     left = _SECONDS if seconds is None else max(seconds - found.seconds, 1.0)
+    watch(lambda: f"CP-SAT goes on from {value:g}, for {left:.0f} s at most")
     proved = solve(workload, objective, left, schedule)._replace(seconds=perf_counter() - begun)
     if proved.bound < found.bound:
         proved = proved._replace(bound=found.bound, bound_by=found.bound_by)
@@ -94,6 +103,16 @@ def find_schedule(
 def usual_evaluations(workload: Workload) -> int:
     """Return how many schedules a search tries that is told neither a number nor a time."""
     return max(_ACTIONS // (3 * workload.num_stages * workload.num_microbatches), 1)
+
+
+def _check_size(workload: Workload) -> None:
+    """Refuse a workload of which even one schedule takes long to build."""
+    actions = 3 * workload.num_stages * workload.num_microbatches
+    if actions > _MOST_ACTIONS:
+        sizes = describe_sizes(workload.num_ranks, workload.num_stages, workload.num_microbatches)
+        why = f"A schedule of {sizes} has {actions:,} actions, and a search builds many"
+        remedy = "take a named schedule, or search a smaller one"
+        raise misuse(f"{why}; expected at most {_MOST_ACTIONS:,} actions: {remedy}.")
 
 
 def _checked(objective: Objective, seconds: float | None, evaluations: int | None) -> Objective:

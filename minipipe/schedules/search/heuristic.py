@@ -24,11 +24,21 @@ from random import Random
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from minipipe.errors import ArgumentError, ScheduleError
+from minipipe.errors import ArgumentError, ScheduleError, counted
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload, fits
 from minipipe.schedules.registry import REGISTRY, build
 from minipipe.schedules.search.exact import WindowSearch
-from minipipe.schedules.search.list_scheduling import F, Facts, ListScheduler, Policy, W, Word, schedule_of, words_of
+from minipipe.schedules.search.list_scheduling import (
+    F,
+    Facts,
+    ListScheduler,
+    OutOfTime,
+    Policy,
+    W,
+    Word,
+    schedule_of,
+    words_of,
+)
 from minipipe.schedules.search.sweeps import Sweeps
 from minipipe.schedules.transforms import split_backward
 
@@ -197,7 +207,9 @@ class Search:
     """
 
     def __init__(self, workload: Workload, objective: Objective, bound: float, seed: int) -> None:
-        self.facts, self.objective, self.bound, self.random = Facts(workload), objective, bound, Random(seed)
+        self.facts = Facts(workload, look_at_clock=self._look_at_clock)
+        self.objective, self.bound, self.random = objective, bound, Random(seed)
+        self._deadline = inf
         actions = 3 * workload.num_stages * workload.num_microbatches
         self.mean_time = sum(map(workload.work, range(workload.num_ranks))) / actions
         self.best: SearchState | None = None
@@ -212,21 +224,33 @@ class Search:
     def run(self, evaluations: float, seconds: float = inf) -> SearchState:
         """Evaluate candidates up to so many in all, at least one; fewer if one reaches the bound, or the time is over.
 
-        Another call continues.
+        Another call continues, unless the clock ended the last one.
         """
-        begun = perf_counter()
-        for candidate in self._coming:
-            self.evaluations += 1
-            self.note(candidate)
-            if self.best is None:
-                continue
-            if self.best.value <= self.bound * (1 + ROUNDING) or self.evaluations >= evaluations:
-                break
-            self.is_late = perf_counter() - begun >= seconds
-            if self.is_late:
-                break
+        self._deadline = perf_counter() + seconds
+        try:
+            for candidate in self._coming:
+                self.evaluations += 1
+                self.note(candidate)
+                if self.best is None:
+                    continue
+                if self.best.value <= self.bound * (1 + ROUNDING) or self.evaluations >= evaluations:
+                    break
+                self._look_at_clock()
+        except OutOfTime:
+            self.is_late = True
         assert self.best is not None
         return self.best
+
+    def _look_at_clock(self) -> None:
+        """End the search if its time is over and it has found something."""
+        if self.best is not None and perf_counter() >= self._deadline:
+            raise OutOfTime
+
+    def describe(self, evaluations: float) -> str:
+        """Return how far the search is, of so many evaluations at most, in words."""
+        limit = "" if evaluations == inf else f", of {evaluations:,} at most"
+        best = "none fits yet" if self.best is None else f"the best has {self.best.value:g}"
+        return f"tried {counted(self.evaluations, 'schedule')}{limit}; {best}, the bound is {self.bound:g}"
 
     def candidates(self) -> Iterator[SearchState | None]:
         """Yield candidates for ever; None stands for an order that is not possible."""
@@ -307,7 +331,7 @@ class Search:
             limits = tuple(limit - unit for limit in limits)
             if not all(map(fits, facts.least, limits)):
                 return
-            yield Facts(workload._replace(memory_limit=limits))
+            yield Facts(workload._replace(memory_limit=limits), look_at_clock=self._look_at_clock)
 
     def grid(self) -> Iterator[tuple[Policy, ...]]:
         """Yield policies for all ranks, the simplest first."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import product
 from math import inf
@@ -30,6 +30,7 @@ from minipipe.schedules.transforms import repeat
 
 Cell = tuple[ActionKind, int]  # (kind, stage)
 Word = list[Cell]  # of one rank
+_UNTIL_A_LOOK = 4096  # actions of a schedule, which take some hundredths of a second
 
 
 def one_after_another(workload: Workload) -> Schedule:
@@ -103,6 +104,10 @@ def _row(word: Word) -> Iterator[Action]:
 # -- a schedule that grows --------------------------------------------------------------------------------------------
 
 
+class OutOfTime(Exception):
+    """Ends the building of a schedule whose search has used its time."""
+
+
 class Facts:
     """What a search asks of a workload again and again, looked up once.
 
@@ -117,10 +122,14 @@ class Facts:
         The memory of the rank while an action runs, beyond that before it; and what the action adds to it.
     least : list of float
         By rank, the memory for one microbatch alone.
+    look_at_clock : function
+        Called now and then while a large schedule is built; it may raise :class:`OutOfTime`.
     """
 
-    def __init__(self, workload: Workload, gradient: ActionKind = I) -> None:
-        self.workload, self.gradient = workload, gradient
+    def __init__(
+        self, workload: Workload, gradient: ActionKind = I, look_at_clock: Callable[[], None] = lambda: None
+    ) -> None:
+        self.workload, self.gradient, self.look_at_clock = workload, gradient, look_at_clock
         self.num_microbatches, self.rank_of = workload.num_microbatches, workload.placement
         self.own = stages_by_rank(workload.placement, workload.num_ranks)
         self.least = [workload.least_memory(rank) for rank in range(workload.num_ranks)]
@@ -163,6 +172,7 @@ class PartialSchedule:
 
     def __init__(self, facts: Facts) -> None:
         self.facts, num_ranks = facts, len(facts.own)
+        self._added = 0
         self.done = dict.fromkeys(facts.times, 0)
         self.arrivals: dict[Cell, list[float]] = facts.arrivals()
         self.arrivals[F, 0] += [0.0] * facts.num_microbatches
@@ -175,6 +185,9 @@ class PartialSchedule:
         facts, rank = self.facts, self.facts.rank_of[cell[1]]
         end = start + facts.times[cell]
         self.done[cell] += 1
+        self._added += 1
+        if not self._added % _UNTIL_A_LOOK:
+            facts.look_at_clock()
         self.held[rank] += facts.change[cell]
         self.words[rank].append(cell)
         self.begins[rank] = min(self.begins[rank], start)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import product
 from math import inf
@@ -10,7 +10,7 @@ from numbers import Real
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted, unfit
+from minipipe.errors import ScheduleCode, ScheduleError, counted, misuse, quoted, unfit
 from minipipe.schedules.action import ActionKind, L, O, R
 from minipipe.schedules.action_table import ActionTable, Schedule
 from minipipe.schedules.analysis.bounds import Bound, lower_bound
@@ -163,6 +163,7 @@ def sweep(
     schedules: Iterable[str] = tuple(REGISTRY),
     chunks_per_rank: Iterable[int | None] = (None,),
     costs: Mapping[str, Costs] = _UNIT_COSTS,
+    watch: Callable[[Callable[[], str]], object] = lambda describe: None,
 ) -> list[dict[str, Any]]:
     """Return a row of :func:`table` for every combination of sizes, schedules, chunks and costs.
 
@@ -176,6 +177,8 @@ def sweep(
     costs : mapping of str to Costs
         By a name of your choice, each as for :func:`table`. By default one, whose name is empty: F, I and W take one
         unit each.
+    watch : function
+        Called once with a function that returns, in words, how far it is.
 
     Returns
     -------
@@ -211,8 +214,12 @@ def sweep(
         raise ScheduleError.of(ScheduleCode.COSTS, message)
     for own in costs.values():
         check_costs(own)
-    combinations = product(_values("costs", costs), ranks, microbatches, chunks, names)
-    return [{"costs": label, **_row(name, p, m, costs[label], v)} for label, p, m, v, name in combinations]
+    combinations = list(product(_values("costs", costs), ranks, microbatches, chunks, names))
+    rows: list[dict[str, Any]] = []
+    watch(lambda: f"{len(rows):,} of {counted(len(combinations), 'row')}")
+    for label, p, m, v, name in combinations:
+        rows.append({"costs": label, **_row(name, p, m, costs[label], v)})
+    return rows
 
 
 def _values(name: str, given: Iterable[Any]) -> list[Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from sys import float_info
 from typing import Any, NamedTuple
 
-from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, as_float, misuse, quoted, whole_number
+from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, as_float, counted, misuse, quoted, whole_number
 from minipipe.io import MOST_JSON, MOST_STAGES, parse_real, printable, read_text, write_whole
 from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, R, U, W
 from minipipe.schedules.action_table import ActionTable, Schedule
@@ -589,7 +589,7 @@ class Costs:
         except (TypeError, ValueError):
             raise _wrong(name, given, "a number, or one for each stage") from None
         if len(values) != num_stages:
-            message = f"{name} has {len(values)} values for {num_stages} stages"
+            message = f"{name} has {counted(len(values), 'value')} for {counted(num_stages, 'stage')}"
             raise misuse(f"{message}; expected one number, or one for each stage.", ScheduleCode.COSTS)
         if not all(0 <= value < inf for value in values):
             raise _wrong(name, given, "finite numbers, at least 0")
@@ -618,7 +618,9 @@ def hosts_of(cores: object, hosts: object, num_ranks: int) -> Hosts:
     if not all(isinstance(count, Real) and _is_above_0(count) for count in counts):
         raise _wrong("cores", cores, "a number above 0, such as 2, or one for each host")
     if len(counts) != 1 + max(of_rank):
-        message = f"cores has {len(counts)} values, and there are {1 + max(of_rank)} hosts; expected one for each."
+        message = (
+            f"cores has {counted(len(counts), 'value')} for {counted(1 + max(of_rank), 'host')}; expected one for each."
+        )
         raise ScheduleError.of(ScheduleCode.COSTS, message)
     return Hosts(of_rank, tuple(map(float, counts)))
 
@@ -632,7 +634,7 @@ def _host_numbers(hosts: object, num_ranks: int) -> tuple[int, ...]:
     if not all(isinstance(host, Real) and host in range(num_ranks) for host in given):
         raise _wrong("hosts", hosts, "the host of each rank, counted from 0, such as (0, 0, 1, 1)")
     if len(given) != num_ranks:
-        message = f"hosts has {len(given)} values, and there are {num_ranks} ranks; expected one for each."
+        message = f"hosts has {counted(len(given), 'value')} for {counted(num_ranks, 'rank')}; expected one for each."
         raise ScheduleError.of(ScheduleCode.COSTS, message)
     return tuple(map(int, given))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from minipipe.errors import ScheduleCode, ScheduleError, quoted
+from minipipe.errors import ScheduleCode, ScheduleError, counted, quoted
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.action_table import Schedule, check_table
 from minipipe.schedules.analysis.bounds import Bound, Formula, lower_bounds
@@ -96,7 +96,7 @@ def check_answer(schedule: Schedule, workload: Workload) -> None:
         message = f"{schedule.title} places its stages on ranks {_shown(schedule.placement)}; the workload has them on"
         raise ScheduleError.of(ScheduleCode.PLACEMENT, f"{message} {_shown(workload.placement)}.")
     if schedule.num_microbatches != workload.num_microbatches:
-        message = f"{schedule.title} has {schedule.num_microbatches} microbatches; the workload has"
+        message = f"{schedule.title} has {counted(schedule.num_microbatches, 'microbatch')}; the workload has"
         raise ScheduleError.of(ScheduleCode.MISSING, f"{message} {workload.num_microbatches}.")
     verify(schedule.without_overlaps("a workload"))
     if schedule.frozen or ActionKind.BACKWARD in schedule.kinds or ActionKind.BACKWARD_WEIGHT not in schedule.kinds:

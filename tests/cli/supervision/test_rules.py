@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from minipipe.cli.supervision import launching
 from minipipe.cli.supervision.launching import Host, JobSpec, is_here, parse_hosts, read_hosts, silent_hosts
-from minipipe.cli.supervision.supervisor import Attempts, Ending, pause_before_restart, reason_to_stop, shell_code
+from minipipe.cli.supervision.supervisor import pause_before_restart, reason_to_stop
+from minipipe.comm.job.guard import Attempts, Ending, shell_code
 from minipipe.errors import ArgumentError, LaunchError
 
 QUICK, LONG = 4.9, 5.1  # seconds: before and after the limit that is promised

@@ -68,7 +68,7 @@ def test_when_the_restarts_are_used_it_says_so_and_returns_the_last_exit_code(sc
     assert done.code == 4
     assert [line.partition("; ")[2] for line in lines_of(done)] == [
         "restart 1 of 1 on 1 rank",
-        "not started again: 1 of 1 restarts are used",
+        "not started again: 1 restart of 1 used",
     ]
 
 
@@ -114,7 +114,7 @@ def test_a_signal_to_the_supervisor_ends_the_job_which_does_not_start_again(text
 
 def test_a_signal_in_the_pause_between_two_attempts_ends_it_at_once():
     program = (
-        "import os, signal, sys, threading, time\nfrom minipipe.cli.supervision.supervisor import Attempts\n"
+        "import os, signal, sys, threading, time\nfrom minipipe.comm.job.guard import Attempts\n"
         "with Attempts() as attempts:\n"
         "    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()\n"
         "    begun = time.monotonic(); attempts.pause(50); print(time.monotonic() - begun < 10, attempts.stopped_by)\n"
@@ -141,8 +141,8 @@ def test_a_signal_that_was_ignored_from_the_beginning_stays_so(script):
 
 WITHOUT_DEATH = (
     "-c",
-    "import sys\nfrom minipipe.cli import main\nfrom minipipe.cli.supervision import supervisor\n"
-    "supervisor.end_with = lambda *_: None\nsys.exit(main(['run', *sys.argv[1:]]))",
+    "import sys\nfrom minipipe.cli import main\nfrom minipipe.comm.job import guard\n"
+    "guard.end_with = lambda *_: None\nsys.exit(main(['run', *sys.argv[1:]]))",
 )
 
 

@@ -244,7 +244,7 @@ def test_csv_and_text_are_read_again_and_a_picture_is_of_a_finished_schedule(edi
         assert answer["name"] == f"1f1b.{form}"
     assert asked(editor, do="export", form="svg")["content"].startswith("<svg")
     asked(editor, do="back", rank=0)
-    assert "1 actions are missing" in asked(editor, do="export", form="svg")["said"]
+    assert "missing: 1 action" in asked(editor, do="export", form="svg")["said"]
     assert "expected csv, txt or svg" in asked(editor, do="export", form="exe")["said"]
 
 

@@ -165,7 +165,7 @@ def test_a_bound_by_a_formula_is_computed_again(file, capsys):
         (forged(PROVED_BY_FORMULA, workload_placement="0123"), "expected list"),
         (forged(PROVED_BY_FORMULA, schedule={"name": "x", "rows": [7]}), "a row of its schedule is 7, expected cells"),
         (forged(PROVED_BY_FORMULA, workload_num_microbatches=10**9), "the limits are"),
-        (forged(PROVED_BY_FORMULA, workload_forward=[1]), "forward has 1 values for 4 stages"),
+        (forged(PROVED_BY_FORMULA, workload_forward=[1]), "forward has 1 value for 4 stages"),
     ],
 )
 def test_what_is_no_certificate_is_refused_with_the_reason(text, message):

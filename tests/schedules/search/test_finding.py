@@ -1,13 +1,16 @@
 """``find_schedule``: what decides what is found, when it ends, and how an exact search goes on."""
 
 from itertools import count
+from math import inf
 
 import pytest
 
 from minipipe import Costs
+from minipipe.errors import ScheduleError
 from minipipe.schedules.analysis.workload import Objective
 from minipipe.schedules.search import finding, heuristic
 from minipipe.schedules.search.finding import find_schedule
+from minipipe.schedules.search.heuristic import Search
 from minipipe.schedules.simulation.evaluation import evaluate
 
 UNEVEN = Costs([3, 4, 5], [4, 4, 6], [2, 3, 3], latency=0.5).workload(range(3), 5, 2)  # its best: evaluation 2318
@@ -118,3 +121,24 @@ def test_an_exact_search_begins_in_the_second_half_of_the_time(asked, clock):
     found = find_schedule(UNEVEN, seconds=20, exact=True)
     assert asked == [8.0] and found.found_by.endswith("(the clock ended the search after 10)")
     assert found.seconds == 13.0
+
+
+def test_a_search_whose_time_is_over_does_not_finish_the_schedule_that_it_builds(monkeypatch):
+    """The story: a search of 5 s took minutes, because a schedule of a million actions took one to build."""
+    now = iter(range(10**9))
+    monkeypatch.setattr("minipipe.schedules.search.heuristic.perf_counter", lambda: next(now))
+    workload = Costs().workload(range(32), 128, 20)  # 12,288 actions: the clock is looked at three times
+    search = Search(workload, Objective.SPAN, 0.0, seed=0)
+    search.run(inf, seconds=2)
+    assert search.is_late and search.best is not None and search.evaluations == 1
+
+
+def test_a_workload_of_which_one_schedule_takes_long_is_refused_with_its_size():
+    with pytest.raises(ScheduleError, match="1,179,648 actions, .* expected at most 1,000,000 actions"):
+        find_schedule(Costs().workload(range(384), 1024))
+
+
+def test_whoever_watches_is_told_how_far_the_search_is():
+    told = []
+    find_schedule(UNEVEN, evaluations=3, watch=told.append)
+    assert told[0]() == "tried 3 schedules, of 3 at most; the best has 110, the bound is 90"

@@ -107,7 +107,7 @@ def test_it_beats_1f1b_where_stages_are_uneven():
             "memory_limit is [1]; expected an amount above 0, or one for each of 2 ranks",
         ),
         ((4, Costs(), (0, 1), None, "FBW"), "expected an order of B and F, or of F, I and W"),
-        ((4, Costs(forward=[1]), (0, 1)), "forward has 1 values for 2 stages"),
+        ((4, Costs(forward=[1]), (0, 1)), "forward has 1 value for 2 stages"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_could(arguments, words):

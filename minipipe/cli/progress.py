@@ -1,0 +1,153 @@
+"""What a verb does while its answer is not ready: lines on standard error, or a bar where that is a terminal."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from typing import Any, TextIO
+
+from minipipe.io import MARK, is_terminal, printable
+
+MOST_SECONDS = 7 * 24 * 3600.0
+"""The longest time that a verb may be given: a week."""
+_INTERVAL = 8.0  # seconds between two lines: at least one in 10 s is promised, and a busy machine is late
+_REFRESH = 0.5  # seconds between two drawings of a bar
+_PATIENCE = 2.0  # seconds in which a verb that is usually quick says nothing
+
+
+class Progress:
+    """Reports what happens inside its block: the work at once, the state at least every 10 s. Standard error only.
+
+    Parameters
+    ----------
+    work : str
+        What is done.
+    seconds : float, optional
+        How long it may take.
+    is_at_most : bool
+        Whether it ends then; otherwise ``seconds`` is an estimate.
+    is_long : bool
+        Whether to say the work at once; otherwise only if it lasts.
+    stream, clock
+        Standard error and a clock of seconds, unless a test gives others.
+
+    Examples
+    --------
+    >>> with Progress("counting", 30, stream=sys.stdout) as progress:
+    ...     progress.tell("at one")
+    minipipe: counting; about 30 s
+    """
+
+    def __init__(
+        self,
+        work: str,
+        seconds: float | None = None,
+        *,
+        is_at_most: bool = False,
+        is_long: bool = True,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.work, self.seconds = work, seconds
+        self._stream = sys.stderr if stream is None else stream
+        self._clock, self._is_long, self._limit = clock, is_long, "at most" if is_at_most else "about"
+        self._describe: Callable[[], str] = lambda: ""
+        self._bar: Any = None
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._beat_until_the_end, daemon=True)
+
+    def __enter__(self) -> Progress:
+        self._begun = self._said = self._clock()
+        if self._is_long:
+            self._begin()
+        else:
+            self._said += _PATIENCE - _INTERVAL
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
+        if self._bar is not None:
+            with suppress(OSError, ValueError):  # a stream that is closed or full
+                self._bar.close()
+
+    def tell(self, state: str) -> None:
+        """Note what happens now, and show it beside the bar."""
+        self.watch(lambda: state)
+        if self._bar is not None:
+            self._draw(self._clock() - self._begun)
+
+    def watch(self, describe: Callable[[], str]) -> None:
+        """Note a function that says what happens now, when it is asked."""
+        self._describe = describe
+
+    def beat(self) -> None:
+        """Say the state if it is time. A thread calls this several times a second."""
+        now = self._clock()
+        if self._bar is not None:
+            self._draw(now - self._begun)
+        elif now - self._said >= _INTERVAL:
+            if not self._is_long:
+                self._is_long, self._said = True, now
+                self._begin()
+                return
+            self._said = now
+            self._print(f"{self._after(now - self._begun)}: {self._describe() or self.work}")
+
+    def _begin(self) -> None:
+        self._print(f"{self.work}; {self._limit} {duration(self.seconds)}" if self.seconds else f"{self.work} …")
+        if is_terminal(self._stream):
+            from tqdm import tqdm
+
+            form = "{desc} {percentage:3.0f}%|{bar}| {elapsed}" if self.seconds else "{desc} {elapsed}"
+            look: dict[str, Any] = {"bar_format": form, "leave": False, "mininterval": 0, "dynamic_ncols": True}
+            with suppress(OSError, ValueError):
+                self._bar = tqdm(total=self.seconds, file=self._stream, **look)
+
+    def _draw(self, elapsed: float) -> None:
+        state = printable(self._describe() or self.work)
+        if len(state) > self._room:
+            state = f"{state[: self._room - 1]}…"
+        with suppress(OSError, ValueError):
+            self._bar.n = min(elapsed, 0.99 * self.seconds) if self.seconds else elapsed
+            self._bar.set_description_str(state, refresh=False)
+            self._bar.refresh()
+
+    @property
+    def _room(self) -> int:
+        """The columns of the state, beside a bar of at least 20."""
+        columns = self._bar.ncols or 80
+        return max(20, columns - 40)
+
+    def _after(self, elapsed: float) -> str:
+        if self.seconds is None:
+            return f"{elapsed:.0f} s"
+        if elapsed > self.seconds:
+            return f"{elapsed:.0f} s, longer than expected"
+        return f"{elapsed:.0f} s of {self._limit} {duration(self.seconds)}"
+
+    def _print(self, line: str) -> None:
+        with suppress(OSError, ValueError):
+            print(f"{MARK}{printable(line)}", file=self._stream, flush=True)
+
+    def _beat_until_the_end(self) -> None:
+        while not self._ends.wait(_REFRESH):
+            self.beat()
+
+
+def duration(seconds: float) -> str:
+    """Return a time in words, in one or two digits: nobody plans with more.
+
+    Examples
+    --------
+    >>> duration(42.3), duration(240), duration(90_000), duration(0.2)
+    ('42 s', '4 min', '25 h', '1 s')
+    """
+    for unit, size in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.0f} {unit}"
+    return f"{max(seconds, 1):.0f} s"
