@@ -16,7 +16,7 @@ from minipipe.execution.plan import Plan
 from minipipe.pipeline.intake import planned
 from minipipe.pipeline.options import PlanOptions
 from minipipe.schedules import REGISTRY, Program, Schedule
-from minipipe.schedules.registry import NUM_MICROBATCHES
+from minipipe.schedules.registry import NUM_MICROBATCHES, spelled
 
 _TOGETHER = {"schedule": ("num_microbatches", "chunks_per_rank"), "partition": ("layer_costs",)}
 _DEFAULTS = {name: one.default for name, one in signature(Plan).parameters.items()}
@@ -125,6 +125,7 @@ def _options(given: Mapping[str, Any]) -> dict[str, str]:
 
 def _described(schedule: Any) -> Any:
     """Return what to compare of a schedule: its name, or the rows of a table. A file is compared once it is read."""
+    schedule = spelled(schedule)
     if isinstance(schedule, Schedule | Program):
         return str(schedule).splitlines()
     is_file = isinstance(schedule, Path) or (isinstance(schedule, str) and schedule.endswith((".csv", ".txt")))
