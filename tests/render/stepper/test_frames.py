@@ -12,20 +12,8 @@ from minipipe.render.stepper.walkthrough import Walkthrough
 from minipipe.schedules import schedule_of_text
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.simulation.costs import Costs
-from tests.render.stepper.screens import NAIVE, plain
+from tests.render.stepper.screens import plain
 from tests.strategies import examples, named_schedules, table
-
-ILLEGAL = {
-    "missing": "0F0 0B0\n1F0",
-    "duplicate": "0F0 0F0 0B0",
-    "wrong-rank": "0F0 0F1 1F0 0B0\n1B0 1F1 1B1 0B1",
-    "mixed-backward": "0F0 0B0 0I0 0W0",
-    "tag-collision": NAIVE.replace("0F1 0SEND_F1", "0SEND_F0 0F1 0SEND_F1"),
-    "no-partner": "0F0 0SEND_F0 0B0",
-    "order": "0B0 0F0",
-    "deadlock": "0F0 0B0 0F1 0B1\n1F1 1B1 1F0 1B0",
-    "rendezvous-deadlock": NAIVE,
-}
 
 
 def test_a_screen_of_1f1b_as_on_paper():
@@ -86,7 +74,7 @@ def test_a_frame_fits_its_window_and_colour_changes_no_character(
 
 def test_an_action_on_a_wrong_rank_has_the_shade_of_its_box_in_the_strip():
     """The story: the table looked its stage up among those placed on the rank, and colour raised a ValueError."""
-    walkthrough = Walkthrough(schedule_of_text(ILLEGAL["wrong-rank"]))
+    walkthrough = Walkthrough(schedule_of_text("0F0 0F1 1F0 0B0\n1B0 1F1 1B1 0B1"))
     lines = Frame(walkthrough, colour=True).draw(walkthrough[3], 79, 23)
     drawn = [re.search(r"\x1b\[([\d;]+)m1F0", line) for line in lines if plain(line).startswith("rank 0>")]
     assert len({shade[1] for shade in drawn}) == 1 and len(drawn) == 2
