@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, settings
 from minipipe import schedules, watch_everything
 from tests.strategies import takes
 
+# No test depends on the width of the terminal in which it is run; workers of pytest-xdist have 80 columns.
+os.environ["COLUMNS"] = "100"
 collect_ignore = ["numerics/make_edges.py"]  # a script that imports PyTorch
 COMMON = {"derandomize": True, "deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("quick", max_examples=12, **COMMON)
