@@ -26,12 +26,10 @@ import numpy as np
 
 from minipipe.autograd.backend import Array
 from minipipe.errors import ArgumentError, ParameterError
-from minipipe.nn.fully_sharded import FullySharded
 from minipipe.nn.layers import LSTM, Embedding, GroupNorm, LayerNorm, Linear, PositionalEmbedding, RMSNorm, Unembedding
 from minipipe.nn.module import Module
 from minipipe.nn.parallel import ColumnParallelLinear, ParallelEmbedding, ParallelUnembedding, RowParallelLinear
 from minipipe.nn.parameter import Parameter
-from minipipe.nn.recompute import Recompute
 from minipipe.nn.spatial import Conv1d, Conv2d
 from minipipe.nn.transformer import CrossAttention, DecoderBlock, MultiHeadAttention, TransformerBlock
 
@@ -109,14 +107,13 @@ class _Walk:
 
     def visit(self, module: Module, ours: str, theirs: str) -> None:
         """Take the parameters of a module, whose names begin with ``ours``, and in the state with ``theirs``."""
-        while isinstance(module, Recompute | FullySharded):  # which have the names of the module inside
-            module = module.module if isinstance(module, Recompute) else module.layer
         self._note_names(module, ours, theirs)
         for name, part in module._parts():
             path = f"{ours}{name}"
             place = self._modules.get(path, f"{theirs}{name}")
             if isinstance(part, Module):
-                self.visit(part, f"{path}.", f"{place}.")
+                end = "." if name else ""  # an inlined module's parts have the names that they would have without it
+                self.visit(part, f"{path}{end}", f"{place}{end}")
             else:
                 self._take(part, path, self._pieces.get(path) or self._piece(module, part, path, place))
 

@@ -154,6 +154,25 @@ def test_wrappers_have_the_names_of_what_is_inside():
     assert {name: (found[name] == values.T).all() for name, values in theirs.items()} == dict.fromkeys(theirs, True)
 
 
+class Scaled(nn.Recompute):
+    """A wrapper with a parameter of its own."""
+
+    def __init__(self, module):
+        super().__init__(module)
+        self.scale = nn.Parameter(SQUARE[0])
+
+    def forward(self, x):
+        return super().forward(x) * self.scale
+
+
+def test_a_wrapper_with_a_parameter_has_it_beside_those_of_what_is_inside():
+    model = nn.Sequential(Scaled(nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))))
+    theirs = {"0.0.weight": SQUARE, "0.1.weight": SQUARE, "0.scale": SQUARE[1]}
+    found = from_torch(model, theirs)
+    assert (found["0.0.weight"] == SQUARE.T).all() and (found["0.scale"] == SQUARE[1]).all()
+    assert undecided(model, theirs) == ["0.0.weight", "0.1.weight"]
+
+
 def tied():
     embedding = nn.Embedding(3, 3)
     return nn.Sequential(embedding, nn.Linear(3, 3, bias=False), nn.Unembedding(embedding))
