@@ -17,7 +17,7 @@ import numpy as np
 from minipipe.autograd.backend import Array
 from minipipe.comm import Grid, ProcessGroup
 from minipipe.errors import ModelError, TensorError
-from minipipe.functional.distributed import DistributedTensor, are_same, marked
+from minipipe.functional.distributed import DistributedTensor, are_same, check_scores, marked
 from minipipe.functional.parallel import gathered
 from minipipe.nn import (
     AuxiliaryLoss,
@@ -125,11 +125,15 @@ class OutputDivision:
         Raises
         ------
         TensorError
-            Code ``divided``, where this rank may have parts of some outputs, and nothing says of which.
+            Code ``divided``, where this rank may have parts of some outputs, and nothing says of which; and where it
+            has all, and the loss is for parts.
         """
         arrays = [tensor.data for tensor in tensors_in(outputs)]
         is_part = isinstance(outputs, DistributedTensor) and not outputs.is_whole
         if isinstance(outputs, Tensor) and (self.are_parts or is_part):
+            # Code of one's own may have gathered them already, and joined again each class would be there twice.
+            if self.division is Division.UNKNOWN:
+                check_scores("ParallelCrossEntropyLoss", outputs, self.group)
             return [gathered(arrays[0], self.group)[0]]
         if not self.is_certain and not all(are_same(array, self.group) for array in arrays):
             message = "The ranks that share the layers have different outputs, and metrics take whole ones."

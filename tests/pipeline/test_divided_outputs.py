@@ -232,6 +232,20 @@ def test_a_plan_is_looked_at_too_and_a_pipeline_that_only_predicts_gathers():
     assert spawn(run, 2) == [(8, LENGTH, SYMBOLS)] * 2
 
 
+@pytest.mark.parametrize("change", [lambda x: x, doubled], ids=["marked", "not marked"])
+def test_scores_that_a_layer_of_ones_own_gathered_are_not_joined_once_more(change):
+    """The pipeline cannot know before a call, and a prediction would have each class twice."""
+
+    def predict(group):
+        grid = Grid(group, tensor=2)
+        model = nn.Sequential(nn.Embedding(SYMBOLS, WIDTH, **F8), Own(column(grid.tensor, gather=True), change))
+        Pipeline(model, grid, loss=nn.ParallelCrossEntropyLoss(grid.tensor)).predict(IDS)
+
+    with pytest.raises(TensorError, match="every rank has all scores") as caught:
+        spawn(predict, 2)
+    assert caught.value.code == "divided"
+
+
 def test_a_gradient_of_whole_outputs_is_taken():
     def run(where):
         group = where.tensor if isinstance(where, Grid) else None
