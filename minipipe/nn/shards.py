@@ -14,6 +14,7 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
+from minipipe.comm.agreement import digest
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.nn.initialisers import Initialiser, constant
 from minipipe.nn.parameter import Parameter, sum_of_gradients
@@ -133,13 +134,19 @@ class ShardedParameter(Parameter):
     """A parameter of which each rank of a group keeps a part; its shape is that of the part.
 
     First values are drawn for the whole and cut, and so are values that are loaded.
+
+    Attributes
+    ----------
+    shard : Shard or FlatShard
+    whole_digest : int
+        Of the whole values from which the part was cut last, so that ranks can compare them; 0 if there were none.
     """
 
-    __slots__ = ("shard",)
+    __slots__ = ("shard", "whole_digest")
 
     def __init__(self, shard: Shard | FlatShard, initialiser: Initialiser | None, dtype: Any = None) -> None:
         super().__init__(shard.own_shape, initialiser or constant(0.0), dtype)
-        self.initialiser, self.shard = initialiser, shard
+        self.initialiser, self.shard, self.whole_digest = initialiser, shard, 0
 
     @classmethod
     def of(cls, parameter: Parameter, shard: Shard | FlatShard) -> ShardedParameter:
@@ -148,6 +155,8 @@ class ShardedParameter(Parameter):
         own.requires_grad, own.xp = parameter.requires_grad, parameter.xp
         if parameter.is_filled:
             own.load(parameter.joined(parameter.data), "a parameter")
+            if isinstance(parameter.owner, ShardedParameter):  # what is joined again is the same on all ranks
+                own.whole_digest = parameter.owner.whole_digest
         return own
 
     is_divided = True
@@ -167,12 +176,14 @@ class ShardedParameter(Parameter):
     def load(self, values: Array, name: str) -> None:
         """Take this rank's part of the values of the whole parameter."""
         super().load(self.cut(values), name)
+        is_whole = values.shape == self.whole_shape
+        self.whole_digest = digest(backend.moved(values, self.xp, self.dtype)) if is_whole else 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "shard": self.shard}
+        return {**super().__getstate__(), "shard": self.shard, "whole_digest": self.whole_digest}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.shard = state["shard"]
+        self.shard, self.whole_digest = state["shard"], state["whole_digest"]
         super().__setstate__(state)
 
 

@@ -119,7 +119,8 @@ def over_grid(model: Any, grid: Grid, options: Mapping[str, Any]) -> tuple[Any, 
         if is_shared:
             check_not_sharded(model)
         if is_shared or is_sharded:
-            check_first_values(grid.group, dict(model.named_parameters()))  # whole, before each rank takes its part
+            # Before each rank takes its part; afterwards any part would do.
+            check_first_values(grid.group, dict(model.named_parameters()), of_wholes=True)
         model = parallelise(model, grid.tensor) if is_shared else model
         return fully_shard(model, grid.data) if is_sharded else model, {**options, "replicas": grid.replicas}
     if model.replicas != grid.replicas:

@@ -1,5 +1,7 @@
 """Past bugs of fully sharded replicas, found by an attack: layers that do with their parameters what they like."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -194,6 +196,42 @@ def test_ranks_with_other_first_values_are_refused_and_not_mixed(sizes):
 
     with pytest.raises(RankError, match=r"first values of 0.weight on rank 1 differ"):
         spawn(make, 2)
+
+
+DIVISIONS = {
+    "divided": ({"tensor": 2}, lambda model, grid: nn.parallelise(model, grid.tensor)),
+    "fully sharded": ({"data": 2, "fully_sharded": True}, lambda model, grid: nn.fully_shard(model, grid.data)),
+    "divided, on sharded replicas": (
+        {"data": 2, "tensor": 2, "fully_sharded": True},
+        lambda model, grid: nn.parallelise(model, grid.tensor),
+    ),
+}
+
+
+def of_a_divided_model(division, seed_of, is_filled_first):
+    """Return a function that makes a pipeline of a model that has its values, and is divided by its owner."""
+    sizes, divide = DIVISIONS[division]
+
+    def make(group):
+        grid = Grid(group, **sizes)
+        seed = seed_of(group.rank)
+        model = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 8))
+        model = divide(model.initialise(seed), grid) if is_filled_first else divide(model, grid).initialise(seed)
+        return Pipeline(model, grid, loss=nn.CrossEntropyLoss(), num_microbatches=1)
+
+    return make, math.prod(size for name, size in sizes.items() if name != "fully_sharded")
+
+
+@pytest.mark.parametrize("is_filled_first", [True, False])
+@pytest.mark.parametrize("division", DIVISIONS)
+def test_a_divided_model_with_values_keeps_them_and_ranks_with_other_values_are_refused(division, is_filled_first):
+    plain = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 8)).initialise(3).state_dict()
+    make, num_ranks = of_a_divided_model(division, lambda rank: 3, is_filled_first)
+    for state in spawn(lambda group: make(group).state_dict(), num_ranks):
+        assert {name: (state[name] == values).all() for name, values in plain.items()} == dict.fromkeys(plain, True)
+    make, _ = of_a_divided_model(division, lambda rank: rank, is_filled_first=True)
+    with pytest.raises(RankError, match=r"first values of 0.weight"):
+        spawn(make, num_ranks)
 
 
 def sharded(group, **options):

@@ -19,9 +19,10 @@ from minipipe.comm.agreement import ALIKE, check_agreement, differences, digest,
 from minipipe.errors import RankError
 from minipipe.execution.checks.description import description
 from minipipe.nn import Parameter
+from minipipe.nn.shards import ShardedParameter
 
 
-def check_first_values(group: ProcessGroup, parameters: Mapping[str, Parameter]) -> None:
+def check_first_values(group: ProcessGroup, parameters: Mapping[str, Parameter], of_wholes: bool = False) -> None:
     """Compare the values of parameters on the ranks that have them. Collective; digests of 8 bytes travel.
 
     Parameters
@@ -30,6 +31,9 @@ def check_first_values(group: ProcessGroup, parameters: Mapping[str, Parameter])
     parameters : mapping of str to Parameter
         All of the model, by the same names on all ranks: those of this rank's stages with the values that they begin
         with, others as they are. So a rank that drew its values is compared with one that loaded the whole model.
+    of_wholes : bool
+        Whether ranks of the group may have different parts of a parameter. Then the values are compared of which they
+        took their parts.
 
     Raises
     ------
@@ -45,7 +49,7 @@ def check_first_values(group: ProcessGroup, parameters: Mapping[str, Parameter])
     ...     print(str(error).partition(".")[0])
     The first values of weight on rank 1 differ from those on rank 0
     """
-    digests = {name: digest(p.data) if p.is_filled else 0 for name, p in parameters.items()}
+    digests = {name: _digest(p.owner, of_wholes) if p.is_filled else 0 for name, p in parameters.items()}
     different = differences(group, digests)
     if different:
         name, usual, others = different[0]
@@ -56,6 +60,11 @@ def check_first_values(group: ProcessGroup, parameters: Mapping[str, Parameter])
             f"{group.name(usual)}. Every rank must give its model the same values, or none: initialise(seed) with the "
             "same seed, load_state_dict(state) with the same state.",
         )
+
+
+def _digest(parameter: Parameter, of_wholes: bool) -> int:
+    is_part = of_wholes and isinstance(parameter, ShardedParameter)
+    return parameter.whole_digest if is_part else digest(parameter.data)
 
 
 # -- each call ---------------------------------------------------------------------------------------------------------
