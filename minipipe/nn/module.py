@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
@@ -14,6 +15,7 @@ from minipipe.autograd import backend
 from minipipe.errors import ArgumentError, ParameterError, whole_number
 from minipipe.hints import Familiar, check_keywords, check_options, explain, with_hints
 from minipipe.nn.parameter import Parameter
+from minipipe.nn.rebinding import rebound
 from minipipe.nn.untrained import warn_of_untrained
 
 Kind = TypeVar("Kind", bound="Module")
@@ -219,6 +221,22 @@ class Module(Familiar):
         check_state(parameters, state)
         for name, parameter in parameters.items():
             parameter.load(backend.as_array(state[name]), name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return a copy as ``copy.deepcopy`` makes it, in which functions that were assigned refer to the copy."""
+        reduced: Any = self.__reduce_ex__(4)
+        make, arguments, state = reduced[:3]
+        twin = memo[id(self)] = make(*arguments)
+        state = copy.deepcopy(state, memo)
+        if hasattr(twin, "__setstate__"):
+            twin.__setstate__(state)
+        else:
+            attributes, of_slots = state if isinstance(state, tuple) else (state, None)
+            vars(twin).update(attributes or {})
+            for name, value in (of_slots or {}).items():
+                setattr(twin, name, value)
+        vars(twin).update({name: rebound(value, memo) for name, value in vars(twin).items()})
+        return twin
 
     # -- looks ----------------------------------------------------------------------------------------------
 
