@@ -406,7 +406,7 @@ class _Places:
 
 
 def _places_in(layer: Module) -> list[list[Place]]:
-    """Return the places of each parameter of a layer that no other layer shares."""
+    """Return the places of each parameter to divide: no other layer shares it, and its class is minipipe's."""
     found = dict[int, list[Place]]()
     for module in {id(part): part for part in layer.modules()}.values():
         for place in _within(module, vars(module)):
@@ -417,7 +417,8 @@ def _places_in(layer: Module) -> list[list[Place]]:
 def _within(owner: Any, items: Any) -> Iterator[Place]:
     for key, value in items.items() if isinstance(items, dict) else enumerate(items):
         if isinstance(value, Parameter):
-            if value.num_uses == 1:
+            # The share would not have the attributes and methods of a class of one's own.
+            if value.num_uses == 1 and type(value.owner) in (Parameter, ShardedParameter):
                 yield owner, key
         elif isinstance(value, list | dict):
             yield from _within(value, value)
@@ -439,8 +440,8 @@ def fully_shard(module: Module, group: ProcessGroup) -> Module:
     """Return a copy of a model of which each rank of a group keeps a share; the names of parameters stay.
 
     Each layer with parameters, of the sequences that the model is made of, is one :class:`FullySharded`. A parameter
-    that several layers share, or that stands in a tuple, stays whole; its gradient is that of the rank alone, which a
-    pipeline on a grid adds up. Collective for a model that has values, and is divided already.
+    that several layers share, that stands in a tuple, or whose class is one's own, stays whole; its gradient is that of
+    the rank alone, which a pipeline on a grid adds up. Collective for a model that has values, and is divided already.
 
     Parameters
     ----------

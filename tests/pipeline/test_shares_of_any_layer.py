@@ -7,7 +7,7 @@ import pytest
 
 from minipipe import Grid, Pipeline, Tensor, nn, optim, schedules, simulate, spawn
 from minipipe.errors import ArgumentError, NotFiniteError, RankError
-from tests.launch import slowly
+from tests.launch import for_each, slowly
 
 X, Y = np.random.default_rng(0).standard_normal((2, 8, 4))
 
@@ -232,6 +232,36 @@ def test_a_divided_model_with_values_keeps_them_and_ranks_with_other_values_are_
     make, _ = of_a_divided_model(division, lambda rank: rank, is_filled_first=True)
     with pytest.raises(RankError, match=r"first values of 0.weight"):
         spawn(make, num_ranks)
+
+
+class Marked(nn.Parameter):
+    """A parameter that carries a mark for the optimiser."""
+
+
+@for_each(sizes={name: sizes for name, (sizes, _) in DIVISIONS.items()})
+def test_a_parameter_of_ones_own_class_keeps_its_attributes(sizes):
+    """Without them the optimiser would take it for another group, and decay it."""
+
+    def train(where):
+        model = nn.Sequential(linear(), nn.Tanh(), linear())
+        model.layers[0].bias = Marked(np.ones(4))
+        model.layers[0].bias.is_decayed = False
+        pipeline = Pipeline(model, where, loss=nn.MSELoss(), num_microbatches=1)
+        decayed, others = [], []
+        for parameter in pipeline.parameters():
+            (decayed if getattr(parameter, "is_decayed", True) else others).append(parameter)
+        groups = [{"parameters": decayed, "weight_decay": 0.5}, {"parameters": others}]
+        optimiser = optim.SGD(groups, 0.1)
+        for _ in range(3):
+            pipeline.step(X, Y)
+            optimiser.step()
+        return pipeline.state_dict()
+
+    (expected,) = spawn(train, 1)
+    num_ranks = math.prod(size for name, size in sizes.items() if name != "fully_sharded")
+    for state in spawn(lambda group: train(Grid(group, **sizes)), num_ranks):
+        for name, values in expected.items():
+            assert np.allclose(state[name], values, rtol=1e-12, atol=1e-12)
 
 
 def sharded(group, **options):
