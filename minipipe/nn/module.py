@@ -224,9 +224,14 @@ class Module(Familiar):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return a copy as ``copy.deepcopy`` makes it, in which functions that were assigned refer to the copy."""
+        copies = memo.get(id(rebound))
+        is_outermost = copies is None
+        if copies is None:
+            copies = memo[id(rebound)] = []
         reduced: Any = self.__reduce_ex__(4)
         make, arguments, state = reduced[:3]
         twin = memo[id(self)] = make(*arguments)
+        copies.append(twin)
         state = copy.deepcopy(state, memo)
         if hasattr(twin, "__setstate__"):
             twin.__setstate__(state)
@@ -235,7 +240,10 @@ class Module(Familiar):
             vars(twin).update(attributes or {})
             for name, value in (of_slots or {}).items():
                 setattr(twin, name, value)
-        vars(twin).update({name: rebound(value, memo) for name, value in vars(twin).items()})
+        if is_outermost:  # now every module has its copy, also one behind the module whose function refers to it
+            del memo[id(rebound)]
+            for each in copies:
+                vars(each).update({name: rebound(value, memo) for name, value in vars(each).items()})
         return twin
 
     # -- looks ----------------------------------------------------------------------------------------------

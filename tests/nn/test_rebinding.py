@@ -118,6 +118,18 @@ def test_a_copy_leaves_the_original_and_what_is_outside_alone():
     assert calls == [1] and twin.forward is layer.forward and twin.tool is plain
 
 
+def test_a_function_may_refer_to_a_later_module_of_what_is_copied():
+    first, later = nn.Linear(2, 2, **F8), nn.Linear(2, 2, **F8)
+    first.forward = lambda x: functional.linear(x, later.weight)
+    twin = copy.deepcopy(nn.Sequential(first, later).initialise(0))
+    twin(Tensor(np.ones((1, 2)))).sum().backward()
+    assert later.weight.grad is None
+    (one, other) = (functional.linear(Tensor(np.eye(2)), layer.weight).numpy() for layer in (twin[1], later))
+    assert np.array_equal(one, other) and np.array_equal(twin[0](Tensor(np.eye(2))).numpy(), one)
+    twin[1].weight.data[...] = 0
+    assert not twin[0](Tensor(np.eye(2))).numpy().any()
+
+
 def test_a_name_without_a_value_stays_one():
     layer = nn.Linear(6, 6, **F8).initialise(0)
     old = layer.forward
