@@ -7,6 +7,8 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from minipipe.comm import Grid, ProcessGroup
 from minipipe.comm.agreement import check_agreement
 from minipipe.errors import of_kind
@@ -87,12 +89,13 @@ def check_arguments(
     if everyone.size == 1:
         return check_program(everyone, is_asked, {})
     values = {"model": model.model if isinstance(model, Plan) else model}
-    values |= {name: keywords[name] for name in ("loss", "loss_weight", "seed", "dropout_seed")}
+    values |= {name: keywords[name] for name in ("loss", "loss_weight")}
+    values |= {name: _plain(keywords[name]) for name in ("seed", "dropout_seed")}
     others = {name: value for name, value in keywords.items() if name not in (*values, "check_agreement")}
     is_grid, is_planned = isinstance(group, Grid), isinstance(model, Plan)
     always = {"group": "group: a Grid" if is_grid else "group: a ProcessGroup"}
     always |= {"plan": "plan: given" if is_planned else "plan: made of the options", **_options(options)}
-    always |= {name: description(value, name) for name, value in others.items()}
+    always |= {name: description(_plain(value), name) for name, value in others.items()}
     return check_program(everyone, is_asked, values, always)
 
 
@@ -114,13 +117,20 @@ def _options(given: Mapping[str, Any]) -> dict[str, str]:
         found["num_microbatches"] = NUM_MICROBATCHES
     found.pop("sample")  # which one rank needs
     found["progress"] = "default" if found["progress"] is None else "given"  # rank 0 prints; others may say otherwise
-    texts = {name: description(value, name) for name, value in found.items()}
+    texts = {name: description(_plain(value), name) for name, value in found.items()}
     for name, others in _TOGETHER.items():
         texts[name] = "\n".join([texts[name], *map(texts.pop, others)])
     unknown = [
         description(value, name) for name, value in sorted(given.items()) if name not in PlanOptions.__annotations__
     ]
     return {**texts, "options": "\n".join(["other options", *unknown])}
+
+
+def _plain(value: Any) -> Any:
+    """Return an argument as it is compared: numbers as Python's, sequences as lists, since both mean the same here."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 
 def _described(schedule: Any) -> Any:

@@ -221,6 +221,28 @@ def test_a_sample_on_one_rank_is_no_difference():
     assert len({str(partition) for partition in spawn(make, 2)}) == 1
 
 
+EQUAL = {
+    "num_microbatches": (np.int64(4), 4),
+    "seed": (np.int32(3), 3),
+    "dropout_seed": (np.uint8(3), 3),
+    "recompute": (np.bool_(True), True),
+    "replicas": (np.int64(2), 2),
+    "gradient_blocks": (np.int64(2), 2),
+    "partition": ((range(2), range(2, 4)), [range(2), range(np.int64(2), 4, 1)]),
+    "layer_costs": (np.array([1.0, 2.0, 1.0, 2.0]), (1.0, 2.0, 1.0, 2.0)),
+    "schedule": ("GPipe", "gpipe"),
+}
+
+
+@for_each(name={name: name for name in EQUAL})
+def test_equal_arguments_of_other_types_are_no_difference(name):
+    def act(group):
+        return made(group, **{"num_microbatches": 2, name: EQUAL[name][group.rank]}).step(X, X)
+
+    first, second = spawn(act, 2, timeout=10)
+    assert first == second
+
+
 # -- calls ------------------------------------------------------------------------------------------------------------
 
 
