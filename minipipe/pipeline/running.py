@@ -70,6 +70,8 @@ class RunObjective(BatchObjective):
         The microbatches of each update, and of each batch.
     is_stashed : bool
         Whether weights are kept for backwards; all ranks must say the same.
+    compared : mapping of str to number
+        What else all ranks must say alike: numbers of the optimiser.
     **options
         As for :class:`BatchObjective <minipipe.execution.objective.BatchObjective>`.
     """
@@ -81,18 +83,19 @@ class RunObjective(BatchObjective):
         updates: Sequence[Sequence[int]],
         batches: Sequence[Sequence[int]],
         is_stashed: bool,
+        compared: Mapping[str, float | None],
         **options: Any,
     ) -> None:
         super().__init__(loss, loss_weight, **options)
         self._given = loss, loss_weight
-        self._updates, self._batches, self._is_stashed = updates, batches, is_stashed
+        self._updates, self._batches, self._is_stashed, self._compared = updates, batches, is_stashed, compared
         self.num_microbatches = sum(map(len, updates))
 
     @property
     def alike(self) -> dict[str, float | None]:
         """What all ranks must ask for alike: by name, a number."""
         counts = {"microbatches of the run": self.num_microbatches, "microbatches of a batch": len(self._batches[0])}
-        return {**super().alike, **counts, "stash": self._is_stashed}
+        return {**super().alike, **counts, "stash": self._is_stashed, **self._compared}
 
     def begin(
         self, slices: Sequence[slice], targets: Samples | Pieces | Portion | None, exchange: Exchange | None = None
@@ -179,7 +182,9 @@ class Runs:
         count, group = self.program.num_microbatches, self._group
         numbers_of = batches_of(count, len(given), self._plan.replicas)
         loss, weight = self._objective.args
-        rest = (updates_of(self.program), numbers_of, is_stashed)
+        followed = self._intake.calls.updates
+        compared = followed.of_run(optimiser) if followed else {}
+        rest = (updates_of(self.program), numbers_of, is_stashed, compared)
         objective = RunObjective(loss, weight, *rest, **self._objective.keywords)
         inputs, targets = (_cut(each, noun, numbers_of) for each, noun in zip(zip(*given), ("inputs", "targets")))
         batch = self._intake.batch("run", inputs, targets, objective, is_training, step)

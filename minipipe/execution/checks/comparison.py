@@ -80,6 +80,7 @@ _TO_DO = {
     "number of optimiser steps": "Every rank must call optimiser.step() equally often.",
     "learning rate": "Every rank must set the same one, and change it alike.",
     "optimiser": "Every rank must make the same one, and change its numbers alike.",
+    "optimiser of the run": "Every rank must make the same one, and change its numbers alike.",
     "number of training steps": "Every rank must set pipeline.num_steps alike.",
     "batch of data": "Every rank must draw the same one: the same seed, epoch, size and start of data.batches(), the "
     "same key of data.text_windows().",

@@ -73,13 +73,22 @@ class Updates:
 
     def note(self, optimiser: Optimiser) -> None:
         """Note a step, before it is taken. Local; the cost does not depend on the number of parameters."""
-        settings = {**optimiser.settings, "rate_factor": optimiser.rate_factor, **_own(optimiser)}
+        settings = _settings_of(optimiser)
         if settings != self._settings:  # seldom: another optimiser has its turn, or the learning rate has changed
             self._settings, self._described = settings, description(settings, "optimiser")
             self._rate = settings.get("learning_rate")
         self._num_steps += 1
         self._history = optimiser.history
         self._digest = crc32(f"{self._described} {self._history}".encode(), self._digest)
+
+    def of_run(self, optimiser: Optimiser) -> dict[str, int | None]:
+        """Return what of the optimiser of a run is to be compared before it steps, by name; None where it trains none.
+
+        Local.
+        """
+        lines = description(_settings_of(optimiser), "optimiser")
+        digest = crc32(f"{lines} {optimiser.history}".encode())
+        return {"optimiser of the run": digest if self._is_trained and optimiser.parameters else None}
 
     def note_state(self, state: Mapping[str, Any]) -> None:
         """Note that values were loaded, by some elements of each array. Local."""
@@ -101,6 +110,10 @@ class Updates:
         lines = [line.removeprefix("optimiser.") for line in self._described.splitlines()[1:]]
         before = "its steps before: {}, states loaded: {}".format(*self._history)
         return {_SETTINGS: ", ".join([*lines, before]) if lines else "no step yet"}
+
+
+def _settings_of(optimiser: Optimiser) -> dict[str, Any]:
+    return {**optimiser.settings, "rate_factor": optimiser.rate_factor, **_own(optimiser)}
 
 
 def _own(optimiser: Optimiser) -> dict[str, Any]:
