@@ -215,6 +215,10 @@ class BackgroundSaver:
         attempts = gather(everyone(self._pipeline), [*attempt(self.wait), self._is_elsewhere], _CALL)
         results(one[:2] for one in sorted(attempts, key=itemgetter(2)))  # the cause first
         part = _begin(self._folder, self._pipeline, self._optimisers, step, extra, self._keep)
+        begun = gather(part.group, [part.own[0], None], _CALL)
+        if part.group.rank == 0 and any(error for error, _ in begun):
+            storage.discard(part.partial)
+        results(begun)  # now, since rank 0 would wait for the file of a rank that does not see the folder
         # Not a daemon: at the end of a program Python waits for it.
         self._thread = threading.Thread(target=self._write, args=(part,), name="minipipe checkpoint")
         self._thread.start()

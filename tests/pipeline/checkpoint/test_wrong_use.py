@@ -247,6 +247,16 @@ def test_steps_that_differ_between_ranks_name_both(tmp_path):
     )
 
 
+def test_another_folder_in_the_background_is_told_at_once_and_leaves_nothing(tmp_path):
+    def act(group):
+        with checkpoint.BackgroundSaver(tmp_path / str(group.rank), *small.pipeline_of(group)) as saver:
+            saver.save(1)
+
+    with pytest.raises(CheckpointError, match="Rank 1 does not see .* which rank 0 has made. Every rank must be given"):
+        spawn(act, 2, timeout=10)
+    assert not any((tmp_path / "0").iterdir())
+
+
 @pytest.mark.parametrize("call", ["save", "restore"])
 def test_an_optimiser_of_the_model_is_refused(tmp_path, call):
     model = small.model()
