@@ -138,7 +138,8 @@ class Microbatches:
 def read_ahead(items: Iterable[Any], copy: Callable[[Any], Any]) -> list[Any]:
     """Return all items of an iterable; copies of them, unless it is a list or tuple, which has them all already.
 
-    A generator may return one array each time, with other values, so each item is copied before the next is read.
+    A generator may return one array each time, with other values, so each item is copied before the next is read. So
+    may the iterator of a subclass of list.
 
     Examples
     --------
@@ -150,7 +151,7 @@ def read_ahead(items: Iterable[Any], copy: Callable[[Any], Any]) -> list[Any]:
     >>> read_ahead(refilled(), copied)
     [array([0., 0.]), array([1., 1.])]
     """
-    return list(items) if isinstance(items, list | tuple) else list(map(copy, items))
+    return list(items) if type(items) in (list, tuple) else list(map(copy, items))
 
 
 def copied(given: Any) -> Any:

@@ -45,6 +45,17 @@ def refilled(parts, disturbs, given=lambda *arrays: arrays):
         yield given(*(buffers if disturbs else map(np.array, part)))
 
 
+class Refilling(list):
+    """A list whose iterator does so."""
+
+    def __init__(self, *given):
+        super().__init__(given[0])
+        self._given = given
+
+    def __iter__(self):
+        return refilled(*self._given)
+
+
 # -- what a call is given ---------------------------------------------------------------------------------------------
 
 
@@ -59,9 +70,9 @@ def steps(group, disturbs, wait=True, schedule="1f1b"):
     return list(map(float, losses)), pipeline.state_dict()
 
 
-def runs(group, disturbs, schedule="pipedream", given=lambda *arrays: arrays):
+def runs(group, disturbs, schedule="pipedream", given=lambda *arrays: arrays, read=refilled):
     pipeline = made(group, schedule=schedule)
-    batches = refilled(list(zip(X, Y)), disturbs, given)
+    batches = read(list(zip(X, Y)), disturbs, given)
     losses = pipeline.run(batches, optim.SGD(pipeline.parameters(), learning_rate=0.1))
     return list(losses), pipeline.state_dict()
 
@@ -235,6 +246,7 @@ GIVEN = {
     **{f"step without waiting, {name}": lambda g, d, name=name: steps(g, d, False, name) for name in ("1f1b", "zb-h1")},
     **{f"run of {name}": lambda g, d, name=name: runs(g, d, name) for name in ("1f1b", *WITHOUT_FLUSHES)},
     "run of microbatches": lambda g, d: runs(g, d, given=in_microbatches),
+    "run of a subclass of list": lambda g, d: runs(g, d, read=Refilling),
     "run of bundles": runs_of_bundles,
     "Microbatches of a generator": microbatches_of_a_generator,
     "a function for forward_backward": gradient_of_a_function,
