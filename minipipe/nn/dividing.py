@@ -65,6 +65,7 @@ def parallelise(module: Module, group: ProcessGroup) -> Module:
     >>> spawn(lambda group: nn.parallelise(block, group).num_parameters, num_ranks=2)
     [460, 460]
     """
+    of_kind("parallelise", module, Module, "a model, such as nn.Sequential(…)")
     of_kind("parallelise", group, ProcessGroup, "a group of ranks, such as grid.tensor")
     check_not_sharded(module)
     twin = copy.deepcopy(module)
