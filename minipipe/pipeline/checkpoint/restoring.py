@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from minipipe.autograd import backend
 from minipipe.comm import ProcessGroup
 from minipipe.comm.agreement import check_arguments, digest
-from minipipe.comm.objects import broadcast, gather
+from minipipe.comm.objects import gather
 from minipipe.errors import (
     ArgumentError,
     CheckpointError,
@@ -33,7 +33,7 @@ from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline
 from minipipe.pipeline.checkpoint import storage
 from minipipe.pipeline.checkpoint.manifest import Manifest, attempt, damage, encoded, from_rank_0, mismatch
-from minipipe.pipeline.checkpoint.state import Arrays, checked, everyone, named, names_of, put, with_arrays
+from minipipe.pipeline.checkpoint.state import Arrays, begin_call, checked, everyone, named, names_of, put, with_arrays
 from minipipe.pipeline.checkpoint.storage import MOST_OF_A_HEADER, metadata_of, pieces, unpacked
 
 _CALL = "checkpoint.restore()"
@@ -124,7 +124,7 @@ def restore(
     (20, {'epoch': 3})
     """
     optimisers, group = checked("restore", folder, pipeline, optimiser), everyone(pipeline)
-    broadcast(group, 0, None, _CALL)
+    begin_call(pipeline, _CALL)
     check_arguments(group, _CALL, {"required": bool(required), "optimiser": named(optimisers)})
     deleted = ""
     for _ in range(_MOST_LISTS):

@@ -19,14 +19,14 @@ from typing import Any, NoReturn, Self
 
 from minipipe.comm import ProcessGroup
 from minipipe.comm.agreement import check_arguments
-from minipipe.comm.objects import broadcast, gather
+from minipipe.comm.objects import gather
 from minipipe.errors import ArgumentError, CheckpointError, FileError, RankError, not_copyable, quoted, whole_number
 from minipipe.io import read_text, write_whole
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline
 from minipipe.pipeline.checkpoint import storage
 from minipipe.pipeline.checkpoint.manifest import Manifest, attempt, encoded, from_rank_0, results
-from minipipe.pipeline.checkpoint.state import MOST, Arrays, checked, everyone, named, take
+from minipipe.pipeline.checkpoint.state import MOST, Arrays, begin_call, checked, everyone, named, take
 from minipipe.pipeline.checkpoint.storage import pieces
 
 _CALL = "checkpoint.save()"
@@ -212,6 +212,7 @@ class BackgroundSaver:
         Collective. Parameters and errors are those of :func:`save`; what goes wrong later is raised by the next call,
         on every rank.
         """
+        begin_call(self._pipeline, "BackgroundSaver.save()")
         attempts = gather(everyone(self._pipeline), [*attempt(self.wait), self._is_elsewhere], _CALL)
         results(one[:2] for one in sorted(attempts, key=itemgetter(2)))  # the cause first
         part = _begin(self._folder, self._pipeline, self._optimisers, step, extra, self._keep)
@@ -277,7 +278,7 @@ def _begin(
 ) -> _Part:
     """Check what was given, make the folder on rank 0, and take this rank's part. Collective."""
     group, folder = everyone(pipeline), Path(folder)
-    broadcast(group, 0, None, _CALL)
+    begin_call(pipeline, _CALL)
     check_arguments(group, _CALL, {"keep": keep, "optimiser": named(optimisers)})
     step = whole_number("step", step, 0, MOST)
     whole_number("keep", keep)

@@ -15,6 +15,7 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.comm import ProcessGroup
+from minipipe.comm.objects import broadcast
 from minipipe.errors import ArgumentError, CheckpointError, quoted, whole_number
 from minipipe.io import json_value
 from minipipe.nn import Parameter
@@ -244,6 +245,22 @@ def with_arrays(state: OptimiserState, key: str, arrays: Mapping[str, np.ndarray
 def everyone(pipeline: Pipeline) -> ProcessGroup:
     """Return the group of all ranks that save and restore together: on a grid, those of all parts."""
     return pipeline.grid.group if pipeline.grid else pipeline.group
+
+
+def begin_call(pipeline: Pipeline, call: str) -> None:
+    """Check that all ranks are in the same call. Collective.
+
+    The question goes over the groups, and from the ranks, that a step asks first: a rank that is in a step is told so,
+    where another group would let both wait.
+
+    Raises
+    ------
+    MessageError
+        Code ``step``.
+    """
+    if pipeline.grid is not None and pipeline.grid.tensor.size > 1:
+        broadcast(pipeline.grid.tensor, 0, None, call)
+    broadcast(pipeline.group, pipeline.plan.program.ranks_of(0)[0], None, call)
 
 
 def named(optimisers: Optimisers) -> str | None:

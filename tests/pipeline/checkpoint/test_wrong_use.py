@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from minipipe import Pipeline, checkpoint, nn, optim, spawn
+from minipipe import Grid, Pipeline, checkpoint, nn, optim, spawn
 from minipipe.comm import OneRankGroup
 from minipipe.errors import ArgumentError, CheckpointError, MessageError, RankError
-from tests.launch import run
+from tests.launch import for_each, run
 from tests.pipeline.checkpoint import small
 
 
@@ -297,6 +297,36 @@ def apart(tmp_path, one, other):
     with pytest.raises(MessageError) as caught:
         spawn(ranks, 2, timeout=5)
     return str(caught.value)
+
+
+ON_GRIDS = {
+    "replicas": {"data": 2},
+    "shards": {"data": 2, "fully_sharded": True},
+    "parts of layers": {"tensor": 2},
+    "pipeline": {"pipeline": 2},
+}
+
+
+@for_each(sizes=ON_GRIDS)
+@pytest.mark.parametrize("call", ["save", "restore", "background"])
+def test_no_rank_waits_in_a_step_for_one_that_saves(tmp_path, sizes, call):
+    """Processes would wait for each other until the timeout, since a grid has several groups."""
+
+    def ranks(group, rank):
+        pipeline = Pipeline(small.model(), Grid(group, **sizes), loss=nn.MSELoss(), num_microbatches=2)
+        if group.rank != rank:
+            pipeline.step(small.INPUTS, small.TARGETS)
+        elif call == "restore":
+            checkpoint.restore(tmp_path, pipeline)
+        elif call == "save":
+            checkpoint.save(tmp_path, pipeline, step=1)
+        else:
+            checkpoint.BackgroundSaver(tmp_path, pipeline).save(1)
+
+    for rank in (0, 1):
+        with pytest.raises(MessageError) as caught:
+            spawn(lambda group, rank=rank: ranks(group, rank), 2, timeout=5)
+        assert caught.value.code == "step"
 
 
 def test_ranks_in_different_calls_are_told_which(tmp_path):
