@@ -19,7 +19,7 @@ from typing import Any
 from minipipe.coursework.checking import CheckResult, Ended, Failed, Late, Task, load_checks, run_test
 from minipipe.coursework.exercise import Exercise, Test, chosen_of, exercises_in, find_source, total
 from minipipe.coursework.leaderboard import Entry, entries_of, levels_in
-from minipipe.coursework.process import LONGEST_OUTPUT, StudentProcess
+from minipipe.coursework.process import LONGEST_OUTPUT, StudentProcess, Students
 from minipipe.coursework.sandbox import Containment, weakest
 from minipipe.coursework.submission import Submission, directories_of, open_submission
 from minipipe.errors import CourseworkError, FileError, counted
@@ -361,8 +361,8 @@ def grade(
     (directory,), only = directories_of([directory], files_of(exercises), only)
     chosen = chosen_of(exercises, only)
     submission = open_submission(directory, files_of(exercises), links=links)
-    with ThreadPoolExecutor(workers) as pool:
-        tasks = tuple(pool.map(lambda exercise: _grade_task(submission, exercise, time_limit), chosen))
+    with ThreadPoolExecutor(workers) as pool, Students() as students:
+        tasks = tuple(pool.map(lambda exercise: _grade_task(submission, exercise, time_limit, students), chosen))
     by_lesson = sorted(exercises, key=lambda exercise: (exercise.lesson, exercise.name))
     later = by_lesson[1 + max(map(by_lesson.index, chosen)) :]
     return Report(str(directory), tasks, submission.name, days_late, late_factor, later[0] if later else None)
@@ -382,18 +382,20 @@ def _untested(exercise: Exercise, problem: str) -> TaskReport:
     return TaskReport(exercise, tuple((test, CheckResult(False, problem)) for test in exercise.tests), problem)
 
 
-def _grade_task(submission: Submission, exercise: Exercise, time_limit: float) -> TaskReport:
+def _grade_task(submission: Submission, exercise: Exercise, time_limit: float, students: Students) -> TaskReport:
     file = f"{exercise.name}.py"
     if file not in submission.files:
         return _untested(exercise, f"{file} is missing{_renamed(file, submission.files)}")
     try:
         # The student chose the file's kind and target, and it is read with the grader's rights.
-        return grade_text(exercise, submission.read(file), time_limit, submission.path)
+        return grade_text(exercise, submission.read(file), time_limit, submission.path, students)
     except FileError as error:
         return _untested(exercise, error.message)
 
 
-def grade_text(exercise: Exercise, content: bytes, time_limit: float, directory: Path) -> TaskReport:
+def grade_text(
+    exercise: Exercise, content: bytes, time_limit: float, directory: Path, students: Students
+) -> TaskReport:
     """Run all tests of a task. A crash costs the test in which it happened; after the time limit none is tried.
 
     Parameters
@@ -405,6 +407,8 @@ def grade_text(exercise: Exercise, content: bytes, time_limit: float, directory:
         In seconds.
     directory : Path
         To hide from the file.
+    students : Students
+        Whose processes an exception ends.
     """
     checks = load_checks(exercise.name, exercise.checks)
     results: dict[str, CheckResult] = {}
@@ -412,7 +416,8 @@ def grade_text(exercise: Exercise, content: bytes, time_limit: float, directory:
     runs: list[StudentProcess] = []
     problem, deadline = "", time.monotonic() + time_limit
     while (left := [test.name for test in exercise.tests if test.name not in results]) and not problem:
-        runs.append(StudentProcess(exercise, content, max(0.0, deadline - time.monotonic()), directory))
+        seconds = max(0.0, deadline - time.monotonic())
+        runs.append(StudentProcess(exercise, content, seconds, directory, students))
         try:
             with runs[-1] as student:
                 student.load()

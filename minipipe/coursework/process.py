@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -34,6 +35,36 @@ _PATIENCE = 5.0  # seconds for the supervisor to end all processes of a task, wh
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TEMP")
 
 
+class Students:
+    """The student's processes that run now, as a context manager: an exception in its block, such as Ctrl-C, ends them.
+
+    Other threads wait for their replies. Without this, a pool of such threads would wait until all time limits.
+    """
+
+    def __init__(self) -> None:
+        self._running: set[StudentProcess] = set()
+        self._are_over = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._are_over = True  # before the loop, so that one that is just being started gives up as well
+            for process in self._running.copy():
+                process.give_up()
+
+    def add(self, process: StudentProcess) -> None:
+        """Note a process that has started."""
+        self._running.add(process)
+        if self._are_over:
+            process.give_up()
+
+    def remove(self, process: StudentProcess) -> None:
+        """Note that a process has ended."""
+        self._running.discard(process)
+
+
 class StudentProcess:
     """Processes with one student's file, as a context manager that ends them and all their descendants.
 
@@ -47,6 +78,8 @@ class StudentProcess:
         The time limit of all calls together.
     directory : Path
         The student's, to hide.
+    students : Students
+        Those that an exception ends together.
 
     Attributes
     ----------
@@ -59,7 +92,10 @@ class StudentProcess:
     is_loaded : bool
     """
 
-    def __init__(self, exercise: Exercise, content: bytes, seconds: float, directory: Path) -> None:
+    def __init__(
+        self, exercise: Exercise, content: bytes, seconds: float, directory: Path, students: Students
+    ) -> None:
+        self._students = students
         self.containment: Containment | None = None
         self.flags: dict[str, None] = {}
         self.output, self.is_loaded = "", False
@@ -91,12 +127,19 @@ class StudentProcess:
         )
         self._replies = _Reader(self._process.stdout, _LONGEST_REPLY)
         self._printed = _Reader(self._process.stderr, 4 * LONGEST_OUTPUT)
+        self._students.add(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         _end(self._process)
+        self._students.remove(self)
         self.output = self._printed.text()[:LONGEST_OUTPUT]
         self._folder.cleanup()
+
+    def give_up(self) -> None:
+        """Let the thread that waits for a reply raise ``Late`` at once, and so end the processes."""
+        self._deadline = -math.inf
+        self._replies.close()
 
     def load(self) -> None:
         """Load the student's file; raise ``Failed`` with its exception, or ``Ended``."""
@@ -181,6 +224,10 @@ class _Reader:
                 with self._changed:
                     self._kept += part[: max(0, limit - len(self._kept))]
                     self._changed.notify()
+        self.close()
+
+    def close(self) -> None:
+        """Wait for no further line."""
         with self._changed:
             self._is_open = False
             self._changed.notify()

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from minipipe.coursework.checking import load_checks
 from minipipe.coursework.exercise import Exercise
 from minipipe.coursework.grading import TaskReport, grade_text
+from minipipe.coursework.process import Students
 from minipipe.errors import CourseworkError, counted, quoted
 from minipipe.io import printable
 
@@ -79,10 +80,10 @@ def try_exercises(exercises: Iterable[Exercise], time_limit: float) -> list[Trie
         files += [(own, f"{what}{by}", text, passes) for by, own in drawn for what, text, passes in _texts(own)]
 
     def tried(exercise: Exercise, what: str, text: str, passes: bool | None) -> Tried:
-        report = grade_text(exercise, text.encode(), time_limit, Path(nowhere))
+        report = grade_text(exercise, text.encode(), time_limit, Path(nowhere), students)
         return Tried(exercise.name, what, _problem(report, passes))
 
-    with TemporaryDirectory() as nowhere, ThreadPoolExecutor(cpu_count()) as pool:
+    with TemporaryDirectory() as nowhere, ThreadPoolExecutor(cpu_count()) as pool, Students() as students:
         return list(pool.map(tried, *zip(*files)))
 
 

@@ -4,6 +4,8 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -67,6 +69,25 @@ def ranks_of(mark):
     return found
 
 
+def parents():
+    """Return the parent of each process; the processes of a student have no mark."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, parent = path.read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                found[int(path.parent.name)] = int(parent)
+    return found
+
+
+def descendants_of(process):
+    """Return the processes that a process has started, and those that they have."""
+    now, found = parents(), {process}
+    while more := {child for child, parent in now.items() if parent in found} - found:
+        found |= more
+    return found - {process}
+
+
 def wait_for(condition, seconds):
     """Return how long a condition took to hold, or None."""
     begun = time.monotonic()
@@ -121,6 +142,27 @@ def test_a_program_that_advise_runs_in_its_own_process_does_not_catch_the_signal
         os.kill(job.pid, number)
         done = job.finish()
     assert done.code == 128 + number and "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("number", "names"),
+    [(signal.SIGTERM, ("mine",)), *(slowly(n, ("mine",)) for n in SIGNALS[1:]), slowly(signal.SIGINT, ("ada", "bob"))],
+    ids=str,
+)
+def test_graded_programs_end_with_the_command(number, names, tmp_path):
+    """The story: the command waited for its threads, and they for the programs of students, until the time limit."""
+    for name in names:
+        assert main(["coursework", str(tmp_path / "all" / name)]) == 0
+        (tmp_path / "all" / name / "05_bubble.py").write_text("import time\ntime.sleep(1000)\n")
+    submission = tmp_path / "all" / "mine" if names == ("mine",) else tmp_path / "all"
+    words = ("grade", submission, "--only", "05_bubble", "--time-limit", 500)
+    with supervised(*words, python=("-m", "minipipe")) as job:
+        assert "grading" in job.process.stderr.readline()
+        assert wait_for(lambda: descendants_of(job.pid), 60) is not None
+        programs = descendants_of(job.pid)
+        os.kill(job.pid, number)
+        assert wait_for(lambda: job.process.poll() is not None, 3 * PROMISED) is not None
+        assert wait_for(lambda: not programs & parents().keys(), 3 * PROMISED) is not None
 
 
 @pytest.mark.slow
