@@ -35,7 +35,7 @@ from minipipe.render.editor.puzzles import PUZZLES
 from minipipe.render.editor.sharing import packed, unpacked
 from minipipe.schedules.action import Action, I
 from minipipe.schedules.analysis.workload import Objective
-from minipipe.schedules.registry import REGISTRY, TRADES, build
+from minipipe.schedules.registry import REGISTRY, TRADES, build, spelled
 from minipipe.schedules.search.gallery import known_bound
 from minipipe.schedules.search.heuristic import Search
 from minipipe.schedules.search.list_scheduling import schedule_of
@@ -172,7 +172,8 @@ class Editor:
             whole_number(noun, count, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
         check_size(ranks * (chunks or 1), microbatches)  # before it is built
         self._begin(Draft.of(build(name, ranks, microbatches, chunks)))
-        return self.do_show(f"{name}: {TRADES[name]}.")
+        known = spelled(name)
+        return self.do_show(f"{known}: {TRADES[known]}.")
 
     def do_puzzle(self, number: int) -> Answer:
         """Open a puzzle, by its number from 1."""

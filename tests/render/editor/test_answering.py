@@ -65,6 +65,12 @@ def test_what_is_opened_was_not_built(editor):
     assert "built" not in asked(editor, **SMALL)["said"]
 
 
+def test_a_schedule_is_opened_by_its_name_in_any_case(editor):
+    """The story: it was built, and then the sentence about it was looked up as it was written: a KeyError."""
+    named = {name: asked(editor, do="open", name=name, ranks=2, microbatches=2) for name in ("1f1b", "1F1B")}
+    assert named["1F1B"]["said"] == named["1f1b"]["said"] and not named["1F1B"]["isRefused"]
+
+
 def test_a_wrong_action_is_refused_and_changes_nothing(editor):
     asked(editor, do="empty")
     before = text_of(editor)

@@ -39,7 +39,7 @@ FRAGMENTS = [
 ]
 NUMBERS = [-1, 0, 1, 2, 3, 4, 10**6, 10**400, 0.5, 1e308, True, None, "1", [], {}]
 VALUES = {
-    "name": ["gpipe", "1f1b", "zb-v", "interleaved-1f1b", "chimera", "nosuch", "", [], None, "\ud800"],
+    "name": ["gpipe", "1f1b", "GPipe", "zb-v", "interleaved-1f1b", "chimera", "nosuch", "", [], None, "\ud800"],
     "costs": COSTS,
     "text": TEXTS,
     "fragment": [*FRAGMENTS, FRAGMENTS[0][:-5], "", "é", "\ud800", "AAAA"],
