@@ -92,9 +92,7 @@ class StudentProcess:
     is_loaded : bool
     """
 
-    def __init__(
-        self, exercise: Exercise, content: bytes, seconds: float, directory: Path, students: Students
-    ) -> None:
+    def __init__(self, exercise: Exercise, content: bytes, seconds: float, directory: Path, students: Students) -> None:
         self._students = students
         self.containment: Containment | None = None
         self.flags: dict[str, None] = {}

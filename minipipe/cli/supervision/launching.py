@@ -24,8 +24,9 @@ RESTART = "MINIPIPE_RESTART"
 PROBE = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=4", "HOST", "true")
 """The default command that probes a host."""
 _PATIENCE = 5.0  # seconds for a host to answer
-_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*")  # never an option of ssh
-_SLOTS = re.compile(r"(?:\s*:|.*\bslots\s*=)\s*(\d+)")  # as MPICH and as Open MPI write them
+_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*(?=[\s:]|$)")  # never an option of ssh
+# As MPICH and as Open MPI write them; whole, so that no number is read from the beginning of 0x10 or 1.5.
+_SLOTS = re.compile(r"\s*:\s*(\S*)|\s(?:.*\s)?slots\s*=\s*(\S*)")
 _HERE = ("localhost", "127.0.0.1")
 
 
@@ -90,7 +91,7 @@ def parse_hosts(text: str, name: str) -> tuple[Host, ...]:
 def _slots(entry: str, end_of_name: int, where: str) -> int:
     written = _SLOTS.match(entry, end_of_name)
     try:
-        return parse_whole(written[1]) if written else 1
+        return parse_whole(written[written.lastindex or 0]) if written else 1
     except ArgumentError as error:
         raise ArgumentError("value", f"{where}: {error.message}; expected the number of its ranks.") from None
 

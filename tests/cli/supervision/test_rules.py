@@ -63,7 +63,9 @@ def test_pauses_grow_from_nothing_to_a_minute_while_failures_are_quick():
 # -- where --------------------------------------------------------------------------------------------------------
 
 names = st.sampled_from(["a", "node0", "node-1.example.org", "10.77.0.1", "max_slots", "_b"])
+NO_SLOTS = ["", "-2", "+2", "0x10", "1e3", "1.5", "1_0", "2:3", "2,3", "nan", "٢"]
 FORMS = ["{}:{}", "{} : {}", "{} slots={}", "{}  max_slots=9 slots = {}", "\t{}:{} # note", "{}:{} binding=user:0"]
+FORMS += ["{} slots={} max-slots=99", "{} max-slots=99 slots={}"]
 
 
 @given(st.lists(st.tuples(names, st.integers(1, 99), st.sampled_from(FORMS)), min_size=1, max_size=5))
@@ -83,6 +85,10 @@ def test_a_host_without_slots_has_one_and_may_be_named_again():
         ("", "'hosts' names no host; expected a line for each: HOST:RANKS."),
         ("# a:2\n", "'hosts' names no host"),
         ("a:2\n-oProxyCommand=evil:2", "Line 2 of 'hosts' is '-oProxyCommand=evil:2'; expected HOST, HOST:RANKS or"),
+        ("a;4", "Line 1 of 'hosts' is 'a;4'; expected HOST"),
+        ("user@a:4", "Line 1 of 'hosts' is 'user@a:4'; expected HOST"),
+        *((f"a:{slots}", "Line 1 of 'hosts': ") for slots in NO_SLOTS),
+        *((f"a slots={slots}", f"{slots}' is not a whole number of at most 18 digits; expected") for slots in NO_SLOTS),
         ("a:2\n\x1b[2J", r"Line 2 of 'hosts' is '\x1b[2J'; expected HOST"),
     ],
 )
