@@ -58,7 +58,7 @@ def check_agreement(
         )
 
 
-def check_arguments(group: ProcessGroup, call: str, arguments: Mapping[str, Any]) -> None:
+def compare_arguments(group: ProcessGroup, call: str, arguments: Mapping[str, Any]) -> None:
     """Compare numbers and words that a collective call was given. Collective.
 
     Call it before they are checked: then no rank waits for one whose argument was refused. That all ranks are in the
@@ -81,7 +81,7 @@ def check_arguments(group: ProcessGroup, call: str, arguments: Mapping[str, Any]
     --------
     >>> from minipipe import spawn
     >>> try:
-    ...     spawn(lambda group: check_arguments(group, "save()", {"keep": group.rank}), 2)
+    ...     spawn(lambda group: compare_arguments(group, "save()", {"keep": group.rank}), 2)
     ... except RankError as error:
     ...     print(str(error).partition(".")[0])
     The keep of rank 1 differs from that of rank 0: there it is "keep: 1", on rank 0 "keep: 0"

@@ -6,7 +6,7 @@ import socket
 import warnings
 from typing import cast
 
-from minipipe.comm.agreement import check_arguments
+from minipipe.comm.agreement import compare_arguments
 from minipipe.comm.objects import gather
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.errors import RankError, counted, of_kind, whole_number
@@ -68,7 +68,7 @@ class Grid:
         of_kind("Grid", group, ProcessGroup, "the group of all ranks")
         sizes = {"pipeline": pipeline, "data": data, "tensor": tensor}
         hosts = gather(group, socket.gethostname(), "Grid()")
-        check_arguments(group, "Grid()", {**sizes, "fully_sharded": fully_sharded})
+        compare_arguments(group, "Grid()", {**sizes, "fully_sharded": fully_sharded})
         of_kind("fully_sharded", fully_sharded, bool, "True or False")
         for name, size in sizes.items():
             whole_number(name, size)

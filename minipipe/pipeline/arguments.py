@@ -49,7 +49,7 @@ def agreed(
     RankError
         Code ``disagreement``, on every rank; and the errors of :func:`planned`.
     """
-    compares = check_arguments(model, group, options, {**run, **more})
+    compares = compare_options(model, group, options, {**run, **more})
     plan, ranks, grid, recompute = planned(model, group, options, pipeline, **run)
     everyone = _everyone_on(group)
     if everyone.size > 1:
@@ -62,7 +62,7 @@ def _everyone_on(group: ProcessGroup | Grid) -> ProcessGroup:
     return group.group if isinstance(group, Grid) else group
 
 
-def check_arguments(
+def compare_options(
     model: Any, group: ProcessGroup | Grid, options: Mapping[str, Any], keywords: Mapping[str, Any]
 ) -> bool:
     """Compare the arguments of a pipeline on all ranks; return whether first values and calls are compared from now on.

@@ -41,7 +41,7 @@ from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.fully_sharded import kept_whole
 from minipipe.nn.module import modes_of
 from minipipe.optim import LossScale, Optimiser
-from minipipe.pipeline.arguments import agreed, check_arguments, of_modules
+from minipipe.pipeline.arguments import agreed, compare_options, of_modules
 from minipipe.pipeline.intake import (
     Intake,
     Needs,
@@ -289,7 +289,7 @@ class Pipeline(FamiliarPipeline):
         own_names = ("num_microbatches", "inputs_require_grad", "replicas")
         own: dict[str, Any] = {name: rest.pop(name) for name in own_names if name in rest}
         keywords, others = of_modules(cls, rest)
-        check_arguments(stages, group, {"schedule": schedule, **own, **others}, keywords)
+        compare_options(stages, group, {"schedule": schedule, **own, **others}, keywords)
         ranks = group.pipeline if isinstance(group, Grid) else group
         if isinstance(group, Grid):
             sequence, own = over_grid(Sequential(*stages), group, own)

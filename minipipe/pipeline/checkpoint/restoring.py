@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from minipipe.autograd import backend
 from minipipe.comm import ProcessGroup
-from minipipe.comm.agreement import check_arguments, digest
+from minipipe.comm.agreement import compare_arguments, digest
 from minipipe.comm.objects import gather
 from minipipe.errors import (
     ArgumentError,
@@ -125,7 +125,7 @@ def restore(
     """
     optimisers, group = checked("restore", folder, pipeline, optimiser), everyone(pipeline)
     begin_call(pipeline, _CALL)
-    check_arguments(group, _CALL, {"required": bool(required), "optimiser": named(optimisers)})
+    compare_arguments(group, _CALL, {"required": bool(required), "optimiser": named(optimisers)})
     deleted = ""
     for _ in range(_MOST_LISTS):
         names, reason, is_empty = from_rank_0(group, _CALL, _candidates, Path(folder))

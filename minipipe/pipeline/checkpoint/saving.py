@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from minipipe.comm import ProcessGroup
-from minipipe.comm.agreement import check_arguments
+from minipipe.comm.agreement import compare_arguments
 from minipipe.comm.objects import gather
 from minipipe.errors import ArgumentError, CheckpointError, FileError, RankError, not_copyable, quoted, whole_number
 from minipipe.io import read_text, write_whole
@@ -279,7 +279,7 @@ def _begin(
     """Check what was given, make the folder on rank 0, and take this rank's part. Collective."""
     group, folder = everyone(pipeline), Path(folder)
     begin_call(pipeline, _CALL)
-    check_arguments(group, _CALL, {"keep": keep, "optimiser": named(optimisers)})
+    compare_arguments(group, _CALL, {"keep": keep, "optimiser": named(optimisers)})
     step = whole_number("step", step, 0, MOST)
     whole_number("keep", keep)
     if extra is not None and not isinstance(extra, Mapping):

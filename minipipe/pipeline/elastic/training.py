@@ -44,7 +44,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minipipe.comm import ProcessGroup
-from minipipe.comm.agreement import check_arguments
+from minipipe.comm.agreement import compare_arguments
 from minipipe.comm.objects import gather
 from minipipe.errors import LaunchError, whole_number
 from minipipe.execution import PendingLoss
@@ -163,7 +163,7 @@ def train(
     True
     """
     gather(group, None, "elastic.train()")
-    check_arguments(group, "elastic.train()", {"num_steps": num_steps, "copies": copies, "every": every})
+    compare_arguments(group, "elastic.train()", {"num_steps": num_steps, "copies": copies, "every": every})
     for name, number, least in (("num_steps", num_steps, 0), ("copies", copies, 0), ("every", every, 1)):
         whole_number(f"elastic.train: {name}", number, least)
     training = _Training(make, step, num_steps, every)
