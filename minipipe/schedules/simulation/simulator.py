@@ -38,6 +38,7 @@ from minipipe.schedules.simulation.timing import Timing, new_span
 from minipipe.schedules.transforms import repeat
 
 TIMES_TOO_LARGE = "The times add up to more than a number can hold; choose another unit."
+MEMORY_TOO_LARGE = "The memory adds up to more than a number can hold; choose another unit."
 
 
 def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int = 1, wait: bool = False) -> Timeline:
@@ -153,7 +154,10 @@ def peak_memory(schedule: ActionTable, costs: Costs) -> tuple[float, ...]:
 
 def _levels(table: ActionTable, costs: Costs) -> list[list[Level]]:
     n = table.num_stages
-    return rank_levels(table, costs.memory(n), costs.weight_memory(n), costs.by_stage("keys_values", n))
+    levels = rank_levels(table, costs.memory(n), costs.weight_memory(n), costs.by_stage("keys_values", n))
+    if not sum(peaks(levels)) < inf:  # nor for nan, which is inf - inf
+        raise misuse(MEMORY_TOO_LARGE, ScheduleCode.COSTS)
+    return levels
 
 
 class _Exact(Timing):

@@ -19,6 +19,7 @@ COSTS = [
     *("F=nan", "F=-1", "F=x", "F", "=", "bandwidth=0", "bandwidth=1e-320,message_size=1", "overlap=2", "update=1"),
     *(
         "activation=3",
+        "activation=1e308",
         "cores=1",
         "cores=0",
         "overhead=1e308",

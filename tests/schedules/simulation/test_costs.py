@@ -68,3 +68,14 @@ def test_what_cannot_end_has_no_timeline():
         simulate(schedule_of_text("0F0 0B0 0F1 0B1\n1F1 1B1 1F0 1B0"))
     assert caught.value.code == "deadlock"
     assert "rank 0 cannot run 0B0 (position 1) before 1B0, which rank 1 runs later" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["activation", "weights", "weight_activation", "transient_activation", "keys_values"])
+def test_memory_that_no_number_can_hold_is_refused(name):
+    """The story: it was printed as inf, and as Infinity in JSON, which is none."""
+    schedule = schedules.zb_h1(4, 8) if name == "weight_activation" else schedules.one_f_one_b(4, 8)
+    schedule = schedules.build("2bw", 4, 8) if name == "weights" else schedule
+    schedule = schedules.seq1f1b(4, 8, num_slices=3) if name == "keys_values" else schedule
+    given = {"activation": 1e308} if name == "weight_activation" else {}
+    with pytest.raises(ScheduleError, match="memory adds up to more than a number can hold"):
+        simulate(schedule, Costs(**{**given, name: 1e308}))
