@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import minipipe.coursework
+from minipipe.coursework.process import _environment
 from tests.coursework.hostile import running
 from tests.coursework.small_course import SOLUTION, double, reasons
 
@@ -112,3 +113,12 @@ def test_many_gradings_leave_nothing_behind(course, tmp_path, monkeypatch):
 def test_it_says_what_it_does_not_protect_against():
     text = Path(minipipe.coursework.__file__).with_name("README.md").read_text(encoding="utf-8")
     assert "What remains" in text
+
+
+@pytest.mark.parametrize("name", ["OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES"])
+def test_a_student_computes_with_the_code_of_the_grader(name, monkeypatch, tmp_path):
+    """The story: a test of bits failed for the solution itself where one kernel of OpenBLAS was asked for."""
+    monkeypatch.setenv(name, "Haswell")
+    monkeypatch.setenv("SECRET", "x")
+    found = _environment(str(tmp_path), tmp_path / "student")
+    assert found[name] == "Haswell" and "SECRET" not in found
