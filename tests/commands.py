@@ -111,6 +111,12 @@ def in_copy(folder):
     return found
 
 
+def pages_of_the_site():
+    """Return the names in the folder of the site that a build of it makes."""
+    lines = (ROOT / "tutorials" / "site" / ".gitignore").read_text().splitlines()
+    return {line.strip("/") for line in lines if line.startswith("/")}
+
+
 def documents():
     """Return the function that reads the commands of a document, by the document's name."""
     pages = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "DESIGN.md"))]
@@ -121,7 +127,9 @@ def documents():
     others = [ROOT / "minipipe" / "hints.toml", *(ROOT / "minipipe" / "coursework" / "templates").iterdir()]
     found |= {path: lambda path: in_sentences(path.read_text()) for path in others}
     found |= dict.fromkeys(ROOT.glob("tutorials/**/*.sh"), in_script)
-    return {str(path.relative_to(ROOT)): (path, read) for path, read in sorted(found.items())}
+    made = {ROOT / "tutorials" / "site" / name for name in pages_of_the_site()}
+    kept = {path: read for path, read in sorted(found.items()) if made.isdisjoint([path, *path.parents])}
+    return {str(path.relative_to(ROOT)): (path, read) for path, read in kept.items()}
 
 
 # -- the parsers ------------------------------------------------------------------------------------------------------
