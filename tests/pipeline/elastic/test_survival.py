@@ -211,7 +211,7 @@ def test_the_program_of_the_readme_survives_with_the_bits_of_one_process(tmp_pat
     command = [find_mpirun(), "--oversubscribe", "--with-ft", "ulfm", "-n", "4", sys.executable]
     alone, done = run([sys.executable, tmp_path / "alone.py"]), run([*command, tmp_path / "dies.py"], **ALLOWED)
     assert done.out.startswith("rank 0 of 3, loss ") and alone.out.startswith("rank 0 of 1, loss ")
-    assert done.out.split()[2:] == alone.out.split()[2:]
+    assert done.out.partition(", loss ")[2] == alone.out.partition(", loss ")[2] != ""
 
 
 def test_the_benchmark_ends_well_and_prints_its_table():
