@@ -118,6 +118,7 @@ def _options(given: Mapping[str, Any]) -> dict[str, str]:
     found.pop("sample")  # which one rank needs
     found["progress"] = "default" if found["progress"] is None else "given"  # rank 0 prints; others may say otherwise
     texts = {name: description(_plain(value), name) for name, value in found.items()}
+    texts = {"replicas": texts.pop("replicas"), **texts}  # first: other numbers may follow from it
     for name, others in _TOGETHER.items():
         texts[name] = "\n".join([texts[name], *map(texts.pop, others)])
     unknown = [

@@ -46,7 +46,8 @@ def test_each_command_succeeds_and_prints_what_the_page_says(followed):
     assert len(ran) == 5
     for text, done, expected in ran:
         assert done.returncode == ("grade class" in text), done.stderr  # Bob has not all points
-        assert done.stderr == "", text
+        # On a slow machine it says that it is still at work.
+        assert all(line.startswith("minipipe: ") for line in done.stderr.splitlines()), text
         printed = iter(done.stdout.splitlines())
         for line in expected:
             assert line in printed, f"{line!r} is not among what is left of\n{done.stdout}"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from inspect import signature
-from math import isnan
+from math import inf
 from pathlib import Path
 from typing import Any, cast
 
@@ -240,7 +240,7 @@ class Editor:
 
     def do_cut(self, time: float) -> Answer:
         """Take back whatever begins at a time or later."""
-        if type(time) not in (int, float) or isnan(time):
+        if type(time) not in (int, float) or not -inf <= time <= inf:  # NaN, and an int may exceed a float
             raise ArgumentError("type", f"The time is {quoted(time)}; expected a number.")
         return self._change(self.draft.cut(self.sight.timeline, time))
 
