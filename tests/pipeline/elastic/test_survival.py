@@ -108,6 +108,11 @@ def test_a_loss_while_others_recover_from_one_is_survived(second):
     check(elastic([kill(0, 3, "F"), second]), 2)
 
 
+def test_a_send_that_fails_late_in_the_old_group_is_not_another_loss():
+    found, _ = check(elastic([kill(2, 3, "F", 1)], late=True), 3)
+    assert found["num_made"] == 2
+
+
 def test_two_ranks_that_are_no_neighbours_may_be_lost_at_once():
     check(elastic([kill(0, 3, "F", 1, 2)]), 2)
 
