@@ -1,4 +1,8 @@
-"""The last stage's results for a microbatch: its loss, metrics and outputs; and the loss of the whole batch."""
+"""The results of the last stage for a microbatch (loss, metrics, outputs), and the loss of the batch.
+
+Training, evaluation, prediction and measuring differ by their objective alone. A gradient
+from outside is a loss as well: the sum of the products of outputs and gradients.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The parameters of all ranks: their collective operations between two steps."""
+"""The parameters of all ranks: their collective operations between two steps.
+
+With ``accumulate=True`` a parameter that several ranks use adds its sum over the uses of
+each batch. Keeping the uses apart, in the order of one process, would lose changes of
+gradients between two batches, such as clipping.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Other schedules made of one: with other stages, split backwards, frozen stages, copies, or less memory."""
+"""Other schedules made of one: with other stages, split backwards, frozen stages, copies, or less memory.
+
+Frozen stages are left out of the table instead of being skipped at run time. Empty messages
+would still order the ranks, and predicted times and memory would never be measured.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The collective calls of a pipeline: each begins with the question whether all ranks are in the same one, alike."""
+"""The collective calls of a pipeline: each first compares the call and its arguments on all ranks.
+
+The first rank sends its values to all others, and no rank waits for all. Values that only
+other ranks know are not compared.
+"""
 
 from __future__ import annotations
 

@@ -11,10 +11,14 @@ A folder of checkpoints::
         000002-step-40/
         .000003-step-60.partial-5f0c9e27/     is being written, or was when its job was killed
 
-The order of a save: every file is written under the partial name and forced to the disk, the marker ``complete`` last;
-then the folder gets its own name, in one step. So there is a whole checkpoint under its name, or none [1]. One that is
-to be deleted gets a partial name again, in one step, before a file of it is touched [2]. So what has its own name and
+The order of a save: every file is written under the partial name and forced to the disk,
+the marker ``complete`` last; then the folder gets its own name, in one step. So there is a
+whole checkpoint under its name, or none [1]. One that is to be deleted gets a partial name
+again, in one step, before a file of it is touched [2]. So a folder under its own name that
 is not whole was damaged by something else.
+
+The serial number says which checkpoint is the newest: steps repeat after a return to an
+earlier one. safetensors does not notice a flipped bit, hence the digests.
 """
 
 from __future__ import annotations

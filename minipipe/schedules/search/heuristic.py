@@ -5,7 +5,9 @@
 3. Orders. Move one action, or a few, and time the new order; ever less often for the worse.
 4. Windows. Let CP-SAT, where it is installed, order a part of the best schedule anew. Then again from 3.
 
-A change is kept if it makes the schedule better or, with a small probability, slightly worse (simulated annealing).
+A change is kept if it makes the schedule better or, with a small probability, slightly
+worse (simulated annealing). Half of the moves concern the critical path: with random moves
+alone the search got stuck.
 Work is counted in evaluations, of one schedule each. A clock may end a search, but chooses nothing: what is found is
 what as many evaluations find on any machine.
 
