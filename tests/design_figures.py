@@ -98,7 +98,7 @@ def sentence_about_papers():
     """Return the part of a sentence about the errors of all predicted published times; this takes seconds."""
     runs = [run for table in TABLES for run in published_runs(table)]
     errors = [100 * abs(predict(run) / run.seconds() - 1) for run in runs]
-    return f"the {len(errors)} rows is {np.mean(errors):.1f} %, the largest {max(errors):.1f} %"
+    return f"of {len(errors)} published times is {np.mean(errors):.1f} %, the largest {max(errors):.1f} %"
 
 
 def versions(name):
