@@ -446,8 +446,8 @@ for rank, (stages, measured) in enumerate(spawn(train, num_ranks=4)):
     assert measured.peak_activations == simulate(v_half).peak_activations == (6, 6, 6, 6)
 
 # %% [markdown]
-# The ranks held exactly as much as the simulator predicted. Their gradients equal those
-# of one process, bit for bit:
+# The ranks held exactly as much as the simulator predicted. One process computes the
+# same gradients, bit for bit:
 
 # %%
 for schedule in (zb_v, v_half, v_min):
