@@ -356,11 +356,11 @@ assert simulate(zb_h2, costs).peak_memory == (64, 80, 96, 112)
 #
 # ## When does interleaved beat zero bubble?
 #
-# Interleaved 1F1B (lesson 08) and ZB-H1 attack the same idle time, `(p-1)(tF + tI +
-# tW)` for 1F1B.
+# Interleaved 1F1B (lesson 08) and ZB-H1 attack the same idle time: in 1F1B it is
+# `(p-1)(tF+tI+tW)`.
 #
-# - Interleaving with v chunks divides it by v: `(p-1)(tF + tI + tW) / v`.
-# - ZB-H1 fills it with W: `(p-1)(tF + tI - tW)` is left, if W takes no longer than I.
+# - Interleaving with v chunks divides it by v: `(p-1)(tF+tI+tW)/v`.
+# - ZB-H1 fills it with W: `(p-1)(tF+tI-tW)` is left, if W takes no longer than I.
 #
 # Both can be combined: `interleaved-zb` splits the backward of v chunks. The next cell
 # simulates all of them on four ranks with eight microbatches. One unit is the forward
@@ -403,7 +403,7 @@ assert by_weight == {
 # As W gets shorter, ZB-H1 has less to fill its gaps with, and its idle time grows. The
 # idle time of the interleaved schedule shrinks with the work. With two chunks they are
 # equal at W = 2/3 F. With three chunks they are equal at W = F, and with four chunks
-# interleaved always wins, as long as messages take no time.
+# interleaved wins in every row, as long as messages take no time.
 #
 # They do take time. The next table varies the latency of a message, in forwards of a
 # rank, with W = F.
@@ -440,11 +440,13 @@ assert by_size == {
     1.5: [4, 5.5, 4.75, 6, 5],
     2: [4, 5.5, 4.75, 8, 6],
 }
+assert idle_and_memory("ZB-H1", weight_activation=1.375)[1] == idle_and_memory("v = 2")[1] == 5.5
 
 # %% [markdown]
 # Interleaving holds p + (p-1)/v microbatches, whatever the size. ZB-H1 holds p of them,
-# times the size after I. So a memory limit can decide: with 5 microbatches per rank and
-# a size of 1.5, only 1F1B, four chunks and the combination fit.
+# times the size after I. With two chunks on four ranks, both hold the same at a size of
+# 1.375. So a memory limit can decide: with 5 microbatches per rank and a size of 1.5,
+# only 1F1B, four chunks and the combination fit.
 #
 # **A rule of thumb**, if F and I take equally long:
 #
@@ -452,8 +454,8 @@ assert by_size == {
 # |---|---|
 # | Does W take less than 2/3 of F? | Two chunks beat ZB-H1. |
 # | Does W take as long as F? | ZB-H1 beats two chunks and equals three. Four beat it if messages are fast. |
-# | Does a message take half a forward or more? | ZB-H1. |
-# | Does a microbatch hold much more after I than before? | Interleaved: its memory does not depend on that. |
+# | Is W as long as F, and does a message take half a forward or more? | ZB-H1. |
+# | Is memory short, and does a microbatch hold 1.4 times as much after I as before, or more? | Interleaved. |
 # | Can you split the backward *and* the stages? | Combine them: half of ZB-H1's idle time is left. |
 #
 # "Fast" means less than 1/24 of a forward on 4 ranks. The comparisons without latency

@@ -495,7 +495,7 @@ assert sum(HOSTS.values()) == num_ranks
 # ## The same job with torchrun
 #
 # PyTorch starts one launcher, `torchrun`, on each node, and the launcher starts the
-# ranks. minipipe has no launcher of this kind: `srun` or `mpirun` starts all ranks
+# ranks. minipipe needs no launcher on each node: `srun` or `mpirun` starts all ranks
 # directly. The commands compare like this, for two nodes with four ranks on each:
 #
 # ```bash
