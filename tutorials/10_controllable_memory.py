@@ -207,6 +207,8 @@ def fits(timetable):
 without, with_wait = half(4, wait=0), half(4, wait=3)
 draw(one_period("no wait", without), one_period("a wait of 3 units", with_wait))
 assert not fits(without) and fits(with_wait)
+assert [p for p in range(2, 16) if not fits(half(p, wait=0))] == [2, 4, 6, 8, 10, 12, 14]
+assert all(fits(half(p, wait=3)) for p in range(2, 16, 2))
 assert [start % 6 for start in without[0]] == [0, 4, 5, 4] and [start % 6 for start in with_wait[0]] == [0, 4, 2, 1]
 
 # %% [markdown]
@@ -214,6 +216,7 @@ assert [start % 6 for start in without[0]] == [0, 4, 5, 4] and [start % 6 for st
 # slot 3 on rank 1, and so on. (The picture draws the two side by side inside a frame.
 # The text has a `#`.) With a wait of 3 units, the four actions of each rank have four
 # different remainders. The two slots that remain free on each rank are for the two W.
+# (With an odd number of ranks, V-Half needs no wait.)
 #
 # ## The memory of the timetable
 #
@@ -283,12 +286,21 @@ for m in (8, 24):
 # every unit, out and back, on both trips. Here are its timetable for four ranks, and
 # one period:
 
+
 # %%
-hurry = [(r, 7 - r, 8 + r, 15 - r) for r in range(4)]
+def fast(num_ranks, wait):
+    """Return when F out, F back, I out and I back start on each rank; one unit for each rank on all trips."""
+    p = num_ranks
+    return [(r, 2 * p - 1 - r, 2 * p + wait + r, 4 * p - 1 + wait - r) for r in range(p)]
+
+
+hurry = fast(num_ranks=4, wait=0)
 rows = [[(f"{action}0", start) for action, start in actions_of(hurry, rank)] for rank in range(4)]
 draw(as_timeline("one microbatch of V-Min", rows, peaks=[2] * 4))
 draw(one_period("one period of V-Min", hurry, microbatch=2))
 assert fits(hurry) and hurry[0] == (0, 7, 8, 15)
+assert [p for p in range(2, 16) if not fits(fast(p, wait=0))] == [3, 6, 9, 12, 15]
+assert all(fits(fast(p, wait=2)) for p in (3, 6, 9, 12, 15))
 
 # %% [markdown]
 # On four ranks the remainders differ without a wait. (On 3, 6, 9, … ranks V-Min needs a

@@ -426,9 +426,7 @@ assert mixed == (1.9395, 1.9351, 1.9279, 1.9282)
 # The first two columns are both right. They are different numbers, so choose one, and
 # say which. The last column is neither. For m = 1 it is the first mean; for m = 8, when
 # each microbatch is one text, it is the second; for 2 and 4 it is a mixture without a
-# use. (In Megatron-LM the option `--calculate-per-token-loss` decides: without it, the
-# sum of each microbatch is divided by its own tokens and by m, which is the last
-# column. Issue 936 of 2024 asks why.)
+# use.
 #
 # **A mean is right if it does not depend on the number of microbatches.**
 #
@@ -442,6 +440,33 @@ assert mixed == (1.9395, 1.9351, 1.9279, 1.9282)
 # | elements under a mask | the sum of the mask | `nn.MSELoss()`, with targets `(values, mask)` |
 # | anything else | the divisor of your mean | `weight(targets)`, or `loss_weight=` |
 # | nothing: it is a sum | each has relative weight 1 | `reduction="sum"`, and another learning rate |
+#
+# ## The same mistake in PyTorch and Megatron-LM
+#
+# The schedules of `torch.distributed.pipelining` add the gradients of the microbatches
+# and divide by their number: `scale_grads=True` is the default. With a mean over tokens
+# this is the mean of the means. The remedy is a loss that divides by the tokens of the
+# whole batch, and `scale_grads=False`:
+#
+# ```python
+# num_tokens = (labels != -100).sum()  # of the whole batch, on the rank of the last stage
+#
+#
+# def token_mean(outputs, labels):
+#     scores, flat_labels = outputs.flatten(0, 1), labels.flatten()
+#     total = torch.nn.functional.cross_entropy(
+#         scores, flat_labels, ignore_index=-100, reduction="sum"
+#     )
+#     return total / num_tokens
+#
+#
+# schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=token_mean, scale_grads=False)
+# ```
+#
+# In Megatron-LM, add `--calculate-per-token-loss` to the command of lesson 08. Without
+# it, the sum of each microbatch is divided by its own tokens and by m, which is the
+# mean of the means. Its issue 936 of 2024 discusses this. See also [Coming from
+# Megatron-LM](site/coming-from-megatron.md).
 
 # %% [markdown]
 # ## What you learnt
