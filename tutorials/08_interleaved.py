@@ -383,9 +383,9 @@ for name in ("1f1b", "interleaved-1f1b", "looped-bfs"):
 # assert len(with_chunks(8).messages) == 2 * (4 * 8 - 1) * 8 == 496
 # ```
 #
-# 2. 45 chunk units. In groups of four, the same order of forwards and backwards takes
-#    33. Rank 0 has run both microbatches of a group through its first chunk, and then
-#    waits for the first one to return.
+# 2. 45 chunk units. Groups of four take only 33 units in the same order of forwards and
+#    backwards. Rank 0 has run both microbatches of a group through its first chunk, and
+#    then waits for the first one to return.
 #
 # ```python
 # def in_groups(size):

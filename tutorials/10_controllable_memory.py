@@ -470,8 +470,9 @@ for schedule in (zb_v, v_half, v_min):
 # %% [markdown]
 # In PyTorch, `ScheduleZBVZeroBubble` is ZB-V; lesson 09 has a program that runs it.
 # V-Half and V-Min are in the authors' fork of Megatron-LM,
-# `sail-sg/zero-bubble-pipeline-parallelism`: add `--zero-bubble-v-schedule
-# --zero-bubble-v-schedule-mem-setup half` (or `min`) to the command of lesson 08.
+# `sail-sg/zero-bubble-pipeline-parallelism`: add
+# `--zero-bubble-v-schedule --zero-bubble-v-schedule-mem-setup half` (or `min`) to the
+# command of lesson 08.
 
 # %% [markdown]
 # ## What you learnt

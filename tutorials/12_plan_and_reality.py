@@ -164,7 +164,8 @@ def least_slowest(layers, num_stages):
     best = [0] + [inf] * len(layers)  # with no stages, only zero layers are possible
     for _ in range(num_stages):
         best = [
-            min((max(best[cut], before[n] - before[cut]) for cut in range(n)), default=inf) for n in range(len(best))
+            min((max(best[place], before[n] - before[place]) for place in range(n)), default=inf)
+            for n in range(len(best))
         ]
     return best[-1]
 
@@ -349,9 +350,9 @@ else:
 #   say which.
 # - **Messages.** `Costs.measured` estimates a latency from the messages that a rank had
 #   to wait for. But by default the simulator lets any number of messages overlap, while
-#   real messages share a link, and copying them takes processor time. (`Costs(hosts=(0,
-#   0, 1, 1))` says which ranks are on which host; between hosts, messages then share
-#   the links.)
+#   real messages share a link, and copying them takes processor time.
+#   (`Costs(hosts=(0, 0, 1, 1))` says which ranks are on which host; between hosts,
+#   messages then share the links.)
 # - **The first step.** Memory is allocated, and libraries initialise. Never measure it.
 #
 # ## More ranks than cores

@@ -521,8 +521,8 @@ assert sum(HOSTS.values()) == num_ranks
 #
 # Work from the bottom up, and stop at the first problem.
 #
-# 1. **Do the machines start anything?** Try `srun hostname`, or `mpirun -f hosts -n 8
-#    hostname`. You should see eight lines with the right names.
+# 1. **Do the machines start anything?** Try `srun hostname`, or
+#    `mpirun -f hosts -n 8 hostname`. You should see eight lines with the right names.
 # 2. **Do the ranks find each other?** Start the smallest program in the README: it
 #    prints the number of ranks. If each rank says that it is alone, or an error says
 #    that mpi4py belongs to another MPI, then mpi4py was compiled against a different
@@ -531,8 +531,8 @@ assert sum(HOSTS.values()) == num_ranks
 #    MPI uses a network that it should not use (a virtual one, say). Ask the
 #    administrators of the cluster which interface to use.
 # 4. **Does every rank make the same calls?** `pipeline.step`, `evaluate` and `predict`
-#    are collective: every rank must call them. Calling one of them under `if group.rank
-#    == 0:` is the most common mistake of all.
+#    are collective: every rank must call them. Calling one of them under
+#    `if group.rank == 0:` is the most common mistake of all.
 # 5. **Is it just slow?** Running more ranks than cores, or more BLAS threads than
 #    cores, is many times slower. `minipipe info` counts the cores that a rank may use.
 #
