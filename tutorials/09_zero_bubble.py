@@ -518,9 +518,17 @@ assert len(CASES) == 5 and all(choice in CHOICES for choice, weight in CASES)
 # In minipipe these are `Pipeline(model, group, schedule="interleaved-zb",
 # chunks_per_rank=2)` and `schedule="zb-v"`. Megatron-LM itself has no zero-bubble
 # schedule. The authors of the papers maintain a fork of it,
-# `sail-sg/zero-bubble-pipeline-parallelism`, in which `--enable-zero-bubble` or
-# `--zero-bubble-v-schedule` is added to the command of lesson 08. See also [Coming from
-# PyTorch](site/coming-from-pytorch.md) and [Coming from
+# `sail-sg/zero-bubble-pipeline-parallelism`. Its example script downloads a sample data
+# set, and needs at least four GPUs. These commands were not run for this lesson:
+#
+# ```bash
+# ENABLE_ZERO_BUBBLE=1 bash examples/pretrain_zero_bubble.sh      # limit of 2p: as ZB-H2
+# ZERO_BUBBLE_V_SCHEDULE=1 bash examples/pretrain_zero_bubble.sh  # ZB-V
+# ```
+#
+# The script passes `--zero-bubble-max-pending-backward`, a limit on the microbatches in
+# flight. A limit of p gives a schedule like ZB-H1, and a limit of 2p one like ZB-H2.
+# See also [Coming from PyTorch](site/coming-from-pytorch.md) and [Coming from
 # Megatron-LM](site/coming-from-megatron.md).
 
 # %% [markdown]

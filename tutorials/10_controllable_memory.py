@@ -469,10 +469,14 @@ for schedule in (zb_v, v_half, v_min):
 
 # %% [markdown]
 # In PyTorch, `ScheduleZBVZeroBubble` is ZB-V; lesson 09 has a program that runs it.
-# V-Half and V-Min are in the authors' fork of Megatron-LM,
-# `sail-sg/zero-bubble-pipeline-parallelism`: add
-# `--zero-bubble-v-schedule --zero-bubble-v-schedule-mem-setup half` (or `min`) to the
-# command of lesson 08.
+# V-Half and V-Min are in the authors' fork of Megatron-LM, which lesson 09 names. Its
+# script takes further options, `half` or `min` here. This command was not run for this
+# lesson:
+#
+# ```bash
+# ZERO_BUBBLE_V_SCHEDULE=1 bash examples/pretrain_zero_bubble.sh \
+#     --zero-bubble-v-schedule-mem-setup half
+# ```
 
 # %% [markdown]
 # ## What you learnt
