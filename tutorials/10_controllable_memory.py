@@ -155,7 +155,9 @@ def as_text(timeline):
 
 def draw(*timelines):
     """Show timelines as one picture in a notebook, as text elsewhere."""
-    render.show_picture(render.draw_svg(*timelines, memory=False, legend=False), "\n".join(map(as_text, timelines)))
+    render.show_picture(
+        render.draw_svg(*timelines, width=640, memory=False, legend=False), "\n".join(map(as_text, timelines))
+    )
 
 
 timetable = half(num_ranks=4, wait=3)
