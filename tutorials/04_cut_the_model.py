@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 04 · Cut the model
+# # 04 · Split the model into stages
 #
 # In this lesson you divide a network between two ranks, and later between four, and
 # train it with the same bits as on one rank. This is for networks that are too large

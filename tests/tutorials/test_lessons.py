@@ -194,7 +194,7 @@ def test_what_is_said_to_be_built_here_is():
     data, pipeline, tensor, sharded = row.groups()
     options = inspect.signature(Pipeline).parameters
     assert "`Pipeline(…, replicas=R)`" in data and "replicas" in options and hasattr(Pipeline, "sharded")
-    assert pipeline == "this is what it is for" and "`pipeline.sharded(…)`" in sharded
+    assert pipeline == "`Pipeline(model, group, …)`" and "`pipeline.sharded(…)`" in sharded
     assert "`Pipeline(model, Grid(group, tensor=T))`" in tensor and "tensor" in inspect.signature(Grid).parameters
     assert "fully_sharded=True" in sharded and "fully_sharded" in inspect.signature(Grid).parameters
 
