@@ -123,12 +123,13 @@ def test_where_ranks_share_a_core_the_order_of_the_step_is_drawn_with_the_times_
     measured, predicted = json.loads((tmp_path / "step.measured.json").read_text())["otherData"]["timelines"]
     assert (measured["origin"], predicted["origin"], order["origin"]) == ("measured", "predicted", "predicted")
     assert order["makespan"] < measured["makespan"] == found["makespan_ms"] / 1000
-    assert f"with a core for each rank: makespan predicted to be at least {1000 * order['makespan']:.2f} ms" in done.out
-    here = f"On this machine 2 ranks share 1 core, so the step took {found['makespan_ms']:.2f} ms: the rest is waiting"
-    assert done.out.index("with a core for each rank: ") < done.out.index(here)
+    assert f"predicted with one core per rank: makespan at least {1000 * order['makespan']:.2f} ms" in done.out
+    took = f"the step took {found['makespan_ms']:.2f} ms: the rest is waiting for a core and time between actions."
+    here = f"On this machine 2 ranks share 1 core, so {took}"
+    assert done.out.index("predicted with one core per rank: ") < done.out.index(here)
     assert "predicted -" not in done.out and "bubble: measured" not in done.out  # which say nothing about a schedule
     captions = [line for line in done.out.splitlines() if "1f1b, " in line and "makespan" in line]
-    assert len(captions) == 1 and captions[0].startswith("1f1b, a core for each rank: makespan")
+    assert len(captions) == 1 and captions[0].startswith("1f1b, one core per rank: makespan")
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="no folder here that takes no files, whoever asks")
