@@ -354,7 +354,9 @@ assert in_parts.grad.item() == at_once.grad.item() == 10.0
 #
 # ```python
 # def subtract(self, other):
-#     return Value(self.number - other.number, (self, 1.0), (other, -1.0), name="difference")
+#     return Value(
+#         self.number - other.number, (self, 1.0), (other, -1.0), name="difference"
+#     )
 #
 #
 # Value.__sub__ = subtract

@@ -236,7 +236,9 @@ assert not is_other_same
 # ```python
 # _, large = train(seed=0, epochs=100, batch_size=1438)
 # _, small = train(seed=0, epochs=4, batch_size=8)
-# large_epochs, small_epochs = (1 + [loss < 0.2 for loss in losses].index(True) for losses in (large, small))
+# large_epochs, small_epochs = (
+#     1 + [loss < 0.2 for loss in losses].index(True) for losses in (large, small)
+# )
 # assert 60 < large_epochs < 90 and 2 <= small_epochs <= 4
 # assert small_epochs * data.num_batches(1438, 8) > 4 * large_epochs
 # assert 10 * small_epochs < large_epochs  # epochs, so images

@@ -322,6 +322,35 @@ else:
 # lines get mixed up, so one rank prints for all.
 
 # %% [markdown]
+# ## The same in PyTorch
+#
+# `torch.distributed` has the same calls. `recv` writes into a tensor, which must have
+# the right shape, and `all_reduce` replaces its argument by the sum. On GPUs the backend
+# is `"nccl"`.
+#
+# ```python
+# # messages.py
+# import torch
+# import torch.distributed as dist
+#
+# dist.init_process_group("gloo")
+# if dist.get_rank() == 0:
+#     dist.send(torch.tensor([1.5, 2.5]), dst=1)
+# else:
+#     received = torch.empty(2)
+#     dist.recv(received, src=0)
+# total = torch.ones(2)
+# dist.all_reduce(total)
+# dist.destroy_process_group()
+# ```
+#
+# `torchrun` starts the processes, as `mpirun` does here:
+#
+# ```text
+# torchrun --nproc-per-node 2 messages.py
+# ```
+
+# %% [markdown]
 # ## What you have learnt
 #
 # - Ranks share nothing and exchange messages: `send`, `recv`, `isend`, and tags to tell
@@ -355,7 +384,12 @@ else:
 #     """A group that notes each message."""
 #
 #     def __init__(self, group):
-#         self.rank, self.size, self.recv, self.group = group.rank, group.size, group.recv, group
+#         self.rank, self.size, self.recv, self.group = (
+#             group.rank,
+#             group.size,
+#             group.recv,
+#             group,
+#         )
 #
 #     def send(self, array, destination):
 #         sent.append((self.rank, destination))

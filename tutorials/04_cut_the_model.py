@@ -207,8 +207,11 @@ assert LowRank(64, 32, 8).num_parameters == 8 * (64 + 32)
 #
 # So the memory is divided. What about the time? In the picture each rank has a row, and
 # time runs from left to right. `F0` is a forward. `B0` is a backward, which takes about
-# twice as long. The rest is idle time. (The 0 is the number of the microbatch, a part
-# of the batch; from the next lesson on there are several.)
+# twice as long. (The 0 is the number of the microbatch, a part of the batch; from the
+# next lesson on there are several.)
+#
+# The rest is idle time, drawn as dots in a terminal and as hatching in a notebook. In a
+# notebook, a grey band under each row shows how many activations the rank holds.
 
 # %%
 schedule = schedules.sequential(num_ranks=4, num_microbatches=1)
@@ -308,6 +311,13 @@ assert wrong_size < right_size / 5
 # gradient has to come back across the stage boundary, and so an earlier stage has to
 # wait for the backward of a later one. Every schedule in this course answers the same
 # question: what can a rank do while it waits?
+#
+# ## The same in PyTorch and in Megatron-LM
+#
+# In PyTorch, each rank builds its own part of the model and wraps it:
+# `PipelineStage(part, rank, num_stages, device)`. In Megatron-LM,
+# `--pipeline-model-parallel-size 4` divides the transformer blocks into four stages of
+# equal length. Lesson 06 has the whole programs and commands.
 #
 # ## What you have learnt
 #

@@ -41,11 +41,9 @@ watch_everything()  # an array changed in place between forward and backward is 
 # **actions**. `2F0` means stage 2, forward, microbatch 0. `2B0` is the corresponding
 # backward. So far there is only one microbatch, the whole batch.
 #
-# The picture shows one row per rank, and time runs from left to right. Idle time is
-# drawn as dots in a terminal and as hatching in a notebook. One unit of time is one
-# forward. A backward takes two units: a linear layer computes one matrix product in the
-# forward and two in the backward, one for the gradient of its input and one for the
-# gradient of its weights.
+# In the picture, one unit of time is one forward. A backward takes two units: a linear
+# layer computes one matrix product in the forward and two in the backward, one for the
+# gradient of its input and one for the gradient of its weights.
 
 # %%
 one_batch = Schedule.from_text(
@@ -153,8 +151,9 @@ for m, expected in [(4, 57), (8, 73), (16, 84)]:
 # The same in a picture, with four and with eight microbatches:
 
 # %%
-render.show(my_gpipe(4, 4), my_gpipe(4, 8))
-assert simulate(my_gpipe(4, 8)).makespan == 33
+few, many = (replace(simulate(my_gpipe(4, m)), name=f"my GPipe, {m} microbatches") for m in (4, 8))
+render.show(few, many)
+assert (few.makespan, many.makespan) == (21, 33)
 
 # %% [markdown]
 # The GPipe paper gives a rule of thumb: with at least `4p` microbatches the ranks work
@@ -368,6 +367,12 @@ assert is_close
 assert not is_same
 
 # %% [markdown]
+# ## The same in PyTorch
+#
+# In PyTorch, `ScheduleGPipe(stage, n_microbatches=4, loss_fn=loss)` runs this schedule.
+# Megatron-LM does not offer GPipe; it runs the schedule of the next lesson, which has
+# programs and commands for both.
+#
 # ## What you have learnt
 #
 # - Microbatches let the stages work at the same time. The bubble of GPipe is
@@ -399,7 +404,12 @@ assert not is_same
 # reversed_rows = [[*row[:4], *row[:3:-1]] for row in my_gpipe(4, 4).actions]
 # backwards_first = Schedule("reversed", range(4), 4, reversed_rows)
 # verify(backwards_first)
-# assert [str(action) for action in backwards_first.actions[1][4:]] == ["1B3", "1B2", "1B1", "1B0"]
+# assert [str(action) for action in backwards_first.actions[1][4:]] == [
+#     "1B3",
+#     "1B2",
+#     "1B1",
+#     "1B0",
+# ]
 # assert simulate(backwards_first).makespan == simulate(my_gpipe(4, 4)).makespan == 21
 # assert simulate(backwards_first).peak_activations == (4, 4, 4, 4)
 # assert my_gpipe(4, 4).is_reproducible and not backwards_first.is_reproducible

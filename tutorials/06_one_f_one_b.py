@@ -401,21 +401,31 @@ assert computed_again.makespan == 44
 #
 # ```python
 # def with_warmup(length):
-#     """Return 1F1B whose rank r begins with so many forwards; 4 ranks, 8 microbatches."""
+#     """Return 1F1B for 4 ranks, 8 microbatches and a warm-up of another length."""
 #     rows = []
 #     for rank in range(4):
 #         forwards, backwards = ([f"{rank}{kind}{k}" for k in range(8)] for kind in "FB")
 #         warmup = length(rank)
-#         steady = [action for pair in zip(forwards[warmup:], backwards) for action in pair]
+#         steady = [
+#             action for pair in zip(forwards[warmup:], backwards) for action in pair
+#         ]
 #         rows.append(" ".join(forwards[:warmup] + steady + backwards[8 - warmup :]))
 #     return Schedule.from_text("\n".join(rows), name="another warm-up")
 #
 #
-# more, fewer = with_warmup(lambda rank: 4 - rank), with_warmup(lambda rank: max(0, 2 - rank))
+# more, fewer = (
+#     with_warmup(lambda rank: 4 - rank),
+#     with_warmup(lambda rank: max(0, 2 - rank)),
+# )
 # verify(more)
 # verify(fewer)
 # assert simulate(more).makespan == 33 and simulate(more).peak_activations == (5, 4, 3, 2)
-# assert simulate(fewer).makespan == 54 and simulate(fewer).peak_activations == (3, 2, 1, 1)
+# assert simulate(fewer).makespan == 54 and simulate(fewer).peak_activations == (
+#     3,
+#     2,
+#     1,
+#     1,
+# )
 # ```
 #
 # 2. GPipe with recomputation, but only by a little. It holds the input of its stage for

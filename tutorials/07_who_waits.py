@@ -398,7 +398,8 @@ steps = simulated_steps(batch=512, num_stages=4, fixed=3, per_sample=1, latency=
 print("microbatches  samples in each  bubble  samples held  makespan")
 for m, step in steps.items():
     held = max(step.peak_memory)
-    print(f"{m:12d} {512 // m:16d} {step.bubble_fraction:7.0%} {held:13.0f} {step.makespan:9.0f}")
+    bar = "#" * round(step.makespan / 200)
+    print(f"{m:12d} {512 // m:16d} {step.bubble_fraction:7.0%} {held:13.0f} {step.makespan:9.0f} {bar}")
 assert list(steps) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 assert [step.makespan for step in steps.values()][3:7] == [2227, 2023, 2047, 2311]
 assert [max(step.peak_memory) for step in steps.values()][3:7] == [256, 128, 64, 32]
@@ -509,7 +510,9 @@ assert best == {64: 8, 256: 16, 1024: 32}
 #     *("0RECV_B0", "0SEND_F1", "1RECV_F1", "1SEND_B0")
 # }
 # lowered = schedules.lower(schedules.one_f_one_b(2, 2))
-# assert [place for place in works if moved(*place).actions == lowered.actions] == [(1, 4, 1)]
+# assert [place for place in works if moved(*place).actions == lowered.actions] == [
+#     (1, 4, 1)
+# ]
 # ```
 #
 # 2. From 0 on. The formula gives (4 × 6 + 6 c) / 4 units for a microbatch, and the work

@@ -189,6 +189,25 @@ def test_every_link_leads_somewhere():
     assert all((ROOT / "tutorials" / link).exists() for link in links)
 
 
+def test_the_page_leads_to_the_recipe_for_microbatches_and_to_the_commands_of_others():
+    goals = dict(re.findall(r"^\| (.+?) \| \[lesson \d\d\]\((.+?)\)", PAGE, flags=re.MULTILINE))
+    recipe, commands = (
+        (ROOT / "tutorials" / goals[goal]).read_text()
+        for goal in ("choose the number of microbatches for my batch", "know the PyTorch and Megatron-LM commands")
+    )
+    assert "## How many microbatches for my batch? A recipe\n" in recipe and "def best_number(" in recipe
+    for words in ("torchrun --nproc-per-node 4 train_torch.py", "--pipeline-model-parallel-size 4", "Schedule1F1B("):
+        assert words in commands
+
+
+@every_lesson
+def test_each_program_in_the_text_of_a_lesson_is_python(path):
+    for cell in read_cells(path.read_text()):
+        if cell.is_markdown:
+            for program in re.findall(r"^```python\n(.+?)^```$", cell.content, flags=re.MULTILINE | re.DOTALL):
+                ast.parse(program)
+
+
 def test_what_is_said_to_be_built_here_is():
     row = re.search(r"^\| in minipipe \| (.+) \| (.+) \| (.+) \| (.+) \|$", PAGE, flags=re.MULTILINE)
     data, pipeline, tensor, sharded = row.groups()
