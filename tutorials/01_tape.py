@@ -261,8 +261,8 @@ assert place == "input 0, element (0,)"
 #
 # For one calculation and one set of shapes, the walk visits the same entries in the
 # same order every time. So it can be written down once as plain code, without tape and
-# tensors. Here it is for `example`, by hand. Each line of `backward` is one line of the
-# walk; the names say which value a gradient belongs to.
+# tensors. Here it is for `example`, by hand. The lines of `written_backward` are the
+# steps of the walk, and each name says which value the gradient belongs to.
 
 
 # %%

@@ -365,20 +365,23 @@ assert period(schedules.eager_1f1b) == period_by_hand(held=7) == 6
 #
 # ## How many microbatches for my batch? A recipe
 #
-# You now know everything that matters for this choice: the bubble, the fixed time of an
-# action, latency and memory. Do not guess the best number, compute it:
+# You now know everything that matters for this choice: the bubble, the fixed time of a
+# matrix product (lesson 05), latency and memory. Do not guess the best number, compute
+# it:
 #
-# 1. Measure four numbers for one stage: the fixed time of an action, its time per
-#    sample, the latency of a message, and the memory of the activations of one sample.
-#    (`pipeline.measure_costs` measures times, see lesson 12. `pipeline.measure_memory`
-#    measures memory, see lesson 06.)
+# 1. Measure your stages: the times t1 and t2 of a forward of n1 and n2 samples, the
+#    latency of a message, and the memory of one sample. (`pipeline.measure_costs`
+#    measures times, see lesson 12. `pipeline.measure_memory` measures memory, see
+#    lesson 06.) The time per sample is (t2 - t1) / (n2 - n1), and the fixed time is t1
+#    minus n1 times the time per sample.
 # 2. List the numbers of microbatches that divide your batch.
-# 3. Simulate a step for each of them, with the costs of that microbatch size.
+# 3. Simulate a step for each of them, with the costs of that size.
 # 4. Discard the numbers that need more memory than a rank has.
 # 5. Take the fastest of the remaining numbers.
 #
-# Steps 2 and 3 are this function. It measures memory in samples: a stage that holds two
-# microbatches of 16 samples holds 32.
+# Steps 2 and 3 are this function. A backward is two matrix products, each as long as a
+# forward. Memory is counted in samples: a rank that holds two microbatches of 16
+# samples holds 32.
 
 
 # %%
@@ -388,7 +391,7 @@ def simulated_steps(batch, num_stages, fixed, per_sample, latency, builder=sched
     for m in range(1, batch + 1):
         if batch % m == 0:
             samples = batch // m
-            product = fixed + per_sample * samples  # the time of one matrix product, as in lesson 05
+            product = fixed + per_sample * samples  # a forward; a backward is two of them
             costs = Costs(product, product, product, latency=latency, activation=samples)
             steps[m] = simulate(builder(num_stages, m), costs)
     return steps
@@ -405,7 +408,8 @@ assert [step.makespan for step in steps.values()][3:7] == [2227, 2023, 2047, 231
 assert [max(step.peak_memory) for step in steps.values()][3:7] == [256, 128, 64, 32]
 
 # %% [markdown]
-# The fastest number is 16, with microbatches of 32 samples. But rank 0 then holds the
+# With few microbatches the bubble is large; with many, the fixed times add up. The
+# fastest number is 16, with microbatches of 32 samples. But rank 0 then holds the
 # activations of 128 samples. Steps 4 and 5 take the memory of a rank into account. Here
 # are the choices for three limits, from ample to tight:
 
@@ -447,7 +451,7 @@ assert best == {64: 8, 256: 16, 1024: 32}
 # example. `minipipe advise PROGRAM` does all five steps for your own training program:
 # it measures the costs and compares partitions and schedules as well.
 #
-# In PyTorch and Megatron-LM the result goes into these options (lesson 06 has the whole
+# In PyTorch and Megatron-LM, pass the result as follows (lesson 06 has the whole
 # programs). For 32 microbatches of 16 samples:
 #
 # ```text

@@ -6,7 +6,9 @@ The first classifier of handwritten digits is trained as usual, the second one a
 changed images. A change moves each pixel along the sign of the loss gradient by at most
 0.15 (0 is white, 1 is black). The first classifier gets more than 95 % of the test
 images right, and fewer than half of the changed ones. The second classifier gets more
-than 65 % of the changed ones right. What to look at:
+than 65 % of the changed ones right.
+
+What to look at:
 
 - `inputs_require_grad=True`: each step leaves the gradient of the images in
   `pipeline.input_gradients`, on the rank of the first stage. Only this rank reads

@@ -5,7 +5,9 @@
 Half of the pixels of every training image are NaN. Each step hides half of the other
 pixels as well, and the network has to predict these. It then fills in the missing
 pixels of test images. Its squared error is less than half of the error of the mean
-image. What to look at:
+image.
+
+What to look at:
 
 - `nn.MSELoss()` with targets `(images, mask)`: the loss is the mean over the pixels in
   the mask, over the whole batch, whatever their numbers per microbatch. Pixels outside

@@ -2,7 +2,9 @@
 
     mpirun -n 4 python tutorials/recipes/conv_net.py       (--quick: one epoch, in seconds)
 
-It reaches a test accuracy above 97 %. What to look at:
+It reaches a test accuracy above 97 %.
+
+What to look at:
 
 - `metrics=`: each step returns the accuracy together with the loss. The last stage
   computes it from the outputs of the forward, so there is no second forward. Every rank

@@ -4,7 +4,9 @@
 
 The sequences have unequal lengths. The encoder reads a padded sequence. The decoder
 generates it backwards, digit by digit, followed by an end symbol. It reverses more than
-95 % of new sequences without an error. What to look at:
+95 % of new sequences without an error.
+
+What to look at:
 
 - The batch is a dict. `nn.On` calls a layer with some of its entries and replaces the
   first of them by the result. The other entries pass through unchanged, also across

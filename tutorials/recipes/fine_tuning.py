@@ -4,7 +4,9 @@
 
 It learns them from 90 images, with a new last layer. The convolutions are frozen. The
 new layer gets more than 90 % of the other 800 images right. On top of untrained
-convolutions its loss is larger. What to look at:
+convolutions its loss is larger.
+
+What to look at:
 
 - `state_dict()` returns the whole model on every rank, so it fits any other partition
   and number of ranks.

@@ -3,7 +3,9 @@
     mpirun -n 4 python tutorials/recipes/going_on.py     (--quick: a few steps)
 
 The digits are learned twice: in 120 steps without interruption, and in 60 steps with a
-checkpoint every 20 steps, followed by 60 steps on half of the ranks. What to look at:
+checkpoint every 20 steps, followed by 60 steps on half of the ranks.
+
+What to look at:
 
 - `BackgroundSaver` copies the values and returns; the files are written during the next
   steps.

@@ -4,8 +4,9 @@
 
 Two data sets of 100 MB alternate, each with its inputs in one file and its targets in
 another. The targets are a function of the inputs plus noise of variance 0.01, so no
-model can have a smaller loss. After one pass the loss is less than 0.02. What to look
-at:
+model can have a smaller loss. After one pass the loss is less than 0.02.
+
+What to look at:
 
 - `numpy.load(path, mmap_mode="r")` opens a file without reading it, and `data.batches`
   reads the rows of one batch.

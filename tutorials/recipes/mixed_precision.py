@@ -3,7 +3,9 @@
     mpirun -n 4 python tutorials/recipes/mixed_precision.py (--quick: a small network, in seconds)
 
 It trains the digits in float32 and in float16. Both reach more than 95 %, and differ by
-one or two of 360 images. What to look at:
+one or two of 360 images.
+
+What to look at:
 
 - `dtype=numpy.float16` of the layers: activations and messages have half the bytes.
   Gradients are added in float32. The optimiser keeps float32 values, and the parameters

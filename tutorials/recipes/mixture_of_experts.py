@@ -4,7 +4,9 @@
 
 The model has two mixtures of eight experts. In each mixture, a gate sends an image to
 one of the experts. Without a correction, a gate prefers a few experts, which then learn
-more and are preferred even more. What to look at:
+more and are preferred even more.
+
+What to look at:
 
 - `nn.AuxiliaryLoss` adds a function of its input to the loss, on any stage: here the
   imbalance of a gate.

@@ -5,7 +5,9 @@
 The lines come from the Python reference and are read character by character. Training
 uses no padding, which saves at least a third of the tokens, and reaches less than 2.4
 nats per character. At the end, new lines have the same loss to six digits in a padded
-batch and without padding. What to look at:
+batch and without padding.
+
+What to look at:
 
 - `CrossEntropyLoss(ignore_index=…)`: the mean is over the characters of the whole
   batch. A mean of the means of microbatches would give a character of a short line more
