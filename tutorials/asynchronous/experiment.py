@@ -1,16 +1,18 @@
-"""What do stale weights cost, and what does a pipeline that never drains bring? Six ways to train, on 1 to 8 stages.
+"""Compare six ways to train with and without flushes, on 1 to 8 stages.
 
     python tutorials/asynchronous/experiment.py -o DIR       five minutes on two cores: tables, results.json, loss.svg
     python tutorials/asynchronous/experiment.py --quick      a few batches, to see that it runs
     mpirun -n 2 python tutorials/asynchronous/experiment.py --measure      seconds of a batch on real ranks
     python tutorials/asynchronous/experiment.py --draw results.json -o DIR     the tables and the picture again
 
-Two tasks: the digits of ``train.py`` with SGD, and the text of ``train_lm.py`` with AdamW. A batch is 8 microbatches,
-and all methods see the same ones in the same order. On each number of stages, every method tries the same grid of
-learning rates, and keeps the one with the lowest training loss at the end; two more seeds then repeat that.
+There are two tasks: the digits of ``train.py`` with SGD, and the text of ``train_lm.py``
+with AdamW. A batch is 8 microbatches, and all methods see the same batches in the same
+order. On each number of stages, every method tries the same learning rates and keeps the
+one with the lowest training loss at the end. Two more seeds repeat it.
 
-Losses do not depend on who computes what, so all stages run on one rank, in the order of the simulated time: the bits
-are those of p ranks, and a process has nobody to wait for. Times are simulated, with stages of equal cost.
+All stages run on one rank, in the order of their simulated times. The losses have the
+same bits as on p ranks, and no process has to wait for another. Times are simulated,
+with stages of equal cost.
 """
 
 import argparse
@@ -29,17 +31,17 @@ from chart import Line, Panel, draw_panels
 
 from minipipe import Pipeline, Schedule, data, init_process_group, nn, optim, schedules, simulate, spawn
 
-MICROBATCHES = 8  # of a batch
+MICROBATCHES = 8  # per batch
 STAGES = (1, 2, 4, 8)
 SEEDS = (0, 1, 2)
-POINTS = 40  # of a curve, at most
-LAST = 0.1  # of the batches, over which the loss at the end is the mean
+POINTS = 40  # the largest number of points of a curve
+LAST = 0.1  # the loss at the end is the mean over this fraction of the batches
 
 
 class Method(NamedTuple):
-    """A schedule of a whole training, and what goes with it."""
+    """The schedule of a whole training, with its label and the settings of the optimiser."""
 
-    words: str
+    label: str
     table: object  # (stages, microbatches of the run) -> Schedule
     looks_ahead: bool = False
     stash: bool = True
@@ -61,7 +63,8 @@ METHODS = {
 class Digits:
     """A multilayer perceptron of 8 linear layers, and images with noise, trained with SGD.
 
-    A rate says how far a gradient moves the weights in the end: with a momentum of 0.9, SGD itself has a tenth of it.
+    A rate is the distance by which a gradient moves the weights in the end. With a momentum of 0.9, the
+    learning rate of SGD is a tenth of it.
     """
 
     name, num_batches, rates = "digits", 184, (0.003, 0.01, 0.03, 0.1, 0.3)
@@ -99,7 +102,7 @@ class Digits:
 
 
 class Text:
-    """A small transformer, whose attentions and networks are layers of their own, so that 8 stages have one each."""
+    """A small transformer. Attention and feed-forward networks are separate layers, one for each of 8 stages."""
 
     name, num_batches, rates = "text", 64, (0.0005, 0.001, 0.002, 0.004, 0.008)
     width, context = 32, 32
@@ -145,7 +148,7 @@ TASKS = {task.name: task for task in (Digits(), Text())}
 
 
 def in_one_row(schedule):
-    """Return the same actions on one rank, in the order of their simulated start: every stage keeps its own order."""
+    """Return the same actions on one rank, in the order of their simulated start. The order within a stage is kept."""
     rows = enumerate(simulate(schedule).spans)
     spans = [(span.start, place, rank, span.action) for rank, row in rows for place, span in enumerate(row)]
     actions = [action for *_, action in sorted(spans, key=lambda span: span[:3])]
@@ -153,7 +156,7 @@ def in_one_row(schedule):
 
 
 def train(group, task, method, schedule, rate, seed, num_batches):
-    """Train; return the losses of the batches, that of held-out data, and what the stages of this rank held."""
+    """Train; return the losses of the batches, the validation loss, and the versions and bytes of this rank."""
     how, options = METHODS[method], {"partition": task.partition(schedule.num_stages), "seed": seed}
     pipeline = Pipeline(
         task.model(), group, loss=nn.CrossEntropyLoss(), schedule=schedule, check_finite="off", **options
@@ -184,7 +187,7 @@ class Job(NamedTuple):
         return METHODS[self.method].table(self.stages, MICROBATCHES * self.num_batches)
 
     def run(self):
-        """Train on one rank; return what is kept of it."""
+        """Train on one rank; return the results as a dict."""
         losses, held_out, versions, most = spawn(self._on, 1)[0]
         last = losses[-max(1, round(LAST * len(losses))) :]
         loss = float(np.mean(last)) if np.isfinite(losses).all() else float("inf")
@@ -195,7 +198,7 @@ class Job(NamedTuple):
 
 
 def curve(losses):
-    """Return the means over equally many batches each, rounded; None where one is not finite."""
+    """Return the means over equally many batches each, rounded, with None for a mean that is not finite."""
     each = -(-len(losses) // POINTS)
     return [rounded(np.mean(losses[i : i + each])) for i in range(0, len(losses) - each + 1, each)]
 
@@ -208,9 +211,9 @@ def rounded(loss):
 
 
 def search(of_each, num_batches=None, num_rates=None, stages=STAGES, seeds=SEEDS):
-    """Return for each task, method and number of stages its best rate, and what came of it.
+    """Return for each task, method and number of stages the best rate and its results.
 
-    ``of_each`` is ``map``, or one that uses all cores.
+    ``of_each`` is ``map``, or a parallel version of it.
     """
     cases = [(task, method, p) for task in TASKS for method in METHODS for p in stages]
     count = {name: num_batches or task.num_batches for name, task in TASKS.items()}
@@ -223,7 +226,7 @@ def search(of_each, num_batches=None, num_rates=None, stages=STAGES, seeds=SEEDS
 
 
 def row(job, own, results):
-    """Return all that is known of a method for a task, on a number of stages."""
+    """Return the results of a method for a task and a number of stages, as in results.json."""
     tried = (other for other in results if other._replace(rate=job.rate) == job)
     rates = {f"{other.rate:g}": rounded(results[other]["loss"]) for other in tried}
     of_seeds = {name: [rounded(result[name]) for result in own] for name in ("loss", "held_out")}
@@ -235,19 +238,19 @@ def row(job, own, results):
 
 
 def ends(job):
-    """Return the simulated times at which the points of a curve are there, in units of F of one stage."""
+    """Return the simulated times of the points of a curve, in units of a forward of one stage."""
     last = dict.fromkeys(range(job.num_batches), 0.0)
     table = job.table()
     for span in (span for row in simulate(table).spans for span in row if span.action.kind == "B"):
         batch = span.action.microbatch // MICROBATCHES
         last[batch] = max(last[batch], span.end)
-    if table.num_microbatches == MICROBATCHES:  # one step, again and again
+    if table.num_microbatches == MICROBATCHES:  # the schedule is one step, which is repeated
         last = {batch: (batch + 1) * last[0] for batch in last}
     each = -(-job.num_batches // POINTS)
     return [last[batch] for batch in range(each - 1, job.num_batches, each)]
 
 
-# -- what is shown -----------------------------------------------------------------------------------------------------
+# -- tables and picture ------------------------------------------------------------------------------------------------
 
 
 def tables(rows):
@@ -258,7 +261,7 @@ def tables(rows):
         yield f"| {task} | {' | '.join(f'{p} stages' if p > 1 else '1 stage' for p in stages)} |"
         yield "|---|" + "---|" * len(stages)
         for method, how in METHODS.items():
-            yield f"| {how.words} | {' | '.join(cell(found[task, method, p]) for p in stages)} |"
+            yield f"| {how.label} | {' | '.join(cell(found[task, method, p]) for p in stages)} |"
         yield ""
     yield f"| {most} stages | staleness | versions | bytes | units a batch | loss at the same time |"
     yield "|---|---|---|---|---|---|"
@@ -267,7 +270,7 @@ def tables(rows):
         stale, versions = (spread(own[0][name]) for name in ("staleness", "versions"))
         size = ", ".join(f"{each['bytes']:,}" for each in own)
         losses = ", ".join(f"{loss_at(each, other['ends'][-1]):.2f}" for each, other in zip(own, first))
-        yield f"| {how.words} | {stale} | {versions} | {size} | {units_of_a_batch(own[0]):g} | {losses} |"
+        yield f"| {how.label} | {stale} | {versions} | {size} | {units_of_a_batch(own[0]):g} | {losses} |"
 
 
 def cell(row):
@@ -278,12 +281,12 @@ def cell(row):
 
 
 def spread(of_stages):
-    """Return a number of the first and the last stage."""
+    """Return the numbers of the first and the last stage as text."""
     return str(of_stages[0]) if len(set(of_stages)) == 1 else f"{of_stages[0]} to {of_stages[-1]}"
 
 
 def batches_of(row):
-    """Return the numbers of batches after which the points of a curve are there."""
+    """Return the number of batches at each point of a curve."""
     return [row["batches_of_a_point"] * (i + 1) for i in range(len(row["curve"]))]
 
 
@@ -293,13 +296,13 @@ def units_of_a_batch(row):
 
 
 def loss_at(row, time):
-    """Return the mean of the last points of a curve up to a time: of as many as there are in the last tenth of it."""
+    """Return the mean of the last points of a curve before a time, over a tenth of the points of the curve."""
     points = [value for end, value in zip(row["ends"], row["curve"]) if end <= time]
     last = points[-max(1, round(LAST * len(row["curve"]))) :]
     return float("nan") if None in last else mean(last)
 
 
-LINES = {  # by method: its role in the style sheet, and whether its line is dashed
+LINES = {  # by method: the role in the style sheet, and whether the line is dashed
     **{"1f1b": ("other", False), "pipedream": ("straight", False), "vertical-sync": ("straight", True)},
     **{"nesterov": ("other", True), "2bw": ("V", False), "paci": ("V", True)},
 }
@@ -322,7 +325,7 @@ def picture(rows):
                 Panel(f"{task}, at the end", "stages", by_stages, is_log=True),
             ]
         )
-    names = {method: how.words for method, how in METHODS.items()}
+    names = {method: how.label for method, how in METHODS.items()}
     return draw_panels("The loss of six ways to train a pipeline", panels, names, LINES)
 
 
@@ -338,7 +341,7 @@ def at_the_end(row):
 
 
 def measure(group, rounds=5, count=20):
-    """Print the seconds of a batch on these ranks, by turns, and how they compare with the schedule with flushes."""
+    """Measure a batch of each method in turns on these ranks, and print the times relative to 1F1B."""
     for task in TASKS.values():
         batches, runs = task.batches(0, count), {}
         for method, how in METHODS.items():
@@ -355,7 +358,9 @@ def measure(group, rounds=5, count=20):
                 start = perf_counter()
                 act()
                 group.barrier()
-                times += [perf_counter() - start] if number else []  # the first one captures what others replay
+                times += (
+                    [perf_counter() - start] if number else []
+                )  # the first round captures the code that later rounds replay
         report(task, runs, count, group) if group.rank == 0 else None
 
 
@@ -365,15 +370,15 @@ def report(task, runs, count, group):
     for method, (_, predicted, times) in runs.items():
         ratios = sorted(own / other for own, other in zip(times, flushed))
         numbers = f"{1000 * median(times) / count:8.2f}{median(ratios):8.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-        print(f"  {METHODS[method].words:18}{numbers}{predicted / in_all:8.2f}", flush=True)
+        print(f"  {METHODS[method].label:18}{numbers}{predicted / in_all:8.2f}", flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="where to write results.json and loss.svg")
-    parser.add_argument("--quick", action="store_true", help="a few batches, to see that it runs")
-    parser.add_argument("--measure", action="store_true", help="seconds of a batch on the ranks of mpirun")
-    parser.add_argument("--draw", type=Path, metavar="FILE", help="take the results from this file")
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="write results.json and loss.svg into DIR")
+    parser.add_argument("--quick", action="store_true", help="run only a few batches")
+    parser.add_argument("--measure", action="store_true", help="measure a batch on the ranks of mpirun")
+    parser.add_argument("--draw", type=Path, metavar="FILE", help="read the results from FILE")
     options = parser.parse_args()
     if options.measure:
         with init_process_group() as group:
