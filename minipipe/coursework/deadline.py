@@ -35,7 +35,9 @@ class Handed(NamedTuple):
         if due is None:
             raise ArgumentError("value", "Lateness needs a deadline; give --deadline TIME.")
         if (time := self.times.get(name, self.times.get(""))) is None:
-            raise ArgumentError("value", f"There is no time of {quoted(name)}; give it a line in the file of --times.")
+            raise ArgumentError(
+                "value", f"The time of {quoted(name)} is not known; add a line for it to the file of --times."
+            )
         return max(0, -((due - time) // _DAY))
 
 
@@ -53,7 +55,7 @@ def moment(text: str) -> datetime:
         time = None
     if time is None or time.tzinfo is None:
         raise ArgumentError(
-            "value", f"{quoted(text)} is no time; expected one with its zone, 2026-11-30T23:59:00+01:00."
+            "value", f"{quoted(text)} is not a time; expected a time with its zone, such as 2026-11-30T23:59:00+01:00."
         )
     return time
 

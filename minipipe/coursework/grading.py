@@ -28,10 +28,10 @@ from minipipe.io import printable_lines
 TIME_LIMIT = 30.0
 """Seconds for all tests of one task together."""
 
-OF_ANOTHER = "its statement has other numbers than are graded; --variants or --student says whose"
-_LATE = "it was stopped after {:g} s; does a loop never end, or is there far too much to try?"
+OF_ANOTHER = "the numbers of its statement are not the graded ones; --variants or --student selects them"
+_LATE = "it was stopped after {:g} s; is there an endless loop, or far too much to try?"
 _NOT_REACHED = "not reached: an earlier test used up the time"
-_KEPT = "what it tests is not told"
+_KEPT = "details of hidden tests are not shown"
 _WIDTH = 76  # columns of the report
 
 
@@ -142,7 +142,7 @@ class TaskReport:
         if self.is_of_another:
             lines.append(f"    {OF_ANOTHER}")
         if self.flags:
-            found = wrap(f"not given in this task: {'; '.join(self.flags)}", _WIDTH)
+            found = wrap(f"names not allowed in this task: {'; '.join(self.flags)}", _WIDTH)
             lines += [indent(line, "    ") for line in found]
         if not (self.passed or self.is_untouched or self.problem):
             lines += [_failure(test, result) for test, result in self.outcomes if not result.passed]

@@ -159,7 +159,7 @@ class Leaderboard:
         if len(puzzles) != 1:
             found = " and ".join(exercise.name for exercise in puzzles) or "none of the tasks"
             how = "Choose one with --only" if puzzles else "The checks of a puzzle have LEVELS"
-            raise CourseworkError("unknown-task", f"A leaderboard is of one puzzle; {found} has levels. {how}.")
+            raise CourseworkError("unknown-task", f"A leaderboard is for one puzzle; {found} has levels. {how}.")
         self._path, self._exercise, self._variants = path, puzzles[0], variants
         self._named = quoted(str(path), 200)
 
@@ -192,8 +192,8 @@ class Leaderboard:
             what = f"it lacks {error}" if isinstance(error, KeyError) else error
             raise FileError("damaged", f"{self._named} cannot be read as a leaderboard: {what}. {_REMEDY}.") from None
         if other != self._exercise.name:
-            message = f"{self._named} is of {quoted(other)}; graded is {self._exercise.name}. Give each puzzle a file."
-            raise CourseworkError("unknown-task", message)
+            graded = f"but {self._exercise.name} is graded. Use one file for each puzzle."
+            raise CourseworkError("unknown-task", f"{self._named} belongs to {quoted(other)}, {graded}")
         return [self._checked(each) for each in told]
 
     def _checked(self, told: Mapping[str, Any]) -> Entry:
@@ -208,7 +208,7 @@ class Leaderboard:
             entry = Entry.of(told["student"], told["level"], level, told["schedule"])
         except ScheduleError as error:
             said = error.problems[0].message
-            raise FileError("damaged", f"{which}, whose schedule is no answer: {said} {_REMEDY}.") from None
+            raise FileError("damaged", f"{which}, whose schedule is not a solution: {said} {_REMEDY}.") from None
         for name, value in entry.as_json().items():
             if told.get(name) != value:
                 said = f"whose {name} is {quoted(told.get(name))}; here it is {value}"

@@ -268,7 +268,7 @@ def _end(process: subprocess.Popen) -> None:
 
 def _ending(code: int) -> str:
     if code == -getattr(signal, "SIGXCPU", 0):
-        return "it used more processor time than a task may; does a loop never end?"
+        return "it used more processor time than a task may; is there an endless loop?"
     if code < 0:
         return f"it crashed ({signal.strsignal(-code)})"
     return f"it ended the whole process, with exit status {code}; return a result instead"
