@@ -84,7 +84,7 @@ assert error.code == "early-sum" and (error.problems[0].rank, error.problems[0].
 # all-reduce take 6 units, as long as a rank computes for two microbatches. A
 # REDUCE_GRAD itself takes no time: the rank hands its gradient over and goes on. The
 # all-reduce begins when the last replica has handed over its gradient. The picture
-# shows it below the rank, as a row named "sum".
+# draws it below the rank; in a terminal it is a row named "sum".
 
 # %%
 SUMS = Costs(gradient_size=6, bandwidth=1)

@@ -256,8 +256,9 @@ assert simulate(buffered).makespan == 69 < simulate(flushed).makespan
 
 # %% [markdown]
 # Every stage has the same version. The staleness is 1 for all microbatches after the
-# first batch, and two versions are held. The time is 69 units, as without flushes; five
-# flushes took 105. The next cell compares 2BW with PipeDream for more ranks.
+# first batch, and no rank holds more than two versions. The time is 69 units, as
+# without flushes; five flushes took 105. The next cell compares 2BW with PipeDream for
+# more ranks.
 
 # %%
 bought = {}

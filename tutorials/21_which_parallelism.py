@@ -56,16 +56,21 @@ assert len(losses) == 8 and max(losses.values()) - min(losses.values()) < 1e-4
 # The picture shows the rank that sends most.
 
 # %%
-kinds = ("activations", "tensor sums", "gradient sums", "shares")
+LABELS = {
+    "activations": "activations",
+    "tensor sums": "tensor-parallel all-reduce",
+    "gradient sums": "gradient all-reduce",
+    "shares": "gathered and scattered shards",
+}
 sent, bars = {}, []
 for name, row in rows.items():
-    most = max((rank["sent"] for rank in row["ranks"]), key=lambda sizes: sum(sizes[kind] for kind in kinds))
-    of_rank = {kind: most[kind] for kind in kinds}
+    most = max((rank["sent"] for rank in row["ranks"]), key=lambda sizes: sum(sizes[kind] for kind in LABELS))
+    of_rank = {kind: most[kind] for kind in LABELS}
     assert of_rank in [rank["promised_sent"] for rank in row["ranks"]]
     sent[name] = sum(of_rank.values())
-    bars.append(render.Bar(of_rank, f"{sent[name]:,}"))
-colours = dict(zip(kinds, schedules.ActionKind))
-picture = render.draw_bars(list(rows), {"bytes that a rank sends in a step, the most of any": bars}, colours, width=700)
+    bars.append(render.Bar({LABELS[kind]: size for kind, size in of_rank.items()}, f"{sent[name]:,}"))
+colours = dict(zip(LABELS.values(), schedules.ActionKind))
+picture = render.draw_bars(list(rows), {"bytes sent in a step, by the rank that sends most": bars}, colours, width=700)
 render.show_picture(picture, "\n".join(f"{name:28} {size:9,} bytes" for name, size in sent.items()))
 parameters = sum(parameter.size for parameter in task.model().parameters())
 activation = 4 * task.length * task.width  # of one sequence, in float32

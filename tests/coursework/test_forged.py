@@ -283,7 +283,7 @@ def test_a_tensor_whose_product_is_asked_for_has_none():
     check = load("checks", exercise.checks).test_two_factors_of_one_shape
     for body in ("a * b", "Tensor(a.data) * b", "2 * a"):
         outcome = run_test(check, asked_here("01", f"from minipipe import Tensor\nmultiply = lambda a, b: {body}\n"))
-        assert outcome.reason.startswith("it raised TypeError: the * of tensors is not given in this task")
+        assert outcome.reason.startswith("it raised TypeError: the * of tensors is not available in this task")
 
 
 def test_every_solution_uses_only_what_its_stub_gives():

@@ -14,7 +14,7 @@ class Factor(Tensor):
     """A tensor without ``*``, which is what this task is about."""
 
     def __mul__(self, other):
-        raise TypeError("the * of tensors is not given in this task; multiply arrays, and record the result")
+        raise TypeError("the * of tensors is not available in this task; multiply arrays, and record the result")
 
     __rmul__ = __mul__
 

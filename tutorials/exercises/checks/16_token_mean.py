@@ -90,8 +90,8 @@ def test_the_loss_and_the_gradients_are_those_of_the_whole_batch(task):
 def test_two_steps_in_a_row(task):
     """The gradients are those of the last step alone.
 
-    Hint: the first line of train_step, which is given, clears the gradients. From there on backward adds to them, so
-    clear nothing between microbatches.
+    Hint: the first line of train_step in the file clears the gradients. From there on backward adds to them, so clear
+    nothing between microbatches.
     """
     check_step(task, [[4, 1], [2, 2]], seed=1, num_steps=2)
 
