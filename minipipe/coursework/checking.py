@@ -60,7 +60,7 @@ class Task:
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         """Refuse to be copied and pickled."""
-        raise not_copyable(self, "its functions run where the student's module is", "Copy what they return.")
+        raise not_copyable(self, "its functions run in the student's process", "Copy what they return.")
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("__"):  # Python asks for these, such as __deepcopy__; no student's function has such a name
@@ -166,7 +166,7 @@ class CheckResult(NamedTuple):
     ----------
     passed : bool
     reason : str
-        One sentence; empty where it passed.
+        One sentence; empty if it passed.
     expected, got : str
         Where two values were compared.
     where : str
@@ -220,7 +220,7 @@ def load_checks(name: str, text: str) -> ModuleType:
     Raises
     ------
     CourseworkError
-        Code ``markers``, where they cannot be loaded.
+        Code ``markers``, if they cannot be loaded.
     """
     try:
         return load(f"checks_of_{name}", text)

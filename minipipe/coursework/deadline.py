@@ -19,7 +19,7 @@ class Handed(NamedTuple):
     Attributes
     ----------
     times : dict
-        By the name of a submission; by an empty name that of the only one.
+        Time by name of the submission; an empty name stands for the only one.
     due : datetime, optional
     student : str, optional
         The address of the student, or of a group's first by the alphabet.

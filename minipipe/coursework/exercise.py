@@ -20,7 +20,7 @@ grader; ``task`` calls the student's functions in another process, with plain da
 a docstring is the meaning of the test, a paragraph ``Hint: …`` its hint, and ``Points: 2`` its points, if not one. Only
 the instructor has the part after the line ``# HIDDEN``: tests with other numbers; ``WRONG_ANSWERS``, tuples of (why it
 is tempting, text of the solution, its replacement); and perhaps ``VARIANTS``, groups of alternatives, each a tuple of
-texts. The first has those of the two files; another takes its place for a student whose name draws it::
+texts. The first has texts of the two files; another one replaces it for a student whose name draws it::
 
     VARIANTS = [
         [("random.Random(1)",), ("random.Random(7)",)],
@@ -310,12 +310,12 @@ def _text_of(path: Path) -> str:
 
 
 def exercises_in(source: Path, student: str | None = None) -> list[Exercise]:
-    """Read all exercises of a directory, in order; those of a student have the numbers that the name draws.
+    """Read all exercises of a directory, in order; with a student, they have the numbers that the name draws.
 
     Raises
     ------
     CourseworkError
-        Codes ``no-source``, where the checks of one are missing, and ``markers``, where a file breaks a rule.
+        Codes ``no-source``, if the checks of one are missing, and ``markers``, if a file breaks a rule.
     FileError
     """
     exercises = []

@@ -175,7 +175,7 @@ def expect_legal(schedule: Any, what: str, memory_limit: int | Sequence[int] | N
 
 
 def shown(value: object) -> str:
-    """Return a value as text, cut where it is long; a failing repr does no harm.
+    """Return a value as text, shortened if it is long; a failing repr does no harm.
 
     Examples
     --------

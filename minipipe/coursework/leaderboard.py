@@ -175,7 +175,7 @@ class Leaderboard:
         CourseworkError
             Code ``unknown-task``: the file is of another puzzle, or of other levels.
         FileError
-            Code ``damaged``, also where it says of a schedule what is not so.
+            Code ``damaged``, also if its values do not fit a schedule.
         """
         try:
             found = json_value(parse_json(read_text(self._path, MOST_JSON, pipes=False)), dict, "it")
@@ -216,7 +216,7 @@ class Leaderboard:
         return entry
 
     def add(self, answers: Iterable[tuple[str, Mapping[str, str]]]) -> list[Entry]:
-        """Add the schedules of students by level, and return the best of all. Errors are those of reading.
+        """Add the schedules of students by level, and return the best of all. Raises the errors of reading.
 
         The file is replaced as a whole. Processes that add to files of one folder wait for each other, so that none
         loses what another has added; on Windows they do not.
@@ -241,7 +241,7 @@ def _levels_of(exercise: Exercise, student: str | None) -> dict[str, Level]:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Hold a lock on a folder: that of a file is gone once the file is replaced."""
+    """Hold a lock on a folder: a lock on a file is gone once the file is replaced."""
     try:
         import fcntl
     except ImportError:

@@ -34,7 +34,7 @@ _PATIENCE = 5.0  # seconds for the supervisor to end all processes of a task, wh
 # The rest of the grader's environment may hold secrets.
 _KEPT = (
     *("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TEMP"),
-    # These choose the code of products and sums, and so the last bits, which tests compare with those of the grader.
+    # These choose the code of products and sums, and so the last bits, which tests compare with the grader's.
     *("OPENBLAS_CORETYPE", "MKL_CBWR", "BLIS_ARCH_TYPE", "NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES"),
 )
 
@@ -88,7 +88,7 @@ class StudentProcess:
     Attributes
     ----------
     containment : Containment, optional
-        None where the process did not start.
+        None if the process did not start.
     flags : dict of str
         Names that the task does not give: the keys, in order.
     output : str

@@ -1,6 +1,6 @@
 """A student's files, in a folder or a zip archive, read as bytes of bounded size; nothing is unpacked or followed.
 
-Kinds of paths are asked by ``os.path``: the methods of ``Path`` raise where a name is too long.
+Kinds of paths are asked by ``os.path``: the methods of ``Path`` raise if a name is too long.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Folder:
 
 
 class Archive:
-    """A zip archive with the same files, in one of its folders; attributes as those of :class:`Folder`."""
+    """A zip archive with the same files, in one of its folders; attributes as in :class:`Folder`."""
 
     def __init__(self, path: Path, tasks: Collection[str]) -> None:
         self.path, self.name = path, name_of(path)
@@ -112,7 +112,7 @@ def name_of(path: Path) -> str:
     >>> name_of(Path("class/ada.zip")), name_of(Path("class/ada/."))
     ('ada', 'ada')
     """
-    name = os.path.basename(os.path.abspath(path))  # of a link its own, not that of its target
+    name = os.path.basename(os.path.abspath(path))  # of the link itself, not of its target
     return name[:-4] if is_archive(path) else name
 
 

@@ -9,7 +9,7 @@ The code below runs, and the loss of the last stage falls, but the model learns 
 last on a separate loss, the sum of squares of its output. Fix `train_step`.
 
 `outputs.backward(gradient)` starts from the gradient of a result. Afterwards `inputs.grad` is the gradient of an input
-that was created with `requires_grad=True`, and `parameter.grad` that of every parameter.
+that was created with `requires_grad=True`, and `parameter.grad` the gradient of a parameter.
 
 Example: with two stages that each double their input, and the sum as the loss, the output of the first stage has
 gradient 2.

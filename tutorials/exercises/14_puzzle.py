@@ -32,7 +32,7 @@ Example: 2 ranks and 2 microbatches would be
     1F0 1B0 1F1 1B1
 
 Checked, one point each for every level: legal, within memory and no slower than 1F1B; at least halfway from there to
-par; par. Also that your schedules train: their gradients are those of one process.
+par; par. Also that your schedules train: their gradients equal the gradients of one process.
 """
 
 

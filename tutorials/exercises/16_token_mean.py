@@ -12,7 +12,7 @@ Write two functions. `shares(labels, ignored)` gets the labels of each microbatc
 the parameters of the model have the gradients of the mean over all tokens of the batch, and it returns this mean. Its
 first line clears the gradients. `functional.cross_entropy(model(x), y, ignore_index=ignored)` is the mean over the
 tokens of a microbatch, a tensor (and 0, if there are none). `loss.backward(weight)` starts from a weight
-instead of from 1, and adds to the gradients that are there.
+instead of from 1, and adds to the existing gradients.
 
 At least one label of the batch is a token. Microbatches may differ in texts and in places, and any whole number can
 mark padding: often -100, but also 0.
@@ -31,12 +31,12 @@ from minipipe import functional, nn
 
 
 def shares(labels: Sequence[np.ndarray], ignored: int) -> list[float]:
-    """Return the share of each microbatch: its tokens, divided by those of the batch."""
+    """Return the share of each microbatch: its tokens, divided by the tokens of the batch."""
     # SOLUTION
     counts = [int((own != ignored).sum()) for own in labels]
     return [count / sum(counts) for count in counts]
     # STUB
-    # raise NotImplementedError("the tokens of each microbatch, divided by those of all")
+    # raise NotImplementedError("the tokens of each microbatch, divided by the tokens of all")
     # END
 
 

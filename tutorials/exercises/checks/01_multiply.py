@@ -38,7 +38,7 @@ def twice_multiplied(task, a, b):
 
 
 def check(task, seed, shape, other):
-    """Compare the value and both gradients with those of the library."""
+    """Compare the value and both gradients with the library's results."""
     generator = np.random.default_rng(seed)
     a, b = generator.standard_normal(shape), generator.standard_normal(other)
     gradient = generator.standard_normal(np.broadcast_shapes(shape, other))
