@@ -127,7 +127,8 @@ assert table == {"1f1b": (33, 39), "interleaved-1f1b": (28.5, 31.5), "zb-h1": (2
 # %% [markdown]
 # Interleaved 1F1B and ZB-V expose only the all-reduce of the stage that a rank finishes
 # last: 3 units. The all-reduce of its other stage runs while the rank still computes.
-# ZB-H1 hides as little as 1F1B: rank 0 ends last in both.
+# In ZB-H1 all ranks end at the same time, so no rank has a cool-down that could hide an
+# all-reduce.
 #
 # Data-parallel libraries use the same idea without a pipeline. They divide the
 # gradients into *buckets* of layers, and reduce each bucket as soon as the backward has
@@ -145,9 +146,10 @@ def shapes(bandwidth):
     """Return the makespan of eight ranks by depth of the pipeline: without the all-reduce, and with it."""
     times = {}
     for depth in (8, 4, 2, 1):
-        copies, share = 8 // depth, 4 / depth
+        copies = 8 // depth
+        per_stage = 4 / depth
         pipeline = schedules.one_f_one_b(depth, 16 // copies)
-        costs = Costs(share, share, share, gradient_size=24 / depth, bandwidth=bandwidth)
+        costs = Costs(per_stage, per_stage, per_stage, gradient_size=24 / depth, bandwidth=bandwidth)
         wide = schedules.data_parallel(pipeline, copies)
         times[depth] = (simulate(pipeline, costs).makespan, simulate(wide, costs).makespan)
     return times
@@ -163,9 +165,9 @@ assert [with_sums for _, with_sums in slow.values()] == [34.5, 39, 48, 66]
 assert [round(with_sums, 2) for _, with_sums in fast.values()] == [34.5, 33.3, 30.9, 26.1]
 
 # %% [markdown]
-# Short pipelines have small bubbles. Their ranks hold more weights, and the all-reduce
-# is larger. With fast links, choose the shortest pipeline that fits into memory. With
-# slow links, the deepest one wins.
+# Short pipelines have small bubbles, but their ranks hold more weights, and their
+# all-reduce is larger. With fast links, choose the shortest pipeline that fits into
+# memory. With slow links, the deepest one wins.
 #
 # ## The order of additions
 #

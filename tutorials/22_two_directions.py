@@ -61,10 +61,10 @@ assert all(both == [ranks - 2, 2 * (ranks - 1)] for (ranks, _), both in idle.ite
 # ## Why two copies of the weights?
 #
 # Microbatches that go down need stage 0 on rank 0. Microbatches that go up begin on
-# rank 3, and need stage 0 there. **A rank must hold every stage that one of its
-# microbatches passes through there.** So each stage has two replicas, and each rank
-# holds the weights of two stages. At the end of the step there is an all-reduce between
-# the two replicas, as in data parallelism.
+# rank 3, and need stage 0 there. **A rank must hold every stage that it runs for any
+# microbatch.** So each stage has two replicas, and each rank holds the weights of two
+# stages. At the end of the step there is an all-reduce between the two replicas, as in
+# data parallelism.
 #
 # Could a microbatch go down through one replica, and come back through the other one?
 # The backward needs the activations, and they are on the rank of the forward. The
@@ -142,12 +142,12 @@ assert max(simulate(dual).peak_activations) == max(simulate(halves).peak_activat
 assert dual.stages_of(0) == halves.stages_of(0) == (0, 7)
 
 # %% [markdown]
-# The first two lines agree in everything. To see why, fold DualPipe in the middle: put
-# rank 7 on rank 0, rank 6 on rank 1, and so on. Each microbatch then passes over the
-# four ranks and back, as in the V of lesson 10. One copy of the weights is enough, and
-# half of the ranks. This schedule is DualPipe-V, which Qi et al. (2025) call "cut in
-# half". The next cell checks that each rank of DualPipe runs a row of DualPipe-V, with
-# other numbers for the microbatches.
+# The first two lines agree. To see why, fold DualPipe in the middle: put rank 7 on rank
+# 0, rank 6 on rank 1, and so on. Each microbatch then passes over the four ranks and
+# back, as in the V of lesson 10. One copy of the weights is enough, and half of the
+# ranks. This schedule is DualPipe-V, which Qi et al. (2025) call "cut in half". The
+# next cell checks that each rank of DualPipe runs a row of DualPipe-V, with other
+# numbers for the microbatches.
 
 # %%
 half = schedules.dualpipe_v(4, 10)
@@ -184,9 +184,9 @@ assert by_overlap[0] == 3 * 20 + (8 // 2 - 1) * (3 + 2 - 3 * 1)  # DeepSeek's fo
 # %% [markdown]
 # Without any overlap the pairs cost 3 units, 66 instead of 63, because each waits for
 # the inputs of both actions. The assert compares this with the formula that DeepSeek
-# publishes. With full overlap they save 11 units. Pairs are worth it if much can be
-# hidden, as in a mixture of experts, whose layers exchange tokens between ranks (an
-# all-to-all) in both directions.
+# publishes. With full overlap they take 52, 11 units less than without pairs. Pairs are
+# worth it if much can be hidden, as in a mixture of experts, whose layers exchange
+# tokens between ranks (an all-to-all) in both directions.
 #
 # ## A pair can deadlock
 #
@@ -215,7 +215,8 @@ assert error.code == "overlap-deadlock" and "Without the overlaps it would end" 
 #   returns it by name, and torchtitan takes the name as an option:
 #
 # ```sh
-# --parallelism.pipeline_parallel_degree 4 --parallelism.pipeline_parallel_schedule DualPipeV
+# --parallelism.pipeline_parallel_degree 4 \
+# --parallelism.pipeline_parallel_schedule DualPipeV
 # ```
 #
 # - **DeepSeek** published both schedules as `DualPipe` and `DualPipeV` in the
