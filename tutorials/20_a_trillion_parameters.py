@@ -5,13 +5,14 @@
 # 3,072 GPUs, part by part, and compare the prediction with the paper. Then you change
 # the choices of the authors: would another partition have been faster?
 #
-# The model had 1,008 billion parameters, and was trained in 2021 at 163 TF/s per GPU
-# (Narayanan et al.). You need no GPU for this. The shape of the model, the rates of one
-# GPU and of its links, and the schedule decide the time.
+# The model had 1,008 billion parameters, and was trained in 2021 at 163 TF/s per GPU,
+# that is 163 × 10¹² operations per second (Narayanan et al.). You need no GPU for this.
+# The shape of the model, the rates of one GPU and of its links, and the schedule decide
+# the time.
 
 # %%
 from minipipe import schedules, simulate
-from minipipe.schedules.simulation.paper_scale import A100, costs_of, predict, published_runs
+from minipipe.schedules.simulation.paper_scale import A100, TERMS, costs_of, predict, published_runs
 
 # %% [markdown]
 # ## The run
@@ -53,8 +54,8 @@ assert round(ideal, 1) == 64.3 and round(100 * ideal / run.seconds()) == 63
 # 65,536 actions. `predict` adds the gradient all-reduce over six replicas, and the
 # optimiser.
 #
-# The loop leaves one part out at a time, and prints how much faster the iteration
-# becomes.
+# The loop leaves one part out at a time. It prints how much shorter the iteration
+# becomes, and what the part is.
 
 # %%
 seconds = predict(run)
@@ -63,7 +64,7 @@ assert round(seconds, 1) == 104.0 and round(100 * (seconds / run.seconds() - 1),
 worth = {}
 for term in ("recomputation", "bubble", "operands", "tensor-sums", "accumulation", "head", "memory", "attention"):
     worth[term] = seconds - predict(run, without=[term])
-    print(f"{term:14}{worth[term]:6.1f} s")
+    print(f"{term:14}{worth[term]:6.1f} s   {TERMS[term]}")
 assert [round(part) for part in worth.values()] == [24, 11, 9, 6, 5, 5, 4, 4]
 
 # %% [markdown]

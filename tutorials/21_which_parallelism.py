@@ -50,8 +50,8 @@ assert len(losses) == 8 and max(losses.values()) - min(losses.values()) < 1e-4
 # - **Tensor parallel**: all-reduces of activations, four in each block and microbatch.
 #   In this implementation each rank sends its whole partial result to the t - 1 others.
 # - **Fully sharded**: for each microbatch every rank gathers each layer once for the
-#   forward and once for the backward, and the gradients are reduce-scattered. That is
-#   three times (d - 1) / d of N.
+#   forward and once for the backward, and a reduce-scatter gives it the sum of its
+#   shard of the gradients. That is three times (d - 1) / d of N.
 #
 # The picture shows the rank that sends most.
 
