@@ -307,7 +307,7 @@ for rank in range(4):
 #   `--overlap-grad-reduce` starts the reduction of each bucket during the backward, and
 #   `--use-distributed-optimizer` shards the optimiser:
 #
-# ```sh
+# ```text
 # torchrun --nproc-per-node 8 pretrain_gpt.py --pipeline-model-parallel-size 4 \
 #     --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather …
 # ```

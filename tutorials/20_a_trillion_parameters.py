@@ -151,7 +151,7 @@ assert (round(one, 1), round(split, 1)) == (22.4, 16.9)
 # The paper's code is Megatron-LM, and the run above corresponds to these options (`…`
 # stands for the model and its data):
 #
-# ```sh
+# ```text
 # pretrain_gpt.py --tensor-model-parallel-size 8 --pipeline-model-parallel-size 64 \
 #     --micro-batch-size 1 --global-batch-size 3072 --recompute-granularity full \
 #     --recompute-method uniform --recompute-num-layers 1 …

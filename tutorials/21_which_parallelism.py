@@ -277,7 +277,7 @@ assert best[16384] == [1.65, 1.22, 1.03, 1.0, 2.59]
 # - **Megatron-LM**. Data parallelism has no option: it is what the other sizes leave of
 #   the processes.
 #
-# ```sh
+# ```text
 # torchrun --nproc-per-node 8 pretrain_gpt.py \
 #     --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 …
 # ```

@@ -214,7 +214,7 @@ assert error.code == "overlap-deadlock" and "Without the overlaps it would end" 
 #   Each rank gives it two stages, placed as a V. `get_schedule_class("DualPipeV")`
 #   returns it by name, and torchtitan takes the name as an option:
 #
-# ```sh
+# ```text
 # --parallelism.pipeline_parallel_degree 4 \
 # --parallelism.pipeline_parallel_schedule DualPipeV
 # ```
