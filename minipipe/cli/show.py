@@ -44,6 +44,7 @@ _FORMATS_OF_OPTION = {
     "title": (*_PICTURES, "html", "perfetto"),
     "font_size": _PICTURES,
     "no_legend": _PICTURES,
+    "animated": ("svg",),
 }
 
 
@@ -63,6 +64,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--width", type=int, metavar="N", help=width)
     add("--title", metavar="TEXT", help="of a drawing, above the schedules")
     add("--font-size", type=float, metavar="N", help="of a picture, in pixels")
+    add("--animated", action="store_true", help="an SVG whose actions appear one after another")
     add("--no-legend", action="store_true", help="a picture without its legend")
     add_output(parser, "write there instead")
 
@@ -135,7 +137,7 @@ def _drawing(timelines: Sequence[Timeline], options: argparse.Namespace) -> str 
     is_picture, given = options.format in _PICTURES, {"title": options.title}
     if is_picture:
         given |= {"width": options.width, "font_size": options.font_size}
-        given |= {"messages": options.messages, "legend": not options.no_legend}
+        given |= {"messages": options.messages, "legend": not options.no_legend, "animated": options.animated}
     try:
         given = {name: value for name, value in given.items() if value is not None}
         return drawing(_DRAWN[options.format], *timelines, **given)

@@ -99,6 +99,19 @@ class Panel:
         """Return (time, activations held) at the start and at the end of each span of a rank: a curve of steps."""
         return [(time, self._counted(held)) for time, held in self.timeline.activations_over_time(rank)]
 
+    def idle_until(self, rank: int, time: float) -> float:
+        """Return the idle time of a rank from the start of the timeline until ``time`` after it.
+
+        Examples
+        --------
+        >>> from minipipe import schedules
+        >>> panel = Panel(simulate(schedules.one_f_one_b(4, 8)))
+        >>> [panel.idle_until(1, time) for time in (1, 10, 33)]
+        [1, 5, 9]
+        """
+        now = self.timeline.start + time
+        return sum(min(slot.end, now) - slot.start for slot in self.timeline.idle[rank] if slot.start < now)
+
     def _counted(self, pairs: float) -> float:
         return pairs / (self.pairs or 1)
 
