@@ -14,16 +14,17 @@ from minipipe.render.editor import Editor
 _SIZE = {"width": 1000, "height": 900}
 
 
-def screenshot(chromium) -> bytes:
-    """Return a picture of the middle of the editor, with half of a schedule, as PNG.
+def screenshot(chromium, until=15) -> bytes:
+    """Return a picture of the middle of the editor as PNG: 1F1B without what begins at ``until`` or later.
 
     Parameters
     ----------
     chromium : playwright.sync_api.Browser
+    until : float
     """
     editor = Editor()
     editor.answer({"do": "open", "name": "1f1b", "ranks": 4, "microbatches": 8})
-    editor.answer({"do": "cut", "time": 15})
+    editor.answer({"do": "cut", "time": until})
     with Page(editor) as served:
         threading.Thread(target=served.serve_forever, args=(0.01,), daemon=True).start()
         page = chromium.new_page(viewport=_SIZE)
