@@ -65,10 +65,10 @@ def ending_of(path: Path, known: Iterable[str], otherwise: str = "") -> str:
     """Return the ending of a file name in small letters, or refuse it as misuse if it is not among the known ones."""
     ending = path.suffix.lower()
     if ending not in known:
-        given = printable(ending[:20]) or "nothing"
+        given = f"ends in {printable(ending[:20])}" if ending else "has no ending"
         *others, last = known
         expected = f"{', '.join(others)} or {last}{otherwise}"
-        raise misuse(f"{quoted(str(path), 200)} ends in {given}; expected {expected}.")
+        raise misuse(f"{quoted(str(path), 200)} {given}; expected {expected}.")
     return ending
 
 

@@ -31,9 +31,11 @@ v-min at most half of it from 6 on. 2x weights: a stage is on two ranks. No
 flushes: updates stand between microbatches, and a long run has no idle time."""
 
 EPILOG = """With --json, peak and peak_activations are microbatches, each counted for all
-layers of its rank; those of `minipipe simulate --json` are pairs of stage and
-microbatch, v times as many for v stages on each rank. The picture leaves out
-schedules with 2x weights: its memory is that of activations."""
+layers of its rank. `minipipe simulate --json` counts (stage, microbatch) pairs:
+v times as many for v stages on each rank.
+
+The picture of --plot compares the memory of activations only, so it leaves out
+schedules that hold the weights twice."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -45,13 +47,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--plot",
         type=Path,
         metavar="FILE",
-        help="draw bubble over peak memory, as .svg, .png or .pdf; --microbatches M,…",
+        help="draw bubble over peak memory to FILE: .svg, .png or .pdf",
     )
     parser.add_argument(
         "--search",
         type=float,
         metavar="SECONDS",
-        help="with --plot: look for better schedules, as many as a quiet core tries in so long altogether",
+        help="with --plot: search for better schedules, about this long in all",
     )
 
 
