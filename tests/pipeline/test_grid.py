@@ -217,7 +217,7 @@ def test_rank_0_alone_warns():
 
 @for_each(
     case={
-        "replicas": ({"replicas": 2}, "The grid says how many replicas there are, 1; give no others"),
+        "replicas": ({"replicas": 2}, "The grid has 1 replica already; leave replicas out"),
         "a search": ({"schedule": "auto"}, "and with tensor above 1 name a schedule"),
         "a measurement": ({"partition": "measured"}, "and with tensor above 1 name a schedule"),
     }

@@ -31,7 +31,7 @@ COMMANDS = {
     "step": ("step 1f1b --at 3", 0, "rank 1 begins 1F0"),
     "edit": ("edit --help", 0, "Build a schedule by hand"),
     "advise": ("advise --ranks 2 --seconds 0 train.py", 0, "schedule"),
-    "compare": ("compare --ranks 2 --width 8 --length 4 --layers 2 --rounds 1", 0, "is the fastest here, measured: "),
+    "compare": ("compare --ranks 2 --width 8 --length 4 --layers 2 --rounds 1", 0, "is the fastest (measured): "),
     "run": ("run -n 2 train.py", 0, "loss 2."),
     "coursework": ("coursework another", 0, "wrote 16 tasks to another"),
     "grade": ("grade mine --only 05_bubble", 0, "05_bubble"),

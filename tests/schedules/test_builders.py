@@ -246,7 +246,7 @@ def test_a_v_has_two_chunks_on_each_rank_and_no_other_number(name, chunks):
     with pytest.raises(ScheduleError) as caught:
         schedules.build(name, 4, 8, chunks)
     assert caught.value.code == "parameters"
-    assert f"chunks_per_rank is {chunks}; {name} is V-shaped, with exactly 2 chunks on each rank" in str(caught.value)
+    assert f"chunks_per_rank is {chunks}; {name} is V-shaped and has exactly 2 chunks on each rank" in str(caught.value)
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():

@@ -97,7 +97,7 @@ def test_a_choice_that_computes_activations_again_reaches_every_rank(monkeypatch
         (mlp(), {"sample": (X, Y), "chunks_per_rank": 10}, ArgumentError, "No schedule fits 9 layers on 1 rank"),
         (mlp(), {"sample": (X, Y), "speed": 2}, ArgumentError, "Pipeline takes no speed="),
         (nn.Linear(4, 4), {"sample": (X, Y)}, ModelError, "cuts an nn.Sequential"),
-        (Plan(mlp(), num_ranks=1), {}, ModelError, "The stages are given"),
+        (Plan(mlp(), num_ranks=1), {}, ModelError, "The stages determine"),
     ],
 )
 def test_what_cannot_be_decided_is_refused(model, options, error, words):
@@ -127,7 +127,7 @@ def test_what_was_chosen_stands_below_the_pipeline_and_in_its_advice_on_every_ra
     assert auto[0].schedule.name == best["schedule"] + copies and best in auto[1].advice.data["choices"]
     assert [[part.start, part.stop] for part in auto[0].partition] == best["layers"]
     told = f'schedule="auto" chose {best["schedule"]}{copies}, 4 microbatches, cut by {best["cut"]}'
-    figures = f"predicted {1e3 * best['time']:.3f} ms a step, measured {1e3 * best['measured']:.3f} ms."
+    figures = f"predicted {1e3 * best['time']:.3f} ms per step, measured {1e3 * best['measured']:.3f} ms."
     assert str(auto[1].advice).startswith("schedule") and auto[1].advice.data["reason"] in " ".join(
         str(auto[1].advice).split()
     )

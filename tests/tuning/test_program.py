@@ -76,7 +76,7 @@ def test_a_program_for_several_ranks_is_left_before_it_would_need_them(tmp_path)
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", r"exited without a training step; expected a call of Pipeline\.step"),
+        ("", r"ended without a training step; expected a call of Pipeline\.step"),
         ("raise SystemExit(3)", r"exited with 3 before its first training step\. Arguments of the program follow"),
         ("import sys; sys.exit()", "exited with exit code 0 before its first training step"),
         ("1 / 0", "failed before its first training step, with ZeroDivisionError: division by zero"),
@@ -85,7 +85,7 @@ def test_a_program_for_several_ranks_is_left_before_it_would_need_them(tmp_path)
             "from minipipe import Pipeline, nn, spawn\n"
             "model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))\n"
             "spawn(lambda group: Pipeline(model, group, loss=nn.MSELoss()).step([[1]] * 8, [[1]] * 8), 2)",
-            r"makes 2 ranks itself; expected init_process_group\(\)",
+            r"starts 2 ranks itself; expected a program that calls init_process_group\(\)",
         ),
     ],
 )

@@ -51,7 +51,7 @@ def test_a_file_of_minipipe_says_its_layout_and_is_taken_without_a_word(tmp_path
 )
 def test_a_square_weight_of_a_file_that_does_not_say_its_layout_is_taken_with_a_warning(tmp_path, num_layers, words):
     save_file({f"{i}.weight": SQUARE for i in range(num_layers)}, tmp_path / "a")
-    with pytest.warns(UserWarning, match=rf"a does not say which layout it has, and {words}: .*layout='torch'"):
+    with pytest.warns(UserWarning, match=rf"a does not name its layout, and {words}: .*layout='torch'"):
         found = weights(tmp_path / "a", square(num_layers))
     assert (found["0.weight"] == SQUARE).all()
 
@@ -93,7 +93,7 @@ def test_nothing_is_said_where_the_layout_is_told_or_makes_no_difference(tmp_pat
 def test_the_refusal_of_a_file_from_pytorch_says_how_it_is_taken(tmp_path, case):
     layer, theirs = in_torch(case)
     save_file(theirs, tmp_path / "a")
-    with pytest.raises(ParameterError, match=r"In PyTorch's layout it would fit: give layout='torch'\.$"):
+    with pytest.raises(ParameterError, match=r"It fits in PyTorch's layout: pass layout='torch'\.$"):
         checkpoint.load_weights(tmp_path / "a", layer)
     save_file({**theirs, "more": SQUARE}, tmp_path / "b")
     with pytest.raises(ParameterError) as caught:
