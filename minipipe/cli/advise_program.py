@@ -1,4 +1,4 @@
-"""Advice for a training program: it runs unchanged until its first step, where its ranks measure choices in turns.
+"""Advice for a training program: it runs unchanged until its first step; there its ranks measure choices in turns.
 
 ``mpirun -n 4 python -m minipipe.cli.advise_program PROGRAM …`` is what each rank runs. There ``Pipeline.watcher`` gets
 the first call of ``Pipeline.step``, and does not return from it. Without mpirun, thread ranks measure.
@@ -129,7 +129,7 @@ def _refuse(program: str, error: BaseException) -> NoReturn:
     Raises
     ------
     ArgumentError, LaunchError
-        Code ``value``, or that of the error.
+        Code ``value``, or the code of the error.
     """
     if isinstance(error, ArgumentError | LaunchError):
         raise error
@@ -151,8 +151,8 @@ def run_to_first_step(program: str, arguments: Sequence[str], leave: Leave, limi
         A file with Python.
     arguments : sequence of str
     leave : function
-        ``(pipeline, question)``, where the question is about the program, with its own choice if it has made one. It
-        must not return.
+        ``(pipeline, question)``. The question is about the program, with its own choice if it has made one. The
+        function must not return.
     limits : mapping
         ``memory_limit``, ``num_microbatches`` and ``replicas`` of the question.
 
@@ -196,7 +196,7 @@ def program_report(
     Raises
     ------
     LaunchError
-        Codes ``no-launcher``, where the program fails under mpirun, and ``no-script``.
+        Codes ``no-launcher``, if the program fails under mpirun, and ``no-script``.
     MinipipeError
         As for :func:`minipipe.advise` and :func:`question_about`.
     """

@@ -84,8 +84,8 @@ def _check_certificate(options: argparse.Namespace) -> ExitStatus:
     Raises
     ------
     ScheduleError
-        Code ``file``; those of :func:`~minipipe.schedules.search.certificate.read_certificate` and of
-        :func:`~minipipe.schedules.simulation.evaluation.check_claim`; ``certificate``, where the proof finds a better
+        Code ``file``; the codes of :func:`~minipipe.schedules.search.certificate.read_certificate` and of
+        :func:`~minipipe.schedules.simulation.evaluation.check_claim`; ``certificate``, if the proof finds a better
         schedule.
     """
     seconds: float | None = options.prove

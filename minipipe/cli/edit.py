@@ -96,7 +96,7 @@ class Page(ThreadingHTTPServer):
         self.url = f"http://{self.host}{self.path}"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Print the traceback of an error here, but not that of a client that has left or is silent."""
+        """Print the traceback of an error here, but not if a client has left or is silent."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 

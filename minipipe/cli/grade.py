@@ -1,4 +1,4 @@
-"""``minipipe grade``: points for a student's directory, or for those of a class."""
+"""``minipipe grade``: points for one submission, or for a class."""
 
 from __future__ import annotations
 

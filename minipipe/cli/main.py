@@ -84,7 +84,7 @@ def _status(words: list[str], may_complete: bool) -> int:
             if may_complete and "_ARGCOMPLETE" in os.environ:
                 _complete()
             status = _run(words)
-        finally:  # here, and not at the exit of the interpreter, where an error has no handler
+        finally:  # here: at the exit of the interpreter an error has no handler
             sys.stdout.flush()
     except BrokenPipeError:  # the reader has closed it, as `head` does
         discard(sys.stdout)

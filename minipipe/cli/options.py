@@ -59,7 +59,12 @@ def add_schedule(parser: argparse.ArgumentParser, several: bool = False, is_opti
     add("--chunks", type=int, metavar="V", help="stages per rank, for schedules that support several")
     add("--group", type=int, metavar="G", help="smallest group of microbatches, if interleaved (default: P)")
     add("--per-update", type=int, metavar="A", help="microbatches per weight update, for 2bw (default: P) and paci (2)")
-    add("--joined", action="store_true", default=None, help="overlap forwards with backwards, for dualpipe")
+    add(
+        "--joined",
+        action="store_true",
+        default=None,
+        help="overlap forwards with backwards, for dualpipe and dualpipe-v",
+    )
     add("--recompute", action="store_true", help="drop activations after F; recompute them (R) before B")
     add(
         "--offload", type=int, metavar="N", help="copy activations to the host (O) and back (L): a rank holds at most N"
@@ -140,7 +145,7 @@ def whole_numbers(text: str) -> list[int]:
 
 
 def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
-    """Return a named schedule, or that of a file, as the options say: stages frozen, less memory, copies beside it.
+    """Return the schedule of a name or a file, with the options applied: frozen stages, less memory, replicas.
 
     Raises
     ------
@@ -175,7 +180,7 @@ def schedule_and_costs(options: argparse.Namespace) -> tuple[Schedule | Program,
 
 
 def all_steps(schedule: T, options: argparse.Namespace) -> T:
-    """Return a schedule repeated for ``--steps``; raise code ``parameters`` where that is impossible."""
+    """Return a schedule repeated for ``--steps``; raise code ``parameters`` if that is impossible."""
     if options.steps == 1 and getattr(options, "wait", False):
         raise misuse("--wait applies between training steps; add --steps 2 or more.")
     try:
@@ -194,6 +199,8 @@ def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
         schedule = read_schedule(given, options.ignore_sharding)
     else:
         message = f"There is neither a schedule nor a file {quoted(given, 120)}; {expected_names(given)}."
+        if given.lower().endswith((".csv", ".txt")):
+            message = f"There is no file {quoted(given, 120)}; expected a file, or a name from `minipipe schedules`."
         raise misuse(message, ScheduleCode.UNKNOWN)
     of_names = {"--group": options.group, "--per-update": options.per_update, "--joined": options.joined}
     for option, value in {**of_names, "--slices": options.slices}.items():
@@ -211,7 +218,7 @@ def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
 
 
 def schedules_of(given: Sequence[str], options: argparse.Namespace) -> list[Schedule | Program]:
-    """Return several schedules; without other sizes, named ones have those of the first file."""
+    """Return several schedules; without size options, named ones have the sizes of the first file."""
     files = {name: schedule_of(name, options) for name in given if spelled(name) not in REGISTRY}
     for schedule in list(files.values())[:1]:
         copies = options.replicas or 1

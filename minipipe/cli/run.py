@@ -111,7 +111,7 @@ def _words(option: str, command: str) -> tuple[str, ...]:
 
 
 def _launcher(given: str | None) -> tuple[str, ...]:
-    """Return the launcher's command; ``mpirun`` is that of this Python's environment."""
+    """Return the launcher's command; ``mpirun`` is the one in this Python's environment."""
     words = ("mpirun",) if given is None else _words("--launcher", given)
     if words[0] == "mpirun":
         words = (find_mpirun() or "mpirun", *words[1:])

@@ -96,7 +96,7 @@ def _costs_in_words(options: argparse.Namespace) -> str:
 
 
 def _plot(batches: Sequence[int], options: argparse.Namespace) -> ExitStatus:
-    """Draw a panel for each number of microbatches, with better schedules where a search has seconds for them."""
+    """Draw a panel for each number of microbatches, with better schedules if there is time for a search."""
     from minipipe.render.files import converted
     from minipipe.render.svg.tradeoff import draw_tradeoff
 

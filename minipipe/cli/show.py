@@ -95,7 +95,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
 
 
 def _format(options: argparse.Namespace) -> str:
-    """Return the given format, or that of the file's ending."""
+    """Return the format: the option, or the ending of the file."""
     if options.format is not None or options.output is None or options.json:
         return options.format or "text"
     return _FORMAT_OF_ENDING[ending_of(options.output, _FORMAT_OF_ENDING, ", or a --format")]

@@ -38,7 +38,9 @@ def run(options: argparse.Namespace) -> ExitStatus:
     """Walk through a schedule, legal or not: with keys in a terminal, otherwise one step after another."""
     _, schedule, costs = schedule_and_costs(options)
     if options.steps > 1 and costs.update != 0:
-        raise misuse("step does not model update, the time between training steps: leave it out, or use simulate.")
+        raise misuse(
+            "step does not model the time between training steps: leave update out of --costs, or use simulate."
+        )
     walkthrough = Walkthrough(schedule, costs, options.memory_limit, memory_of(costs, schedule))
     numbers = chosen_snapshots(walkthrough, options.first, options.last, options.at)
     is_chosen = options.all or options.json or (options.first, options.last, options.at) != (None, None, None)

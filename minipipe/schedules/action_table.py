@@ -174,7 +174,7 @@ class ActionTable(ShownInNotebooks):
         ):
             if is_there and code not in known:
                 message = f"{self.title} {what.format(*(updates or kept))}, which {reader} does not support;"
-                raise ScheduleError.of(code, f"{message} minipipe can draw, check and simulate it.")
+                raise ScheduleError.of(code, f"{message} it can be drawn, checked and simulated.")
 
     def one_rank_each(self, reader: str) -> tuple[int, ...]:
         """Return the rank of each stage, for a reader that knows nothing of what :meth:`check_known` refuses."""

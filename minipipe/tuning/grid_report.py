@@ -40,7 +40,7 @@ _LESS = 0.95  # of the winner's memory: from here on another grid is worth its t
 
 
 class Figures(NamedTuple):
-    """What a step of a grid takes, measured or simulated.
+    """The time of a step of a device mesh, measured or simulated.
 
     Attributes
     ----------
@@ -108,7 +108,7 @@ class GridReport:
 
     @cached_property
     def measured(self) -> list[Figures]:
-        """What the steps of each grid took: medians."""
+        """The median time of a step, by device mesh."""
         return [Figures(row["grid"], median(row["seconds"]), row["bubble"], row["update_seconds"]) for row in self.rows]
 
     @cached_property
@@ -131,7 +131,7 @@ class GridReport:
 
     @cached_property
     def differing(self) -> list[str]:
-        """The grids whose losses differ from those of the first one by more than rounding."""
+        """The meshes whose losses differ from the first one by more than rounding."""
         first, close = self.rows[0]["losses"], CLOSE[self.task.dtype]
         return [
             row["grid"]
@@ -211,7 +211,7 @@ class GridReport:
 
     @property
     def notes(self) -> list[str]:
-        """What to know about the figures."""
+        """Notes about the figures."""
         found = [f"left out: {name}: {reason}." for name, reason in self.left_out.items()]
         if self.hosts:
             link = f"latency {self.link.latency:g} s, {self.link.bandwidth:g} bytes per second"

@@ -60,7 +60,7 @@ class Advice:
         The program's own choice.
     measured : CostModel
     memory_limit : float
-        Bytes of each rank; infinite where there is none.
+        Bytes of each rank; infinite without a limit.
 
     Raises
     ------

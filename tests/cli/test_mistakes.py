@@ -19,9 +19,9 @@ from tests.launch import ROOT, run
     [
         (
             ["show", "1f2b"],
-            "There is neither a schedule nor a file '1f2b'; did you mean 1f1b? expected one of sequential",
+            "There is neither a schedule nor a file '1f2b'; did you mean 1f1b? Expected one of sequential",
         ),
-        (["show", "nowhere.csv"], "neither a schedule nor a file 'nowhere.csv'"),
+        (["show", "nowhere.csv"], "There is no file 'nowhere.csv'; expected"),
         (["show", "."], "neither a schedule nor a file '.'"),
         (["show", "gpipe", "--ranks", "0"], "num_ranks is 0; expected a whole number, at least 1"),
         (["schedules", "--ranks", "0"], "num_ranks is 0"),
@@ -30,9 +30,9 @@ from tests.launch import ROOT, run
             ["show", "gpipe", "--group", "4"],
             "gpipe takes no microbatch_group_size; leave it out.",
         ),
-        (["show", "1f1b", "--slices", "2"], "1f1b takes no num_slices; leave it out. seq1f1b takes one."),
+        (["show", "1f1b", "--slices", "2"], "1f1b takes no num_slices; leave it out. Schedules that take it: seq1f1b."),
         (["simulate", "seq1f1b", "--costs", "slice_work=0:0"], "expected numbers, at least 0 and not all 0, such as"),
-        (["show", "zb-v", "--joined"], "zb-v takes no joined; leave it out. dualpipe-v, dualpipe take one."),
+        (["show", "zb-v", "--joined"], "zb-v takes no joined; leave it out. Schedules that take it: dualpipe-v, dualpipe."),
         (["show", "gpipe", "1f1b", "--format", "csv"], "--format csv writes one schedule; 2 were given"),
         (
             ["show", "gpipe", "-o", "a.doc"],

@@ -368,11 +368,11 @@ def on_shares(make):
     ("make", "words"),
     [
         (lambda grid: nn.fully_shard(Inside(), grid.data), "put nn.Recompute around the layer"),
-        (lambda grid: Pipeline(language_model(), grid, schedule="pipedream"), "give a schedule with a flush"),
-        (lambda grid: Pipeline(language_model(), grid, schedule="auto"), "name a schedule"),
+        (lambda grid: Pipeline(language_model(), grid, schedule="pipedream"), "choose a schedule with a flush"),
+        (lambda grid: Pipeline(language_model(), grid, schedule="auto"), "pass the name of a schedule"),
         (
             lambda grid: Pipeline(Plan(language_model(), num_ranks=2, replicas=2), grid),
-            "make the plan of nn.fully_shard",
+            "make the plan from nn.fully_shard",
         ),
         (lambda grid: Pipeline(language_model(), grid).sharded(optim.Adam), "without sharded"),
         (lambda grid: nn.fully_shard(language_model(), grid), "such as grid.data; this is of type Grid"),

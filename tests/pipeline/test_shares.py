@@ -183,7 +183,7 @@ def test_shares_of_batches_that_were_drawn_apart_are_refused():
             r"evaluate\(\) does not take a Share, because it divides the whole batch among",
         ),
         (lambda p, x, y: p.predict(x), {}, r"predict\(\) does not take a Share"),
-        (lambda p, x, y: p.step(x, y), {"inputs_require_grad": True}, "returns the gradients of all inputs here"),
+        (lambda p, x, y: p.step(x, y), {"inputs_require_grad": True}, "it returns the gradients of all inputs"),
     ],
 )
 def test_calls_that_need_other_rows_refuse_shares(call, options, words):

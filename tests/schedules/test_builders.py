@@ -253,7 +253,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
     for wrong in ("1f2b", None, 3):
         with pytest.raises(ScheduleError) as caught:
             schedules.build(wrong, 4)
-        assert caught.value.code == "unknown" and "expected one of sequential, gpipe, 1f1b" in str(caught.value)
+        assert caught.value.code == "unknown" and "expected one of sequential, gpipe, 1f1b" in str(caught.value).lower()
     for wrong, near in (("1F1B!", "1f1b"), ("zb_v", "zb-v"), ("zbv", "zb-v"), ("interleaved", "interleaved-1f1b")):
         with pytest.raises(ScheduleError, match=f"did you mean {near}\\?"):
             schedules.build(wrong, 4)
@@ -271,7 +271,7 @@ def test_groups_smaller_than_the_number_of_ranks_are_refused_as_ranks_may_wait_i
 
 def test_a_group_size_for_a_schedule_without_groups_is_refused_with_those_that_take_it():
     with pytest.raises(
-        ScheduleError, match="gpipe takes no microbatch_group_size; .* interleaved-1f1b, interleaved-zb take one"
+        ScheduleError, match="gpipe takes no microbatch_group_size; .* take it: interleaved-1f1b, interleaved-zb"
     ):
         schedules.build("gpipe", 4, 8, microbatch_group_size=4)
 

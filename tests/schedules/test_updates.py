@@ -139,7 +139,7 @@ def test_an_update_of_a_stage_with_replicas_needs_the_sum_of_the_same_gradients(
     ("text", "words"),
     [
         ("0F0 0B0 0U0 \n 1F0 1B0", "1U0 is missing on rank 1: either all stages have a U, or none."),
-        ("0F0 0B0 0REDUCE_GRAD0 \n 0F1 0B1", "0REDUCE_GRAD1 is missing on rank 1: all stages have"),
+        ("0F0 0B0 0REDUCE_GRAD0 \n 0F1 0B1", "0REDUCE_GRAD1 is missing on rank 1: either all stages have"),
         (
             "0F0 0B0 0REDUCE_GRAD0 \n 0F1 0F2 0B1 0REDUCE_GRAD1 0B2 0REDUCE_GRAD2",
             "A REDUCE_GRAD is missing on rank 0: the partner of 0REDUCE_GRAD2.",

@@ -77,7 +77,7 @@ def test_a_program_for_several_ranks_is_left_before_it_would_need_them(tmp_path)
     ("text", "words"),
     [
         ("", r"ended without a training step; expected a call of Pipeline\.step"),
-        ("raise SystemExit(3)", r"exited with 3 before its first training step\. Arguments of the program follow"),
+        ("raise SystemExit(3)", r"exited with 3 before its first training step\. Write options of minipipe before"),
         ("import sys; sys.exit()", "exited with exit code 0 before its first training step"),
         ("1 / 0", "failed before its first training step, with ZeroDivisionError: division by zero"),
         ("import numpy; from nowhere import x", "failed before its first training step, with ModuleNotFoundError"),
@@ -97,7 +97,7 @@ def test_a_program_that_does_not_step_is_refused(text, words, tmp_path):
 
 
 def test_a_program_that_is_not_there_is_refused():
-    with pytest.raises(LaunchError, match=r"There is no program 'nope\.py'; expected a file with Python") as caught:
+    with pytest.raises(LaunchError, match=r"There is no program 'nope\.py'; expected a Python file") as caught:
         question_about("nope.py")
     assert caught.value.code == "no-script"
 
@@ -105,7 +105,7 @@ def test_a_program_that_is_not_there_is_refused():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "There is no program; expected one after the options"),
+        ([], "Expected a training program after the options"),
         (["--ranks", "0", "x.py"], "--ranks is 0; expected a whole number, 1 to 4096."),
         (["--memory-limit", "much", "x.py"], "memory_limit is 'much'; expected an amount above 0"),
         (["--seconds", "-1", "x.py"], "--seconds is -1; expected 0 to 604800, a week."),

@@ -200,7 +200,7 @@ def test_where_the_steps_of_one_choice_differ_by_more_than_two_choices_it_is_sai
     noisy = row("zb-h1", 4, 1.0, 1.0, 64)._replace(spread=0.3)
     text = reasons(noisy, [noisy, row("1f1b", 4, 1.25, 1.25, 64)], LAYERS)[0].text
     assert text == "zb-h1 was measured to take 20.0 % less than 1f1b; the steps of zb-h1 alone differ by 30.0 %."
-    assert "64 steps differed by up to 30.0 %" in " ".join(str(Advice([noisy], LAYERS)).split())
+    assert "64 steps of the best differ by up to 30.0 %" in " ".join(str(Advice([noisy], LAYERS)).split())
 
 
 def test_every_cause_of_idle_time_within_a_step_has_its_words():

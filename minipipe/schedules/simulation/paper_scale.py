@@ -46,7 +46,7 @@ TERMS = {
     "replica-sums": "gradient all-reduces over replicas",
     "messages": "activations and gradients between stages",
 }
-"""What :func:`predict` can leave out, to see what it is worth."""
+"""The terms that :func:`predict` can leave out, to show their effect."""
 
 
 SEQUENCE, VOCABULARY = 2048, 51200  # tokens of a sequence, and different ones, in all three tables
@@ -272,7 +272,7 @@ class _Model:
 
     @property
     def _elements(self) -> int:
-        """Of one activation."""
+        """Number of elements of one activation."""
         return self.run.microbatch * SEQUENCE * self.run.hidden
 
     def _product(self, rows: float, inner: float, columns: float, count: float = 1) -> float:

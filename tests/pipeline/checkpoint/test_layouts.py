@@ -42,7 +42,7 @@ def test_a_file_of_minipipe_says_its_layout_and_is_taken_without_a_word(tmp_path
     for options in ({}, {"layout": "minipipe"}):
         found = weights(path, square(2), **options)
         assert all((found[name] == values).all() for name, values in model.state_dict().items())
-    with pytest.raises(ArgumentError, match=r"a was written by minipipe, in its own layout; leave out layout='torch'"):
+    with pytest.raises(ArgumentError, match=r"a was written by minipipe in its own layout; leave out layout='torch'"):
         checkpoint.load_weights(path, square(2), layout="torch")
 
 
@@ -66,7 +66,7 @@ def test_a_layout_that_is_given_or_in_the_metadata_is_followed(tmp_path, silent)
 
 def test_the_metadata_of_other_programs_are_no_layout(tmp_path):
     save_file({"0.weight": SQUARE}, tmp_path / "a", {"format": "pt"})
-    with pytest.warns(UserWarning, match="does not say which layout"):
+    with pytest.warns(UserWarning, match="does not name its layout"):
         checkpoint.load_weights(tmp_path / "a", square())
 
 

@@ -96,7 +96,7 @@ def test_arguments_in_another_order_are_named(call, tmp_path):
             (tmp_path, small.model(), optimiser),
             (None, pipeline, optimiser),
         ):
-            with pytest.raises(ArgumentError, match=rf"checkpoint\.{call} was given a \w+ and a \w+; expected a path"):
+            with pytest.raises(ArgumentError, match=rf"checkpoint\.{call} got a \w+ and a \w+; expected a path"):
                 getattr(checkpoint, call)(*given, **more)
 
     spawn(train, 1)

@@ -122,7 +122,7 @@ def test_values_without_a_copy_end_the_job_and_are_named():
     assert done.err.count("RankLostError") == 1
     assert (
         "Lost: ranks 1 and 2." in done.err
-        and "every copy of the state of rank 1 is lost" in done.err
+        and "No copy of the state of rank 1 survived" in done.err
         and "parameters of stage 1, such as" in done.err
     )
     assert "checkpoint" in done.err and "copies=2" in done.err

@@ -180,10 +180,10 @@ def test_what_is_no_certificate_is_refused_with_the_reason(text, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "Expected a schedule, NAME or FILE, or --certificate FILE"),
-        (["1f1b", "--certificate", "x.json"], "one of the two"),
-        (["1f1b", "--prove", "3"], "--prove takes seconds"),
-        (["--certificate", "x.json", "--prove", "nan"], "--prove takes seconds"),
+        ([], "Expected either a schedule (NAME or FILE) or --certificate FILE"),
+        (["1f1b", "--certificate", "x.json"], "Expected either a schedule"),
+        (["1f1b", "--prove", "3"], "--prove expects a number of seconds"),
+        (["--certificate", "x.json", "--prove", "nan"], "--prove expects a number of seconds"),
         (["--certificate", "/no/such/file"], "The certificate '/no/such/file' cannot be read"),
     ],
 )
