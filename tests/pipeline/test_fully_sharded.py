@@ -393,9 +393,8 @@ def test_what_shares_cannot_do_is_refused(make, words):
 
 def test_replicas_of_a_schedules_own_are_refused():
     words = (
-        "chimera, 2 replicas is on 4 ranks, but its parameters have 2 shards: fully sharded layers do not work with a"
+        "chimera, 2 replicas is on 4 ranks, but .* 2 shards: .* do not work with a schedule that has replicas itself"
     )
-    words += " schedule that has replicas itself"
     with pytest.raises(ArgumentError, match=words):
         grid = {"pipeline": 2, "data": 2, "fully_sharded": True}
         spawn(lambda group: Pipeline(language_model(), Grid(group, **grid), schedule="chimera"), 4)

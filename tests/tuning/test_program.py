@@ -150,7 +150,7 @@ def test_a_training_program_is_advised_and_run_and_a_terminal_is_told_meanwhile(
     words = ["--ranks", "2", "--memory-limit", "100 MB", "--seconds", "1", "--json"]
     assert main(["advise", *words, program, *arguments]) == 0
     out, err = capsys.readouterr()
-    for words in ("measuring messages between", "racing the best"):  # beside a bar
+    for words in ("measuring messages between", "running the best"):  # beside a bar
         assert words in err, words
     found = json.loads(out.splitlines()[-1])
     assert found["best"] == found["choices"][0] and found["own"]["schedule"] == "1f1b"
