@@ -32,7 +32,10 @@ from tests.launch import ROOT, run
         ),
         (["show", "1f1b", "--slices", "2"], "1f1b takes no num_slices; leave it out. Schedules that take it: seq1f1b."),
         (["simulate", "seq1f1b", "--costs", "slice_work=0:0"], "expected numbers, at least 0 and not all 0, such as"),
-        (["show", "zb-v", "--joined"], "zb-v takes no joined; leave it out. Schedules that take it: dualpipe-v, dualpipe."),
+        (
+            ["show", "zb-v", "--joined"],
+            "zb-v takes no joined; leave it out. Schedules that take it: dualpipe-v, dualpipe.",
+        ),
         (["show", "gpipe", "1f1b", "--format", "csv"], "--format csv writes one schedule; 2 were given"),
         (
             ["show", "gpipe", "-o", "a.doc"],

@@ -29,7 +29,7 @@ COMMANDS = {
     "paper": ("paper megatron-table-1 --model 1.7B", 0, "error: mean"),
     "search": ("search --ranks 2 --microbatches 2 --seconds 1", 0, "makespan"),
     "step": ("step 1f1b --at 3", 0, "rank 1 begins 1F0"),
-    "edit": ("edit --help", 0, "Build a schedule by hand"),
+    "edit": ("edit --help", 0, "Edit a schedule in the browser"),
     "advise": ("advise --ranks 2 --seconds 0 train.py", 0, "schedule"),
     "compare": ("compare --ranks 2 --width 8 --length 4 --layers 2 --rounds 1", 0, "is the fastest (measured): "),
     "run": ("run -n 2 train.py", 0, "loss 2."),

@@ -139,7 +139,7 @@ def test_what_was_chosen_stands_below_the_pipeline_and_in_its_advice_on_every_ra
     out, err = capsys.readouterr()
     said = err.splitlines()
     assert out == "" and all(line.startswith("minipipe: ") for line in said) and f"minipipe: {line}" in said
-    for words in ("measuring messages between 2 ranks", "measuring layers on rank 0", "choices, for 0.2 s"):
+    for words in ("measuring messages between 2 ranks", "measuring layers on rank 0", "choices in turns, for 0.2 s"):
         assert sum(words in line for line in said) == 1, words
 
 
