@@ -61,13 +61,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--plot",
         type=Path,
         metavar="FILE",
-        help="draw bubble over peak memory, as .svg, .png or .pdf; --microbatches M,…",
+        help="draw bubble over peak memory to FILE: .svg, .png or .pdf",
     )
     parser.add_argument(
         "--search",
         type=float,
         metavar="SECONDS",
-        help="with --plot: look for better schedules, as many as a quiet core tries in so long altogether",
+        help="with --plot: search for better schedules, about this long in all",
     )
 
 
@@ -110,7 +110,7 @@ def _costs_in_words(options: argparse.Namespace) -> str:
 
 
 def _plot(batches: Sequence[int], options: argparse.Namespace) -> ExitStatus:
-    """Draw a panel for each number of microbatches, with better schedules where a search has seconds for them."""
+    """Draw a panel for each number of microbatches, with better schedules if there is time for a search."""
     from minipipe.render.files import converted
     from minipipe.render.svg.tradeoff import draw_tradeoff
 

@@ -111,8 +111,7 @@ def build(
     for option in options:
         if option not in _parameters(builder):
             able = [other for other in REGISTRY if option in _parameters(REGISTRY[other])]
-            others = f"{', '.join(able)} take{'s' * (len(able) == 1)} one"
-            raise misuse(f"{name} takes no {option}; leave it out. {others}.")
+            raise misuse(f"{name} takes no {option}; leave it out. Schedules that take it: {', '.join(able)}.")
     with collector_paused():
         return builder(num_ranks, NUM_MICROBATCHES if num_microbatches is None else num_microbatches, **options)
 
@@ -156,12 +155,12 @@ def expected_names(given: object) -> str:
     Examples
     --------
     >>> expected_names("1F1B ")[:20]
-    'did you mean 1f1b? e'
+    'did you mean 1f1b? E'
     """
     from minipipe.hints import schedule_like  # takes longer to import than a schedule to build
 
     near = schedule_like(given, REGISTRY) if isinstance(given, str) else None
-    return f"{f'did you mean {near}? ' if near else ''}expected one of {', '.join(REGISTRY)}"
+    return f"{f'did you mean {near}? E' if near else 'e'}xpected one of {', '.join(REGISTRY)}"
 
 
 def default_of(builder: Callable[..., Schedule], option: str) -> int:

@@ -603,7 +603,7 @@ def best_of(choices: Iterable[Choice], memory_limit: float) -> Choice:
         ScheduleCode.MEMORY,
         f"No choice needs at most {format_memory(memory_limit, 'bytes')} on every rank. The least is "
         f"{format_memory(max(least.memory), 'bytes')}, as predicted, on rank {least.memory.index(max(least.memory))}: "
-        f"{described(least.candidate)}. Raise the limit, or take more ranks, smaller batches or a smaller model.",
+        f"{described(least.candidate)}. Raise the limit, or use more ranks, smaller batches or a smaller model.",
     )
 
 
