@@ -1,6 +1,7 @@
 """An animated SVG: running figures of each moment, and the finished drawing where nothing moves."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from minipipe import schedules, simulate
 from minipipe.render import draw_svg
 from minipipe.render.panel import panels_of
 from tests.render.picture import Picture, timelines
+from tests.render.test_svg_options import overlapping, texts_of
 from tests.strategies import examples
 
 TWO = [schedules.one_f_one_b(4, 8), schedules.zb_h1(4, 8)]
@@ -87,3 +89,13 @@ def test_running_figures_stand_on_the_line_of_the_name_with_messages_too():
         texts = [text for _, text in Picture(draw_svg(*TWO, animated=True, messages=messages)).texts]
         places = [{t.get("y") for t in texts if t.get("class") == role} for role in ("name", "running", "total")]
         assert len(places[0]) == 2 and places[0] == places[1] == places[2]
+
+
+@pytest.mark.parametrize("length", [1, 20, 40, 60, 90])
+def test_running_figures_have_room_beside_or_below_the_longest_name(length):
+    schedule = replace(schedules.one_f_one_b(4, 8), name="m" * length)
+    texts = [text for text in texts_of(Picture(draw_svg(schedule, animated=True)).root) if text[0]]
+    names = [text for text in texts if "predicted" in text[0] or "mmm" in text[0]]
+    figures = [text for text in texts if "bubble" in text[0]]
+    assert len(figures) == 34
+    assert not [pair for figure in figures for pair in overlapping([*names, figure])]

@@ -191,11 +191,12 @@ class _TimelinePage(Page):
     def _panel(self, index: int, y: float) -> tuple[list[str], float]:
         """Draw a panel from ``y`` downwards; return it and its lower edge."""
         panel, size, lanes = self.panels[index], self.size, self.lanes[index]
-        lines = [("name", title_of(panel.timeline)), ("figures", figures(panel)), ("note", panel.timeline.note)]
-        if self.motion:  # which draws the figures of each moment on the line of the name
-            del lines[1]
-        baseline = y + BASELINE * self.letters.line("name")
-        parts, y = self.text(lines, y)
+        name, note, head = title_of(panel.timeline), panel.timeline.note, y
+        still = "" if self.motion else figures(panel)  # running figures stand on the line of the name, if it has room
+        parts, y = self.text([("name", name), ("figures", still), ("note", note)], y)
+        if self.motion and self.letters.width("name", name) > self.motion.room_beside(panel):
+            head, y = y, y + self.letters.line("name")
+        baseline = head + BASELINE * self.letters.line("name")
         top = y + self.letters.scaled(8)
         tops = [top + rank * size.pitch for rank in range(len(lanes))]
         bottom = top + len(tops) * size.pitch

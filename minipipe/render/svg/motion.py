@@ -62,6 +62,12 @@ class Motion:
         yield f'<g class="end end-{len(self._ends)}">{self._figures(panel, end, tops, height, baseline)}</g>'
         self._ends.append(end)
 
+    def room_beside(self, panel: Panel) -> float:
+        """Return the width that the running figures of a panel leave to its name."""
+        end = panel.timeline.makespan
+        longest = max(self._letters.width("total", _running(panel, part * end / 9)) for part in range(9))
+        return self._axis.right - 2 * self._letters.scaled(18) - longest
+
     def _curtain(self, top: float, bottom: float) -> Iterator[str]:
         """Yield the curtain: mirrored, so that it shrinks towards its right edge."""
         right = self._axis.right + 1
@@ -71,15 +77,14 @@ class Motion:
 
     def _figures(self, panel: Panel, time: float, tops: Sequence[float], height: float, baseline: float) -> str:
         """Return the time and the bubble until then beside the name of a panel, and the idle time beside each rank."""
-        letters, unit, ranks = self._letters, panel.timeline.unit, range(panel.timeline.num_ranks)
-        idle = [panel.idle_until(rank, time) for rank in ranks]
-        bubble = sum(idle) / (len(idle) * time) if time else 0.0
-        so_far = "bubble so far" if time < panel.timeline.makespan else "bubble"
-        words = f"{format_time(time, unit)}, {so_far} {100 * bubble:.1f} %"
+        letters, unit = self._letters, panel.timeline.unit
         role = "running" if time < panel.timeline.makespan else "total"
-        texts = [letters.draw(role, self._axis.right, baseline, words)]
+        texts = [letters.draw(role, self._axis.right, baseline, _running(panel, time))]
         down, x = height / 2 + 0.35 * letters.size_of("peak"), self._axis.right + letters.scaled(8)
-        idles = (letters.draw("peak", x, tops[rank] + down, idle_label(idle[rank], unit)) for rank in ranks)
+        idles = (
+            letters.draw("peak", x, top + down, idle_label(panel.idle_until(rank, time), unit))
+            for rank, top in enumerate(tops)
+        )
         return "".join(chain(texts, idles))
 
     def style(self, name: str) -> str:
@@ -104,6 +109,15 @@ class Motion:
             rules.append(f"#{name} .{each}{{animation:{name}-{each} {number(total)}s {timing} infinite}}")
             rules.append(f"@keyframes {name}-{each}{{{steps}}}")
         return f"@media screen and (prefers-reduced-motion:no-preference){{{shown}{''.join(rules)}}}"
+
+
+def _running(panel: Panel, time: float) -> str:
+    """Return a time with the bubble until then."""
+    timeline = panel.timeline
+    idle = sum(panel.idle_until(rank, time) for rank in range(timeline.num_ranks))
+    bubble = idle / (timeline.num_ranks * time) if time else 0.0
+    so_far = " so far" if time < timeline.makespan else ""
+    return f"{format_time(time, timeline.unit)}, bubble{so_far} {100 * bubble:.1f} %"
 
 
 def idle_label(idle: float, unit: str) -> str:
