@@ -57,8 +57,8 @@ def files_of(area):
 
 
 def _tracked(glob):
-    """Return the names of the tracked files that exist; in git's patterns a star crosses folders."""
-    listed = subprocess.run(["git", "ls-files", "-z", glob], cwd=ROOT, capture_output=True, text=True, check=True)
+    """Return the names of the tracked files that exist, none without git; in its patterns a star crosses folders."""
+    listed = subprocess.run(["git", "ls-files", "-z", glob], cwd=ROOT, capture_output=True, text=True, check=False)
     return [name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
 
 
