@@ -32,7 +32,7 @@ PATTERNS = {
     # "once its gradient is there" instead of "once its gradient has arrived"; "is there a ..." asks
     "is there": r"\b(?:is|are) there\b(?! an?\b| any\b|\?)",
 }
-_COMPILED = {name: re.compile(pattern, re.MULTILINE) for name, pattern in PATTERNS.items()}
+COMPILED = {name: re.compile(pattern, re.MULTILINE) for name, pattern in PATTERNS.items()}
 _COMMENT = re.compile(r"(?:^\s*|  )#+ ?(.*)")
 
 # {pattern: the most hits in (documents, lessons, package)}: lower a limit when its count has fallen.
@@ -57,8 +57,8 @@ def files_of(area):
 
 
 def _tracked(glob):
-    """Return the names of the tracked files that exist; in git's patterns a star crosses folders."""
-    listed = subprocess.run(["git", "ls-files", "-z", glob], cwd=ROOT, capture_output=True, text=True, check=True)
+    """Return the names of the tracked files that exist, none without git; in its patterns a star crosses folders."""
+    listed = subprocess.run(["git", "ls-files", "-z", glob], cwd=ROOT, capture_output=True, text=True, check=False)
     return [name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
 
 
@@ -108,7 +108,7 @@ def hits_of(area):
     for path in files_of(area):
         lines = path.read_text().splitlines()
         for first, text in texts_of(path):
-            for name, pattern in _COMPILED.items():
+            for name, pattern in COMPILED.items():
                 for match in pattern.finditer(text):
                     number = _line_of(match, first, text, lines)
                     found[name].append(f"{path.relative_to(ROOT)}:{number}: {lines[number - 1].strip()}")

@@ -28,8 +28,8 @@ from minipipe.io import printable_lines
 TIME_LIMIT = 30.0
 """Seconds for all tests of one task together."""
 
-OF_ANOTHER = "its statement has other numbers than are graded; --variants or --student says whose"
-_LATE = "it was stopped after {:g} s; does a loop never end, or is there far too much to try?"
+OF_ANOTHER = "its statement has other numbers than the graded ones; pass --variants or --student NAME"
+_LATE = "it was stopped after {:g} s; does it have an endless loop, or far too much to compute?"
 _NOT_REACHED = "not reached: an earlier test used up the time"
 _KEPT = "what it tests is not told"
 _WIDTH = 76  # columns of the report
@@ -291,7 +291,7 @@ class Report:
             lines.append(f"next: {self.next.name} (lesson {self.next.lesson}), {self.next.subject}")
         if self.days_late:
             lines.append(
-                f"days late: {self.days_late}, at {self.late_factor:g} a day: {counted(self.score, 'point')} in the end"
+                f"days late: {self.days_late}, times {self.late_factor:g} per day: {counted(self.score, 'point')}"
             )
         lines.append(
             f"{self.points} of {counted(self.possible, 'point')}, {done} of {counted(len(self.tasks), 'task')} done"

@@ -6,7 +6,7 @@ from importlib import import_module
 import pytest
 
 from minipipe.cli.main import VERBS, _of_all_verbs, _parser_of
-from tests.language import _COMPILED
+from tests.language import COMPILED
 
 
 @pytest.fixture(params=["", *VERBS])
@@ -28,4 +28,4 @@ def test_it_describes_every_option(parser):
 
 def test_it_has_no_phrases_that_are_hard_to_read(parser):
     text = parser.format_help()
-    assert {name: pattern.findall(text) for name, pattern in _COMPILED.items() if pattern.search(text)} == {}
+    assert {name: pattern.findall(text) for name, pattern in COMPILED.items() if pattern.search(text)} == {}

@@ -126,7 +126,7 @@ def test_what_was_chosen_stands_below_the_pipeline_and_in_its_advice_on_every_ra
     copies = f", {best['replicas']} replicas" * (best["replicas"] > 1)
     assert auto[0].schedule.name == best["schedule"] + copies and best in auto[1].advice.data["choices"]
     assert [[part.start, part.stop] for part in auto[0].partition] == best["layers"]
-    told = f'schedule="auto" chose {best["schedule"]}{copies}, 4 microbatches, cut by {best["cut"]}'
+    told = f'schedule="auto" chose {best["schedule"]}{copies}, 4 microbatches, partitioned by {best["cut"]}'
     figures = f"predicted {1e3 * best['time']:.3f} ms per step, measured {1e3 * best['measured']:.3f} ms."
     assert str(auto[1].advice).startswith("schedule") and auto[1].advice.data["reason"] in " ".join(
         str(auto[1].advice).split()

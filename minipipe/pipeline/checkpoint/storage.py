@@ -261,7 +261,7 @@ def unpacked(content: bytes) -> dict[str, np.ndarray]:
     >>> unpacked(b"no tensors")
     Traceback (most recent call last):
         ...
-    minipipe.errors.CheckpointError: it is no safetensors file: Error while deserializing: header too large
+    minipipe.errors.CheckpointError: it is not a safetensors file: Error while deserializing: header too large
     """
     length = int.from_bytes(content[:8], "little")
     if MOST_OF_A_HEADER < length <= len(content):
