@@ -116,8 +116,6 @@ def page_of(name: str, rows: dict[tuple[int, int], dict[str, Any]], link: str) -
     """Return the page of a schedule; ``link`` follows the link to its player."""
     builder = schedules.REGISTRY[name]
     doc = FunctionDoc(builder)
-    path = f"minipipe.schedules.{builder.__name__}"
-    ranks, microbatches = DRAWN
     references = "\n".join(doc["References"])
     notes = "\n".join(doc["Notes"])
     first, *others = doc["Summary"]
@@ -126,22 +124,34 @@ def page_of(name: str, rows: dict[tuple[int, int], dict[str, Any]], link: str) -
     parts = [
         heading(name),
         ".. currentmodule:: minipipe.schedules\n\n",
-        f"*{schedules.TRADES[name]}.* In Python, :func:`{path}` builds it. In a shell, ``minipipe show {name}`` draws "
-        "it.\n\n",
+        f"*{schedules.TRADES[name]}.* In Python, :func:`minipipe.schedules.{builder.__name__}` builds it. In a shell, ",
+        f"``minipipe show {name}`` draws it.\n\n",
         "\n".join([idea[0].upper() + idea[1:], *others, "", *doc["Extended Summary"]]) + "\n\n",
         f"{notes}\n\n" if notes else "",
-        "Player\n------\n\n",
-        f"{ranks} ranks, {microbatches} microbatches. Each of F, I and W takes one time unit on a rank, and B is I "
-        "then W. Each row is a rank, each box an action on one microbatch, and a hatched area is idle time.\n\n",
-        ".. raw:: html\n\n",
-        f'   <iframe class="player" name="embedded" src="../players/{name}.html" title="A player of {name}" loading="lazy"></iframe>\n',
-        f"   <noscript>{render.draw_svg(drawn(name))}</noscript>\n".replace("\n", "\n   ").rstrip() + "\n",
-        f'   <p><a href="../players/{name}.html">Open the player on its own page</a>{link}</p>\n\n',
+        player(name, link),
         "Figures\n-------\n\n",
-        "The :doc:`table of all schedules <index>` explains time, bubble, gap and peak. *By formula* is the time by the closed form of :mod:`minipipe.schedules.theory`.\n\n",
+        "The :doc:`table of all schedules <index>` explains time, bubble, gap and peak. *By formula* is the time by ",
+        "the closed form of :mod:`minipipe.schedules.theory`.\n\n",
         figures(name, rows),
         f"Paper\n-----\n\n{references}\n\n" if references else "",
         "".join(f"Published figures compared with ours: :doc:`/papers/{paper}`.\n" for paper in reproduced),
+    ]
+    return "".join(parts)
+
+
+def player(name: str, link: str) -> str:
+    """Return the section with the player, or with the picture if a browser has no JavaScript."""
+    ranks, microbatches = DRAWN
+    html = [
+        f'<iframe class="player" name="embedded" src="../players/{name}.html" title="A player of {name}"',
+        f' loading="lazy"></iframe>\n<noscript>{render.draw_svg(drawn(name))}</noscript>\n',
+        f'<p><a href="../players/{name}.html">Open the player on its own page</a>{link}</p>',
+    ]
+    parts = [
+        "Player\n------\n\n",
+        f"{ranks} ranks, {microbatches} microbatches. Each of F, I and W takes one time unit on a rank, and B is I ",
+        "then W. Each row is a rank, each box an action on one microbatch, and a hatched area is idle time.\n\n",
+        ".. raw:: html\n\n   " + "".join(html).replace("\n", "\n   ") + "\n\n",
     ]
     return "".join(parts)
 

@@ -18,8 +18,8 @@ from tutorials import notebooks
 ROOT = Path(__file__).resolve().parents[3]
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)(#[^)]*)?(?=\))")
 INTRODUCTIONS = {
-    "packages": "Each package of minipipe has one task. Its page shows how to use it, lists its files in reading order, "
-    "and says what to know before you change it.",
+    "packages": "Each package of minipipe has one task. Its page shows how to use it, lists its files in reading "
+    "order, and says what to know before you change it.",
     "project": "Installation, the design and its reasons, how to contribute, measurements, and changes by release.",
 }
 PICTURE = '<div class="output text_html picture" tabindex="0">'
