@@ -174,7 +174,11 @@ def index(rows: list[dict[str, Any]]) -> str:
             f"below are compared for {ranks} ranks and {microbatches} microbatches, with one time unit for each of F, "
             "I and W. ``minipipe schedules`` prints the same table, also for other sizes. Each name leads to a page "
             "with a player and the paper.\n\n",
-            table(["schedule", "stages", "time", "bubble", "gap", "peak", "what it trades"], lines, "list-on-phone"),
+            table(
+                ["schedule", "stages", "time", "bubble", "gap", "peak", "what it trades"],
+                lines,
+                "list-on-phone one-line",
+            ),
             "Columns\n-------\n\n" + COLUMNS + NOTES,
             "Bubble and memory\n-----------------\n\n",
             "Each mark is a schedule. Lower is less idle time, and further left is less memory. No schedule can be "

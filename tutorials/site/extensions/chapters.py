@@ -107,10 +107,19 @@ def write(app: Sphinx, page: str, text: str) -> None:
 def notebook(source: str, path: Path, page: str, pages: dict[Path, str]) -> str:
     """Return a lesson as a notebook, with its links changed for the site."""
     made = notebooks.notebook(source)
-    for cell in made["cells"]:
-        if cell["cell_type"] == "markdown":
-            cell["source"] = [with_links(line, path, page, pages) for line in cell["source"]]
+    texts = [cell for cell in made["cells"] if cell["cell_type"] == "markdown"]
+    for cell in texts:
+        cell["source"] = [with_links(line, path, page, pages) for line in cell["source"]]
+    with_one_title([cell["source"] for cell in texts])
     return json.dumps(made)
+
+
+def with_one_title(texts: list[list[str]]) -> None:
+    """Move all headings after the title one level down if a lesson has parts, each with a title of its own."""
+    places = [(lines, at) for lines in texts for at, line in enumerate(lines) if re.match(r"#+ ", line)]
+    if sum(lines[at].startswith("# ") for lines, at in places) > 1:
+        for lines, at in places[1:]:
+            lines[at] = f"#{lines[at]}"
 
 
 def toctree(option: str, names: list[str]) -> str:

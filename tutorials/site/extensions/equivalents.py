@@ -10,6 +10,7 @@ from chapters import ROOT
 from sphinx.application import Sphinx
 
 HINTS = tomllib.loads((ROOT / "minipipe" / "hints.toml").read_text(encoding="utf-8"))
+TABLE = re.compile(r"^(?=\|.*\n\|-)", re.MULTILINE)
 MARK = re.compile(r"^<!-- hints: (.+) -->$", re.MULTILINE)
 
 
@@ -27,9 +28,10 @@ def table_of(section: str) -> str:
 
 
 def fill(app: Sphinx, page: str, source: list[str]) -> None:
-    """Insert the tables."""
+    """Insert the tables, and let all tables of these pages become lists on a phone."""
     if page.startswith("coming-from-"):
-        source[0] = MARK.sub(lambda mark: table_of(mark[1]), source[0])
+        filled = MARK.sub(lambda mark: table_of(mark[1]), source[0])
+        source[0] = TABLE.sub("{.list-on-phone}\n", filled)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -253,7 +253,7 @@ def source_pages(app: Sphinx, env: BuildEnvironment) -> None:
 def choose_lexers(app: Sphinx, tree: nodes.document) -> None:
     """Colour a block without a language as Python only if it is Python; most are schedules and drawings."""
     for block in tree.findall(nodes.literal_block):
-        if block.get("language") == "default":
+        if "language" not in block:
             block["language"] = "python" if is_python(block.astext()) else "text"
 
 
