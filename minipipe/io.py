@@ -225,7 +225,7 @@ def parse_json(text: str | bytes) -> Any:
     >>> parse_json('{"F": 2, "F": 3}')
     Traceback (most recent call last):
         ...
-    minipipe.errors.ArgumentError: it is not JSON: 'F' is there twice
+    minipipe.errors.ArgumentError: it is not JSON: the key 'F' occurs twice
     """
     import json  # most programs read none
 
@@ -248,7 +248,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) < len(pairs):
         names = [name for name, _ in pairs]
         duplicate = next(name for name in names if names.count(name) > 1)
-        raise ArgumentError("value", f"{quoted(duplicate)} is there twice")
+        raise ArgumentError("value", f"the key {quoted(duplicate)} occurs twice")
     return result
 
 

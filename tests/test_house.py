@@ -263,12 +263,13 @@ def test_the_neighbour_of_a_stage_is_found_wherever_it_is_computed(text):
     assert list(neighbours_in(ast.parse(text)))
 
 
-def test_the_readme_leads_along_the_first_path_and_each_file_says_where_it_stands():
-    readme = (PACKAGE.parent / "README.md").read_text()
-    listed = re.findall(r"^\d+\. `([\w/]+)\.py`: ", readme, re.MULTILINE)
-    assert [file.replace("/", ".") for file in listed] == FIRST_PATH
-    for number, module in enumerate(FIRST_PATH, 1):
-        assert f"File {number} of {len(FIRST_PATH)} on the first path" in ast.get_docstring(TREES[module]), module
+def test_the_readme_names_the_first_file_of_the_first_path_and_each_file_names_the_next():
+    path = [f"{module.replace('.', '/')}.py" for module in FIRST_PATH]
+    assert f"begin with `minipipe/{path[0]}`" in " ".join((PACKAGE.parent / "README.md").read_text().split())
+    for number, (module, following) in enumerate(zip(FIRST_PATH, [*path[1:], ""]), 1):
+        words = " ".join(ast.get_docstring(TREES[module]).split())
+        stands = words.partition(f"File {number} of {len(FIRST_PATH)} on the first path")[2]
+        assert stands and following in stands, module
 
 
 def test_whatever_needs_pytorch_says_so_by_its_name():

@@ -33,11 +33,9 @@ class Handed(NamedTuple):
         """Return the days from the deadline to a submission; a begun one counts whole."""
         due = deadline or self.due
         if due is None:
-            raise ArgumentError("value", "Lateness needs a deadline; give --deadline TIME.")
+            raise ArgumentError("value", "--late-factor needs a deadline: add --deadline TIME.")
         if (time := self.times.get(name, self.times.get(""))) is None:
-            raise ArgumentError(
-                "value", f"The time of {quoted(name)} is not known; add a line for it to the file of --times."
-            )
+            raise ArgumentError("value", f"The file of --times has no line for {quoted(name)}; add one.")
         return max(0, -((due - time) // _DAY))
 
 
@@ -84,7 +82,7 @@ def read_times(path: str | Path) -> Handed:
     times: dict[str, datetime] = {}
     for name, time in rows:
         if name.strip() in times:
-            raise ArgumentError("value", f"{named} has two times of {quoted(name.strip())}; keep one line for each.")
+            raise ArgumentError("value", f"{named} has two times for {quoted(name.strip())}; keep one line for each.")
         times[name.strip()] = moment(time)
     return Handed(times)
 

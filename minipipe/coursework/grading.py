@@ -291,7 +291,7 @@ class Report:
             lines.append(f"next: {self.next.name} (lesson {self.next.lesson}), {self.next.subject}")
         if self.days_late:
             lines.append(
-                f"days late: {self.days_late}, at {self.late_factor:g} a day: {counted(self.score, 'point')} in the end"
+                f"days late: {self.days_late}, times {self.late_factor:g} per day: {counted(self.score, 'point')}"
             )
         lines.append(
             f"{self.points} of {counted(self.possible, 'point')}, {done} of {counted(len(self.tasks), 'task')} done"

@@ -145,8 +145,8 @@ def check_ending(path: str | Path, endings: Collection[str] = ENDINGS) -> str:
     ending = Path(path).suffix.lower()
     if ending not in endings:
         *others, last = (each + _MEANINGS.get(each, "") for each in endings)
-        given = f"{quoted(str(path), 200)} ends in {printable(ending[:20]) or 'nothing'}"
-        raise ArgumentError("value", f"{given}; expected {', '.join(others)} or {last}.")
+        given = f"ends in {printable(ending[:20])}" if ending else "has no ending"
+        raise ArgumentError("value", f"{quoted(str(path), 200)} {given}; expected {', '.join(others)} or {last}.")
     if ending in (".png", ".pdf"):
         _cairosvg(str(path))
     return ending

@@ -167,13 +167,13 @@ class ActionTable(ShownInNotebooks):
         updates, kept = ([a for row in self.actions for a in row if a.kind in kinds] for kinds in (own, (R, O, L)))
         shared = next((s for s, home in enumerate(self.placement) if len(ranks_in(home)) > 1), None)
         for code, is_there, what in (
-            (ScheduleCode.REPLICAS, shared is not None, f"runs replicas of stages, {shared} among others"),
-            (ScheduleCode.SLICES, self.num_slices > 1, f"cuts sequences into {self.num_slices} slices"),
-            (ScheduleCode.UPDATES, updates, "sums gradients or updates weights itself, {} among others"),
-            (ScheduleCode.RECOMPUTE, kept, "recomputes or offloads activations itself, {} among others"),
+            (ScheduleCode.REPLICAS, shared is not None, f"has replicas of stages (such as stage {shared})"),
+            (ScheduleCode.SLICES, self.num_slices > 1, f"splits sequences into {self.num_slices} slices"),
+            (ScheduleCode.UPDATES, updates, "has actions for gradient all-reduces or updates (such as {})"),
+            (ScheduleCode.RECOMPUTE, kept, "has actions that recompute or offload activations (such as {})"),
         ):
             if is_there and code not in known:
-                message = f"{self.title} {what.format(*(updates or kept))}, which {reader} does not know yet;"
+                message = f"{self.title} {what.format(*(updates or kept))}, which {reader} does not support;"
                 raise ScheduleError.of(code, f"{message} it can be drawn, checked and simulated.")
 
     def one_rank_each(self, reader: str) -> tuple[int, ...]:
@@ -208,8 +208,8 @@ class ActionTable(ShownInNotebooks):
         if self.overlaps:
             raise ScheduleError.of(
                 ScheduleCode.OVERLAP,
-                f"{self.title} joins a forward with a backward, {min(self.overlaps)} among others, which {reader} does "
-                "not know; dataclasses.replace(schedule, overlaps=()) runs them one after the other.",
+                f"{self.title} overlaps forwards with backwards (such as {min(self.overlaps)}), which {reader} does "
+                "not support; dataclasses.replace(schedule, overlaps=()) runs them one after the other.",
             )
         return self
 

@@ -86,7 +86,9 @@ def first_stages(schedule: Schedule, num_stages: int) -> Schedule:
     """
     check_table(schedule, Schedule)
     if not 1 <= num_stages <= schedule.num_stages:
-        raise misuse(f"num_stages is {num_stages}; {schedule.title} has {schedule.num_stages}, so expected 1 to that.")
+        raise misuse(
+            f"num_stages is {num_stages}; expected 1 to {schedule.num_stages}, the stages of {schedule.title}."
+        )
     rows = tuple(tuple(action for action in row if action.stage < num_stages) for row in schedule.actions)
     overlaps = frozenset(a for a, b in schedule.joined.items() if max(a.stage, b.stage) < num_stages)
     placement, frozen = schedule.placement[:num_stages], schedule.frozen & {*range(num_stages)}

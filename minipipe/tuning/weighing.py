@@ -603,7 +603,7 @@ def best_of(choices: Iterable[Choice], memory_limit: float) -> Choice:
         ScheduleCode.MEMORY,
         f"No choice needs at most {format_memory(memory_limit, 'bytes')} on every rank. The least is "
         f"{format_memory(max(least.memory), 'bytes')}, as predicted, on rank {least.memory.index(max(least.memory))}: "
-        f"{described(least.candidate)}. Raise the limit, or take more ranks, smaller batches or a smaller model.",
+        f"{described(least.candidate)}. Raise the limit, or use more ranks, smaller batches or a smaller model.",
     )
 
 
@@ -623,11 +623,11 @@ def described(candidate: Candidate) -> str:
     Examples
     --------
     >>> described(Candidate("zb-v", 8, 2, recompute=True))
-    'zb-v, 8 microbatches, recomputed, cut by time'
+    'zb-v, 8 microbatches, recomputed, partitioned by time'
     >>> described(Candidate("1f1b", 8, replicas=2))
-    '1f1b, 2 replicas, 8 microbatches, cut by time'
+    '1f1b, 2 replicas, 8 microbatches, partitioned by time'
     """
     count, copies = candidate.num_microbatches, f", {candidate.replicas} replicas" * (candidate.replicas > 1)
     again = ", recomputed" * candidate.recompute
-    cut = "cut as given" if candidate.cut == "given" else f"cut by {candidate.cut}"
+    cut = "given partition" if candidate.cut == "given" else f"partitioned by {candidate.cut}"
     return f"{candidate.schedule}{copies}, {counted(count, 'microbatch')}{again}, {cut}"

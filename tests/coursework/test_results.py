@@ -182,7 +182,7 @@ def test_gradescope_gets_a_report_of_one_submission_and_of_one_alone(course, tmp
     (tmp_path / "empty").mkdir()
     (tmp_path / "results.json").unlink()
     assert main(["grade", str(tmp_path / "mine"), str(tmp_path / "empty"), *words]) == 2
-    assert "--gradescope writes the results of one submission; given are 2" in capsys.readouterr().err
+    assert "--gradescope writes the results of one submission, and there are 2" in capsys.readouterr().err
     assert main(["grade", str(tmp_path / "empty"), *words]) == 1  # a student who handed in nothing has a result, too
     assert json.loads((tmp_path / "results.json").read_text())["score"] == 0
 

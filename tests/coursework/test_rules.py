@@ -154,4 +154,4 @@ def test_a_trial_draws_every_alternative(tmp_path, capsys):
 
 def test_a_trial_takes_no_submission(tmp_path, capsys):
     assert main(["grade", str(tmp_path), "--check"]) == 2
-    assert "--check tries the exercises, with all numbers" in capsys.readouterr().err
+    assert "--check tests the exercises with all numbers" in capsys.readouterr().err

@@ -104,7 +104,10 @@ def test_a_copy_of_other_exercises_names_no_command_that_a_student_cannot_run(tm
 def test_a_copy_has_no_name_of_a_file(tmp_path, capsys):
     for name in ("course.pdf", "course.html", "autograder.zip", "classroom.yml"):
         assert main(["coursework", str(tmp_path / name)]) == 2
-        assert f"A copy is a directory, {name} looks like a file; say which with --as" in capsys.readouterr().err
+        assert (
+            f"A copy is a directory, and {name} is the name of a file; choose what to write with --as"
+            in capsys.readouterr().err
+        )
     assert not list(tmp_path.iterdir())
 
 

@@ -1,5 +1,7 @@
 """The site on a phone, a tablet and a desk, light and dark, by keyboard, and what axe-core says of it."""
 
+import re
+
 import pytest
 
 from minipipe.render.palette import DARK, LIGHT
@@ -7,7 +9,7 @@ from tests.browser.test_svg_in_browser import css
 
 # One page of each kind.
 PAGES = [
-    *("index", "lessons/index", "lessons/09_zero_bubble", "rooms/schedules", "glossary", "project/benchmarks"),
+    *("index", "lessons/index", "lessons/09_zero_bubble", "packages/schedules", "glossary", "project/benchmarks"),
     *("schedules/index", "schedules/zb-h1", "papers/zero-bubble", "coming-from-pytorch"),
     *("api/index", "api/minipipe.schedules", "api/minipipe/minipipe.Pipeline", "_modules/minipipe/tensor"),
 ]
@@ -70,6 +72,66 @@ def test_pictures_have_the_colours_of_their_page_whatever_the_system_prefers(ope
     ground = "getComputedStyle(document.querySelector('.cell_output svg .ground')).fill"
     is_dark = sum(int(x) for x in page.evaluate(ground)[4:-1].split(",")) < 3 * 128
     assert is_dark == (scheme == "dark")
+
+
+GROUND = "getComputedStyle({}).backgroundColor"
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_pictures_and_players_have_no_edge(open_page, scheme):
+    """Their background is the one of the page, and nothing draws a border."""
+    page = open_page("lessons/09_zero_bubble", scheme=scheme)
+    for picture in page.locator(".cell_output .picture").all():
+        style = picture.evaluate("(each) => [getComputedStyle(each).backgroundColor, getComputedStyle(each).padding]")
+        assert style == ["rgba(0, 0, 0, 0)", "0px"]
+    fill = page.evaluate("getComputedStyle(document.querySelector('.picture svg .ground')).fill")
+    assert fill == page.evaluate(GROUND.format("document.body")) == css((DARK if scheme == "dark" else LIGHT).ground)
+    page = open_page("schedules/zb-h1", scheme=scheme)
+    inside = page.frame_locator("iframe").locator("body")
+    assert inside.evaluate("(body) => getComputedStyle(body).backgroundColor") == fill
+    assert page.locator("iframe").evaluate("(frame) => getComputedStyle(frame).borderTopWidth") == "0px"
+
+
+def test_code_cells_have_no_bright_borders_in_the_dark(open_page):
+    page = open_page("lessons/09_zero_bubble", scheme="dark")
+    for cell in page.locator(".cell_input, .cell_output > .output pre").all():
+        colours = cell.evaluate(
+            "(cell) => ['Top', 'Right', 'Bottom'].map((s) => getComputedStyle(cell)[`border${s}Color`])"
+        )
+        assert all(sum(map(int, re.findall(r"\d+", colour)[:3])) < 3 * 128 for colour in colours)
+
+
+@pytest.mark.parametrize("width", [1440, 375])
+def test_the_player_in_a_page_is_shown_whole(open_page, width):
+    """The frame has the height of its content, with legend and table, also while it plays."""
+    page = open_page("schedules/zb-h1", width)
+    frame = page.locator("iframe")
+    frame.scroll_into_view_if_needed()
+    player = page.frame_locator("iframe").locator("body")
+    hidden = "(body) => body.ownerDocument.documentElement.scrollHeight - body.ownerDocument.defaultView.innerHeight"
+    page.wait_for_function("document.querySelector('iframe').style.height !== ''")
+    for _ in range(3):
+        assert player.evaluate(hidden) <= 0
+        for part in (".legend", ".moments tbody tr:last-child", "summary"):
+            box, outside = player.locator(part).first.bounding_box(), frame.bounding_box()
+            assert outside["y"] <= box["y"] < box["y"] + box["height"] <= outside["y"] + outside["height"]
+        player.locator("#forward").click()
+    height = frame.bounding_box()["height"]
+    player.locator("summary").first.click()
+    page.wait_for_function(f"document.querySelector('iframe').getBoundingClientRect().height > {height}")
+
+
+@pytest.mark.parametrize("page", ["lessons/index", "schedules/index", "coming-from-pytorch"])
+def test_tables_are_lists_on_a_phone(open_page, page):
+    """Nothing scrolls sideways, and each cell says of which column it is."""
+    tab = open_page(page, 375)
+    table = tab.locator("table.list-on-phone").first
+    assert table.evaluate("(table) => table.getBoundingClientRect().right") <= 375 - 8
+    assert table.evaluate("(table) => table.parentElement.scrollWidth <= table.parentElement.clientWidth")
+    assert table.locator("thead").is_hidden()
+    cells = table.locator("tbody tr").first.locator("td:visible").all()
+    for cell in cells:
+        assert cell.evaluate("(cell) => cell.matches('.is-title, .is-text, [data-label]')")
 
 
 def test_the_player_in_a_page_plays(open_page):

@@ -13,7 +13,7 @@ from tests.launch import ROOT
 from tests.test_documentation import PUBLIC
 
 LESSONS = sorted((ROOT / "tutorials").glob("[0-9][0-9]_*.py"))
-# Offered from one room to another, and to nobody outside.
+# Offered to other packages, and to nobody outside.
 INSIDE = ("autograd.replay", "cli.main", "render.editor")
 
 
@@ -65,11 +65,21 @@ def test_a_lesson_was_run_and_has_its_pictures(site, lesson):
     assert "<svg" in page or "render.show(" not in re.sub(r"^#.*", "", lesson.read_text(), flags=re.MULTILINE)
 
 
-def test_every_readme_of_a_room_is_a_chapter(site):
-    rooms = [path.parent.relative_to(ROOT / "minipipe") for path in (ROOT / "minipipe").rglob("README.md")]
-    assert {path.stem for path in (site / "rooms").glob("*.html")} - {"index"} == {
-        "-".join(room.parts) for room in rooms
-    }
+def test_every_readme_of_a_package_has_a_page(site):
+    packages = [path.parent.relative_to(ROOT / "minipipe") for path in (ROOT / "minipipe").rglob("README.md")]
+    pages = {path.stem for path in (site / "packages").glob("*.html")} - {"index"}
+    assert pages == {"-".join(package.parts) for package in packages}
+
+
+def test_a_lesson_with_parts_has_one_title(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tutorials" / "site" / "extensions")
+    chapters = loaded(ROOT / "tutorials" / "site" / "extensions" / "chapters.py")
+    for texts, expected in (
+        ([["# a", "text", "## b"], ["## c"]], [["# a", "text", "## b"], ["## c"]]),
+        ([["# a", "## b"], ["# c", "# d"]], [["# a", "### b"], ["## c", "## d"]]),
+    ):
+        chapters.with_one_title(texts)
+        assert texts == expected
 
 
 def test_a_link_to_the_playground_must_have_a_schedule(tmp_path):
@@ -105,7 +115,7 @@ def test_a_schedule_has_a_page_with_its_picture_figures_and_player(site, name):
     cells = re.findall(r"<td><p>(.*?)</p></td>", page)
     (at,) = [at for at in range(0, len(cells), 7) if cells[at : at + 2] == ["4", "8"]]
     assert float(cells[at + 2]) == pytest.approx(row["makespan"], rel=0.01)
-    assert float(cells[at + 4]) == pytest.approx(100 * row["bubble_fraction"], rel=0.01)
+    assert cells[at + 4] == f"{100 * row['bubble_fraction']:.3g} %"
     assert cells[at + 3] in ("\N{EN DASH}", cells[at + 2])
     assert page.count("<svg") >= 1 and f'src="../players/{name}.html"' in page
     assert f'href="../api/minipipe.schedules/minipipe.schedules.{schedules.REGISTRY[name].__name__}.html' in page

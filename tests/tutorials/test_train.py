@@ -164,10 +164,10 @@ def test_so_does_a_job_of_several_ranks():
     ("options", "words"),
     [
         (["--trace", "step.gif"], "--trace: 'step.gif' ends in .gif; expected .svg (a picture), .html (a player)"),
-        slowly(["--trace", "step"], "--trace: 'step' ends in nothing; expected .svg"),
+        slowly(["--trace", "step"], "--trace: 'step' has no ending; expected .svg"),
         slowly(["--trace", "no/such/step.svg"], "--trace: there is no folder 'no/such'; make it first"),
         slowly(["--layers", "0"], "--layers is 0; expected at least 1"),
-        (["--schedule", "1f2b"], "There is no schedule '1f2b'; did you mean 1f1b? expected one of sequential, gpipe"),
+        (["--schedule", "1f2b"], "There is no schedule '1f2b'; did you mean 1f1b? Expected one of sequential, gpipe"),
         slowly(["--schedule", "nowhere.csv"], "The schedule 'nowhere.csv' cannot be read: No such file"),
         (["--microbatches", "100"], "samples cannot make 100 microbatches"),
         slowly(["--learning-rate", "-1"], "--learning-rate is -1.0; expected a finite number, more than 0"),

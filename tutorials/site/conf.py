@@ -1,4 +1,4 @@
-"""The documentation site: ``sphinx-build -W --keep-going -n tutorials/site build/site``, in the root of a checkout."""
+"""Configuration of the documentation site. README.md beside this file says how to build it."""
 
 import os
 import sys
@@ -6,8 +6,8 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE / "extensions"), str(HERE.parent.parent)]  # the checkout, also where another one is installed
-# For the kernels that run the lessons: the same checkout, and no complaint about a busy machine where they measure.
+sys.path[:0] = [str(HERE / "extensions"), str(HERE.parent.parent)]  # this checkout, even if another one is installed
+# The kernels that run the lessons import the same checkout, and do not warn of a busy machine when they measure.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE.parent.parent), os.environ.get("PYTHONPATH")]))
 os.environ["PYTHONWARNINGS"] = "ignore:These costs were measured on a busy machine"
 
@@ -33,8 +33,8 @@ extensions = [
 exclude_patterns = ["README.md", "extensions", "playground", "**/.ipynb_checkpoints"]
 nitpicky = True
 show_warning_types = True
-smartquotes = False  # quotation marks are often those of code
-# Their documentation is elsewhere, and nothing is fetched. A default that is a table of functions is no class.
+smartquotes = False  # quotation marks often belong to code
+# No inventories are fetched, so references to other libraries stay unresolved; nor is the repr of a default a class.
 nitpick_ignore_regex = [("py:class", r"(abc|collections|enum|numpy|types)\..*|<function .*")]
 
 # -- texts ---------------------------------------------------------------------------------------------------------
@@ -45,40 +45,43 @@ copybutton_exclude = ".linenos, .gp, .go"
 
 # -- lessons, run as notebooks -------------------------------------------------------------------------------------
 
-nb_execution_mode = "cache"  # a lesson that has not changed is not run again
+nb_execution_mode = "cache"  # unchanged lessons are not run again
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 nb_execution_show_tb = True
 nb_merge_streams = True
-nb_code_prompt_show = "Show what is asserted of this"  # cells that only assert are folded: tutorials/notebooks.py
-nb_code_prompt_hide = "Hide what is asserted of this"
+nb_code_prompt_show = "Show the assertions"  # tutorials/notebooks.py folds cells that only assert
+nb_code_prompt_hide = "Hide the assertions"
 
 # -- reference -----------------------------------------------------------------------------------------------------
 
 autosummary_generate = False  # reference.py writes the pages
-autodoc_typehints = "none"  # the docstrings name the types in words
+autodoc_typehints = "none"  # the docstrings describe the types
 autodoc_inherit_docstrings = False
-numpydoc_show_class_members = False  # the members follow in full
+toc_object_entries_show_parents = "hide"
+numpydoc_show_class_members = False  # autodoc shows them in full
 viewcode_line_numbers = True
 
 # -- look ----------------------------------------------------------------------------------------------------------
 
 html_theme = "pydata_sphinx_theme"
 html_title = "minipipe"
+html_favicon = "_static/icon.svg"
+html_context = {"default_mode": "auto"}  # without it the theme writes an error to the console of every page
 html_static_path = ["_static"]
 templates_path = ["_templates"]
 html_css_files = ["site.css"]
 html_js_files = ["site.js"]
-html_sidebars = {page: [] for page in ("coming-from-*", "glossary", "index")}  # they have no pages below them
+html_sidebars = {page: [] for page in ("coming-from-*", "glossary", "index")}  # without subpages
 html_copy_source = html_show_sourcelink = False
 html_theme_options = {
-    "logo": {"text": "minipipe"},
+    "logo": {"text": "minipipe", "image_light": "_static/icon.svg", "image_dark": "_static/icon.svg"},
     "show_toc_level": 2,
     "collapse_navigation": True,
     "navigation_with_keys": False,  # arrows belong to the player
     "back_to_top_button": False,
-    "secondary_sidebar_items": ["page-toc"],
-    "navbar_persistent": ["playground-link", "search-button-field"],  # in sight, and not below "More"
+    "secondary_sidebar_items": {"**": ["page-toc"], "index": []},
+    "navbar_persistent": ["playground-link", "search-button-field"],  # always visible
     "footer_start": ["copyright"],
     "footer_end": [],
     "header_links_before_dropdown": 5,

@@ -1,7 +1,7 @@
 """Check every link of a built site: ``python tutorials/site/links.py build/site``.
 
-What ``href`` and ``src`` name must be a file of the site, and what follows ``#`` a place on its page or, in the
-playground, a schedule. Addresses of other sites are listed with ``--others``, and never fetched.
+The target of each ``href`` and ``src`` must be a file of the site, and its fragment (after ``#``) a place on that page
+or, in the playground, a schedule. ``--others`` lists addresses of other sites. No address is fetched.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from minipipe.render.editor.sharing import unpacked
 
 
 class Page(HTMLParser):
-    """The places of a page, and what it refers to."""
+    """The places and the links of a page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Page(HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note the names and the links of a tag."""
+        """Record the places and the links of a tag."""
         for name, value in attrs:
             if name == "id" or (name == "name" and tag == "a"):
                 self.places.add(value or "")
@@ -35,7 +35,7 @@ class Page(HTMLParser):
                 self.links.append(value)
 
     def has(self, place: str) -> bool:
-        """Tell whether what follows ``#`` leads somewhere."""
+        """Tell whether the page has the place that a fragment names."""
         if place in self.places or not self.takes_schedules:
             return place in self.places
         try:
@@ -45,13 +45,13 @@ class Page(HTMLParser):
 
 
 def read(site: Path) -> dict[Path, Page]:
-    """Return every page of a site by its path; what the theme leaves in ``_static`` is none."""
+    """Return every page of a site by its path. Files of the theme in ``_static`` are not pages."""
     paths = [path for path in sorted(site.rglob("*.html")) if path.relative_to(site).parts[0] != "_static"]
     return {path: Page(path) for path in paths}
 
 
 def problems(site: Path) -> list[str]:
-    """Return a sentence for each link that leads nowhere."""
+    """Return a sentence for each broken link."""
     pages, found = read(site), []
     for path, page in pages.items():
         for link in page.links:
@@ -68,13 +68,13 @@ def problems(site: Path) -> list[str]:
 
 
 def others(site: Path) -> list[str]:
-    """Return the addresses on other sites."""
+    """Return the linked addresses of other sites."""
     links = {link for page in read(site).values() for link in page.links}
     return sorted(link for link in links if urlsplit(link).scheme in ("http", "https"))
 
 
 def main() -> int:
-    """Print what is wrong; the exit status says whether anything is."""
+    """Print the broken links. The exit status is 1 if there are any."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("site", type=Path)
     parser.add_argument("--others", action="store_true", help="list the addresses on other sites instead")

@@ -1,8 +1,8 @@
 """Compare the options on the page for users of Megatron-LM with its source: ``python tutorials/site/megatron.py DIR``.
 
-DIR is a checkout of Megatron-LM. Its options are declared in ``megatron/training/arguments.py``, or follow from the
-fields of dataclasses: ``recompute_method`` is ``--recompute-method``, unless its metadata has another name. Fields that
-``arguments.py`` excludes count as options here.
+DIR is a checkout of Megatron-LM. It declares options in ``megatron/training/arguments.py`` and as fields of
+dataclasses: the field ``recompute_method`` is the option ``--recompute-method``, unless its metadata has another name.
+Fields that ``arguments.py`` excludes count as options here.
 """
 
 import ast
@@ -16,7 +16,7 @@ CONFIGS = ("core/model_parallel_config.py", "core/transformer/transformer_config
 
 
 def listed(page: str) -> dict[str, str]:
-    """Return the default of each option of the page's table, as the page writes it."""
+    """Return the default of each option in the page's table, as the page writes it."""
     rows = [(names, default.replace("\\", "")) for names, default in ROW.findall(page)]
     return {name: default for names, default in rows for name in re.findall(r"--[\w-]+", names)}
 
@@ -42,7 +42,7 @@ def _default(call: ast.Call) -> str:
 
 
 def problems(page: str, checkout: Path) -> list[str]:
-    """Return a sentence for each option that is not there, or has another default."""
+    """Return a sentence for each option that Megatron-LM does not have, or that has another default there."""
     there, found = options(checkout), []
     for name, default in listed(page).items():
         if name not in there:

@@ -80,7 +80,7 @@ def begin(folder: Path, step: int) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     entries, serial = os.listdir(folder), 1
     if MANIFEST in entries:
-        reason = f"it is a checkpoint itself; give the folder that holds it, {str(folder.parent)!r}"
+        reason = f"it is a checkpoint itself; pass the folder that holds it, {str(folder.parent)!r}"
         raise FileError("unwritable", reason)
     for entry in entries:
         partial = _PARTIAL.fullmatch(entry)
@@ -241,7 +241,7 @@ def pieces(arrays: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
     # The largest elements first, so that each array begins at a multiple of the size of its own.
     for name, array in sorted(arrays.items(), key=lambda item: -item[1].itemsize):
         if array.dtype.name not in _NAMES:
-            message = f"{name} has the dtype {array.dtype}, which safetensors has not."
+            message = f"{name} has the dtype {array.dtype}, which safetensors does not support."
             raise CheckpointError("value", message)
         native = np.asarray(array, array.dtype.newbyteorder("="), order="C")
         offsets = [end, end := end + native.nbytes]
@@ -265,7 +265,7 @@ def unpacked(content: bytes) -> dict[str, np.ndarray]:
     >>> unpacked(b"no tensors")
     Traceback (most recent call last):
         ...
-    minipipe.errors.CheckpointError: it is no safetensors file: Error while deserializing: header too large
+    minipipe.errors.CheckpointError: it is not a safetensors file: Error while deserializing: header too large
     """
     length = int.from_bytes(content[:8], "little")
     if MOST_OF_A_HEADER < length <= len(content):
@@ -274,7 +274,7 @@ def unpacked(content: bytes) -> dict[str, np.ndarray]:
     try:
         tensors = safetensors.deserialize(content)
     except safetensors.SafetensorError as error:
-        raise CheckpointError("damaged", f"it is no safetensors file: {error}") from None
+        raise CheckpointError("damaged", f"it is not a safetensors file: {error}") from None
     # In one order on all ranks, which exchange an optimiser's arrays in that: safetensors' own is random.
     return {name: _array(name, entry) for name, entry in sorted(tensors)}
 
@@ -296,5 +296,7 @@ def _array(name: str, entry: Mapping[str, Any]) -> np.ndarray:
         dtype = backend.numpy_dtype(_DTYPES[entry["dtype"]])
     except (KeyError, TypeError):
         advice = ": pip install ml_dtypes, and import it" if entry["dtype"] == "BF16" else ""
-        raise CheckpointError("value", f"{name} has the dtype {entry['dtype']}, which NumPy has not{advice}.") from None
+        raise CheckpointError(
+            "value", f"{name} has the dtype {entry['dtype']}, which NumPy does not have{advice}."
+        ) from None
     return np.frombuffer(entry["data"], dtype).reshape(entry["shape"])

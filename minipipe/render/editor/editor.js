@@ -169,7 +169,7 @@ class Editor {
 
   showText(text) {
     if (part("text").value !== text) part("text").value = text; // or the cursor would move
-    this.judgeText({ said: "A line for each rank; or CSV. It is read while you type." });
+    this.judgeText({ said: "One line for each rank, or CSV. Changes take effect while you type." });
   }
 
   async sendText() {

@@ -11,26 +11,26 @@ from minipipe.render.html import More, as_json, page_of, resource
 from minipipe.schedules.registry import REGISTRY, TRADES
 
 _ROOM = "minipipe.render.editor"
-# What replicas, slices, updates or forwards alone are for cannot be placed by hand.
+# Schedules with replicas, slices, updates or forwards alone cannot be edited by hand.
 _OTHERS = ("chimera", "bitpipe", "dualpipe", "pipedream", "vertical-sync", "2bw", "paci", "seq1f1b", "forward-only")
 
 _STARTING = {
     "http": "Starting…",
-    "worker": "Python starts in this page: in a few seconds you can edit. The player works already.",
+    "worker": "Python is starting in this page. The player works now, and you can edit in a few seconds.",
 }
 
 
 def draw_editor(editor: Editor, transport: str, home: str = "") -> str:
-    """Return a page that shows the draft of an editor at once, and then asks for changes.
+    """Return a page that first shows the draft of an editor, and then sends it each change.
 
     Parameters
     ----------
     editor : Editor
-        The one that answers, or another in the same state.
+        The editor that answers, or another one in the same state.
     transport : str
-        ``"http"``: messages are posted to ``ask``, beside the page. ``"worker"``: to the worker ``worker.js``.
+        ``"http"``: the page posts messages to the address ``ask``. ``"worker"``: it sends them to ``worker.js``.
     home : str
-        The address of the site that the page belongs to, for a link.
+        The address of the site that the page links to.
 
     Examples
     --------

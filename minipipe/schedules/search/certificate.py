@@ -139,7 +139,7 @@ def read_certificate(text: str) -> tuple[Certificate, bool]:
     >>> read_certificate("{}")
     Traceback (most recent call last):
         ...
-    minipipe.errors.ScheduleError: [syntax] This is no certificate: its format is None, expected 'minipipe certificate'.
+    minipipe.errors.ScheduleError: [syntax] This is not a certificate: its format is None, expected ...
     """
     if len(text) > MOST_JSON:
         message = f"The text has {len(text):,} characters; the limit is {MOST_JSON:,}."
@@ -159,7 +159,8 @@ def read_certificate(text: str) -> tuple[Certificate, bool]:
 def changed() -> ScheduleError:
     """Return the error for a certificate that is not what was written."""
     return ScheduleError.of(
-        ScheduleCode.CERTIFICATE, "The certificate is not what was written: the SHA-256 of its content differs."
+        ScheduleCode.CERTIFICATE,
+        "The certificate was changed after it was written: the SHA-256 of its content differs.",
     )
 
 
@@ -210,7 +211,7 @@ def _amount(name: str, value: object) -> float:
 
 
 def _refusal(reason: str) -> ScheduleError:
-    return ScheduleError.of(ScheduleCode.SYNTAX, f"This is no certificate: {reason}.")
+    return ScheduleError.of(ScheduleCode.SYNTAX, f"This is not a certificate: {reason}.")
 
 
 def _digest(content: dict[str, Any]) -> str:

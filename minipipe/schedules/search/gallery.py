@@ -87,7 +87,7 @@ def known_bound(workload: Workload, objective: Objective) -> Bound:
     formula, best = lower_bound(workload, objective), proved_optimum(workload, objective)
     if best is None or best <= formula.value:
         return formula
-    return Bound(best, GALLERY, "The gallery records it, proved by exact search when it was made; not proved here.")
+    return Bound(best, GALLERY, "Recorded in the gallery, where exact search proved it; not proved again here.")
 
 
 def gallery_from(text: str) -> Optima:

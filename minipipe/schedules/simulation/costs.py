@@ -678,7 +678,7 @@ def _wrong(name: str, given: object, expected: str) -> ScheduleError:
 
 
 def _refused(path: str | Path, reason: str) -> ScheduleError:
-    return ScheduleError.of(ScheduleCode.COSTS, f"{quoted(str(path), 200)} is no file of costs: {reason}.")
+    return ScheduleError.of(ScheduleCode.COSTS, f"{quoted(str(path), 200)} is not a file of costs: {reason}.")
 
 
 def _sizes_between(given: ByStage, pieces: int) -> ByStage:

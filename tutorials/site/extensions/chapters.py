@@ -1,7 +1,7 @@
-"""Pages that are already written: the READMEs of the rooms, the lessons, and the glossary, which is cut out of one.
+"""Pages made from files of the repository: the READMEs, the lessons, and the glossary of the lessons' README.
 
-Each is copied below the sources of the site before these are read. Its links lead to pages of the site where the
-target is one, to source code where it is a file of the package, and else to the file itself.
+Each file is copied into the sources of the site before Sphinx reads them. A relative link in it leads to a page of the
+site if the target has one, to source code if it is a file of the package, and otherwise to the file itself.
 """
 
 import json
@@ -17,14 +17,20 @@ from tutorials import notebooks
 
 ROOT = Path(__file__).resolve().parents[3]
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)(#[^)]*)?(?=\))")
+INTRODUCTIONS = {
+    "packages": "Each package of minipipe has one task. Its page shows how to use it, lists its files in reading "
+    "order, and says what to know before you change it.",
+    "project": "Installation, the design and its reasons, how to contribute, measurements, and changes by release.",
+}
 PICTURE = '<div class="output text_html picture" tabindex="0">'
-FOLDERS = ("api", "lessons", "papers", "project", "rooms", "schedules")
+FOLDERS = ("api", "lessons", "packages", "papers", "project", "schedules")
 WRITTEN: set[Path] = set()  # pages of this build
+TABLE = re.compile(r"^(?=\|.*\n\|-.*\n\| \[)", re.MULTILINE)  # with a link in its first column
 TERM = re.compile(r"^- \*\*(.+?)\*\*: ((?:.+\n)(?:  .+\n)*)", re.MULTILINE)
 
 
 def places() -> dict[Path, str]:
-    """Return for each file of the repository that is a page of the site the name of that page."""
+    """Return the files of the repository that have a page on the site, with the names of their pages."""
     found = {
         ROOT / "README.md": "project/readme",
         ROOT / "DESIGN.md": "project/design",
@@ -41,12 +47,12 @@ def places() -> dict[Path, str]:
     for lesson in sorted((ROOT / "tutorials").glob("[0-9][0-9]_*.py")):
         found[lesson] = f"lessons/{lesson.stem}"
     for readme in sorted((ROOT / "minipipe").rglob("README.md")):
-        found[readme] = "rooms/" + "-".join(readme.parent.relative_to(ROOT / "minipipe").parts)
+        found[readme] = "packages/" + "-".join(readme.parent.relative_to(ROOT / "minipipe").parts)
     return found
 
 
 def with_links(text: str, source: Path, page: str, pages: dict[Path, str]) -> str:
-    """Return a text whose relative links, written for the place of ``source``, hold for the place of a page."""
+    """Return a text with its relative links changed: from the folder of ``source`` to the folder of a page."""
 
     def target(link: re.Match) -> str:
         path = Path(os.path.normpath(source.parent / link[1]))
@@ -60,7 +66,7 @@ def with_links(text: str, source: Path, page: str, pages: dict[Path, str]) -> st
 
 
 def without_glossary(text: str) -> tuple[str, dict[str, str]]:
-    """Return the page of the lessons without its glossary, and that as definitions by their terms."""
+    """Split the README of the lessons into the text without the glossary, and the definitions by their terms."""
     head, glossary = text.split("## Glossary\n")
     terms = {term: " ".join(words.split()) for term, words in TERM.findall(glossary)}
     if rest := TERM.sub("", glossary).strip():
@@ -69,8 +75,8 @@ def without_glossary(text: str) -> tuple[str, dict[str, str]]:
 
 
 def glossary_page(terms: dict[str, str]) -> str:
-    """Return the glossary with a link where a definition first uses another term."""
-    # Not for single letters: "I" is also a word.
+    """Return the page of the glossary. A definition links to another term at its first use."""
+    # Single letters are not linked: "I" is also a word.
     known = sorted((term for term in terms if len(term) > 1), key=len, reverse=True)
     pattern = re.compile(rf"(?<![\w`-])({'|'.join(map(re.escape, known))})(s?)(?![\w-])")
     entries = []
@@ -90,7 +96,7 @@ def glossary_page(terms: dict[str, str]) -> str:
 
 
 def write(app: Sphinx, page: str, text: str) -> None:
-    """Write a page below the sources, unless it is there as it is: then it is not read again."""
+    """Write a page into the sources. An unchanged file is left alone, so that Sphinx does not read it again."""
     path = Path(app.srcdir) / page
     path.parent.mkdir(parents=True, exist_ok=True)
     WRITTEN.add(path)
@@ -99,21 +105,30 @@ def write(app: Sphinx, page: str, text: str) -> None:
 
 
 def notebook(source: str, path: Path, page: str, pages: dict[Path, str]) -> str:
-    """Return a lesson as a notebook: its cells as they are, but for links."""
+    """Return a lesson as a notebook, with its links changed for the site."""
     made = notebooks.notebook(source)
-    for cell in made["cells"]:
-        if cell["cell_type"] == "markdown":
-            cell["source"] = [with_links(line, path, page, pages) for line in cell["source"]]
+    texts = [cell for cell in made["cells"] if cell["cell_type"] == "markdown"]
+    for cell in texts:
+        cell["source"] = [with_links(line, path, page, pages) for line in cell["source"]]
+    with_one_title([cell["source"] for cell in texts])
     return json.dumps(made)
 
 
+def with_one_title(texts: list[list[str]]) -> None:
+    """Move all headings after the title one level down if a lesson has parts, each with a title of its own."""
+    places = [(lines, at) for lines in texts for at, line in enumerate(lines) if re.match(r"#+ ", line)]
+    if sum(lines[at].startswith("# ") for lines, at in places) > 1:
+        for lines, at in places[1:]:
+            lines[at] = f"#{lines[at]}"
+
+
 def toctree(option: str, names: list[str]) -> str:
-    """Return the directive that puts pages into the navigation."""
+    """Return the directive that adds pages to the navigation."""
     return f"```{{toctree}}\n:{option}\n\n" + "\n".join(names) + "\n```\n"
 
 
 def write_chapters(app: Sphinx) -> None:
-    """Copy what is written elsewhere."""
+    """Write the pages that come from files of the repository."""
     pages = places()
     for path, page in pages.items():
         text = path.read_text(encoding="utf-8")
@@ -122,6 +137,7 @@ def write_chapters(app: Sphinx) -> None:
             continue
         if page == "lessons/index":
             text, terms = without_glossary(text)
+            text = TABLE.sub("{.list-on-phone}\n", text)
             write(app, "glossary.md", glossary_page(terms))
             names = sorted(name for name in pages.values() if name.startswith("lessons/") and name != page)
             names = [Path(name).name for name in names]
@@ -130,13 +146,13 @@ def write_chapters(app: Sphinx) -> None:
             text = with_pictures(text)
         text = with_links(text, path, page, pages).replace("(#glossary)", "(../glossary.md)")
         write(app, f"{page}.md", text)
-    for folder, title in (("rooms", "The rooms"), ("project", "The project")):
+    for folder, title in (("packages", "Packages"), ("project", "The project")):
         names = [page.split("/")[1] for page in pages.values() if page.startswith(f"{folder}/")]
-        write(app, f"{folder}/index.md", f"# {title}\n\n{toctree('maxdepth: 1', names)}")
+        write(app, f"{folder}/index.md", f"# {title}\n\n{INTRODUCTIONS[folder]}\n\n{toctree('maxdepth: 1', names)}")
 
 
 def remove_others(app: Sphinx) -> None:
-    """Remove pages of earlier builds that none was written for: a lesson may have another number now."""
+    """Remove pages that an earlier build wrote and this one did not, such as a renamed lesson."""
     for folder in FOLDERS:
         for path in (Path(app.srcdir) / folder).rglob("*"):
             if path.is_file() and path not in WRITTEN:
@@ -144,12 +160,12 @@ def remove_others(app: Sphinx) -> None:
 
 
 def finish(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Let a picture be dark where its page is, not where the system prefers it, and scroll where the page is narrow."""
+    """Let pictures follow the theme of the page instead of the system, and scroll on narrow pages."""
     if "body" in context:  # a screen reader would announce an empty cell as a header
         context["body"] = context["body"].replace('<th class="head"><p></p></th>', "<td></td>")
     if "<svg" in context.get("body", ""):
         body = context["body"].replace("@media screen and (prefers-color-scheme:dark){", 'html[data-theme="dark"]{')
-        # What scrolls must be within reach of the keyboard.
+        # The keyboard must reach everything that scrolls.
         context["body"] = re.sub(r'<div class="output text_html">(?=\s*<svg)', PICTURE, body)
 
 

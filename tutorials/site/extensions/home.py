@@ -1,31 +1,51 @@
-"""The picture of the first page, and the playground, whose static files are made beside the pages."""
+"""The first page: picture, buttons and install command. Also builds the playground and adds it to the header."""
 
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
-from chapters import ROOT
+from chapters import PICTURE, ROOT, places
 from sphinx.application import Sphinx
 
-from minipipe import render, schedules
-
 PLAYGROUND = ROOT / "tutorials" / "site" / "playground" / "build.py"
+# 1F1B above ZB-H1, which README.md shows as well.
+DRAWING = ROOT / "tutorials" / "site" / "zero-bubble.svg"
+INSTALL = "<!-- install -->"
+CARD = re.compile(r"^- .*?playground/.*?(?=^- )", re.DOTALL | re.MULTILINE)
+
+
+def insert_install_command(app: Sphinx, page: str, source: list[str]) -> None:
+    """Insert the first command of README.md, which installs minipipe. Without a playground, remove its card."""
+    if page == "index":
+        if not app.config.playground:
+            source[0] = CARD.sub("", source[0], count=1)
+        readme = (ROOT / "README.md").read_text(encoding="utf-8")
+        command = re.search(r"^```sh\n(.+?)^```\n", readme, re.DOTALL | re.MULTILINE)[0]
+        source[0] = source[0].replace(INSTALL, command)
 
 
 def fill(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Put 1F1B above ZB-H1 into the first page, and the playground into the header of all."""
+    """Insert picture and buttons into the first page, and link to the playground in the header of all pages."""
+    playground = context["pathto"]("playground/index.html", resource=True) if app.config.playground else ""
+    if playground:
+        context["playground"] = playground
     if page == "index":
-        drawing = render.draw_svg(
-            schedules.one_f_one_b(4, 8), schedules.zb_h1(4, 8), title="Zero bubble: I now, W later"
-        )
-        picture = f'<div class="picture output text_html" tabindex="0">{drawing}</div>'
-        context["body"] = context["body"].replace('<div id="first-picture"></div>', picture)
-    if app.config.playground:
-        context["playground"] = context["pathto"]("playground/index.html", resource=True)
+        body = context["body"].replace('<div id="buttons"></div>', buttons(context["pathto"], playground))
+        drawing = DRAWING.read_text(encoding="utf-8")
+        context["body"] = body.replace('<div id="picture"></div>', f"{PICTURE}{drawing[drawing.index('<svg') :]}</div>")
+
+
+def buttons(pathto: Any, playground: str) -> str:
+    """Return the links to the playground and to the first lesson."""
+    lesson = min(page for page in places().values() if page.startswith("lessons/0"))
+    links = [f'<a href="{playground}">Open the playground</a>'] if playground else []
+    links.append(f'<a href="{pathto(lesson)}">Start with lesson 1</a>')
+    return f'<p class="buttons">{" ".join(links)}</p>'
 
 
 def build_playground(app: Sphinx) -> None:
-    """Let the playground make its files: first, since it may find that something is missing."""
+    """Build the playground first, because its build may find that Node.js is missing."""
     if app.config.playground and app.builder.format == "html":
         spec = importlib.util.spec_from_file_location("playground_build", PLAYGROUND)
         module = importlib.util.module_from_spec(spec)
@@ -34,8 +54,9 @@ def build_playground(app: Sphinx) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Build the playground at the beginning, and fill the first page before the other changes to pages."""
+    """Build the playground at the start, and fill the first page before other extensions change pages."""
     app.add_config_value("playground", True, "html")
     app.connect("builder-inited", build_playground, priority=100)
+    app.connect("source-read", insert_install_command)
     app.connect("html-page-context", fill, priority=400)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

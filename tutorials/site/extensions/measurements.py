@@ -1,4 +1,4 @@
-"""Pictures of measurements, drawn from the tables of ``tests/benchmarks/README.md``: no number is typed in twice."""
+"""Pictures of measurements, drawn from the tables of ``tests/benchmarks/README.md``."""
 
 import re
 from itertools import accumulate
@@ -8,12 +8,12 @@ from tests.benchmarks.bars import bars
 
 
 class Picture(NamedTuple):
-    """What to draw of the first table under a heading.
+    """Which columns of the first table under a heading are drawn, and how.
 
     Attributes
     ----------
     columns : tuple of str
-        The heads of columns, from left to right: a bar for each number in their cells.
+        The headers of the drawn columns, from left to right. Each number in their cells is a bar.
     unit : str
     logarithmic : bool
     """
@@ -39,19 +39,19 @@ PICTURES = {
 
 
 def rows_of(table: str) -> list[list[str]]:
-    """Return the cells of a table of Markdown, its head first."""
+    """Return the cells of a table in Markdown, the header first."""
     rows = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in table.strip().splitlines()]
     return [rows[0], *rows[2:]]
 
 
 def groups_of(table: str, columns: tuple[str, ...]) -> dict[str, list[tuple[str, float]]]:
-    """Return by the label of each row the names and numbers of its cells; a cell ``2.4; 2.2`` has two."""
+    """Return the names and numbers of each row, by its label. A cell ``2.4; 2.2`` has two numbers."""
     head, *rows = rows_of(table)
-    # A head may be there twice: each is looked for behind the one before.
+    # Two columns may have the same header, so each search starts after the previous column.
     places = list(accumulate(columns, lambda at, name: head.index(name, at + 1), initial=0))[1:]
     found, label = {}, ""
     for row in rows:
-        label = row[0] or label  # an empty cell stands for the one above
+        label = row[0] or label  # an empty cell repeats the one above
         ranks = f", {row[1]} {head[1]}" if head[1] == "ranks" else ""
         found[label + ranks] = [
             (head[place], float(number)) for place in places for number in re.findall(r"\d+(?:\.\d+)?", row[place])
@@ -65,7 +65,7 @@ def with_pictures(text: str) -> str:
     Raises
     ------
     ValueError
-        A heading, a table or a column is gone.
+        If a heading, a table or a column does not exist.
     """
     for title, picture in PICTURES.items():
         section = re.search(rf"^## {re.escape(title)}.*?(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)

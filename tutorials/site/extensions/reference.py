@@ -1,13 +1,15 @@
-"""The reference: a page for each public name, and for each module that offers some a page with its table.
+"""The reference: a page for each public name, and for each public module a page with the table of its names.
 
-A name is public where ``__all__`` of a public module has it. What several modules offer has its page in the one that
-is named first here, and the others link to it.
+A name is public if it is in ``__all__`` of a public module. A name of several modules has its page in the first of them
+in the list below, and the others link to it.
 """
 
+import ast
 import importlib
 import inspect
 import re
 import sys
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -18,7 +20,7 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.pycode import ModuleAnalyzer
 
-# What users import: the package, and what it and README.md name. Their order says where a name has its page.
+# The modules that users import. Their order decides where a name of several modules has its page.
 MODULES = [
     "minipipe",
     "minipipe.schedules",
@@ -44,7 +46,7 @@ MODULES = [
 
 
 class Public(NamedTuple):
-    """A public name: where its page is, and what it means."""
+    """A public name, the module of its page, and its value."""
 
     module: str
     name: str
@@ -56,12 +58,12 @@ class Public(NamedTuple):
 
 
 def module_of(name: str) -> ModuleType:
-    """Return a module by the name that users have for it: ``minipipe.schedules.theory`` is below ``analysis``."""
+    """Return a module by its public name: the file of ``minipipe.schedules.theory`` is in ``analysis``."""
     return resolved(name)
 
 
 def public_names() -> dict[str, list[Public]]:
-    """Return for each module what it offers, in the order of ``__all__``, each with the place of its page."""
+    """Return the public names of each module, in the order of ``__all__``, each with the module of its page."""
     homes: dict[int, Public] = {}
     found: dict[str, list[Public]] = {}
     for module in MODULES:
@@ -76,12 +78,12 @@ def public_names() -> dict[str, list[Public]]:
 
 
 def is_documented(value: Any) -> bool:
-    """Say whether a value has a docstring of its own: a function or a class, neither a constant nor an alias."""
+    """Say whether a value is a function or a class, which have docstrings, and not a constant or an alias."""
     return inspect.isfunction(value) or inspect.isclass(value)
 
 
 def pages(app: Sphinx) -> None:
-    """Write a page for each module, with a table of what it offers."""
+    """Write a page for each module with a table of its names, and a page for each name."""
     found = public_names()
     listed = "\n   ".join(["", *MODULES])
     summary = "".join(f"* :py:mod:`{module}`: {first_line(module_of(module))}\n" for module in MODULES)
@@ -106,12 +108,51 @@ def heading(title: str) -> str:
 
 
 def page_of(public: Public) -> str:
-    """Return the page of a name: its docstring, and for a class those of its members."""
+    """Return the page of a name: its docstring and, if it is a class, the docstrings of its members."""
     kind = "class" if inspect.isclass(public.value) else "function" if inspect.isroutine(public.value) else "data"
     if inspect.isclass(public.value) and issubclass(public.value, BaseException):
         kind = "exception"
-    members = "   :members:\n   :show-inheritance:\n" if inspect.isclass(public.value) else ""
-    return f"{heading(public.path)}.. currentmodule:: {public.module}\n\n.. auto{kind}:: {public.name}\n{members}"
+    members = options_of(public.value) if inspect.isclass(public.value) else ""
+    return f"{heading(public.name)}.. currentmodule:: {public.module}\n\n.. auto{kind}:: {public.name}\n{members}"
+
+
+def options_of(value: type) -> str:
+    """Return the options of autodoc for a class: its members, also inherited ones, and its public bases."""
+    options = "   :members:\n"
+    if any(has_documented_members(base) for base in value.__mro__[1:] if is_inside(base)):
+        shown_elsewhere = [base.__name__ for base in value.__mro__[1:] if not is_inside(base)]
+        options += f"   :inherited-members: {', '.join(shown_elsewhere)}\n"
+    if public_bases(value.__bases__) not in ([], [object]):
+        options += "   :show-inheritance:\n"
+    return options
+
+
+def is_inside(base: type) -> bool:
+    """Say whether a base class is one of the package that has no page."""
+    public = {id(each.value) for names in public_names().values() for each in names}
+    return base.__module__.startswith("minipipe") and id(base) not in public
+
+
+def has_documented_members(base: type) -> bool:
+    """Say whether a class itself defines a public method or property with a docstring."""
+    members = {name: value for name, value in vars(base).items() if not name.startswith("_")}
+    return any(
+        (inspect.isroutine(value) or isinstance(value, property)) and value.__doc__ for value in members.values()
+    )
+
+
+def public_bases(bases: Iterable[Any]) -> list[Any]:
+    """Return bases with those of inner classes in place of the inner classes."""
+    found: list[Any] = []
+    for base in bases:
+        inner = inspect.isclass(base) and is_inside(base)
+        found += [each for each in (public_bases(base.__bases__) if inner else [base]) if each not in found]
+    return [base for base in found if base is not object] or [object]
+
+
+def show_public_bases(app: Sphinx, name: str, value: type, options: Any, bases: list[Any]) -> None:
+    """Show no inner class as a base."""
+    bases[:] = public_bases(bases)
 
 
 def first_line(module: ModuleType) -> str:
@@ -123,7 +164,7 @@ def first_line(module: ModuleType) -> str:
 
 
 def value_of(target: str, context: list[str]) -> Any:
-    """Return what a reference names, looked for in the modules and classes around it, or None."""
+    """Return the value of a reference, looked up in the modules and classes around it, or None."""
     for prefix in ["", *context]:
         path = f"{prefix}.{target}" if prefix else target
         if path.split(".")[0] == "minipipe":
@@ -149,7 +190,7 @@ def resolved(path: str) -> Any:
 def missing_reference(
     app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.Element
 ) -> nodes.Element | None:
-    """Lead a reference to the page of a name, wherever the name is defined, and to its source where it has no page."""
+    """Resolve a reference to the page of a name, or to its source code if it has no page."""
     if node.get("refdomain") != "py":
         return None
     target = node["reftarget"]
@@ -174,7 +215,7 @@ def missing_reference(
 
 
 def only_definition(name: str) -> Any:
-    """Return what a public name means, or else one that a single file of the package defines; None of several."""
+    """Return the value of a name that is public in one module or defined in one file, or None if it is ambiguous."""
     public = {id(each.value): each.value for names in public_names().values() for each in names if each.name == name}
     if len(public) == 1:
         return next(iter(public.values()))
@@ -184,12 +225,12 @@ def only_definition(name: str) -> Any:
 
 
 def resolved_or_none(path: str) -> Any:
-    """Return the value at a dotted path, if there is one."""
+    """Return the value at a dotted path, or None."""
     return value_of(path, [])
 
 
 def source_link(app: Sphinx, node: pending_xref, value: Any, content: nodes.Element) -> nodes.Element | None:
-    """Return a link to the source page of a module or of what it defines."""
+    """Return a link to the source code of a module or of a value that it defines."""
     module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
     if module is None:
         return None
@@ -199,7 +240,7 @@ def source_link(app: Sphinx, node: pending_xref, value: Any, content: nodes.Elem
 
 
 def source_pages(app: Sphinx, env: BuildEnvironment) -> None:
-    """Let viewcode make a page of every file of the package, not only of those with public names."""
+    """Let viewcode write a page for every file of the package, also for those without public names."""
     known = env._viewcode_modules
     for path in sorted((ROOT / "minipipe").rglob("*.py")):
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -209,17 +250,35 @@ def source_pages(app: Sphinx, env: BuildEnvironment) -> None:
             known[module] = analyzer.code, analyzer.tags, {}, module
 
 
+def choose_lexers(app: Sphinx, tree: nodes.document) -> None:
+    """Colour a block without a language as Python only if it is Python; most are schedules and drawings."""
+    for block in tree.findall(nodes.literal_block):
+        if "language" not in block:
+            block["language"] = "python" if is_python(block.astext()) else "text"
+
+
+def is_python(text: str) -> bool:
+    """Say whether Python can parse a text."""
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        return False
+    return True
+
+
 def back_links(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
-    """Lead from source code to the page of a name, which viewcode takes for the place where the name is defined."""
+    """Let source code link to the page of a name, which is not always in the module that defines the name."""
     if page.startswith("_modules/"):
         found = r"/(minipipe[\w.]*\.(\w+))\.html#[\w.]*?\.\2(\.\w+)?\""
         context["body"] = re.sub(found, r'/\1.html#\1\3"', context["body"])
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Write the pages before autosummary looks for its tables."""
+    """Write the pages before autosummary reads their tables."""
     app.connect("builder-inited", pages, priority=300)
     app.connect("missing-reference", missing_reference)
+    app.connect("autodoc-process-bases", show_public_bases)
+    app.connect("doctree-read", choose_lexers)
     app.connect("env-updated", source_pages)
     app.connect("html-page-context", back_links)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,7 +1,7 @@
-"""The playground: the page of ``minipipe edit`` with Python inside, as static files beside the pages of the site.
+"""Build the playground: the page of ``minipipe edit`` with Python in the browser, as static files of the site.
 
-Pyodide comes from npm while the site is built. Later, the page fetches nothing but these files. Python starts here
-once, in Node; the page goes on from a copy of its memory, which takes a third of the time of a start.
+The build fetches Pyodide from npm; the finished page fetches only its own files. The build also starts Python once in
+Node.js and saves its memory. The page starts from this copy in a third of the time of a normal start.
 """
 
 import base64
@@ -24,33 +24,33 @@ HERE = Path(__file__).resolve().parent
 PACKAGE = HERE.parents[2] / "minipipe"
 PYODIDE = "314.0.7"
 INTEGRITY = "sha512-0YvXxEhfEdpLfb/XkM2BFAeMROq0iMUX2bzzH9pOttyMcWkwq+HbE5uyuGD82LN7y2q+SNvi/6V5JEsOlD2R1A=="
-# What the page loads; package.json says what the licence is and where the source.
+# The files that the page loads, and package.json, which names the licence and the source.
 NEEDED = (
     *("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json"),
     "package.json",
 )
-# The rooms of the editor; there is no NumPy in the page.
-ROOMS = ("__init__.py", "_lazy.py", "errors.py", "hints.py", "hints.toml", "io.py", "render", "schedules")
+# The parts of minipipe that the editor needs. The page has no NumPy.
+PARTS = ("__init__.py", "_lazy.py", "errors.py", "hints.py", "hints.toml", "io.py", "render", "schedules")
 
 
 class CannotBuild(SphinxError):
-    """What is missing, and what to do."""
+    """Something is missing. The message says what to do."""
 
     category = "The playground cannot be built"
 
 
 def build(destination: Path) -> None:
-    """Write the playground into a folder, in place of what is there.
+    """Write the playground into a folder, and delete the previous content of the folder.
 
     Parameters
     ----------
     destination : Path
-        Its parent has the first page of the site.
+        A folder beside the first page of the site.
 
     Raises
     ------
     CannotBuild
-        If npm or Node is missing, or Pyodide cannot be had, or is another than the one that was tried.
+        If npm or Node.js is missing, or if Pyodide cannot be fetched or has the wrong checksum.
     """
     shutil.rmtree(destination, ignore_errors=True)
     destination.mkdir(parents=True)
@@ -60,14 +60,14 @@ def build(destination: Path) -> None:
             archive.write(path, Path("minipipe", path.relative_to(PACKAGE)))
     memory = destination / "memory.bin"
     run("node", HERE / "snapshot.mjs", destination, memory)
-    memory.write_bytes(gzip.compress(memory.read_bytes(), 6, mtime=0))  # 9 saves a hundredth, in five times the time
+    memory.write_bytes(gzip.compress(memory.read_bytes(), 6, mtime=0))  # level 9 saves 1 % in five times the time
     shutil.copy(HERE / "worker.js", destination)
     page = draw_editor(Editor(), "worker", home="../index.html")
     (destination / "index.html").write_text(page, encoding="utf-8")
 
 
 def unpack_pyodide(destination: Path) -> None:
-    """Fetch Pyodide from npm, or from npm's cache, check it, and unpack what is needed."""
+    """Fetch Pyodide from npm or its cache, check it, and unpack the needed files."""
     with tempfile.TemporaryDirectory() as folder:
         listed = run("npm", "pack", "--json", "--prefer-offline", f"pyodide@{PYODIDE}", cwd=folder)
         path = Path(folder, json.loads(listed)[0]["filename"])
@@ -80,23 +80,23 @@ def unpack_pyodide(destination: Path) -> None:
 
 
 def check_integrity(path: Path) -> None:
-    """Refuse an archive other than the one that was tried."""
+    """Refuse an archive with another checksum."""
     found = f"sha512-{base64.b64encode(hashlib.sha512(path.read_bytes()).digest()).decode()}"
     if found != INTEGRITY:
         raise CannotBuild(f"{path.name} from npm is {found}; expected {INTEGRITY}.")
 
 
 def files() -> Iterator[Path]:
-    """Yield the files of the package that go into the page."""
-    for room in ROOMS:
-        top = PACKAGE / room
+    """Yield the files of minipipe that are part of the page."""
+    for part in PARTS:
+        top = PACKAGE / part
         for path in sorted(top.rglob("*")) if top.is_dir() else (top, top.with_suffix(".pyi")):
             if path.is_file() and path.suffix not in (".pyc", ".md"):
                 yield path
 
 
 def run(program: str, *arguments: str | Path, cwd: str | Path | None = None) -> str:
-    """Return what a program of Node.js prints."""
+    """Return the output of a program of Node.js."""
     found = shutil.which(program)
     if found is None:
         raise CannotBuild(

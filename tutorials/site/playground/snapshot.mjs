@@ -1,4 +1,4 @@
-// Starts Python as worker.js does, and writes a copy of its memory: node snapshot.mjs FOLDER FILE
+// Starts Python as worker.js does, and saves a copy of its memory: node snapshot.mjs FOLDER FILE
 
 import { readFileSync, writeFileSync } from "node:fs";
 import { resolve } from "node:path";

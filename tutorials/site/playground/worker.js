@@ -1,4 +1,4 @@
-// Python in a worker of the page. It answers the messages of the editor, also those that came while it started.
+// Runs Python in a worker of the page. It answers the messages of the editor, also those sent while Python starts.
 
 import { loadPyodide } from "./pyodide/pyodide.mjs";
 
@@ -10,13 +10,13 @@ async function fetched(name) {
   return response;
 }
 
-/** Returns the memory of a Python that has started already; snapshot.mjs has written it. */
+/** Returns the memory of a started Python, as saved by snapshot.mjs. */
 async function memory() {
   const { body } = await fetched("memory.bin");
   return new Response(body.pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
 }
 
-/** Returns Python; started anew, which takes three times as long, where the memory is missing or is not taken. */
+/** Returns Python. If the saved memory is missing or refused, starts Python anew, which takes three times as long. */
 async function loaded() {
   const options = { indexURL: beside("pyodide/") };
   try {
