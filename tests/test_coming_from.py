@@ -38,13 +38,12 @@ def jobs():
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with the training programs, a schedule of a page, and one as PyTorch writes it, with its sharding."""
+    """A folder with the training programs and the schedules of a page; PyTorch writes sharding into one of them."""
     (tmp_path / "tutorials").symlink_to(ROOT / "tutorials")
-    schedule = schedules.zb_v(2, 8)
-    (tmp_path / "mine.csv").write_text(schedule.to_csv())
-    rows = schedule.to_csv().splitlines()
-    theirs = [f"{rank}UNSHARD,{row},{rank}REDUCE_GRAD,{rank}RESHARD" for rank, row in enumerate(rows)]
-    (tmp_path / "theirs.csv").write_text("\n".join(theirs) + "\n")
+    text = schedules.zb_v(2, 8).to_csv()
+    sharded = [f"{rank}UNSHARD,{row},{rank}REDUCE_GRAD,{rank}RESHARD" for rank, row in enumerate(text.splitlines())]
+    for name, content in {"mine": text, "theirs": text, "fsdp": "\n".join(sharded)}.items():
+        (tmp_path / f"{name}.csv").write_text(content)
     return tmp_path
 
 
@@ -59,7 +58,7 @@ def test_commands_without_ranks_do_what_the_page_for_pytorch_says(folder, monkey
     commands = [
         command for command in in_markdown(PAGES["pytorch"]) if command.startswith(("minipipe show", "minipipe check"))
     ]
-    assert len(commands) == 2
+    assert len(commands) == 3
     for command in commands:
         assert main(shlex.split(command)[1:]) == 0, command
     assert "legal: " in capsys.readouterr().out

@@ -24,7 +24,7 @@ def listed(page: str) -> dict[str, str]:
 
 
 def used(page: str) -> list[str]:
-    """Return the options in the page's commands of Megatron-LM, without those of the launcher."""
+    """Return the options in the page's commands of Megatron-LM, without options of the launcher."""
     commands = LAUNCHER.sub("", "\n".join(BLOCK.findall(page)))
     return sorted(set(re.findall(r"--[\w-]+", commands)))
 
