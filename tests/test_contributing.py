@@ -86,7 +86,7 @@ def test_the_schedule_gets_its_name_from_the_lines_of_the_page(changed_copy):
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    assert "1F1B's memory; drains often" in run("minipipe", "schedules")
+    assert "GPipe on p at a time; drains often" in run("minipipe", "schedules")
     assert "0F3" in run("minipipe", "show", "gpipe-in-groups", "--format", "csv")
     run("minipipe", "check", "gpipe-in-groups")
     laws = run("pytest", "-q", "-p", "no:cacheprovider", "tests/schedules/analysis/test_every_schedule.py")
