@@ -1,4 +1,4 @@
-"""Line charts in panels side by side, as SVG, in the style of minipipe's pictures."""
+"""Line charts in panels side by side, as SVG, with the fonts and colours of minipipe's pictures."""
 
 from typing import NamedTuple
 
@@ -12,23 +12,23 @@ LOSSES = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
 
 
 class Line(NamedTuple):
-    """A line: its name and its points (x, y), all positive."""
+    """A line: its name, and its points (x, y), all above 0."""
 
     name: str
     points: list
 
 
 class Panel(NamedTuple):
-    """Lines on common axes. The y axis is logarithmic; if ``is_log``, so is the x axis, with powers of two."""
+    """Lines on common axes. The y axis is logarithmic; with ``is_log`` so is the x axis, in powers of two."""
 
     title: str
-    x_label: str
+    words: str
     lines: list
     is_log: bool = False
 
 
 class Axis(NamedTuple):
-    """A linear axis that starts at 0."""
+    """A linear axis that begins at 0."""
 
     most: float
     start: float
@@ -43,7 +43,7 @@ class Axis(NamedTuple):
 
 
 def draw_panels(title, rows, names, looks):
-    """Return an SVG with rows of panels. The panels of a row have the same y axis.
+    """Return an SVG of rows of panels. The panels of a row have the same y axis.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def draw_panels(title, rows, names, looks):
 
 
 def drawn(panel, vertical, right, letters, looks):
-    """Yield the parts of a panel with its upper left corner at (0, 0)."""
+    """Yield the SVG elements of a panel whose upper left corner is at (0, 0)."""
     xs = [x for line in panel.lines for x, _ in line.points]
     across = LogAxis(min(xs), max(xs), LEFT, right) if panel.is_log else Axis(max(xs), LEFT, right)
     marks, losses = across.powers_of_two() if panel.is_log else across.marks(), vertical.round_amounts(LOSSES)
@@ -90,7 +90,7 @@ def drawn(panel, vertical, right, letters, looks):
         yield letters.draw("tick", across.at(mark), HEIGHT + 15, f"{mark:,g}")
     for loss in losses:
         yield letters.draw("reading", LEFT - 6, vertical.at(loss) + 4, f"{loss:g}")
-    yield letters.draw("tick", (LEFT + right) / 2, HEIGHT + 31, panel.x_label)
+    yield letters.draw("tick", (LEFT + right) / 2, HEIGHT + 31, panel.words)
     for line in panel.lines:
         path = "L".join(f"{number(across.at(x))} {number(vertical.at(y))}" for x, y in line.points)
         yield line_of(f"M{path}", *looks[line.name])
