@@ -157,7 +157,8 @@ def test_the_proof_that_it_shows_is_found(tmp_path, monkeypatch, capsys):
     commands = [line.split()[1:] for block in blocks("sh") for line in block.splitlines() if "best.json" in line]
     assert [command[0] for command in commands] == ["search", "check"]
     assert [main(command) for command in commands] == [0, 0]
-    printed = capsys.readouterr().out.splitlines()
+    # With OR-tools, CP-SAT proves the same bound.
+    printed = re.sub(r"by CP-SAT [\d.]*\d", "by branch and bound", capsys.readouterr().out).splitlines()
     shown = blocks("text")[2].splitlines()
     assert [line for line in printed if line in shown] == shown
 
