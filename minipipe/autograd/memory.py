@@ -1,4 +1,4 @@
-"""What graphs hold in memory. Walks them and looks into every vjp; never in the hot path."""
+"""Memory held by graphs. Walks them and looks into every vjp; never in the hot path."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class BatchObjective:
 
     @property
     def alike(self) -> dict[str, float | None]:
-        """What all ranks must ask for alike: by name, a number."""
+        """Numbers, by name, that must be equal on all ranks."""
         is_everywhere = self.where == "everywhere"
         asked = crc32(repr((is_everywhere, *self.metrics)).encode()) if is_everywhere or self.metrics else 0
         alike: dict[str, float | None] = {"request for metrics and outputs": asked, "scale": self.scale}

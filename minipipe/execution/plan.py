@@ -289,7 +289,7 @@ class Plan:
 
     @property
     def description(self) -> dict[str, Any]:
-        """What must be the same on all ranks, by name."""
+        """Values, by name, that must be equal on all ranks."""
         return {
             "replicas": max(len(self.program.ranks_of(stage)) for stage in range(self.schedule.num_stages)),
             "schedule": str(self.program).splitlines(),

@@ -7,9 +7,9 @@ Replica j of n adds part j of the gradients, and sends the sum to the others; tw
     rank 1   0B1 0REDUCE_GRAD1 --[1] part 0----'---- [2] adds part 1 --[3] sum of part 1----'---- [4] has both parts
 
 That is a reduce-scatter and an all-gather: every rank sends 2 (n - 1) / n of the gradients. No rank waits at [1]. After
-each of its actions a rank looks which messages are there, and goes on with [2] to [4]; at the end of the step it waits.
-There [2] of all sums comes before [4] of any, so that it does not matter which sum a rank comes to first. Contributions
-are added in pairs, in the order of the replicas, so that the bits depend on their number alone.
+each of its actions a rank looks which messages have arrived, and continues with [2] to [4]; at the end of the step it
+waits. There [2] of all sums comes before [4] of any, so that it does not matter which sum a rank comes to first.
+Contributions are added in pairs, in the order of the replicas, so that the bits depend on their number alone.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class GradientSums:
         return contribute if action.kind is REDUCE_GRAD else run_and_advance
 
     def advance(self) -> None:
-        """Go on with the sums whose messages are there. Local; waits for nothing."""
+        """Continue the sums whose messages have arrived. Local; waits for nothing."""
         for found in self._pending:
             if found.can_go_on():
                 found.go_on()
@@ -239,7 +239,7 @@ class _Sum:
             self._send(self._part(j), [j], tag)  # [1]
 
     def can_go_on(self) -> bool:
-        """Whether the messages are there that it waits for."""
+        """Whether the messages that it waits for have arrived."""
         return all(self._group.has_arrived(self._ranks[j], self._tag + self.is_added) for j in self._arriving)
 
     def go_on(self) -> None:

@@ -309,7 +309,7 @@ def self_attention(
 
 
 class _Head(NamedTuple):
-    """What attention keeps: queries (scaled), keys, values and weights of all heads, over the last two axes.
+    """Values that attention keeps: queries (scaled), keys, values and weights of all heads, over the last two axes.
 
     Queries of heads that share keys and values stand one behind the other, as if they were of one head.
     """

@@ -305,7 +305,7 @@ def computes_as(module: Any, kind: type[Kind]) -> TypeGuard[Kind]:
 def _code_of(kind: type[Module]) -> frozenset[str]:
     """Return the names in a class on which results depend: not those that every module has for its state and looks."""
     names = set(dir(kind)) - set(dir(Module))
-    # What Python and copy leave in a class, such as __slotnames__, is no code.
+    # Attributes that Python and copy leave in a class, such as __slotnames__, are no code.
     is_code = {name for name in names if not name.startswith("__") or callable(getattr(kind, name))}
     return frozenset(is_code | {"forward", "__call__"})
 

@@ -59,7 +59,7 @@ from minipipe.schedules.sequential import forward_only_through
 
 
 class Asked(TypedDict, total=False):
-    """What else :meth:`Pipeline.step` takes; for type checkers."""
+    """Further keywords of :meth:`Pipeline.step`; for type checkers."""
 
     outputs: Where
     metrics: Mapping[str, Metric] | None
@@ -314,7 +314,7 @@ class Pipeline(FamiliarPipeline):
 
     @property
     def advice(self) -> Any:
-        """What ``schedule="auto"`` weighed and chose, a :class:`minipipe.tuning.Advice`; without, None."""
+        """The :class:`minipipe.tuning.Advice` of ``schedule="auto"``: all choices and the best one; otherwise None."""
         return getattr(self._plan, "advice", None)
 
     @property
@@ -390,7 +390,7 @@ class Pipeline(FamiliarPipeline):
             of their own, if they return ``(number, weight)``. Every rank is given the same. Without waiting they are at
             ``loss.wait().metrics``.
         accumulate : bool
-            Whether to add the gradients to those that are there, instead of overwriting them: the result is the sum
+            Whether to add the gradients to the existing ones, instead of overwriting them: the result is the sum
             over the steps. For their mean over n steps each has ``scale=1/n`` or, where they count differently, its
             share, such as its tokens / those of all. A parameter that several ranks share adds up the sums of the
             steps, so its last bits may differ from those of one process. Gradients of the inputs are not added. A step

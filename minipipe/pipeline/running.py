@@ -93,7 +93,7 @@ class RunObjective(BatchObjective):
 
     @property
     def alike(self) -> dict[str, float | None]:
-        """What all ranks must ask for alike: by name, a number."""
+        """Numbers, by name, that must be equal on all ranks."""
         counts = {"microbatches of the run": self.num_microbatches, "microbatches of a batch": len(self._batches[0])}
         return {**super().alike, **counts, "stash": self._is_stashed, **self._compared}
 

@@ -266,7 +266,7 @@ class ActionTable(ShownInNotebooks):
 
     @cached_property
     def first_rank_with(self) -> dict[Action, int]:
-        """By action, the first rank that has it."""
+        """The first rank that has each action."""
         return {action: rank for rank in reversed(range(self.num_ranks)) for action in self.actions[rank]}
 
     def home_of(self, action: Action) -> int | None:

@@ -1,4 +1,4 @@
-"""What to weigh, as data; and the predicted time, idle time and memory of each candidate. Nothing is timed here.
+"""The candidates, as data, and the predicted time, idle time and memory of each candidate. Nothing is timed here.
 
 No time of a layer is interpolated: each number of microbatches that is weighed is measured. A batch is measured in
 microbatches of 1, 1/2, 1/4 … of it, one of each size, which takes little longer than the whole batch.

@@ -153,7 +153,7 @@ class Seen(NamedTuple):
 
 
 class Culprit(NamedTuple):
-    """Who made the first value that is not finite.
+    """The origin of the first value that is not finite.
 
     Attributes
     ----------

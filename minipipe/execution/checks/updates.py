@@ -1,4 +1,4 @@
-"""What optimisers did with the parameters of a pipeline, as far as all ranks must do the same."""
+"""Updates of a pipeline's parameters by optimisers, as far as all ranks must make the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saving: each rank writes a file of its own, and rank 0 says when all are there.
+"""Saving: each rank writes a file of its own, and rank 0 completes the checkpoint when all exist.
 
 Ranks on several hosts need one folder, so a file system that they share.
 """
@@ -242,7 +242,7 @@ class BackgroundSaver:
             raise failure
 
     def _write(self, part: _Part) -> None:
-        """Write this rank's part and, on rank 0, the rest once all ranks' parts are there."""
+        """Write this rank's part and, on rank 0, the rest once all ranks' parts exist."""
         group = part.group
         try:
             own = attempt(part.write)

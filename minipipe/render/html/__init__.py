@@ -248,7 +248,7 @@ def draw_html(*drawn: ActionTable | Timeline, title: str | None = None, notes: S
 
 
 class More(NamedTuple):
-    """What a page has beside the player.
+    """The parts of a page beside the player.
 
     Attributes
     ----------

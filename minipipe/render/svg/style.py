@@ -173,7 +173,7 @@ _BASELINE = 0.72  # of the height of a line
 
 
 class Page:
-    """What all pictures have in common.
+    """The common parts of all pictures.
 
     Parameters
     ----------

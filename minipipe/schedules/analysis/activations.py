@@ -186,7 +186,7 @@ def held_over_time(
 ) -> Iterator[tuple[float, float]]:
     """Yield (time, amount held) at the start and at the end of each action of a rank: a curve of steps.
 
-    Of two that run joined, the first has no end of its own.
+    The first of two overlapped actions has no end of its own.
 
     Parameters
     ----------

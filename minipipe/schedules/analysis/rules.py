@@ -291,7 +291,7 @@ def _far_from_slices(table: ActionTable) -> Iterator[Problem]:
 
 
 _Rule = Callable[[ActionTable], Iterator[Problem]]
-# What a table has, and the rules for it. A table has at most the problems of the first rule that it breaks.
+# Features of a table, and the rules for them. A table has at most the problems of the first rule that it breaks.
 _RULES: tuple[tuple[Callable[[ActionTable], bool], tuple[_Rule, ...]], ...] = (
     (lambda table: table.has_replicas, (_elsewhere, _mixed_cuts)),
     (lambda table: table.num_slices > 1, (_slices,)),

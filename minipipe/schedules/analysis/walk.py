@@ -213,7 +213,7 @@ class _Walker:
     def round_before(self, rank: int, position: int, now: int) -> int:
         """Return the round before the next action of a rank, now or later; ``~now`` where it is blocked.
 
-        Both actions of a joined pair run in one round, once the needs of both are there.
+        Both actions of a joined pair run in one round, once both are ready.
         """
         row = self.table.actions[rank]
         if position and self.joined.get(row[position - 1], (None,))[0] == row[position]:

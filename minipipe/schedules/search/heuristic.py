@@ -321,7 +321,7 @@ class Search:
     def with_less_memory(self) -> Iterator[Facts]:
         """Yield the facts for one microbatch of memory less, two, and so on.
 
-        Who builds as memory allows may run ahead of what pays. What is built for less memory fits, too.
+        Greedy construction may use more memory than it needs. A schedule built for a smaller limit is also legal.
         """
         facts, workload = self.facts, self.facts.workload
         unit = max(workload.footprint.activation)

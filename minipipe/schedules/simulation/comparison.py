@@ -413,7 +413,7 @@ def searched_choice(schedule: Schedule, costs: Costs) -> TradeoffPoint:
 def pareto_front(choices: Iterable[TradeoffPoint]) -> list[TradeoffPoint]:
     """Return the choices than which none has less memory and no larger bubble, or a smaller bubble and no more memory.
 
-    Of several at one point it returns the first.
+    If several are at one point, it returns the first.
 
     Examples
     --------

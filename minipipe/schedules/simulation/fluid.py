@@ -12,7 +12,7 @@ at 4, however often the rate changes meanwhile. So only the earliest end of each
 A sum of gradients begins when its last replica comes, and takes two rounds. In each, all replicas send their parts: to
 other hosts all at once, over links that they share with messages; within a host one after another.
 
-A message between two hosts leaves at its fair rate, and is there after the latency; ``fair_rates`` has the rates.
+A message between two hosts leaves at its fair rate, and arrives after the latency; ``fair_rates`` has the rates.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class Fluid(Timing):
             self.exchange(found, rounds=2 if len(found.ranks) > 1 else 0)
 
     def exchange(self, found: GradientSum, rounds: int) -> None:
-        """Let every replica send its parts to all others, for each round that is left; then the sum is there."""
+        """Let every replica send its parts to all others, for each remaining round; then the sum is complete."""
         if not rounds:
             self.sums.append(found._replace(end=self.now))
             for action in found.actions:
