@@ -390,7 +390,7 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES, *, pipes: bool = True, 
     ------
     FileError
         Code ``not-a-file``, for a directory, a device or a socket, and for a pipe or a link that is refused;
-        ``too-large``; ``unreadable``, where the system refuses, or a pipe is silent for ``PIPE_PATIENCE``
+        ``too-large``; ``unreadable``, if the system refuses, or a pipe is silent for ``PIPE_PATIENCE``
         seconds.
 
     Examples
@@ -441,7 +441,7 @@ def read_stream(stream: TextIO | None, name: str, most: int = MOST_BYTES) -> str
     Parameters
     ----------
     stream : TextIO or None
-        None where the process was started with it closed.
+        None if the process was started with it closed.
     name : str
         For the message.
     most : int

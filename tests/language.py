@@ -40,7 +40,7 @@ AREAS = ("documents", "lessons", "package")
 LIMITS = {
     "statement begins with What/Who": (15, 17, 4),
     "that of / those of": (33, 63, 291),
-    "where for if/when": (61, 64, 300),
+    "where for if/when": (61, 64, 218),
     "Of/By without a verb": (3, 4, 18),
     "trailing too": (6, 11, 3),
     "is there": (2, 15, 4),

@@ -166,7 +166,7 @@ class CheckResult(NamedTuple):
     ----------
     passed : bool
     reason : str
-        One sentence; empty where it passed.
+        One sentence; empty if it passed.
     expected, got : str
         Where two values were compared.
     where : str
@@ -220,7 +220,7 @@ def load_checks(name: str, text: str) -> ModuleType:
     Raises
     ------
     CourseworkError
-        Code ``markers``, where they cannot be loaded.
+        Code ``markers``, if they cannot be loaded.
     """
     try:
         return load(f"checks_of_{name}", text)

@@ -50,7 +50,7 @@ class TaskReport:
     is_as_given : bool
         Whether the file is still the stub.
     containment : Containment, optional
-        None where the student's code was not run.
+        None if the student's code was not run.
     flags : tuple of str
         Names that the task does not give, each with its line; see :mod:`minipipe.coursework.imports`.
     entries : tuple of Entry
@@ -250,7 +250,7 @@ class Report:
             {"submission": "mine", "directory": "all/mine", "points": 41, "possible": 84, "passed": false,
              "days_late": 0, "score": 41,  points after the late factor
              "next": "06_warmup",          a task to begin, or null
-             "containment": {              null where no code was run
+             "containment": {              null if no code was run
                "layers": ["namespaces", "Landlock", "limits"], of every task
                "exposed": []},             what a task could still reach; see minipipe.coursework.sandbox
              "tasks": [
@@ -265,7 +265,7 @@ class Report:
                    "bound_by": "work", "gap": 0.037, "student": ""}],
                 "tests": [
                   {"test": "test_…", "meaning": "…", "hidden": false, "points": 0, "possible": 1, "passed": false,
-                   "reason": "…",         one sentence; this and the following are empty where the test passed
+                   "reason": "…",         one sentence; this and the following are empty if the test passed
                    "expected": "…",       where two values were compared
                    "got": "…",
                    "where": "line 12: …", of the student's file, where it raised

@@ -394,7 +394,7 @@ class BatchLoss(float, Familiar):
     losses : tuple of float
         Of each microbatch.
     metrics : dict of str to float
-        Over the microbatches, the means by the weights that the losses have; sums, where the loss is a sum.
+        Over the microbatches, the means by the weights that the losses have; sums, if the loss is a sum.
     outputs : array of shape (samples, ...), bundle, or None
         As :meth:`minipipe.Pipeline.predict` returns them, on the ranks that were to have them.
 

@@ -170,7 +170,7 @@ class Plan:
             Any number, at least one. With fewer modules than ranks, the last ranks hold none.
         num_ranks : int
         schedule : str, Path, Schedule or Program, optional
-            By default 1F1B, in its interleaved form where ranks hold several modules.
+            By default 1F1B, in its interleaved form if ranks hold several modules.
         num_microbatches : int, optional
             By default 8.
         inputs_require_grad : bool

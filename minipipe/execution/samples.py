@@ -372,7 +372,7 @@ def joined(parts: Sequence[Payload], slices: Sequence[slice], is_cut: bool) -> P
     Raises
     ------
     TensorError
-        Code ``shape``, where they make no array.
+        Code ``shape``, if they make no array.
 
     Examples
     --------

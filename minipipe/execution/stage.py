@@ -210,7 +210,7 @@ class Stage:
 
     @property
     def num_held(self) -> int:
-        """How many microbatches hold activations: from F until B, or until W where the backward is split."""
+        """How many microbatches hold activations: from F until B, or until W if the backward is split."""
         return len(self._held) + len(self.weight_work)
 
     def graph_of(self, microbatch: int) -> list[Node]:

@@ -55,7 +55,7 @@ class GradientSums:
     last_tag : int
         The tags from here on are free.
     observers : tuple
-        Itself; none where all gradients of a stage are added on one rank, in the order of its row.
+        Itself; none if all gradients of a stage are added on one rank, in the order of its row.
     """
 
     def __init__(self, plan: Plan, stages: Mapping[int, Stage], group: ProcessGroup, xp: ModuleType) -> None:
@@ -149,7 +149,7 @@ class Blocks:
     ----------
     leaves : list of Leaf
     size : int
-        Microbatches of a block; 0 where all are one.
+        Microbatches of a block; 0 if all are one.
     """
 
     def __init__(self, leaves: list[Leaf], size: int) -> None:
@@ -190,9 +190,9 @@ def block_size(row: Sequence[Action], stage: int, num_blocks: int) -> int:
     Raises
     ------
     MicrobatchError
-        Code ``out-of-range``, where the microbatches do not divide.
+        Code ``out-of-range``, if the microbatches do not divide.
     ScheduleError
-        Code ``parameters``, where the blocks do not follow each other.
+        Code ``parameters``, if the blocks do not follow each other.
     """
     order = [k for s, kind, k in row if s == stage and (kind is B or kind is W)]
     if num_blocks == 1 or not order:
@@ -306,7 +306,7 @@ def bytes_of_sum(gradients: Sequence[tuple[int, int]], n: int, place: int) -> in
     Parameters
     ----------
     gradients : sequence of (int, int)
-        The elements of each, and their bytes; 0 where it has none.
+        The elements of each, and their bytes; 0 if it has none.
     n, place : int
         Of the replicas, and the number of this one.
 

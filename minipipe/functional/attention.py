@@ -412,7 +412,7 @@ def _truth_values(name: str, mask: Array) -> Array:
 
 
 def _softmax_over_rows(scores: Array, may_see_nothing: bool) -> Array:
-    """Return the softmax over the last axis but one, in place; 0 where all scores are -inf, if there may be such."""
+    """Return the softmax over the last axis but one, in place; 0 if all scores are -inf, if there may be such."""
     xp = array_module(scores)
     largest = _largest_of_rows(scores)
     if may_see_nothing:

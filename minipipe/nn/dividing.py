@@ -57,7 +57,7 @@ def parallelise(module: Module, group: ProcessGroup) -> Module:
     Raises
     ------
     ArgumentError
-        Code ``value``, where the size of the group does not divide heads or features, and for a fully sharded model.
+        Code ``value``, if the size of the group does not divide heads or features, and for a fully sharded model.
 
     Examples
     --------

@@ -331,7 +331,7 @@ def is_exactly(module: Any, *kinds: type[Kind]) -> TypeGuard[Kind]:
 def in_modes(modes: Iterable[tuple[Module, bool]]) -> Iterator[None]:
     """Set whether each module trains inside this block, and leave its attributes as they were."""
     wanted = list(modes)
-    # Read all first: a module may occur twice. None where the class says it.
+    # Read all first: a module may occur twice. None if the class says it.
     before = [(module, vars(module).get("is_training")) for module, _ in wanted]
     try:
         for module, is_training in wanted:

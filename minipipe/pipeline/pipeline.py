@@ -267,7 +267,7 @@ class Pipeline(FamiliarPipeline):
             Any number, at least one. With fewer modules than ranks, the last ranks hold none.
         group : ProcessGroup or Grid
         schedule : str, Path or Schedule, optional
-            By default 1F1B, in its interleaved form where ranks hold several modules.
+            By default 1F1B, in its interleaved form if ranks hold several modules.
         **options
             As for :class:`Pipeline`, ``num_microbatches`` among them; the partition is given.
 
@@ -386,7 +386,7 @@ class Pipeline(FamiliarPipeline):
             ranks divide they are gathered, so every rank gives the same.
         metrics : mapping of str to function, optional
             Each ``(outputs, targets) -> number``, of a microbatch, from NumPy's arrays that it may only read. The
-            result has their means, by the weights that the losses have (sums, where the loss is a sum); or by weights
+            result has their means, by the weights that the losses have (sums, if the loss is a sum); or by weights
             of their own, if they return ``(number, weight)``. Every rank is given the same. Without waiting they are at
             ``loss.wait().metrics``.
         accumulate : bool

@@ -636,7 +636,7 @@ class Program(ActionTable):
 
 
 def read_schedule(path: str | Path, ignore_sharding: bool = False) -> Schedule | Program:
-    """Read a file of text or CSV: a Program where it holds SEND or RECV, otherwise a Schedule.
+    """Read a file of text or CSV: a Program if it holds SEND or RECV, otherwise a Schedule.
 
     Parameters and errors are those of :meth:`minipipe.Schedule.from_file`.
 
@@ -654,7 +654,7 @@ def read_schedule(path: str | Path, ignore_sharding: bool = False) -> Schedule |
 
 
 def schedule_of_text(text: str, name: str = "text", ignore_sharding: bool = False) -> Schedule | Program:
-    """Read text or CSV: a Program where it holds SEND or RECV, otherwise a Schedule.
+    """Read text or CSV: a Program if it holds SEND or RECV, otherwise a Schedule.
 
     Parameters and errors are those of :meth:`minipipe.Schedule.from_text`.
 

@@ -521,7 +521,7 @@ def _value(figure: str, case: Case, *more: Any) -> Any:
 
 
 def tick_grid(schedule: ActionTable) -> tuple[tuple[Action | None, ...], ...]:
-    """Return one row for each rank and in it one cell for each tick: an action, or None where the rank is idle.
+    """Return one row for each rank and in it one cell for each tick: an action, or None if the rank is idle.
 
     Every action takes one tick, whatever its kind, and runs as early as it can; SEND and RECV are left out.
 

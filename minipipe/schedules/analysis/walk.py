@@ -38,7 +38,7 @@ class Walk(NamedTuple):
     ----------
     table : Schedule or Program
     rounds : list of list of int
-        The ranks that run their next action in each round, ascending; twice, where they run a joined pair.
+        The ranks that run their next action in each round, ascending; twice, if they run a joined pair.
     blocked : list of Blocked
     """
 
@@ -65,7 +65,7 @@ def walk(table: ActionTable, sends_are_buffered: bool = False) -> Walk:
     Raises
     ------
     ScheduleError
-        Code ``out-of-range``, where an action names a stage or a microbatch that does not exist; ``missing``, where
+        Code ``out-of-range``, if an action names a stage or a microbatch that does not exist; ``missing``, if
         nearly all actions are.
     """
     is_buffered = sends_are_buffered and any(kind.is_communication for kind in table.kinds)

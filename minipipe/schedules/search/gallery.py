@@ -118,7 +118,7 @@ def _gallery() -> Optima:
 
 
 def _units(workload: Workload) -> int | None:
-    """Return how many pairs (stage, microbatch) a rank may hold; None where the limits are not a matter of numbers."""
+    """Return how many pairs (stage, microbatch) a rank may hold; None if the limits are not a matter of numbers."""
     activation, weight_activation, transient = workload.footprint
     limits, pairs = set(workload.memory_limit), workload.num_stages * workload.num_microbatches
     if all(map(isinf, limits)):

@@ -48,7 +48,7 @@ class Gap(NamedTuple):
 
 
 def gaps(schedule: ActionTable, costs: Costs, timeline: Timeline) -> tuple[Gap, ...]:
-    """Return the gaps of makespan and longest own span; none where no bound is proved.
+    """Return the gaps of makespan and longest own span; none if no bound is proved.
 
     That is so for several steps, forwards alone, frozen stages, replicas, R, O and L, and joined actions of which one
     hides time.
