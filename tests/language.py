@@ -39,7 +39,7 @@ _COMMENT = re.compile(r"(?:^\s*|  )#+ ?(.*)")
 AREAS = ("documents", "lessons", "package")
 LIMITS = {
     "statement begins with What/Who": (15, 17, 4),
-    "that of / those of": (33, 63, 291),
+    "that of / those of": (33, 63, 247),
     "where for if/when": (61, 64, 218),
     "Of/By without a verb": (3, 4, 18),
     "trailing too": (6, 11, 3),

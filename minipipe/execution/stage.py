@@ -146,7 +146,7 @@ class Stage:
     def backward_input(self, microbatch: int, gradient: Payload | None) -> Payload:
         """I: return the gradients of the stage's inputs, and leave the weights for later.
 
-        Parameters and result are those of :meth:`backward`. Arrays that only these gradients needed are freed. On a
+        Parameters and result are as in :meth:`backward`. Arrays that only these gradients needed are freed. On a
         frozen stage, which has no weights to come back for, it is the whole backward.
         """
         if self.is_frozen:

@@ -210,7 +210,7 @@ def block_size(row: Sequence[Action], stage: int, num_blocks: int) -> int:
 
 
 class _Sum:
-    """One sum under way, of all gradients of a stage. The tags [1] to [4] are those of this file's picture."""
+    """One sum under way, of all gradients of a stage. The tags [1] to [4] are explained in this file's picture."""
 
     def __init__(
         self,
@@ -323,7 +323,7 @@ def bytes_of_sum(gradients: Sequence[tuple[int, int]], n: int, place: int) -> in
 def bytes_sent_in_sum(gradients: Sequence[tuple[int, int]], n: int, place: int) -> int:
     """Return the bytes of gradients that one rank sends in a sum over n replicas: [1] and [3] of this file's picture.
 
-    Of n equal parts they are 2 (n - 1) / n of the gradients. Parameters are those of :func:`bytes_of_sum`.
+    Of n equal parts they are 2 (n - 1) / n of the gradients. Parameters are as in :func:`bytes_of_sum`.
 
     Examples
     --------

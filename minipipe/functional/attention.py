@@ -259,7 +259,7 @@ def self_attention(
     Raises
     ------
     TensorError
-        Code ``shape``; for mask, dropout and rotary_base, those of :func:`attention` and
+        Code ``shape``; for mask, dropout and rotary_base, the codes of :func:`attention` and
         :func:`minipipe.functional.rotary`.
 
     References

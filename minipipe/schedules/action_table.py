@@ -45,7 +45,7 @@ class ShownInNotebooks:
 class ActionTable(ShownInNotebooks):
     """The ordered actions of every rank, legal or not; :func:`minipipe.verify` decides.
 
-    Its attributes are those of :class:`~minipipe.Schedule`.
+    Its attributes are as in :class:`~minipipe.Schedule`.
     """
 
     name: str
@@ -638,7 +638,7 @@ class Program(ActionTable):
 def read_schedule(path: str | Path, ignore_sharding: bool = False) -> Schedule | Program:
     """Read a file of text or CSV: a Program if it holds SEND or RECV, otherwise a Schedule.
 
-    Parameters and errors are those of :meth:`minipipe.Schedule.from_file`.
+    Parameters and errors are as in :meth:`minipipe.Schedule.from_file`.
 
     Examples
     --------
@@ -656,7 +656,7 @@ def read_schedule(path: str | Path, ignore_sharding: bool = False) -> Schedule |
 def schedule_of_text(text: str, name: str = "text", ignore_sharding: bool = False) -> Schedule | Program:
     """Read text or CSV: a Program if it holds SEND or RECV, otherwise a Schedule.
 
-    Parameters and errors are those of :meth:`minipipe.Schedule.from_text`.
+    Parameters and errors are as in :meth:`minipipe.Schedule.from_text`.
 
     Examples
     --------

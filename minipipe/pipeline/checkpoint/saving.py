@@ -209,7 +209,7 @@ class BackgroundSaver:
     def save(self, step: int, extra: Mapping[str, Any] | None = None) -> None:
         """Take a copy, and begin to write it; wait for the checkpoint before, if that is still being written.
 
-        Collective. Parameters and errors are those of :func:`save`; what goes wrong later is raised by the next call,
+        Collective. Parameters and errors are as in :func:`save`; what goes wrong later is raised by the next call,
         on every rank.
         """
         begin_call(self._pipeline, "BackgroundSaver.save()")

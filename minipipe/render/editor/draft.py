@@ -103,7 +103,7 @@ class Draft:
         Raises
         ------
         ScheduleError
-            Code ``syntax``, with line and cell; those of :func:`minipipe.schedules.schedule_of_text` and :meth:`of`.
+            Code ``syntax``, with line and cell; codes of :func:`minipipe.schedules.schedule_of_text` and :meth:`of`.
         """
         rows, overlaps, num_slices = rows_of(text)
         own = [set(self.whole.stages_of(rank)) for rank in range(len(self.rows))]

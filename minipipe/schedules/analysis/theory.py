@@ -281,7 +281,7 @@ def bubble_fraction(
 ) -> float:
     """Return the idle fraction of the total time: (p - 1)/(m + p - 1) for GPipe and 1F1B.
 
-    Parameters and errors are those of :func:`makespan`.
+    Parameters and errors are as in :func:`makespan`.
 
     Examples
     --------
@@ -298,7 +298,7 @@ def bubble_over_ideal(
 ) -> float:
     """Return idle time over work, Megatron's convention: (p - 1)/m for GPipe and 1F1B, (p - 1)/(m v) interleaved.
 
-    Parameters and errors are those of :func:`makespan`.
+    Parameters and errors are as in :func:`makespan`.
 
     Examples
     --------
@@ -316,7 +316,7 @@ def span_bubble(
 
     A rank's own span runs from its first start to its last end.
 
-    Parameters and errors are those of :func:`makespan`.
+    Parameters and errors are as in :func:`makespan`.
 
     Examples
     --------
@@ -421,7 +421,7 @@ def peak_activations(
 ) -> tuple[int, ...]:
     """Return the largest number of (stage, microbatch) pairs that each rank holds at once; a slice is a microbatch.
 
-    Parameters and errors are those of :func:`peak_memory`.
+    Parameters and errors are as in :func:`peak_memory`.
 
     Examples
     --------

@@ -77,7 +77,7 @@ def walk(table: ActionTable, sends_are_buffered: bool = False) -> Walk:
 
 
 def complete_walk(table: ActionTable, sends_are_buffered: bool = False) -> Walk:
-    """Return the walk of a schedule that ends; parameters are those of :func:`walk`.
+    """Return the walk of a schedule that ends; parameters are as in :func:`walk`.
 
     Raises
     ------
@@ -131,7 +131,7 @@ class NumberedRules:
 class _Walker:
     """Runs each rank as far as it can. The round of an action is one more than the latest round it depends on.
 
-    Rounds are counted from 1, so that 0 means: has not happened. The tags [1] to [4] are those of `dependencies.py`.
+    Rounds are counted from 1, so that 0 means: has not happened. The tags [1] to [4] are as in `dependencies.py`.
     """
 
     def __init__(self, dependencies: Dependencies) -> None:

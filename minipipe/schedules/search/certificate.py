@@ -132,7 +132,7 @@ def gap(value: float, bound: float) -> float:
 def read_certificate(text: str) -> tuple[Certificate, bool]:
     """Return a certificate, and whether its digest is that of its content.
 
-    Errors are those of :meth:`Certificate.from_json`, without ``certificate``.
+    Errors are as in :meth:`Certificate.from_json`, without ``certificate``.
 
     Examples
     --------

@@ -1,6 +1,6 @@
 """The simulation of ranks that share cores, and of messages that share links: work flows, like a fluid.
 
-Each rank runs its row; the tags are those of ``simulator.py``. An action, an overhead and an update need a
+Each rank runs its row; the tags are explained in ``simulator.py``. An action, an overhead and an update need a
 core. While more of them are at work on a host than it has cores, all of them get the same part of one::
 
     two ranks, one core     rank 0   |0F0|---- 0F1 ----|        0F1 and 1F0 take 1 each, and run at rate 1/2
@@ -38,7 +38,7 @@ Then = Callable[[], object]
 
 
 class Fluid(Timing):
-    """Lets all ranks go at once, from event to event; parameters are those of :class:`Timing`, and the hosts."""
+    """Lets all ranks go at once, from event to event; parameters are as in :class:`Timing`, and the hosts."""
 
     def __init__(self, step: ActionTable, costs: Costs, num_steps: int, hosts: Hosts) -> None:
         super().__init__(step, costs, num_steps)
