@@ -1,4 +1,4 @@
-"""Files for other graders: an archive for Gradescope and Docker, a workflow for GitHub Classroom.
+"""What other graders need: an archive for Gradescope and Docker, a workflow for GitHub Classroom.
 
 The archive holds minipipe as a wheel made here, of the files that are running, so that its grades are those of this
 machine: no clone, no build tools and no release are needed.

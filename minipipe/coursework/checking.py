@@ -166,7 +166,7 @@ class CheckResult(NamedTuple):
     ----------
     passed : bool
     reason : str
-        One sentence; empty if it passed.
+        One sentence; empty where it passed.
     expected, got : str
         Where two values were compared.
     where : str
@@ -220,7 +220,7 @@ def load_checks(name: str, text: str) -> ModuleType:
     Raises
     ------
     CourseworkError
-        Code ``markers``, if they cannot be loaded.
+        Code ``markers``, where they cannot be loaded.
     """
     try:
         return load(f"checks_of_{name}", text)
@@ -267,7 +267,7 @@ def value_of(reply: Mapping[str, Any]) -> Any:
             raise Failed(CheckResult(*cut))
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError, MemoryError):
         pass
-    raise Failed(CheckResult(False, "its process did not return a result"))
+    raise Failed(CheckResult(False, "its process returned what is no result"))
 
 
 def outcome_of(error: BaseException, path: str = "", text: str = "") -> CheckResult:
@@ -280,7 +280,7 @@ def outcome_of(error: BaseException, path: str = "", text: str = "") -> CheckRes
     if isinstance(error, SystemExit):
         return CheckResult(False, f"it called sys.exit({shown(error.code)}); return a result instead", where=where)
     if isinstance(error, MemoryError):
-        return CheckResult(False, "it needed more memory than a task may use", where=where)
+        return CheckResult(False, "it wanted more memory than a task may have", where=where)
     if isinstance(error, AssertionError):
         return CheckResult(False, _words(error) or "an assertion failed", where=where)
     if isinstance(error, SyntaxError) and error.filename in (path, None):

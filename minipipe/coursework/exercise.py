@@ -315,7 +315,7 @@ def exercises_in(source: Path, student: str | None = None) -> list[Exercise]:
     Raises
     ------
     CourseworkError
-        Codes ``no-source``, if the checks of one are missing, and ``markers``, if a file breaks a rule.
+        Codes ``no-source``, where the checks of one are missing, and ``markers``, where a file breaks a rule.
     FileError
     """
     exercises = []

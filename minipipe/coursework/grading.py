@@ -28,8 +28,8 @@ from minipipe.io import printable_lines
 TIME_LIMIT = 30.0
 """Seconds for all tests of one task together."""
 
-OF_ANOTHER = "its statement has other numbers than the graded ones; pass --variants or --student NAME"
-_LATE = "it was stopped after {:g} s; does it have an endless loop, or far too much to compute?"
+OF_ANOTHER = "its statement has other numbers than are graded; --variants or --student says whose"
+_LATE = "it was stopped after {:g} s; does a loop never end, or is there far too much to try?"
 _NOT_REACHED = "not reached: an earlier test used up the time"
 _KEPT = "what it tests is not told"
 _WIDTH = 76  # columns of the report
@@ -50,7 +50,7 @@ class TaskReport:
     is_as_given : bool
         Whether the file is still the stub.
     containment : Containment, optional
-        None if the student's code was not run.
+        None where the student's code was not run.
     flags : tuple of str
         Names that the task does not give, each with its line; see :mod:`minipipe.coursework.imports`.
     entries : tuple of Entry
@@ -250,7 +250,7 @@ class Report:
             {"submission": "mine", "directory": "all/mine", "points": 41, "possible": 84, "passed": false,
              "days_late": 0, "score": 41,  points after the late factor
              "next": "06_warmup",          a task to begin, or null
-             "containment": {              null if no code was run
+             "containment": {              null where no code was run
                "layers": ["namespaces", "Landlock", "limits"], of every task
                "exposed": []},             what a task could still reach; see minipipe.coursework.sandbox
              "tasks": [
@@ -265,7 +265,7 @@ class Report:
                    "bound_by": "work", "gap": 0.037, "student": ""}],
                 "tests": [
                   {"test": "test_…", "meaning": "…", "hidden": false, "points": 0, "possible": 1, "passed": false,
-                   "reason": "…",         one sentence; this and the following are empty if the test passed
+                   "reason": "…",         one sentence; this and the following are empty where the test passed
                    "expected": "…",       where two values were compared
                    "got": "…",
                    "where": "line 12: …", of the student's file, where it raised
@@ -291,7 +291,7 @@ class Report:
             lines.append(f"next: {self.next.name} (lesson {self.next.lesson}), {self.next.subject}")
         if self.days_late:
             lines.append(
-                f"days late: {self.days_late}, times {self.late_factor:g} per day: {counted(self.score, 'point')}"
+                f"days late: {self.days_late}, at {self.late_factor:g} a day: {counted(self.score, 'point')} in the end"
             )
         lines.append(
             f"{self.points} of {counted(self.possible, 'point')}, {done} of {counted(len(self.tasks), 'task')} done"

@@ -92,7 +92,7 @@ def as_pdf(page: str) -> bytes:
     Raises
     ------
     CourseworkError
-        Code ``not-written``, if there is no Chromium, or it fails.
+        Code ``not-written``, where there is no Chromium, or it fails.
     """
     browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
     if browser is None:

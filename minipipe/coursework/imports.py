@@ -67,7 +67,7 @@ def guarded_builtins(given: Given, found: list[str]) -> dict[str, Any]:
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
-    """Yield the line, the module and the name of each import; the name is empty if the module itself is bound."""
+    """Yield the line, the module and the name of each import; the name is empty where the module itself is bound."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name, "") for alias in node.names)

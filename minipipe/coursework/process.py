@@ -88,7 +88,7 @@ class StudentProcess:
     Attributes
     ----------
     containment : Containment, optional
-        None if the process did not start.
+        None where the process did not start.
     flags : dict of str
         Names that the task does not give: the keys, in order.
     output : str

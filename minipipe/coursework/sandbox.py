@@ -74,7 +74,7 @@ class Containment(NamedTuple):
     layers : tuple of str
         Of ``LAYERS``, those in force.
     exposed : tuple of str
-        What student code could still reach or use; empty if the layers close everything.
+        What student code could still reach or use; empty where the layers close everything.
 
     Examples
     --------
@@ -97,7 +97,7 @@ class Containment(NamedTuple):
 
 
 def weakest(each: Iterable[Containment | None]) -> Containment | None:
-    """Return the layers that all have in common, and what any exposes; None if no code was run.
+    """Return the layers that all have in common, and what any exposes; None where no code was run.
 
     Examples
     --------

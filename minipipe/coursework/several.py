@@ -1,6 +1,6 @@
 """Several submissions, each graded by a process of its own: ``python -m minipipe.coursework.several``, started here.
 
-A result of one student can then at worst end the grading of that student. A report comes back as the plain data of
+What one student returns can then at worst end the grading of that student. A report comes back as the plain data of
 :meth:`Report.as_json <minipipe.coursework.Report.as_json>`.
 """
 

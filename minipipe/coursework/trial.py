@@ -40,7 +40,7 @@ def wrong_answers(exercise: Exercise) -> list[tuple[str, str, str]]:
     Raises
     ------
     CourseworkError
-        Code ``markers``, if one has another form, or replaces what the solution does not have.
+        Code ``markers``, where one has another form, or replaces what the solution does not have.
     """
     found = getattr(load_checks(exercise.name, exercise.checks), "WRONG_ANSWERS", [])
     for number, each in enumerate(found):

@@ -183,7 +183,7 @@ def test_containment_is_told_by_the_one_who_contains(course, monkeypatch):
     ],
 )
 def test_a_reply_that_is_none_is_a_failure(reply):
-    with pytest.raises(Failed, match="its process did not return a result"):
+    with pytest.raises(Failed, match="its process returned what is no result"):
         value_of(reply)
 
 

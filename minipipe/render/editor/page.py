@@ -11,7 +11,7 @@ from minipipe.render.html import More, as_json, page_of, resource
 from minipipe.schedules.registry import REGISTRY, TRADES
 
 _ROOM = "minipipe.render.editor"
-# Schedules with replicas, slices, updates or forwards only cannot be edited by hand.
+# What replicas, slices, updates or forwards alone are for cannot be placed by hand.
 _OTHERS = ("chimera", "bitpipe", "dualpipe", "pipedream", "vertical-sync", "2bw", "paci", "seq1f1b", "forward-only")
 
 _STARTING = {
