@@ -379,7 +379,7 @@ def explain(error: BaseException) -> None:
 def check_pipeline_options(kind: type, plan: type, chosen: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Refuse options that a pipeline does not take, and those that only ``chosen`` takes without ``schedule="auto"``.
 
-    The error lists both. An option of the plan is no such one, although ``chosen`` takes some of these, too.
+    The error lists both. An option of the plan is no such one, although ``chosen`` also takes some of these.
 
     Raises
     ------

@@ -141,7 +141,7 @@ class MPIGroup(ProcessGroup):
         return array
 
     def has_arrived(self, source: int, tag: int) -> bool:
-        """Return whether a message is there for which a receive was started."""
+        """Return whether a message has arrived for which a receive was started."""
         posted = self._posted.get((source, self._mpi_tag(tag)))
         return posted is not None and posted[0].Get_status()
 

@@ -413,7 +413,7 @@ def deliver_outputs(group: ProcessGroup, root: int, batch: Batch) -> Any:
 def deliver_loss(group: ProcessGroup, root: int, batch: Batch, check: StepCheck | None = None) -> PendingLoss:
     """Begin to give the loss of a batch to every rank, and its outputs to those that are to have them.
 
-    Collective; parameters are those of :func:`deliver_outputs`, and a check of the loss. Each rank
+    Collective; parameters are as in :func:`deliver_outputs`, and a check of the loss. Each rank
     sends its findings to all others, the root with the loss. So when the slowest rank finishes, the findings of all
     others have arrived already.
     """

@@ -37,7 +37,7 @@ from minipipe.pipeline.sharding import ShardedOptimiser, check_elementwise, shar
 class AllParameters:
     """The parameters of a pipeline. Making it is collective.
 
-    The methods are those of :class:`minipipe.Pipeline`.
+    The methods are as in :class:`minipipe.Pipeline`.
 
     Parameters
     ----------

@@ -93,7 +93,7 @@ class RunObjective(BatchObjective):
 
     @property
     def alike(self) -> dict[str, float | None]:
-        """What all ranks must ask for alike: by name, a number."""
+        """Numbers, by name, that must be equal on all ranks."""
         counts = {"microbatches of the run": self.num_microbatches, "microbatches of a batch": len(self._batches[0])}
         return {**super().alike, **counts, "stash": self._is_stashed, **self._compared}
 
@@ -319,7 +319,7 @@ def batches_of(count: int, num_batches: int, replicas: int) -> list[list[int]]:
 
 
 def _cut(batches: Sequence[Any], noun: str, numbers: Sequence[Sequence[int]]) -> Microbatches | None:
-    """Return the microbatches of all batches by their numbers, or None where this rank was given none."""
+    """Return the microbatches of all batches by their numbers, or None if this rank was given none."""
     if all(batch is None for batch in batches):
         return None
     each, parts = len(numbers[0]), dict[int, Any]()

@@ -118,7 +118,7 @@ class ShardedOptimiser(Optimiser):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What must be equal on all ranks."""
+        """Values that must be equal on all ranks."""
         return {**self._whole.settings, "sharded": True}
 
     @property

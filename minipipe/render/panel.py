@@ -19,7 +19,7 @@ NARROW, TOGETHER = 3, 12
 
 
 class Beside(NamedTuple):
-    """What goes on beside the actions of a rank: a copy of activations, or its part of a sum of gradients."""
+    """A transfer beside the actions of a rank: a copy of activations, or its part of a gradient all-reduce."""
 
     action: Action
     start: float
@@ -92,7 +92,7 @@ class Panel:
 
     @property
     def held_activations(self) -> tuple[tuple[float, ...], ...]:
-        """By rank, the activations held after each of its spans."""
+        """The activations held after each span, by rank."""
         return tuple(tuple(self._counted(held) for held in row) for row in self.timeline.held_activations)
 
     def activations_over_time(self, rank: int) -> list[tuple[float, float]]:

@@ -45,7 +45,7 @@ class ShownInNotebooks:
 class ActionTable(ShownInNotebooks):
     """The ordered actions of every rank, legal or not; :func:`minipipe.verify` decides.
 
-    Its attributes are those of :class:`~minipipe.Schedule`.
+    Its attributes are as in :class:`~minipipe.Schedule`.
     """
 
     name: str
@@ -266,7 +266,7 @@ class ActionTable(ShownInNotebooks):
 
     @cached_property
     def first_rank_with(self) -> dict[Action, int]:
-        """By action, the first rank that has it."""
+        """The first rank that has each action."""
         return {action: rank for rank in reversed(range(self.num_ranks)) for action in self.actions[rank]}
 
     def home_of(self, action: Action) -> int | None:
@@ -636,9 +636,9 @@ class Program(ActionTable):
 
 
 def read_schedule(path: str | Path, ignore_sharding: bool = False) -> Schedule | Program:
-    """Read a file of text or CSV: a Program where it holds SEND or RECV, otherwise a Schedule.
+    """Read a file of text or CSV: a Program if it holds SEND or RECV, otherwise a Schedule.
 
-    Parameters and errors are those of :meth:`minipipe.Schedule.from_file`.
+    Parameters and errors are as in :meth:`minipipe.Schedule.from_file`.
 
     Examples
     --------
@@ -654,9 +654,9 @@ def read_schedule(path: str | Path, ignore_sharding: bool = False) -> Schedule |
 
 
 def schedule_of_text(text: str, name: str = "text", ignore_sharding: bool = False) -> Schedule | Program:
-    """Read text or CSV: a Program where it holds SEND or RECV, otherwise a Schedule.
+    """Read text or CSV: a Program if it holds SEND or RECV, otherwise a Schedule.
 
-    Parameters and errors are those of :meth:`minipipe.Schedule.from_text`.
+    Parameters and errors are as in :meth:`minipipe.Schedule.from_text`.
 
     Examples
     --------

@@ -182,7 +182,7 @@ def _rows_in(read: Callable[[], Iterator[_Row]], ignore_sharding: bool = False) 
 
 
 def _num_slices(read: Callable[[], Iterator[_Row]]) -> int:
-    """Return the number of slices of a sequence, as the largest one says; 0 where the first cell names none."""
+    """Return the number of slices of a sequence, as the largest one says; 0 if the first cell names none."""
     first = next((cell for _, cells in read() for cell in cells if cell.strip()), "")
     if not _SLICE.search(first):
         return 0

@@ -1,4 +1,4 @@
-"""What to weigh, as data; and the predicted time, idle time and memory of each candidate. Nothing is timed here.
+"""The candidates, as data, and the predicted time, idle time and memory of each candidate. Nothing is timed here.
 
 No time of a layer is interpolated: each number of microbatches that is weighed is measured. A batch is measured in
 microbatches of 1, 1/2, 1/4 … of it, one of each size, which takes little longer than the whole batch.
@@ -125,9 +125,9 @@ class Question:
     optimiser : function, optional
         ``parameters -> Optimiser``, for its state.
     memory_limit : float
-        Bytes of each rank; infinite where there is no limit.
+        Bytes of each rank; infinite if there is no limit.
     num_microbatches, chunks_per_rank, partition, recompute, replicas
-        Only choices with these. None where all are weighed. The microbatches are those of all replicas.
+        Only choices with these. None if all are weighed. The microbatches are those of all replicas.
     own : mapping, optional
         Options of a pipeline: the program's own choice, to be weighed beside the others.
     """

@@ -187,6 +187,6 @@ def test_all_ranks_of_mpirun_take_the_choice_of_rank_0():
     assert done.code == 0, done.err
     assert done.out.count("one choice") == 3
     assert [line.partition(" choices")[0] for line in done.err.splitlines() if "auto" in line][:1] == [
-        'minipipe: schedule="auto" measures choices'
+        'minipipe: schedule="auto" measures'
     ]
     assert sum(line.startswith("minipipe: ") for line in done.err.splitlines()) == 2

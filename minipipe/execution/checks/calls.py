@@ -77,7 +77,7 @@ class Calls:
         ----------
         call : str
         given : mapping of str to number, optional
-            What all ranks must give to this call alike, under the same names; None where it is not compared.
+            What all ranks must give to this call alike, under the same names; None if it is not compared.
         size, layout : int
             Of the batch; known to the first rank.
 

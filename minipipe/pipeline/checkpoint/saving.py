@@ -1,4 +1,4 @@
-"""Saving: each rank writes a file of its own, and rank 0 says when all are there.
+"""Saving: each rank writes a file of its own, and rank 0 completes the checkpoint when all exist.
 
 Ranks on several hosts need one folder, so a file system that they share.
 """
@@ -209,7 +209,7 @@ class BackgroundSaver:
     def save(self, step: int, extra: Mapping[str, Any] | None = None) -> None:
         """Take a copy, and begin to write it; wait for the checkpoint before, if that is still being written.
 
-        Collective. Parameters and errors are those of :func:`save`; what goes wrong later is raised by the next call,
+        Collective. Parameters and errors are as in :func:`save`; what goes wrong later is raised by the next call,
         on every rank.
         """
         begin_call(self._pipeline, "BackgroundSaver.save()")
@@ -242,7 +242,7 @@ class BackgroundSaver:
             raise failure
 
     def _write(self, part: _Part) -> None:
-        """Write this rank's part and, on rank 0, the rest once all ranks' parts are there."""
+        """Write this rank's part and, on rank 0, the rest once all ranks' parts exist."""
         group = part.group
         try:
             own = attempt(part.write)

@@ -39,7 +39,7 @@ class Group:
 
 @dataclass
 class OptimiserState:
-    """What the next steps of an optimiser depend on.
+    """The state on which the next steps of an optimiser depend.
 
     Attributes
     ----------

@@ -51,7 +51,7 @@ _MOST_OF_A_MANIFEST = 2**24  # bytes: of some ten thousand parameters; JSON can 
 
 
 class Digest(NamedTuple):
-    """What is known of a file: its size in bytes, and its SHA-256 in hexadecimal."""
+    """The size of a file in bytes, and its SHA-256 in hexadecimal."""
 
     size: int
     sha256: str

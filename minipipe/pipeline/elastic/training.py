@@ -57,7 +57,7 @@ _FAULT_TOLERANCE = "OMPI_MCA_mpi_ft_enable"  # set by Open MPI's launcher
 
 
 class Trained(NamedTuple):
-    """What :func:`train` leaves behind.
+    """The result of :func:`train`.
 
     Attributes
     ----------

@@ -41,12 +41,12 @@ class Generation(NamedTuple):
 
     @property
     def age(self) -> tuple[int, int]:
-        """What is less for older ones, and the same on all ranks: later groups are smaller, and steps go up."""
+        """A sort key, less for older ones and equal on all ranks: later groups are smaller, and steps increase."""
         return -len(self.world_ranks), self.step
 
 
 class Vault:
-    """What a rank keeps; the tags are those of ``training.py``.
+    """The copies that a rank keeps; ``training.py`` explains the tags.
 
     Parameters
     ----------
@@ -206,7 +206,7 @@ def _words(noun: str, numbers: Iterable[int]) -> str:
 
 
 class Made(NamedTuple):
-    """What the user's function has made for a group.
+    """The objects that the user's function made for a group.
 
     Attributes
     ----------

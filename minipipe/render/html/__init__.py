@@ -66,7 +66,7 @@ _GAPS = ("{stage}", "{microbatch}", "{source}", "{value}", "{usedBy}", "{destina
 class Hold(NamedTuple):
     """The interval in which a rank holds the activations of one microbatch on one stage.
 
-    It begins with the start of F. It ends with the end of B, or of W where the backward is split; in a forward-only
+    It begins with the start of F. It ends with the end of B, or of W if the backward is split; in a forward-only
     schedule with the end of F. An O ends it, and an L begins another one. ``end`` is None for activations that are
     never released.
     """
@@ -248,7 +248,7 @@ def draw_html(*drawn: ActionTable | Timeline, title: str | None = None, notes: S
 
 
 class More(NamedTuple):
-    """What a page has beside the player.
+    """The parts of a page beside the player.
 
     Attributes
     ----------

@@ -175,7 +175,7 @@ BASELINE = 0.72  # of the height of a line
 
 
 class Page:
-    """What all pictures have in common.
+    """The common parts of all pictures.
 
     Parameters
     ----------

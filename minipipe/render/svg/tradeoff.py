@@ -69,7 +69,7 @@ def place_names(
     page: Box,
     lines: Sequence[Box] = (),
 ) -> list[Callout | None]:
-    """Return a place for the name of each point, or None where there is no room.
+    """Return a place for the name of each point, or None if there is no room.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ Joined actions: a forward and a backward that begin at once and end at once::
     rank 1       1F0       1F1 1B0     ever, since 0B0 needs 1B0. Without the overlap 0F1 would run first.
 
 Sums and updates: each gradient is in one sum where its stage has replicas, and applied by one update: in all stages, or
-in none, where the optimiser steps behind the schedule.
+in none, if the optimiser steps behind the schedule.
 
 R, O and L: activations that are dropped or offloaded between a forward and its backward. Of what a stage has for a
 microbatch after F, an R computes again what was dropped, and an O and L take off the device, and back, what was not::
@@ -291,7 +291,7 @@ def _far_from_slices(table: ActionTable) -> Iterator[Problem]:
 
 
 _Rule = Callable[[ActionTable], Iterator[Problem]]
-# What a table has, and the rules for it. A table has at most the problems of the first rule that it breaks.
+# Features of a table, and the rules for them. A table has at most the problems of the first rule that it breaks.
 _RULES: tuple[tuple[Callable[[ActionTable], bool], tuple[_Rule, ...]], ...] = (
     (lambda table: table.has_replicas, (_elsewhere, _mixed_cuts)),
     (lambda table: table.num_slices > 1, (_slices,)),

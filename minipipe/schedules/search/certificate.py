@@ -68,7 +68,7 @@ class Certificate(NamedTuple):
 
     @property
     def gap(self) -> float:
-        """How far the value is above the bound, relative to the bound: 0 where the schedule is proved optimal."""
+        """How far the value is above the bound, relative to the bound: 0 if the schedule is proved optimal."""
         return gap(self.value, self.bound)
 
     def to_json(self) -> str:
@@ -108,7 +108,7 @@ class Certificate(NamedTuple):
         Raises
         ------
         ScheduleError
-            Code ``syntax``, where the text is no certificate; ``certificate``, where it is not what was written; the
+            Code ``syntax``, if the text is no certificate; ``certificate``, if it is not what was written; the
             codes of :class:`~minipipe.Schedule` and of :meth:`minipipe.Costs.workload`.
         """
         certificate, is_unchanged = read_certificate(text)
@@ -132,7 +132,7 @@ def gap(value: float, bound: float) -> float:
 def read_certificate(text: str) -> tuple[Certificate, bool]:
     """Return a certificate, and whether its digest is that of its content.
 
-    Errors are those of :meth:`Certificate.from_json`, without ``certificate``.
+    Errors are as in :meth:`Certificate.from_json`, without ``certificate``.
 
     Examples
     --------

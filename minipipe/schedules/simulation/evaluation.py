@@ -155,7 +155,7 @@ def check_claim(schedule: Schedule, workload: Workload, claim: Claim) -> Finding
     Raises
     ------
     ScheduleError
-        Code ``certificate``, where a number is not what it should be; the codes of
+        Code ``certificate``, if a number is not what it should be; the codes of
         :func:`~minipipe.schedules.simulation.evaluation.evaluate`, where the schedule is no answer to the workload.
 
     Examples

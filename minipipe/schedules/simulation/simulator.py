@@ -58,7 +58,7 @@ def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int =
         Training steps, one after another. Between them each rank takes ``costs.update`` for its stages.
     wait : bool
         Whether a rank leaves a step only with the loss, as from ``Pipeline.step``: when the rank of the last stage has
-        ended the step, too. Otherwise it continues at once, as with ``Pipeline.step(…, wait=False)``.
+        also ended the step. Otherwise it continues at once, as with ``Pipeline.step(…, wait=False)``.
 
     Returns
     -------

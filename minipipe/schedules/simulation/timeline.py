@@ -102,7 +102,7 @@ class Timeline(ShownInNotebooks):
     sums : tuple of GradientSum
         The sums of gradients over replicas, in the order of their microbatches. They have no spans: a rank continues.
     copies : tuple of tuple of Span
-        By rank, its O and L: copies beside what it computes. Empty where there are none.
+        By rank, its O and L: copies beside what it computes. Empty if there are none.
 
     Examples
     --------
