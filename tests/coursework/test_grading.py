@@ -54,7 +54,7 @@ def checked(text):
         ("import sys; sys.exit(0)", "it called sys.exit(0); return a result instead"),
         ("return double(number)", "it raised RecursionError: maximum recursion depth exceeded"),
         ("raise KeyboardInterrupt", "it raised KeyboardInterrupt: "),
-        ("raise MemoryError", "it wanted more memory than a task may have"),
+        ("raise MemoryError", "it needed more memory than a task may use"),
         ("assert number > 3, 'too small'", "too small"),
         ("assert number > 3", "an assertion failed"),
         ("raise type('Odd', (Exception,), {'__str__': lambda self: 1 / 0})", "it raised Odd: (an error that cannot be"),

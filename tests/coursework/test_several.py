@@ -222,9 +222,9 @@ def test_each_day_of_lateness_that_has_begun_costs_its_factor(source, classroom,
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ("ada,2026-12-01T00:00:00Z", "There is no time of 'bob'"),
-        ("ada,yesterday", "'yesterday' is no time; expected one with its zone"),
-        ("ada,2026-12-01T00:00:00", "is no time; expected one with its zone"),
+        ("ada,2026-12-01T00:00:00Z", "The file of --times has no line for 'bob'"),
+        ("ada,yesterday", "'yesterday' is not a time; expected a time with its zone"),
+        ("ada,2026-12-01T00:00:00", "is not a time; expected a time with its zone"),
         ("ada", "A line of '.*' is 'ada'; expected `submission,time`"),
     ],
 )
@@ -247,7 +247,7 @@ def test_gradescope_s_metadata_has_the_time_and_the_deadline(source, classroom, 
     (tmp_path / "metadata.json").write_text(json.dumps(metadata))
     options = ["--times", str(tmp_path / "metadata.json"), "--late-factor", "0.5", "--source", str(source)]
     assert main(["grade", str(classroom.folder), *options]) == 0
-    assert "days late: 1, at 0.5 a day: 1.5 points in the end" in capsys.readouterr().out
+    assert "days late: 1, times 0.5 per day: 1.5 points" in capsys.readouterr().out
     (tmp_path / "metadata.json").write_text("[" * 100_000)
     assert main(["grade", str(classroom.folder), *options]) == 2
     assert "it is not Gradescope's metadata" in capsys.readouterr().err
