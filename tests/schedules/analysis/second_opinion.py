@@ -27,12 +27,16 @@ def is_legal(schedule):
 
 
 def are_there(schedule):
-    """Tell whether each backward finds its activations, and nothing is offloaded, loaded or recomputed in vain."""
+    """Tell whether F, R and backward find the activations that they need, and no O, L or R is in vain."""
+    n = schedule.num_slices
     steps = {"F": {None: "new"}, "O": {"new": "away"}, "L": {"away": "back"}, "R": {"new": "again", "back": "again"}}
     for row in schedule.actions:
         state = {}
         for stage, kind, k in row:
             now = state.get((stage, k))
+            sequence_before = range(k - k % n, k)  # whose keys and values a slice needs
+            if kind.value in "FRBI" and "away" in {state.get((stage, i)) for i in sequence_before}:
+                return False
             if kind.value in "BI":
                 if now == "away":
                     return False

@@ -61,6 +61,11 @@ def is_accepted(schedule):
         (True, "0F0 0O0 0F1 0L0 0R0 0B0 0R1 0B1"),
         (False, "0F0 0O0 0F1 0L0 0B0 0R0 0R1 0B1"),
         (False, "0F0 0O0 0F1 0B0 0B1"),
+        # A later slice needs the keys and values of the earlier ones of its sequence.
+        (True, "0F0.0 0F0.1 0O0.0 0L0.0 0B0.1 0B0.0"),
+        (False, "0F0.0 0O0.0 0F0.1 0L0.0 0B0.1 0B0.0"),
+        (False, "0F0.0 0F0.1 0O0.0 0B0.1 0L0.0 0B0.0"),
+        (True, "0F0.0 0F0.1 0O0.1 0L0.1 0B0.1 0B0.0"),
         (True, "0F0 (0F1;0B0)OVERLAP_F_B 0B1\n1F0 1B0 1F1 1B1"),
         (False, "0F0 (0F1;0B0)OVERLAP_F_B 0B1\n1F0 1F1 1B0 1B1"),
         (False, "(0F0;0B0)OVERLAP_F_B 0F1 0B1\n1F0 1B0 1F1 1B1"),
@@ -110,6 +115,8 @@ def orders(schedule):
         # Two slices: F0.0 F0.1 B0.1 B0.0 and nothing else; W0.1 may run before, between or behind I0.0 and W0.0.
         ("0F0.0 0F0.1 0B0.1 0B0.0", 1),
         ("0F0.0 0F0.1 0I0.1 0W0.1 0I0.0 0W0.0", 3),
+        # O and L of the first slice may only be side by side, between F0.1 and B0.1, or before F0.1 or behind B0.1.
+        ("0F0.0 0F0.1 0O0.0 0L0.0 0B0.1 0B0.0", 3),
         # Two sequences in two slices, forward only, on two ranks: C(4, 2) mergers of two chains on each.
         ("0F0.0 0F0.1 0F1.0 0F1.1\n1F0.0 1F0.1 1F1.0 1F1.1", 36),
         # A rendezvous ties the orders: the messages pass in one order at both ends, half of C(4, 2)² pairs.
