@@ -91,3 +91,22 @@ def test_the_schedule_gets_its_name_from_the_lines_of_the_page(changed_copy):
     run("minipipe", "check", "gpipe-in-groups")
     laws = run("pytest", "-q", "-p", "no:cacheprovider", "tests/schedules/analysis/test_every_schedule.py")
     assert "passed" in laws
+
+
+@pytest.mark.slow
+def test_then_only_docstrings_and_all_are_asked_for(changed_copy):
+    """Newcomers are told so, and should not have to read other tests that fail."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_house.py", "tests/schedules"],
+        cwd=changed_copy,
+        env={**os.environ, "PYTHONPATH": str(changed_copy)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    failed = re.findall(r"^FAILED [^:]+::(\w+)", done.stdout, re.MULTILINE)
+    assert sorted(failed) == [
+        "test_a_public_module_lists_what_it_offers_and_inside_an_underscore_says_what_it_does_not",
+        "test_its_documentation_says_where_it_is_from_and_the_registry_what_it_trades",
+        "test_the_drawing_in_its_documentation_is_its_tick_grid",
+    ], done.stdout[-3000:]
