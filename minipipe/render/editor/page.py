@@ -42,7 +42,7 @@ def draw_editor(editor: Editor, transport: str, home: str = "") -> str:
     above, beside, below = (
         Template(resource(_ROOM, "editor.html"))
         .substitute(
-            names="".join(map(_option, (name for name in REGISTRY if name not in _OTHERS))),
+            names=_options(editor.draft.name),
             puzzles="".join(
                 f'<option value="{n}">{n}: {it.num_ranks} ranks, {it.num_microbatches} microbatches</option>'
                 for n, it in enumerate(PUZZLES, 1)
@@ -64,6 +64,11 @@ def draw_editor(editor: Editor, transport: str, home: str = "") -> str:
     return page_of((editor.sight.panel,), first["player"], "Build a schedule", (), more)
 
 
-def _option(name: str) -> str:
-    selected = " selected" if name == "1f1b" else ""
-    return f'<option title="{escaped(TRADES[name])}"{selected}>{name}</option>'
+def _options(shown: str) -> str:
+    """Return the schedules to choose from; the one that is shown is selected, or 1F1B if it has no name."""
+    names = [name for name in REGISTRY if name not in _OTHERS]
+    chosen = shown if shown in names else "1f1b"
+    return "".join(
+        f'<option title="{escaped(TRADES[name])}"{" selected" if name == chosen else ""}>{name}</option>'
+        for name in names
+    )

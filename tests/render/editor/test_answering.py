@@ -1,6 +1,7 @@
 """The protocol of the editor: every message, without a browser."""
 
 import json
+import re
 
 import pytest
 
@@ -359,3 +360,9 @@ def test_the_page_shows_the_draft_before_any_message_and_holds_no_markup_of_a_na
     draft = Draft("</script><b>", (0,), 1, ((),))
     page = draw_editor(Editor(draft), "worker")
     assert "</script><b>" not in page and '"transport":"worker"' in page.replace(" ", "")
+
+
+@pytest.mark.parametrize(("name", "selected"), [("zb-h1", "zb-h1"), ("gpipe", "gpipe"), ("mine", "1f1b")])
+def test_the_page_selects_the_schedule_that_it_shows(name, selected):
+    draft = Draft(name, (0,), 1, ((),))
+    assert re.findall(r"<option [^>]* selected>([^<]+)<", draw_editor(Editor(draft), "http")) == [selected]
