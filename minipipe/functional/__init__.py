@@ -1,7 +1,8 @@
 """Operations: each one's forward and its gradients side by side.
 
 To add an operation, write one function that ends in ``record(result, (input, vjp), …)`` and name it in
-``__init__.pyi``. Its file needs another name, because importing a file hides a function of its name. A test fails until it has a gradient check.
+``__init__.pyi``. Its file needs another name, because importing a file hides a function of its name. A test fails
+until it has a gradient check.
 """
 
 from minipipe._lazy import names_on_demand

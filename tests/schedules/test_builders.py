@@ -254,7 +254,10 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
     for wrong in ("1f2b", None, 3):
         with pytest.raises(ScheduleError) as caught:
             schedules.build(wrong, 4)
-        assert caught.value.code == "unknown" and f"expected one of {', '.join(schedules.REGISTRY)}." in str(caught.value).lower()
+        assert (
+            caught.value.code == "unknown"
+            and f"expected one of {', '.join(schedules.REGISTRY)}." in str(caught.value).lower()
+        )
     for wrong, near in (("1F1B!", "1f1b"), ("zb_v", "zb-v"), ("zbv", "zb-v"), ("interleaved", "interleaved-1f1b")):
         with pytest.raises(ScheduleError, match=f"did you mean {near}\\?"):
             schedules.build(wrong, 4)
