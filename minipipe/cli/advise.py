@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
         raise LaunchError(
             "no-script", "Expected a training program after the options, as in: minipipe advise --ranks 4 train.py."
         )
-    from minipipe.cli.advise_program import program_report
+    from minipipe.cli.advise_program import check_program, program_report
     from minipipe.cli.ranks import check_room, warn_if_busy
     from minipipe.tuning.weighing import memory_size
 
@@ -73,6 +73,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
     if options.seconds is not None and not 0 <= options.seconds <= MOST_SECONDS:
         raise misuse(f"--seconds is {options.seconds:g}; expected 0 to {MOST_SECONDS:g}, a week.")
     limit = inf if options.memory_limit is None else memory_size(options.memory_limit)
+    check_program(options.program)
     warn_if_busy()
     limits = {"memory_limit": limit, "num_microbatches": options.microbatches, "replicas": options.replicas}
     report = program_report(options.program, options.arguments, options.ranks, options.seconds, **limits)

@@ -142,6 +142,12 @@ def _refuse(program: str, error: BaseException) -> NoReturn:
     raise ArgumentError("value", message) from None
 
 
+def check_program(program: str) -> None:
+    """Raise a ``LaunchError`` with the code ``no-script`` unless there is such a file."""
+    if not os.path.isfile(program):
+        raise LaunchError("no-script", f"There is no program {quoted(program, 200)}; expected a Python file.")
+
+
 def run_to_first_step(program: str, arguments: Sequence[str], leave: Leave, limits: Mapping[str, Any]) -> None:
     """Run a program as ``python program arguments`` does, and call a function in place of any training step.
 
@@ -161,8 +167,7 @@ def run_to_first_step(program: str, arguments: Sequence[str], leave: Leave, limi
     LaunchError
         Code ``no-script``.
     """
-    if not os.path.isfile(program):
-        raise LaunchError("no-script", f"There is no program {quoted(program, 200)}; expected a Python file.")
+    check_program(program)
     argv, path = sys.argv, list(sys.path)
     sys.argv, sys.path[:0] = [program, *arguments], [str(Path(program).resolve().parent)]
     Pipeline.watcher = _Watcher(leave, limits)

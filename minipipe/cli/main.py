@@ -16,10 +16,11 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from minipipe._lazy import __version__
+from minipipe.cli.numbers import real, whole
 from minipipe.cli.output import ExitStatus, complain
 from minipipe.cli.streams import Signalled, discard, finish_messages, leave_by_signals, prepare_streams, put
 from minipipe.errors import MinipipeError, ScheduleError, quoted
-from minipipe.io import parse_integer, parse_real, printable
+from minipipe.io import printable
 
 _MOST = 500  # characters of a complaint about an argument
 
@@ -143,7 +144,7 @@ class _Parser(argparse.ArgumentParser):
         for action in (None, "store"):
             self.register("action", action, _Once)
         self.register("action", "store_true", _Flag)
-        for kind, parse in ((int, parse_integer), (float, parse_real)):
+        for kind, parse in ((int, whole), (float, real)):
             self.register("type", kind, parse)
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:

@@ -10,8 +10,9 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from minipipe.cli.numbers import real
 from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted
-from minipipe.io import parse_integer, parse_real, read_stream
+from minipipe.io import parse_integer, read_stream
 from minipipe.schedules.action_table import ActionTable, Program, Schedule, T, read_schedule, schedule_of_text
 from minipipe.schedules.analysis.data_parallel import data_parallel
 from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, TRADES, build, expected_names, spelled
@@ -121,11 +122,11 @@ PAIRS_OR_AMOUNT = "(stage, microbatch) pairs, or memory in the unit of the cost 
 
 
 def _number(text: str) -> float:
-    """Parse a number, as an int where possible."""
+    """Parse a number, as an int if possible."""
     try:
         number = parse_integer(text)
     except ValueError:
-        return parse_real(text)
+        return real(text)
     return inf if number > _MOST_OF_A_FLOAT else number
 
 

@@ -36,7 +36,7 @@ def is_printable(text):
     [
         (["show", "1f1b", "--ranks", "99999999999999999999"], "the limits are 4096 stages and 16777216 actions"),
         (["show", "1f1b", "--ranks", "1000000", "--microbatches", "1000000"], "take 2000000000000 actions, F and B"),
-        (["check", "gpipe", "--microbatches", "9" * 5000], "argument --microbatches: invalid int value"),
+        (["check", "gpipe", "--microbatches", "9" * 5000], "argument --microbatches: cannot read"),
         (["check", "gpipe", "--steps", "9" * 19], "--steps: 4 stages and"),
         (["check", "zb-v", "--chunks", "9" * 30], "the limits are"),
         (["check", "interleaved-1f1b", "--group", "1" + "0" * 30, "--ranks", "3"], ""),

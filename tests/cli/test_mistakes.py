@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from minipipe import Schedule, schedules
+from minipipe.cli.main import main
 from minipipe.render import draw_text
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
@@ -22,6 +23,7 @@ from tests.launch import ROOT, run
             "There is neither a schedule nor a file '1f2b'; did you mean 1f1b? Expected one of sequential",
         ),
         (["show", "nowhere.csv"], "There is no file 'nowhere.csv'; expected"),
+        (["step", "1f1b", "--from", "5", "--to", "2"], "--from is 5 and --to is 2; expected --from to be before --to"),
         (["show", "."], "neither a schedule nor a file '.'"),
         (["show", "gpipe", "--ranks", "0"], "num_ranks is 0; expected a whole number, at least 1"),
         (["schedules", "--ranks", "0"], "num_ranks is 0"),
@@ -65,6 +67,23 @@ def test_a_question_that_is_wrong_exits_2_and_says_what_would_be_right(arguments
     status, out, err = ask(*arguments)
     assert (status, out) == (2, "") or ("--json" in arguments and json.loads(out)["error"] == "parameters")
     assert words in err and err.startswith("minipipe: ") and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["simulate", "gpipe", "--ranks", "x"],
+            "argument --ranks: cannot read 'x'; expected a whole number, such as 4",
+        ),
+        (["search", "--memory-limit", "x"], "--memory-limit: cannot read 'x'; expected a number, such as 0.5"),
+        (["compare", "--rounds", "1.5"], "argument --rounds: cannot read '1.5'; expected a whole number, such as 4"),
+    ],
+)
+def test_what_is_no_number_is_refused_with_an_example(arguments, words, capsys):
+    with pytest.raises(SystemExit) as refused:
+        main(arguments)
+    assert refused.value.code == 2 and words in capsys.readouterr().err
 
 
 def test_sizes_that_contradict_a_file_are_refused(ask, file):

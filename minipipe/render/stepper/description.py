@@ -251,7 +251,8 @@ def chosen_snapshots(
     Raises
     ------
     ScheduleError
-        Code ``parameters``, if a number is out of range, or if ``at`` is combined with ``first`` or ``last``.
+        Code ``parameters``, if a number is out of range, if ``first`` is behind ``last``, or if ``at`` is combined
+        with one of them.
 
     Examples
     --------
@@ -272,6 +273,8 @@ def chosen_snapshots(
                 f"{option} is {quoted(number)}; there are steps 0 to {count - 1}, or -1 to {-count} from the end.",
             )
     numbers = [number % count for number in given.values()]
+    if numbers[-1] < numbers[0]:
+        raise misuse(f"--from is {first} and --to is {last}; expected --from to be before --to.")
     return range(numbers[0], numbers[-1] + 1)
 
 

@@ -213,7 +213,7 @@ def solver_module() -> Any:
     try:
         from ortools.sat.python import cp_model
     except ImportError:
-        remedy = "run `pip install -e '.[search]'` in minipipe's folder, or branch and bound for a small workload"
+        remedy = "run `pip install -e '.[search]'` in minipipe's folder, or search without it (without --exact)"
         raise ArgumentError("value", f"Exact search needs OR-tools, which is not installed; {remedy}.") from None
     return cp_model
 
