@@ -110,11 +110,7 @@ class _Clock:
 
     def steps_of(self, name: str) -> list[Step | None]:
         """Return the step of a kind by stage, if all microbatches are alike."""
-        if (
-            KINDS[name].lane != "compute"
-            or self.rates.parts
-            or self.flow.table.overlaps
-        ):
+        if KINDS[name].lane != "compute" or self.rates.parts or self.flow.pairs:
             return [None] * self.flow.num_stages
         return [
             None if rule is None else self.step(name, stage, rule)
@@ -156,10 +152,10 @@ class _Clock:
 
     def run_at(self, rank: int, position: int) -> None:
         """Run an instruction that has no step in the plan."""
-        row, overlaps = self.rows[rank], self.flow.table.overlaps
-        if overlaps and position and row[position - 1] in overlaps:
+        row, pairs = self.rows[rank], self.flow.pairs
+        if pairs and position and row[position - 1] in pairs:
             return  # it ran with the instruction before it
-        if overlaps and row[position] in overlaps:
+        if pairs and row[position] in pairs:
             self.run_pair(rank, position)
             return
         self.run_one(rank, position)
