@@ -6,7 +6,7 @@ not even ``__future__``: ``minipipe.__main__`` says why.
 
 import sys
 
-__version__ = "0.1.0"  # read by setup.cfg; CITATION.cff and CHANGELOG.md have it, too, and a test compares them
+__version__ = "0.1.0"  # read by setup.cfg; CITATION.cff and CHANGELOG.md also have it, and a test compares them
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

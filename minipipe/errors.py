@@ -720,7 +720,7 @@ def whole_number(
 def divisor(name: str, value: Any, *numbers: int, of: str, error: Refusal = ArgumentError, code: str = "value") -> int:
     """Return an argument that divides numbers; refuse anything else.
 
-    Parameters other than ``numbers`` and ``of``, which says what they are, are those of :func:`whole_number`.
+    Parameters other than ``numbers`` and ``of``, which says what they are, are as in :func:`whole_number`.
 
     Examples
     --------
@@ -750,7 +750,7 @@ def as_float(number: Any) -> float:
 def real_number(name: str, value: Any, interval: str, advice: str = "") -> float:
     """Return an argument as a float; refuse what is no number, and what lies outside of an interval.
 
-    Parameters other than ``interval`` are those of :func:`whole_number`.
+    Parameters other than ``interval`` are as in :func:`whole_number`.
 
     Parameters
     ----------

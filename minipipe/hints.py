@@ -77,7 +77,7 @@ class FamiliarPipeline(Familiar):
 
     def __call__(self, *arrays: Any, **options: Any) -> NoReturn:
         """Refuse to be called."""
-        raise ArgumentError("name", f"A pipeline is not called; instead: {instead_of('Pipeline')['__call__']}.")
+        raise ArgumentError("name", f"A Pipeline is not callable; instead: {instead_of('Pipeline')['__call__']}.")
 
 
 def missing(owner: str, name: str, known: Iterable[str], *kinds: str) -> AttributeError:
@@ -199,7 +199,7 @@ def _hint_for_cell(cell: str, is_action: Callable[[str], object]) -> str:
     if is_action(cell.upper()):
         return " Did you mean upper case?"
     if "(" in cell:
-        return " Joined actions are one cell without blanks, such as (0F3;3B1)OVERLAP_F_B."
+        return " Overlapped actions are one cell without blanks, such as (0F3;3B1)OVERLAP_F_B."
     if len(cell.split()) > 1 and is_action(cell.split()[-1]):
         return " In CSV, only commas separate cells: put one between any two."
     return ""
@@ -243,7 +243,7 @@ def check_keywords(kind: type, positional: tuple[Any, ...], given: Mapping[str, 
     if constructor is object.__init__:
         _check_taken(kind.__name__, [], {name: value for name, value in given.items() if name in equivalents("advice")})
         if positional or given:
-            raise ArgumentError("name", f"{kind.__name__} takes no argument; this is {(*positional, *given)!r:.60}.")
+            raise ArgumentError("name", f"{kind.__name__} takes no arguments; it got {(*positional, *given)!r:.60}.")
         return
     if positional or given:  # copy and pickle call __new__ alone
         check_arguments(kind.__name__, constructor, (None, *positional), given)
@@ -379,7 +379,7 @@ def explain(error: BaseException) -> None:
 def check_pipeline_options(kind: type, plan: type, chosen: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Refuse options that a pipeline does not take, and those that only ``chosen`` takes without ``schedule="auto"``.
 
-    The error lists both. An option of the plan is no such one, although ``chosen`` takes some of these, too.
+    The error lists both. An option of the plan is no such one, although ``chosen`` also takes some of these.
 
     Raises
     ------

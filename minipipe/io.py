@@ -1,4 +1,4 @@
-"""What goes in and out: files read within a limit and written whole, text safe for a terminal, and tables."""
+"""Input and output: files read within a limit and written whole, text safe for a terminal, and tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from minipipe.errors import ArgumentError, FileCode, FileError, quoted
 # A pipeline of 512 ranks and 4096 microbatches has 6.3 million actions with a split backward, and 12.6 million with its
 # messages. An action takes about 100 bytes.
 MOST_ACTIONS = 2**24
-# Of ranks, and of stages. The deepest published pipelines have about a hundred; some figures take time in their square.
+# Ranks, and stages. The deepest published pipelines have about a hundred; some figures take time in their square.
 MOST_STAGES = 2**12
 # Of a file or a text: the longest usual cells, "511SEND_F4095,", have 14 bytes.
 MOST_BYTES = 16 * MOST_ACTIONS
@@ -225,7 +225,7 @@ def parse_json(text: str | bytes) -> Any:
     >>> parse_json('{"F": 2, "F": 3}')
     Traceback (most recent call last):
         ...
-    minipipe.errors.ArgumentError: it is not JSON: 'F' is there twice
+    minipipe.errors.ArgumentError: it is not JSON: the key 'F' occurs twice
     """
     import json  # most programs read none
 
@@ -248,7 +248,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) < len(pairs):
         names = [name for name, _ in pairs]
         duplicate = next(name for name in names if names.count(name) > 1)
-        raise ArgumentError("value", f"{quoted(duplicate)} is there twice")
+        raise ArgumentError("value", f"the key {quoted(duplicate)} occurs twice")
     return result
 
 
@@ -390,7 +390,7 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES, *, pipes: bool = True, 
     ------
     FileError
         Code ``not-a-file``, for a directory, a device or a socket, and for a pipe or a link that is refused;
-        ``too-large``; ``unreadable``, where the system refuses, or a pipe is silent for ``PIPE_PATIENCE``
+        ``too-large``; ``unreadable``, if the system refuses, or a pipe is silent for ``PIPE_PATIENCE``
         seconds.
 
     Examples
@@ -441,7 +441,7 @@ def read_stream(stream: TextIO | None, name: str, most: int = MOST_BYTES) -> str
     Parameters
     ----------
     stream : TextIO or None
-        None where the process was started with it closed.
+        None if the process was started with it closed.
     name : str
         For the message.
     most : int

@@ -261,7 +261,7 @@ def check_independent_of_microbatches(
     """Check that the loss of a batch and its gradients do not depend on the number of microbatches, but for rounding.
 
     Collective; the pipeline is not changed. They do where the loss is a mean over something else than samples and has
-    no ``weight``, or where a layer takes statistics over a microbatch. Dropout and the like and auxiliary
+    no ``weight``, or if a layer takes statistics over a microbatch. Dropout and the like and auxiliary
     losses are left out.
 
     Parameters

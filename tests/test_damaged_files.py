@@ -207,7 +207,7 @@ def test_a_reader_of_json_rejects_duplicate_keys_at_any_depth(reader, tmp_path):
     assert keys
     for key in keys:
         path.write_text(text[: key.start()] + f'"{key[1]}": null, ' + text[key.start() :])
-        assert f"{key[1]!r} is there twice" in outcome(reader, path)
+        assert f"{key[1]!r} occurs twice" in outcome(reader, path)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ FLOORS = [
     for line in """
         errors
         io hints
-        _lazy
+        _lazy core
         schedules autograd comm.job
         schedules.analysis tensor comm
         schedules.simulation pytree functional
@@ -37,7 +37,7 @@ FLOORS = [
     """.strip().splitlines()
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-WITHOUT_NUMPY = {"schedules", "render", "errors", "io", "hints", "_lazy", "cli", "comm.job"}
+WITHOUT_NUMPY = {"core", "schedules", "render", "errors", "io", "hints", "_lazy", "cli", "comm.job"}
 ONLY_HERE = {
     "mpi4py": {"comm.job.mpi_job", "cli.info"},
     "threadpoolctl": {"comm.job.host", "cli.info"},
@@ -249,11 +249,11 @@ def neighbours_in(tree):
                     yield ast.unparse(node)
 
 
-def test_the_neighbour_of_a_stage_is_computed_in_one_file():
+def test_the_neighbour_of_a_stage_is_computed_where_dependencies_are_declared():
     found = {module: list(neighbours_in(tree)) for module, tree in TREES.items()}
-    assert [module for module, expressions in found.items() if expressions] == ["schedules.analysis.dependencies"], (
-        found
-    )
+    # The declarations of the core are to replace the other file.
+    homes = ["core.values", "schedules.analysis.dependencies"]
+    assert [module for module, expressions in found.items() if expressions] == homes, found
 
 
 @pytest.mark.parametrize(
@@ -263,12 +263,13 @@ def test_the_neighbour_of_a_stage_is_found_wherever_it_is_computed(text):
     assert list(neighbours_in(ast.parse(text)))
 
 
-def test_the_readme_leads_along_the_first_path_and_each_file_says_where_it_stands():
-    readme = (PACKAGE.parent / "README.md").read_text()
-    listed = re.findall(r"^\d+\. `([\w/]+)\.py`: ", readme, re.MULTILINE)
-    assert [file.replace("/", ".") for file in listed] == FIRST_PATH
-    for number, module in enumerate(FIRST_PATH, 1):
-        assert f"File {number} of {len(FIRST_PATH)} on the first path" in ast.get_docstring(TREES[module]), module
+def test_the_readme_names_the_first_file_of_the_first_path_and_each_file_names_the_next():
+    path = [f"{module.replace('.', '/')}.py" for module in FIRST_PATH]
+    assert f"begin with `minipipe/{path[0]}`" in " ".join((PACKAGE.parent / "README.md").read_text().split())
+    for number, (module, following) in enumerate(zip(FIRST_PATH, [*path[1:], ""]), 1):
+        words = " ".join(ast.get_docstring(TREES[module]).split())
+        stands = words.partition(f"File {number} of {len(FIRST_PATH)} on the first path")[2]
+        assert stands and following in stands, module
 
 
 def test_whatever_needs_pytorch_says_so_by_its_name():

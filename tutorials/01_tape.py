@@ -1,18 +1,22 @@
 # %% [markdown]
 # # 01 · A tape, and why gradients add
 #
-# A neural network is a long calculation that contains many adjustable numbers, its *parameters*. Training asks one
-# question about each of them: if this number goes up a little, how much does the result change? The answer is a slope.
-# All the slopes together are the **gradient**.
+# In this lesson you write a program of fewer than forty lines that computes the
+# gradient of any calculation. You need it for everything that follows, and it rests on
+# two facts: the program walks *backwards*, and gradients *add*.
 #
-# In this lesson you build, in fewer than forty lines of plain Python, a machine that finds all the slopes at once. At
-# the end you meet the same machine inside minipipe, working on arrays. Later lessons spread it over several processes,
-# and everything they do rests on two facts that you see here: the machine walks *backwards*, and gradients *add*.
+# A neural network is a long calculation with many adjustable numbers, its *parameters*.
+# Training asks one question about each of them: if this number increases a little, by
+# how much does the result change? The answer is a slope. All the slopes together are
+# the **gradient**.
+#
+# You first work with single numbers. At the end you meet the same program inside
+# minipipe, working on arrays. Later lessons distribute it over several processes.
 
 # %%
 import numpy as np
 
-from minipipe import Pipeline, Tensor, functional, nn, render, spawn, watch_everything
+from minipipe import Tensor, functional, render, watch_everything
 from minipipe.testing import check_gradients
 
 watch_everything()  # an array changed in place between forward and backward is an error, not a wrong gradient
@@ -20,13 +24,13 @@ watch_everything()  # an array changed in place between forward and backward is 
 # %% [markdown]
 # ## Slopes by trying
 #
-# The simplest way to find a slope is to try: nudge a number up a little, then down a little, and see how the result
-# changes.
+# The simplest way to find a slope is to try: increase the number a little, decrease it
+# a little, and see how the result changes.
 
 
 # %%
 def slope(function, x, step=1e-5):
-    """Return the rate at which the result changes with x, found by trying."""
+    """Return the rate at which the result changes with x, by trying."""
     return (function(x + step) - function(x - step)) / (2 * step)
 
 
@@ -39,18 +43,20 @@ assert example(3.0) == 12.0
 assert abs(slope(example, 3.0) - 7.0) < 1e-6
 
 # %% [markdown]
-# This takes two evaluations for each parameter. A network has millions of parameters, and each evaluation is long.
-# There is a way to find all the slopes, however many there are, for about the cost of three evaluations.
+# This takes two evaluations for each parameter. A network has millions of parameters,
+# and each evaluation is long. There is a way to compute all slopes together, for about
+# the cost of three evaluations.
 #
 # ## A tape
 #
-# A long calculation is made of small ones, and you know the slopes of the small ones from school:
+# A long calculation consists of small ones, and the slopes of the small ones are known:
 #
 # - `a + b` grows as fast as `a` does, and as fast as `b` does: the slopes are 1 and 1.
-# - `a * b` grows `b` times as fast as `a` does, and `a` times as fast as `b` does: the slopes are `b` and `a`.
+# - `a * b` grows `b` times as fast as `a` does, and `a` times as fast as `b` does: the
+#   slopes are `b` and `a`.
 #
-# So let each number remember its inputs and the slopes that go with them. And append each result to a list as soon as
-# it is computed. That list is the **tape**.
+# So each number remembers its inputs and the slopes that belong to them. And each
+# result is appended to a list as soon as it is computed. This list is the **tape**.
 
 # %%
 tape = []  # every result, in the order of computation
@@ -75,9 +81,9 @@ class Value:
 
 
 # %% [markdown]
-# `example` was written for plain numbers, but it uses only `*` and `+`, so it works with these as well. Below is the
-# result drawn as a tree: the inputs of each value are listed under it, indented. A notebook also draws it as a graph,
-# in which each value stands once, and an arrow leads from each input to what was computed from it.
+# `example` was written for plain numbers, but it uses only `*` and `+`, so it also
+# works with `Value`. The next cell prints the result as a tree: the inputs of each
+# value are listed under it, indented.
 
 
 # %%
@@ -102,6 +108,10 @@ assert tree(y) == [
 ]
 assert [value.number for value in tape] == [9.0, 12.0]
 
+# %% [markdown]
+# The same as a graph. Each value appears once, and an arrow leads from each input to
+# the value that was computed from it:
+
 
 # %%
 def label(value):
@@ -110,7 +120,7 @@ def label(value):
 
 arrows = [(label(source), label(value), f"slope {slope:g}") for value in tape for source, slope in value.inputs]
 picture = render.draw_graph([[label(x)], *([label(value)] for value in tape)], arrows)
-render.show_picture(picture, "\n".join(f"{source} to {result}: {words}" for source, result, words in arrows))
+render.show_picture(picture, "\n".join(f"{source} to {result}: {text}" for source, result, text in arrows))
 assert arrows == [
     ("x = 3", "product = 9", "slope 3"),
     ("x = 3", "product = 9", "slope 3"),
@@ -121,17 +131,20 @@ assert arrows == [
 # %% [markdown]
 # ## The walk back
 #
-# Along a path from the result down to `x` the slopes multiply. The sum grows 1 times as fast as the product, and the
-# product grows 3 times as fast as its first factor, so this path contributes 1 * 3 = 3.
+# Along a path from the result down to `x`, the slopes multiply. The sum grows 1 times
+# as fast as the product, and the product grows 3 times as fast as its first factor, so
+# this path contributes 1 * 3 = 3.
 #
-# There are three such paths, because `x` is used three times. When `x` moves, all three uses move with it, and each
-# adds its own share to the movement of the result. So **the gradient is the sum over all paths**: 1 * 3 + 1 *
-# 3 + 1 = 7, the slope that we found by trying.
+# There are three such paths, because `x` is used three times. When `x` changes, all
+# three uses change with it, and their contributions add up. So **the gradient is the
+# sum over all paths**: 1 * 3 + 1 * 3 + 1 = 7, the slope that we found by trying.
 #
-# There is no need to follow every path. Walk the tape from its end to its beginning. Each value multiplies its gradient
-# by the slopes of its inputs and hands the products on; each input *adds* up what it receives. On the tape a result
-# always comes after its inputs: the tape is in **topological order**. Read backwards, it reaches a value only after
-# everything that was computed from it, so by then the value's gradient is complete.
+# There is no need to follow every path. Walk the tape from its end to its beginning.
+# Each value multiplies its gradient by the slopes of its inputs and passes the products
+# on; each input *adds* up what it receives. On the tape a result always comes after its
+# inputs: the tape is in **topological order**. Read backwards, it reaches a value only
+# after everything that was computed from it, so at that point the gradient of the value
+# is complete.
 
 
 # %%
@@ -151,11 +164,13 @@ assert x.gradient == 7.0
 assert not tape
 
 # %% [markdown]
-# That is the whole method. It is called *reverse-mode automatic differentiation*. The calculation itself is the
-# **forward**, and the walk back is the **backward**.
+# This is the whole method. It is called *reverse-mode automatic differentiation*. The
+# calculation itself is the **forward**, and the walk back is the **backward**.
 #
-# How much does the walk save? Double a number twenty times. The tape then has 20 entries, but every entry doubles the
-# number of paths from the result to `x`: there are 2 to the power of 20.
+# ## Why the walk is fast
+#
+# Double a number twenty times. The tape then has 20 entries, but every entry doubles
+# the number of paths from the result to `x`: there are 2 to the power of 20.
 
 # %%
 x = Value(1.0, name="x")
@@ -164,15 +179,16 @@ for _ in range(20):
     y = y + y
 num_entries = len(tape)
 backward(y)
-print(f"{num_entries} entries on the tape, {x.gradient:,.0f} paths, each of slope 1")
+print(f"{num_entries} entries on the tape, {x.gradient:,.0f} paths, each with slope 1")
 assert num_entries == 20
 assert x.gradient == 2**20 == 1_048_576
 
 # %% [markdown]
-# ## What goes wrong without adding
+# ## Without adding, the gradient is wrong
 #
-# Write `=` instead of `+=`, and the last share to arrive overwrites the others. There is no error message; the network
-# just learns the wrong thing. That is why we check gradients against the slope found by trying.
+# Write `=` instead of `+=`, and the last contribution overwrites the others. There is
+# no error message; the network just learns the wrong thing. That is why we compare
+# gradients with the slope found by trying.
 
 
 # %%
@@ -193,11 +209,15 @@ assert abs(slope(example, 3.0) - 7.0) < 1e-6
 # %% [markdown]
 # ## The same with arrays
 #
-# A minipipe `Tensor` works like our `Value`, but holds a whole array. Its tape is kept a little differently. Each
-# result has a serial number, and the walk always takes the latest result next, so several independent calculations can
-# exist side by side. And instead of a slope, each operation has a function that turns the gradient of its result into
-# the gradient of its input: the **vjp**, short for vector-Jacobian product. The vjp of `a * b` for `a` is "multiply by
-# `b`". For single numbers that is exactly what you wrote above.
+# A `Tensor` of minipipe works like our `Value`, but holds a whole array. There are two
+# differences:
+#
+# - Each result has a serial number, and the walk always takes the latest result next.
+#   So several independent calculations can exist side by side.
+# - Instead of a slope, each operation has a function that turns the gradient of its
+#   result into the gradient of its input: the **vjp**, short for vector-Jacobian
+#   product. The vjp of `a * b` for `a` is "multiply by `b`". For single numbers this is
+#   exactly what you wrote above.
 
 # %%
 x = Tensor([3.0, -1.0, 0.5], requires_grad=True)
@@ -209,12 +229,14 @@ assert x.numpy().tolist() == [3.0, -1.0, 0.5]
 assert x.grad.tolist() == [7.0, -1.0, 2.0]  # 2 x + 1
 
 # %% [markdown]
-# A backward has to start from a single number, which is why `sum()` is there. `x` is used in three places, and its
-# shares add, as before.
+# A backward has to start from a single number, so the cell calls `sum()` first. `x` is
+# used in three places, and the three contributions add, as before.
 #
-# `check_gradients` compares the gradients of any function of tensors with slopes found by trying. It is silent when
-# they agree. Here it checks one layer of a network: inputs times weights, followed by `tanh`, a curve that flattens out
-# at both ends.
+# ## Checking gradients
+#
+# `check_gradients` compares the gradients of any function of tensors with slopes found
+# by trying. It prints nothing if they agree. Here it checks one layer of a network:
+# inputs times weights, followed by `tanh`, a curve that becomes flat at both ends.
 
 # %%
 generator = np.random.default_rng(seed=0)
@@ -222,8 +244,9 @@ inputs, weights = generator.standard_normal((4, 3)), generator.standard_normal((
 check_gradients(lambda inputs, weights: functional.tanh(inputs @ weights), inputs, weights)
 
 # %% [markdown]
-# When something is wrong, it says where. Here is a calculation with a mistake in it: `detach()` cuts a tensor off from
-# the tape, so one of the two uses of `x` is not counted.
+# If a gradient is wrong, it reports where. The next calculation contains a mistake:
+# `detach()` separates a tensor from the tape, so one of the two uses of `x` is not
+# counted.
 
 # %%
 try:
@@ -236,73 +259,58 @@ assert place == "input 0, element (0,)"
 # %% [markdown]
 # ## The walk, written out
 #
-# For one calculation and one set of shapes, the walk visits the same entries in the same order every time. So the whole
-# of it, forward and backward, could be written down as plain NumPy, without tape or tensors. minipipe does that. In
-# training it notes what NumPy is asked to compute, and from then on *replays* these lines, which is faster (lesson 17
-# measures how much). `pipeline.source` shows them.
-#
-# To see `example` written out we make a layer of it. Ignore the pipeline around it for now; lesson 04 explains that.
-# First the tree once more, then what minipipe wrote. `x0` is the input, and `g0` the gradient of the result.
+# For one calculation and one set of shapes, the walk visits the same entries in the
+# same order every time. So it can be written down once as plain code, without tape and
+# tensors. Here it is for `example`, by hand. The lines of `written_backward` are the
+# steps of the walk, and each name says which value the gradient belongs to.
 
 
 # %%
-class Example(nn.Module):
-    """A layer that computes our example."""
-
-    is_replayable = True  # it does nothing but compute with tensors
-
-    def forward(self, x):
-        return example(x)
+def written_forward(x):
+    product = x * x
+    result = product + x
+    return result
 
 
-def train_a_little(group):
-    """Return the source of the first of two stages, after a few steps."""
-    stages = [Example(), nn.Linear(3, 1)]
-    pipeline = Pipeline.from_modules(stages, group, loss=nn.MSELoss(), num_microbatches=1, inputs_require_grad=True)
-    for batch in np.random.default_rng(seed=0).standard_normal((5, 4, 3)):
-        pipeline.step(batch, batch[:, :1])
-    return pipeline.source(0)
+def written_backward(x, result_gradient):
+    # The sum: both of its slopes are 1.
+    product_gradient = result_gradient
+    x_gradient = result_gradient
+    # The product: each of its slopes is the other factor, which is x both times.
+    x_gradient = x_gradient + product_gradient * x
+    x_gradient = x_gradient + product_gradient * x
+    return x_gradient
 
 
-[source] = spawn(train_a_little, num_ranks=1)  # in a thread that does not watch: what is watched is not replayed
-example_tree = tree(example(Value(3.0, name="x")))
-tape.clear()
-print("\n".join(example_tree), source, sep="\n\n")
-lines = [line.strip() for line in source.splitlines()]
-assert [line for line in lines if line.startswith("v")] == [
-    "v0 = x0 * x0",  # the product
-    "v1 = v0 + x0",  # the sum
-    "v2 = g0 * x0",  # the path over the product to its first factor
-    "v3 = g0 + v2",  # added to the path that leads from the sum straight to x
-    "v4 = g0 * x0",  # the path to the second factor
-    "v5 = v3 + v4",  # added as well
-]
-assert example_tree[0] == "sum = 12"
-
-# %% [markdown]
-# Compare the two. The two results of the tree are the two lines of the forward. The three paths down to `x` are the
-# three contributions to `v5`: `g0` itself, because the slopes of a sum are 1, and `g0 * x0` twice. And gradients *add*,
-# in two lines. The rest is about memory. `kept` hands to the backward what its vjps need, here only `x0`, and `del`
-# gives up each array after its last use.
-#
-# Nothing but Python is needed to run it. `parameters` and `leaves` are for weights, and `key` is for random numbers;
-# this layer has neither.
-
-# %%
-functions = {}
-exec(source, functions)
-(result,), kept = functions["forward"]([], None, 3.0)
-(gradient,), _ = functions["backward"]([], [], kept, 1.0)
+result, gradient = written_forward(3.0), written_backward(3.0, 1.0)
 print(f"at 3 the example is {result}, and its gradient {gradient}")
-assert (result, gradient) == (12.0, 7.0)
+assert (result, gradient) == (example(3.0), 7.0) == (12.0, 7.0)
 
 # %% [markdown]
-# ## Gradients add over calls, too
+# Compare this with the tree. The two results of the tree are the two lines of the
+# forward. The three paths down to `x` are the three contributions to `x_gradient`. And
+# gradients *add*, in two of the lines.
 #
-# There is one more place where gradients add, and the whole course rests on it. Call `backward` on two different
-# calculations that use the same `x`, and the second gradient is added to the first. So you can take a large set of
-# samples, work through it in parts, and end up with the gradient of the whole set, as if you had processed it at once.
-# (Before the next set, it is up to you to clear the old gradient; for a tensor, call `x.zero_grad()`.)
+# The same lines work with arrays:
+
+# %%
+numbers = np.array([3.0, -1.0, 0.5], np.float32)
+written = written_backward(numbers, np.ones(3, np.float32))
+print(f"written out {written.tolist()}, by the tape {x.grad.tolist()}")
+assert written.tolist() == x.grad.tolist() == [7.0, -1.0, 2.0]
+
+# %% [markdown]
+# minipipe writes such code itself: it records the NumPy calls of a training step and
+# *replays* them in later steps, without tensors and tape. That is faster: lesson 17
+# measures the gain, and `pipeline.source` shows the code.
+#
+# ## Gradients add over calls
+#
+# There is one more place where gradients add, and the whole course rests on it. Call
+# `backward` on two different calculations that use the same `x`, and the second
+# gradient is added to the first. So you can take a large set of samples, process it in
+# parts, and end up with the gradient of the whole set. (Before the next set, you clear
+# the old gradient yourself; for a tensor, call `x.zero_grad()`.)
 
 # %%
 samples = np.array([1.0, 2.0, 3.0, 4.0], np.float32)
@@ -320,22 +328,35 @@ assert after_first_part == 1.0 + 2.0
 assert in_parts.grad.item() == at_once.grad.item() == 10.0
 
 # %% [markdown]
+# ## What you have learnt
+#
+# - A tape records each result with its inputs and slopes. One walk back computes all
+#   gradients.
+# - A value that is used several times receives several contributions, and they add.
+# - Gradients also add over several calls of `backward`, so a set of samples can be
+#   processed in parts.
+#
 # ## Exercise
 #
-# 1. `Value` cannot subtract. Give it `__sub__`, compute `x * x - x` at 3, and compare with `slope`.
-# 2. Before you run it: what is the gradient of `x` for `y = x * x; z = y * y` at 3? Count the paths.
-# 3. The coursework task for this lesson is `01_multiply`: the product of two tensors, with its vjps.
-#    (`minipipe coursework DIR` creates your copy of all the tasks in the folder DIR.)
+# 1. `Value` cannot subtract. Give it `__sub__`, compute `x * x - x` at 3, and compare
+#    with `slope`.
+# 2. Before you run it: what is the gradient of `x` for `y = x * x; z = y * y` at 3?
+#    Count the paths.
+# 3. The coursework task for this lesson is `01_multiply`: the product of two tensors,
+#    with its vjps. (`minipipe coursework DIR` creates your copy of all the tasks in the
+#    folder DIR.)
 #
 # <details>
 # <summary>Answers</summary>
 #
-# 1. The difference grows 1 times as fast as its first input, and -1 times as fast as its second. At 3 the gradient is 2
-#    x - 1 = 5.
+# 1. The difference grows 1 times as fast as its first input and -1 times as fast as its
+#    second. At 3 the gradient is 2 x - 1 = 5.
 #
 # ```python
 # def subtract(self, other):
-#     return Value(self.number - other.number, (self, 1.0), (other, -1.0), name="difference")
+#     return Value(
+#         self.number - other.number, (self, 1.0), (other, -1.0), name="difference"
+#     )
 #
 #
 # Value.__sub__ = subtract
@@ -345,8 +366,9 @@ assert in_parts.grad.item() == at_once.grad.item() == 10.0
 # assert abs(slope(lambda x: x * x - x, 3.0) - 5.0) < 1e-6
 # ```
 #
-# 2. 108. `z` is x to the power of 4. Each `y` has two paths to `x`, each of slope 3, and `z` has two paths to `y`, each
-#    of slope 9. That makes four paths, of 9 * 3 = 27 each.
+# 2. It is 108. `z` is x to the power of 4. Each `y` has two paths to `x`, each with
+#    slope 3, and `z` has two paths to `y`, each with slope 9. That makes four paths,
+#    each with slope 9 * 3 = 27.
 #
 # ```python
 # x = Value(3.0, name="x")
@@ -357,4 +379,5 @@ assert in_parts.grad.item() == at_once.grad.item() == 10.0
 #
 # </details>
 #
-# Next, `02_one_rank.py`: a network that learns to read digits with the machinery that you have just built.
+# Next, `02_one_rank.py`: a network that learns to read digits with the method that you
+# have just built.

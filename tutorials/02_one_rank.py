@@ -1,9 +1,10 @@
 # %% [markdown]
 # # 02 · Train on one rank
 #
-# Before we spread a network over several processes, here is one that learns in a single process. You see what a *batch*
-# is, what a *step* is, and that the same seed gives the same network, to the last bit. That last point is more than
-# tidiness: later it is how you check that four processes have done the work of one.
+# In this lesson you train a small network on handwritten digits in a single process.
+# You learn the terms *batch*, *loss*, *step* and *epoch*, and see that the same seed
+# gives the same network to the last bit. Later lessons use this to check that four
+# processes have computed what one process computes.
 
 # %%
 import copy
@@ -19,9 +20,10 @@ watch_everything()  # an array changed in place between forward and backward is 
 # %% [markdown]
 # ## The data
 #
-# minipipe comes with 1,797 handwritten digits. Each is an image of 8 by 8 grey values from 0 (white) to 1 (black), with
-# a label that says which digit it shows. A fifth of them is set aside for testing: only images that the network has
-# never seen can tell whether it has learnt to read or has merely memorised.
+# minipipe comes with 1,797 handwritten digits. Each is an image of 8 by 8 grey values
+# from 0 (white) to 1 (black), with a label that says which digit it shows. A fifth of
+# them is set aside for testing. Only images that the network has never seen can show
+# whether it has learnt to read or has merely memorised.
 
 
 # %%
@@ -43,16 +45,19 @@ assert (len(training[0]), len(test[0])) == (1438, 359)
 # %% [markdown]
 # ## The network
 #
-# A network is a sequence of layers. Each layer computes new numbers from the output of the layer before it. This
-# network has four:
+# A network is a sequence of layers. Each layer computes new numbers from the output of
+# the layer before it. This network has four:
 #
-# - `Flatten`: turns the 8 by 8 image into a row of 64 numbers;
-# - `Linear(64, 32)`: computes 32 weighted sums of all 64 numbers, each with its own weights and its own constant, the
-#   bias;
-# - `ReLU`: replaces negative numbers by 0. Without such a non-linear step, two linear layers could do no more than one;
-# - `Linear(32, 10)`: computes ten more sums, a *score* for each digit. The highest score is the network's answer.
+# - `Flatten`: turns the 8 by 8 image into a row of 64 numbers.
+# - `Linear(64, 32)`: computes 32 weighted sums of all 64 numbers. Each sum has its own
+#   weights and its own constant, the bias.
+# - `ReLU`: replaces negative numbers by 0. Without such a non-linear step, two linear
+#   layers could do no more than one.
+# - `Linear(32, 10)`: computes ten more sums, a *score* for each digit. The highest
+#   score is the network's answer.
 #
-# The weights and biases are the parameters. `initialise` fills them with random numbers that depend on a seed.
+# The weights and biases are the parameters. `initialise` fills them with random numbers
+# that depend on a seed.
 
 # %%
 untrained = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).initialise(seed=0)
@@ -61,15 +66,17 @@ print(f"{untrained.num_parameters:,} parameters")
 assert untrained.num_parameters == (64 * 32 + 32) + (32 * 10 + 10) == 2410
 
 # %% [markdown]
-# ## How wrong is it?
+# ## The loss
 #
-# To improve the network by following slopes, we need a single number that says how wrong it is: the **loss**. For
-# classification the usual loss is *cross-entropy*. It turns the ten scores into ten probabilities and takes minus the
-# logarithm of the probability given to the right digit. The loss is 0 if the network is certain and right, and grows as
-# that probability falls. A network that gives every digit a probability of one tenth has a loss of log 10, about 2.3.
+# To improve the network by following slopes, we need a single number that says how
+# wrong it is: the **loss**. For classification the usual loss is *cross-entropy*. It
+# turns the ten scores into ten probabilities and takes minus the logarithm of the
+# probability of the right digit. The loss is 0 if the network is certain and right, and
+# it grows as that probability falls. A network that gives every digit a probability of
+# one tenth has a loss of log 10, about 2.3.
 #
-# A **batch** is a set of samples that are processed together. Its loss is the mean of their losses. Here are the first
-# 64.
+# A **batch** is a set of samples that are processed together. Its loss is the mean of
+# their losses. Here are the first 64 samples:
 
 # %%
 loss_of = nn.CrossEntropyLoss()
@@ -82,9 +89,10 @@ assert round(math.log(10), 2) == 2.30
 # %% [markdown]
 # ## One step, by hand
 #
-# The forward computes the loss; the backward gives each parameter its gradient, as in lesson 01. A positive slope means
-# that increasing the parameter increases the loss, so move each parameter a little *against* its gradient. How far is
-# up to you: that is the **learning rate**. Forward, backward and update together are one **step**.
+# The forward computes the loss; the backward gives each parameter its gradient, as in
+# lesson 01. A positive slope means that a larger parameter gives a larger loss. So move
+# each parameter a little *against* its gradient. The factor is called the **learning
+# rate**, and you choose it. Forward, backward and update together are one **step**.
 
 # %%
 by_hand = copy.deepcopy(untrained)
@@ -96,14 +104,14 @@ print(f"after one step: loss {second_loss:.2f}")
 assert second_loss < first_loss - 0.1
 
 # %% [markdown]
-# ## Why a batch, and not one sample?
+# ## A batch can be processed in parts
 #
-# The loss of a batch is the mean of the losses of its samples, so its gradient is the mean of their gradients (they
-# add, as in lesson 01). A single sample pulls the network towards itself. In the mean over many samples, their
-# peculiarities cancel out.
+# The loss of a batch is the mean of the losses of its samples, so its gradient is the
+# mean of their gradients (they add, as in lesson 01). A single sample pulls the network
+# towards itself. In the mean over many samples, their peculiarities cancel out.
 #
-# It also follows that a batch can be processed in parts. Here we take one sample at a time: each loss is divided by 64,
-# and the gradients add up.
+# It also follows that a batch can be processed in parts. Here we take one sample at a
+# time: each loss is divided by 64, and the gradients add up.
 
 # %%
 at_once, one_by_one = copy.deepcopy(untrained), copy.deepcopy(untrained)
@@ -113,25 +121,27 @@ for k in range(64):
 
 pairs = list(zip(at_once.parameters(), one_by_one.parameters()))
 difference = max(float(np.abs(a.grad - b.grad).max()) for a, b in pairs)
-print("the same but for rounding:", difference < 1e-6)
-print("the same to the last bit: ", all(same_bits(a.grad, b.grad) for a, b in pairs))
+print("equal except for rounding:", difference < 1e-6)
+print("equal to the last bit:    ", all(same_bits(a.grad, b.grad) for a, b in pairs))
 assert difference < 1e-6
 assert not all(same_bits(a.grad, b.grad) for a, b in pairs)
 
 # %% [markdown]
-# They agree except for rounding. A computer keeps about seven digits of each of these numbers and rounds after every
-# addition, so the order of the additions affects the last digit. Keep that in mind. Wherever this course says "the same
-# bits", the additions are done in the same order.
+# The gradients are equal except for rounding. A computer keeps about seven digits of
+# each of these numbers and rounds after every addition, so the order of the additions
+# affects the last digit. Remember this: whenever this course says "the same bits", the
+# additions are done in the same order.
 #
-# ## The loop
+# ## The training loop
 #
-# Now many steps. `optim.SGD` does the update. (SGD stands for stochastic gradient descent: going downhill, one random
-# batch at a time.) `data.batches` shuffles the samples and splits them into batches. One pass over all samples is an
-# **epoch**.
+# Now many steps. `optim.SGD` does the update. (SGD stands for stochastic gradient
+# descent: going downhill, one random batch at a time.) `data.batches` shuffles the
+# samples and splits them into batches. One pass over all samples is an **epoch**.
 #
-# `init_process_group()` belongs to the next lesson. It returns the group of workers, called **ranks**; here there is
-# only one. We use it for one of its side effects: it limits matrix multiplication to a single thread, so that sums are
-# always taken in the same order.
+# `init_process_group()` is explained in the next lesson. It returns the group of
+# workers, called **ranks**; here there is only one. We need one of its effects: it
+# limits matrix multiplication to a single thread, so that sums are always computed in
+# the same order.
 
 
 # %%
@@ -162,10 +172,10 @@ assert all(later < earlier for earlier, later in zip(losses, losses[1:5])), "the
 assert losses[-1] < 0.2 < 1.0 < losses[0]
 
 # %% [markdown]
-# ## What has it learnt?
+# ## The test
 #
-# Now the test, on images that it has never seen. Inside `no_grad()` nothing is put on the tape, since we need no
-# gradients.
+# Now the test, on images that the network has never seen. Inside `no_grad()` nothing is
+# recorded on the tape, because no gradients are needed.
 
 # %%
 with no_grad():
@@ -175,15 +185,15 @@ print(f"{100 * accuracy:.0f} of 100 are read correctly")
 assert accuracy > 0.9
 
 wrong = int(np.flatnonzero(answers != test[1])[0])
-print(f"\nThis {test[1][wrong]} it takes for {answers[wrong]}:\n{picture(test[0][wrong])}")
+print(f"\nIt takes this {test[1][wrong]} for {answers[wrong]}:\n{picture(test[0][wrong])}")
 assert answers[wrong] != test[1][wrong]
 
 # %% [markdown]
 # ## The same seed, the same bits
 #
-# Everything random above comes from the seed: the initial parameters and the order of the samples. So the same seed
-# gives the same network. Not nearly the same: every bit of every parameter is equal after 230 steps. Another seed gives
-# another network.
+# Everything random above depends on the seed: the initial parameters and the order of
+# the samples. So the same seed gives the same network, and every bit of every parameter
+# is equal after 230 steps. Another seed gives another network.
 
 # %%
 again, losses_again = train(seed=0)
@@ -196,31 +206,47 @@ assert is_same and losses_again == losses
 assert not is_other_same
 
 # %% [markdown]
+# ## What you have learnt
+#
+# - A step is forward, backward and update, for one batch. Its loss is the mean over the
+#   samples.
+# - The gradient of a batch is the sum of the gradients of its parts, except for
+#   rounding.
+# - The same seed and the same order of additions give the same bits.
+#
 # ## Exercise
 #
-# 1. Train with `batch_size=1438`, all samples in one batch, and `epochs=100`; an epoch is then a single step. How many
-#    steps does it take to get the loss below 0.2? And with `batch_size=8`? Which of the two looks at fewer images?
-# 2. Leave out `model.zero_grad()`. What is the gradient of a step then? (See the last section of lesson 01.)
-# 3. The coursework task for this lesson is `02_softmax`: turning scores into probabilities, with the vjp.
+# 1. Train with `batch_size=1438`, all samples in one batch, and `epochs=100`; an epoch
+#    is then a single step. How many steps does it take to get the loss below 0.2? And
+#    with `batch_size=8`? Which of the two looks at fewer images?
+# 2. Leave out `model.zero_grad()`. What is the gradient of a step then? (See the last
+#    section of lesson 01.)
+# 3. The coursework task for this lesson is `02_softmax`: turning scores into
+#    probabilities, with the vjp.
 #
 # <details>
 # <summary>Answers</summary>
 #
-# 1. With one large batch the loss falls below 0.2 after some seventy steps, and each of them has looked at all 1,438
-#    images: some 100,000 in all. With batches of 8 the mean loss of the third epoch is below 0.2. That takes more than
-#    500 steps, but only 3 × 1,438 images, about 4,300. Small batches look at fewer images, and take more steps.
+# 1. With one large batch the loss falls below 0.2 after about seventy steps, and each
+#    of them has looked at all 1,438 images: about 100,000 in all. With batches of 8 the
+#    mean loss of the third epoch is below 0.2. That takes more than 500 steps, but only
+#    3 × 1,438 images, about 4,300. Small batches look at fewer images and take more
+#    steps.
 #
 # ```python
 # _, large = train(seed=0, epochs=100, batch_size=1438)
 # _, small = train(seed=0, epochs=4, batch_size=8)
-# large_epochs, small_epochs = (1 + [loss < 0.2 for loss in losses].index(True) for losses in (large, small))
+# large_epochs, small_epochs = (
+#     1 + [loss < 0.2 for loss in losses].index(True) for losses in (large, small)
+# )
 # assert 60 < large_epochs < 90 and 2 <= small_epochs <= 4
 # assert small_epochs * data.num_batches(1438, 8) > 4 * large_epochs
 # assert 10 * small_epochs < large_epochs  # epochs, so images
 # ```
 #
-# 2. The sum of the gradients of all steps so far, each at the parameters of its own step: `backward` adds to what is
-#    there. The steps get longer and longer, in directions that are out of date.
+# 2. It is the sum of the gradients of all steps so far, each computed with the
+#    parameters of its own step: `backward` adds to the existing gradient. The steps get
+#    longer and longer, in directions that are out of date.
 #
 # ```python
 # model = copy.deepcopy(untrained)

@@ -1,9 +1,10 @@
 # %% [markdown]
 # # 03 · Ranks and messages
 #
-# From here on several workers share the work. This lesson contains no network: only workers, the messages between them,
-# and the ways in which they can end up waiting for each other for ever. You will cause that on purpose here, because
-# everybody causes it by accident sooner or later.
+# In this lesson several workers share a task, and you write the messages between them:
+# send, receive, tags, and a sum over all workers. You also cause a deadlock on purpose
+# and read its error message, because everybody causes one by accident sooner or later.
+# There is no network in this lesson.
 
 # %%
 import re
@@ -21,11 +22,13 @@ from minipipe.errors import MessageError
 # %% [markdown]
 # ## A rank
 #
-# A **rank** is a worker with its own memory. All ranks run the same program; they differ only in a number, also called
-# the rank: 0, 1, 2, … Together the ranks form a **group**, and the group is the object through which they communicate.
+# A **rank** is a worker with its own memory. All ranks run the same program; they
+# differ only in a number, also called the rank: 0, 1, 2, … Together the ranks form a
+# **group**. They communicate through the group object.
 #
-# On a cluster each rank is a process, possibly on a different machine. In a notebook it is more convenient to run the
-# ranks as threads of one process. `spawn` runs a function once on each rank and returns the results in rank order.
+# On a cluster each rank is a process, possibly on a different machine. In a notebook it
+# is more convenient to run the ranks as threads of one process. `spawn` runs a function
+# once on each rank and returns the results in rank order.
 
 
 # %%
@@ -38,14 +41,18 @@ print("\n".join(introductions))
 assert introductions == [f"I am rank {rank} of 4" for rank in range(4)]
 
 # %% [markdown]
-# Threads could look at each other's variables. Processes cannot, so our ranks never do: anything that one rank needs
-# from another has to arrive in a **message**. That way the same program runs on threads and on processes.
+# Threads could look at each other's variables. Processes cannot, so our ranks never do:
+# a value that one rank needs from another has to arrive in a **message**. So the same
+# program runs on threads and on processes.
 #
 # ## Send and receive
 #
-# `send` names the destination rank, `recv` names the source rank. Every send needs a matching receive: a message is
-# only delivered if the other rank receives it. `recv` waits until the message has arrived. (In the list below, the
-# first item is the return value of rank 0 and the second that of rank 1.)
+# `send` names the destination rank, and `recv` names the source rank. Every send needs
+# a matching receive: a message is only delivered if the other rank receives it. `recv`
+# waits until the message has arrived.
+#
+# The list below has one return value per rank: `None` from rank 0, and the received
+# numbers from rank 1.
 
 
 # %%
@@ -63,9 +70,9 @@ assert heard == [None, [1.5, 2.5]]
 # %% [markdown]
 # ## Tags
 #
-# Messages from one rank to another arrive in the order in which they were sent. To receive them in a different order,
-# or just to be sure which is which, give each message a number, its **tag**: `recv` takes the next message with *that*
-# tag.
+# Messages from one rank to another arrive in the order in which they were sent. To
+# receive them in a different order, or to be sure which message is which, give each
+# message a number, its **tag**. `recv` then takes the next message with *that* tag.
 
 
 # %%
@@ -86,13 +93,14 @@ assert heard == [None, [20, 10]]
 # %% [markdown]
 # ## A ring
 #
-# Now everybody talks at once. Each rank sends its number to the next one, and the last rank sends to the first:
+# Now every rank sends at the same time. Each rank sends its number to the next one, and
+# the last rank sends to the first:
 #
 #     ┌─→ rank 0 ──→ rank 1 ──→ rank 2 ──→ rank 3 ─┐
 #     └────────────────────────────────────────────┘
 #
-# `isend` starts a send and returns at once ("i" for immediate). It returns a request, on which you call `wait()` later.
-# After that the array may be modified again.
+# `isend` starts a send and returns at once ("i" for immediate). It returns a request.
+# Call `wait()` on the request before you modify the array again.
 
 
 # %%
@@ -112,13 +120,15 @@ assert heard == [3, 0, 1, 2]
 # %% [markdown]
 # ## A deadlock, on purpose
 #
-# What if each rank receives first and sends afterwards? Rank 0 waits for rank 3, which waits for rank 2, which waits
-# for rank 1, which waits for rank 0. None of them ever sends. That is a **deadlock**. With bare threads or bare MPI the
-# program simply hangs, without a message.
+# In the next cell each rank receives first and sends afterwards. Rank 0 waits for rank
+# 3, which waits for rank 2, which waits for rank 1, which waits for rank 0. None of
+# them ever sends. This is a **deadlock**. With bare threads or bare MPI the program
+# simply hangs, without a message.
 #
-# Here all ranks are threads of one process, so minipipe knows every wait. It sees at once that none of them can end,
-# and raises an error. The `code` of the error is meant for programs, the message for you: it says which rank waits for
-# which message from whom.
+# Here all ranks are threads of one process, so minipipe knows every wait. It sees at
+# once that none of them can end, and raises an error. The `code` of the error is for
+# programs, the message is for you: it says which rank waits for which message from
+# which rank.
 
 
 # %%
@@ -139,21 +149,24 @@ for rank in range(4):
     assert f"rank {rank} waits for a message with tag 0 from rank {(rank - 1) % 4}" in str(deadlock)
 
 # %% [markdown]
-# A deadlock is a cycle: follow the arrows from any rank, and you come back to it. Whoever wants to know whether ranks
-# can hang looks for such a cycle, and so does the verifier that you will use from lesson 05 on.
+# The same as a graph. An arrow leads from each rank to the rank that it waits for:
 
 # %%
 waits = re.findall(r"(rank \d) (waits for) a message with tag 0 from (rank \d)", str(deadlock))
-arrows = [(waiting, awaited, words) for waiting, words, awaited in waits]
+arrows = [(waiting, awaited, text) for waiting, text, awaited in waits]
 picture = render.draw_graph([[f"rank {rank}"] for rank in range(4)], arrows)
 render.show_picture(picture, " -> ".join(["rank 0", "rank 3", "rank 2", "rank 1", "rank 0"]))
 assert dict(arrow[:2] for arrow in arrows) == {f"rank {rank}": f"rank {(rank - 1) % 4}" for rank in range(4)}
 
 # %% [markdown]
-# ## A quieter one
+# The arrows form a cycle: follow them from any rank, and you come back to it. The
+# verifier, which you use from lesson 05 on, finds deadlocks by searching for such
+# cycles.
 #
-# The most common deadlock is smaller: a rank waits for a message that nobody ever sends, or that was sent with a
-# different tag. By then the sender has often finished.
+# ## A message that is never sent
+#
+# The most common deadlock is smaller: a rank waits for a message that is never sent, or
+# that was sent with a different tag. Often the sender has already finished.
 
 
 # %%
@@ -176,11 +189,12 @@ assert str(deadlock) == (
 )
 
 # %% [markdown]
-# ## Fixing it
+# ## Fixing the ring
 #
-# One way is to call `isend` first, as in the ring above. Another is to let neighbours do opposite things: even ranks
-# send first, odd ranks receive first. That works even if a `send` waits until the message is received, which is what
-# happens to large messages between processes. Lesson 07 is about those.
+# One fix is to call `isend` first, as in the ring above. Another is to let neighbours
+# do opposite things: even ranks send first, odd ranks receive first. This works even if
+# a `send` waits until its message is received, which is the case for large messages
+# between processes (lesson 07).
 
 
 # %%
@@ -199,11 +213,12 @@ print(heard)
 assert heard == [3, 0, 1, 2]
 
 # %% [markdown]
-# ## Adding up over ranks
+# ## Sums over all ranks
 #
-# Often each rank has an array, and every rank needs the sum of all of them. That operation is an **all-reduce**. It can
-# be built from sends and receives: every rank sends its array to rank 0, which adds them in rank order and sends the
-# sum back to everyone.
+# Often each rank has an array, and every rank needs the sum of all arrays. This
+# operation is an **all-reduce**. It can be built from sends and receives: every rank
+# sends its array to rank 0, which adds the arrays in rank order and sends the sum back
+# to all ranks.
 
 
 # %%
@@ -230,24 +245,28 @@ for rank, (by_hand, built_in) in enumerate(sums):
 assert sums == [([10.0, 60.0], [10.0, 60.0])] * 4
 
 # %% [markdown]
-# Why in rank order, and not in the order in which the messages arrive? Every addition rounds, so the order affects the
-# last digit, and the order of arrival is random. `group.all_reduce` always computes rank 0 + rank 1 + …, so every run
-# gives the same bits.
+# Why in rank order, and not in the order in which the messages arrive? Every addition
+# rounds, so the order affects the last digit, and the order of arrival is random:
 
 # %%
 print(0.1 + 0.2 + 0.3, "is not", 0.3 + 0.2 + 0.1)
 assert 0.1 + 0.2 + 0.3 != 0.3 + 0.2 + 0.1
 
 # %% [markdown]
+# `group.all_reduce` always computes rank 0 + rank 1 + …, so every run gives the same
+# bits.
+#
 # ## The same between processes
 #
-# MPI, the Message Passing Interface, is what clusters use to start processes and to pass messages between them. Instead
-# of calling `spawn`, the program asks `init_process_group()` for its group, and `mpirun -n 2` starts the program twice.
-# The program below sends around a ring of two ranks and then waits for a message that nobody sends.
+# MPI, the Message Passing Interface, starts processes on a cluster and passes messages
+# between them. Instead of calling `spawn`, the program calls `init_process_group()` to
+# get its group, and `mpirun -n 2` starts the program twice. The program below sends
+# around a ring of two ranks and then waits for a message that is never sent.
 #
-# Between processes nobody sees all the waits, so a deadlock cannot be told apart from a slow partner. Instead, each
-# wait has a time limit: 300 seconds by default, one second here. The code of the error is then `timeout`. A rank whose
-# limit is over asks all others what they do, and the error shows their answers.
+# Between processes no single rank sees all the waits, so a deadlock cannot be told
+# apart from a slow partner. Instead, each wait has a time limit: 300 seconds by
+# default, one second here. The code of the error is then `timeout`. A rank that reaches
+# its time limit asks all others what they are doing, and the error shows their answers.
 
 # %%
 PROGRAM = """
@@ -272,13 +291,13 @@ with init_process_group(timeout=1.0) as group:
 """
 
 # %% [markdown]
-# This lesson starts `mpirun` as you would in a terminal, provided that an MPI is installed.
+# The next cell starts `mpirun` as you would in a terminal. It needs an MPI.
 
 # %%
 mpirun = shutil.which("mpirun", path=Path(sys.executable).parent) or shutil.which("mpirun")
 
 if mpirun is None or find_spec("mpi4py") is None:
-    print("There is no MPI here (pip install -e '.[mpi]' brings one), so this cell has nothing to run; read on.")
+    print("This cell needs an MPI (pip install -e '.[mpi]' installs one); read on.")
 else:
     command = [mpirun, "-n", "2", sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -296,25 +315,66 @@ else:
     )
 
 # %% [markdown]
-# Rank 1 waits as well: it is at the barrier already, and will never send what rank 0 waits for.
+# Rank 1 waits as well: it has already reached the barrier, and will never send the
+# message that rank 0 waits for.
 #
-# Only rank 0 prints in this program. If several processes print at the same time, their lines get mixed up, so one rank
-# speaks for all.
+# Only rank 0 prints in this program. If several processes print at the same time, their
+# lines get mixed up, so one rank prints for all.
+
+# %% [markdown]
+# ## The same in PyTorch
+#
+# `torch.distributed` has the same calls. `recv` writes into a tensor, which must have
+# the right shape, and `all_reduce` replaces its argument by the sum. On GPUs the backend
+# is `"nccl"`.
+#
+# ```python
+# # messages.py
+# import torch
+# import torch.distributed as dist
+#
+# dist.init_process_group("gloo")
+# if dist.get_rank() == 0:
+#     dist.send(torch.tensor([1.5, 2.5]), dst=1)
+# else:
+#     received = torch.empty(2)
+#     dist.recv(received, src=0)
+# total = torch.ones(2)
+# dist.all_reduce(total)
+# dist.destroy_process_group()
+# ```
+#
+# `torchrun` starts the processes, as `mpirun` does here:
+#
+# ```text
+# torchrun --nproc-per-node 2 messages.py
+# ```
+
+# %% [markdown]
+# ## What you have learnt
+#
+# - Ranks share nothing and exchange messages: `send`, `recv`, `isend`, and tags to tell
+#   messages apart.
+# - Ranks deadlock if their waits form a cycle, or if a message is never sent.
+# - An all-reduce gives every rank the sum. Added in rank order, it has the same bits in
+#   every run.
 #
 # ## Exercise
 #
-# 1. How many messages does `all_reduce_by_hand` send for 4 ranks, and how many of them start or end at rank 0? What
-#    does that mean for a thousand ranks?
-# 2. Give `ring_by_turns` to 3 ranks. Ranks 2 and 0 are neighbours, and both are even. Does it hang? Would it, if `send`
-#    waited for its `recv`?
-# 3. The coursework task for this lesson is `03_all_reduce`: the sum over all ranks, using only messages to the next
-#    rank.
+# 1. How many messages does `all_reduce_by_hand` send for 4 ranks, and how many of them
+#    start or end at rank 0? What does that mean for a thousand ranks?
+# 2. Give `ring_by_turns` to 3 ranks. Ranks 2 and 0 are neighbours, and both are even.
+#    Does it hang? Would it hang if `send` waited for its `recv`?
+# 3. The coursework task for this lesson is `03_all_reduce`: the sum over all ranks,
+#    using only messages to the next rank.
 #
 # <details>
 # <summary>Answers</summary>
 #
-# 1. Six: three to rank 0, three from it. Rank 0 is one end of all of them. With a thousand ranks it would receive and
-#    send 999 arrays, one after the other, while the others wait. The ring of the coursework task has no such rank.
+# 1. Six: three to rank 0 and three from rank 0, so all of them start or end there. With
+#    a thousand ranks it would receive and send 999 arrays, one after the other, while
+#    the others wait. In the ring of the coursework task, no rank has more messages than
+#    the others.
 #
 # ```python
 # sent = []
@@ -324,7 +384,12 @@ else:
 #     """A group that notes each message."""
 #
 #     def __init__(self, group):
-#         self.rank, self.size, self.recv, self.group = group.rank, group.size, group.recv, group
+#         self.rank, self.size, self.recv, self.group = (
+#             group.rank,
+#             group.size,
+#             group.recv,
+#             group,
+#         )
 #
 #     def send(self, array, destination):
 #         sent.append((self.rank, destination))
@@ -335,9 +400,11 @@ else:
 # assert len(sent) == 2 * 3 and all(0 in pair for pair in sent)
 # ```
 #
-# 2. It does not hang. Ranks 2 and 0 both send first, but rank 1 receives first. Say that each `send` waits for its
-#    `recv`. Rank 0 sends to rank 1, which receives at once, so rank 0 goes on and receives from rank 2. Rank 1 then
-#    sends to rank 2, which by now receives. In a ring it takes a single rank that receives first to break the cycle.
+# 2. It does not hang. Ranks 2 and 0 both send first, but rank 1 receives first. Suppose
+#    that each `send` waits for its `recv`. Rank 0 sends to rank 1, which receives at
+#    once, so rank 0 continues and receives from rank 2. Rank 1 then sends to rank 2,
+#    which is receiving by now. In a ring, a single rank that receives first breaks the
+#    cycle.
 #
 # ```python
 # heard = spawn(ring_by_turns, num_ranks=3)
@@ -365,4 +432,5 @@ else:
 #
 # </details>
 #
-# Next, `04_cut_the_model.py`: a network with its first half on one rank and its second half on another.
+# Next, `04_cut_the_model.py`: a network with its first half on one rank and its second
+# half on another.

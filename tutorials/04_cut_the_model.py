@@ -1,10 +1,13 @@
 # %% [markdown]
-# # 04 · Cut the model
+# # 04 · Split the model into stages
 #
-# A network that is too large for one rank can be cut: the first layers go to one rank, the next ones to another. Lesson
-# 01 showed how the gradient flows backwards through a tape, and lesson 03 how to send an array. Together, they let us
-# train a network across a cut, with the same bits as without it. The gain is memory. For now there is no gain in time
-# at all. The picture that shows why is the starting point of pipeline parallelism.
+# In this lesson you divide a network between two ranks, and later between four, and
+# train it with the same bits as on one rank. This is for networks that are too large
+# for one rank: the first layers go to one rank, the next ones to another. It uses the
+# gradient of lesson 01 and the messages of lesson 03.
+#
+# The gain is memory. For now there is no gain in time at all, and a picture shows why.
+# It is the starting point of pipeline parallelism.
 
 # %%
 import numpy as np
@@ -15,9 +18,10 @@ from minipipe.testing import same_bits
 watch_everything()  # an array changed in place between forward and backward is an error, not a wrong gradient
 
 # %% [markdown]
-# ## Without a cut
+# ## The whole model
 #
-# First the reference that everything else must match: one process, one batch of 64 digits, forward and backward.
+# First the reference that everything else must match: one process, one batch of 64
+# digits, forward and backward.
 
 # %%
 images, labels = data.load_digits()
@@ -37,14 +41,14 @@ def gradients(layers):
     return [parameter.grad for parameter in layers.parameters()]
 
 
-def without_a_cut(group):
+def whole_model(group):
     model = make_model()
     loss = loss_of(model(inputs), targets)
     loss.backward()
     return loss.item(), gradients(model)
 
 
-whole_loss, whole_gradients = spawn(without_a_cut, num_ranks=1)[0]
+whole_loss, whole_gradients = spawn(whole_model, num_ranks=1)[0]
 model = make_model()
 print(model)
 print(f"loss {whole_loss:.2f}, and {len(whole_gradients)} arrays of gradients: a weight and a bias for each Linear")
@@ -53,10 +57,11 @@ assert 2.0 < whole_loss < 3.0
 assert len(whole_gradients) == 2 * 4
 
 # %% [markdown]
-# ## Where to cut
+# ## Two stages
 #
-# Each part of the model is a **stage**. The output of stage 0, which is the input of stage 1, is called the
-# **activation**. Cut there, and each stage has its own tape:
+# Each part of the model is a **stage**, and the place between two stages is a **stage
+# boundary**. The output of stage 0, which is the input of stage 1, is called the
+# **activation**. Each stage has its own tape:
 #
 #     stage 0:  inputs ── Flatten ── Linear ── Tanh ── Linear ──→ activation
 #                                                                  │      ↑
@@ -64,18 +69,18 @@ assert len(whole_gradients) == 2 * 4
 #                                                                  ↓      │
 #     stage 1:  loss ←── Linear ── Tanh ── Linear ── Tanh ←─────── received
 #
-# Stage 1 treats the activation like any other input, except that it also computes its gradient. That gradient is all
-# that stage 0 needs to walk its own tape: `activation.backward(gradient)` starts the walk with these slopes instead of
-# with 1.
+# Stage 1 treats the activation like any other input, except that it also computes its
+# gradient. Stage 0 needs only this gradient to walk its own tape:
+# `activation.backward(gradient)` starts the walk with these slopes instead of with 1.
 
 
 # %%
-def with_a_cut(group):
+def two_stages(group):
     model = make_model()
     front, back = model[:4], model[4:]
 
     activation = front(inputs)  # forward of stage 0
-    received = Tensor(activation.numpy(), requires_grad=True)  # the same values, with a tape of their own
+    received = Tensor(activation.numpy(), requires_grad=True)  # the same values, with a separate tape
     loss = loss_of(back(received), targets)  # forward of stage 1
     loss.backward()  # backward of stage 1, which leaves received.grad
     activation.backward(received.grad)  # backward of stage 0
@@ -84,20 +89,20 @@ def with_a_cut(group):
 
 
 def same_as_whole(loss, gradients):
-    """Tell whether the loss and every gradient equal those of the uncut model, bit for bit."""
+    """Tell whether the loss and every gradient equal the results of the whole model, bit for bit."""
     return loss == whole_loss and all(same_bits(a, b) for a, b in zip(gradients, whole_gradients, strict=True))
 
 
-is_same = same_as_whole(*spawn(with_a_cut, num_ranks=1)[0])
-print("cut, in one process: the same bits?", is_same)
+is_same = same_as_whole(*spawn(two_stages, num_ranks=1)[0])
+print("two stages in one process: the same bits?", is_same)
 assert is_same
 
 # %% [markdown]
 # ## One stage on each rank
 #
-# Now the two values that cross the cut become two messages. Each rank builds the whole model and uses only its part.
-# That is wasteful, but it gives both ranks the same initial parameters. (`Pipeline`, below, fills only the layers that
-# a rank needs.)
+# Now the two values that cross the stage boundary become two messages. Each rank builds
+# the whole model and uses only its part. This is wasteful, but it gives both ranks the
+# same initial parameters. (`Pipeline`, below, fills only the layers that a rank needs.)
 
 
 # %%
@@ -119,18 +124,19 @@ def on_two_ranks(group):
 
 front_gradients, (loss, back_gradients) = spawn(on_two_ranks, num_ranks=2)
 is_same = same_as_whole(loss, front_gradients + back_gradients)
-print("cut, on two ranks: the same bits?", is_same)
+print("two stages on two ranks: the same bits?", is_same)
 assert is_same
 
 # %% [markdown]
-# The same bits: no sum has changed its order, and sending an array does not change it. Only rank 1 needed the labels,
-# and only rank 0 the images.
+# The bits are the same, because no sum has changed its order and sending an array does
+# not change it. Only rank 1 needed the labels, and only rank 0 the images.
 #
-# ## A pipeline does it
+# ## The same with a pipeline
 #
-# `Pipeline` does this for any number of stages. Every rank describes the same model. Each rank is assigned a run of
-# consecutive layers, chosen so that the numbers of parameters are balanced. `step` is the forward and backward of one
-# batch. The order in which each rank works is called a **schedule**; the simplest one is `sequential`.
+# `Pipeline` does this for any number of stages. Every rank describes the same model.
+# Each rank gets a run of consecutive layers, chosen so that the numbers of parameters
+# are balanced. `step` is the forward and backward of one batch. The order in which each
+# rank works is called a **schedule**; the simplest one is `sequential`.
 
 
 # %%
@@ -146,7 +152,7 @@ is_same = same_as_whole(losses[0], [gradient for row in gradients_by_rank for gr
 print("a pipeline of four ranks: the same bits?", is_same)
 assert is_same
 held = [sum(gradient.size for gradient in row) for row in gradients_by_rank]
-print(f"parameters on each rank: {held}; without a cut: {make_model().num_parameters}")
+print(f"parameters on each rank: {held}; of the whole model: {make_model().num_parameters}")
 assert held == [2080, 1056, 1056, 330]
 assert sum(held) == make_model().num_parameters == 4522
 assert all(f"{number:,}" in tables[0] for number in held)
@@ -154,10 +160,14 @@ assert all(f"{number:,}" in tables[0] for number in held)
 # %% [markdown]
 # ## A layer of your own
 #
-# A layer is a module: parameters and modules as attributes, and `forward`. A parameter is declared with its shape and
-# an *initialiser*, which draws its first values on the rank that gets the layer. The initialiser is required, because
-# there is no default that learns. Take a layer whose weight is a product of two thin matrices. The gradient of each
-# factor is a product with the other factor. Where both begin with zeros, both gradients are zero, and stay so.
+# A layer is a module: it has parameters and other modules as attributes, and a method
+# `forward`. A parameter is declared with its shape and an *initialiser*, which draws
+# its first values on the rank that gets the layer. The initialiser is required, because
+# no default works for all layers.
+#
+# As an example, take a layer whose weight is a product of two thin matrices. The
+# gradient of each factor is a product with the other factor. So if both start with
+# zeros, both gradients are zero and remain zero.
 
 
 # %%
@@ -189,15 +199,19 @@ dead = losses_of(LowRank(64, 32, 8, zeros), LowRank(32, 10, 8, zeros))
 print(f"drawn: loss {drawn[0]:.2f} to {drawn[-1]:.2f}, parameters {LowRank(64, 32, 8).num_parameters} for {64 * 32}")
 print(f"zeros: loss {dead[0]:.2f} to {dead[-1]:.2f}")
 assert drawn[-1] < drawn[0] / 2
-assert abs(dead[-1] - np.log(10)) < 1e-6  # guessing, for ever
+assert abs(dead[-1] - np.log(10)) < 1e-6  # no better than guessing
 assert LowRank(64, 32, 8).num_parameters == 8 * (64 + 32)
 
 # %% [markdown]
-# ## Who works when?
+# ## Which rank works when?
 #
-# So memory is divided. What about time? Below, each rank has a row, and time runs from left to right. `F0` is a
-# forward. `B0` is a backward, which takes about twice as long. Everything else is idle time. (The 0 numbers the part of
-# the batch; from the next lesson on there are several.)
+# So the memory is divided. What about the time? In the picture each rank has a row, and
+# time runs from left to right. `F0` is a forward. `B0` is a backward, which takes about
+# twice as long. (The 0 is the number of the microbatch, a part of the batch; from the
+# next lesson on there are several.)
+#
+# The rest is idle time, drawn as dots in a terminal and as hatching in a notebook. In a
+# notebook, a grey band under each row shows how many activations the rank holds.
 
 # %%
 schedule = schedules.sequential(num_ranks=4, num_microbatches=1)
@@ -207,42 +221,48 @@ assert timeline.makespan == 4 * (1 + 2)
 assert timeline.bubble_fraction == 0.75
 
 # %% [markdown]
-# Rank 1 cannot start until it has the activation of rank 0, and rank 0 cannot start its backward until it has the
-# gradient of rank 1. Such a constraint is a **data dependency**. Because of the data dependencies, **only one rank
-# works at a time** while the other three wait. The **bubble** is the fraction of total rank time that is idle: here
-# three quarters, or 75 %. The **makespan**, from the first start to the last end, is as long as one rank alone would
-# take.
+# Rank 1 cannot start until it has the activation of rank 0, and rank 0 cannot start its
+# backward until it has the gradient of rank 1. Such a constraint is a **data
+# dependency**. Because of the data dependencies, **only one rank works at a time**
+# while the other three wait.
 #
-# That was a prediction. The pipeline has also recorded when each rank really worked. The durations depend on your
-# computer, but no two of the actions overlap.
+# The **bubble** is the fraction of the total rank time that is idle: here three
+# quarters, or 75 %. The **makespan** is the time from the first start to the last end.
+# Here it is as long as one rank alone would take.
+#
+# ## Prediction and recording
+#
+# The picture was a prediction. The pipeline has also recorded when each rank really
+# worked. The durations depend on your computer, but no two of the actions overlap.
 
 # %%
 spans = sorted((span for row in timelines[0].spans for span in row), key=lambda span: span.start)
 order = " ".join(str(span.action) for span in spans)
 overlaps = sum(later.start < earlier.end for earlier, later in zip(spans, spans[1:]))
 print(f"in order of time: {order}")
-print(f"{overlaps} of them begin before the one before has ended")
+print(f"{overlaps} of them begin before the previous one has ended")
 assert order == "0F0 1F0 2F0 3F0 3B0 2B0 1B0 0B0"  # stage 0 forward, stage 1 forward, …
 assert overlaps == 0
 
 # %% [markdown]
-# ## The tempting mistake
+# ## A common mistake: a loss for each stage
 #
-# Would it not be simpler if each stage had its own loss, so that no gradient had to come back? Many people try this
-# when they write their first pipeline. They take, say, the sum of squares of the stage's output, just to have something
-# to call `backward()` on. It runs, all ranks could even work at the same time, and some loss goes down. But look at the
-# gradients:
+# Would it not be simpler if each stage had a loss, so that no gradient had to come
+# back? Many people try this when they write their first pipeline. They take, for
+# example, the sum of squares of the stage's output, just to have a number for
+# `backward()`. The program runs, all ranks could even work at the same time, and some
+# loss falls. But look at the gradients:
 
 
 # %%
-def loss_of_its_own(activation):
+def separate_loss(activation):
     return (activation * activation).sum() / (2 * 64)  # the mistake: this has nothing to do with digits
 
 
 model = make_model()
 front, back = model[:4], model[4:]
 activation = front(inputs)
-loss_of_its_own(activation).backward()
+separate_loss(activation).backward()
 loss_of(back(Tensor(activation.numpy())), targets).backward()
 
 errors = [float(np.abs(a - b).max()) for a, b in zip(gradients(front) + gradients(back), whole_gradients)]
@@ -252,12 +272,13 @@ assert all(error > 1e-2 for error in errors[:4])
 assert all(error < 1e-6 for error in errors[4:])
 
 # %% [markdown]
-# Stage 1 is right, because it has the real loss. Stage 0 learns something else: to make its output small, and so to say
-# nothing. Here are both variants after a hundred steps. Remember that guessing has a loss of 2.30.
+# Stage 1 is right, because it has the real loss. Stage 0 learns something else: to make
+# its output small. Here are both variants after a hundred steps. Remember that guessing
+# has a loss of 2.30.
 
 
 # %%
-def hundred_steps(has_own_losses):
+def hundred_steps(has_separate_losses):
     """Return the last loss and the mean magnitude of the activation of stage 0."""
     model = make_model()
     front, back = model[:4], model[4:]
@@ -268,40 +289,61 @@ def hundred_steps(has_own_losses):
         received = Tensor(activation.numpy(), requires_grad=True)
         loss = loss_of(back(received), targets)
         loss.backward()
-        if has_own_losses:
-            loss_of_its_own(activation).backward()
+        if has_separate_losses:
+            separate_loss(activation).backward()
         else:
             activation.backward(received.grad)
         optimiser.step()
     return loss.item(), float(np.abs(activation.numpy()).mean())
 
 
-right_loss, right_size = hundred_steps(has_own_losses=False)
-wrong_loss, wrong_size = hundred_steps(has_own_losses=True)
-print(f"the gradient comes back: loss {right_loss:.2f}, mean size of what stage 0 hands on {right_size:.3f}")
-print(f"losses of their own:     loss {wrong_loss:.2f}, mean size of what stage 0 hands on {wrong_size:.3f}")
+right_loss, right_size = hundred_steps(has_separate_losses=False)
+wrong_loss, wrong_size = hundred_steps(has_separate_losses=True)
+print(f"the gradient comes back:   loss {right_loss:.2f}, mean magnitude of the activation {right_size:.3f}")
+print(f"a separate loss per stage: loss {wrong_loss:.2f}, mean magnitude of the activation {wrong_size:.3f}")
 assert right_loss < 0.5
 assert wrong_loss > 1.9
 assert wrong_size < right_size / 5
 
 # %% [markdown]
-# With a separate loss for each stage, the network is hardly better than guessing. Stage 0 has learnt to output almost
-# nothing, which leaves stage 1 nothing to work with. The gradient has to come back across the cut, and so an earlier
-# stage has to wait for the backward of a later one. Every schedule in this course answers the same question: what can a
-# rank do while it waits?
+# With a separate loss for each stage, the network is hardly better than guessing. Stage
+# 0 has learnt to output almost nothing, which leaves stage 1 nothing to work with. The
+# gradient has to come back across the stage boundary, and so an earlier stage has to
+# wait for the backward of a later one. Every schedule in this course answers the same
+# question: what can a rank do while it waits?
+#
+# ## The same in PyTorch and in Megatron-LM
+#
+# In PyTorch, each rank builds its own part of the model and wraps it:
+# `PipelineStage(part, rank, num_stages, device)`. In Megatron-LM,
+# `--pipeline-model-parallel-size 4` divides the transformer blocks into four stages of
+# equal length. Lesson 06 has the whole programs and commands.
+#
+# ## What you have learnt
+#
+# - A model is divided into stages. Activations cross a stage boundary forward, and
+#   their gradients cross it backward.
+# - The result has the same bits as one process, and each rank stores only its own
+#   layers.
+# - With a single batch only one rank works at a time: the bubble on p ranks is 1 - 1/p.
 #
 # ## Exercise
 #
-# 1. What is the bubble of `sequential` with two ranks instead of four? With ten ranks? With four ranks and three
-#    batches one after another (`num_microbatches=3`)? Guess first, then draw it.
-# 2. In `on_two_ranks`, let rank 0 wait for its gradient *before* it sends the activation. What does minipipe say?
-# 3. The coursework task for this lesson is `04_stage_gradient`: stages that train on losses of their own. Fix them.
+# 1. What is the bubble of `sequential` with two ranks instead of four? With ten ranks?
+#    With four ranks and three batches one after another (`num_microbatches=3`)? Guess
+#    first, then draw it.
+# 2. In `on_two_ranks`, let rank 0 wait for its gradient *before* it sends the
+#    activation. What does minipipe report?
+# 3. The coursework task for this lesson is `04_stage_gradient`: stages that each train
+#    on a separate loss. Fix them.
 #
 # <details>
 # <summary>Answers</summary>
 #
-# 1. 1 - 1/p, since one of p ranks works at a time: 50 % with two ranks and 90 % with ten. With three batches one after
-#    another it is 75 %, as with one: `sequential` takes one through all stages and back before the next one enters.
+# 1. It is 1 - 1/p, since one of p ranks works at a time: 50 % with two ranks and 90 %
+#    with ten. With three batches one after another it is 75 %, as with one:
+#    `sequential` takes one batch through all stages and back before the next one
+#    enters.
 #
 # ```python
 # for num_ranks, num_microbatches, bubble in ((2, 1, 0.5), (10, 1, 0.9), (4, 3, 0.75)):
@@ -309,8 +351,8 @@ assert wrong_size < right_size / 5
 #     assert abs(timeline.bubble_fraction - bubble) < 1e-12
 # ```
 #
-# 2. It is a deadlock. Rank 0 waits for the gradient of an activation that rank 1 does not have yet, and rank 1 waits
-#    for that activation.
+# 2. It is a deadlock. Rank 0 waits for the gradient of an activation that rank 1 does
+#    not have yet, and rank 1 waits for that activation.
 #
 # ```python
 # from minipipe.errors import MessageError
@@ -339,4 +381,5 @@ assert wrong_size < right_size / 5
 #
 # </details>
 #
-# Next, `05_microbatches.py`: cut the batch as well, and the ranks work at the same time.
+# Next, `05_microbatches.py`: split the batch as well, and the ranks work at the same
+# time.

@@ -1,12 +1,15 @@
 # %% [markdown]
 # # 05 · Microbatches and the bubble
 #
-# In lesson 04 four ranks shared one model, and only one of them worked at a time: while the batch was on one stage, the
-# other three ranks had nothing to do. A single idea removes most of that idle time. **Cut the batch into smaller
-# pieces**, and send them through the stages one behind the other, like cars through the stations of a car wash.
+# In this lesson you split a batch into **microbatches**, so that four ranks work at the
+# same time, and you calculate how much idle time is left. You write a first schedule,
+# GPipe, check your calculation with the simulator, and train a network with your
+# schedule.
 #
-# In this lesson you write a schedule in a few lines, count how long the ranks still wait, and compare your count with a
-# simulator. Then you work out how small the pieces should be, and train with your schedule on four ranks.
+# In lesson 04 four ranks shared one model, but only one of them worked at a time: while
+# the batch was on one stage, the other three ranks had nothing to do. The idea that
+# removes most of this idle time is simple. Send the batch through the stages in small
+# parts, one after the other, like cars through the stations of a car wash.
 
 # %%
 from dataclasses import replace
@@ -34,12 +37,13 @@ watch_everything()  # an array changed in place between forward and backward is 
 # %% [markdown]
 # ## Four ranks, one batch
 #
-# Here is the schedule of lesson 04 again, this time as text: for each rank a list of **actions**. `2F0` is stage 2,
-# forward, piece 0 of the batch; `2B0` is the corresponding backward. So far there is only one piece, the whole batch.
+# Here is the schedule of lesson 04 again, this time as text: for each rank a list of
+# **actions**. `2F0` means stage 2, forward, microbatch 0. `2B0` is the corresponding
+# backward. So far there is only one microbatch, the whole batch.
 #
-# In the picture a backward is twice as long as a forward. A layer does one matrix product in the forward and two in the
-# backward: one for the gradient of its input and one for the gradient of its weights. One unit of time is one forward.
-# Idle time is shown as dots in a terminal and hatched in a notebook.
+# In the picture, one unit of time is one forward. A backward takes two units: a linear
+# layer computes one matrix product in the forward and two in the backward, one for the
+# gradient of its input and one for the gradient of its weights.
 
 # %%
 one_batch = Schedule.from_text(
@@ -58,17 +62,20 @@ assert timeline.makespan == 12
 assert timeline.bubble_fraction == 0.75
 
 # %% [markdown]
-# The **makespan**, the time from the first start to the last end, is 12 units. The **bubble**, the idle fraction of
-# total rank time, is 75 %: at any moment three of the four ranks are waiting.
+# The **makespan**, the time from the first start to the last end, is 12 units. The
+# **bubble**, the idle fraction of the total rank time, is 75 %: at any moment three of
+# the four ranks are waiting.
 #
-# ## Cut it into microbatches
+# ## Split the batch into microbatches
 #
-# A **microbatch** is a piece of a batch: a batch of 64 samples makes, say, four microbatches of 16. As soon as rank 0
-# has finished microbatch 0 it moves on to microbatch 1, while rank 1 works on microbatch 0. The gradients of the
-# microbatches are added up (lesson 01), and the optimiser updates the parameters once, after all of them. So the model
-# learns the same from the batch as it would have learnt from the batch in one piece.
+# A **microbatch** is a part of a batch. A batch of 64 samples makes, for example, four
+# microbatches of 16. As soon as rank 0 has finished microbatch 0 it starts microbatch
+# 1, while rank 1 works on microbatch 0. The gradients of the microbatches are added up
+# (lesson 01), and the optimiser updates the parameters once, after all of them. So the
+# model learns the same as from the unsplit batch.
 #
-# The simplest order is that of GPipe (Huang et al. 2019): all forwards first, then all backwards. Write it down:
+# The simplest order is GPipe (Huang et al. 2019): all forwards first, then all
+# backwards. Here it is as a function:
 
 
 # %%
@@ -88,42 +95,48 @@ assert four.actions == schedules.gpipe(4, 4).actions  # the same as the library'
 assert simulate(four).makespan == 21
 
 # %% [markdown]
-# `verify` proves that a schedule is legal: no action is missing or duplicated, and no rank waits for ever. It is silent
-# if the schedule is legal. (Remove an action and see what it says.)
+# `verify` proves that a schedule is legal: no action is missing or duplicated, and no
+# rank waits forever. It prints nothing if the schedule is legal. (Remove an action from
+# a row and see what it reports.)
 
 # %%
 verify(four)
 
 # %% [markdown]
-# ## Count the bubble
+# ## Calculate the bubble
 #
-# Let there be `p` ranks and `m` microbatches, and let a forward take `tF` and a backward `tB`. How long is rank `r`
-# idle? Look at the picture row by row:
+# Let `p` be the number of ranks and `m` the number of microbatches. A forward takes
+# `tF` and a backward `tB`. How long is rank `r` idle? Look at the last picture row by
+# row:
 #
-# * At the start it waits until microbatch 0 has passed through the `r` ranks before it: `r tF`.
-# * In the middle it waits until its last forward has passed through the `p-1-r` ranks after it and the first backward
-#   has come back: `(p-1-r)(tF + tB)`.
-# * At the end it has nothing left to do while the last backward travels down to rank 0: `r tB`.
+# * At the start, rank `r` waits until microbatch 0 has passed through the `r` ranks
+#   before it: `r tF`.
+# * In the middle, it waits until its last forward has passed through the `p-1-r` ranks
+#   after it and the first backward has come back: `(p-1-r)(tF + tB)`.
+# * At the end, it has nothing left to do while the last backward travels down to rank
+#   0: `r tB`.
 #
-# Together that is `(p-1)(tF + tB)`. It is **the same for every rank and does not depend on `m`**. The simulator records
-# the cause of each idle interval, so we can compare:
+# The sum is `(p-1)(tF + tB)`. It is **the same for every rank and does not depend on
+# `m`**. The simulator records the cause of each idle interval, so we can compare:
 
 # %%
 p, m, forward, backward = 4, 4, 1, 2
 timeline = simulate(four)
 for rank in range(p):
-    found = {slot.cause: slot.end - slot.start for slot in timeline.idle[rank]}
+    simulated = {slot.cause: slot.end - slot.start for slot in timeline.idle[rank]}
     by_hand = [rank * forward, (p - 1 - rank) * (forward + backward), rank * backward]
-    print(f"rank {rank} is idle at the start {by_hand[0]}, in the middle {by_hand[1]}, at the end {by_hand[2]}")
-    assert [found.get(cause, 0) for cause in ("warm-up", "waiting", "drain")] == by_hand
+    print(f"rank {rank} is idle for {by_hand[0]} at the start, {by_hand[1]} in the middle, {by_hand[2]} at the end")
+    assert [simulated.get(cause, 0) for cause in ("warm-up", "waiting", "drain")] == by_hand
     assert sum(by_hand) == (p - 1) * (forward + backward) == 9
 
 # %% [markdown]
-# Each rank works for `m (tF + tB)`. So the makespan is `(m + p - 1)(tF + tB)`, and the bubble is
+# Each rank works for `m (tF + tB)`. So the makespan is `(m + p - 1)(tF + tB)`, and the
+# bubble is
 #
 # >  `(p - 1) / (m + p - 1)`
 #
-# The idle time is constant and the work grows with `m`: **more microbatches, smaller bubble**. For four ranks:
+# The idle time is constant and the work grows with `m`: **more microbatches, smaller
+# bubble**. For four ranks:
 
 # %%
 for m, expected in [(4, 57), (8, 73), (16, 84)]:
@@ -134,48 +147,55 @@ for m, expected in [(4, 57), (8, 73), (16, 84)]:
     assert timeline.makespan == (m + 3) * (forward + backward)
     assert round(100 * (1 - by_hand)) == expected
 
+# %% [markdown]
+# The same in a picture, with four and with eight microbatches:
+
 # %%
-render.show(my_gpipe(4, 4), my_gpipe(4, 8))
-assert simulate(my_gpipe(4, 8)).makespan == 33
+few, many = (replace(simulate(my_gpipe(4, m)), name=f"my GPipe, {m} microbatches") for m in (4, 8))
+render.show(few, many)
+assert (few.makespan, many.makespan) == (21, 33)
 
 # %% [markdown]
-# The GPipe paper gives a rule of thumb: use at least `4p` microbatches, and the ranks work at least 80 % of the time.
-# Why not a thousand microbatches? Because they cost something: memory, messages, and the efficiency of the matrix
-# products.
+# The GPipe paper gives a rule of thumb: with at least `4p` microbatches the ranks work
+# at least 80 % of the time. Why not a thousand microbatches? Because microbatches have
+# three costs: memory, messages, and less efficient matrix products.
 #
-# ## Price 1: memory
+# ## Cost 1: memory
 #
-# The activations of a microbatch stay in memory from its forward to its backward. In GPipe no backward comes before the
-# last forward, so every rank holds the activations of all `m` microbatches. There are two ways to get more
-# microbatches. You can keep their size and use **larger batches**; then memory grows with `m`. Or you can keep the
-# batch and cut it **finer**; then memory stays at what the whole batch needs, however fine you cut it, and the pieces
-# become small.
+# The activations of a microbatch stay in memory from its forward to its backward. In
+# GPipe all forwards come first, so every rank holds the activations of all `m`
+# microbatches. There are two ways to get more microbatches:
 #
-# `Costs` tells the simulator what an action costs if it is not one unit. `activation` is the memory that one microbatch
-# takes up. `latency`, used below, is the time a message takes. `forward`, `backward_input` and `backward_weight` are
-# the times of the three matrix products.
+# * Keep their size and use a **larger batch**. Memory then grows with `m`.
+# * Keep the batch and make the microbatches **smaller**. Memory stays the same, because
+#   every rank still holds the activations of the whole batch.
+#
+# `Costs` tells the simulator the cost of each action. `activation` is the memory of one
+# microbatch. `latency` is the time of a message. `forward`, `backward_input` and
+# `backward_weight` are the times of the three matrix products.
 
 # %%
 for m in (4, 8, 16):
     larger_batch = simulate(my_gpipe(4, m), Costs(activation=16))  # 16 samples in each microbatch
-    finer_cut = simulate(my_gpipe(4, m), Costs(activation=64 / m))  # 64 samples in the batch
+    smaller_parts = simulate(my_gpipe(4, m), Costs(activation=64 / m))  # 64 samples in the batch
     print(
-        f"{m:2d} microbatches: each rank holds the activations of {larger_batch.peak_memory[0]:3.0f} samples "
-        f"with 16 in each, of {finer_cut.peak_memory[0]:.0f} with {64 // m} in each"
+        f"{m:2d} microbatches: a rank holds {larger_batch.peak_memory[0]:3.0f} samples if each microbatch has 16, "
+        f"and {smaller_parts.peak_memory[0]:.0f} if the batch has 64"
     )
     assert larger_batch.peak_memory == (16 * m,) * 4
-    assert finer_cut.peak_memory == (64,) * 4
+    assert smaller_parts.peak_memory == (64,) * 4
 
 # %% [markdown]
-# (A batch cannot grow for ever, either. Beyond some size a larger batch makes each step more expensive and hardly any
-# better.)
+# A batch cannot grow without limit either: beyond some size, a larger batch makes each
+# step more expensive and hardly any better.
 #
-# ## Price 2: messages
+# ## Cost 2: messages
 #
-# Each microbatch crosses `p-1` cuts twice: its activation on the way up and its gradient on the way down. That makes
-# `2(p-1)m` messages. Most of them are in flight while the ranks compute something else. Only the trip of a single
-# microbatch, up and back down, adds to the makespan: if a message takes `c`, GPipe takes `2(p-1)c` longer, whatever `m`
-# is.
+# Each microbatch crosses `p-1` stage boundaries twice: its activation on the way
+# forward and its gradient on the way back. That makes `2(p-1)m` messages. Most of them
+# are in flight while the ranks compute something else. Only the round trip of a single
+# microbatch adds to the makespan: if a message takes `c`, GPipe takes `2(p-1)c` longer,
+# for any `m`.
 
 # %%
 for m in (4, 8, 16):
@@ -185,17 +205,21 @@ for m in (4, 8, 16):
     assert len(quick.messages) == 2 * 3 * m
     assert longer == 2 * 3 * 1
 
+# %% [markdown]
+# The picture compares GPipe without latency and with a latency of one unit:
+
 # %%
 slow = replace(simulate(my_gpipe(4, 4), Costs(latency=1)), name="my GPipe, c = 1")
 render.show(simulate(my_gpipe(4, 4)), slow)
 assert slow.makespan == 21 + 6
 
 # %% [markdown]
-# ## Price 3: small products are inefficient
+# ## Cost 3: small matrix products are inefficient
 #
-# Multiplying small matrices takes longer per sample than multiplying large ones. Calling a function, starting work on a
-# GPU and reading all the weights from memory cost the same for 1 sample as for 64. Let us put that into a **model**:
-# each product takes a fixed time of 3 units plus 1 unit for each sample. The batch has 64 samples.
+# A small matrix product takes more time per sample than a large one. Calling a
+# function, starting a GPU kernel and reading the weights from memory take the same time
+# for 1 sample as for 64. Here is a simple **model**: each matrix product takes a fixed
+# time of 3 units plus 1 unit per sample. The batch has 64 samples.
 
 
 # %%
@@ -211,15 +235,17 @@ for m in counts:
     timeline = timeline_of_batch(m)
     times.append(timeline.makespan)
     bar = "#" * round(timeline.makespan / 16)
-    print(f"m = {m:2d}, samples in each {64 // m:2d}, bubble {3 / (m + 3):3.0%}, makespan {timeline.makespan:g} {bar}")
+    print(f"m = {m:2d} of {64 // m:2d} samples, bubble {3 / (m + 3):3.0%}, makespan {timeline.makespan:g} {bar}")
     assert abs(timeline.bubble_fraction - 3 / (m + 3)) < 1e-12
 assert times == [804, 525, 399, 363, 399, 525, 804]
 assert counts[times.index(min(times))] == 8
 
 # %% [markdown]
-# The bubble keeps shrinking from line to line, but the makespan has its minimum at 8 microbatches, and with 64 it is as
-# bad as with 1. With a fixed time `h`, `n` samples in the batch and a time `t` for each sample, the makespan is
-# `3 (m + p - 1)(h + n t / m)`. It has its minimum where `m` is the square root of `(p-1) n t / h`:
+# The bubble shrinks from line to line, but the makespan has a minimum at 8
+# microbatches. With 64 microbatches it is as long as with one. Let `h` be the fixed
+# time of a product, `t` its time per sample, and `n` the number of samples in the
+# batch. The makespan is then `3 (m + p - 1)(h + n t / m)`, which has its minimum where
+# `m` is the square root of `(p-1) n t / h`:
 
 # %%
 best = ((4 - 1) * 64 * 1 / 3) ** 0.5
@@ -227,14 +253,16 @@ print(f"best number of microbatches: {best:g}")
 assert best == 8
 
 # %% [markdown]
-# This is a model. A fixed time plus a time per sample is roughly true, but the two numbers belong to one machine, one
-# layer and one library. Lesson 12 measures them instead. The shape of the curve is general: **too few microbatches
-# leave ranks idle, too many are inefficient.**
+# The two numbers `h` and `t` belong to one machine, one layer and one library. Lesson
+# 12 measures them. The shape of the curve is general: **too few microbatches leave
+# ranks idle, too many are inefficient.** Lesson 07 turns this into a recipe that also
+# includes memory and latency.
 #
 # ## Run it
 #
-# Now your schedule trains a network, on four ranks (threads here; MPI processes work the same way). The batch has 30
-# samples, which do not divide evenly into four microbatches. No sample is dropped; the sizes differ by one:
+# Now your schedule trains a network on four ranks (threads here; MPI processes work the
+# same way). The batch has 30 samples, which do not divide evenly into four
+# microbatches. No sample is dropped; the sizes differ by one:
 
 # %%
 parts = split_microbatches(30, 4)
@@ -243,9 +271,10 @@ print("sizes of the microbatches:", sizes)
 assert sizes == [8, 8, 7, 7]
 
 # %% [markdown]
-# The loss of a batch is the mean over its samples. A mean of the four means would give a sample in a small microbatch
-# more weight than one in a large microbatch. So **each microbatch is weighted by its size**. (Lesson 14 has samples
-# that differ in size themselves.) Here are losses that you can add up in your head:
+# The loss of a batch is the mean over its samples. The mean of the four microbatch
+# means would give a sample in a small microbatch more weight than a sample in a large
+# one. So **each microbatch is weighted by its size**. (In lesson 14 the samples
+# themselves differ in size.) Here are losses that you can add up in your head:
 
 # %%
 losses = np.arange(30.0)  # sample 0 has loss 0, sample 29 has loss 29
@@ -258,7 +287,8 @@ assert mean_of_means == 15.0
 assert abs(weighted_mean - 14.5) < 1e-12
 
 # %% [markdown]
-# First one process, written out: microbatch after microbatch, forward and backward, adding up the gradients.
+# The reference is one process. It runs forward and backward for one microbatch after
+# another and adds up the gradients.
 
 # %%
 generator = np.random.default_rng(5)
@@ -291,7 +321,7 @@ def one_process(group):
 expected_loss, expected = spawn(one_process, num_ranks=1)[0]
 
 # %% [markdown]
-# Then the pipeline, with the schedule that you wrote:
+# Now the pipeline, with your schedule:
 
 
 # %%
@@ -311,56 +341,84 @@ assert gradients.keys() == expected.keys()
 assert num_equal == len(expected) == 8
 
 # %% [markdown]
-# Not nearly the same: **the same bits**. The ranks worked at the same time, but each stage added its gradients in the
-# order of the microbatches, as one process does. Compare that with processing the batch in one piece, and the last
-# digits do differ: the same numbers are added in a different order and so are rounded differently.
+# The results are not only close: **they have the same bits**. The ranks worked at the
+# same time, but each stage added its gradients in the order of the microbatches, as one
+# process does.
+#
+# ## The unsplit batch has other bits
+#
+# If you process the batch without splitting it, the last digits do differ: the same
+# numbers are added in a different order and therefore rounded differently.
 
 
 # %%
-def in_one_piece(group):
+def unsplit(group):
     model = make_model()
     model.initialise(seed=0)
     loss_function(model(Tensor(inputs)), Tensor(targets)).backward()
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-whole = spawn(in_one_piece, num_ranks=1)[0]
+whole = spawn(unsplit, num_ranks=1)[0]
 is_close = all(np.allclose(whole[name], expected[name], rtol=1e-4, atol=1e-6) for name in expected)
 is_same = all(same_bits(whole[name], expected[name]) for name in expected)
-print("the batch in one piece: close?", is_close, "the same bits?", is_same)
+print("the unsplit batch: close?", is_close, "the same bits?", is_same)
 assert is_close
 assert not is_same
 
 # %% [markdown]
+# ## The same in PyTorch
+#
+# In PyTorch, `ScheduleGPipe(stage, n_microbatches=4, loss_fn=loss)` runs this schedule.
+# Megatron-LM does not offer GPipe; it runs the schedule of the next lesson, which has
+# programs and commands for both.
+#
+# ## What you have learnt
+#
+# - Microbatches let the stages work at the same time. The bubble of GPipe is
+#   `(p-1)/(m+p-1)`.
+# - More microbatches shrink the bubble, but cost memory, messages and efficiency.
+# - Each microbatch is weighted by its size, and gradients are added in the order of the
+#   microbatches. So the result has the same bits as one process.
+#
 # ## Exercise
 #
-# 1. The authors of GPipe run the backwards in the opposite order: last microbatch first. Copy `my_gpipe` and reverse
-#    `backwards`. Does the makespan change? Does the memory? What does the pipeline warn about now, and why?
-# 2. Make stage 2 twice as slow: `simulate(my_gpipe(4, 8), Costs([1, 1, 2, 1], [1, 1, 2, 1], [1, 1, 2, 1]))`. How large
-#    is the bubble, and how much of it would more microbatches remove?
-# 3. The coursework tasks for this lesson are `05_bubble` and `15_gpipe_time`. (`minipipe coursework DIR` creates your
-#    copy.)
+# 1. The authors of GPipe run the backwards in the opposite order: last microbatch
+#    first. Copy `my_gpipe` and reverse `backwards`. Does the makespan change? Does the
+#    memory change? What does the pipeline warn about now, and why?
+# 2. Make stage 2 twice as slow:
+#    `simulate(my_gpipe(4, 8), Costs([1, 1, 2, 1], [1, 1, 2, 1], [1, 1, 2, 1]))`. How
+#    large is the bubble, and how much of it would more microbatches remove?
+# 3. The coursework tasks for this lesson are `05_bubble` and `15_gpipe_time`.
+#    (`minipipe coursework DIR` creates your copy.)
 #
 # <details>
 # <summary>Answers</summary>
 #
-# 1. Neither makespan nor memory changes: all forwards still come before all backwards. But now the gradients are added
-#    in the order 3, 2, 1, 0, and sums that are added in another order round differently. The pipeline warns that the
-#    last bits may differ from those of one process, which goes from 0 to 3.
+# 1. Neither the makespan nor the memory changes: all forwards still come before all
+#    backwards. But now the gradients are added in the order 3, 2, 1, 0, and a sum in
+#    another order is rounded differently. The pipeline warns that the last bits may
+#    differ from one process, which adds in the order 0, 1, 2, 3.
 #
 # ```python
 # reversed_rows = [[*row[:4], *row[:3:-1]] for row in my_gpipe(4, 4).actions]
 # backwards_first = Schedule("reversed", range(4), 4, reversed_rows)
 # verify(backwards_first)
-# assert [str(action) for action in backwards_first.actions[1][4:]] == ["1B3", "1B2", "1B1", "1B0"]
+# assert [str(action) for action in backwards_first.actions[1][4:]] == [
+#     "1B3",
+#     "1B2",
+#     "1B1",
+#     "1B0",
+# ]
 # assert simulate(backwards_first).makespan == simulate(my_gpipe(4, 4)).makespan == 21
 # assert simulate(backwards_first).peak_activations == (4, 4, 4, 4)
 # assert my_gpipe(4, 4).is_reproducible and not backwards_first.is_reproducible
 # ```
 #
-# 2. With 8 microbatches it is 47 %. Stage 2 works 6 units on each microbatch and the others 3, so for many microbatches
-#    the other three ranks are idle half of the time: 3/4 of the ranks, half of the time, is 37.5 %. No number of
-#    microbatches removes that; only other cuts do (lesson 12).
+# 2. With 8 microbatches it is 47 %. Stage 2 works 6 units on each microbatch and the
+#    others work 3. With many microbatches the other three ranks are therefore idle half
+#    of the time: 3/4 of the ranks, half of the time, is 37.5 %. No number of
+#    microbatches removes that. Only another partition does (lesson 12).
 #
 # ```python
 # slow_stage = Costs([1, 1, 2, 1], [1, 1, 2, 1], [1, 1, 2, 1])

@@ -1,12 +1,17 @@
 # %% [markdown]
 # # 06 · 1F1B: the same time, less memory
 #
-# GPipe (lesson 05) runs all forwards first, so every rank holds the activations of every microbatch. To shrink the
-# bubble we want more microbatches, and with microbatches of a given size that means more memory. This lesson runs the
-# same actions in a different order: **each backward as early as possible**. The time stays the same. The memory
-# shrinks, with eight microbatches to half or less on every rank, and no longer grows with the number of microbatches.
+# In this lesson you change the order of GPipe so that **each backward runs as early as
+# possible**. The result, 1F1B, takes the same time, needs much less memory, and its
+# memory no longer grows with the number of microbatches.
 #
-# Then we measure that memory in bytes, in a pipeline that really trains, and trade even more of it for time.
+# The reason: GPipe (lesson 05) runs all forwards first, so every rank holds the
+# activations of every microbatch. A small bubble needs many microbatches, and with
+# microbatches of a given size that means a lot of memory.
+#
+# You then measure the memory in bytes in a pipeline that really trains, reduce it
+# further by recomputation, and see the commands that run 1F1B in PyTorch and in
+# Megatron-LM.
 
 # %%
 from dataclasses import replace
@@ -19,7 +24,7 @@ from minipipe.testing import same_bits
 # %% [markdown]
 # ## How many forwards come first?
 #
-# Look at the last rank of GPipe. After `3F0` it has everything that `3B0` needs, but it runs three more forwards first.
+# Here is GPipe again. Look at its last rank.
 
 # %%
 gpipe = schedules.gpipe(4, 4)
@@ -29,11 +34,20 @@ assert list(map(str, gpipe.actions[3])) == ["3F0", "3F1", "3F2", "3F3", "3B0", "
 assert simulate(gpipe).peak_activations == (4, 4, 4, 4)
 
 # %% [markdown]
-# Suppose that the last rank runs `3B0` straight away, and that from then on every rank alternates: **one forward, one
-# backward**. How many forwards must rank `r` run before that? There are `p-1-r` ranks after it, and each of them should
-# have a microbatch to work on. So that many microbatches must have left rank `r` before it starts to alternate. It
-# begins with `p-1-r` forwards, the **warm-up**. Then come pairs of a forward and a backward, the **steady state**, and
-# finally the remaining backwards, the **cool-down**. This is 1F1B, also known as PipeDream-Flush and used in Megatron.
+# After `3F0`, rank 3 has everything that `3B0` needs, but it runs three more forwards
+# first.
+#
+# Suppose instead that the last rank runs `3B0` straight away, and that every rank then
+# alternates: **one forward, one backward**. How many forwards must rank `r` run before
+# that? There are `p-1-r` ranks after it, and each of them needs a microbatch to work
+# on. So `p-1-r` microbatches must have left rank `r` before it starts to alternate. The
+# row of a rank has three parts:
+#
+# * the **warm-up**, `p-1-r` forwards;
+# * the **steady state**, pairs of a forward and a backward;
+# * the **cool-down**, the remaining backwards.
+#
+# This is 1F1B, also known as PipeDream-Flush and used in Megatron.
 
 
 # %%
@@ -57,6 +71,8 @@ assert mine.actions == schedules.one_f_one_b(4, 8).actions  # the same as the li
 
 # %% [markdown]
 # ## The same time, less memory
+#
+# Both schedules with eight microbatches, one above the other:
 
 # %%
 gpipe = schedules.gpipe(4, 8)
@@ -70,8 +86,9 @@ assert of_gpipe.peak_activations == (8, 8, 8, 8)
 assert of_mine.peak_activations == (4, 3, 2, 1)
 
 # %% [markdown]
-# Rank `r` never holds more than `p - r` microbatches: those of its warm-up and one more. Here is the number of
-# microbatches that rank 0 holds after each of its actions. Every forward adds one, and every backward removes one:
+# The makespans are equal. Rank `r` never holds more than `p - r` microbatches: those of
+# its warm-up and one more. Here is the number of microbatches that rank 0 holds after
+# each of its actions. Every forward adds one, and every backward removes one:
 
 # %%
 for timeline in (of_gpipe, of_mine):
@@ -80,8 +97,8 @@ assert of_gpipe.held_activations[0] == (1, 2, 3, 4, 5, 6, 7, 8, 7, 6, 5, 4, 3, 2
 assert of_mine.held_activations[0] == (1, 2, 3, 4, 3, 4, 3, 4, 3, 4, 3, 4, 3, 2, 1, 0)
 
 # %% [markdown]
-# The peak of GPipe grows with the number of microbatches; that of 1F1B does not. That is the entire gain of 1F1B: you
-# can now use as many microbatches as it takes to make the bubble small.
+# The peak of GPipe grows with the number of microbatches; the peak of 1F1B does not. So
+# you can now use as many microbatches as a small bubble needs:
 
 # %%
 for m in (8, 16, 32):
@@ -93,14 +110,18 @@ for m in (8, 16, 32):
     assert (all_forwards_first.peak_activations[0], in_turn.peak_activations[0]) == (m, 4)
 
 # %% [markdown]
-# ## What others write
+# ## Common mistakes about 1F1B
 #
-# 1F1B is explained in many places, and some of the explanations are wrong. You have a simulator, so check:
+# 1F1B is explained in many places, and some of the explanations are wrong. You have a
+# simulator, so check:
 #
-# * *"The bubble of 1F1B is `(p-1)/(2(m-1)+p)`."* It is `(p-1)/(m+p-1)`, the same as for GPipe.
-# * *"1F1B needs `(p+m)/(p m)` of GPipe's memory."* On rank `r` it needs `min(p-r, m)/m`: here, one half on rank 0.
-# * *"GPipe keeps `p m` activations, 1F1B `min(p, m)`."* The first number counts all ranks together, the second a single
-#   rank. Counted the same way, per rank, they are `m` and `min(p-r, m)`.
+# * *"The bubble of 1F1B is `(p-1)/(2(m-1)+p)`."* It is `(p-1)/(m+p-1)`, the same as for
+#   GPipe.
+# * *"1F1B needs `(p+m)/(p m)` of the memory of GPipe."* On rank `r` it needs
+#   `min(p-r, m)/m`: here one half on rank 0.
+# * *"GPipe keeps `p m` activations, 1F1B `min(p, m)`."* The first number counts all
+#   ranks together, the second one a single rank. Per rank, they are `m` and
+#   `min(p-r, m)`.
 
 # %%
 p, m = 4, 8
@@ -113,14 +134,15 @@ assert (p + m) / (p * m) == 0.375
 assert ratio == 0.5
 
 # %% [markdown]
-# ## Measure it, in bytes
+# ## Measure it in bytes
 #
-# So far we have counted microbatches. A pipeline can also measure their size. Here is a network of 24 layers, six on
-# each of four ranks: three times a `Linear` and a `Tanh`, 64 wide. A batch has 64 samples and a microbatch has 8, so
-# one activation of a microbatch is an array of 8 x 64 numbers of 4 bytes each, or 2048 bytes.
+# So far we have counted microbatches. A pipeline can also measure their size. The
+# network below has 24 layers, six on each of four ranks: three times a `Linear` and a
+# `Tanh`, each 64 wide. A batch has 64 samples and a microbatch has 8, so one activation
+# of a microbatch is an array of 8 x 64 numbers of 4 bytes each, which is 2048 bytes.
 #
-# `measure_memory` runs one microbatch through the stages and measures how much memory each stage holds after its
-# forward:
+# `measure_memory` runs one microbatch through the stages and measures how much memory
+# each stage holds after its forward:
 
 # %%
 layers = [layer for _ in range(12) for layer in (nn.Linear(64, 64), nn.Tanh())]
@@ -154,13 +176,18 @@ print("in arrays of 8 x 64 numbers:   ", tuple(held / array for held in memory.a
 assert memory.activation == (3 * array, 4 * array, 4 * array, 5 * array) == (6144, 8192, 8192, 10240)
 
 # %% [markdown]
-# A stage in the middle holds four arrays: its input and the results of its three `Tanh` layers. Each of them is the
-# input of a `Linear`, needed for the gradient of the weights, or the output of a `Tanh`, needed for its slope, or both.
-# Nothing needs the results of the `Linear` layers again, so they have been freed. The first stage holds one array less,
-# because its input is part of the batch, which is in memory anyway. The last stage holds one more, for the loss.
+# A stage in the middle holds four arrays: its input and the results of its three `Tanh`
+# layers. Each of them is the input of a `Linear`, needed for the gradient of the
+# weights, or the output of a `Tanh`, needed for its slope, or both. The results of the
+# `Linear` layers are not needed again and have been freed. The first stage holds one
+# array less, because its input is part of the batch, which is in memory anyway. The
+# last stage holds one array more, for the loss.
 #
-# Given these sizes, the simulator predicts the peak memory of each rank. (`memory._asdict()` returns them under the
-# parameter names of `Costs`.) The pipeline measures the peak in a training step:
+# ## Predicted and measured memory
+#
+# From these sizes the simulator predicts the peak memory of each rank.
+# (`memory._asdict()` returns them under the parameter names of `Costs`.) The pipeline
+# measures the peak in a training step:
 
 
 # %%
@@ -179,15 +206,17 @@ for schedule in (gpipe, mine):
     assert measured.peak_memory == tuple(n * held for n, held in zip(each, memory.activation))
 
 # %% [markdown]
-# They are equal to the byte, and 1F1B uses less memory on every rank: 24 KiB instead of 48 KiB on rank 0, 10 KiB
-# instead of 80 KiB on rank 3. In a large model the difference is gigabytes. Note that the ranks are no longer alike:
-# the **first** ranks hold the most microbatches.
+# They are equal to the byte. 1F1B uses less memory on every rank: 24 KiB instead of 48
+# KiB on rank 0, 10 KiB instead of 80 KiB on rank 3. In a large model the difference is
+# gigabytes. Note that the ranks are no longer equal: the **first** ranks hold the most
+# microbatches.
 #
-# ## Memory for time: recompute
+# ## Trade time for memory: recompute
 #
-# Is that still too much? Then keep only the **input** of a stage, discard everything inside, and compute it again at
-# the start of the backward. Four arrays become one. The price is a second forward. In minipipe it is
-# `Pipeline(..., recompute=True)`; elsewhere it is called activation checkpointing.
+# If that is still too much memory, keep only the **input** of a stage, free everything
+# else, and compute it again at the start of the backward. Four arrays become one. The
+# price is a second forward. In minipipe this is `Pipeline(..., recompute=True)`; other
+# frameworks call it activation checkpointing.
 
 # %%
 memory_again, measured_again, loss_again, gradients_again = run(mine, recompute=True)
@@ -201,12 +230,14 @@ assert memory_again.transient_activation == (3 * array, 3 * array, 3 * array, 2 
 assert measured_again.peak_memory == predicted_again.peak_memory == (3 * array, 6 * array, 5 * array, 4 * array)
 
 # %% [markdown]
-# Between actions rank 0 now holds nothing beyond the batch itself, and rank 1 holds a quarter of what it did. While a
-# backward runs, the rank also holds the recomputed activations of one microbatch; the peak counts them. So
-# recomputation gains a lot where many microbatches are held, as on the first ranks of 1F1B or on all ranks of GPipe,
-# and nearly nothing where only one is.
+# Between actions, rank 0 now holds nothing beyond the batch itself, and rank 1 holds a
+# quarter of the earlier amount. While a backward runs, the rank also holds the
+# recomputed activations of one microbatch, and the peak includes them. So recomputation
+# saves a lot on ranks that hold many microbatches, such as the first ranks of 1F1B or
+# all ranks of GPipe. It saves almost nothing on a rank that holds only one.
 #
-# The loss and all gradients have the same bits, because the same numbers are computed in the same way, only twice:
+# The loss and all gradients have the same bits, because the same numbers are computed
+# in the same way, only twice:
 
 # %%
 num_equal = sum(same_bits(gradients_again[name], gradients[name]) for name in gradients)
@@ -215,8 +246,11 @@ assert loss_again == loss
 assert num_equal == len(gradients) == 24
 
 # %% [markdown]
-# And the time? Threads of one process are no good for measuring it, so we count the work instead. This layer records
-# every run of its forward; we put one at the end of each stage:
+# ## The time of recomputation
+#
+# Threads of one process are no good for measuring time, so we count the work instead.
+# The layer below records every run of its forward; there is one at the end of each
+# stage:
 
 # %%
 noted = []
@@ -252,8 +286,10 @@ assert once == [8, 8, 8, 8]
 assert twice == [16, 16, 16, 16]
 
 # %% [markdown]
-# There is exactly one extra forward for each microbatch and stage, at the start of the backward. If a forward takes one
-# unit and a backward two, the backward now takes three, and a step takes a third longer:
+# Each microbatch has exactly one extra forward on each stage, at the start of its
+# backward. If a forward takes one unit and a backward two, the backward now takes
+# three. (The simulator does not know about recomputation; we add the extra unit to the
+# backward ourselves.)
 
 # %%
 kept = simulate(mine)
@@ -265,48 +301,136 @@ assert kept.makespan == 33
 assert computed_again.makespan == 44
 
 # %% [markdown]
-# (The simulator knows nothing about recomputation; we added the extra unit to the backward ourselves.) A third more
-# time is a lot. So recompute only where memory is too short without it: `nn.Recompute(layer)` does it for a single
-# layer.
+# A step takes a third longer, which is a lot. So recompute only if memory is too small
+# without it. `nn.Recompute(layer)` does it for a single layer.
+#
+# ## The same in PyTorch and in Megatron-LM
+#
+# In minipipe, the training program takes the schedule and the number of microbatches as
+# options:
+#
+# ```sh
+# mpirun -n 4 python tutorials/train.py --schedule 1f1b --microbatches 8
+# ```
+#
+# In **PyTorch**, each rank builds its own stage and passes it to a schedule object.
+# This program trains the network of this lesson on CPUs. On GPUs, use `"nccl"` and
+# `torch.device("cuda", rank)`.
+#
+# ```python
+# # train_torch.py
+# import torch
+# import torch.distributed as dist
+# from torch import nn
+# from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+#
+# dist.init_process_group("gloo")
+# rank, num_stages = dist.get_rank(), dist.get_world_size()
+# torch.manual_seed(0)
+# layers = [layer for _ in range(12) for layer in (nn.Linear(64, 64), nn.Tanh())]
+# inputs = torch.randn(64, 64)
+# targets = torch.sin(inputs)
+#
+# part = nn.Sequential(*layers[6 * rank : 6 * (rank + 1)])
+# stage = PipelineStage(part, rank, num_stages, torch.device("cpu"))
+# schedule = Schedule1F1B(stage, n_microbatches=8, loss_fn=nn.MSELoss())
+# optimiser = torch.optim.SGD(part.parameters(), lr=0.1)
+# for _ in range(100):
+#     optimiser.zero_grad()
+#     losses = []  # one per microbatch, on the last rank
+#     if rank == 0:
+#         schedule.step(inputs)
+#     elif rank == num_stages - 1:
+#         schedule.step(target=targets, losses=losses)
+#     else:
+#         schedule.step()
+#     optimiser.step()
+# dist.destroy_process_group()
+# ```
+#
+# ```text
+# torchrun --nproc-per-node 4 train_torch.py
+# ```
+#
+# In **Megatron-LM**, 1F1B is the schedule of every pipeline without virtual stages. You
+# choose the size of a microbatch, and Megatron computes their number: the global batch
+# size divided by the microbatch size and by the number of data-parallel replicas. Four
+# stages and eight microbatches of 8 samples are
+#
+# ```text
+# torchrun --nproc_per_node 4 pretrain_gpt.py \
+#     --pipeline-model-parallel-size 4 --micro-batch-size 8 --global-batch-size 64 \
+#     --num-layers 24 --hidden-size 1024 --num-attention-heads 16 \
+#     --seq-length 1024 --max-position-embeddings 1024 \
+#     …   # the options of data, tokenizer and optimiser
+# ```
+#
+# Recomputation of whole layers is `torch.utils.checkpoint.checkpoint` in PyTorch and
+# `--recompute-granularity full --recompute-method uniform --recompute-num-layers 1` in
+# Megatron-LM. The pages [Coming from PyTorch](site/coming-from-pytorch.md) and
+# [Coming from Megatron-LM](site/coming-from-megatron.md) list further names and
+# options.
+
+# %% [markdown]
+# ## What you have learnt
+#
+# - 1F1B runs `p-1-r` forwards on rank `r`, then alternates. It is as fast as GPipe, and
+#   rank `r` holds at most `p-r` microbatches.
+# - The simulator predicts the peak memory of a step to the byte.
+# - Recomputation keeps only the input of a stage, for one extra forward per microbatch.
 #
 # ## Exercise
 #
-# 1. Some authors give the warm-up `p-r` forwards, one more than ours. Copy `my_1f1b` and change it accordingly. Is it
-#    legal? What does it cost, and on which ranks? Then try one fewer, `max(0, num_ranks - 2 - rank)`: what does that
-#    cost?
-# 2. Which holds less on rank 1 with 8 microbatches: GPipe with recomputation or 1F1B without? Predict it from the bytes
-#    above, then call `run(gpipe, recompute=True)`.
-# 3. The coursework tasks for this lesson are `06_warmup`, `07_recompute` and `12_memory_peak`.
+# 1. Some authors give the warm-up `p-r` forwards, one more than ours. Copy `my_1f1b`
+#    and change it accordingly. Is it legal? What does it cost, and on which ranks? Then
+#    try one fewer, `max(0, num_ranks - 2 - rank)`: what does that cost?
+# 2. Which holds less on rank 1 with 8 microbatches: GPipe with recomputation or 1F1B
+#    without? Predict it from the bytes above, then call `run(gpipe, recompute=True)`.
+# 3. The coursework tasks for this lesson are `06_warmup`, `07_recompute` and
+#    `12_memory_peak`.
 #
 # <details>
 # <summary>Answers</summary>
 #
-# 1. One more forward is legal, and takes as long. It costs the memory of one microbatch on every rank: 5, 4, 3, 2
-#    instead of 4, 3, 2, 1. (Others call p - r the warm-up because they count the forward of the first pair with it.)
-#    One fewer is legal, too, and holds one microbatch less on all ranks but the last. But then only p - 1 microbatches
-#    are in flight, so ranks wait for each other in every round: 54 units instead of 33.
+# 1. One more forward is legal and takes as long. It costs the memory of one microbatch
+#    on every rank: 5, 4, 3, 2 instead of 4, 3, 2, 1. (Some authors call p - r the
+#    warm-up because they include the forward of the first pair.) One fewer is also
+#    legal, and holds one microbatch less on all ranks but the last. But then only p - 1
+#    microbatches are in flight, so ranks wait for each other in every round: 54 units
+#    instead of 33.
 #
 # ```python
 # def with_warmup(length):
-#     """Return 1F1B whose rank r begins with so many forwards; 4 ranks, 8 microbatches."""
+#     """Return 1F1B for 4 ranks, 8 microbatches and a warm-up of another length."""
 #     rows = []
 #     for rank in range(4):
 #         forwards, backwards = ([f"{rank}{kind}{k}" for k in range(8)] for kind in "FB")
 #         warmup = length(rank)
-#         steady = [action for pair in zip(forwards[warmup:], backwards) for action in pair]
+#         steady = [
+#             action for pair in zip(forwards[warmup:], backwards) for action in pair
+#         ]
 #         rows.append(" ".join(forwards[:warmup] + steady + backwards[8 - warmup :]))
 #     return Schedule.from_text("\n".join(rows), name="another warm-up")
 #
 #
-# more, fewer = with_warmup(lambda rank: 4 - rank), with_warmup(lambda rank: max(0, 2 - rank))
+# more, fewer = (
+#     with_warmup(lambda rank: 4 - rank),
+#     with_warmup(lambda rank: max(0, 2 - rank)),
+# )
 # verify(more)
 # verify(fewer)
 # assert simulate(more).makespan == 33 and simulate(more).peak_activations == (5, 4, 3, 2)
-# assert simulate(fewer).makespan == 54 and simulate(fewer).peak_activations == (3, 2, 1, 1)
+# assert simulate(fewer).makespan == 54 and simulate(fewer).peak_activations == (
+#     3,
+#     2,
+#     1,
+#     1,
+# )
 # ```
 #
-# 2. GPipe with recomputation, but only by a little. It holds the input of its stage for each of 8 microbatches, one
-#    array each, and three more while a backward runs: 11 arrays. 1F1B without holds 3 microbatches of 4 arrays: 12.
+# 2. GPipe with recomputation, but only by a little. It holds the input of its stage for
+#    each of 8 microbatches, one array each, and three more while a backward runs: 11
+#    arrays. 1F1B without recomputation holds 3 microbatches of 4 arrays: 12.
 #
 # ```python
 # of_gpipe_again, of_1f1b = run(gpipe, recompute=True)[1], run(mine)[1]
@@ -316,4 +440,5 @@ assert computed_again.makespan == 44
 #
 # </details>
 #
-# Next, `07_who_waits.py`: why a program can work with small arrays and hang with large ones.
+# Next, `07_who_waits.py`: why a program can work with small arrays and hang with large
+# ones.

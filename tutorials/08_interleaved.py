@@ -1,13 +1,18 @@
 # %% [markdown]
 # # 08 · Interleaved: several chunks on a rank
 #
-# However you order forwards and backwards, a pipeline of `p` stages has to fill and drain: the last rank cannot start
-# until the first microbatch has passed through all the stages before it. In lessons 05 and 06 that cost each rank
-# `(p-1)(tF + tB)` of idle time. More microbatches do not reduce that time; they only make it a smaller fraction of the
-# whole.
+# In this lesson each rank holds several short pipeline stages instead of one long one,
+# which makes the bubble of 1F1B smaller. You measure how much smaller, and how many
+# more messages and activations it costs.
 #
-# This lesson reduces it. A pipeline with **shorter** stages fills faster. So cut the model into twice as many stages,
-# each half as long, and give every rank two of them. Several stages on the same rank are called **chunks**.
+# A pipeline of `p` stages has to fill and drain: the last rank cannot start until the
+# first microbatch has passed through all stages before it. In lessons 05 and 06 this
+# cost each rank `(p-1)(tF + tB)` of idle time. More microbatches do not reduce that
+# time. They only make it a smaller fraction of the whole step.
+#
+# A pipeline with **shorter** stages fills faster. So partition the model into twice as
+# many stages, each half as long, and give every rank two of them. The stages of one
+# rank are called its **chunks**. (Megatron-LM calls them virtual stages.)
 
 # %%
 import numpy as np
@@ -16,11 +21,12 @@ from minipipe import Costs, Pipeline, Schedule, nn, render, schedules, simulate,
 from minipipe.errors import ScheduleError
 
 # %% [markdown]
-# ## The model as a loop around the ranks
+# ## The placement loops around the ranks
 #
-# Which two stages should a rank get? Not neighbours: stages 0 and 1 together on rank 0 would be one long stage again.
-# Deal the stages out like cards: stage 0 to rank 0, stage 1 to rank 1, and so on; after the last rank, continue with
-# rank 0. A microbatch then goes around all the ranks twice.
+# Which two stages should a rank hold? Two neighbours would act as one long stage again.
+# So deal the stages out like cards: stage 0 to rank 0, stage 1 to rank 1, and so on.
+# After the last rank, continue with rank 0. Each microbatch then travels around all
+# ranks twice.
 
 # %%
 interleaved = schedules.interleaved_1f1b(num_ranks=4, num_microbatches=8, chunks_per_rank=2)
@@ -30,11 +36,11 @@ assert [interleaved.stages_of(rank) for rank in range(4)] == [(0, 4), (1, 5), (2
 assert interleaved.placement == (0, 1, 2, 3, 0, 1, 2, 3)
 
 # %% [markdown]
-# ## In which order?
+# ## The order of the forwards
 #
-# Now each rank has a choice. When microbatch 0 comes back to rank 0 for stage 4, rank 0 could continue with it or start
-# a new microbatch. Let us look at what the schedule does on rank 0: its forwards in order, with a new line wherever the
-# stage changes.
+# Now each rank has a choice. When microbatch 0 returns to rank 0 for stage 4, rank 0
+# could continue with it or start a new microbatch. Here are the forwards of rank 0 in
+# the order of the schedule, with a new line whenever the stage changes.
 
 
 # %%
@@ -53,42 +59,50 @@ print("\n".join(table))
 assert table == ["0F0 0F1 0F2 0F3", "4F0 4F1 4F2 4F3", "0F4 0F5 0F6 0F7", "4F4 4F5 4F6 4F7"]
 
 # %% [markdown]
-# **It works in groups of as many microbatches as there are ranks**: four through the first chunk, the same four through
-# the second, then the next four. Why four? While microbatch 0 goes around the 4 ranks, rank 0 has time for 4
-# microbatches, and then microbatch 0 is back just in time. With smaller groups rank 0 would wait for it. With larger
-# groups it would leave it waiting, and hold more activations.
+# The schedule works in **groups of p microbatches**, as many as there are ranks: four
+# through the first chunk, the same four through the second chunk, then the next four.
 #
-# The backwards follow the same table with the chunks reversed. The two tables are merged as in 1F1B: a warm-up of
-# forwards, then one forward and one backward in turn, then the remaining backwards. The result is **interleaved 1F1B**
-# (Narayanan et al. 2021, Megatron).
+# Why four? While microbatch 0 travels around the 4 ranks, rank 0 has time for 4
+# microbatches, and then microbatch 0 returns just in time. In smaller groups rank 0
+# would wait for it. In larger groups the microbatch would wait for rank 0, and the rank
+# would hold more activations.
+#
+# The backwards follow the same table with the chunks in reverse. The two tables are
+# merged as in 1F1B: a warm-up of forwards, then one forward and one backward in turn,
+# then the remaining backwards. The result is **interleaved 1F1B** (Narayanan et al.
+# 2021, Megatron-LM).
 #
 # ## It takes less time
 #
-# Let one unit be the forward of one **chunk**. A stage of plain 1F1B is twice as long, so its forward takes 2 units and
-# its backward 4. Both pictures show the same amount of work. Where a rank has several stages, a label starts with the
-# stage: `4F0` is the forward of microbatch 0 on stage 4. In a notebook, later stages are darker.
+# Let one unit be the forward of one **chunk**. A stage of plain 1F1B is twice as long:
+# its forward takes 2 units and its backward 4. Both pictures show the same amount of
+# work. On a rank with several stages, a label starts with the stage: `4F0` is the
+# forward of microbatch 0 on stage 4. In a notebook, the later stage of a rank is
+# darker.
 
 # %%
 plain = simulate(schedules.one_f_one_b(4, 8), Costs(forward=2, backward_input=2, backward_weight=2))
 shorter = simulate(interleaved, Costs(forward=1, backward_input=1, backward_weight=1))
 render.show(plain, shorter)
 idle = [timeline.makespan - timeline.busy(0) for timeline in (plain, shorter)]
-print(f"makespan {plain.makespan:g} and {shorter.makespan:g} units of a chunk")
-print(f"idle on each rank {idle[0]:g} and {idle[1]:g}")
+print(f"makespan: 1F1B {plain.makespan:g} chunk units, interleaved {shorter.makespan:g}")
+print(f"idle time of each rank: 1F1B {idle[0]:g}, interleaved {idle[1]:g}")
 assert plain.makespan == 66
 assert shorter.makespan == 57
 assert all(plain.busy(rank) == shorter.busy(rank) == 48 for rank in range(4))
 assert idle == [18, 9]
 
 # %% [markdown]
-# A rank works as long as before. But the pipeline now fills and drains one chunk at a time, and with `v` chunks on each
-# rank a chunk takes `1/v` of the time of a whole rank. So the idle time of a rank is `(p-1)(tF + tB) / v`, and the
-# makespan is
+# Each rank computes as long as before, but the pipeline now fills and drains one chunk
+# at a time. With `v` chunks on each rank, a chunk takes `1/v` of the time of the whole
+# rank. So the idle time of a rank is `(p-1)(tF + tB) / v`, and the makespan is
 #
 # > `(m + (p-1)/v) (tF + tB)`
 #
-# if there are at least as many microbatches as ranks. Here `tF` and `tB` are for all the chunks of a rank together: 1
-# and 2, as in the previous lessons. The idle time is often quoted as a fraction of the **work**, `(p-1) / (m v)`:
+# for at least as many microbatches as ranks. Here `tF` and `tB` are the times of all
+# chunks of a rank together: 1 and 2, as in the previous lessons. Papers often quote the
+# idle time as a fraction of the **work**, which is `(p-1) / (m v)`. The simulator
+# agrees:
 
 
 # %%
@@ -109,25 +123,30 @@ for v, expected in [(1, 33), (2, 28.5), (4, 26.25)]:
     assert timeline.bubble_over_ideal == 3 / (8 * v)
 
 # %% [markdown]
-# ## What it costs
+# ## The cost in messages and memory
 #
-# **Messages.** A microbatch now crosses `p v - 1` cuts on the way up and again on the way down, with a message each
-# time. That makes `2 (p v - 1) m` messages, more than `v` times as many as before.
+# A microbatch now crosses `p v - 1` stage boundaries in the forward and again in the
+# backward, with one message each time. That makes `2 (p v - 1) m` messages, more than
+# `v` times as many as before.
 #
-# **Memory.** The warm-up of rank 0 is longer, so it holds more than the 4 microbatches of plain 1F1B. We count in whole
-# microbatches per rank: one chunk of one microbatch counts as `1/v`.
+# The warm-up of rank 0 is also longer, so rank 0 holds more than the 4 microbatches of
+# plain 1F1B. The table counts whole microbatches per rank: one chunk of one microbatch
+# counts as `1/v`.
 
 # %%
-for v, num_messages, held in [(1, 48, 4), (2, 112, 5.5), (4, 240, 4.75)]:
+for v, num_messages, expected in [(1, 48, 4), (2, 112, 5.5), (4, 240, 4.75)]:
     timeline = with_chunks(v)
-    found = timeline.peak_activations[0] / v
-    print(f"v = {v}: {len(timeline.messages):3d} messages, rank 0 holds up to {found:g} microbatches")
+    held = timeline.peak_activations[0] / v
+    print(f"v = {v}: {len(timeline.messages):3d} messages, rank 0 holds up to {held:g} microbatches")
     assert len(timeline.messages) == num_messages == 2 * (4 * v - 1) * 8
-    assert found == held
+    assert held == expected
 
 # %% [markdown]
-# **Latency.** There are more messages, and they are also closer together: a chunk is short, and after each chunk the
-# next rank waits for a message. So the gain depends on how long a message takes. One unit is again the forward of a
+# ## The cost of latency
+#
+# The messages of an interleaved schedule are more numerous, and they are closer
+# together: a chunk is short, and after each chunk the next rank waits for a message. So
+# the gain depends on the time that a message takes. One unit is again the forward of a
 # whole rank.
 
 # %%
@@ -146,11 +165,15 @@ for latency in expected:
     assert makespans == expected[latency]
 
 # %% [markdown]
-# Interleaving pays off where messages are fast, and where the bubble is large because there are few microbatches.
+# Interleaving pays off if messages are fast and if the bubble is large because there
+# are few microbatches. Lesson 09 compares it with the other remedy for the bubble, the
+# split backward, and gives a rule for the choice between the two.
 #
-# **Layers and microbatches.** The model needs at least `p v` layers, one for each stage. And a group needs at least `p`
-# microbatches: 9 of them go over 4 ranks in groups of 4 and 5. With smaller groups ranks may wait for each other in a
-# cycle:
+# ## What the model must have
+#
+# The model needs at least `p v` layers, one for each stage. And a group needs at least
+# `p` microbatches: 9 microbatches on 4 ranks form groups of 4 and 5. In smaller groups,
+# ranks may wait for each other in a cycle, so `interleaved_1f1b` refuses them:
 
 # %%
 assert schedules.interleaved_1f1b(4, 9).num_microbatches == 9
@@ -162,10 +185,10 @@ except ScheduleError as error:
 assert "microbatch_group_size is 2; expected a whole number, at least 4" in message
 
 # %% [markdown]
-# ## The order matters: a mistake
+# ## A mistake: one microbatch after another
 #
-# Why not take each microbatch straight through to the end, around the ranks and around again, before starting the next
-# one? It seems natural, and you do find code that does it:
+# Why not send each microbatch around the ranks twice before the next one starts? It
+# seems natural, and published code does it:
 
 
 # %%
@@ -181,48 +204,53 @@ def one_after_another(num_ranks, num_microbatches, num_chunks):
 
 mistake = one_after_another(4, 4, 2)
 verify(mistake)
-costs = Costs(forward=1, backward_input=0.5, backward_weight=0.5)  # a backward as long as a forward, for once
+costs = Costs(forward=1, backward_input=0.5, backward_weight=0.5)  # here a backward takes as long as a forward
 slow, fast = simulate(mistake, costs), simulate(schedules.interleaved_1f1b(4, 4), costs)
 render.show(slow, fast)
 assert slow.makespan == 46
 assert fast.makespan == 22
 
 # %% [markdown]
-# `verify` accepts it: the schedule is legal, and gives the right gradients. But rank 0 waits for each microbatch to
-# come around instead of starting the next one. With 8 microbatches it takes more than twice as long:
+# `verify` accepts this schedule: it is legal, and its gradients are right. But rank 0
+# waits for each microbatch to return instead of starting the next one. With 8
+# microbatches it takes more than twice as long:
 
 # %%
 slow, fast = simulate(one_after_another(4, 8, 2), costs), simulate(interleaved, costs)
-print(f"one after another {slow.makespan:g}, in groups {fast.makespan:g}")
+print(f"one after another: {slow.makespan:g} chunk units; in groups of four: {fast.makespan:g}")
 assert slow.makespan == 86
 assert fast.makespan == 38
 
 # %% [markdown]
-# ## The other extreme: all microbatches at once
+# ## The other extreme: all microbatches in one group
 #
-# You can also make the groups as large as possible: all microbatches through the first chunk, then all through the
-# second, then all backwards. That is **looped BFS** (breadth first; Lamy-Poirier 2023). It is to interleaved 1F1B what
-# GPipe is to 1F1B: the same time, with all activations held.
+# The largest possible group contains all microbatches: all of them pass through the
+# first chunk, then all through the second, and then all backwards follow. This schedule
+# is **looped BFS** (breadth first; Lamy-Poirier 2023).
 
 # %%
 breadth_first = schedules.looped_bfs(4, 8, 2)
 print("\n".join(order_of_forwards(breadth_first, rank=0)))
 timeline = simulate(breadth_first)
 render.show(timeline)
-print(f"makespan {timeline.makespan:g} units of a chunk; held on rank 0: {timeline.peak_activations[0]} chunks")
-print(f"interleaved 1F1B:     {shorter.makespan:g}; held on rank 0: {shorter.peak_activations[0]} chunks")
+print(f"looped BFS:       makespan {timeline.makespan:g}; rank 0 holds {timeline.peak_activations[0]} chunks")
+print(f"interleaved 1F1B: makespan {shorter.makespan:g}; rank 0 holds {shorter.peak_activations[0]} chunks")
 assert timeline.makespan == shorter.makespan == 57
 assert timeline.peak_activations == (16, 16, 16, 16)
 assert shorter.peak_activations == (11, 9, 7, 5)
 
 # %% [markdown]
-# Why would anyone want that? The weights of each chunk are used in one go, once for the forwards and once for the
-# backwards. If the weights themselves are spread over several machines and have to be fetched before use, this order
-# fetches them least often.
+# Looped BFS relates to interleaved 1F1B as GPipe does to 1F1B: the makespan is equal,
+# but every rank holds all activations.
 #
-# ## Run it
+# It has one advantage. It uses the weights of each chunk in one go, once for the
+# forwards and once for the backwards. If the weights are sharded over several machines
+# and must be gathered before use, this order gathers them least often.
 #
-# Four ranks, eight stages. Each rank builds the same model; `print(pipeline)` shows where the layers are:
+# ## Train with it
+#
+# Now run it with real arrays: four ranks and eight stages. Each rank builds the same
+# model, and `print(pipeline)` shows on which rank each layer is.
 
 # %%
 model = nn.Sequential(*(layer for _ in range(7) for layer in (nn.Linear(16, 16), nn.Tanh())), nn.Linear(16, 1))
@@ -249,8 +277,9 @@ assert "Linear(16, 16)      4     0" in table  # stage 4 is on rank 0 again
 assert "Linear(16, 1)       7     3" in table
 
 # %% [markdown]
-# And the gradients? Here are one process and three schedules. Between them the schedules partition the model in two
-# ways and run it in three orders. (Lesson 05 wrote out the one process; `testing.one_process_step` does the same.)
+# Are the gradients right? The next cell compares one process with three schedules,
+# which use two partitions of the model and three orders. (Lesson 05 wrote out the loop
+# of one process; `testing.one_process_step` does the same.)
 
 
 # %%
@@ -264,33 +293,99 @@ print(f"{'one process':16} loss {expected.loss!r}")
 for name in ("1f1b", "interleaved-1f1b", "looped-bfs"):
     _, loss, gradients = step_with(name)
     num_equal = sum(testing.same_bits(gradients[key], expected.gradients[key]) for key in expected.gradients)
-    print(f"{name:16} loss {loss!r}, {num_equal} of {len(expected.gradients)} gradients have the same bits")
+    print(f"{name:16} loss {loss!r}, {num_equal} of {len(expected.gradients)} gradients are equal bit for bit")
     assert loss == expected.loss
     assert gradients.keys() == expected.gradients.keys()
     assert num_equal == len(expected.gradients) == 16
 
 # %% [markdown]
+# ## The same schedule in PyTorch and Megatron-LM
+#
+# In PyTorch each rank builds a `PipelineStage` for each of its chunks and passes the
+# list to `ScheduleInterleaved1F1B`. Save this program as `interleaved.py`:
+#
+# ```python
+# import torch
+# import torch.distributed as dist
+# from torch import nn
+# from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
+#
+# dist.init_process_group("gloo")  # "nccl" on GPUs
+# rank, num_ranks, chunks_per_rank = dist.get_rank(), dist.get_world_size(), 2
+# num_stages = chunks_per_rank * num_ranks
+# torch.manual_seed(0)
+# blocks = [nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(num_stages)]
+# stages = [
+#     PipelineStage(blocks[index], index, num_stages, torch.device("cpu"))
+#     for index in range(rank, num_stages, num_ranks)  # rank 0 holds stages 0 and p
+# ]
+# schedule = ScheduleInterleaved1F1B(stages, n_microbatches=8, loss_fn=nn.MSELoss())
+# inputs, losses = torch.randn(32, 16), []
+# if rank == num_ranks - 1:  # it holds the last stage
+#     schedule.step(target=inputs, losses=losses)
+#     print(f"mean loss {torch.stack(losses).mean():.4f}")
+# else:
+#     schedule.step(*[inputs] if rank == 0 else [])
+# dist.destroy_process_group()
+# ```
+#
+# ```bash
+# torchrun --nproc_per_node 4 interleaved.py
+# ```
+#
+# Megatron-LM takes the chunks from an option: the number of layers in one chunk, or the
+# number of chunks (`--num-virtual-stages-per-pipeline-rank 2`). This job has 4 ranks,
+# 24 layers and 3 layers in a chunk, so 24 / (4 × 3) = 2 chunks on each rank. It has 8
+# microbatches, the global batch size divided by the microbatch size. It needs four
+# GPUs, and was not run for this lesson.
+#
+# ```bash
+# torchrun --nproc_per_node 4 pretrain_gpt.py \
+#     --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 3 \
+#     --num-layers 24 --hidden-size 1024 --num-attention-heads 16 \
+#     --seq-length 1024 --max-position-embeddings 1024 \
+#     --micro-batch-size 1 --global-batch-size 8 \
+#     --train-iters 100 --lr 1e-4 --bf16 \
+#     --mock-data --tokenizer-type NullTokenizer --vocab-size 8192
+# ```
+#
+# Here it is `Pipeline(model, group, schedule="interleaved-1f1b", chunks_per_rank=2)`.
+# More options are compared in [Coming from PyTorch](site/coming-from-pytorch.md) and
+# [Coming from Megatron-LM](site/coming-from-megatron.md).
+
+# %% [markdown]
+# ## What you learnt
+#
+# - With `v` chunks on each rank, the idle time of 1F1B is divided by `v`.
+# - The price is more than `v` times as many messages, and up to `(p-1)/v` more
+#   microbatches in memory on rank 0.
+# - The order matters: groups of `p` microbatches keep every rank supplied.
+#
 # ## Exercise
 #
-# 1. How many chunks on each of 4 ranks make the bubble smaller than 5 % of the work, with 8 microbatches? How many
-#    layers must the model have, and how many messages are there? Check with `with_chunks`.
-# 2. Use groups of two microbatches instead of four. Write the rows of such a schedule for 4 ranks, 4 microbatches and 2
-#    chunks, forwards first, then backwards. What makespan does the simulator report?
+# 1. How many chunks on each of 4 ranks make the bubble smaller than 5 % of the work,
+#    with 8 microbatches? How many layers must the model have, and how many messages are
+#    sent? Check with `with_chunks`.
+# 2. Use groups of two microbatches instead of four. Write the rows of such a schedule
+#    for 4 ranks, 4 microbatches and 2 chunks, forwards first, then backwards. What
+#    makespan does the simulator report?
 # 3. The coursework task for this lesson is `10_interleaved_order`.
 #
 # <details>
 # <summary>Answers</summary>
 #
-# 1. The bubble is 3 / (8 v) of the work, so v must be more than 7.5: 8 chunks. That takes at least 32 layers, one for
-#    each stage, and 2 (32 - 1) × 8 = 496 messages instead of 48.
+# 1. The bubble is 3 / (8 v) of the work, so v must be more than 7.5: 8 chunks. That
+#    takes at least 32 layers, one for each stage, and 2 (32 - 1) × 8 = 496 messages
+#    instead of 48.
 #
 # ```python
 # assert with_chunks(7).bubble_over_ideal > 0.05 > with_chunks(8).bubble_over_ideal == 3 / (8 * 8)
 # assert len(with_chunks(8).messages) == 2 * (4 * 8 - 1) * 8 == 496
 # ```
 #
-# 2. 45 units of a chunk; in groups of four the same order of forwards and backwards takes 33. Rank 0 has run both
-#    microbatches of a group through its first chunk, and waits for the first to come around.
+# 2. 45 chunk units. Groups of four take only 33 units in the same order of forwards and
+#    backwards. Rank 0 has run both microbatches of a group through its first chunk, and
+#    then waits for the first one to return.
 #
 # ```python
 # def in_groups(size):
@@ -310,4 +405,5 @@ for name in ("1f1b", "interleaved-1f1b", "looped-bfs"):
 #
 # </details>
 #
-# Next, `09_zero_bubble.py`: the backward in two halves, one of which can wait and fill the gaps.
+# Next, `09_zero_bubble.py`: a backward in two halves, one of which can wait and fill
+# the idle time.

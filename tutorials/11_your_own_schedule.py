@@ -1,9 +1,9 @@
 # %% [markdown]
-# # 11 · Your own schedule: write it, prove it, run it
+# # 11 · Your own schedule: write it, verify it, run it
 #
-# A schedule is a list of actions for each rank and nothing else, so you can write one with a pencil. In this lesson you
-# write schedules as text and let the verifier explain what is wrong with them. Then you beat the named schedules on a
-# problem that they were not made for, and train with the result.
+# In this lesson you write schedules as text, let the verifier explain their mistakes,
+# and train with the result. You also beat the named schedules on a problem that they
+# were not made for: unequal stages under a memory limit.
 
 # %%
 import tempfile
@@ -17,10 +17,12 @@ from minipipe.schedules import theory
 from minipipe.testing import check_same_as_one_process
 
 # %% [markdown]
-# ## Write it as text
+# ## Write a schedule as text
 #
-# There is one line for each rank and one action in each cell: stage, kind, microbatch. `1B0` is the backward of
-# microbatch 0 on stage 1. The numbers of ranks, stages and microbatches follow from the text.
+# A schedule is a list of actions for each rank, and nothing else. The text has one line
+# for each rank and one action in each cell: stage, kind, microbatch. `1B0` is the
+# backward of microbatch 0 on stage 1. The numbers of ranks, stages and microbatches
+# follow from the text.
 
 # %%
 mine = Schedule.from_text(
@@ -36,13 +38,14 @@ print(f"{mine.num_ranks} ranks, {mine.num_microbatches} microbatches: {simulate(
 assert simulate(mine).makespan == theory.makespan("1f1b", num_ranks=2, num_microbatches=2) == 9
 
 # %% [markdown]
-# That is 1F1B for two ranks, and it takes as long as the theory says: (m + p - 1)(F + B) = 3 × 3.
+# This is 1F1B for two ranks. It takes as long as the theory says: (m + p - 1)(F + B) =
+# 3 × 3.
 #
-# ## Let the verifier explain: the wrong order
+# ## The first mistake: the wrong order
 #
-# Now a few mistakes. The verifier reports the cause, not its consequences. It gives the rank and the position in the
-# rank's list (both counted from 0), and marks the action. Here rank 1 starts a backward before the forward that it
-# depends on.
+# The verifier reports the cause of a mistake and not its consequences. It names the
+# rank and the position in the list of the rank (both counted from 0), and marks the
+# action. Here rank 1 starts a backward before the forward that it depends on.
 
 
 # %%
@@ -65,10 +68,9 @@ print(error)
 assert error.code == "order" and (error.problems[0].rank, error.problems[0].step) == (1, 3)
 
 # %% [markdown]
-# ## Something is missing
+# ## The second mistake: a missing action
 #
-# A split backward needs both halves. Here somebody forgot a W. The gradient of stage 1 would be missing one microbatch,
-# and the network would silently learn something slightly wrong. That is why every schedule is verified before it runs.
+# A split backward needs both halves. This schedule has lost a W.
 
 # %%
 error = complaint_about(
@@ -81,12 +83,17 @@ print(error)
 assert error.code == "missing" and error.problems[0].message == "1W0 is missing on rank 1."
 
 # %% [markdown]
-# ## Waiting in a cycle
+# Without this check, the gradient of stage 1 would lack one microbatch, and the network
+# would learn something slightly wrong without any message. That is why a pipeline
+# verifies every schedule before it runs.
 #
-# The third mistake is one that no rank can detect by itself: each line is fine, but the two do not fit together. Rank 0
-# wants the gradient of microbatch 0 before it computes microbatch 1. Rank 1 wants microbatch 1 before it starts on the
-# gradients. Each waits for the other for ever: a deadlock (lesson 03). The marked cells in the output show where the
-# ranks in the cycle are blocked.
+# ## The third mistake: ranks that wait in a cycle
+#
+# No rank can detect the third mistake by itself. Each line is fine, but the two do not
+# fit together. Rank 0 expects the gradient of microbatch 0 before it computes
+# microbatch 1. Rank 1 expects microbatch 1 before it starts on the gradients. Each
+# waits for the other for ever: a deadlock (lesson 03). The marked cells show where the
+# ranks of the cycle are blocked.
 
 # %%
 error = complaint_about(
@@ -101,12 +108,13 @@ assert error.code == "deadlock" and ">0I0<" in error.grid and ">1F1<" in error.g
 # %% [markdown]
 # ## A problem, and its par
 #
-# Now something useful. There are three ranks, six microbatches, and a model that cannot be cut evenly: the middle stage
-# takes twice as long as the others, for each of F, I and W. Memory is short, too: **no rank may hold more than 2
-# microbatches**.
+# Now solve a problem. There are three ranks, six microbatches, and a model that cannot
+# be partitioned evenly: the middle stage takes twice as long as the others, for each of
+# F, I and W. Memory is limited: **no rank may hold more than 2 microbatches**.
 #
-# What is the best possible makespan? The middle rank has 6 × (2 + 2 + 2) = 36 units of work, and cannot start until the
-# first rank has done a forward, 1 unit. So no schedule can take less than 37 units. That is our *par*, as in golf.
+# How short can the makespan be? The middle rank has 6 × (2 + 2 + 2) = 36 units of work,
+# and cannot start until the first rank has run a forward, which takes 1 unit. So no
+# schedule can take less than 37 units. Call this number *par*, as in golf.
 
 # %%
 costs = Costs(forward=[1, 2, 1], backward_input=[1, 2, 1], backward_weight=[1, 2, 1])
@@ -114,18 +122,19 @@ LIMIT, PAR = 2, 1 + 6 * (2 + 2 + 2)
 for name in ("sequential", "gpipe", "1f1b", "zb-h1", "zb-h2"):
     timeline = simulate(schedules.build(name, num_ranks=3, num_microbatches=6), costs)
     fits = max(timeline.peak_activations) <= LIMIT
-    print(f"{name:10} {timeline.makespan:g} units, holds {timeline.peak_activations}{': fits' if fits else ''}")
+    print(f"{name:10} {timeline.makespan:g} units, holds {timeline.peak_activations}{', fits' if fits else ''}")
     assert fits == (name == "sequential")
     assert timeline.makespan == {"sequential": 72, "gpipe": 42, "1f1b": 40, "zb-h1": 37, "zb-h2": 37}[name]
 assert PAR == 37
 
 # %% [markdown]
-# ZB-H1 reaches par, but holds 3 microbatches. Of these five schedules only the slowest fits.
+# ZB-H1 reaches par, but it holds 3 microbatches. Only the slowest of these five
+# schedules fits.
 #
 # ## A first try
 #
-# Start with what you know: 1F1B with split backwards, W right after I, and never more than two microbatches held. The
-# last rank needs only one.
+# Start from 1F1B with split backwards, run W right after I, and never hold more than
+# two microbatches. The last rank needs only one.
 
 # %%
 first_try = Schedule.from_text(
@@ -142,8 +151,9 @@ render.show(timeline)
 assert timeline.makespan == 41
 
 # %% [markdown]
-# 41 units is one less than GPipe, which holds six microbatches, but four above par. Where are the four units lost? Only
-# rank 1 matters, since it has the most work. Ask the timeline why it is idle.
+# 41 units is one unit less than GPipe, which holds six microbatches, but four units
+# above par. Where are the four units lost? Only rank 1 matters, since it has the most
+# work. Ask the timeline why rank 1 is idle.
 
 # %%
 waits = [idle for idle in timeline.idle[1] if idle.cause == "waiting"]
@@ -152,9 +162,14 @@ for idle in waits:
 assert [(str(idle.awaited), idle.end - idle.start) for idle in waits] == [(f"0F{k}", 1) for k in (2, 3, 4, 5)]
 
 # %% [markdown]
-# Four times it waits one unit for a forward of rank 0. And each time it could be doing something else, because the
-# gradient of the next microbatch has already arrived. So let it run that `I` first, and postpone the `W`. Only the line
-# of rank 1 changes.
+# Rank 1 waits four times, each time one unit for a forward of rank 0. It could do
+# something else in that unit, because the gradient of the next microbatch has already
+# arrived.
+#
+# ## A second try
+#
+# So let rank 1 run that `I` first, and postpone the `W`. Only the line of rank 1
+# changes.
 
 # %%
 second_try = Schedule.from_text(
@@ -168,37 +183,38 @@ second_try = Schedule.from_text(
 verify(second_try, memory_limit=LIMIT)
 timeline = simulate(second_try, costs)
 render.show(timeline)
-print(f"{timeline.makespan:g} units, par is {PAR}; rank 1 idles for {timeline.idle_within_span(1):g} within its span")
+print(f"{timeline.makespan:g} units, par is {PAR}; rank 1 is idle for {timeline.idle_within_span(1):g} within its span")
 assert timeline.makespan == PAR and timeline.idle_within_span(1) == 0
 assert timeline.peak_activations == (2, 2, 1)
 
 # %% [markdown]
-# That is par, with two thirds of the memory of ZB-H1. And it is the whole method: find the rank that matters, ask why
-# it waits, and give it something else to do.
+# This is par, with two thirds of the memory of ZB-H1. The method is general: find the
+# rank with the most work, ask why it waits, and give it something else to do.
 #
-# ## Let a machine try
+# ## Let the machine try
 #
-# `schedules.greedy` moves forward through time. Whenever a rank is free, it picks an action that is ready, preferring
-# the kinds that come first in `priority`. It never looks ahead, so try several priorities. `B` stands for whole
-# backwards.
+# `schedules.greedy` moves forward through time. Whenever a rank is free, it picks an
+# action that is ready, and prefers the kinds that come first in `priority`. It never
+# looks ahead, so try several priorities. `B` stands for whole backwards.
 
 # %%
 spans = {}
 for priority in ("BF", "FB", "IFW", "FIW", "FWI"):
-    found = schedules.greedy(6, costs, placement=range(3), memory_limit=LIMIT, priority=priority)
-    verify(found, memory_limit=LIMIT)
-    spans[priority] = simulate(found, costs).makespan
+    built = schedules.greedy(6, costs, placement=range(3), memory_limit=LIMIT, priority=priority)
+    verify(built, memory_limit=LIMIT)
+    spans[priority] = simulate(built, costs).makespan
 print(spans)
 assert spans == {"BF": 42, "FB": 42, "IFW": 37, "FIW": 37, "FWI": 37}
 
 # %% [markdown]
-# With split backwards it reaches par, too. With whole backwards no priority does: the split is what makes it possible
-# to move work around.
+# With split backwards it also reaches par. With whole backwards no priority does: only
+# the split leaves work that can be moved.
 #
 # ## Train with it
 #
-# Nothing has to be registered or compiled. A `Pipeline` accepts your schedule and runs it exactly as written, here on
-# three thread ranks. The model has four equal layers, and the middle stage gets two of them.
+# Nothing has to be registered or compiled. A `Pipeline` accepts your schedule and runs
+# it exactly as written, here on three thread ranks. The model has four equal layers,
+# and the middle stage gets two of them.
 
 
 # %%
@@ -220,24 +236,28 @@ def train(group):
 
 measured = spawn(train, num_ranks=3)[0]
 order = [[str(span.action) for span in row] for row in measured.spans]
-print(f"the ranks ran what was written, and held {measured.peak_activations} microbatches at most")
+print(f"the ranks ran the actions as written, and held at most {measured.peak_activations} microbatches")
 assert order == [[str(action) for action in row] for row in second_try.actions]
 assert measured.peak_activations == (2, 2, 1)
 
+# %% [markdown]
+# One process computes the same gradients:
+
 # %%
 check_same_as_one_process(network(), nn.MSELoss(), samples, samples, second_try, partition=parts)
-print("its gradients have the bits of one process")
+print("one process computes the same gradients, bit for bit")
 assert second_try.is_reproducible
 
 # %% [markdown]
-# (They have, because each stage runs its W in ascending order. With any other order it would still train, but
-# floating-point sums depend on the order of the additions, so the last bits could differ. `is_reproducible` says which
-# is the case, and the pipeline warns you.)
+# They are equal because each stage runs its W in ascending order. In another order the
+# schedule would still train, but floating-point sums depend on the order of the
+# additions, so the last bits could differ. `is_reproducible` tells which is the case,
+# and the pipeline warns you.
 #
-# Here is what your ranks did, as measured just now, and below it the prediction of the simulator from the mean times of
-# each stage's actions. Thread ranks share one interpreter, and perhaps one core, so do not take their times too
-# seriously; lesson 12 measures processes. (I on stage 0 takes almost no time, because nobody needs the gradient of the
-# batch itself.)
+# ## Predicted and measured
+#
+# Now draw what your ranks did, as just measured, and below it the prediction of the
+# simulator from the mean times of each stage's actions.
 
 # %%
 predicted = simulate(second_try, Costs.measured(measured))
@@ -245,10 +265,14 @@ render.show(measured, predicted)
 assert measured.makespan > 0 and predicted.peak_activations == measured.peak_activations
 
 # %% [markdown]
+# I on stage 0 takes almost no time, because the gradient of the batch itself is not
+# needed. Thread ranks share one interpreter, and perhaps one core, so do not take their
+# times too seriously. Lesson 12 measures processes.
+#
 # ## Save it to a file
 #
-# A schedule can be saved as CSV, in the format that PyTorch reads and writes for its own pipelines: one line for each
-# rank, with cells separated by commas. Reading the file gives the same schedule back.
+# A schedule can be saved as CSV: one line for each rank, with cells separated by
+# commas. Reading the file returns the same schedule.
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
@@ -259,9 +283,10 @@ print(second_try.to_csv().splitlines()[2])
 assert again.name == "mine" and again.actions == second_try.actions and again.placement == (0, 1, 2)
 
 # %% [markdown]
-# With such a file, all of this works from the terminal. `minipipe step` walks through a schedule action by action; with
-# an illegal schedule it shows where the ranks get stuck. The training program runs your schedule on three processes.
-# Its option `--trace` writes a page for the browser that shows what the ranks did, above the prediction.
+# With such a file, all of this works from the terminal. `minipipe step` walks through a
+# schedule action by action, and shows where the ranks of an illegal schedule block. The
+# training program runs your schedule on three processes. Its option `--trace` writes a
+# page for the browser that shows what the ranks did above the prediction.
 #
 # ```sh
 # minipipe check mine.csv --memory-limit 2
@@ -270,28 +295,79 @@ assert again.name == "mine" and again.actions == second_try.actions and again.pl
 # mpirun -n 3 python tutorials/train.py --schedule mine.csv --trace mine.html
 # ```
 #
+# ## Run the file in PyTorch
+#
+# PyTorch reads and writes the same CSV, so it can run your schedule. Its class for
+# this, `_PipelineScheduleRuntime`, is internal: the underscore says that it may change.
+# This program runs with PyTorch 2.13. Save it as `from_csv.py` beside `mine.csv`:
+#
+# ```python
+# import torch
+# import torch.distributed as dist
+# from torch import nn
+# from torch.distributed.pipelining import PipelineStage
+# from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+#
+# dist.init_process_group("gloo")  # "nccl" on GPUs
+# rank, num_ranks = dist.get_rank(), dist.get_world_size()
+# torch.manual_seed(0)
+# blocks = [nn.Linear(256, 256) for _ in range(num_ranks)]
+# stage = PipelineStage(blocks[rank], rank, num_ranks, torch.device("cpu"))
+# schedule = _PipelineScheduleRuntime([stage], n_microbatches=6, loss_fn=nn.MSELoss())
+# schedule._load_csv("mine.csv")  # reads the actions, and adds sends and receives
+# samples, losses = torch.randn(6 * 64, 256), []
+# if stage.is_last:
+#     schedule.step(target=samples, losses=losses)
+#     print(f"mean loss {torch.stack(losses).mean():.4f}")
+# else:
+#     schedule.step(*[samples] if stage.is_first else [])
+# dist.destroy_process_group()
+# ```
+#
+# ```bash
+# torchrun --nproc_per_node 3 from_csv.py
+# ```
+#
+# In the other direction, `schedule._dump_csv("theirs.csv", format="compute_only")`
+# writes a schedule of PyTorch, and `minipipe check FILE` verifies it. [Coming from
+# PyTorch](site/coming-from-pytorch.md) compares the names. Megatron-LM chooses its
+# schedule by options, and reads no file.
+
+# %% [markdown]
+# ## What you learnt
+#
+# - A schedule is a list of actions for each rank. You can write it as text or CSV.
+# - The verifier finds wrong orders, missing actions, deadlocks and too much memory. The
+#   simulator tells how good a legal schedule is.
+# - To improve a schedule, find the rank with the most work, and fill its waits with
+#   other actions.
+#
 # ## Exercise
 #
-# 1. Delete one cell of `second_try`, or swap two, and read what the verifier says. Can you make a mistake that it does
-#    not notice?
-# 2. Take four ranks, eight microbatches, stages of 1, 2, 1 and 1 units for each of F, I and W, and at most 3
-#    microbatches on a rank. What is par? 1F1B takes 53 units and holds 4; can you reach par?
-# 3. With at most 2 microbatches on each of the same four ranks, `greedy` with `"FIW"` takes 51 units. Can you do
-#    better?
-# 4. The coursework tasks for this lesson are `14_puzzle`, a schedule under a memory limit, with points for getting
-#    close to par, and `09_verifier_rule`, in which you write the check that found your mistakes.
-#    (`minipipe coursework DIR` creates your copy.)
+# 1. Delete one cell of `second_try`, or swap two, and read what the verifier says. Can
+#    you make a mistake that it does not notice?
+# 2. Take four ranks, eight microbatches, stages of 1, 2, 1 and 1 units for each of F, I
+#    and W, and at most 3 microbatches on a rank. What is par? 1F1B takes 53 units and
+#    holds 4; can you reach par?
+# 3. With at most 2 microbatches on each of the same four ranks, `greedy` with `"FIW"`
+#    takes 51 units. Can you do better?
+# 4. The coursework tasks for this lesson are `14_puzzle`, a schedule under a memory
+#    limit, with points for getting close to par, and `09_verifier_rule`, in which you
+#    write the check that found your mistakes. (`minipipe coursework DIR` creates your
+#    copy.)
 #
 # <details>
 # <summary>Answers</summary>
 #
-# 1. Deleting a cell is always noticed. Of the swaps within a row most are: a dependency in the same row, a deadlock, or
-#    too much memory. But 29 of them are legal, and 25 of these are slower. That is a mistake, too, and none for the
-#    verifier: it says whether a schedule computes the right thing, and not whether it is good. Ask the simulator.
+# 1. The verifier notices every deleted cell. It also notices most swaps within a row: a
+#    dependency in the same row, a deadlock, or too much memory. But 29 swaps are legal,
+#    and 25 of these are slower. The verifier does not report them, because it says
+#    whether a schedule computes the right thing, and not whether it is fast. Ask the
+#    simulator for that.
 #
 # ```python
-# def found_in(rows):
-#     """Return the code of what is wrong, or the makespan of a legal schedule."""
+# def outcome_of(rows):
+#     """Return the code of the error, or the makespan of a legal schedule."""
 #     try:
 #         changed = Schedule("changed", range(3), 6, rows)
 #         verify(changed, memory_limit=LIMIT)
@@ -305,11 +381,11 @@ assert again.name == "mine" and again.actions == second_try.actions and again.pl
 #     for i in range(18):
 #         rows = [list(row) for row in second_try.actions]
 #         del rows[rank][i]
-#         deleted.append(found_in(rows))
+#         deleted.append(outcome_of(rows))
 #         for j in range(i):
 #             rows = [list(row) for row in second_try.actions]
 #             rows[rank][i], rows[rank][j] = rows[rank][j], rows[rank][i]
-#             swapped.append(found_in(rows))
+#             swapped.append(outcome_of(rows))
 # assert set(deleted) == {"missing"} and len(deleted) == 54
 # assert {name: swapped.count(name) for name in ("order", "deadlock", "memory")} == {
 #     "order": 342,
@@ -320,8 +396,8 @@ assert again.name == "mine" and again.actions == second_try.actions and again.pl
 # assert len(legal) == 29 and legal.count(PAR) == 4
 # ```
 #
-# 2. Par is 49: rank 1 has 8 × 6 = 48 units of work, and gets its first input after 1. It can be reached with 3
-#    microbatches on each rank; `greedy` does it.
+# 2. Par is 49: rank 1 has 8 × 6 = 48 units of work, and gets its first input after 1.
+#    It can be reached with 3 microbatches on each rank; `greedy` does it.
 #
 # ```python
 # four = Costs([1, 2, 1, 1], [1, 2, 1, 1], [1, 2, 1, 1])
@@ -331,7 +407,8 @@ assert again.name == "mine" and again.actions == second_try.actions and again.pl
 # assert simulate(mine, four).makespan == 1 + 8 * 6 == 49
 # ```
 #
-# 3. No, and nobody can. `lower_bound` (lesson 16) shows that no schedule with this memory takes less than 51.
+# 3. No, it is impossible. `lower_bound` (lesson 16) proves that no schedule with this
+#    memory takes less than 51.
 #
 # ```python
 # tight = schedules.greedy(8, four, placement=range(4), memory_limit=2, priority="FIW")

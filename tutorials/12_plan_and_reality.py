@@ -1,9 +1,12 @@
 # %% [markdown]
-# # 12 · Plan and reality: stages of 10, 20, 15 and 5 ms
+# # 12 · Unbalanced stages: predicted and measured times
 #
-# So far nearly all stages were equal, and all times were units. The layers of real models take different times, and so
-# does the same layer on different machines. In this lesson you plan a pipeline in milliseconds, improve it by cutting
-# the model in different places, and then measure how far the plan is from reality.
+# In this lesson you plan a pipeline whose stages take 10, 20, 15 and 5 ms, and improve
+# it by moving the stage boundaries. Then you run the plan and measure how far it is
+# from reality.
+#
+# So far nearly all stages were equal, and all times were units. The layers of real
+# models take different times, and so does the same layer on different machines.
 
 # %%
 import json
@@ -28,9 +31,11 @@ from minipipe.tensor import record
 # %% [markdown]
 # ## The slowest stage sets the pace
 #
-# There are four stages, with forwards of 10, 20, 15 and 5 ms and backwards of twice that (I and W each take as long as
-# the forward). In GPipe the first microbatch passes through all the stages, which takes the *sum* of their times. Each
-# further microbatch comes out one *maximum* later, the time of the slowest stage. The same holds for the backwards:
+# There are four stages, with forwards of 10, 20, 15 and 5 ms and backwards of twice
+# that time (I and W each take as long as the forward). In GPipe the first microbatch
+# passes through all stages, which takes the *sum* of their times. Each further
+# microbatch comes out one *maximum* later, the time of the slowest stage. The same
+# holds for the backwards:
 #
 # sum F + (m - 1) max F + sum B + (m - 1) max B
 
@@ -57,17 +62,18 @@ assert gpipe_formula(FORWARD, M) == (50 + 7 * 20) + (100 + 7 * 40) == 570
 assert round(1000 * planned.makespan, 6) == 570
 
 # %% [markdown]
-# Rank 1 is busy nearly all the time; the others wait for it:
+# The formula and the simulator agree. Rank 1 is busy most of the time, and the others
+# wait for it:
 
 # %%
 for rank in range(4):
-    print(f"rank {rank} works {100 * planned.busy(rank) / planned.makespan:.0f} % of the time")
+    print(f"rank {rank} is busy {100 * planned.busy(rank) / planned.makespan:.0f} % of the time")
 assert [round(100 * planned.busy(rank) / planned.makespan) for rank in range(4)] == [42, 84, 63, 21]
 
 # %% [markdown]
-# Another schedule helps a little. But the slowest stage spends 20 + 40 = 60 ms on each microbatch. In the long run no
-# schedule can take less than that per microbatch, and these three take exactly that for one more. Making the other
-# three stages faster would not change it.
+# Another schedule helps a little. But the slowest stage spends 20 + 40 = 60 ms on each
+# microbatch, so in the long run no schedule takes less than 60 ms for one more
+# microbatch:
 
 # %%
 for name in ("gpipe", "1f1b", "zb-h1"):
@@ -77,18 +83,23 @@ for name in ("gpipe", "1f1b", "zb-h1"):
     assert round(1000 * (nine - eight), 6) == 60
 
 # %% [markdown]
-# ## Cut somewhere else
+# All three schedules take exactly 60 ms for one more. Faster versions of the other
+# three stages would not change this.
 #
-# So balance the stages. Suppose that the model consists of ten layers with a forward of 5 ms each: our stages had 2, 4,
-# 3 and 1 of them. `partition_by_cost` finds the cuts that minimise the time of the slowest stage. (For a model of your
-# own, `minipipe.measure_layers` measures the time of each layer, and `minipipe.balance` cuts by it.)
+# ## Move the stage boundaries
+#
+# So balance the stages. Suppose that the model consists of ten layers with a forward of
+# 5 ms each. The stages above had 2, 4, 3 and 1 of them. `partition_by_cost` finds the
+# partition that minimises the time of the slowest stage. (For your model,
+# `minipipe.measure_layers` measures the time of each layer, and `minipipe.balance`
+# partitions by it.)
 
 # %%
 layers = [5] * 10  # ms
 partition = partition_by_cost(layers, num_stages=4)
 balanced = [sum(layers[i] for i in part) for part in partition]
 after = simulate(replace(gpipe, name="stages of 15, 15, 10, 10 ms"), costs_of(balanced))
-print(f"layers {[len(part) for part in partition]}, so stages of {balanced} ms")
+print(f"{[len(part) for part in partition]} layers, so stages of {balanced} ms")
 print(f"GPipe: {1000 * after.makespan:.0f} ms instead of {1000 * planned.makespan:.0f}: ", end="")
 print(f"{planned.makespan / after.makespan:.2f} times as fast")
 assert balanced == [15, 15, 10, 10]
@@ -100,69 +111,78 @@ render.show(planned, after)
 assert after.bubble_fraction < planned.bubble_fraction
 
 # %% [markdown]
-# It is not perfect: four stages of 12.5 ms would take 3 × (50 + 7 × 12.5) = 412.5 ms. But a layer cannot be cut in the
-# middle. The finer the layers, the closer you get, and no stage is ever faster than its slowest layer.
+# The result is not perfect: four stages of 12.5 ms would take 3 × (50 + 7 × 12.5) =
+# 412.5 ms. But a boundary cannot lie inside a layer. The finer the layers, the closer
+# you get, and no stage is ever faster than its slowest layer.
 #
-# ## How to find the best cuts
+# ## A mistake: close a stage once it is full
 #
-# The obvious method walks along the layers and closes a stage as soon as it has reached its share, the total cost
-# divided by the number of stages. It can go badly wrong. Take three layers of 99, 100 and 1 ms, and two stages: the
-# share is 100. The first layer alone does not reach it, so the second one is added to the same stage.
+# The obvious method walks along the layers and closes a stage as soon as its cost
+# reaches the average, the total cost divided by the number of stages. It can fail
+# badly. Take three layers of 99, 100 and 1 ms, and two stages: the average is 100. The
+# first layer alone does not reach it, so the second layer joins the same stage.
 
 
 # %%
 def close_once_full(layers, num_stages):
-    """Return the costs of the stages if each is closed once it has reached its share: the mistake."""
-    share, stages, current = sum(layers) / num_stages, [], 0
+    """Return the costs of the stages if each is closed once it has reached the average: the mistake."""
+    average, stages, current = sum(layers) / num_stages, [], 0
     for cost in layers:
         current += cost
-        if current >= share:
+        if current >= average:
             stages.append(current)
             current = 0
     return [*stages, current] if current else stages
 
 
 best = [sum([99, 100, 1][i] for i in part) for part in partition_by_cost([99, 100, 1], 2)]
-print(f"closed once full {close_once_full([99, 100, 1], 2)}, the best {best}")
+print(f"layers of 99, 100 and 1 for two stages: closed once full {close_once_full([99, 100, 1], 2)}, the best {best}")
 print(f"layers of 1 and 2 for two stages: closed once full {close_once_full([1, 2], 2)}, a stage too few")
 assert close_once_full([99, 100, 1], 2) == [199, 1] and best == [99, 101]
 assert close_once_full([1, 2], 2) == [3]
 assert round(199 / 101, 2) == 1.97
 
 # %% [markdown]
-# The slowest stage is 1.97 times as slow as it needs to be. And with unlucky costs, the method produces too few stages.
+# The slowest stage is 1.97 times as slow as necessary. And with unlucky costs, the
+# method produces too few stages.
 #
-# The reliable method is *dynamic programming*: solve small problems first, and build the solutions of larger ones from
-# them. Let `best[n]` be the cost of the slowest stage when the first n layers are divided among the stages so far in
-# the best possible way. To add one more stage, try every place for the last cut. Each place gives two numbers: the best
-# result for the layers before the cut, and the total cost of the layers after it. The larger of the two is the slowest
-# stage. Keep the place where it is smallest.
+# ## The best partition
+#
+# *Dynamic programming* finds the best partition: it solves small problems first, and
+# builds the solutions of larger ones from them. Let `best[n]` be the cost of the
+# slowest stage when the first n layers are divided among the stages so far in the best
+# possible way. To add one more stage, try every place for the last boundary. Each place
+# gives two numbers: the best result for the layers before the boundary, and the total
+# cost of the layers after it. The larger of the two is the slowest stage. Keep the
+# place with the smallest result.
 
 
 # %%
 def least_slowest(layers, num_stages):
-    """Return the cost of the slowest stage under the best cuts."""
+    """Return the cost of the slowest stage of the best partition."""
     before = [0, *accumulate(layers)]  # before[n]: the cost of the first n layers
     best = [0] + [inf] * len(layers)  # with no stages, only zero layers are possible
     for _ in range(num_stages):
         best = [
-            min((max(best[cut], before[n] - before[cut]) for cut in range(n)), default=inf) for n in range(len(best))
+            min((max(best[place], before[n] - before[place]) for place in range(n)), default=inf)
+            for n in range(len(best))
         ]
     return best[-1]
 
 
 for example, num_stages in (([99, 100, 1], 2), (layers, 4), ([3, 1, 4, 1, 5, 9, 2, 6], 3)):
     largest = max(sum(example[i] for i in part) for part in partition_by_cost(example, num_stages))
-    print(f"{example} in {num_stages}: slowest stage {least_slowest(example, num_stages)}")
+    print(f"{example} in {num_stages} stages: the slowest takes {least_slowest(example, num_stages)}")
     assert least_slowest(example, num_stages) == largest
 assert least_slowest([3, 1, 4, 1, 5, 9, 2, 6], 3) == 14
 
 # %% [markdown]
-# ## Make it real
+# ## Run the plan
 #
-# Now the same model with real arrays, messages and ranks. To get layers of exactly 5 ms we let them *sleep* for that
-# long, and for twice as long in the backward. A sleeping rank needs no core, so all ranks really do run at the same
-# time, even on the smallest machine, as if each had a computer of its own.
+# Now run the same model with real arrays, messages and ranks. To get layers of exactly
+# 5 ms, let them *sleep* for 5 ms in the forward, and for 10 ms in the backward. A
+# sleeping rank needs no core, so all ranks run at the same time, even on the smallest
+# machine, as if each had a computer to itself.
 
 
 # %%
@@ -188,7 +208,7 @@ samples = np.random.default_rng(seed=0).standard_normal((4 * M, 4)).astype(np.fl
 
 
 def measure(parts):
-    """Return the timeline of one step on four thread ranks."""
+    """Return the measured timeline of one step on four thread ranks."""
 
     def train(group):
         model = nn.Sequential(*[SlowLinear(4) for _ in range(10)])
@@ -199,29 +219,32 @@ def measure(parts):
     return spawn(train, num_ranks=4)[0]
 
 
-cut_badly, cut_well = measure([range(0, 2), range(2, 6), range(6, 9), range(9, 10)]), measure(partition)
-for plan, measured in ((planned, cut_badly), (after, cut_well)):
+unbalanced = measure([range(0, 2), range(2, 6), range(6, 9), range(9, 10)])
+well_balanced = measure(partition)
+for plan, measured in ((planned, unbalanced), (after, well_balanced)):
     excess = measured.makespan / plan.makespan - 1
-    print(f"planned {1000 * plan.makespan:.0f} ms, here and now {1000 * measured.makespan:.0f} ms: {excess:+.1%}")
-    assert measured.makespan > 0.99 * plan.makespan  # nobody wakes up early
+    print(f"planned {1000 * plan.makespan:.0f} ms, measured {1000 * measured.makespan:.0f} ms: {excess:+.1%}")
+    assert measured.makespan > 0.99 * plan.makespan  # a thread never wakes up early
 
 # %%
-render.show(after, cut_well)
-assert cut_well.is_measured and not after.is_measured
+render.show(after, well_balanced)
+assert well_balanced.is_measured and not after.is_measured
 
 # %% [markdown]
-# The upper picture is the plan, and the lower one is the measurement. (If your machine was busy, the difference is
-# larger than on an idle one. A sleeping thread wakes up late, never early.)
+# The upper picture is the plan, and the lower one is the measurement. On a busy machine
+# the difference is larger, because a sleeping thread may wake up late. It never wakes
+# up early.
 #
 # ## Plan with measured times
 #
-# You seldom know in advance how long layers take. So work in the other direction: measure one step, let
-# `Costs.measured` extract the times of each stage, and predict *other* schedules before you run them.
+# The times of layers are seldom known in advance. So work in the other direction:
+# measure one step, let `Costs.measured` extract the times of each stage, and predict
+# *other* schedules before you run them.
 
 # %%
-costs = Costs.measured(cut_well)
+costs = Costs.measured(well_balanced)
 forward_ms = [1000 * seconds for seconds in costs.forward]
-print("forward of each stage, here and now:", ", ".join(f"{ms:.1f} ms" for ms in forward_ms))
+print("measured forward of each stage:", ", ".join(f"{ms:.1f} ms" for ms in forward_ms))
 for name in ("1f1b", "eager-1f1b", "sequential"):
     predicted = simulate(schedules.build(name, 4, M), costs)
     print(f"{name:10} is predicted to take {1000 * predicted.makespan:.0f} ms")
@@ -231,11 +254,13 @@ assert all(ms >= 0.99 * plan for ms, plan in zip(forward_ms, balanced))
 # %% [markdown]
 # ## Two processes, and real work
 #
-# Sleeping is easy to predict. Now two MPI processes multiply matrices. `pipeline.measure_costs` does the measuring for
-# you: it combines several steps, and times I and W separately. The program below measures a pipeline with 1F1B,
-# predicts other schedules from the result, runs those as well, and prints both. One of them has two stages on each
-# rank: `costs.cut(2)` estimates the costs when every stage is cut in half. Each measured time is the median of five
-# steps, so that a single disturbed step does not count.
+# Sleep is easy to predict. Now two MPI processes multiply matrices.
+# `pipeline.measure_costs` does the measurement for you: it combines several steps, and
+# times I and W separately. The program below measures a pipeline with 1F1B, predicts
+# other schedules from the result, runs them as well, and prints both times. One of them
+# has two stages on each rank: `costs.cut(2)` estimates the costs when every stage is
+# split in half. Each measured time is the median of five steps, so that a single
+# disturbed step does not count.
 
 # %%
 PROGRAM = """
@@ -309,27 +334,34 @@ else:
     assert [name for name, _, _ in rows] == ["sequential", "gpipe", "zb-h1", "interleaved-1f1b"]
 
 # %% [markdown]
-# On a quiet machine with a core for each rank, the predictions are within a few per cent. If yours are far off, that is
-# worth knowing, too. The usual reasons are:
+# ## If the prediction is far off
 #
-# - **Ranks share a core.** If a rank loses its core in the middle of an action, the action seems to take longer. The
-#   timeline cannot tell the difference, and `Costs.measured` takes it at face value. `pipeline.measure_costs` looks at
-#   another clock, which counts only while the rank has a core; see below.
-# - **Thread ranks share the interpreter.** Large matrix products run in parallel; everything else takes turns. That is
-#   why timelines of thread ranks carry a note, and why you measure with processes.
-# - **Something else is running.** Use the median of several steps, or the fastest, and say which.
-# - **Messages.** `Costs.measured` estimates a latency from the messages that a rank had to wait for. But by
-#   default the simulator lets any number of messages overlap, while real messages share a link, and copying them takes
-#   processor time. (`Costs(hosts=(0, 0, 1, 1))` says which ranks are on which host; between hosts, messages then share
-#   the links.)
+# On a quiet machine with a core for each rank, the predictions are within a few per
+# cent. If yours are far off, these are the usual reasons:
+#
+# - **Ranks share a core.** If a rank loses its core in the middle of an action, the
+#   action seems to take longer. The timeline cannot tell the difference, and
+#   `Costs.measured` takes it at face value. `pipeline.measure_costs` reads another
+#   clock, which counts only while the rank has a core; see below.
+# - **Thread ranks share the interpreter.** Large matrix products run in parallel;
+#   everything else takes turns. That is why timelines of thread ranks carry a note, and
+#   why you measure with processes.
+# - **Another program is running.** Use the median of several steps, or the fastest, and
+#   say which.
+# - **Messages.** `Costs.measured` estimates a latency from the messages that a rank had
+#   to wait for. But by default the simulator lets any number of messages overlap, while
+#   real messages share a link, and copying them takes processor time.
+#   (`Costs(hosts=(0, 0, 1, 1))` says which ranks are on which host; between hosts,
+#   messages then share the links.)
 # - **The first step.** Memory is allocated, and libraries initialise. Never measure it.
 #
 # ## More ranks than cores
 #
-# Four ranks on a laptop with two cores are the usual case when you learn, and `Costs(cores=2)` predicts it: while n
-# ranks are at work, each goes on at the rate 2 / n, or 1 if n is smaller. While two ranks work, both have full speed;
-# once all four are busy, an action takes twice its time. So the picture has actions of different lengths, though all
-# forwards have the same cost.
+# Four ranks on a laptop with two cores are a common case while you learn.
+# `Costs(cores=2)` predicts it: while n ranks are busy, each runs at the rate 2 / n, or
+# at full speed if n is at most 2. So once all four are busy, an action takes twice its
+# time, and the picture has actions of different lengths although all forwards have the
+# same cost.
 
 # %%
 crowded = simulate(replace(schedules.one_f_one_b(4, M), name="1f1b, two cores"), Costs(cores=2))
@@ -340,32 +372,45 @@ assert (crowded.makespan, roomy.makespan) == (51, 33)
 assert crowded.makespan >= 4 * M * 3 / 2  # all the work, on two cores that never rest
 
 # %% [markdown]
-# Two cores could do the work of 96 units in 48, so only 3 units are lost here: a bubble costs little when another rank
-# has a use for the core. A measured pipeline loses more, for ranks that wait look for their messages now and then, and
-# the system does not move a rank to an idle core at once. So where ranks outnumber cores, `pipeline.measure_costs`
-# measures how long each action had a core, and fits `costs.cores`, the cores that the ranks got.
+# Two cores could do the work of 96 units in 48, so only 3 units are lost here: a bubble
+# costs little if another rank can use the core. A measured pipeline loses more, because
+# waiting ranks look for their messages now and then, and the operating system does not
+# move a rank to an idle core at once. So if ranks outnumber cores,
+# `pipeline.measure_costs` measures how long each action had a core, and fits
+# `costs.cores`, the cores that the ranks got.
 #
-# `mpirun -n 4 python tutorials/train.py --trace step.html` draws the last step of a real training run, measured above
-# predicted, as a page that you can step through. Where ranks share cores, `step.html` is the order of the step with the
-# time for which each action had a core, and `step.measured.html` what was measured.
+# `mpirun -n 4 python tutorials/train.py --trace step.html` draws the last step of a
+# real training run, measured above predicted, as a page that you can step through. If
+# ranks share cores, `step.html` shows the order of the step with the time for which
+# each action had a core, and `step.measured.html` shows the measurement.
+
+# %% [markdown]
+# ## What you learnt
+#
+# - The slowest stage sets the pace, whatever the schedule. Balance the stages first.
+# - Dynamic programming finds the best partition; closing a stage once it is full can be
+#   almost twice as slow.
+# - Measured costs predict other schedules. Measure processes and not threads, take the
+#   median of several steps, and never the first.
 #
 # ## Exercise
 #
-# 1. What does GPipe take with twenty layers of 2.5 ms? And with ten layers, one of which takes 30 ms instead of 5? What
-#    would you do about that one?
-# 2. For the stages of 10, 20, 15 and 5 ms, which helps more: better cuts or ZB-H1? And both together?
-# 3. Give `measure` a second argument for the schedule, and run 1F1B and ZB-H1 with the good cuts. Why is ZB-H1 no
-#    faster here? In which half of the backward does a `SlowLinear` sleep, and where would it have to sleep to change
-#    that?
-# 4. The coursework task for this lesson is `13_partition`: find the best cuts. (`minipipe coursework DIR` creates your
-#    copy.)
+# 1. How long does GPipe take with twenty layers of 2.5 ms? And with ten layers, one of
+#    which takes 30 ms instead of 5? What would you do about that layer?
+# 2. For the stages of 10, 20, 15 and 5 ms, which helps more: a better partition or
+#    ZB-H1? And both together?
+# 3. Give `measure` a second argument for the schedule, and run 1F1B and ZB-H1 with the
+#    good partition. Why is ZB-H1 no faster here? In which half of the backward does a
+#    `SlowLinear` sleep, and where would it have to sleep to change that?
+# 4. The coursework task for this lesson is `13_partition`: find the best partition.
+#    (`minipipe coursework DIR` creates your copy.)
 #
 # <details>
 # <summary>Answers</summary>
 #
-# 1. 412.5 ms: the stages are of 12.5 ms each. With a layer of 30 ms the slowest stage takes at least 30, and GPipe 855
-#    ms, more than before. Cut that layer in two, if it can be cut. If not, put nothing else on its stage; the other
-#    ranks wait for it all the same.
+# 1. 412.5 ms: each stage takes 12.5 ms. With a layer of 30 ms the slowest stage takes
+#    at least 30, and GPipe 855 ms, more than before. Split that layer in two, if
+#    possible. If not, put nothing else on its stage; the other ranks still wait for it.
 #
 # ```python
 # fine = [sum([2.5] * len(part)) for part in partition_by_cost([2.5] * 20, 4)]
@@ -376,8 +421,9 @@ assert crowded.makespan >= 4 * M * 3 / 2  # all the work, on two cores that neve
 #     assert max(stages) == 30 and gpipe_formula(stages, M) == 855
 # ```
 #
-# 2. Better cuts save 105 of 570 ms, ZB-H1 saves 70. Both together save 185, more than the sum: once the stages are
-#    even, the waits between them are what is left.
+# 2. A better partition saves 105 of 570 ms, and ZB-H1 saves 70. Both together save 185,
+#    more than the sum: once the stages are even, mostly the waits between them are
+#    left, and ZB-H1 fills those.
 #
 # ```python
 # def milliseconds(name, stages):
@@ -388,9 +434,10 @@ assert crowded.makespan >= 4 * M * 3 / 2  # all the work, on two cores that neve
 # assert [milliseconds(*pair) for pair in (("zb-h1", FORWARD), ("zb-h1", balanced))] == [500, 385]
 # ```
 #
-# 3. A `SlowLinear` sleeps in I, because its pause stands between its result and the gradient that is passed on. W is
-#    almost nothing, so there is nothing to postpone, and the plan says the same for both. To change that, half of the
-#    pause would have to follow from the weights: in the vjp of `self.linear.weight`.
+# 3. A `SlowLinear` sleeps in I, because its pause stands between its result and the
+#    gradient that is passed on. W is almost nothing, so there is nothing to postpone,
+#    and the plan says the same for both schedules. To change that, half of the pause
+#    would have to depend on the weights: in the vjp of `self.linear.weight`.
 #
 # ```python
 # all_in_i = replace(costs_of(balanced), backward_input=[0.030, 0.030, 0.020, 0.020], backward_weight=[0] * 4)

@@ -1,10 +1,13 @@
 # %% [markdown]
-# # 15 · Other means
+# # 15 · Means in metrics, accumulation and layers
 #
-# In lesson 14 a loss was a mean over the wrong things: over microbatches, and not over the tokens of the batch. It
-# gave a wrong gradient, and no error. The loss is not the only mean in a training. Gradients are accumulated over
-# batches, metrics are averaged, layers take means of their own. In this lesson you first meet a check that finds
-# such mistakes, and then the places where they occur.
+# In this lesson you meet a check that finds results which depend on the number of
+# microbatches. Then you use it on the other means in a training: accumulated batches,
+# metrics, auxiliary losses, and layers that look at the whole batch.
+#
+# In lesson 14 a loss was a mean over microbatches instead of a mean over the tokens of
+# the batch. The gradient was wrong, and nothing raised an error. The same mistake is
+# possible wherever a mean is taken.
 
 # %%
 import textwrap
@@ -19,9 +22,10 @@ watch_everything()  # an array changed in place between forward and backward is 
 # %% [markdown]
 # ## The batch and the model of lesson 14
 #
-# Eight texts of letters from a to f, each with an end, number 0. Two of them are long and six short, so the
-# four microbatches have 25, 5, 5 and 5 tokens. What is left of a row is padding. The model sees a letter and predicts
-# the next one. (This cell and the next one repeat what lesson 14 explains; skip them if you remember it.)
+# The batch has eight texts of letters from a to f. Each text ends with the token 0. Two
+# texts are long and six are short, so the four microbatches have 25, 5, 5 and 5 tokens.
+# The rest of each row is padding. The model reads a letter and predicts the next one.
+# (Lesson 14 explains this cell and the next one; skip them if you remember them.)
 
 # %%
 END, PAD = 0, -100
@@ -52,17 +56,20 @@ print(f"tokens in each of four microbatches: {counts}")
 assert counts == [25, 5, 5, 5] and labels.size == 104
 
 # %% [markdown]
-# `token_loss` says what its mean is over (its `weight` counts the tokens), so it is right. `over_tokens` is a bare
-# function, whose mean the pipeline takes to be over texts. It is the mistake of lesson 14. `over_texts` really is a
-# mean over texts. To compare gradients we take the cosine of the angle between them, and the ratio of their lengths;
-# both are 1 if the gradients are equal.
+# The number by which a loss divides to get its mean is called its *weight*.
+# `token_loss` counts tokens, and its method `weight` says so; it is right.
+# `over_tokens` is a bare function. The pipeline assumes that its mean is over texts, so
+# it is the mistake of lesson 14. `over_texts` really is a mean over texts.
+#
+# To compare a gradient with the right one, we print the cosine of the angle between
+# them and the ratio of their lengths. Both are 1 if the gradients are equal.
 
 # %%
 token_loss = nn.CrossEntropyLoss(ignore_index=PAD)
 
 
 def over_tokens(outputs, labels):
-    """Return the mean over the tokens that it is given: those of one microbatch."""
+    """Return the mean over the tokens of the argument, which is one microbatch."""
     return functional.cross_entropy(outputs, labels, ignore_index=PAD)
 
 
@@ -74,7 +81,7 @@ def over_texts(outputs, labels):
 
 def together(results):
     """Return the loss of a step, and the gradients of all ranks as one vector."""
-    gradients = {name: gradient for _, own in results for name, gradient in own.items()}
+    gradients = {name: gradient for _, local in results for name, gradient in local.items()}
     return results[0][0], np.concatenate([gradients[name].ravel() for name in sorted(gradients)])
 
 
@@ -89,31 +96,33 @@ def measure(loss, num_microbatches, x=inputs, y=labels, model=None):
 
 
 def compare(gradient, right):
-    """Return the cosine of the angle between two gradients, and how many times as long the first one is."""
+    """Return the cosine of the angle between two gradients, and the ratio of their lengths."""
     lengths = np.linalg.norm(gradient), np.linalg.norm(right)
     return float(gradient @ right / (lengths[0] * lengths[1])), float(lengths[0] / lengths[1])
 
 
 right_loss, right = measure(token_loss, 1)  # a batch in one piece has only one mean
 for name, loss in (("token_loss", token_loss), ("over_tokens", over_tokens)):
-    found, gradient = measure(loss, 4)
+    measured, gradient = measure(loss, 4)
     cosine, ratio = compare(gradient, right)
-    print(f"{name:11} loss {found:.3f}, cosine to the right gradient {cosine:.3f}, length {ratio:.3f} times")
-    is_right = abs(found - right_loss) < 1e-12 and abs(cosine - 1) < 1e-12 and abs(ratio - 1) < 1e-12
+    print(f"{name:11} loss {measured:.3f}, cosine to the right gradient {cosine:.3f}, length {ratio:.3f} times")
+    is_right = abs(measured - right_loss) < 1e-12 and abs(cosine - 1) < 1e-12 and abs(ratio - 1) < 1e-12
     assert is_right == (loss is token_loss)
-    assert is_right or [round(found, 3), round(cosine, 3), round(ratio, 3)] == [1.928, 0.700, 1.152]
+    assert is_right or [round(measured, 3), round(cosine, 3), round(ratio, 3)] == [1.928, 0.700, 1.152]
 
 # %% [markdown]
-# ## A check that finds them
+# The wrong gradient points in another direction, and is 15 % too long.
 #
-# Each mistake of this kind will look different. But all of them break the same rule: the result depends on the number
-# of microbatches. `check_independent_of_microbatches` computes a step with several numbers, and compares loss and
-# gradients.
+# ## A check
+#
+# All mistakes of this kind break one rule: the result must not depend on the number of
+# microbatches. `check_independent_of_microbatches` runs a step with several numbers of
+# microbatches, and compares losses and gradients.
 
 
 # %%
 def complaint_about(model, loss, x=inputs, y=labels):
-    """Return what the check says, or nothing."""
+    """Return the message of the check, or an empty text."""
 
     def run(group):
         pipeline = Pipeline(model, group, loss=loss, num_microbatches=4)
@@ -132,7 +141,10 @@ assert "depends on the number of microbatches: with 2" in wrong
 assert complaint_about(make_model(), token_loss) == complaint_about(make_model(), over_texts) == ""
 
 # %% [markdown]
-# Give it a batch as uneven as yours ever get. On a batch without padding the wrong loss passes:
+# It reports `over_tokens`, and accepts the two right losses, as the asserts check.
+#
+# Use a batch as uneven as any that you will train with. If all texts have the same
+# length, the wrong loss passes:
 
 # %%
 even = make_batch((5,) * 8)
@@ -140,11 +152,12 @@ print("texts of equal lengths:", complaint_about(make_model(), over_tokens, *eve
 assert complaint_about(make_model(), over_tokens, *even) == ""
 
 # %% [markdown]
-# ## The sum, and the learning rate
+# ## Sums and the learning rate
 #
-# With `reduction="sum"` there is nothing to divide by: each share is 1, and the losses and gradients of the
-# microbatches are added. The result does not depend on m either. But it is N times the mean, and so is the gradient.
-# With SGD that is a learning rate N times as large, and N varies from batch to batch. Divide our batch into two:
+# With `reduction="sum"` nothing is divided: the losses and gradients of microbatches
+# are added. The result does not depend on the number of microbatches. But the loss is N
+# times the mean over N tokens, and so is the gradient. Take the two halves of our
+# batch, and compare the sum with the mean:
 
 # %%
 batches = [(inputs[:4], labels[:4]), (inputs[4:], labels[4:])]
@@ -159,18 +172,24 @@ for (x, y), num_tokens in zip(batches, tokens):
 assert tokens == [30, 10]
 
 # %% [markdown]
-# Whoever changes from mean to sum divides the learning rate by N. Adam hides the difference, as it divides by the size
-# of the gradient. But clipping does not: `pipeline.clip_grad_norm(1.0)` cuts a gradient that is N times as long N times
-# as much. Such a factor can slip in unnoticed. In torchtitan the same model had gradients of the mean without a
-# pipeline and of the sum with one (issue 2972, 2026): the losses that were printed agreed, since they were divided
-# after the backward.
+# With SGD, a gradient that is N times as long acts like a learning rate that is N times
+# as large, and N varies from batch to batch. If you change from mean to sum, divide the
+# learning rate by N.
+#
+# Adam hides the difference, because it divides by the size of the gradient. Clipping
+# does not: `pipeline.clip_grad_norm(1.0)` shortens a gradient that is N times as long N
+# times as much. Such a factor is easy to miss. In torchtitan a model had gradients of
+# the mean without a pipeline and of the sum with one (issue 2972, 2026). The printed
+# losses agreed, because they were divided after the backward.
 #
 # ## Several batches in one update
 #
-# If a batch does not fit into memory, compute several and add their gradients: `step(…, accumulate=True)` adds, and
-# `scale=` multiplies the gradients of a batch. `scale=1/2` for each of two batches gives the mean of the batch means.
-# That is the same trap, one level up. It is also where Transformers fell into it. The cure is the same, too: the scale
-# of a batch is its share of all tokens. Count before the first step.
+# If a batch does not fit into memory, compute several smaller ones and add their
+# gradients. `step(…, accumulate=True)` adds, and `scale=` multiplies the gradients of a
+# batch. With `scale=1/2` for each of two batches you get the mean of two batch means.
+# That is the same mistake again, and it is the one that was found in Transformers. The
+# scale must be the batch's fraction of all tokens, so count the tokens before the first
+# step. The next cell tries three ways.
 
 
 # %%
@@ -179,37 +198,39 @@ def accumulate(loss, scales):
 
     def run(group):
         pipeline = Pipeline(make_model(), group, loss=loss, num_microbatches=2)
-        found = [
+        losses = [
             float(pipeline.step(x, y, accumulate=number > 0, scale=scale))
             for number, ((x, y), scale) in enumerate(zip(batches, scales))
         ]
-        return found, {name: p.grad for name, p in pipeline.named_parameters()}
+        return losses, {name: p.grad for name, p in pipeline.named_parameters()}
 
     return together(spawn(run, num_ranks=2))
 
 
 for name, loss, scales in (
     ("mean, scale = 1/2", token_loss, [1 / 2, 1 / 2]),
-    ("mean, scale = own tokens / all tokens", token_loss, [30 / 40, 10 / 40]),
+    ("mean, scale = its tokens / all tokens", token_loss, [30 / 40, 10 / 40]),
     ("sum, scale = 1 / all tokens", sum_loss, [1 / 40, 1 / 40]),
 ):
-    found, gradient = accumulate(loss, scales)
+    losses, gradient = accumulate(loss, scales)
     cosine, ratio = compare(gradient, right)
-    total = sum(scale * own for scale, own in zip(scales, found))
+    total = sum(scale * each for scale, each in zip(scales, losses))
     print(f"{name:38} cosine {cosine:.3f}, length {ratio:.3f}, loss {total:.4f}")
     is_right = abs(cosine - 1) < 1e-12 and abs(ratio - 1) < 1e-12 and abs(total - right_loss) < 1e-12
     assert is_right == (name != "mean, scale = 1/2")
     assert is_right or [round(cosine, 3), round(ratio, 3), round(total, 4)] == [0.853, 1.118, 1.9351]
 
 # %% [markdown]
-# (`scale` multiplies the gradients, not the loss that `step` returns. So the program multiplies the losses with the
-# same scales before it adds them, in `total`.)
+# Only the first way is wrong. (`scale` multiplies the gradients, and leaves the loss
+# that `step` returns as it is. The program therefore multiplies the losses by the same
+# scales before it adds them, in `total`.)
 #
-# ## Without padding
+# ## Less padding
 #
-# Of the places in our batch 62 % are empty, and the model computes them all the same. Texts of similar length side by
-# side need little padding, *within their microbatch*. `Microbatches` takes microbatches that are cut already, of any
-# lengths. Since the share of each is counted, the mean stays what it was.
+# In our batch 62 % of the places are padding, and the model computes them all. Texts of
+# similar length need little padding if they are in the same microbatch. `Microbatches`
+# takes microbatches that are already divided, of any lengths. Each counts with its
+# number of tokens, so the mean stays the same.
 
 # %%
 parts = split_microbatches(8, 4)
@@ -226,26 +247,32 @@ assert abs(loss - right_loss) < 1e-12 and np.allclose(gradient, right, rtol=1e-9
 assert abs(cosine - 1) < 1e-12 and abs(ratio - 1) < 1e-12
 
 # %% [markdown]
-# (Now the microbatches take unequal times, and a long one holds up the others, as a slow stage does in lesson 12. So
-# cut a batch into microbatches with about equally many places, not equally many texts.)
+# The loss and the gradient are equal to those of the padded batch, up to rounding.
 #
-# ## Accuracy has the same trap
+# (Now microbatches take unequal times, and a long one delays the others, as a slow
+# stage does in lesson 12. So divide a batch into microbatches of about equally many
+# places, rather than equally many texts.)
 #
-# A training program prints more than the loss. `step` and `evaluate` take `metrics`, functions of the outputs and the
-# targets of a microbatch, and combine their values **with the shares that the losses have**. So let a metric take its
-# mean over what the loss does. The accuracy of tokens fits. The fraction of texts whose end was found does not: it is a
-# mean over texts.
+# ## Metrics
+#
+# A training program also prints metrics, such as accuracy. `step` and `evaluate` take
+# `metrics`: functions of the outputs and the targets of a microbatch. The pipeline
+# combines their values **with the weights of the loss**. A metric must therefore take
+# its mean over the same things as the loss. The accuracy of tokens does. The fraction
+# of texts whose end was predicted is a mean over texts, and does not. The cell compares
+# three ways to compute each metric: from the whole batch, as the mean of microbatches,
+# and with `metrics=`.
 
 
 # %%
 def accuracy(outputs, labels):
-    """Return the fraction of the tokens that were predicted."""
+    """Return the fraction of tokens that were predicted."""
     counted = labels != PAD
     return ((outputs.argmax(axis=-1) == labels) & counted).sum() / max(1, counted.sum())
 
 
 def ends_found(outputs, labels):
-    """Return the fraction of the texts whose end was predicted."""
+    """Return the fraction of texts whose end was predicted."""
     return ((outputs.argmax(axis=-1) == END) & (labels == END)).sum() / len(labels)
 
 
@@ -261,28 +288,32 @@ def evaluate(group):
     return pipeline.evaluate(inputs, labels, metrics=metrics, outputs="everywhere")
 
 
-found = spawn(evaluate, num_ranks=2)[0]
+result = spawn(evaluate, num_ranks=2)[0]
 rows = {}
 for name, metric in (("accuracy", accuracy), ("ends found", ends_found)):
-    of_parts = [metric(found.outputs[part], labels[part]) for part in parts]
-    rows[name] = [metric(found.outputs, labels), np.mean(of_parts), found.metrics[name]]
+    of_parts = [metric(result.outputs[part], labels[part]) for part in parts]
+    rows[name] = [metric(result.outputs, labels), np.mean(of_parts), result.metrics[name]]
     print("{:11} whole batch {:.3f}, mean of microbatches {:.3f}, metrics= {:.3f}".format(name, *rows[name]))
-print(f"ends found, weighted by texts: metrics= {found.metrics['by texts']:.3f}")
+print(f"ends found, weighted by texts: metrics= {result.metrics['by texts']:.3f}")
 assert np.allclose(rows["accuracy"], [0.4, 0.36, 0.4]) and np.allclose(rows["ends found"], [0.75, 0.75, 0.875])
-assert found.metrics["by texts"] == 0.75
+assert result.metrics["by texts"] == 0.75
 
 # %% [markdown]
-# Each of the two ways is right for one of the two (the second one only because each microbatch has two texts). The cure
-# is that of the loss: a metric whose mean is over something else returns its weight, too, as the last line does. Where
-# no mean fits, keep the outputs, with `outputs=True` or `"everywhere"`, and compute the number from the whole batch, as
-# in the column on the left. And take functions of a mean after the mean: perplexity is exp(loss of the batch), not the
-# mean of exp(loss of a microbatch).
+# `metrics=` is right for accuracy and wrong for the ends of texts, 0.875 instead of
+# 0.75. The mean of microbatches is right for the ends only because each microbatch has
+# two texts.
+#
+# The remedy is the one used for the loss: a metric with another mean returns its weight
+# as well, as `"by texts"` in the last line. If no mean fits, keep the outputs with
+# `outputs=True` or `"everywhere"`, and compute the number from the whole batch.
+# Functions of a mean come after the mean: perplexity is exp(loss of the batch), and not
+# the mean of exp(loss of a microbatch).
 
 # %% [markdown]
 # ## Layers that look at the whole batch
 #
-# Here the loss is right, and still something depends on m: a layer takes mean and variance *over the batch*, as
-# BatchNorm does.
+# Some layers take a mean and a variance over the batch, as BatchNorm does. Here the
+# loss is right, and the result still depends on the number of microbatches m:
 
 
 # %%
@@ -304,18 +335,23 @@ assert "depends on the number of microbatches: with 2" in wrong
 assert complaint_about(make_model(nn.LayerNorm(16, dtype=np.float64)), token_loss) == ""
 
 # %% [markdown]
-# No share can repair this. The statistics are those of a microbatch, so what the layer makes of a text depends on the
-# texts beside it. To have those of the batch, the layer would have to wait for all microbatches before it lets the
-# first one pass, and the stages after it would be idle until then, as in lesson 04. GPipe's authors take them within
-# each microbatch (Huang et al. 2019); then the number of microbatches is a part of the model. minipipe has no
-# BatchNorm; `nn.BatchNorm1d` is an error that says why. LayerNorm and GroupNorm take their statistics within each
-# sample, or each token, and the check is silent, as the last line asserts.
+# No weight can repair this. The statistics are computed from one microbatch, so the
+# output for a text depends on the texts beside it. To use the statistics of the batch,
+# the layer would have to wait for all microbatches before it passes the first one on,
+# and later stages would be idle until then, as in lesson 04. The authors of GPipe use
+# the statistics of each microbatch (Huang et al. 2019); the number of microbatches is
+# then a part of the model.
 #
-# ## Losses of layers
+# minipipe has no BatchNorm; `nn.BatchNorm1d` raises an error that explains this.
+# LayerNorm and GroupNorm take their statistics within a sample or a token, and pass the
+# check, as the last assert shows.
 #
-# `nn.AuxiliaryLoss` lets a layer add to the loss: a penalty on large activations, or on experts that are not equally
-# busy. It counts with the share of its microbatch, so its mean ought to be over the same things as that of the loss.
-# This one is over all places, with the padding:
+# ## Auxiliary losses
+#
+# `nn.AuxiliaryLoss` lets a layer add to the loss: a penalty on large activations, or on
+# experts that are not equally busy. It counts with the weight of its microbatch in the
+# loss, so its mean should be over the same things. This penalty is a mean over all
+# places, including padding:
 
 # %%
 penalty = nn.AuxiliaryLoss(lambda x: (x * x).mean(), weight=10.0)
@@ -326,26 +362,52 @@ assert [round(value, 4) for value in with_penalty.values()] == [0.0119, 0.0116, 
 assert complaint_about(make_model(penalty), token_loss) == ""
 
 # %% [markdown]
-# It differs a little. And note the last line: the check does not see it, because it runs the model in evaluation mode,
-# where these losses are left out. For a small penalty that is acceptable, if you know it. For some there is no right
-# weight: the balance of experts in Switch Transformers (Fedus et al. 2021) multiplies two means. Such a loss is taken
-# within each microbatch, and the number of microbatches is a part of the recipe.
+# The penalty depends a little on m. The check does not see that, because it runs the
+# model in evaluation mode, in which auxiliary losses are left out. For a small penalty
+# this is acceptable, if you know it. For some losses no weight is right: the balance of
+# experts in Switch Transformers (Fedus et al. 2021) multiplies two means. Such a loss
+# is taken within each microbatch, and the number of microbatches belongs to the recipe.
+#
+# ## In PyTorch and in Megatron
+#
+# - **PyTorch**: the schedules of `torch.distributed.pipelining` divide gradients by the
+#   number of microbatches (`scale_grads=True`). That is right if all microbatches count
+#   equally. For tokens, use a loss with `reduction="sum"` and `scale_grads=False`, and
+#   divide by the tokens of the whole batch on all replicas.
+# - **Megatron-LM** also averages the means of microbatches by default.
+#   `--calculate-per-token-loss` divides by all tokens.
+#
+# ## What you have learnt
+#
+# - A check with several numbers of microbatches finds wrong means. It needs an uneven
+#   batch.
+# - Accumulated batches need their fraction of all tokens as a scale.
+# - A metric with a mean of its own returns its weight.
+# - Layers with statistics of the batch make the number of microbatches a part of the
+#   model.
+
+# %% [markdown]
 # ## Exercise
 #
-# 1. Add the metric `lambda outputs, labels: np.exp(over_tokens(outputs, labels).item())`, the perplexity of a
-#    microbatch. Compare it with `np.exp(loss)`. Which one is larger, and is that so for every batch?
-# 2. `nn.CrossEntropyLoss(class_weights=…)` divides by the sum of the weights of its labels. Write a loss that divides
-#    by the number of tokens instead. What does its `weight` return? Ask the check.
-# 3. Data parallelism: two copies of a pipeline compute different batches, and add their gradients by an all-reduce. By
-#    which number does each multiply its gradients, and what do the copies have to tell each other first?
-# 4. If you have not done it yet: the coursework task `16_token_mean`, in which every token counts once.
+# 1. Add the metric `lambda outputs, labels: np.exp(over_tokens(outputs,
+#    labels).item())`, the perplexity of a microbatch. Compare it with `np.exp(loss)`.
+#    Which one is larger, and is that so for every batch?
+# 2. `nn.CrossEntropyLoss(class_weights=…)` divides by the sum of the weights of its
+#    labels. Write a loss that divides by the number of tokens instead. What does its
+#    `weight` return? Ask the check.
+# 3. Data parallelism: two copies of a pipeline compute different batches, and add their
+#    gradients in an all-reduce. By which number does each multiply its gradients, and
+#    what do the copies have to tell each other first?
+# 4. If you have not done it yet: the coursework task `16_token_mean`, in which every
+#    token counts once.
 #
 # <details>
 # <summary>Answers</summary>
 #
-# 1. The mean of the perplexities is larger, 6.956 instead of 6.955 before any training. It is so for every batch: exp
-#    is convex, and of a convex function the mean of the values is at least the value of the mean (Jensen). The two are
-#    equal only if all microbatches have the same loss.
+# 1. The mean of the perplexities is larger, 6.956 instead of 6.955 before any training,
+#    and it is for every batch. The function exp is convex, and the mean of a convex
+#    function is at least its value at the mean (Jensen). They are equal only if all
+#    microbatches have the same loss.
 #
 # ```python
 # def perplexities(group):
@@ -359,7 +421,8 @@ assert complaint_about(make_model(penalty), token_loss) == ""
 # assert mean_of > of_mean and (round(of_mean, 3), round(mean_of, 3)) == (6.955, 6.956)
 # ```
 #
-# 2. Its `weight` returns the number of tokens: what its mean divides by. The check is silent.
+# 2. Its `weight` returns the number of tokens by which it divides. The check accepts
+#    it.
 #
 # ```python
 # class PerToken:
@@ -377,18 +440,18 @@ assert complaint_about(make_model(penalty), token_loss) == ""
 # assert complaint_about(make_model(), PerToken()) == ""
 # ```
 #
-# 3. By its own tokens over those of all copies. So they have to add up their tokens first, in an all-reduce of one
-#    number.
+# 3. By its tokens divided by the tokens of all copies. So they first add up their
+#    numbers of tokens, in an all-reduce of one number.
 #
 # ```python
 # def one_copy(group):
-#     """Return the summed gradient; each rank is a copy of the whole model, with a batch of its own."""
+#     """Return the gradient of all copies; each rank has the whole model and one batch."""
 #     x, y = batches[group.rank]
-#     own = token_loss.weight(y)
-#     share = own / float(group.all_reduce(np.array(float(own))))
+#     tokens = float(token_loss.weight(y))
+#     fraction = tokens / float(group.all_reduce(np.array(tokens)))
 #     model = make_model()
 #     model.initialise(seed=0)
-#     token_loss(model(x), y).backward(share)
+#     token_loss(model(x), y).backward(fraction)
 #     return {name: group.all_reduce(p.grad) for name, p in model.named_parameters()}
 #
 #
@@ -399,4 +462,4 @@ assert complaint_about(make_model(penalty), token_loss) == ""
 #
 # </details>
 #
-# Next, `16_how_good.py`: back to schedules, and how to know that there is no better one.
+# Next, `16_how_good.py`: back to schedules, and how to know that no better one exists.

@@ -1,10 +1,12 @@
 # %% [markdown]
 # # 17 · Where the time goes
 #
-# The lessons so far counted actions, in units or in milliseconds. This one looks inside an action, at microseconds. You
-# train a small network in five ways, from NumPy by hand to a pipeline, and measure what each layer of software adds on
-# your machine. Then you do the same with a large network, and nearly all of the difference has gone. At the end you
-# know why small models are slow in every framework, why large ones are not, and what can be done about it.
+# In this lesson you measure what each layer of software adds to the time of a step, in
+# microseconds. You train a small network in five ways, from NumPy by hand to a
+# pipeline, and then a large network in the same ways.
+#
+# At the end you know why small models are slow in every framework, why large ones are
+# not, and how replaying captured code helps.
 
 # %%
 import sys
@@ -22,14 +24,15 @@ from minipipe.testing import same_bits
 # Other lessons call watch_everything() here. This one does not: watching takes time, and nothing watched is replayed.
 
 # %% [markdown]
-# ## The floor
+# ## By hand
 #
-# The network has two Linear layers of equal width, each followed by a ReLU. A batch is cut into four microbatches, the
-# loss is the mean squared error, and the update is plain gradient descent. Everything runs on one rank, so no message
-# is sent and nobody waits.
+# The network has two Linear layers of equal width, each followed by a ReLU. A batch is
+# divided into four microbatches. The loss is the mean squared error, and the update is
+# plain gradient descent. Everything runs on one rank, so no message is sent.
 #
-# The first way is **by hand**: what NumPy has to compute, and nothing else. It is the *floor*. A framework that calls
-# the same functions of NumPy cannot be much faster.
+# The first way, **by hand**, makes only the NumPy calls that the computation needs. It
+# is a lower limit: a framework that calls the same NumPy functions cannot be much
+# faster.
 
 # %%
 M = 4  # microbatches
@@ -52,15 +55,18 @@ def by_hand(weights, inputs, targets):
 
 
 # %% [markdown]
-# ## Four ways above it
+# ## Four more ways
 #
-# - **operations**: tensors, operations that check their inputs and record a graph, and the walk back (lesson 01).
-# - **modules**: layers that know their parameters, a loss and an optimiser. This is the loop of lesson 02, and what is
-#   usually meant by a framework.
-# - **pipeline**: around the modules, everything that makes a step on many ranks. It cuts the batch, follows a schedule,
-#   notes times, checks that the loss and all gradients are finite. This one is made with `replay=False`.
-# - **replayed**: the same pipeline as it is by default. It *captures* the NumPy calls of a microbatch as straight-line
-#   code, which you saw in lesson 01. Then it *replays* these lines for every microbatch like it, without operations and
+# - **operations**: tensors and operations that check their inputs and record a graph,
+#   and the backward through that graph (lesson 01).
+# - **modules**: layers that know their parameters, a loss, and an optimiser. This is
+#   the loop of lesson 02, and what most people call a framework.
+# - **pipeline**: a step for many ranks around the modules. It divides the batch,
+#   follows a schedule, records times, and checks that the loss and all gradients are
+#   finite. Here it is made with `replay=False`.
+# - **replayed**: the same pipeline with its default settings. It *captures* the NumPy
+#   calls of a microbatch as straight-line code, which you saw in lesson 01. Then it
+#   *replays* this code for every microbatch of the same shapes, without operations and
 #   modules.
 
 
@@ -92,7 +98,8 @@ def with_pipeline(pipeline, optimiser, inputs, targets):
 
 
 # %% [markdown]
-# All five begin with the same weights. Each way is a function that takes a step, beside the weights that it trains.
+# All five ways begin with the same weights. `Way` holds a function that takes a step,
+# and the weights that it trains.
 
 
 # %%
@@ -137,10 +144,12 @@ def five_ways(group, width):
 # %% [markdown]
 # ## A fair measurement
 #
-# Times of microseconds are easy to get wrong. Other programs take the processor away, so we read a clock that counts
-# only while our thread has a core. They also empty its caches and change its speed. So the five ways take *turns*, one
-# step each, and what disturbs one of them disturbs all. Of many rounds we take the *median*, which a few disturbed
-# steps do not move. The first rounds do not count: memory is allocated in them, and nothing is replayed yet.
+# Times of microseconds are easy to get wrong. Other programs take the processor away,
+# so we read a clock that counts only while our thread runs. Other programs also empty
+# the caches and change the clock rate. So the five ways take *turns*, one step each,
+# and a disturbance affects all of them. From many rounds we take the *median*, which a
+# few disturbed steps do not change. The first rounds are left out: memory is allocated
+# in them, and nothing is replayed yet.
 
 # %%
 CLOCK = perf_counter if sys.platform == "win32" else thread_time  # Windows counts the latter in ticks of 16 ms
@@ -153,7 +162,7 @@ def seconds_of(step, *batch):
 
 
 def samples(width, rows):
-    """Return a batch of inputs and targets, with so many rows in each microbatch."""
+    """Return a batch of inputs and targets, with ``rows`` rows in each microbatch."""
     return np.random.default_rng(seed=0).standard_normal((2, M * rows, width)).astype(np.float32)
 
 
@@ -167,7 +176,7 @@ def compare(group, width, rows, rounds):
 
 
 def table(times):
-    """Return a line for each way: its time, that time over the floor, and what it adds to the way before it."""
+    """Return a line for each way: its time, its ratio to the first way, and its difference from the way before."""
     lines, before = [f"{'':10} µs a step  / by hand       adds"], 0
     for name, time in times.items():
         lines.append(f"{name:10} {time:9.0f} {time / times['by hand']:10.2f} {time - before:+10.0f}")
@@ -178,7 +187,9 @@ def table(times):
 # %% [markdown]
 # ## A small network
 #
-# It is 32 wide, and a microbatch has 16 rows. `init_process_group` limits NumPy to one thread, for all five ways.
+# It is 32 wide, and a microbatch has 16 rows. `init_process_group` limits NumPy to one
+# thread for all five ways. The columns of the table are the time of a step, its ratio
+# to *by hand*, and the difference from the line above.
 
 # %%
 with init_process_group() as group:
@@ -190,34 +201,39 @@ assert all(time > 0 for time in small.values())  # what they are depends on your
 assert report == "stage 0: replays 1 kind of microbatch"
 
 # %% [markdown]
-# The numbers are those of your machine, now. Ours says a little over two times the floor for *operations*, three for
-# *modules*, four to five for the *pipeline*, and between two and three once it is *replayed*.
+# The numbers come from your machine. On ours *operations* took a little over twice the
+# time of *by hand*, *modules* three times, *pipeline* four to five times, and
+# *replayed* between two and three times.
 #
-# Where does the time go? A product of 16 x 32 and 32 x 32 numbers takes NumPy little more than a microsecond. In the
-# same time Python calls ten or twenty functions. And an operation is more than a product: it checks shapes and dtypes,
-# and makes a tensor, a node and a vjp for each input. Later the walk looks for the latest node, calls each vjp and adds
-# what it returns. A module looks up its parameters and calls the operation. None of this is waste. It is what names the
-# layer when shapes do not fit, and what lets you write any model you like. But it takes as long for a small product as
-# for a large one.
+# The product of a 16 x 32 and a 32 x 32 matrix takes NumPy little more than a
+# microsecond. In the same time Python calls ten or twenty functions. An operation needs
+# more than the product: it checks shapes and dtypes, and makes a tensor, a node, and a
+# vjp for each input. Later the backward finds the latest node, calls each vjp, and adds
+# the results. A module looks up its parameters and calls the operation. These steps
+# have a purpose: they name the layer in an error message, and they let you write any
+# model. But they take as long for a small product as for a large one.
 #
-# Replaying skips most of it, because it has the same outcome for every microbatch. What it cannot skip is the step
-# around the microbatches: most of the difference between *replayed* and *by hand*.
+# Replaying skips most of them, because their outcome is the same for every microbatch.
+# It does not skip the step around the microbatches, which is most of the difference
+# between *replayed* and *by hand*.
 #
-# And does it compute the same? All five have taken the same steps. Compare their weights.
+# ## The same bits
+#
+# All five ways have taken the same steps. Do they have the same weights?
 
 # %%
 is_same = {name: all(map(same_bits, values, weights["modules"])) for name, values in weights.items()}
 is_close = all(np.allclose(*pair, atol=1e-5) for pair in zip(weights["by hand"], weights["modules"]))
-print(f"the bits of the loop with modules: {is_same['pipeline']} for the pipeline, {is_same['replayed']} for replayed")
-print(f"by hand the same but for rounding: {is_close}")
+print(f"pipeline has the bits of modules: {is_same['pipeline']}; replayed has them: {is_same['replayed']}")
+print(f"by hand is equal up to rounding: {is_close}")
 assert is_same["operations"] and is_same["pipeline"] and is_same["replayed"]
 assert is_close
 
 # %% [markdown]
 # ## A large network
 #
-# Now let it be 512 wide, with 64 rows in a microbatch. Each product has 1,024 times as much arithmetic. But there are
-# as many layers, operations and actions as before.
+# Now make it 512 wide, with 64 rows in a microbatch. Each product has 1,024 times as
+# much arithmetic. The numbers of layers, operations and actions stay the same.
 
 # %%
 with init_process_group() as group:
@@ -228,32 +244,37 @@ assert all(time > 0 for time in large.values())
 assert report == "stage 0: replays 1 kind of microbatch"
 
 # %% [markdown]
-# Look at the last column: what a layer of software adds is of the same order as before, some hundred microseconds. But
-# by hand the step now takes milliseconds, so the same costs are a small part of it. Twice as wide again, they are
-# lost in the noise.
+# Look at the last column. A layer of software adds about as much as before, some
+# hundred microseconds. But the step by hand now takes milliseconds, so the additions
+# are a small part of it. If the network were twice as wide again, they would disappear
+# in the noise.
 #
-# That is why **small models are slow in every framework, and large ones in none**. The cost of software is counted in
-# calls, the cost of arithmetic in numbers. When we measured the forward and backward of one microbatch in PyTorch, it
-# took 8.5 times the floor for our small network, and 2.4 times for one that is 128 wide. With a GPU it is worse: the
-# arithmetic is faster and the calls are not, so a model has to be larger before they stop mattering. Three things help:
+# So **small models are slow in every framework, and large ones in none**. The cost of
+# software grows with the number of calls, and the cost of arithmetic with the number of
+# elements. On a GPU the difference is larger: arithmetic is faster and calls are not,
+# so only larger models hide the calls. Three things help:
 #
-# - **larger pieces**: more rows in a microbatch, that is, fewer microbatches. But a pipeline needs many of them for a
-#   small bubble (lesson 05). Both costs have to be weighed against each other, and on your machine.
-# - **fewer, larger operations**: `functional.linear` is a product and a sum in one operation.
-# - **capture and replay**. CUDA graphs, `torch.compile` and `jax.jit` begin with the same idea, and go on from there:
-#   they also write new code for several operations at once.
+# - **Larger pieces**: more rows in a microbatch, which means fewer microbatches. But a
+#   pipeline needs many microbatches for a small bubble (lesson 05). Balance both on
+#   your machine.
+# - **Fewer, larger operations**: `functional.linear` is a product and a sum in one
+#   operation.
+# - **Capture and replay**, as here. CUDA graphs, `torch.compile` and `jax.jit` begin
+#   with the same idea. The compilers also generate new code that fuses several
+#   operations.
 #
-# ## When does a capture pay back?
+# ## When does a capture pay off?
 #
-# A capture is slow. Each call of NumPy passes through Python code that notes it, and the lines have to be sorted,
-# written and compiled. It is also done twice, in different steps: only if both have left the same lines are these
-# trusted. So let new pipelines take their first five steps, without replaying and with it. The difference is what the
-# steps that follow have to save.
+# A capture is slow. Each NumPy call passes through Python code that records it, and the
+# captured code has to be sorted, written and compiled. This is done twice, in different
+# steps, and the code is used only if both captures are equal. The next cell lets new
+# pipelines take their first five steps with and without replaying. The difference is
+# the cost that later steps have to save.
 
 
 # %%
 def pays_back(group, width, rows, times, pairs=5, beginning=5):
-    """Return how many microseconds capturing adds to the first steps, and the step from which it has paid."""
+    """Return the microseconds that capturing adds to the first steps, and the step at which it has paid off."""
     batch, longer = samples(width, rows), []
     for _ in range(pairs):
         plain, capturing = (pipeline_way(group, width, replay)[1].step for replay in (False, True))
@@ -264,37 +285,61 @@ def pays_back(group, width, rows, times, pairs=5, beginning=5):
 
 
 with init_process_group() as group:
-    found = [pays_back(group, 32, 16, small), pays_back(group, 512, 64, large, pairs=3)]
-for size, (cost, step) in zip(("small", "large"), found):
-    words = f"made up for by step {step:.0f}" if isfinite(step) else "not made up for, as far as we could measure"
-    print(f"{size} network: capturing takes {cost / 1000:.1f} ms, {words}")
-assert all(cost >= 0 and step >= 5 for cost, step in found)
+    results = [pays_back(group, 32, 16, small), pays_back(group, 512, 64, large, pairs=3)]
+for size, (cost, step) in zip(("small", "large"), results):
+    result = f"pays off at step {step:.0f}" if isfinite(step) else "has not paid off within this measurement"
+    print(f"{size} network: capturing takes {cost / 1000:.1f} ms and {result}")
+assert all(cost >= 0 and step >= 5 for cost, step in results)
 
 # %% [markdown]
-# A training has thousands of steps, so some twenty are nothing. But there is no gain where shapes differ in every step,
-# as with texts that are cut to another length each time: each shape needs a capture of its own. And code that looks at
-# the *values* of a tensor, such as `if x.data.max() > 0`, is not captured at all, since another microbatch may have to
-# take the other branch. Such a stage goes on as before, and `pipeline.replay_report()` says which one and why.
+# A training has thousands of steps, so a few dozen do not matter.
 #
+# Two kinds of programs gain nothing. If shapes differ in every step, as with texts of
+# varying length, each shape needs its own capture. And code that looks at the *values*
+# of a tensor, such as `if x.data.max() > 0`, is not captured, because another
+# microbatch may need the other branch. Such a stage runs as before.
+# `pipeline.replay_report()` names it and the reason.
+#
+# ## In PyTorch
+#
+# - `torch.compile(module)` captures the operations of a module, generates fused code,
+#   and falls back to Python at a *graph break*, such as a branch on a value.
+#   `torch.compile(module, mode="reduce-overhead")` also replays it as a CUDA graph.
+# - `TORCH_LOGS=graph_breaks,recompiles python train.py` prints what `replay_report()`
+#   prints here: the reason of each graph break, and each shape that needed a new
+#   capture.
+#
+# ## What you have learnt
+#
+# - Software costs time per call, arithmetic costs time per element.
+# - Operations, modules and a pipeline add some hundred microseconds to a step of this
+#   network, for any width.
+# - Replaying removes most of that and keeps the bits.
+
+# %% [markdown]
 # ## Exercise
 #
-# 1. At which width is the pipeline without replaying 10 % above the floor? Guess first, from the two tables.
-# 2. Leave the width at 32, and give a microbatch 1, 16 and 256 rows. Why is the step by hand nearly as long for 1 as
-#    for 16?
-# 3. Measure the small network with `M` of 2, 4, 8 and 16, and 16 rows in a microbatch. The times of *replayed* lie
-#    on a line. What does it cost to begin a step, and what does each further microbatch cost?
-# 4. Put a layer of your own into the network. What does the report say? Give it `is_replayable = True`, as in lesson
-#    01, and read the report again. Then let its forward ask `if x.data.max() > 0`.
-# 5. In the coursework task `01_multiply` you wrote an operation with its vjps. Nothing in it is about replaying. Why
-#    can it be replayed?
+# 1. At which width is the pipeline without replaying 10 % slower than by hand? Guess
+#    first, from the two tables.
+# 2. Keep the width of 32, and give a microbatch 1, 16 and 256 rows. Why is the step by
+#    hand nearly as long for 1 as for 16?
+# 3. Measure the small network with `M` of 2, 4, 8 and 16, and 16 rows in a microbatch.
+#    The times of *replayed* lie on a line. What does it cost to begin a step, and what
+#    does each further microbatch cost?
+# 4. Put a layer of your own into the network. What does the report say? Give it
+#    `is_replayable = True`, as in lesson 01, and read the report again. Then let its
+#    forward ask `if x.data.max() > 0`.
+# 5. In the coursework task `01_multiply` you wrote an operation with its vjps. Nothing
+#    in it is about replaying. Why can it be replayed?
 #
 # <details>
 # <summary>Answers</summary>
 #
-# 1. Somewhere between the two tables. The costs of software are some hundred microseconds a step, whatever the width,
-#    and the arithmetic grows with the square of it. So divide what *pipeline* adds by a tenth, and look for the width
-#    at which the step by hand takes that long. On the machine where this was written that is between 256 and 512, with
-#    64 rows.
+# 1. Somewhere between the two tables. Software costs some hundred microseconds per step
+#    for any width, and arithmetic grows with the square of the width. Divide the
+#    additional time of *pipeline* by a tenth, and look for the width at which the step
+#    by hand takes that long. With 64 rows, that was between 256 and 512 on the machine
+#    on which this was written.
 #
 # ```python
 # with init_process_group() as group:
@@ -306,8 +351,8 @@ assert all(cost >= 0 and step >= 5 for cost, step in found)
 # print(ratios)
 # ```
 #
-# 2. For 1 row it is nearly as long as for 16, because calls of NumPy take about a microsecond each, however small the
-#    arrays. The arithmetic is what is left, and only shows with 256 rows.
+# 2. NumPy calls take about a microsecond each, however small the arrays. For 1 and 16
+#    rows they are most of the time. The arithmetic shows only with 256 rows.
 #
 # ```python
 # with init_process_group() as group:
@@ -316,8 +361,9 @@ assert all(cost >= 0 and step >= 5 for cost, step in found)
 # print(hands)
 # ```
 #
-# 3. Fit a line through the times: its slope is what a microbatch costs, and where it meets M = 0, what it costs to
-#    begin a step. On the machine where this was written that was some 35 and some 200 microseconds.
+# 3. Fit a line through the times. Its slope is the cost of a microbatch, and its value
+#    at M = 0 is the cost to begin a step. On the machine on which this was written
+#    these were some 35 and some 200 microseconds.
 #
 # ```python
 # with init_process_group() as group:
@@ -330,9 +376,10 @@ assert all(cost >= 0 and step >= 5 for cost, step in found)
 # assert slope > 0
 # ```
 #
-# 4. A layer of your own is not replayed: minipipe cannot know whether it does anything besides computing with tensors.
-#    With `is_replayable = True` it is. A question about values spoils the capture, since another microbatch may get
-#    another answer.
+# 4. A layer of your own is not replayed, because minipipe cannot know whether it does
+#    anything besides computing with tensors. With `is_replayable = True` it is. A
+#    branch on values causes a graph break, because another microbatch may take the
+#    other branch.
 #
 # ```python
 # class Mine(nn.Module):
@@ -362,8 +409,8 @@ assert all(cost >= 0 and step >= 5 for cost, step in found)
 # assert all("replays" not in reports[name] for name in ("Mine", "Looking"))
 # ```
 #
-# 5. What is noted is what NumPy is asked to do, and your operation asks NumPy. It needs to know nothing about it: its
-#    forward and its vjps get arrays that note each call.
+# 5. A capture records NumPy calls, and your operation calls NumPy. Its forward and its
+#    vjps receive arrays that record each call.
 #
 # ```python
 # from minipipe.tensor import record
@@ -392,4 +439,4 @@ assert all(cost >= 0 and step >= 5 for cost, step in found)
 #
 # </details>
 #
-# Next, `18_more_pipelines.py`: back to schedules, in which a stage is on more than one rank.
+# Next, `18_more_pipelines.py`: back to schedules, with several replicas of each stage.

@@ -1,27 +1,40 @@
 # %% [markdown]
-# # 18 · More pipelines than one
+# # 18 · Data parallelism: replicas of a pipeline
 #
-# So far a stage was on one rank. In this lesson a stage is on several, its *replicas*, each with microbatches of its
-# own. That gives two families of schedules: copies of a pipeline side by side, which is data parallelism, and two
-# pipelines that run in opposite directions over the same ranks, Chimera and DualPipe. Both have a new cost, a sum of
-# gradients, and you find out how much of it hides in idle time.
+# In this lesson you run several copies of a pipeline side by side, each on its own part
+# of the batch. You learn why the copies need an all-reduce of gradients, how much of
+# its time is hidden by computation, and how its order decides the bits of the result.
+#
+# A copy of a stage is called a *replica*. Training with replicas is *data parallelism*;
+# in large jobs it is combined with a pipeline.
 
 # %%
-from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 
 import numpy as np
 
-from minipipe import Costs, Pipeline, Schedule, init_process_group, nn, render, schedules, simulate, spawn, verify
+from minipipe import (
+    Costs,
+    Pipeline,
+    Schedule,
+    init_process_group,
+    nn,
+    optim,
+    render,
+    schedules,
+    simulate,
+    spawn,
+    verify,
+)
 from minipipe.errors import ScheduleError
 from minipipe.testing import same_bits
 
 # %% [markdown]
-# ## Copies side by side
+# ## Two copies of one pipeline
 #
-# `data_parallel` puts copies of any schedule side by side. The second copy has ranks of its own, and microbatches of
-# its own: numbers go on, so that each microbatch of the batch has one number, whatever copy it runs in. A stage is the
-# same stage in all copies. So it has a tuple of ranks.
+# `data_parallel` puts copies of any schedule side by side. The second copy has its own
+# ranks and its own microbatches: 0 and 1 run in the first copy, 2 and 3 in the second.
+# The stages are the same in both, so each stage is on two ranks.
 
 # %%
 copies = schedules.data_parallel(schedules.one_f_one_b(num_ranks=2, num_microbatches=2), num_replicas=2)
@@ -31,13 +44,18 @@ print(f"stage 0 is on ranks {copies.ranks_of(0)}, its microbatch 3 on rank {copi
 assert copies.placement == ((0, 2), (1, 3)) and copies.rank_of(0, 3) == 2
 
 # %% [markdown]
-# There is one new kind of action. After the step all replicas of a stage must have the same weights, so they need the
-# same gradient: that of all microbatches. `0REDUCE_GRAD1` on rank 0 and `0REDUCE_GRAD3` on rank 2 are the two ends of
-# one all-reduce (lesson 03). Each contributes the gradients of its rank up to that microbatch.
+# Each row ends with a new kind of action, REDUCE_GRAD. After the step all replicas of a
+# stage must have the same weights. They therefore need the same gradient, summed over
+# the microbatches of all replicas. `0REDUCE_GRAD1` on rank 0 and `0REDUCE_GRAD3` on
+# rank 2 are the two ends of one all-reduce (lesson 03). Each rank contributes the
+# gradients that it has accumulated up to that microbatch.
 #
-# What if a sum comes too early? All ranks get through, nothing waits for ever, and all replicas stay equal. Only the
-# gradient of the last microbatch is missing from it. Frameworks have had this bug (torchrec, pull request 4758), and it
-# is hard to see in a loss. The verifier sees it in the rows.
+# ## An all-reduce that starts too early
+#
+# Suppose that a rank starts the all-reduce before its last backward. Nothing hangs, and
+# the replicas stay equal, but the gradient of the last microbatch is missing. This bug
+# has happened in a framework (torchrec, pull request 4758), and the loss hardly shows
+# it. The verifier reports it, because the schedule contains both actions.
 
 
 # %%
@@ -60,11 +78,13 @@ print(error)
 assert error.code == "early-sum" and (error.problems[0].rank, error.problems[0].step) == (0, 3)
 
 # %% [markdown]
-# ## What hides in the cool-down
+# ## How much of the all-reduce is hidden
 #
-# Now the price. Take two copies of 1F1B, each with four ranks and eight microbatches. Let a sum take 6 units, as long
-# as a rank computes for two microbatches. A REDUCE_GRAD takes its rank no time: it hands the gradient over, and
-# continues. The sum itself begins when the last replica has come.
+# Take two copies of 1F1B, each with four ranks and eight microbatches. Let an
+# all-reduce take 6 units, as long as a rank computes for two microbatches. A
+# REDUCE_GRAD itself takes no time: the rank hands its gradient over and goes on. The
+# all-reduce begins when the last replica has handed over its gradient. The picture
+# draws it below the rank; in a terminal it is a row named "sum".
 
 # %%
 SUMS = Costs(gradient_size=6, bandwidth=1)
@@ -72,19 +92,24 @@ one = schedules.one_f_one_b(num_ranks=4, num_microbatches=8)
 alone = simulate(one).makespan
 together = simulate(schedules.data_parallel(one, 2), SUMS)
 render.show(together)
-for found in together.sums:
-    print(f"stage {found.actions[0].stage}, ranks {found.ranks}: its sum runs from {found.begin:g} to {found.end:g}")
-print(f"one copy takes {alone:g} units, two copies with their sums take {together.makespan:g}")
-assert [(found.begin, found.end) for found in together.sums] == [(27, 33), (29, 35), (31, 37), (33, 39)]
+for each in together.sums:
+    print(f"stage {each.actions[0].stage}, ranks {each.ranks}: all-reduce from {each.begin:g} to {each.end:g}")
+print(f"one copy takes {alone:g} units, two copies with their all-reduces take {together.makespan:g}")
+assert [(each.begin, each.end) for each in together.sums] == [(27, 33), (29, 35), (31, 37), (33, 39)]
 assert (alone, together.makespan) == (33, 39)
 
 # %% [markdown]
-# Look at the last stage. In the cool-down the ranks end one after another, so it has its last gradient at 27, six units
-# before stage 0 has. When rank 0 ends, that sum is over: it costs nothing. Of the sum of stage 2 four units are hidden,
-# of stage 1 two, and of stage 0 none, because no rank ends later. So the step takes 39 instead of 33.
+# The last stage has its complete gradient at 27. Stage 0 has it only at 33, because the
+# cool-down ends on one rank after another. So the all-reduce of stage 3 is over when
+# rank 0 ends, and costs nothing. Of the 6 units of stage 2 four are hidden, of stage 1
+# two, and of stage 0 none, because no rank computes after rank 0. The step takes 39
+# units instead of 33.
 #
-# With two stages on each rank there are two sums of half the size. And in a schedule in which all ranks end at once,
-# no rank has a cool-down to hide a sum in.
+# ## Which schedules hide it best?
+#
+# With two stages on each rank, there are two all-reduces of half the size. Compare 1F1B
+# with three other schedules of the same model. Each line shows the makespan of one copy
+# and of two copies, and how many of the 6 units are exposed, that is, not hidden.
 
 # %%
 table = {}
@@ -93,28 +118,38 @@ for schedule in (one, schedules.interleaved_1f1b(4, 8, 2), schedules.zb_h1(4, 8)
     before = simulate(schedule, costs)
     after = simulate(schedules.data_parallel(schedule, 2), costs)
     table[schedule.name] = (before.makespan, after.makespan)
-    print(f"{schedule.name:16} {before.makespan:4g} -> {after.makespan:4g}: {after.makespan - before.makespan:g} of 6")
+    print(
+        f"{schedule.name:16} {before.makespan:4g} -> {after.makespan:4g},",
+        f"{after.makespan - before.makespan:g} of 6 exposed",
+    )
 assert table == {"1f1b": (33, 39), "interleaved-1f1b": (28.5, 31.5), "zb-h1": (27, 33), "zb-v": (25.5, 28.5)}
 
 # %% [markdown]
-# Interleaved 1F1B and ZB-V show only the sum of the stage that a rank ends with: 3 units. That of its other stage runs
-# while the rank still computes. Libraries for data parallelism do the same in a single copy: they cut the gradients
-# into "buckets", and sum each as soon as the backward has left its layers.
+# Interleaved 1F1B and ZB-V expose only the all-reduce of the stage that a rank finishes
+# last: 3 units. The all-reduce of its other stage runs while the rank still computes.
+# In ZB-H1 all ranks end at the same time, so no rank has a cool-down that could hide an
+# all-reduce.
+#
+# Data-parallel libraries use the same idea without a pipeline. They divide the
+# gradients into *buckets* of layers, and reduce each bucket as soon as the backward has
+# left its layers.
 #
 # ## Deep or wide?
 #
-# Eight ranks can be one deep pipeline, or several short ones. Let the whole model take 4 units for the forward of a
-# microbatch and 8 for its backward, let its gradients have a size of 24, and let the batch have 16 microbatches.
+# Eight ranks can be one pipeline of eight stages, or several shorter ones. Let the
+# whole model take 4 units for the forward of a microbatch and 8 for its backward. Its
+# gradients have a size of 24, and the batch has 16 microbatches.
 
 
 # %%
 def shapes(bandwidth):
-    """Return, by the depth of a pipeline, the makespan of eight ranks: without the sums, and with them."""
+    """Return the makespan of eight ranks by depth of the pipeline: without the all-reduce, and with it."""
     times = {}
     for depth in (8, 4, 2, 1):
-        copies, share = 8 // depth, 4 / depth
+        copies = 8 // depth
+        per_stage = 4 / depth
         pipeline = schedules.one_f_one_b(depth, 16 // copies)
-        costs = Costs(share, share, share, gradient_size=24 / depth, bandwidth=bandwidth)
+        costs = Costs(per_stage, per_stage, per_stage, gradient_size=24 / depth, bandwidth=bandwidth)
         wide = schedules.data_parallel(pipeline, copies)
         times[depth] = (simulate(pipeline, costs).makespan, simulate(wide, costs).makespan)
     return times
@@ -123,21 +158,23 @@ def shapes(bandwidth):
 slow, fast = shapes(bandwidth=1), shapes(bandwidth=20)
 for depth in (8, 4, 2, 1):
     without, with_sums = slow[depth]
-    words = f"{with_sums:g} with slow sums, {fast[depth][1]:.4g} with fast ones; each rank has 1/{depth} of the weights"
-    print(f"{8 // depth} x {depth} ranks: {without:g} without sums, {words}")
+    times = f"{without:4g} alone, {with_sums:4g} with slow links, {fast[depth][1]:4.3g} with fast ones"
+    print(f"{8 // depth} copies of {depth} stages: {times}; each rank has 1/{depth} of the weights")
 assert [without for without, _ in slow.values()] == [34.5, 33, 30, 24]
 assert [with_sums for _, with_sums in slow.values()] == [34.5, 39, 48, 66]
 assert [round(with_sums, 2) for _, with_sums in fast.values()] == [34.5, 33.3, 30.9, 26.1]
 
 # %% [markdown]
-# Short pipelines have small bubbles, large sums, and take much memory for weights. On fast links one makes pipelines as
-# short as memory allows. On slow ones the deepest is the best.
+# Short pipelines have small bubbles, but their ranks hold more weights, and their
+# all-reduce is larger. With fast links, choose the shortest pipeline that fits into
+# memory. With slow links, the deepest one wins.
 #
-# ## In which order?
+# ## The order of additions
 #
-# An all-reduce on a ring cuts the array into one shard for each replica, and each shard is added up along the ring,
-# beginning at another replica. With two replicas that is no question: a + b has the bits of b + a. With three, (a + b)
-# + c differs from (b + c) + a.
+# Floating-point addition depends on its order. A ring all-reduce cuts the array into
+# one shard for each replica, and adds each shard along the ring, starting at a
+# different replica. With two replicas the order does not matter, because a + b and b +
+# a have the same bits. With three it does: (a + b) + c may differ from (b + c) + a.
 
 
 # %%
@@ -154,17 +191,23 @@ other_bits = {}
 for replicas in (2, 3, 4, 8):
     arrays = np.random.default_rng(seed=0).standard_normal((replicas, 24_000)).astype(np.float32)
     other_bits[replicas] = np.mean(along_a_ring(arrays) != reduce(np.add, arrays))
-    print(f"{replicas} replicas: {other_bits[replicas]:.0%} of the numbers have other bits than in a fixed order")
+    print(f"{replicas} replicas: {other_bits[replicas]:.0%} of the numbers differ from a sum in rank order")
 assert [round(100 * share) for share in other_bits.values()] == [0, 22, 32, 52]
 
 # %% [markdown]
-# None of these sums is wrong. But if a pipeline is to have the bits of one process, the order has to be said. Here it
-# is: microbatches ascend within a replica, then replicas ascend. A fixed order costs nothing. Each replica sends every
-# other one its shard, adds the shards in order, and sends the sum to all: the volume of the ring, in two rounds. The
-# simulator times this one.
+# None of these sums is wrong. But a pipeline that promises the bits of one process has
+# to fix the order. In minipipe microbatches are added in ascending order within a
+# replica, and then the replicas in order. Fixing the order sends no more bytes: each
+# replica sends every other one its shard, adds the shards that it receives in order,
+# and sends the result to all. That is as much as a ring sends, in two rounds. The
+# simulator times this algorithm.
 #
-# Try it by hand. Four ranks are two copies of a pipeline with two stages. `split` divides the group, once into the
-# pipelines, and once into the replicas of each stage; and `all_reduce` adds in a fixed order.
+# ## An all-reduce by hand
+#
+# Four ranks form two copies of a pipeline with two stages. `group.split` divides the
+# ranks twice: into the pipelines, and into the replicas of each stage. `all_reduce`
+# adds in rank order. Compare the result with one process that adds in the same order,
+# and with one that adds all eight microbatches in a single sequence.
 
 
 # %%
@@ -183,28 +226,30 @@ def gradients(group, data, num_microbatches):
 
 def replica(group):
     copy, stage = divmod(group.rank, 2)
-    own = gradients(group.split(copy), samples[32 * copy :][:32], num_microbatches=4)
+    local = gradients(group.split(copy), samples[32 * copy :][:32], num_microbatches=4)
     across = group.split(stage)
-    return {name: across.all_reduce(gradient) / 2 for name, gradient in own.items()}
+    return {name: across.all_reduce(gradient) / 2 for name, gradient in local.items()}
 
 
 by_rank = spawn(replica, num_ranks=4)
 with init_process_group() as group:
     first, second = (gradients(group, half, 4) for half in (samples[:32], samples[32:]))
     in_one_row = gradients(group, samples, 8)
-for rank, found in enumerate(by_rank):
-    is_same = all(same_bits(found[name], (first[name] + second[name]) / 2) for name in found)
-    other = np.mean(np.concatenate([np.ravel(found[name] != in_one_row[name]) for name in found]))
-    print(f"rank {rank} has {sorted(found)}: bits of one process that adds the same way: {is_same}")
-    assert is_same and 0 < other < 1 and sorted(found) == [f"{rank % 2 * 2}.bias", f"{rank % 2 * 2}.weight"]
-    assert all(np.allclose(found[name], in_one_row[name], atol=1e-6) for name in found)
+for rank, summed in enumerate(by_rank):
+    is_same = all(same_bits(summed[name], (first[name] + second[name]) / 2) for name in summed)
+    other = np.mean(np.concatenate([np.ravel(summed[name] != in_one_row[name]) for name in summed]))
+    print(f"rank {rank} has {sorted(summed)}: equal to one process that adds in this order: {is_same},")
+    print(f"       some numbers differ from a single sequence of eight: {0 < other < 1}")
+    assert is_same and 0 < other < 1 and sorted(summed) == [f"{rank % 2 * 2}.bias", f"{rank % 2 * 2}.weight"]
+    assert all(np.allclose(summed[name], in_one_row[name], atol=1e-6) for name in summed)
 
 # %% [markdown]
-# And a process that adds all eight microbatches in one row has other bits in some of the numbers. So the number of
-# replicas is a part of what has to be said for a run to be repeated.
+# So the number of replicas belongs to the settings that make a run repeatable.
 #
-# `Pipeline` does all of this with `replicas=2`, on the same four ranks, and sums gradients while other stages still
-# compute:
+# ## The same with one argument
+#
+# `Pipeline` does all of this with `replicas=2`. It also starts the all-reduce of a
+# stage as soon as its gradient is complete, while other stages still compute.
 
 
 # %%
@@ -214,190 +259,123 @@ def with_replicas(group):
     return {name: parameter.grad for name, parameter in pipeline.named_parameters()}
 
 
-for rank, (built_in, own) in enumerate(zip(spawn(with_replicas, num_ranks=4), by_rank, strict=True)):
-    is_same = all(same_bits(built_in[name], own[name]) for name in own)
-    print(f"rank {rank}: the bits of the sum by hand: {is_same}")
+for rank, (built_in, by_hand) in enumerate(zip(spawn(with_replicas, num_ranks=4), by_rank, strict=True)):
+    is_same = all(same_bits(built_in[name], by_hand[name]) for name in by_hand)
+    print(f"rank {rank}: the bits of the all-reduce by hand: {is_same}")
     assert is_same and built_in.keys() == by_rank[rank].keys()
 
 # %% [markdown]
-# (With more than two replicas it adds them in pairs: 0 and 1, 2 and 3, then both sums. Then four replicas can have the
-# bits of two, with `gradient_blocks=`.)
+# (With more than two replicas it adds them in pairs: 0 and 1, 2 and 3, then both sums.
+# With `gradient_blocks=`, four replicas can then have the bits of two.)
 #
-# ## Two directions: Chimera
+# ## Shard the optimiser
 #
-# In 1F1B rank 3 has nothing to do at first, because everything begins at rank 0. So let half of the microbatches
-# begin at rank 3, and go *up*. Chimera (Li and Hoefler 2021) does that. Labels include the stage here: microbatches 0
-# and 1 go down the ranks, 2 and 3 up. (A notebook draws the latter darker.) A backward takes as long as a forward, as
-# in the figures of the paper.
+# Replicas also repeat the state of the optimiser. Adam keeps two numbers for each
+# parameter, and every replica computes the same ones. `pipeline.sharded` divides this
+# state among the replicas: each updates its shard of the parameters, and sends the new
+# values to the others. This is called ZeRO stage 1, or a distributed optimiser. Compare
+# the memory and the resulting weights of both kinds.
+
 
 # %%
-EVEN = Costs(forward=1, backward_input=0.5, backward_weight=0.5)
-chimera = schedules.chimera(num_ranks=4, num_microbatches=4)
-verify(chimera)
-render.show(simulate(chimera, EVEN), simulate(schedules.one_f_one_b(4, 4), EVEN))
+def train(group, is_sharded):
+    """Take three steps on two replicas of two stages; return the bytes of Adam's state, and the weights."""
+    pipeline = Pipeline(network(), group, loss=nn.MSELoss(), num_microbatches=4, replicas=2)
+    rule = optim.Adam
+    optimiser = pipeline.sharded(rule) if is_sharded else rule(pipeline.parameters())
+    for _ in range(3):
+        pipeline.step(samples, samples)
+        optimiser.step()
+    return optimiser.nbytes, [parameter.data.copy() for parameter in pipeline.parameters()]
+
+
+whole, sharded = (spawn(partial(train, is_sharded=each), num_ranks=4) for each in (False, True))
 for rank in range(4):
-    print(f"rank {rank} has stages {chimera.stages_of(rank)}")
-assert simulate(chimera, EVEN).makespan == 10 and simulate(schedules.one_f_one_b(4, 4), EVEN).makespan == 14
-assert [chimera.stages_of(rank) for rank in range(4)] == [(0, 3), (1, 2), (1, 2), (0, 3)]
+    is_same = all(map(same_bits, whole[rank][1], sharded[rank][1]))
+    print(f"rank {rank}: {whole[rank][0]} bytes of state, sharded {sharded[rank][0]}; the same weights: {is_same}")
+    assert is_same and 2 * sharded[rank][0] == whole[rank][0]
 
 # %% [markdown]
-# The idle time is p - 2 units for p ranks, however many microbatches there are, and that of 1F1B is 2 (p - 1).
-
-# %%
-idle = {}
-for ranks, microbatches in ((4, 4), (4, 8), (8, 8), (8, 16)):
-    work = 2 * microbatches
-    both = (schedules.chimera(ranks, microbatches), schedules.one_f_one_b(ranks, microbatches))
-    idle[ranks, microbatches] = [simulate(schedule, EVEN).makespan - work for schedule in both]
-    print(f"{ranks} ranks, {microbatches} microbatches: idle {idle[ranks, microbatches]}")
-assert idle == {(4, 4): [2, 6], (4, 8): [2, 6], (8, 8): [6, 14], (8, 16): [6, 14]}
-assert all(found == [ranks - 2, 2 * (ranks - 1)] for (ranks, _), found in idle.items())
-
-# %% [markdown]
-# ## Why two copies of the weights?
+# Each rank holds half of the state, and the weights have the same bits.
 #
-# The microbatches that go down meet stage 0 on rank 0. Those that go up begin on rank 3, so rank 3 needs stage 0 as
-# well. That is all: **a stage must be wherever a microbatch meets it**. Two directions are two replicas of each stage,
-# every rank has the weights of two stages instead of one, and at the end there is a sum, although nobody asked for data
-# parallelism. Could a microbatch change replicas on its way, and come back on the other one? Its activations are held
-# where its forward ran. So no:
-
-# %%
-error = complaint_about(
-    """
-    rank 0: 0F0 0F1 1F2 1B2 1F3 1B3 0B0 0B3
-    rank 1: 0F2 0F3 1F0 1B0 1F1 1B1 0B2 0B1
-    """
-)
-print(error)
-assert error.code == "other-replica" and ">0B3<" in error.grid
-
-# %% [markdown]
-# So is it a good deal? What else can be had for twice the weights? *Half as many ranks in a row, twice*: two copies of
-# a 1F1B with two stages on each rank, side by side.
-
-# %%
-side_by_side = schedules.data_parallel(schedules.one_f_one_b(2, 4, chunks_per_rank=2), 2)
-crossing = schedules.data_parallel(schedules.chimera(4, 8), 1)  # one copy: the sums of its own replicas
-compared = {}
-for name, costs in (("B = F", EVEN), ("B = 2F", Costs())):
-    with_sums = replace(costs, gradient_size=3, bandwidth=1)
-    for schedule in (crossing, side_by_side):
-        timeline = simulate(schedule, with_sums)
-        without = simulate(schedule, costs).makespan
-        compared[name, schedule.name] = (without, timeline.makespan, timeline.peak_activations)
-        words = f"{without:g} units, {timeline.makespan:g} with sums, holds {timeline.peak_activations}"
-        print(f"{name:6}  {schedule.name:16} {words}")
-assert [found[:2] for found in compared.values()] == [(18, 21), (20, 23), (30, 33), (30, 33)]
-assert {found[2] for found in compared.values()} == {(3, 4, 4, 3), (4, 2, 4, 2)}
-assert all(len(schedule.stages_of(rank)) == 2 for schedule in (crossing, side_by_side) for rank in range(4))
-
-# %% [markdown]
-# Chimera is ahead by 2 units where a backward takes as long as a forward, and not at all where it takes twice as long:
-# then the slots of the two directions no longer fit into each other. The fullest rank holds as much in both.
-# Always ask what an alternative would do *with the same memory*.
+# ## In PyTorch and in Megatron
 #
-# ## DualPipe, and what it is cut in half
+# The number of replicas is implicit there: it is the number of processes divided by the
+# other sizes.
 #
-# DualPipe (DeepSeek-AI 2024) also sends microbatches in two directions. Its aim is another one: a rank runs a forward
-# of one direction together with a backward of the other, so that the messages of each are hidden by the computation of
-# the other. First without that: one action at a time.
-
-# %%
-dual = schedules.dualpipe(num_ranks=8, num_microbatches=20)
-halves = schedules.data_parallel(schedules.dualpipe_v(4, 10), 2)
-verify(dual)
-for schedule in (dual, halves, schedules.one_f_one_b(8, 20)):
-    timeline = simulate(schedule)
-    words = f"{timeline.makespan:g} units, at most {max(timeline.peak_activations)} pairs held"
-    print(f"{schedule.name:22} {words}, stages of rank 0: {schedule.stages_of(0)}")
-    assert timeline.makespan == (81 if schedule.name == "1f1b" else 63)
-assert max(simulate(dual).peak_activations) == max(simulate(halves).peak_activations) == 9
-assert dual.stages_of(0) == halves.stages_of(0) == (0, 7)
-
-# %% [markdown]
-# The second line is no accident. Fold DualPipe in the middle: what goes up then comes back on the same ranks, and half
-# of the ranks suffice. This is DualPipe-V, which has the V of lesson 10 and one copy of the weights. Every rank of
-# DualPipe runs the row of a rank of DualPipe-V, but for the numbers of the microbatches:
-
-# %%
-half = schedules.dualpipe_v(4, 10)
-for rank in range(8):
-    row, of_half = dual.actions[rank], half.actions[min(rank, 7 - rank)]
-    kinds = [str(action.kind) for action in row]
-    assert kinds == [str(action.kind) for action in of_half]
-    assert [action.microbatch % 10 for action in row] == [action.microbatch for action in of_half]
-print(f"rank 0 of DualPipe begins {' '.join(map(str, dual.actions[0][:9]))}")
-print(f"that of DualPipe-V begins {' '.join(map(str, half.actions[0][:9]))}")
-assert dual.stages_of(0) == half.stages_of(0)
-
-# %% [markdown]
-# So two copies of DualPipe-V side by side take as long on eight ranks, have the same weights on each rank, and sum the
-# same gradients. The two directions are data parallelism, with its replicas on the same ranks. (Qi et al. 2025 call
-# the fold "cut in half".)
+# - **Megatron-LM** on 8 GPUs, as two replicas of a pipeline with four stages.
+#   `--overlap-grad-reduce` starts the reduction of each bucket during the backward, and
+#   `--use-distributed-optimizer` shards the optimiser:
 #
-# Now the pairs. With `joined=True` forwards of the steady state run joined with the action behind them, which text
-# writes as `(0F1;0B0)OVERLAP_F_B`, as PyTorch does. A pair begins when the inputs of both are there. With `overlap=0`
-# it takes as long as both, with `overlap=1` as long as the longer one.
-
-# %%
-joined = schedules.dualpipe(8, 20, joined=True)
-verify(joined)
-by_overlap = {overlap: simulate(joined, Costs(overlap=overlap)).makespan for overlap in (0, 0.5, 1)}
-for overlap, makespan in by_overlap.items():
-    print(f"{len(joined.overlaps)} pairs, of which {overlap:.0%} of the shorter is hidden: {makespan:g} units")
-assert by_overlap == {0: 66, 0.5: 59, 1: 52} and len(joined.overlaps) == 82
-assert by_overlap[0] == 3 * 20 + (8 // 2 - 1) * (3 + 2 - 3 * 1)  # DeepSeek's formula: (p/2 - 1)(F&B + B - 3W)
-
-# %% [markdown]
-# With nothing hidden the pairs cost 3 units, because they wait for both of their inputs: 66 instead of 63, as in the
-# formula of DeepSeek. They are worth it where much can be hidden: in a mixture of experts, whose layers wait for
-# messages of their own.
-#
-# A pair can also be a deadlock where the same rows without it are legal. Here rank 0 wants to run the forward of
-# microbatch 1 together with the backward of 0, and rank 1 runs these two one after the other:
-
-# %%
-error = complaint_about(
-    """
-    rank 0: 0F0 (0F1;0B0)OVERLAP_F_B 0B1
-    rank 1: 1F0 1F1 1B0 1B1
-    """
-)
-print(error.problems[0].message)
-assert error.code == "overlap-deadlock" and "Without the overlaps it would end" in error.problems[0].message
-
-# %% [markdown]
-# All of these schedules can be drawn, checked, stepped through, simulated and trained with. (When it trains, minipipe
-# computes the F of a joined pair before its B: on a CPU there are only messages to hide.)
-#
-# ```sh
-# minipipe simulate 1f1b --replicas 2 --costs gradient_size=6,bandwidth=1
-# minipipe step chimera
-# minipipe simulate dualpipe --joined --costs overlap=0.5
-# mpirun -n 4 python tutorials/train.py --replicas 2
+# ```text
+# torchrun --nproc-per-node 8 pretrain_gpt.py --pipeline-model-parallel-size 4 \
+#     --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather …
 # ```
 #
+# - **PyTorch**: `mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "pp"))`
+#   makes the groups that `split` made above. Wrap the module of each stage in
+#   `DistributedDataParallel(module, process_group=mesh.get_group("dp"))`, and give the
+#   stage to a schedule of `torch.distributed.pipelining`. `ZeroRedundancyOptimizer`
+#   shards the optimiser. `fully_shard(module, mesh=mesh["dp"])`, in place of both,
+#   shards gradients and parameters as well (lesson 21).
+# - **minipipe**: `mpirun -n 8 python tutorials/train.py --replicas 2`, and
+#   `pipeline.sharded(optim.Adam)` in a program of your own.
+#
+# In PyTorch and Megatron, gradients are summed by NCCL in an order of its choice. The
+# bits of a run may then change with the number of replicas and the version of the
+# library.
+#
+# The pages "Coming from PyTorch" and "Coming from Megatron-LM"
+# ([`site/coming-from-pytorch.md`](site/coming-from-pytorch.md),
+# [`site/coming-from-megatron.md`](site/coming-from-megatron.md)) compare all options.
+#
+# ## What you have learnt
+#
+# - Replicas of a stage need one all-reduce of gradients per step, and it may only start
+#   after the last backward.
+# - The cool-down hides most of it on the last stages, and nothing on stage 0. More
+#   stages per rank expose less.
+# - Few replicas of deep pipelines suit slow links; many replicas of short ones suit
+#   fast links.
+# - The order of additions is part of the result.
+#
+# All of these schedules can be drawn, checked and simulated from the command line:
+#
+# ```sh
+# minipipe show 1f1b --replicas 2 --costs gradient_size=6,bandwidth=1
+# minipipe simulate 1f1b --replicas 2 --costs gradient_size=6,bandwidth=1
+# mpirun -n 4 python tutorials/train.py --replicas 2
+# ```
+
+# %% [markdown]
 # ## Exercise
 #
-# 1. Cut every stage of `one` into n neighbouring ones, with `chunks_per_rank=n` and `SUMS.cut(n)`. How long do two
-#    copies take for n of 1, 2, 3 and 6? What happens to that with `latency=0.5`?
-# 2. `crossing` and `side_by_side` both took 30 units for 8 microbatches, without sums. And for 16? Why?
-# 3. Put two copies of Chimera side by side. On which ranks is stage 0 then, and how long does a sum take with
-#    `gradient_size=3` and a bandwidth of 1?
-# 4. A rank has two stages with replicas, and sums stage 0 first; another rank sums stage 1 first. Does that hang?
-#    Write it and ask the verifier.
-# 5. The coursework task for this lesson is `03_all_reduce`. How many numbers does each rank send in it, if there are R
-#    ranks and N numbers? How many in the sum of this lesson? (`minipipe coursework DIR` creates your copy.)
+# 1. Cut every stage of `one` into n neighbouring ones, with `chunks_per_rank=n` and
+#    `SUMS.cut(n)`. How long do two copies take for n of 1, 2, 3 and 6? What changes
+#    with `latency=0.5`?
+# 2. Look at the table of depths. At which bandwidth do two copies of four stages take
+#    as long as one pipeline of eight?
+# 3. A rank has two replicated stages and reduces stage 0 first. Another rank reduces
+#    stage 1 first. Does that hang? Write the schedule and ask the verifier.
+# 4. The coursework task for this lesson is `03_all_reduce`. How many numbers does each
+#    rank send in it, if there are R ranks and N numbers? How many does it send in the
+#    all-reduce of this lesson?
+#
+# ```sh
+# minipipe coursework mine               # once: writes mine/
+# minipipe grade mine/03_all_reduce.py
+# ```
 #
 # <details>
 # <summary>Answers</summary>
 #
-# 1. The sum that is left over is that of one piece of rank 0, so the step takes 33 + 6/n. With latency, messages
-#    between ranks make a copy alone take 41. What is left over takes 6/n + 1, twice the latency, and no cut helps with
-#    that.
+# 1. Only the all-reduce of the last piece of rank 0 is exposed, so the step takes 33 +
+#    6/n. With latency, the messages between ranks make one copy alone take 41, and 6/n
+#    + 1 is added to that. The 1 is twice the latency, and no cut reduces it.
 #
 # ```python
+# from dataclasses import replace
+#
 # for n in (1, 2, 3, 6):
 #     cut = schedules.data_parallel(schedules.one_f_one_b(4, 8, chunks_per_rank=n), 2)
 #     slow = replace(SUMS.cut(n), latency=0.5)
@@ -406,25 +384,15 @@ assert error.code == "overlap-deadlock" and "Without the overlaps it would end" 
 # assert simulate(one, replace(SUMS, latency=0.5)).makespan == 41
 # ```
 #
-# 2. Chimera takes 58 units, the copies 54. Chimera runs its microbatches in units of p, and each unit leaves a bubble
-#    of (p - 2)(B - F). That of a 1F1B does not grow with the number of microbatches.
+# 2. At a bandwidth of 4. One pipeline takes 34.5 units. Two copies take 33, and the
+#    exposed all-reduce of stage 0 takes 6 divided by the bandwidth.
 #
 # ```python
-# assert simulate(schedules.chimera(4, 16)).makespan == 16 * 3 + (4 - 2) * (1 + 16 / 4 * (2 - 1)) == 58
-# wider = schedules.data_parallel(schedules.one_f_one_b(2, 8, chunks_per_rank=2), 2)
-# assert simulate(wider).makespan == 16 * 3 + (2 - 1) * 6 == 54
+# assert shapes(4)[4][1] == shapes(4)[8][1] == 34.5
 # ```
 #
-# 3. On ranks 0, 3, 4 and 7. Each of four replicas sends three quarters of its gradient twice: 2 × 3/4 × 3 = 4.5
-#    units.
-#
-# ```python
-# four = schedules.data_parallel(schedules.chimera(4, 8), 2)
-# found = simulate(four, Costs(gradient_size=3, bandwidth=1)).sums[0]
-# assert four.ranks_of(0) == (0, 3, 4, 7) and found.end - found.begin == 2 * 3 / 4 * 3 == 4.5
-# ```
-#
-# 4. It is refused as a deadlock. A library that runs collectives one after another, as most do, would hang.
+# 3. The verifier rejects it as a deadlock. A library that runs collectives one after
+#    another, as most do, would hang.
 #
 # ```python
 # error = complaint_about(
@@ -436,8 +404,8 @@ assert error.code == "overlap-deadlock" and "Without the overlaps it would end" 
 # assert error.code == "deadlock"
 # ```
 #
-# 5. In the task every array travels around the whole ring: (R - 1) N numbers. Here 2 (R - 1) N / R, which is less than
-#    2 N however many ranks there are.
+# 4. In the task every array travels around the whole ring: (R - 1) N numbers. Here each
+#    rank sends 2 (R - 1) N / R, which is less than 2 N for any number of ranks.
 #
 # ```python
 # for R in (2, 3, 8):
@@ -448,4 +416,5 @@ assert error.code == "overlap-deadlock" and "Without the overlaps it would end" 
 #
 # </details>
 #
-# Next, `19_without_flushes.py`: what if nobody waits for the others at the end of a step?
+# Next, `19_without_flushes.py`: what happens if no rank waits for the others at the end
+# of a step?

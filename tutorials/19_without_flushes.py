@@ -1,11 +1,14 @@
 # %% [markdown]
 # # 19 · Without flushes
 #
-# Every step so far ended with a *flush*: the pipeline drains, all ranks update their weights, and the next batch fills
-# it again. Asynchronous schedules leave the flush out. Each stage updates its weights while the others run on, so
-# nobody waits. But then a microbatch meets weights that are not the newest, and what is computed changes. In this
-# lesson you read off a table which weights each microbatch meets, and what four schedules do about it: PipeDream,
-# vertical sync, 2BW and PACI.
+# In this lesson stages update their weights without waiting for the end of a step. You
+# read from a schedule which version of the weights each microbatch uses, and compare
+# four asynchronous schedules: PipeDream, vertical sync, 2BW and PACI.
+#
+# Every step so far ended with a *flush*: the pipeline drains, all ranks update their
+# weights, and the next batch fills it again. Without flushes a full pipeline is never
+# idle. But a microbatch may then use weights that are not the newest, and the
+# computation changes.
 
 # %%
 from math import ceil, pi, sin
@@ -19,10 +22,12 @@ from minipipe.schedules import Action
 # %% [markdown]
 # ## An update is an action
 #
-# `0U3` updates the weights of stage 0, with the gradients of all microbatches up to 3 that no earlier U has taken. So a
-# table can have several updates, and a flush is nothing but a place for them. These are two steps of 1F1B with four
-# microbatches each. (In the pictures an update takes one unit, so that you can see it; in the figures it takes none. A
-# notebook also draws the versions of the weights that each rank holds.)
+# `0U3` updates the weights of stage 0. It applies the gradients of all microbatches up
+# to 3 that no earlier U has applied. So one table can contain several updates, and a
+# flush is one way to place them. The picture shows two steps of 1F1B with four
+# microbatches each. (In the pictures an update takes one unit, so that you can see it;
+# in the printed times it takes none. A notebook also draws the versions of the weights
+# that each rank holds.)
 
 # %%
 RANKS, BATCH = 4, 4
@@ -30,7 +35,7 @@ SEEN = Costs(update=1)
 
 
 def with_flushes(num_steps):
-    """Return steps of 1F1B as one table, with an update of each stage behind each step."""
+    """Return steps of 1F1B as one table, with an update of each stage after each step."""
     rows = []
     for rank, row in enumerate(schedules.one_f_one_b(RANKS, BATCH).actions):
         rows.append([])
@@ -50,9 +55,10 @@ assert timeline.makespan == simulate(schedules.one_f_one_b(RANKS, BATCH), num_st
 assert simulate(with_flushes(2), SEEN).makespan == 2 * (21 + 1)
 
 # %% [markdown]
-# That is a lot of idle time. One way out is a larger batch: all 20 microbatches in one step take 69 units. But then
-# there is one update instead of five. PipeDream (Narayanan et al. 2019) takes the other way: the order of 1F1B for all
-# microbatches, and an update right behind each backward.
+# The ranks are idle for 43 % of the time. A larger batch would help: all 20
+# microbatches in one step take 69 units, but that is one update instead of five.
+# PipeDream (Narayanan et al. 2019) removes the flush instead. It continues the order of
+# 1F1B over all microbatches, with an update right after each backward:
 
 # %%
 render.show(simulate(schedules.pipedream(RANKS, 8), SEEN))
@@ -66,12 +72,14 @@ assert units == {20: 69, 40: 129} and simulate(schedules.one_f_one_b(RANKS, 20))
 assert simulate(schedules.pipedream(RANKS, 8), SEEN).makespan == 41
 
 # %% [markdown]
-# Once it is full, no rank is ever idle: each further microbatch takes 3 units, its F and its B.
+# Once the pipeline is full, no rank is idle. Each further microbatch takes 3 units, its
+# F and its B.
 #
-# ## Versions, read off the row
+# ## Versions
 #
-# Count the U of a stage from the left, and you have the *version* of its weights. It is written nowhere, so nothing can
-# contradict it. Here is the row of rank 0 up to its fourth update.
+# Count the U of a stage from the left, and you get the *version* of its weights. The
+# table does not store it, so nothing can contradict it. The cell prints the row of rank
+# 0 up to its fourth update, and the version below each action.
 
 # %%
 row = pipedream.actions[0]
@@ -82,9 +90,11 @@ forwards = [version for action, version in zip(row, versions) if str(action.kind
 assert forwards == [0, 0, 0, 0, 1, 2, 3] == list(schedules.weight_versions(pipedream)[0][:7])
 
 # %% [markdown]
-# Microbatch 4 runs forward with version 1: the gradient of microbatch 0 is in it, those of 1, 2 and 3 are not yet. When
-# its own gradient is applied, by `0U4`, the weights will have version 4. So the gradient is three updates too old. That
-# number is its *staleness*: the updates between its forward and the update that applies it. On each stage:
+# Microbatch 4 runs its forward with version 1. That version includes the gradient of
+# microbatch 0, and not those from 1, 2 and 3. When `0U4` applies the gradient of
+# microbatch 4, the weights have version 4. The gradient is three updates too old. This
+# number is its *staleness*: the number of updates between the forward and the update
+# that applies the gradient. The cell prints it for each stage and microbatch.
 
 # %%
 for stage, stale in enumerate(schedules.staleness(pipedream)):
@@ -93,18 +103,21 @@ for stage, stale in enumerate(schedules.staleness(pipedream)):
 assert schedules.staleness(flushed) == ((0,) * 20,) * RANKS
 
 # %% [markdown]
-# Stage s of p has p - 1 - s, as many as there are forwards in its warm-up. And with flushes it is 0: all gradients are
-# those of the weights to which they are applied.
+# With p stages, stage s has a staleness of p - 1 - s, as many as it has forwards in its
+# warm-up. With flushes it is 0, because all gradients are applied to the weights from
+# which they were computed.
 #
 # ## Does it matter?
 #
-# The smallest training has one weight w, and the loss w²/2, whose gradient is w. With the learning rate r, an update is
-# w - r w. On a stage of the pipeline it is w - r v, where v is the version that the table says.
+# The smallest training has one weight w and the loss w²/2, whose gradient is w. With a
+# learning rate r, an update is w - r w. In an asynchronous pipeline it is w - r v, with
+# v the version that the forward used. The cell tries eight learning rates on each
+# stage, and prints those with which the weight shrinks.
 
 
 # %%
 def descend(schedule, stage, rate):
-    """Return the last weight of a stage that starts with 1, and updates after each microbatch."""
+    """Return the last weight of a stage that starts at 1 and updates after each microbatch."""
     weights = [1.0]
     for version in schedules.weight_versions(schedule)[stage]:
         weights.append(weights[-1] - rate * weights[version])
@@ -121,22 +134,23 @@ for stage, rates in works.items():
 assert [len(rates) for rates in works.values()] == [2, 3, 5, 7]
 
 # %% [markdown]
-# All of them learn with a small rate. But the first stage, whose gradients are three updates old, diverges at rates
-# with which the last one is at ease. (For staleness d the limit is 2 sin(π / (2 (2 d + 1))).) Real losses are no
-# parabolas, and whether staleness hurts there has to be tried. PipeMare (Yang et al. 2021) lowers the rate of the early
-# stages for this reason.
+# All stages learn with a small rate. The first stage, with gradients that are three
+# updates old, diverges at rates at which the last one still learns. (For staleness d
+# the limit is 2 sin(π / (2 (2 d + 1))).) Real losses are not parabolas, and the effect
+# of staleness on them has to be tried. PipeMare (Yang et al. 2021) lowers the learning
+# rate of early stages for this reason.
 #
 # ## Which weights does the backward use?
 #
-# There is a second question. Between the forward of microbatch 4 on stage 0 and its backward there are three updates.
-# A backward multiplies with weights, so with which? Let a stage have two layers, `y = (x @ first) @ second`. The
-# gradient of `first` is a product with `second`. Now update `second` in between, once as a new array, and once in
-# place.
+# Three updates lie between the forward of microbatch 4 on stage 0 and its backward. The
+# backward multiplies by weights: by which version? Let a stage have two layers, `y = (x
+# @ first) @ second`. The gradient of `first` is a product with `second`. The cell
+# updates `second` in between, once as a new array and once in place.
 
 
 # %%
 def gradient_of_first(is_in_place):
-    """Return the gradient of the first layer's weights, where the second's are updated before the backward."""
+    """Return the gradient of ``first`` if ``second`` is updated before the backward."""
     x = Tensor(np.array([[1.0, 2.0]]))
     first = Tensor(np.array([[1.0], [1.0]]), requires_grad=True)
     second = Tensor(np.array([[3.0]]), requires_grad=True)
@@ -154,15 +168,16 @@ print(f"with the weights of the forward {stashed}, with newer ones {overwritten}
 assert stashed == [3 * 1, 3 * 2] and overwritten == [2 * 1, 2 * 2]
 
 # %% [markdown]
-# The first is a gradient, at the old weights. The second is the gradient of no function: it mixes values of the old
-# weights with new weights. PipeDream keeps the weights of the forward until the backward is
-# done, which it calls *weight stashing*. That takes memory, one copy for each version that is still needed. Count them
-# as you would by hand.
+# The first result is a gradient at the old weights. The second is the gradient of no
+# function: it mixes values from old weights with new weights. PipeDream therefore keeps
+# the weights of the forward until the backward is done, which it calls *weight
+# stashing*. That takes memory: one copy for each version that is still needed. Count
+# the copies:
 
 
 # %%
 def most_versions(schedule, rank):
-    """Return how many versions of its weights a rank with one stage needs at once."""
+    """Return the largest number of versions of its weights that a rank with one stage needs at once."""
     newest, needed, most = 0, {}, 1
     for _, kind, microbatch in schedule.actions[rank]:
         if kind == "F":
@@ -180,7 +195,7 @@ def complaint_about(schedule, **limits):
         verify(schedule, **limits)
     except ScheduleError as error:
         return error
-    raise AssertionError("there is nothing wrong with it")
+    raise AssertionError("the schedule is legal")
 
 
 held = [most_versions(pipedream, rank) for rank in range(RANKS)]
@@ -192,13 +207,14 @@ assert held == [RANKS - stage for stage in range(RANKS)] and error.code == "vers
 assert [most_versions(flushed, rank) for rank in range(RANKS)] == [1] * RANKS
 
 # %% [markdown]
-# Stage s has p - s versions. On rank 0 of 16 that is 16 times the weights, and a pipeline was meant for models that do
-# not fit.
+# Stage s has p - s versions. On rank 0 of 16 that is 16 times the weights, and a
+# pipeline is meant for models that do not fit.
 #
-# ## Vertical sync: the same version on all stages
+# ## Vertical sync: one version for all stages
 #
-# Stages also disagree with each other. Microbatch 4 meets version 1 on stage 0 and version 4 on stage 3. *Vertical
-# sync* delays each U until all stages have the same:
+# Stages also use different versions for the same microbatch: microbatch 4 uses version
+# 1 on stage 0 and version 4 on stage 3. *Vertical sync* delays each U until all stages
+# have the same version:
 
 # %%
 synchronous = schedules.vertical_sync(RANKS, 20)
@@ -217,14 +233,16 @@ print(f"copies of weights and gradients beyond the first, by rank: {copies[0]} a
 assert copies == [(3, 2, 1, 0), (3, 3, 3, 3)]
 
 # %% [markdown]
-# Now it is the gradient of one network, p - 1 updates old on every stage. It takes as long. But the last stage is now
-# as stale as the first. And it holds no less: no versions of the weights, but a sum of gradients for each update that
-# waits.
+# Now each gradient belongs to one network, p - 1 updates old on every stage, in the
+# same time. But the last stage is now as stale as the first. Memory is not smaller:
+# instead of versions of the weights, a stage holds a sum of gradients for each update
+# that waits.
 #
-# ## 2BW: two versions are enough
+# ## 2BW: two versions
 #
-# PipeDream-2BW (Narayanan et al. 2021, "double-buffered weight updates") updates less often: once for m microbatches,
-# with m at least p. And it delays the update of a batch until right before the batch after the next one begins.
+# PipeDream-2BW (Narayanan et al. 2021, "double-buffered weight updates") updates once
+# for m microbatches, with m at least p. The update of a batch waits until the batch
+# after the next one begins.
 
 # %%
 render.show(simulate(schedules.two_buffered(RANKS, 12, microbatches_per_update=4), SEEN))
@@ -237,25 +255,29 @@ assert {stale for stage in schedules.staleness(buffered) for stale in stage[4:]}
 assert simulate(buffered).makespan == 69 < simulate(flushed).makespan
 
 # %% [markdown]
-# Every stage has the same version, the staleness is 1 for all microbatches but those of the first batch, and two
-# versions are held, on any number of ranks. It takes the 69 units of a pipeline without flushes, where five flushes
-# took 105. This is what 2BW buys:
+# Every stage has the same version. The staleness is 1 for all microbatches after the
+# first batch, and no rank holds more than two versions. The time is 69 units, as
+# without flushes; five flushes took 105. The next cell compares 2BW with PipeDream for
+# more ranks.
 
 # %%
 bought = {}
 for ranks in (4, 8, 16):
     both = (schedules.pipedream(ranks, 4 * ranks), schedules.two_buffered(ranks, 4 * ranks))
-    bought[ranks] = [(most_versions(found, 0), max(schedules.staleness(found)[0])) for found in both]
-    words = " or ".join(f"{versions} versions and staleness {stale}" for versions, stale in bought[ranks])
-    print(f"{ranks} ranks, stage 0: {words}")
+    bought[ranks] = [(most_versions(each, 0), max(schedules.staleness(each)[0])) for each in both]
+    pipe, twice = ("{} versions, staleness {}".format(*each) for each in bought[ranks])
+    print(f"{ranks:2} ranks, stage 0: PipeDream {pipe}; 2BW {twice}")
     assert bought[ranks] == [(ranks, ranks - 1), (2, 1)]
 
 # %% [markdown]
+# With 2BW both numbers are constant.
+#
 # ## PACI: one version
 #
-# Why not keep no copy at all? PACI (Elam et al. 2026) updates in place, so a backward may run with newer weights than
-# its forward, as in the second of our two gradients. It keeps that *drift* small, by updating after every a
-# microbatches only. With N ranks it is at most ceil((N - 1) / a) updates.
+# PACI (Elam et al. 2026) keeps no copies. It updates in place, so a backward may use
+# newer weights than its forward, as in the second gradient above. The number of updates
+# in between is called *drift*. PACI limits it by updating only after every a
+# microbatches:
 
 # %%
 drifts = {}
@@ -267,12 +289,14 @@ for ranks in (4, 8):
 assert all(drift == ceil((ranks - 1) / a) for (ranks, a), drift in drifts.items())
 
 # %% [markdown]
-# With one update for N - 1 microbatches or more it is 1: a microbatch that is in flight during an update has a backward
-# with weights that are one update newer than those of its forward.
+# With N ranks the drift is at most ceil((N - 1) / a) updates, as the assert checks.
+# With one update for N - 1 microbatches or more it is 1: a microbatch that is in flight
+# during an update has a backward with weights that are one update newer.
 #
-# ## All of them
+# ## Comparison
 #
-# Twenty microbatches on four ranks. What a schedule needs is *either* the versions *or*, without copies, the drift.
+# The table shows 20 microbatches on four ranks. A schedule needs *either* the versions
+# *or*, without copies, the drift.
 
 # %%
 paci = schedules.paci(RANKS, 20, microbatches_per_update=4)
@@ -295,15 +319,16 @@ assert table == {
 }
 
 # %% [markdown]
-# Without flushes, 20 microbatches take 69 units, as long as one step with all of them. What that costs is in the other
-# columns: stale gradients, and copies of the weights or a drift. What it buys, compared with that one step, is more
-# updates. So whether it is worth it depends on what one large batch would do to *your* training. (Delayed Nesterov is
-# no schedule: it is PipeDream with an optimiser that looks ahead, `nesterov=True`.)
+# Without flushes, 20 microbatches take 69 units, as long as one step with all of them.
+# The price is stale gradients, and copies of the weights or a drift. The gain over one
+# large step is more updates. Whether that is worth it depends on how *your* training
+# reacts to a large batch. (Delayed Nesterov is not a schedule: it is PipeDream with an
+# optimiser that looks ahead, `nesterov=True`.)
 #
-# ## Mistakes that a table shows
+# ## Mistakes that the verifier finds
 #
-# An update that comes before a gradient which it applies; an update after which one is left over; a stage that has
-# none. All three would train, and learn something else than what was meant.
+# An update before a gradient that it applies, an update that leaves a gradient out, and
+# a stage without an update would all train, and learn something else than intended.
 
 # %%
 MISTAKES = {
@@ -317,11 +342,15 @@ for code, problem in problems.items():
 assert all(problem.code == code for code, problem in problems.items())
 
 # %% [markdown]
-# Two things get lost that no verifier brings back. With a flush, one can look at all gradients before any weight
-# changes: for one that is not finite, or to clip the norm of all of them. Here the last stage has updated before the
-# first has its gradient. And weights that two stages share would have two versions. `Pipeline` refuses both there. All
-# else runs, with `pipeline.run(batches, optimiser)`: [an experiment](asynchronous/README.md) compares what they learn,
-# and when. And it can be drawn and checked:
+# Two things are impossible without a flush. With one, all gradients are complete before
+# any weight changes. They can be checked for values that are not finite, and clipped by
+# their total norm. Here the last stage has updated before the first has its gradient.
+# And weights shared by two stages would have two versions. `Pipeline` refuses both for
+# asynchronous schedules.
+#
+# Everything else runs, with `pipeline.run(batches, optimiser)`. [An
+# experiment](asynchronous/README.md) compares what the schedules learn, and how fast.
+# From the command line:
 #
 # ```sh
 # minipipe show pipedream 2bw --costs update=1 -o updates.svg
@@ -329,23 +358,39 @@ assert all(problem.code == code for code, problem in problems.items())
 # minipipe step paci --per-update 4
 # ```
 #
+# ## In PyTorch and in Megatron
+#
+# The schedules of `torch.distributed.pipelining` and of Megatron-LM all end in a flush,
+# and the optimiser steps after it. No option corresponds to this lesson. There, use
+# more microbatches, interleaving (lesson 08) or a split backward (lesson 09) for a
+# smaller bubble.
+#
+# ## What you have learnt
+#
+# - Updates are actions, and versions, staleness and drift can be read from the table.
+# - PipeDream is never idle once it is full, and needs up to p versions of the weights.
+#   2BW needs two, PACI one with a drift.
+# - Staleness lowers the learning rate with which training converges.
+
+# %% [markdown]
 # ## Exercise
 #
-# 1. Which learning rates does stage 0 of PipeDream bear on 8 ranks? And with 2BW, where each update takes the mean
-#    gradient of 8 microbatches, all of one version?
-# 2. In row 0 of `pipedream`, move `0U0` behind `0F4`. What happens to the staleness, and to the number of versions?
-#    Guess first.
-# 3. Give 2BW batches of 8 microbatches instead of 4, and 40 microbatches in all. What changes: the time, the
-#    staleness, the number of versions, the number of updates?
-# 4. On 16 ranks, what is the smallest batch of an update for which PACI has a drift of at most 2?
-# 5. The coursework task for this lesson is `06_warmup`: the rows of 1F1B. Where in your rows is the staleness of
-#    PipeDream? (`minipipe coursework DIR` creates your copy.)
+# 1. Which learning rates can stage 0 of PipeDream use on 8 ranks? And with 2BW, if each
+#    update takes the mean gradient of 8 microbatches, all with one version?
+# 2. In row 0 of `pipedream`, move `0U0` behind `0F4`. What happens to the staleness,
+#    and to the number of versions? Guess first.
+# 3. Give 2BW batches of 8 microbatches instead of 4, and 40 microbatches in all. What
+#    changes: the time, the staleness, the number of versions, the number of updates?
+# 4. On 16 ranks, what is the smallest batch of an update for which PACI has a drift of
+#    at most 2?
+# 5. The coursework task for this lesson is `06_warmup`: the rows of 1F1B. Where in your
+#    rows is the staleness of PipeDream? (`minipipe coursework DIR` creates your copy.)
 #
 # <details>
 # <summary>Answers</summary>
 #
-# 1. Its staleness is 7, so up to 2 sin(π/30) = 0.209. With 2BW the staleness is 1 on any number of ranks, and the
-#    limit is 1.
+# 1. The staleness is 7, so rates up to 2 sin(π/30) = 0.209. With 2BW the staleness is 1
+#    on any number of ranks, and the limit is 1.
 #
 # ```python
 # eight = schedules.pipedream(8, 800)
@@ -360,8 +405,9 @@ assert all(problem.code == code for code, problem in problems.items())
 # assert last[0.95] < 1 < last[1.05]
 # ```
 #
-# 2. Microbatch 4 now runs with version 0, and its gradient is applied to version 4: a staleness of 4, for this one
-#    alone. There are still four versions at most: 0, 2, 3 and 4, while it is in flight.
+# 2. Microbatch 4 now runs with version 0, and its gradient is applied to version 4: a
+#    staleness of 4, for this one alone. At most four versions are still held: 0, 2, 3
+#    and 4, while it is in flight.
 #
 # ```python
 # row = list(pipedream.actions[0])
@@ -374,7 +420,7 @@ assert all(problem.code == code for code, problem in problems.items())
 # assert most_versions(moved, 0) == 4
 # ```
 #
-# 3. Nothing but the number of updates: 5 instead of 10.
+# 3. Only the number of updates changes: 5 instead of 10.
 #
 # ```python
 # for batch, updates in ((4, 10), (8, 5)):
@@ -391,8 +437,9 @@ assert all(problem.code == code for code, problem in problems.items())
 # assert drifts == [ceil(15 / 7), ceil(15 / 8)] == [3, 2]
 # ```
 #
-# 5. It is the length of the warm-up: the forwards of a row before its first pair of a forward and a backward. What is
-#    in flight between F and B of a microbatch is what is updated in between.
+# 5. It is the length of the warm-up: the forwards of a row before its first pair of a
+#    forward and a backward. Each microbatch that is in flight between F and B of
+#    another one brings an update in between.
 #
 # ```python
 # for rank, row in enumerate(pipedream.actions):
@@ -402,4 +449,4 @@ assert all(problem.code == code for code, problem in problems.items())
 #
 # </details>
 #
-# Next, `20_a_trillion_parameters.py`: 3,072 GPUs, and where their time goes.
+# Next, `20_a_trillion_parameters.py`: 3,072 GPUs, and how they spend their time.

@@ -1,11 +1,14 @@
 # %% [markdown]
 # # 21 · Which parallelism?
 #
-# Four ranks can be one pipeline, four replicas, four parts of each layer, or a mixture. Books say which to take: "four
-# times as many microbatches as stages", "tensor parallelism inside a host, the pipeline between hosts". This lesson
-# runs one model in every way and counts what each sends and holds. Then it asks the simulator when such a rule holds.
+# In this lesson you run one model on four ranks in eight ways, and count what each way
+# sends and holds. Then you ask the simulator when two rules of thumb hold: "four times
+# as many microbatches as stages", and "tensor parallelism inside a host, the pipeline
+# between hosts".
 #
-# `minipipe compare` does the first part on real ranks, with times, and says which way wins on your machine.
+# The ways combine four kinds of parallelism: a pipeline, data parallelism (lesson 18),
+# *tensor parallelism*, which divides every layer among ranks, and *fully sharded* data
+# parallelism, in which each replica stores only a shard of every parameter.
 
 # %%
 from minipipe import Costs, Pipeline, render, schedules, simulate, spawn
@@ -14,10 +17,14 @@ from minipipe.tuning.grids import Task, compare_on_ranks
 from minipipe.tuning.hosts import on_hosts
 
 # %% [markdown]
-# ## Every way to divide four ranks
+# ## Eight ways to divide four ranks
 #
-# The model is a GPT of four blocks. Its batch is 16 sequences, in microbatches of one, whatever the grid: replicas
-# share them, a pipeline passes all of them through. These ranks are threads, so we look at everything but the time.
+# The model is a GPT of four blocks, and its batch is 16 sequences. A microbatch is one
+# sequence. Replicas divide the 16 microbatches among them; a pipeline passes all of
+# them through. A combination of sizes, such as `pipeline 2 x data 2`, is called a
+# *device mesh*; the class here is `Grid`. The ranks are threads, so the times mean
+# nothing and are not shown. (`minipipe compare` does the same on MPI ranks, with
+# times.)
 
 # %%
 task = Task(layers=4, width=64, heads=4, symbols=64, length=32, batch=16, microbatches=16)
@@ -29,29 +36,41 @@ for name, loss in losses.items():
 assert len(losses) == 8 and max(losses.values()) - min(losses.values()) < 1e-4
 
 # %% [markdown]
-# ## What they send
+# The losses agree: all eight compute the same update, up to rounding.
 #
-# Each rank counts the bytes of its messages. Nothing has to run to know them:
+# ## Bytes sent
 #
-# - **Replicas** sum the gradients of N parameters once a step. A rank sends 2 (d - 1) / d of them: its share of the sum
-#   to each other one, and what it has added up.
-# - **A pipeline** sends an activation over each cut for each microbatch, and its gradient back, however deep the model.
-# - **Ranks that share a layer** sum activations, four times in each block and microbatch. Here each rank sends all it
-#   has to the t - 1 others.
-# - **Fully sharded replicas** keep a share of each layer, and gather the whole for each forward and each backward; of
-#   its gradients each rank gets the sum of its share. That is three times (d - 1) / d of N, for each microbatch.
+# Each rank counts the bytes of its messages. They can be computed before anything runs:
+#
+# - **Data parallel**: an all-reduce of N gradients once per step. With d replicas a
+#   rank sends 2 (d - 1) / d of them: d - 1 shards to the other ranks, and its own
+#   reduced shard to all of them.
+# - **Pipeline**: an activation across each stage boundary for each microbatch, and its
+#   gradient back. The depth of the model does not matter.
+# - **Tensor parallel**: all-reduces of activations, four in each block and microbatch.
+#   In this implementation each rank sends its whole partial result to the t - 1 others.
+# - **Fully sharded**: for each microbatch every rank gathers each layer once for the
+#   forward and once for the backward, and a reduce-scatter gives it the sum of its
+#   shard of the gradients. That is three times (d - 1) / d of N.
+#
+# The picture shows the rank that sends most.
 
 # %%
-kinds = ("activations", "tensor sums", "gradient sums", "shares")
+LABELS = {
+    "activations": "activations",
+    "tensor sums": "tensor-parallel all-reduce",
+    "gradient sums": "gradient all-reduce",
+    "shares": "gathered and scattered shards",
+}
 sent, bars = {}, []
 for name, row in rows.items():
-    most = max((rank["sent"] for rank in row["ranks"]), key=lambda sizes: sum(sizes[kind] for kind in kinds))
-    own = {kind: most[kind] for kind in kinds}
-    assert own in [rank["promised_sent"] for rank in row["ranks"]]
-    sent[name] = sum(own.values())
-    bars.append(render.Bar(own, f"{sent[name]:,}"))
-colours = dict(zip(kinds, schedules.ActionKind))
-picture = render.draw_bars(list(rows), {"bytes that a rank sends in a step, the most of any": bars}, colours, width=700)
+    most = max((rank["sent"] for rank in row["ranks"]), key=lambda sizes: sum(sizes[kind] for kind in LABELS))
+    of_rank = {kind: most[kind] for kind in LABELS}
+    assert of_rank in [rank["promised_sent"] for rank in row["ranks"]]
+    sent[name] = sum(of_rank.values())
+    bars.append(render.Bar({LABELS[kind]: size for kind, size in of_rank.items()}, f"{sent[name]:,}"))
+colours = dict(zip(LABELS.values(), schedules.ActionKind))
+picture = render.draw_bars(list(rows), {"bytes sent in a step, by the rank that sends most": bars}, colours, width=700)
 render.show_picture(picture, "\n".join(f"{name:28} {size:9,} bytes" for name, size in sent.items()))
 parameters = sum(parameter.size for parameter in task.model().parameters())
 activation = 4 * task.length * task.width  # of one sequence, in float32
@@ -63,13 +82,17 @@ assert sent["fully sharded 4"] == 3 * 3 / 4 * 4 * parameters * 4 == 7573248  # f
 assert sent["tensor 4"] == 3 * 16 * (4 * 4 + 1) * activation == 6684672  # and one sum of the embedding
 
 # %% [markdown]
-# The pipeline sends least; tensor parallelism and shares 25 times as much and more. Double the batch, and all double
-# but the sum of gradients, which stays. Double the width, and the gradients grow fourfold, activations twofold. So
-# whether replicas or a pipeline send less depends on the batch (exercise 1).
+# The pipeline sends least. Tensor parallelism and full sharding send more than 25 times
+# as much.
 #
-# ## What they hold
+# If the batch doubles, everything doubles except the gradient all-reduce. If the width
+# doubles, gradients grow fourfold and activations twofold. So the batch decides whether
+# replicas or a pipeline send less (exercise 1).
 #
-# Before anything ran, the plan of each grid had promised its memory. It was right to the last byte.
+# ## Memory
+#
+# Each mesh has a plan that predicts its memory. The next cell compares it with the
+# bytes that were measured, and prints the fullest rank.
 
 # %%
 held = {}
@@ -84,21 +107,25 @@ assert held["fully sharded 4"] == [210, 210, 421, 648]
 assert held["tensor 4"] == [234, 234, 468, 280] and held["pipeline 2 x tensor 2"] == [218, 218, 436, 378]
 
 # %% [markdown]
-# Replicas hold everything, parameters with their gradients and the two numbers of Adam. Fully sharded, they hold a
-# quarter of that, and one layer whole at a time. So does each rank of a pipeline, but its first one has four
-# microbatches in flight. Tensor parallelism divides parameters and more than half of the activations; what stands
-# between two sums is whole on every rank.
+# The prediction is exact to the byte.
+#
+# Replicas hold everything: parameters, gradients, and the two numbers of Adam for each
+# parameter. Fully sharded replicas hold a quarter of that, and one whole layer at a
+# time. A pipeline rank also holds about a quarter, but the first rank has four
+# microbatches in flight. Tensor parallelism divides the parameters and more than half
+# of the activations. Activations between two all-reduces are whole on every rank.
 #
 # ## Slower links
 #
-# Now put two ranks on each of two hosts. For each block F, I and W take a millisecond, divided among the ranks that
-# share it; within a host sums and messages are free. What leaves a host shares its link: 50 us, and some bytes a
-# second.
+# Now put two ranks on each of two hosts. In each block, F, I and W take one millisecond
+# each, divided by the number of tensor-parallel ranks. All-reduces and messages within
+# a host are free. Messages between hosts share one link, with a latency of 50 µs and a
+# given bandwidth. The cell prints the time of a step for three bandwidths.
 
 
 # %%
 def timed(row, sum_time=0.0):
-    """Return a row whose actions take what is said above, and each sum within a host so many seconds."""
+    """Return a row with the costs above; each all-reduce within a host takes ``sum_time`` seconds."""
     blocks, parts = task.layers / row["pipeline"], row["tensor"]
     sums = 2 * blocks * sum_time * (parts > 1)
     times = {"forward": 1e-3 * blocks / parts + sums, "backward_input": 1e-3 * blocks / parts + sums}
@@ -106,7 +133,7 @@ def timed(row, sum_time=0.0):
 
 
 def fastest(bandwidth, sum_time=0.0):
-    """Return the milliseconds of each grid on two hosts, the fastest first."""
+    """Return the milliseconds of each mesh on two hosts, the fastest first."""
     link = Link(50e-6, bandwidth)
     times = {name: 1e3 * on_hosts(timed(row, sum_time), 16, 2, link).makespan for name, row in rows.items()}
     return {name: round(times[name], 1) for name in sorted(times, key=times.get)}
@@ -122,23 +149,27 @@ assert first[1e8] == [("pipeline 2 x tensor 2", 54.4), ("pipeline 2 x data 2", 5
 assert first[1e7] == [("pipeline 2 x data 2", 67.5), ("pipeline 2 x fully sharded 2", 67.5)]
 
 # %% [markdown]
-# With fast links the bubble decides, and grids without a pipeline win. At 100 MB/s the sum of gradients takes longer
-# than the bubble: a pipeline between the hosts, which sends little, is faster, with the layers divided inside. At 10
-# MB/s each message counts. Both ranks that share a layer send the same activation to the other host; replicas inside a
-# host send one each of their own, so there are half as many. Whether those replicas are fully sharded makes no
-# difference, since their shares stay in the host; over slow links shares are the worst of all.
+# At 1 GB/s the bubble decides, and meshes without a pipeline win. At 100 MB/s the
+# gradient all-reduce between the hosts takes longer than the bubble. A pipeline between
+# the hosts is faster, with tensor parallelism inside them. At 10 MB/s every message
+# counts. Tensor-parallel ranks both send the same activation to the other host.
+# Replicas inside a host send one each for different microbatches, which is half as many
+# messages. Full sharding inside a host makes no difference; between hosts it is the
+# slowest of all.
 #
-# The order depends on the links, and on what a sum within a host costs (exercise 2). `minipipe compare --hosts 2
-# --links 5e-5,1e8` simulates this with the times of your machine.
+# The order depends on the links and on the cost of an all-reduce within a host
+# (exercise 2). `minipipe compare --hosts 2 --links 5e-5,1e8` simulates this with times
+# measured on your machine.
 #
-# ## "Four times as many microbatches as stages"
+# ## Rule 1: four times as many microbatches as stages
 #
-# 1F1B of p equal stages is idle for (p - 1) / (m + p - 1) of its time. With m = 4 p that is always less than a fifth.
+# 1F1B with p equal stages and m microbatches is idle for (p - 1) / (m + p - 1) of the
+# time. With m = 4 p that stays below a fifth:
 
 
 # %%
 def bubble(num_stages, times=4, slowest=1.0, latency=0.0, name="1f1b"):
-    """Return the idle part; the last stage takes ``slowest`` times as long as the others, of F = I = W = 1."""
+    """Return the idle fraction; all stages have F = I = W = 1, times ``slowest`` for the last one."""
     stages = num_stages if name == "1f1b" else 2 * num_stages
     work = [1.0] * (stages - 1) + [slowest]
     costs = Costs(work, work, work, latency=latency)
@@ -150,13 +181,15 @@ print("idle with m = 4 p, for 2, 4, 8, 16, 32 stages:", bubbles)
 assert bubbles == [0.111, 0.158, 0.179, 0.19, 0.195]
 
 # %% [markdown]
-# But the longer the pipeline, the closer it is to the fifth, and the less it forgives. How much slower may the last
-# stage be, which also has the head? How long may a message take, in units of F?
+# The longer the pipeline, the closer it is to a fifth, and the smaller its margin. How
+# much slower than the others may the last stage be, which also has the output head? How
+# long may a message take, in units of F? The next cell searches for both limits, for 4,
+# 8 and 16 stages.
 
 
 # %%
 def most(idle, high):
-    """Return the largest number, below high, for which a fifth is idle at most."""
+    """Return the largest number below ``high`` that leaves at most a fifth idle."""
     low = 0.0
     for _ in range(30):
         middle = (low + high) / 2
@@ -171,8 +204,11 @@ print("a message may take, in units of F:", late)
 assert slower == {4: 9.1, 8: 3.7, 16: 1.7} and late == {4: 0.107, 8: 0.044, 16: 0.02}
 
 # %% [markdown]
-# So the rule holds for equal stages and messages that cost nearly nothing. With 16 stages a head that costs a fiftieth
-# of a stage breaks it. And it is a rule about 1F1B: with two chunks on a rank, twice as many microbatches are enough.
+# So the rule needs equal stages and messages that cost almost nothing. With 16 stages,
+# a head of two per cent of a stage breaks it.
+#
+# The rule is also specific to 1F1B. With two chunks on a rank, half as many
+# microbatches are enough:
 
 # %%
 twice = {p: (round(bubble(p, 2), 2), round(bubble(p, 2, name="interleaved-1f1b"), 2)) for p in (4, 8, 16)}
@@ -180,11 +216,14 @@ print("idle with m = 2 p, 1F1B and interleaved:", twice)
 assert twice == {4: (0.27, 0.16), 8: (0.3, 0.18), 16: (0.32, 0.19)}
 
 # %% [markdown]
-# ## "Tensor inside a host, the pipeline between hosts"
+# ## Rule 2: tensor parallelism inside a host, the pipeline between hosts
 #
-# For this we need GPUs: the model of lesson 20, for 64 A100 in hosts of eight, and layers of three widths. Eight GPUs
-# that share a layer are one host, and the pipeline has eight ranks. Or swapped: each host is a pipeline, and the sums
-# go from host to host. Links between hosts have the bandwidth of those inside, or a tenth, or a hundredth.
+# This rule is about GPUs. Take the cost model of lesson 20 for 64 A100 in hosts of
+# eight, and layers of three widths. In the first mesh the eight tensor-parallel GPUs
+# are one host, and the pipeline has eight stages. In the second one they are swapped:
+# each host is a pipeline, and the all-reduces of tensor parallelism go from host to
+# host. Links between hosts have the bandwidth of the links inside, a tenth of it, or a
+# hundredth.
 
 # %%
 INSIDE = A100.node
@@ -208,55 +247,113 @@ for width, times in swapped.items():
 assert swapped == {1024: [1.0, 1.8, 10.0], 4096: [1.0, 2.4, 15.3], 16384: [1.0, 1.7, 9.0]}
 
 # %% [markdown]
-# That half of the rule is safe: with equal links it does not matter, and from there on it matters more, for every
-# width. A block sums an activation four times for each microbatch, and a stage passes on one.
+# This part of the rule holds in every case. With equal links the order does not matter,
+# and with slower ones it matters more and more. A block needs four all-reduces of an
+# activation for each microbatch; a stage passes on one activation.
 #
-# The other half is often added silently: *fill* the host with tensor parallelism.
+# The rule is often quoted with an addition: *fill* the host with tensor parallelism.
+# The next cell varies the number of tensor-parallel GPUs, with links between hosts at a
+# tenth of the bandwidth.
 
 # %%
 best = {}
 for width in (1024, 4096, 16384):
     times = {tensor: seconds(width, tensor, 10) for tensor in (1, 2, 4, 8, 16)}
     best[width] = [round(time / min(times.values()), 2) for time in times.values()]
-    print(f"width {width:6}: 1, 2, 4, 8, 16 GPUs a layer take {best[width]} times the best")
+    print(f"width {width:6}: 1, 2, 4, 8, 16 GPUs per layer take {best[width]} times the best")
 assert best[1024] == [1.5, 1.14, 1.0, 1.08, 3.21] and best[4096] == [1.56, 1.15, 1.0, 1.06, 4.25]
 assert best[16384] == [1.65, 1.22, 1.03, 1.0, 2.59]
 
 # %% [markdown]
-# Sixteen, on two hosts, are far off. But four are as good as eight or better until layers are very wide: each sum costs
-# 80 us before its first byte, and a narrow layer has little work to divide. One GPU a layer leaves a pipeline of 64
-# stages with as many microbatches: half of it is bubble.
+# Sixteen GPUs, on two hosts, are far behind. But four are as good as eight or better,
+# unless layers are very wide: each all-reduce costs 80 µs before its first byte, and a
+# narrow layer has little work to divide. One GPU per layer leaves a pipeline of 64
+# stages for 64 microbatches, and half of its time is bubble.
 #
+# ## In PyTorch and in Megatron
+#
+# The same eight ranks, with two stages, two replicas and two tensor-parallel ranks:
+#
+# - **Megatron-LM**. Data parallelism has no option: it is what the other sizes leave of
+#   the processes.
+#
+# ```text
+# torchrun --nproc-per-node 8 pretrain_gpt.py \
+#     --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 …
+# ```
+#
+# - Add `--sequence-parallel` to divide the activations between two all-reduces as well.
+#   minipipe does not have it.
+# - Full sharding in Megatron is `--use-megatron-fsdp --data-parallel-sharding-strategy
+#   optim_grads_params`; only the optimiser is `--use-distributed-optimizer`.
+# - **PyTorch**: one mesh, and one call for each dimension.
+#
+# ```python
+# mesh = init_device_mesh("cuda", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
+# parallelize_module(stage_module, mesh["tp"], plan)         # tensor parallel
+# fully_shard(stage_module, mesh=mesh["dp"])                 # fully sharded
+# stage = PipelineStage(stage_module, stage_index, num_stages, device,
+#                       group=mesh.get_group("pp"))
+# ```
+#
+# - **minipipe**: `Pipeline(model, Grid(group, pipeline=2, data=2, tensor=2), …)`, and
+#   `fully_sharded=True` in the `Grid` for shards.
+#
+# Megatron numbers tensor-parallel ranks first, and in this mesh `tp` is the last
+# dimension. Both put them on neighbouring GPUs of one host, as rule 2 asks. With a
+# pipeline, full sharding gathers the parameters again for every microbatch, as counted
+# above. `fully_shard(…, reshard_after_forward=False)` keeps them gathered until the
+# backward, and gives up that memory. A distributed optimiser (lesson 18) shards less,
+# and sends nothing more per microbatch. The tables in [Coming from
+# Megatron-LM](site/coming-from-megatron.md) and [Coming from
+# PyTorch](site/coming-from-pytorch.md) list all options.
+#
+# ## What you have learnt
+#
+# - A pipeline sends least; tensor parallelism and full sharding send most. Replicas
+#   hold most.
+# - Fast links favour meshes without a bubble, slow links a pipeline between the hosts.
+# - Four times as many microbatches as stages leave a fifth idle only if stages are
+#   equal and messages are cheap.
+# - Keep tensor parallelism inside a host. It need not fill the host.
+
+# %% [markdown]
 # ## Exercise
 #
-# 1. At how many sequences a step do `data 4` and `pipeline 4` send equally many bytes?
-# 2. Each sum within a host takes 50 us. Which grid is the fastest at 100 MB/s?
-# 3. The last of 8 stages is 20 % slower. Which multiple of 8 microbatches is enough to be idle for less than a fifth?
-# 4. The coursework task `03_all_reduce` asks for a sum over ranks. How many bytes does each of 8 ranks send in a sum of
-#    1 MB where each sends all it has to all others, as in `tensor 4`? And how many as parts, as in `data 4`?
+# 1. With how many sequences per step do `data 4` and `pipeline 4` send equally many
+#    bytes?
+# 2. Let each all-reduce within a host take 50 µs. Which mesh is the fastest at 100
+#    MB/s?
+# 3. The last of 8 stages is 20 % slower. Which multiple of 8 microbatches leaves less
+#    than a fifth idle?
+# 4. The coursework task `03_all_reduce` asks for an all-reduce. How many bytes does
+#    each of 8 ranks send for 1 MB if each sends everything to all others, as in `tensor
+#    4`? How many if it sends shards, as in `data 4`?
 #
 # ```sh
-# minipipe coursework mine                                    # once: writes the exercises into the folder mine/
+# minipipe coursework mine               # once: writes mine/
 # minipipe grade mine/03_all_reduce.py
 # ```
 #
 # <details>
 # <summary>Answers</summary>
 #
-# 1. 77: an activation there and back for each sequence, against 1.5 times the gradients.
+# 1. With 77. Each sequence costs an activation and its gradient, and the all-reduce
+#    costs 1.5 times the gradients.
 #
 # ```python
 # assert round(2 * 3 / 4 * 4 * parameters / (2 * activation), 1) == 77.0
 # ```
 #
-# 2. `pipeline 2 x data 2`: the grids with divided layers take 6 to 7 ms longer.
+# 2. `pipeline 2 x data 2`. The meshes with two tensor-parallel ranks take 6 to 7 ms
+#    longer than before.
 #
 # ```python
 # assert list(fastest(1e8, 50e-6))[0] == "pipeline 2 x data 2"
 # ```
 #
-# 3. 88, nearly three times the rule: however many there are, seven of eight ranks wait for the slow one, which alone
-#    makes them idle for 15 % of the time.
+# 3. 88, nearly three times the rule. Seven of the eight ranks wait for the slow one
+#    with any number of microbatches, and that alone leaves 15 % idle.
 #
 # ```python
 # assert [bubble(8, times, slowest=1.2) < 0.2 for times in (9, 10, 11)] == [False, False, True]
@@ -273,5 +370,4 @@ assert best[16384] == [1.65, 1.22, 1.03, 1.0, 2.59]
 #
 # </details>
 #
-# This was the last lesson. The next one is yours: train something, draw it with `--trace`, and find out what your ranks
-# are waiting for.
+# Next, `22_two_directions.py`: microbatches that enter a pipeline at both ends.

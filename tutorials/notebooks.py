@@ -2,9 +2,10 @@
 
     python tutorials/notebooks.py DIR [LESSON.py …]        all lessons, or these
 
-A lesson is a Python file in percent format: a line ``# %%`` begins a cell. Most cells end with asserts about what they
-print. In a notebook these stand in a cell of their own, which is tagged ``hide-input`` and folded: it runs, and nobody
-has to read it. Pages made of the notebooks can fold or remove what has this tag.
+A lesson is a Python file in percent format: a line ``# %%`` begins a cell. Most cells end
+with asserts about their output. In a notebook these asserts are in a separate cell, which
+is folded and tagged ``hide-input``. It runs like the others. Programs that make pages
+from notebooks can fold or remove cells with this tag.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ FOLDED = {"tags": ["hide-input"], "jupyter": {"source_hidden": True}}
 
 
 class Cell(NamedTuple):
-    """One cell of a lesson: the number of its first line, what kind it is, and its text."""
+    """One cell of a lesson: the number of its first line, its kind, and its text."""
 
     line: int
     is_markdown: bool
@@ -28,7 +29,7 @@ class Cell(NamedTuple):
 
     @property
     def content(self) -> str:
-        """The text as a notebook has it: Markdown without comment signs, no blank lines around."""
+        """The text for a notebook: Markdown without comment signs, and no blank lines around it."""
         text = re.sub(r"^# ?", "", self.text, flags=re.MULTILINE) if self.is_markdown else self.text
         return text.strip("\n")
 
@@ -45,7 +46,7 @@ def read_cells(source: str) -> list[Cell]:
 
 
 def without_checks(code: str) -> tuple[str, str]:
-    """Return what a code cell does, and the checks at its end: asserts, and loops with nothing else in them."""
+    """Split a code cell into its code and the checks at its end: asserts, and loops that contain only asserts."""
     shown = [statement.end_lineno or 0 for statement in ast.parse(code).body if not _is_check(statement)]
     lines = code.splitlines()
     end = max(shown, default=0)
@@ -79,7 +80,7 @@ def notebook(source: str) -> dict[str, Any]:
 
 
 def main(folder: str, *names: str) -> None:
-    """Write notebooks into a folder, which is made if need be."""
+    """Write notebooks into a folder, and create it if it is missing."""
     home = Path(__file__).parent
     lessons = [Path(name) for name in names] or sorted(home.glob("[0-9][0-9]_*.py"))
     Path(folder).mkdir(parents=True, exist_ok=True)

@@ -2,11 +2,11 @@
 
     mpirun -n 4 python tutorials/train.py        four ranks, four stages
     python tutorials/train.py                    one rank: the same loss, bit for bit
-    mpirun -n 4 python tutorials/train.py --checkpoint runs --every 100 --resume      goes on where it was broken off
+    mpirun -n 4 python tutorials/train.py --checkpoint runs --every 100 --resume      resumes after an interruption
 
-Each rank has one stage of the network, or several with --schedule interleaved-1f1b. A batch is cut into microbatches,
-which pass through the stages in the order of the schedule. The report at the end shows what every rank did in the
-last step.
+Each rank has one stage of the network, or several with --schedule interleaved-1f1b. A
+batch is split into microbatches, which pass through the stages in the order of the
+schedule. The report at the end shows what every rank did in the last step.
 """
 
 import time
@@ -43,13 +43,13 @@ def parse_options(is_silent):
         layers_help="linear layers",
     )
     add = parser.add_argument
-    add("--epochs", type=int, default=40, metavar="N", help="passes over the data (default: %(default)s)")
+    add("--epochs", type=int, default=40, metavar="N", help="passes over the training data (default: %(default)s)")
     add("--hidden", type=int, default=192, metavar="N", help="width of the layers (default: %(default)s)")
     return read_options(parser, ["epochs", "hidden"], is_silent)
 
 
 def mlp(num_layers, hidden):
-    """Return a multilayer perceptron: 64 pixels, `num_layers` linear layers with ReLUs in between, 10 classes."""
+    """Return a multilayer perceptron: 64 pixels, linear layers with ReLUs between them, 10 classes."""
     widths = [64, *[hidden] * (num_layers - 1), 10]
     layers = [nn.Flatten()]
     for width, next_width in zip(widths, widths[1:]):
@@ -71,12 +71,12 @@ def make_pipeline(options, group):
 
 
 def train(pipeline, examples, test, options, speaks):
-    """Train for all epochs, and return the time of each step in seconds, and the last batch."""
+    """Train for all epochs; return the time of each step in seconds, and the last batch."""
     optimiser = optim.SGD(pipeline.parameters(), options.learning_rate, momentum=0.9, weight_decay=1e-3)
     per_epoch = data.num_batches(len(examples[0]), options.batch_size)
     checkpoints = Checkpoints(options, pipeline, optimiser, options.epochs * per_epoch, speaks)
     times, batch, step = [], None, checkpoints.step
-    losses = checkpoints.extra["losses"] if step % per_epoch else []  # of an epoch that was broken off
+    losses = checkpoints.extra["losses"] if step % per_epoch else []  # of an interrupted epoch
     generator = np.random.default_rng(options.seed)
     generator.bit_generator.state = checkpoints.extra.get("noise", generator.bit_generator.state)
     has_bar = shows_bar(speaks)
@@ -89,7 +89,9 @@ def train(pipeline, examples, test, options, speaks):
                 if inputs is not None:  # noise keeps the network from memorising a small data set
                     inputs += 0.25 * generator.standard_normal(inputs.shape, dtype=np.float32)
                 start = time.perf_counter()
-                losses.append(pipeline.step(inputs, targets, wait=False))  # the loss is asked for after the epoch
+                losses.append(
+                    pipeline.step(inputs, targets, wait=False)
+                )  # read after the epoch, so that no step waits for it
                 optimiser.step()
                 times.append(time.perf_counter() - start)
                 step += 1
@@ -114,7 +116,7 @@ def main():
         training, test = data.split_examples(images, labels, test_fraction=0.2)
         pipeline = make_pipeline(options, group)
         if speaks:
-            print(f"{len(training[0])} images to train, {len(test[0])} to test")
+            print(f"{len(training[0])} training images, {len(test[0])} test images")
             print(f"{counted(group.size, 'rank')}, {pipeline.schedule.name}\n")
             print(pipeline, end="\n\n", flush=True)
 
@@ -133,7 +135,7 @@ def main():
 
 
 def accuracy(scores, labels):
-    """Return the share of samples whose highest score is that of their label."""
+    """Return the fraction of samples whose highest score belongs to the right label."""
     return np.mean(scores.argmax(axis=1) == labels)
 
 

@@ -2,12 +2,14 @@
 
     mpirun -n 4 python tutorials/train_lm.py     four ranks, four stages
     python tutorials/train_lm.py                 one rank: the same loss, bit for bit
-    mpirun -n 4 python tutorials/train_lm.py --checkpoint runs --every 100 --resume   goes on where it was broken off
-    python tutorials/train_lm.py --sample runs   only writes text, by the model of the newest checkpoint
+    mpirun -n 4 python tutorials/train_lm.py --checkpoint runs --every 100 --resume   resumes after an interruption
+    python tutorials/train_lm.py --sample runs   no training: text from the newest checkpoint
 
-The text is the Python language reference that `help()` shows, which comes with every Python. The model is a small
-transformer. Each rank has one stage of it, a few consecutive blocks; the first rank also has the embeddings, and the
-last rank computes the scores of the next character. At the end the program prints text written by the model.
+The training text is the Python language reference that `help()` shows, which comes with
+every Python. The model is a small transformer. Each rank has one stage, a few
+consecutive blocks. The first rank also has the embeddings, and the last rank computes
+the scores of the next character. At the end the program prints text that the model has
+generated.
 """
 
 import argparse
@@ -36,7 +38,7 @@ from training_program import (
 from minipipe import Pipeline, checkpoint, data, init_process_group, nn, optim
 from minipipe.errors import counted
 
-TRAINING, VALIDATION, SAMPLING = 0, 1, 2  # the purposes of random numbers
+TRAINING, VALIDATION, SAMPLING = 0, 1, 2  # each purpose has its own random numbers
 
 
 def parse_options(is_silent):
@@ -50,19 +52,19 @@ def parse_options(is_silent):
     )
     add = parser.add_argument
     add("--steps", type=int, default=800, metavar="N", help="training steps (default: %(default)s)")
-    add("--width", type=int, default=96, metavar="N", help="size of the vectors (default: %(default)s)")
-    add("--heads", type=int, default=4, metavar="N", help="attention heads; divides the width (default: %(default)s)")
+    add("--width", type=int, default=96, metavar="N", help="length of the vectors (default: %(default)s)")
+    add("--heads", type=int, default=4, metavar="N", help="attention heads; must divide --width (default: %(default)s)")
     add("--context", type=int, default=64, metavar="N", help="characters of context (default: %(default)s)")
     add("--dropout", type=float, default=0.0, metavar="P", help="dropout probability (default: %(default)s)")
-    add("--tied", action="store_true", help="share the embedding between the first and the last layer")
-    add("--recompute", action="store_true", help="compute activations twice to save memory")
-    add("--sample", type=Path, metavar="DIR", help="only write text, by the model of the newest checkpoint in DIR")
+    add("--tied", action="store_true", help="use the same embedding in the first and the last layer")
+    add("--recompute", action="store_true", help="recompute activations in the backward to save memory")
+    add("--sample", type=Path, metavar="DIR", help="do not train; generate text with the newest checkpoint in DIR")
     return read_options(parser, ["steps", "width", "heads", "context"], is_silent, mistake)
 
 
 def mistake(options):
     if options.width % options.heads:
-        return f"--width is {options.width}, which {options.heads} heads cannot share; expected a multiple of --heads"
+        return f"--width is {options.width}; expected a multiple of --heads, {options.heads}"
     if not 0 <= options.dropout < 1:
         return f"--dropout is {options.dropout}; expected at least 0 and less than 1"
     if options.context > 10_000:
@@ -71,7 +73,7 @@ def mistake(options):
 
 
 def language_model(num_characters, options):
-    """Return a transformer in the style of GPT-2, as a sequence that can be cut between any two layers."""
+    """Return a transformer in the style of GPT-2. A stage boundary may be between any two of its layers."""
     width = options.width
     embedding = nn.Embedding(num_characters, width)
     blocks = [
@@ -98,7 +100,7 @@ def make_pipeline(num_characters, options, group):
 
 
 def train(pipeline, training, validation, options, speaks):
-    """Train for all steps, and return the time of each step in seconds, and the last batch."""
+    """Train for all steps; return the time of each step in seconds, and the last batch."""
     optimiser = optim.AdamW(pipeline.parameters(), options.learning_rate, betas=(0.9, 0.99), weight_decay=0.1)
     falling = optim.LearningRateSchedule(optimiser, optim.cosine(options.steps, warmup_steps=options.steps // 20))
     checkpoints = Checkpoints(options, pipeline, optimiser, options.steps, speaks)
@@ -110,7 +112,7 @@ def train(pipeline, training, validation, options, speaks):
             batch = windows(training, options, TRAINING, step)
             start = time.perf_counter()
             pending = pipeline.step(*batch, wait=False)
-            pipeline.clip_grad_norm(1.0)  # all ranks wait for each other here, for the norm is that of all
+            pipeline.clip_grad_norm(1.0)  # collective: the norm needs the gradients of all ranks
             optimiser.step()
             falling.step()
             loss = float(pending)
@@ -132,12 +134,12 @@ def windows(numbers, options, purpose, step=0, batches=1):
 
 
 def evaluate(pipeline, numbers, options):
-    """Return the loss in nats per character, on the same windows every time."""
+    """Return the validation loss in nats per character. The windows are the same in every call."""
     return pipeline.evaluate(*windows(numbers, options, VALIDATION, batches=8))
 
 
 def write_text(pipeline, alphabet, options, start="\n", length=300):
-    """Return the model's continuation of ``start``. Collective: every rank draws the same characters."""
+    """Return text that the model generates after ``start``. Collective: every rank draws the same characters."""
     generator = np.random.Generator(np.random.Philox([options.seed, SAMPLING]))
     numbers = list(alphabet.encode(start))
     for _ in range(length):
@@ -148,7 +150,7 @@ def write_text(pipeline, alphabet, options, start="\n", length=300):
 
 
 def sample(alphabet, options, group, speaks):
-    """Print text that the model of a checkpoint writes. Collective, with any number of ranks."""
+    """Generate text with the newest checkpoint and print it. Collective, with any number of ranks."""
     found = checkpoint.newest(options.sample)
     trained = argparse.Namespace(**{**vars(options), **found.extra["settings"]})
     pipeline = make_pipeline(len(alphabet), trained, group)
@@ -170,7 +172,9 @@ def main():
         training, validation = np.split(alphabet.encode(text), [len(text) * 9 // 10])
         pipeline = make_pipeline(len(alphabet), options, group)
         if speaks:
-            print(f"{len(training):,} characters to train, {len(validation):,} to validate, {len(alphabet)} different")
+            print(
+                f"{len(training):,} training characters, {len(validation):,} for validation, {len(alphabet)} different"
+            )
             print(f"{counted(group.size, 'rank')}, {pipeline.schedule.name}\n")
             print(pipeline, end="\n\n", flush=True)
 
@@ -188,7 +192,7 @@ def main():
         is_written = True
         if speaks:
             print(f"\nvalidation loss {loss!r} nats per character")
-            print(f"{seconds:.1f} s, {1000 * median(times):.2f} ms a step\n\nWhat it writes:\n{written}\n")
+            print(f"{seconds:.1f} s, {1000 * median(times):.2f} ms a step\n\nGenerated text:\n{written}\n")
             model = f"{options.layers} transformer blocks, {options.width} wide; batches of {options.batch_size}"
             is_written = report_last_step(timeline, predicted, order, group.size, options.trace, model)
             if options.json:

@@ -1,4 +1,4 @@
-"""Common parts of the training programs: the options, read by all ranks and reported by one, and the final report."""
+"""Common parts of the training programs: command-line options, checkpoints and the final report."""
 
 import argparse
 import contextlib
@@ -22,15 +22,15 @@ from minipipe.io import is_terminal
 from minipipe.render import check_ending, draw_text, has_colour, save
 from minipipe.render.files import ENDINGS
 
-# Options that change no number, so they may be others when a program goes on.
-WHATEVER = ("schedule", "device", "trace", "json", "checkpoint", "every", "resume", "recompute", "sample")
+# These options do not change any result, so a resumed run may change them.
+WITHOUT_EFFECT = ("schedule", "device", "trace", "json", "checkpoint", "every", "resume", "recompute", "sample")
 
 
 def run_as_command(main):
-    """Run a training program: what goes wrong is one line, and so is output that cannot be written."""
+    """Run a training program, and report each error in one line."""
     name = Path(sys.argv[0]).name
     prepare_streams()
-    if sys.stdout is None:  # it was closed: train all the same
+    if sys.stdout is None:  # stdout is closed: train without output
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
     try:
         code = main()
@@ -46,7 +46,7 @@ def run_as_command(main):
 
 
 def shows_bar(speaks):
-    """Return whether this rank draws a bar: on a terminal."""
+    """Return whether this rank shows a progress bar: only the rank that prints, and only in a terminal."""
     return speaks and is_terminal(sys.stderr)
 
 
@@ -55,36 +55,39 @@ def make_parser(description, microbatches, batch_size, learning_rate, layers, la
     parser = argparse.ArgumentParser(description=description)
     add = parser.add_argument
     names = ", ".join(schedules.REGISTRY)
-    add("--schedule", default="1f1b", metavar="NAME|FILE.csv", help=f"{names}, or a file (default: 1f1b)")
-    add("--microbatches", type=int, metavar="N", help=f"of each batch (default: {microbatches}, or the file's)")
-    add("--replicas", type=int, default=1, metavar="R", help="copies of the pipeline, each on its part of the ranks")
-    add("--tensor", type=int, default=1, metavar="T", help="ranks that share each layer (default: %(default)s)")
-    add("--fully-sharded", action="store_true", help="replicas keep a share of the parameters each")
-    add("--blocks", type=int, metavar="N", help="of gradients, added apart and then in pairs (default: the replicas)")
-    add("--batch-size", type=int, default=batch_size, metavar="N", help="at most (default: %(default)s)")
-    add("--learning-rate", type=float, default=learning_rate, metavar="X", help="falls to 0 (default: %(default)s)")
-    add("--seed", type=int, default=0, metavar="N", help="of first values and order (default: %(default)s)")
-    add("--layers", type=int, default=layers, metavar="N", help=f"{layers_help} (default: %(default)s)")
-    add("--device", default="cpu", choices=["cpu", "gpu"], help="gpu needs CuPy (default: %(default)s)")
+    default = "(default: %(default)s)"
+    add("--schedule", default="1f1b", metavar="NAME|FILE.csv", help=f"{names}, or a file {default}")
+    from_file = f"(default: {microbatches}, or the number in the file)"
+    add("--microbatches", type=int, metavar="N", help=f"microbatches per batch {from_file}")
+    add("--replicas", type=int, default=1, metavar="R", help=f"data-parallel replicas of the pipeline {default}")
+    add("--tensor", type=int, default=1, metavar="T", help=f"tensor-parallel ranks per stage {default}")
+    add("--fully-sharded", action="store_true", help="shard the parameters over the replicas")
+    in_pairs = "blocks of gradients, summed separately and then in pairs (default: the number of replicas)"
+    add("--blocks", type=int, metavar="N", help=in_pairs)
+    add("--batch-size", type=int, default=batch_size, metavar="N", help=f"samples per batch, at most {default}")
+    add("--learning-rate", type=float, default=learning_rate, metavar="X", help=f"decreases to 0 {default}")
+    add("--seed", type=int, default=0, metavar="N", help=f"seed of everything random {default}")
+    add("--layers", type=int, default=layers, metavar="N", help=f"{layers_help} {default}")
+    add("--device", default="cpu", choices=["cpu", "gpu"], help=f"gpu requires CuPy {default}")
     endings = " ".join(ENDINGS)
     add(
         "--trace",
         type=Path,
         metavar="FILE",
-        help=f"draw the last step, measured and predicted, on the host of rank 0: {endings}; where ranks share cores "
-        "its order, and the measured one in NAME.measured",
+        help=f"draw the last step, measured and predicted, into a file of the host of rank 0: {endings}. If ranks "
+        "share cores, FILE shows the step with one core per rank, and NAME.measured the measured step",
     )
     add("--json", action="store_true", help="print one line of JSON last")
-    add("--checkpoint", type=Path, metavar="DIR", help="save checkpoints there, the last one at the end")
-    add("--every", type=int, metavar="N", help="steps between checkpoints (default: at the end alone)")
-    add("--resume", action="store_true", help="go on from the newest checkpoint in DIR, if there is one")
+    add("--checkpoint", type=Path, metavar="DIR", help="save checkpoints in DIR, the last one after the last step")
+    add("--every", type=int, metavar="N", help="steps between checkpoints (default: only after the last step)")
+    add("--resume", action="store_true", help="resume from the newest checkpoint in DIR, if there is one")
     return parser
 
 
 def read_options(parser, at_least_one, is_silent, mistake=lambda options: None):
-    """Read the command line and check it, on every rank; all ranks but one are silent.
+    """Read and check the command line on every rank. Only one rank prints errors.
 
-    ``mistake`` returns a sentence about any other error in the options, or None.
+    ``mistake`` returns a message about any other error in the options, or None.
     """
     with contextlib.ExitStack() as stack:
         if is_silent:
@@ -103,7 +106,7 @@ def read_options(parser, at_least_one, is_silent, mistake=lambda options: None):
             )
         if options.seed < 0:
             parser.error(f"--seed is {options.seed}; expected at least 0")
-        if options.trace is not None and not is_silent:  # other hosts need not have the folder
+        if options.trace is not None and not is_silent:  # the folder may be missing on other hosts
             check_trace(options.trace, parser)
         if options.checkpoint is None and (options.resume or options.every is not None):
             parser.error(f"{'--resume' if options.resume else '--every'} needs a folder: --checkpoint DIR")
@@ -117,7 +120,7 @@ def read_options(parser, at_least_one, is_silent, mistake=lambda options: None):
 
 
 def check_trace(path, parser):
-    """Refuse a file that cannot be written before the training, not after it. Rank 0 asks, which will write it."""
+    """Reject a file that cannot be written, before the training starts. Rank 0 checks it and writes it later."""
     where = f"rank 0 writes it, on {socket.gethostname()}"
     try:
         check_ending(path)
@@ -130,7 +133,7 @@ def check_trace(path, parser):
 
 
 def check_folder(path, parser):
-    """Refuse a folder for checkpoints that cannot be made or written to before the training, not after it."""
+    """Reject a folder for checkpoints that cannot be created or written to, before the training starts."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -140,54 +143,54 @@ def check_folder(path, parser):
 
 
 class Checkpoints:
-    """The checkpoints of a training program; without --checkpoint there are none. Making it is collective.
+    """The checkpoints of a training program; without --checkpoint it saves none. The constructor is collective.
 
     Attributes
     ----------
     step : int
-        How many steps were taken before this program began.
+        The number of steps in the checkpoint from which the program resumed, or 0.
     extra : dict
-        What the program kept then, beside the pipeline and the optimiser.
+        The values that the program saved in it besides the pipeline and the optimiser.
     """
 
     def __init__(self, options, pipeline, optimiser, num_steps, speaks):
         self.step, self.extra, self.best = 0, {}, float("inf")
         self.folder, self.every, self.num_steps = options.checkpoint, options.every or num_steps, num_steps
         self.pipeline, self.optimiser = pipeline, optimiser
-        self.settings = {name: value for name, value in vars(options).items() if name not in WHATEVER}
+        self.settings = {name: value for name, value in vars(options).items() if name not in WITHOUT_EFFECT}
         if options.resume:
-            self.go_on(speaks)
+            self.resume(speaks)
 
-    def go_on(self, speaks):
+    def resume(self, speaks):
         restored = checkpoint.restore(self.folder, self.pipeline, self.optimiser, required=False)
         say = print if speaks else lambda text: None
         if restored is None:
-            say(f"There is no checkpoint in {self.folder} yet: this is the first step.\n")
+            say(f"There is no checkpoint in {self.folder} yet, so training starts with the first step.\n")
             return
         self.step, self.extra, self.best = restored.step, restored.extra, restored.extra["best"]
-        say(f"Going on after step {self.step} of {self.num_steps}, from {restored.path}.\n")
+        say(f"Resuming after step {self.step} of {self.num_steps}, from {restored.path}.\n")
         for name, before in self.extra["settings"].items():
             if before != self.settings.get(name):
                 say(f"--{name.replace('_', '-')} was {before}, and is {self.settings.get(name)} now.\n")
 
     def is_due(self, step):
-        """Tell whether to save after this step, counted from 1."""
+        """Return whether to save after this step, counted from 1."""
         return self.folder is not None and (step % self.every == 0 or step == self.num_steps)
 
     def save(self, step, **extra):
-        """Save, with what else the program needs to go on. Collective."""
+        """Save a checkpoint, with further values that the program needs to resume. Collective."""
         extra |= {"settings": self.settings, "best": self.best}
         checkpoint.save(self.folder, self.pipeline, self.optimiser, step=step, extra=extra)
 
     def keep_if_best(self, loss):
-        """Export the model, if its loss on data that it was not trained on is the lowest so far. Collective."""
+        """Export the model if this validation loss is the lowest so far. Collective."""
         if self.folder is not None and loss < self.best:
             self.best = loss
             checkpoint.export(self.folder / "best.safetensors", self.pipeline)
 
 
 def ranks_of(options, group):
-    """Return the arguments of a pipeline that say on which ranks it runs. Collective."""
+    """Return the arguments of a pipeline for its ranks: a group with replicas, or a device mesh. Collective."""
     if options.tensor == 1 and not options.fully_sharded:
         return {"group": group, "replicas": options.replicas}
     sizes = {"data": options.replicas, "tensor": options.tensor}
@@ -196,57 +199,56 @@ def ranks_of(options, group):
 
 
 def num_microbatches(options, default):
-    """Return the number of microbatches of a replica: those of a batch do not depend on the number of ranks."""
+    """Return the number of microbatches of each replica. Their sum does not depend on the number of replicas."""
     if options.microbatches is None and options.schedule.lower() not in schedules.REGISTRY:
         return None
     return (options.microbatches or default) // options.replicas
 
 
 def predict(pipeline, timeline):
-    """Return the timeline predicted from a step's own costs: mean times of actions, fitted latency and overhead."""
+    """Return the predicted timeline of a measured step, from its mean times of actions, latency and overhead."""
     return simulate(pipeline.schedule, Costs.measured(timeline))
 
 
 def order_of_step(pipeline, batch):
-    """Return the step as it would be with a core for each rank; None, where each has one. Collective.
+    """Return the predicted step with one core per rank, or None if each rank already has a core. Collective.
 
-    An action takes the time for which it had a core, as measured in further steps of the batch. Messages, and what
-    ranks do between actions, take none: where ranks share cores, their times are mostly waiting for a core.
+    The time of an action is the time for which it had a core, measured in further steps of the same batch. Messages
+    and the time between actions are left out: if ranks share cores, these are mostly waiting for a core.
     """
     is_crowded = np.array(float(pipeline.group.size > num_cores()))
     if not pipeline.group.all_reduce(is_crowded, "max"):
         return None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # other programs on the cores: the times of a core are without them
+        warnings.simplefilter("ignore")  # about other programs: they do not change the time on a core
         costs = pipeline.measure_costs(*batch, num_steps=4)
     if costs.cores is None:
         return None
     alone = replace(costs, cores=None, hosts=None, latency=0.0, bandwidth=float("inf"), overhead=0.0)
-    return replace(simulate(pipeline.schedule, alone), name=f"{pipeline.schedule.name}, a core for each rank")
+    return replace(simulate(pipeline.schedule, alone), name=f"{pipeline.schedule.name}, one core per rank")
 
 
 def report_nothing_left(speaks, noun, loss):
-    """Say what a program has to say that went on from the checkpoint of its last step."""
+    """Print the result of a program that resumed from the checkpoint of its last step."""
     if speaks:
         print(f"Nothing is left to train.\n{noun} loss {loss!r}")
 
 
 def report_last_step(timeline, predicted, order, num_ranks, trace, model):
-    """Print the last step of every rank, measured and predicted; draw both into the file ``trace``, if there is one.
+    """Print the last step of every rank, measured and predicted, and draw both into the file ``trace`` if it is set.
 
-    Where ranks share cores, most of a measured step is waiting for a core. Then the ``order`` of the step is printed
-    and drawn instead, and a sentence says what this machine does with it; the measured step has a file of its own.
-    ``model`` describes the model in a few words, for the file. Return whether the files were written, if there were to
-    be some.
+    If ranks share cores, most of a measured step is waiting for a core. The function then prints and draws ``order``
+    instead, the step with one core per rank, and writes the measured step into a second file. ``model`` is a short
+    description of the model, for the files. Return False if a file could not be written.
     """
     comparison, drawn = compare(timeline, predicted), [timeline, predicted]
     printed = comparison
     if order is None:
-        print("The last step, as measured, and as predicted from its own mean times:\n")
+        print("The last step, measured, and predicted from its mean times:\n")
     else:
         printed, drawn = compare_with_order(order, timeline, num_ranks), [order]
         comparison = [*printed, *comparison]
-        print(f"The order of the last step, if each of the {num_ranks} ranks had a core to itself:\n")
+        print(f"The last step, predicted for {num_ranks} ranks with one core each:\n")
     print(draw_text(*drawn, colour=has_colour()))
     print("", *printed, sep="\n")
     notes = [*comparison, *describe_run(timeline, model)]
@@ -258,18 +260,18 @@ def report_last_step(timeline, predicted, order, num_ranks, trace, model):
 
 
 def compare_with_order(order, timeline, num_ranks):
-    """Return the figures with a core for each rank, and what it means that ranks share cores, as lines of text."""
+    """Return the makespan with one core per rank, and the measured one, as lines of text."""
     return [
-        f"with a core for each rank: makespan predicted to be at least {1000 * order.makespan:.2f} ms, "
+        f"predicted with one core per rank: makespan at least {1000 * order.makespan:.2f} ms, "
         f"bubble {100 * order.bubble_fraction:.1f} %",
-        "  (from the time for which each action had a core; messages, and the time between actions, are left out)",
+        "  (from the time for which each action had a core, without messages and the time between actions)",
         f"On this machine {counted(num_ranks, 'rank')} share {counted(num_cores(), 'core')}, so the step took "
-        f"{1000 * timeline.makespan:.2f} ms: the rest is waiting, and time between actions.",
+        f"{1000 * timeline.makespan:.2f} ms: the rest is waiting for a core and time between actions.",
     ]
 
 
 def compare(timeline, predicted):
-    """Return the makespan and the bubble, measured and predicted, as lines of text."""
+    """Return makespan and bubble, measured and predicted, as lines of text."""
     deviation = predicted.makespan / timeline.makespan - 1
     return [
         f"makespan: measured {1000 * timeline.makespan:.2f} ms, predicted {1000 * predicted.makespan:.2f} ms "
@@ -291,7 +293,7 @@ def describe_run(timeline, model):
 
 
 def processor():
-    """Return the name of the processor. Linux tells it in a file, where platform has only its architecture."""
+    """Return the name of the processor. On Linux, ``platform`` knows only the architecture; a file has the name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -306,18 +308,18 @@ def num_cores():
 
 
 def write_trace(path, timelines, notes):
-    """Draw timelines into a file of this host. If that fails at last, the results of the training are not lost."""
+    """Draw timelines into a file of this host. An error is printed, so that the results of the training are kept."""
     host = socket.gethostname()
     try:
         print(f"wrote {save(path, *timelines, notes=notes)} on {host}")
         return True
-    except FileError as error:  # a full disk, perhaps: then there is no file, rather than half of one
+    except FileError as error:  # for example a full disk: then no file remains, rather than half a file
         print(f"--trace: on {host}, {error}", file=sys.stderr)
         return False
 
 
 def print_json(times, timeline, predicted, num_ranks, **results):
-    """Print one line for machines."""
+    """Print the results as one line of JSON."""
     results |= {
         "step_ms": 1000 * median(times),
         "bubble_fraction": timeline.bubble_fraction,

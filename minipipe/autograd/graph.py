@@ -91,6 +91,7 @@ class Node:
     def add(self, contribution: Array, walk: BackwardWalk) -> None:
         """Add a contribution to the pending gradient; the first one puts the node into the queue."""
         if self.pending is not None:
+            # Not in place: a vjp may have returned its argument, which others receive as well.
             self.pending = self.pending + contribution
         else:
             self.pending = contribution

@@ -1,4 +1,4 @@
-"""What graphs hold in memory. Walks them and looks into every vjp; never in the hot path."""
+"""Memory held by graphs. Walks them and looks into every vjp; never in the hot path."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from minipipe.autograd.split import WeightWork
 
 
 def held_bytes(held: Iterable[Node | WeightWork], not_counted: Iterable[Array]) -> int:
-    """Return how many bytes the graphs keep alive. Parameters are those of :func:`held_buffers`."""
+    """Return how many bytes the graphs keep alive. Parameters are as in :func:`held_buffers`."""
     return sum(held_buffers(held, not_counted).values())
 
 

@@ -16,35 +16,49 @@ EPILOG = """examples:
   minipipe advise --ranks 2 --memory-limit "500 MB" tutorials/train_lm.py --width 128
   minipipe advise --seconds 90 tutorials/train.py --hidden 512
 
-Arguments after PROGRAM are passed to the program. It runs under mpirun until its first Pipeline.step, where its ranks
-measure messages and its model with its loss, batch and optimiser. Every choice is simulated; the best of them, and the
-program's own, then run in turns. The program needs no change, and its parameters are not changed.
+advise runs the unchanged program under mpirun until its first Pipeline.step.
+There it measures the messages, and the layers with the program's loss, batch
+and optimiser. It simulates every choice, then runs the best ones and the
+program's own choice in turns. The parameters of the program are not changed.
+Arguments after PROGRAM are passed to the program.
 
-Of P ranks, R replicas of the pipeline have P / R each; the microbatches are those of all replicas together.
+With R replicas, each pipeline has P / R ranks, and the microbatches are divided
+among the replicas.
 
-fill, wait, drain: idle time in percent of the ranks' time; together the bubble. memory: of the largest rank. over
-bound: how far the time is above a lower bound for every schedule over these stages. Only "measured ms" was measured on
-ranks; all other columns are predicted from the layers' measured times.
+columns:
+  measured ms        time of a step, measured on ranks; all other columns are
+                     predicted from the measured times of the layers
+  fill, wait, drain  idle time before the first action, between actions and
+                     after the last, in percent; the sum is the bubble
+  memory             memory of the largest rank
+  over bound         how far the time is above a lower bound for every schedule
+                     of these stages
 """
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options; arguments after the program are passed to it."""
-    parser.add_argument("--ranks", type=int, default=NUM_RANKS, metavar="P", help="(default: %(default)s)")
-    parser.add_argument("--memory-limit", metavar="SIZE", help='memory of each rank, at most: "500 MB", "2 GiB"')
-    parser.add_argument("--microbatches", type=int, metavar="M", help="only this number (default: all worth weighing)")
-    parser.add_argument("--replicas", type=int, metavar="R", help="only this number (default: each that divides P)")
     parser.add_argument(
-        "--seconds", type=float, metavar="S", help="how long to run the best in turns (default: 40; 0: only predict)"
+        "--ranks", type=int, default=NUM_RANKS, metavar="P", help="number of ranks (default: %(default)s)"
+    )
+    parser.add_argument("--memory-limit", metavar="SIZE", help='the most memory of a rank: "500 MB", "2 GiB"')
+    parser.add_argument(
+        "--microbatches", type=int, metavar="M", help="only this number (default: all promising numbers)"
+    )
+    parser.add_argument("--replicas", type=int, metavar="R", help="only this number (default: all divisors of P)")
+    parser.add_argument(
+        "--seconds", type=float, metavar="S", help="time to measure the best choices (default: 40; 0: predict only)"
     )
     parser.add_argument("program", nargs="?", metavar="PROGRAM", help="a Python program that trains with a Pipeline")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="the program's own")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="arguments of the program")
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
     """Measure, weigh, and print the table."""
     if options.program is None:
-        raise LaunchError("no-script", "There is no program; expected one after the options, as in --ranks 4 train.py.")
+        raise LaunchError(
+            "no-script", "Expected a training program after the options, as in: minipipe advise --ranks 4 train.py."
+        )
     from minipipe.cli.advise_program import program_report
     from minipipe.cli.ranks import check_room, warn_if_busy
     from minipipe.tuning.weighing import memory_size

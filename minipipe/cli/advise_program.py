@@ -1,4 +1,4 @@
-"""Advice for a training program: it runs unchanged until its first step, where its ranks measure and race.
+"""Advice for a training program: it runs unchanged until its first step; there its ranks measure choices in turns.
 
 ``mpirun -n 4 python -m minipipe.cli.advise_program PROGRAM …`` is what each rank runs. There ``Pipeline.watcher`` gets
 the first call of ``Pipeline.step``, and does not return from it. Without mpirun, thread ranks measure.
@@ -108,7 +108,8 @@ def question_about(program: str, arguments: Sequence[str] = (), **limits: Any) -
         if pipeline.group.size != 1:
             size = pipeline.group.size
             raise ArgumentError(
-                "value", f"{program} makes {counted(size, 'rank')} itself; expected init_process_group()."
+                "value",
+                f"{program} starts {counted(size, 'rank')} itself; expected a program that calls init_process_group().",
             )
         raise _Left(question)
 
@@ -119,7 +120,7 @@ def question_about(program: str, arguments: Sequence[str] = (), **limits: Any) -
             return left.question
         except (SystemExit, Exception) as error:
             _refuse(program, error)
-    raise ArgumentError("value", f"{program} exited without a training step; expected a call of Pipeline.step.")
+    raise ArgumentError("value", f"{program} ended without a training step; expected a call of Pipeline.step.")
 
 
 def _refuse(program: str, error: BaseException) -> NoReturn:
@@ -128,13 +129,13 @@ def _refuse(program: str, error: BaseException) -> NoReturn:
     Raises
     ------
     ArgumentError, LaunchError
-        Code ``value``, or that of the error.
+        Code ``value``, or the code of the error.
     """
     if isinstance(error, ArgumentError | LaunchError):
         raise error
     if isinstance(error, SystemExit):
         code = "exit code 0" if error.code in (None, 0) else quoted(error.code)
-        hint = "Arguments of the program follow its name, those of minipipe precede it."
+        hint = "Write options of minipipe before the name of the program, and its own arguments after the name."
         raise ArgumentError("value", f"{program} exited with {code} before its first training step. {hint}") from None
     traceback.print_exception(error)
     message = f"{program} failed before its first training step, with {type(error).__name__}: {error}"
@@ -150,8 +151,8 @@ def run_to_first_step(program: str, arguments: Sequence[str], leave: Leave, limi
         A file with Python.
     arguments : sequence of str
     leave : function
-        ``(pipeline, question)``, where the question is about the program, with its own choice if it has made one. It
-        must not return.
+        ``(pipeline, question)``. The question is about the program, with its own choice if it has made one. The
+        function must not return.
     limits : mapping
         ``memory_limit``, ``num_microbatches`` and ``replicas`` of the question.
 
@@ -161,7 +162,7 @@ def run_to_first_step(program: str, arguments: Sequence[str], leave: Leave, limi
         Code ``no-script``.
     """
     if not os.path.isfile(program):
-        raise LaunchError("no-script", f"There is no program {quoted(program, 200)}; expected a file with Python.")
+        raise LaunchError("no-script", f"There is no program {quoted(program, 200)}; expected a Python file.")
     argv, path = sys.argv, list(sys.path)
     sys.argv, sys.path[:0] = [program, *arguments], [str(Path(program).resolve().parent)]
     Pipeline.watcher = _Watcher(leave, limits)
@@ -195,15 +196,13 @@ def program_report(
     Raises
     ------
     LaunchError
-        Codes ``no-launcher``, where the program fails under mpirun, and ``no-script``.
+        Codes ``no-launcher``, if the program fails under mpirun, and ``no-script``.
     MinipipeError
         As for :func:`minipipe.advise` and :func:`question_about`.
     """
     checked_seconds(seconds, RACE_SECONDS)
     launcher = launcher_of_ranks()
-    work = (
-        f"running {program} until its first step, then measuring, and choices in turns on {counted(num_ranks, 'rank')}"
-    )
+    work = f"running {program} until its first step, then measuring choices in turns on {counted(num_ranks, 'rank')}"
     with Progress(work, _expected_seconds(seconds)) as progress:
         progress.tell(f"running {program} in this process")
         question = question_about(program, arguments, **limits)
@@ -215,7 +214,7 @@ def program_report(
                 return advice_on_ranks(question, group, Pipeline, "thread ranks", seconds, tell)
 
             return AdviceReport.of(cast(Advice, spawn(advise, num_ranks)[0]))
-        progress.tell(f"starting {counted(num_ranks, 'rank')} that run {program}")
+        progress.tell(f"starting {program} on {counted(num_ranks, 'rank')}")
         asked = {"limits": limits, "seconds": seconds, "ranks": num_ranks}
         failed = f"{program} failed before its first step"
         module = [__name__, program, *arguments]
@@ -236,8 +235,8 @@ def main() -> None:
         Pipeline.watcher, group = None, pipeline.group  # the choices that race are to take their steps
         try:
             if group.size != asked["ranks"]:
-                given = f"{program} makes {counted(group.size, 'rank')} itself, of {asked['ranks']} that were started"
-                raise ArgumentError("value", f"{given}; expected init_process_group().")
+                given = f"{program} uses {counted(group.size, 'rank')} of the {asked['ranks']} that were started"
+                raise ArgumentError("value", f"{given}; expected a program that calls init_process_group().")
             tell = teller(group, progress=True)
             advice = advice_on_ranks(question, group, Pipeline, "MPI ranks", asked["seconds"], tell)
         except Exception as error:

@@ -34,20 +34,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_memory_limit(parser, PAIRS_OR_AMOUNT)
     of_age = (
         "versions of its weights that a stage may hold",
-        "updates that may come between an F and that of its gradient",
+        "updates between F and the update with its gradient",
     )
     for name, most in zip(("--max-versions", "--max-staleness"), of_age):
-        parser.add_argument(name, type=int, metavar="N", help=f"most {most}")
-    parser.add_argument("--certificate", metavar="FILE", help="check the certificate of a search instead of a schedule")
-    parser.add_argument("--prove", type=float, metavar="SECONDS", help="search again for the proof of its bound")
+        parser.add_argument(name, type=int, metavar="N", help=f"the most {most}")
+    parser.add_argument("--certificate", metavar="FILE", help="check a certificate that search wrote, not a schedule")
+    prove = "with --certificate: search this long for a proof of its bound"
+    parser.add_argument("--prove", type=float, metavar="SECONDS", help=prove)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
     """Print one line of figures for a legal schedule; an illegal one raises."""
     if (options.schedule is None) == (options.certificate is None):
-        raise misuse("Expected a schedule, NAME or FILE, or --certificate FILE; one of the two.")
+        raise misuse("Expected either a schedule (NAME or FILE) or --certificate FILE.")
     if options.prove is not None and (options.certificate is None or not 0 < options.prove < inf):
-        raise misuse("--prove takes seconds, more than 0, and needs --certificate FILE.")
+        raise misuse("--prove expects a number of seconds above 0, and needs --certificate FILE.")
     if options.certificate is not None:
         return _check_certificate(options)
     one_step, schedule, costs = schedule_and_costs(options)
@@ -56,15 +57,13 @@ def run(options: argparse.Namespace) -> ExitStatus:
     ages = {"max_versions": options.max_versions, "max_staleness": options.max_staleness}
     verify(schedule, options.memory_limit, memory, weights=weights, keys_values=keys_values, **ages)
     timeline = simulate(one_step, costs, options.steps)
-    remark = "" if schedule.is_reproducible else "; it adds gradients in another order than one process does"
+    remark = "" if schedule.is_reproducible else "; it accumulates gradients in another order than one process"
     if schedule.is_forward_only:
         remark = "; forward only, so it does not train"
     found = _ages(schedule) if U in schedule.kinds else {}
     if found:
-        without = f"or without copies a drift of {found['drift']}"
-        remark += (
-            f"; versions of weights by rank {by_rank(found['versions'])}, {without}; staleness {found['staleness']}"
-        )
+        versions = f"versions of weights by rank {by_rank(found['versions'])} (without copies: drift {found['drift']})"
+        remark += f"; {versions}; staleness {found['staleness']}"
     text = f"legal: {schedule.describe(', ')}; {timeline.describe()}{remark}"
     return answer(options, {ANSWER: True, **figures(schedule, timeline), **found}, text)
 
@@ -85,8 +84,8 @@ def _check_certificate(options: argparse.Namespace) -> ExitStatus:
     Raises
     ------
     ScheduleError
-        Code ``file``; those of :func:`~minipipe.schedules.search.certificate.read_certificate` and of
-        :func:`~minipipe.schedules.simulation.evaluation.check_claim`; ``certificate``, where the proof finds a better
+        Code ``file``; the codes of :func:`~minipipe.schedules.search.certificate.read_certificate` and of
+        :func:`~minipipe.schedules.simulation.evaluation.check_claim`; ``certificate``, if the proof finds a better
         schedule.
     """
     seconds: float | None = options.prove
@@ -142,7 +141,7 @@ def _about_the_bound(facts: Certificate, reason: str, claim: Claim, is_proved: b
 
 
 def _about_the_schedule(facts: Certificate) -> str:
-    gap = f"at most {100 * facts.gap:.2g} % above the best possible" if facts.gap else "which no schedule undercuts"
+    gap = f"at most {100 * facts.gap:.2g} % above the best possible" if facts.gap else "which is optimal"
     schedule = facts.schedule
     sizes = describe_sizes(schedule.num_ranks, schedule.num_stages, schedule.num_microbatches)
     named = f"legal and within memory: {sizes}, called {quoted(schedule.name)}"

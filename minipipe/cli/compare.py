@@ -1,4 +1,4 @@
-"""``minipipe compare``: one model on some ranks, divided in every way, measured beside what theory promises."""
+"""``minipipe compare``: one model under every combination of parallelism, measured and compared with theory."""
 
 from __future__ import annotations
 
@@ -29,15 +29,22 @@ from minipipe.tuning.grids import CLOSE, GridSizes, Task, compare_on_ranks
 from minipipe.tuning.race import silent, teller
 from minipipe.tuning.task_size import expected_seconds, least_bytes
 
-EPILOG = """every way to divide the ranks into a pipeline, replicas (data, or fully sharded)
-and ranks that share each layer (tensor) takes the same steps; losses must agree.
+EPILOG = """compare trains one transformer on every device mesh (grid) of P ranks: each
+division into pipeline stages, data-parallel replicas (or fully sharded ones)
+and tensor-parallel ranks. All take the same training steps, and their losses
+must agree.
 
-ms: of a step with the optimiser, the median. idle: of the ranks' time before
-it. Where ranks share cores, an action takes longer while others compute.
-sent bytes: of the rank that sends most; other: losses, checks, descriptions of
-messages. held bytes: of the fullest rank; in flight: messages and parts of
-sums, as promised. --hosts simulates the same with the measured times of
-actions, a core for each rank, and a link from each host to the others.
+columns:
+  ms           median time of a step, with the optimiser
+  idle         idle part of the ranks' time, without the optimiser; if ranks
+               share cores, an action takes longer while others compute
+  sent bytes   of the rank that sends most; other: losses, checks, and
+               descriptions of messages
+  held bytes   of the rank that holds most; in flight: messages and parts of
+               all-reduces, as predicted
+
+--hosts simulates the same steps on several hosts, from the measured times of
+actions, with one core per rank and one link from each host to the others.
 
 examples:
   minipipe compare
@@ -47,12 +54,12 @@ examples:
 
 _MODEL = {
     "layers": "transformer blocks",
-    "width": "numbers of a vector",
-    "heads": "of attention",
-    "symbols": "different tokens",
-    "length": "tokens of a sequence",
-    "batch": "sequences of a step",
-    "microbatches": "of a step, of all replicas together",
+    "width": "model width",
+    "heads": "attention heads",
+    "symbols": "size of the vocabulary",
+    "length": "tokens per sequence",
+    "batch": "sequences per step",
+    "microbatches": "microbatches per step, of all replicas together",
 }
 _MOST = 10**9  # of any number here; the memory and the time that they need together are checked
 _MOST_SECONDS = 24 * 3600.0
@@ -62,15 +69,19 @@ _ENDINGS = {".txt": "text", ".csv": "csv", ".json": "json", ".svg": "svg"}
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
-    add("--ranks", type=int, default=NUM_RANKS, metavar="P", help="(default: %(default)s)")
+    add("--ranks", type=int, default=NUM_RANKS, metavar="P", help="number of ranks (default: %(default)s)")
     for name, words in _MODEL.items():
         add(f"--{name}", type=int, default=getattr(Task, name), metavar="N", help=f"{words} (default: %(default)s)")
-    add("--dtype", choices=CLOSE, default=Task.dtype, help="(default: %(default)s)")
-    add("--rounds", type=int, default=5, metavar="N", help="turns of two steps for each grid (default: %(default)s)")
-    add("--hosts", type=int, metavar="N", help="simulate the ranks on so many hosts (default: 2 with --links)")
-    add("--links", metavar="S,BYTES", help="latency in seconds, bytes a second (default: 5e-5,1.25e9, Ethernet)")
-    add("--format", choices=_ENDINGS.values(), help="(default: by the ending of FILE, or text)")
-    add_output(parser, "write there, .txt, .csv, .json or .svg")
+    add("--dtype", choices=CLOSE, default=Task.dtype, help="data type (default: %(default)s)")
+    add("--rounds", type=int, default=5, metavar="N", help="rounds of two steps for each mesh (default: %(default)s)")
+    add("--hosts", type=int, metavar="N", help="simulate the ranks on N hosts (default: 2 with --links)")
+    add(
+        "--links",
+        metavar="S,BYTES",
+        help="latency in seconds and bandwidth in bytes per second between hosts (default: 5e-5,1.25e9, Ethernet)",
+    )
+    add("--format", choices=_ENDINGS.values(), help="output format (default: from the ending of FILE, or text)")
+    add_output(parser, "write to FILE: .txt, .csv, .json or .svg")
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
@@ -80,15 +91,17 @@ def run(options: argparse.Namespace) -> ExitStatus:
     grids, left_out = task.grids(num_ranks)
     if not grids:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
-        raise misuse(f"No grid of {counted(num_ranks, 'rank')} fits this model. {reasons}.")
+        raise misuse(f"No mesh of {counted(num_ranks, 'rank')} fits this model. {reasons}.")
     hosts, link = _hosts_of(options)
     rounds = whole_number("--rounds", options.rounds, 1, _MOST)
     seconds = _checked_seconds(task, grids, num_ranks, rounds)
     if ranks_of_launcher(os.environ) != 1:
-        raise misuse(f"minipipe compare starts its ranks itself; run it without mpirun, with --ranks {num_ranks}.")
+        raise misuse(
+            f"minipipe compare starts its ranks itself; run it without mpirun, as minipipe compare --ranks {num_ranks}."
+        )
     launcher = launcher_of_ranks()
     on = counted(num_ranks, "thread rank") if launcher is None else f"{counted(num_ranks, 'rank')} under mpirun"
-    work = f"comparing {counted(len(grids), 'grid')} on {on}, {counted(rounds, 'round')} of steps in turns"
+    work = f"comparing {counted(len(grids), 'mesh')} on {on}, {counted(rounds, 'round')} of steps in turns"
     warn_if_busy()
     with Progress(work, seconds) as progress:
         if launcher is None:
@@ -117,12 +130,12 @@ def _checked_seconds(task: Task, grids: Sequence[GridSizes], num_ranks: int, rou
     needed, here = least_bytes(task, grids, num_ranks), memory_of_this_host()
     if needed > here:
         sizes = [format_memory(size, "bytes") for size in (needed, here)]
-        held = f"the grids of {counted(num_ranks, 'rank')} hold at least {sizes[0]}"
-        raise misuse(f"With {own}, {held}, and this machine has {sizes[1]}; give a smaller model, batch or --ranks.")
+        held = f"the meshes of {counted(num_ranks, 'rank')} need at least {sizes[0]}"
+        raise misuse(f"With {own}, {held}, and this machine has {sizes[1]}; choose a smaller model, batch or --ranks.")
     seconds = expected_seconds(task, len(grids), rounds, num_ranks, len(cores()))
     if seconds > _MOST_SECONDS:
         given = f"With {own} and --rounds {rounds}, the comparison takes about {duration(seconds)}"
-        raise misuse(f"{given}; expected at most {duration(_MOST_SECONDS)}: give a smaller model, batch or --rounds.")
+        raise misuse(f"{given}; expected at most {duration(_MOST_SECONDS)}: choose a smaller model, batch or --rounds.")
     return seconds
 
 

@@ -11,13 +11,15 @@ from minipipe.coursework.exercise import chosen_of, exercises_in, find_source, w
 from minipipe.coursework.handouts import as_html, as_pdf
 from minipipe.errors import counted, misuse
 
-SOURCE_HELP = "where solutions and tests are (default: minipipe's own)"
-EPILOG = """TARGET, by --as:
-  copy        a directory for a student: stubs, visible tests (the default)
-  handout     FILE.html or .pdf: statements, stubs and visible tests
-  solutions   FILE.html or .pdf: solutions, all tests, wrong answers; not for students
-  autograder  FILE.zip for Gradescope and Docker: minipipe, exercises, scripts
-  classroom   FILE.yml, a workflow for GitHub Classroom; with --source it runs visible tests
+SOURCE_HELP = "directory of exercises, with solutions and tests (default: minipipe's)"
+EPILOG = """TARGET depends on --as:
+  copy        a directory for a student, with stubs and visible tests (default)
+  handout     FILE.html or .pdf with statements, stubs and visible tests
+  solutions   FILE.html or .pdf with solutions, all tests and wrong answers; not
+              for students
+  autograder  FILE.zip for Gradescope or Docker, with minipipe and the exercises
+  classroom   FILE.yml, a workflow for GitHub Classroom; with --source it runs
+              the visible tests only
 
 examples:
   minipipe coursework ada --student ada
@@ -28,18 +30,20 @@ _FORMS = ("copy", "handout", "solutions", "autograder", "classroom")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("target", type=Path, metavar="TARGET", help="a new or empty directory, or a file")
+    parser.add_argument("target", type=Path, metavar="TARGET", help="a new or empty directory, or a file; see below")
     parser.add_argument(
         "--as", dest="form", choices=_FORMS, default="copy", help="what to write (default: %(default)s)"
     )
-    only = "a task, such as 05_bubble, or several: --only A --only B; not of a copy"
+    only = "only this task, such as 05_bubble; repeat it for several; not with --as copy"
     parser.add_argument("--only", action="append", metavar="TASK", help=only)
     parser.add_argument("--source", type=Path, metavar="DIR", help=SOURCE_HELP)
-    parser.add_argument("--student", metavar="NAME", help="whose own numbers to draw, for `minipipe grade --variants`")
     parser.add_argument(
-        "--variants", action="store_true", help="of an autograder: a student's address draws the numbers"
+        "--student", metavar="NAME", help="draw the numbers of this student, as `minipipe grade --variants` does"
     )
-    late = "of an autograder: what each day of lateness leaves, from 0 to 1"
+    parser.add_argument(
+        "--variants", action="store_true", help="autograder: draw numbers from the student's e-mail address"
+    )
+    late = "autograder: multiply the points by F for each day of lateness; from 0 to 1"
     parser.add_argument("--late-factor", type=float, metavar="F", help=late)
 
 
@@ -47,14 +51,16 @@ def run(options: argparse.Namespace) -> ExitStatus:
     """Write the student's copy of the exercises, or a file about them."""
     form, target = options.form, options.target
     if form != "autograder" and (options.variants or options.late_factor is not None):
-        raise misuse(f"--variants and --late-factor are of --as autograder; {form} has neither.")
+        raise misuse(f"--variants and --late-factor need --as autograder; --as {form} has neither.")
     if options.late_factor is not None and not 0 <= options.late_factor <= 1:
         raise misuse(f"--late-factor is {options.late_factor}; expected a number from 0 to 1.")
     if form == "copy":
         if options.only:
-            raise misuse("A copy has all tasks; --only is for a handout, solutions, an autograder or a workflow.")
+            raise misuse("A copy has all tasks; --only needs --as handout, solutions, autograder or classroom.")
         if target.suffix.lower() in (".html", ".pdf", ".zip", ".yml"):
-            raise misuse(f"A copy is a directory, {target.name} looks like a file; say which with --as.")
+            raise misuse(
+                f"A copy is a directory, and {target.name} is the name of a file; choose what to write with --as."
+            )
         written = write_coursework(target, source=options.source, student=options.student)
         tasks = sum(path.name.startswith("test_") for path in written)
         text = f"wrote {counted(tasks, 'task')} to {target}; begin with {target / 'README.md'}"

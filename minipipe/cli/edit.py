@@ -22,8 +22,9 @@ from minipipe.errors import misuse
 from minipipe.io import printable
 from minipipe.schedules.registry import REGISTRY, spelled
 
-EPILOG = """The page is open to this machine alone, at an address with a random token, until Ctrl-C.
-It changes one file, when you press Save: FILE, or the one of -o.
+EPILOG = """The editor runs until Ctrl-C. Its address has a random token and can be opened
+from this machine only. Only its button Save writes a file: the one of -o, or
+FILE.
 
 examples:
   minipipe edit 1f1b --ranks 2 --microbatches 2 -o mine.csv
@@ -36,11 +37,11 @@ _MOST_BYTES = 2**20  # of a message: the text of the longest schedule that the e
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("schedule", metavar="NAME|FILE", help="a name of `minipipe schedules`, or a file")
-    parser.add_argument("--chunks", type=int, metavar="V", help="stages on each rank, for schedules that take several")
+    parser.add_argument("schedule", metavar="NAME|FILE", help="a name from `minipipe schedules`, or a file")
+    parser.add_argument("--chunks", type=int, metavar="V", help="stages per rank, for schedules that support several")
     add_sizes(parser)
     add_costs(parser)
-    add_output(parser, "save there: .csv or .txt (default: FILE, or NAME.csv, if there is no such file)")
+    add_output(parser, "file to save to, .csv or .txt (default: FILE, or a new file NAME.csv)")
     parser.set_defaults(group=None, per_update=None, joined=None, slices=None, freeze=[], ignore_sharding=False)
     parser.set_defaults(recompute=False, offload=None, replicas=None)
 
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
     if refused["isRefused"]:
         raise misuse(f"--costs: {refused['said']}")
     with Page(editor) as page:
-        text = f"Edit it at {page.url}\nIt saves to {printable(str(file))}. Ctrl-C ends it."
+        text = f"Open {page.url}\nSave writes {printable(str(file))}. Ctrl-C ends the editor."
         put(json.dumps({"url": page.url, "file": str(file)}) if options.json else text, flush=True)
         try:
             page.serve_forever()
@@ -71,7 +72,7 @@ def _file(options: argparse.Namespace) -> Path:
     is_name = name in REGISTRY
     file = options.output or Path(f"{name}.csv" if is_name else name)
     if is_name and options.output is None and os.path.exists(file):
-        raise misuse(f"{file} exists: edit it, minipipe edit {file}, or save to another file with -o.")
+        raise misuse(f"{file} exists: edit it with `minipipe edit {file}`, or save to another file with -o FILE.")
     ending_of(file, (".csv", ".txt"))
     return file
 
@@ -95,7 +96,7 @@ class Page(ThreadingHTTPServer):
         self.url = f"http://{self.host}{self.path}"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Print the traceback of an error here, but not that of a client that has left or is silent."""
+        """Print the traceback of an error here, but not if a client has left or is silent."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 

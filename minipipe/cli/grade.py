@@ -1,4 +1,4 @@
-"""``minipipe grade``: points for a student's directory, or for those of a class."""
+"""``minipipe grade``: points for one submission, or for a class."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from minipipe.io import write_whole
 
 EPILOG = """examples:
   minipipe grade mine --only 05_bubble --only 14_puzzle
-  minipipe grade mine/05_bubble.py                one task
-  minipipe grade class/ --csv grades.csv --junit grades.xml       a folder of folders and zip archives, in parallel
-  minipipe grade class/ --csv grades.csv --deadline 2026-11-30T23:59:00Z --times times.csv --late-factor 0.9
+  minipipe grade mine/05_bubble.py
+  minipipe grade class/ --csv grades.csv --junit grades.xml
+  minipipe grade class/ --csv grades.csv --late-factor 0.9 \\
+    --deadline 2026-11-30T23:59:00Z --times times.csv
   minipipe grade ada --gradescope results.json --hide-hidden
   minipipe grade class/ --only 14_puzzle --leaderboard board.json
   minipipe grade --check --source exercises"""
@@ -35,27 +36,29 @@ EPILOG = """examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    what = "what `minipipe coursework` wrote, a zip archive or one file of it, or a folder of several"
+    what = "a student's copy, a zip archive or one file of it, or a folder of several"
     parser.add_argument("submissions", type=Path, nargs="*", metavar="SUBMISSION", help=what)
-    only = "a task, such as 05_bubble, or several: --only A --only B"
+    only = "only this task, such as 05_bubble; repeat it for several"
     parser.add_argument("--only", action="append", metavar="TASK", help=only)
-    limit = "for all tests of a task (default: %(default)g)"
+    limit = "time limit for all tests of a task (default: %(default)g)"
     parser.add_argument("--time-limit", type=float, default=TIME_LIMIT, metavar="SECONDS", help=limit)
     parser.add_argument("--source", type=Path, metavar="DIR", help=SOURCE_HELP)
-    parser.add_argument("--jobs", type=int, metavar="N", help="submissions at once (default: one for each processor)")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write a row for each submission")
-    parser.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML, a case for each test")
-    parser.add_argument("--gradescope", type=Path, metavar="FILE", help="write results.json, of a single submission")
-    board = "add the schedules of a puzzle to this file, each verified, and print it; alone: print it"
+    parser.add_argument("--jobs", type=int, metavar="N", help="submissions graded in parallel (default: one per core)")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write one row per submission")
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML, one case per test")
+    parser.add_argument("--gradescope", type=Path, metavar="FILE", help="write results.json for one submission")
+    board = "verify the schedules of a puzzle, add them to this file and print it; without submissions: print it"
     parser.add_argument("--leaderboard", type=Path, metavar="FILE", help=board)
-    check = "instead of submissions: solutions must pass all tests, stubs none, wrong answers not all"
+    check = "test the exercises: solutions must pass all tests, stubs none, wrong answers not all"
     parser.add_argument("--check", action="store_true", help=check)
-    parser.add_argument("--hide-hidden", action="store_true", help="say of hidden tests only whether they passed")
-    parser.add_argument("--variants", action="store_true", help="each name of a submission draws its own numbers")
-    parser.add_argument("--student", metavar="NAME", help="the name that draws, for a single submission")
-    parser.add_argument("--late-factor", type=float, metavar="F", help="what each day of lateness leaves, from 0 to 1")
-    parser.add_argument("--deadline", metavar="TIME", help="such as 2026-11-30T23:59:00+01:00")
-    times = "lines `submission,time`, or Gradescope's submission_metadata.json"
+    parser.add_argument("--hide-hidden", action="store_true", help="report of hidden tests only whether they passed")
+    parser.add_argument("--variants", action="store_true", help="draw the numbers of each submission from its name")
+    parser.add_argument("--student", metavar="NAME", help="draw the numbers from this name, for one submission")
+    parser.add_argument(
+        "--late-factor", type=float, metavar="F", help="multiply the points by F for each day of lateness; from 0 to 1"
+    )
+    parser.add_argument("--deadline", metavar="TIME", help="deadline, such as 2026-11-30T23:59:00+01:00")
+    times = "times of submissions: lines `submission,time`, or Gradescope's submission_metadata.json"
     parser.add_argument("--times", type=Path, metavar="FILE", help=times)
 
 
@@ -99,9 +102,11 @@ def run(options: argparse.Namespace) -> ExitStatus:
 def _check(options: argparse.Namespace, count: int) -> None:
     """Refuse options that do not fit together, or a number of submissions."""
     if options.gradescope and count != 1:
-        raise misuse(f"--gradescope writes the results of one submission; given are {count}.")
+        raise misuse(f"--gradescope writes the results of one submission, and there are {count}.")
     if options.student and count != 1:
-        raise misuse(f"--student names that of one submission; given are {count}. --variants takes their names.")
+        raise misuse(
+            f"--student names the student of one submission, and there are {count}; --variants uses the name of each."
+        )
     if options.jobs is not None and options.jobs < 1:
         raise misuse(f"--jobs is {options.jobs}; expected at least 1.")
 
@@ -116,7 +121,9 @@ def _leaderboard(options: argparse.Namespace, exercises: list[Exercise]) -> Lead
 
 def _try(options: argparse.Namespace, exercises: list[Exercise]) -> ExitStatus:
     if options.submissions or options.student or options.leaderboard:
-        raise misuse("--check tries the exercises, with all numbers; it takes no submission, student or leaderboard.")
+        raise misuse(
+            "--check tests the exercises with all numbers; leave out submissions, --student and --leaderboard."
+        )
     with Progress("trying the exercises", is_long=False):
         tried = try_exercises(chosen_of(exercises, options.only), options.time_limit)
     is_so = not any(each.problem for each in tried)
@@ -139,7 +146,7 @@ def _of_each(options: argparse.Namespace) -> Callable[[str], dict[str, Any]]:
     if factor is not None and not 0 <= factor <= 1:
         raise misuse(f"--late-factor is {factor}; expected a number from 0 to 1.")
     if factor is not None and handed is None:
-        raise misuse("--late-factor needs the times of submissions; give --times FILE.")
+        raise misuse("--late-factor needs the times of submissions: add --times FILE.")
 
     def of_each(name: str) -> dict[str, Any]:
         found: dict[str, Any] = {"student": student or name} if options.variants or options.student else {}

@@ -43,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> ExitStatus:
     """Print the libraries and devices with which this machine computes and communicates."""
     missing = "not installed"
-    library, messages = _about_mpi() or (missing, "only within one process: no mpi4py")
+    library, messages = _about_mpi() or (missing, "within one process only: mpi4py is not installed")
     facts = {
         "minipipe": __version__,
         "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
@@ -51,13 +51,15 @@ def run(options: argparse.Namespace) -> ExitStatus:
         "blas": _blas_library(),
         "cores": num_cores(),
         "mpi4py": _package_version("mpi4py")
-        or f"{missing}: pip install -e '.[mpi]' in minipipe's folder, or thread ranks",
+        or f"{missing}: run pip install -e '.[mpi]' in minipipe's folder, or use thread ranks",
         "mpi": library,
         "gpu": backend.gpu_description(),
         "gpu messages": messages,
     }
     table = "\n".join(f"{name:12} {value}" for name, value in facts.items())
-    return answer(options, facts, f"{table}\n\nA rank computes with one BLAS thread while its group is open.")
+    return answer(
+        options, facts, f"{table}\n\nEach rank computes with one BLAS thread while its process group is open."
+    )
 
 
 def _package_version(name: str) -> str | None:
@@ -96,8 +98,8 @@ def _asked(program: str) -> tuple[str, str | None]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return "", "it does not answer within 60 s"
-    failed = (asked.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        return "", "no answer within 60 s"
+    failed = (asked.stderr.strip().splitlines() or ["it failed without a message"])[-1]
     return asked.stdout, failed if asked.returncode else None
 
 

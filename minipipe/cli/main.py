@@ -1,7 +1,7 @@
 """The command line: ``minipipe VERB``, with the verbs of ``VERBS``.
 
-A verb is a module of this room with the functions ``add_options(parser)`` and ``run(options)``, and with the end of its
-help as ``EPILOG``. It is imported when it is called: schedules and their pictures need neither NumPy nor MPI.
+A verb is a module of this package with the functions ``add_options(parser)`` and ``run(options)``. Its ``EPILOG`` ends
+its help. A verb is imported only when it runs, so schedules and their pictures need neither NumPy nor MPI.
 """
 
 from __future__ import annotations
@@ -25,23 +25,26 @@ _MOST = 500  # characters of a complaint about an argument
 
 # Verb and purpose, which fit a line of 80 columns.
 VERBS = {
-    "schedules": "list the named schedules: time, bubble, memory, what each trades",
-    "sweep": "write their figures for many sizes and costs, as CSV or JSON",
-    "show": "draw a schedule, or write it so that it can be read again",
-    "check": "say whether a schedule is legal; if not, which action, and why",
-    "simulate": "time a schedule: makespan, bubble, idle time, peak memory by rank",
-    "paper": "predict published training times on thousands of GPUs, row by row",
-    "search": "find a good schedule for given costs and memory, and a bound",
-    "step": "walk through a schedule, action by action: who does, holds, waits",
-    "edit": "build a schedule by hand, on a page for the browser; save it",
-    "advise": "say which cut, schedule and microbatches suit a training program",
-    "compare": "one model as pipeline, as replicas, divided: time, bytes, memory",
-    "run": "start an MPI job; restart it when it fails, without lost hosts",
-    "coursework": "write the exercises: for students, for an instructor, for a grader",
-    "grade": "run the tests of students' directories: points, and what failed",
-    "info": "versions, MPI library, devices, BLAS threads of this machine",
+    "schedules": "list the named schedules with their time, bubble and memory",
+    "sweep": "compute these figures for many sizes and costs, as CSV or JSON",
+    "show": "draw a schedule, or write it to a file",
+    "check": "check that a schedule is legal, or say which action is not",
+    "simulate": "predict makespan, bubble, idle time and memory of a schedule",
+    "paper": "predict published training times on thousands of GPUs",
+    "search": "find a fast schedule under a memory limit, and a lower bound",
+    "step": "step through a schedule, one action at a time",
+    "edit": "edit a schedule in the browser",
+    "advise": "recommend partition, schedule and microbatches for a program",
+    "compare": "measure pipeline, data and tensor parallelism on one model",
+    "run": "start an MPI job, and restart it when it fails",
+    "coursework": "write the exercises for students, instructors and autograders",
+    "grade": "run the tests of submissions, and print their points",
+    "info": "print versions, MPI library, devices and BLAS threads",
 }
-COMPLETION = """words by Tab, after pip install -e '.[completion]' in minipipe's folder:
+STATUS = """`minipipe VERB --help` describes a verb and its options.
+Exit status: 0 success, 1 the answer is no (such as an illegal schedule),
+2 wrong usage. The verb run exits with the status of its job."""
+COMPLETION = """tab completion, after pip install -e '.[completion]' in minipipe's folder:
   eval "$(register-python-argcomplete minipipe)"                  in bash, zsh
   register-python-argcomplete --shell fish minipipe | source      in fish
 """
@@ -81,7 +84,7 @@ def _status(words: list[str], may_complete: bool) -> int:
             if may_complete and "_ARGCOMPLETE" in os.environ:
                 _complete()
             status = _run(words)
-        finally:  # here, and not at the exit of the interpreter, where an error has no handler
+        finally:  # here: at the exit of the interpreter an error has no handler
             sys.stdout.flush()
     except BrokenPipeError:  # the reader has closed it, as `head` does
         discard(sys.stdout)
@@ -104,20 +107,20 @@ def _run(words: list[str]) -> int:
 
 
 class _Once(argparse.Action):
-    """Stores the value of an option; refuses a second one, of which argparse would keep the last without a word."""
+    """Store the value of an option, and refuse a second one: argparse would silently keep the last."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
         assert isinstance(parser, _Parser)
         if option is not None and self.dest in parser.seen:
-            raise argparse.ArgumentError(self, "it is given twice; give it once")
+            raise argparse.ArgumentError(self, "this option was passed twice; pass it once")
         parser.seen.add(self.dest)
         setattr(namespace, self.dest, self.const if self.nargs == 0 else values)
 
 
 class _Flag(_Once):
-    """The same for an option without a value."""
+    """Store the constant of an option without a value, at most once."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, const: bool = True, **given: Any) -> None:
         super().__init__(option_strings, dest, nargs=0, const=const, **{"default": False, **given})
@@ -176,7 +179,8 @@ def _of_all_verbs(asked: str = "") -> argparse.ArgumentParser:
     """Return the parser of all verbs, with the options of one of them: each other one would have to be imported."""
     listed = "\n".join(f"  {name:12}{purpose}" for name, purpose in VERBS.items())
     raw: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
-    about, end = "Pipeline schedules: drawn, proved, timed.", f"verbs:\n{listed}\n\n{COMPLETION}"
+    about = "Draw, check, time, search and teach pipeline-parallel schedules."
+    end = f"verbs:\n{listed}\n\n{STATUS}\n\n{COMPLETION}"
     usage = "%(prog)s [-h] [--version] VERB …"
     parser = _Parser(prog="minipipe", usage=usage, description=about, epilog=end, **raw)
     parser.add_argument("--version", action="version", version=f"minipipe {__version__}")
@@ -189,7 +193,7 @@ def _of_all_verbs(asked: str = "") -> argparse.ArgumentParser:
 
 
 def _declare(parser: argparse.ArgumentParser, verb: ModuleType) -> None:
-    parser.add_argument("--json", action="store_true", help="print one line of JSON (step: one for each step)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     verb.add_options(parser)
 
 

@@ -21,59 +21,83 @@ if TYPE_CHECKING:
     from minipipe.schedules.analysis.activations import Footprint
     from minipipe.schedules.simulation.costs import Costs
 
+    _Parser = argparse.ArgumentParser | argparse._ArgumentGroup
+
 _MOST_OF_A_FLOAT = 10**308  # what is larger limits nothing
 NUM_RANKS = 4  # of a named schedule, by default
+COSTS = """Costs of one stage, such as F=1,I=1,W=1,latency=0.5. A value per stage has
+colons: F=1:2:1:1. Times share one unit, sizes and memory another.
+  F, I, W               time of forward, input gradient, weight gradient
+  latency, bandwidth    a message takes latency + message_size / bandwidth
+  message_size          size of an activation sent to the next stage
+  overhead              time between two actions of a rank
+  update                time of U, or between two training steps
+  overlap               hidden part of the shorter of two overlapped actions,
+                        from 0 to 1
+  activation            memory of a microbatch from F until B or I
+  weight_activation     the same from I until W (default: activation)
+  transient_activation  additional memory during B or I
+  copy_bandwidth        memory copied in a unit of time by O or L
+  weights               memory of each additional version of the weights
+  gradient_size         size of the gradients that replicas all-reduce
+  slice_work            relative work of the slices of a sequence: 3:1
+  keys_values           part of activation that is keys and values of slices
+  cores                 cores of each host, which its ranks share: 2
+  hosts                 host of each rank: 0:0:1:1; messages between two hosts
+                        share a link"""
 
 
 def add_schedule(parser: argparse.ArgumentParser, several: bool = False, is_optional: bool = False) -> None:
     """Declare the schedule of a command, or several of them, with sizes and costs."""
-    add, count = parser.add_argument, "+" if several else "?" if is_optional else None
-    which = "a name of `minipipe schedules`, a file, or - for stdin" + ("; several above each other" if several else "")
-    schedule = add("schedule", nargs=count, metavar="NAME|FILE", help=which)
+    count = "+" if several else "?" if is_optional else None
+    which = "a name from `minipipe schedules`, a file, or - for stdin"
+    which += "; several are drawn on one time axis" if several else ""
+    schedule = parser.add_argument("schedule", nargs=count, metavar="NAME|FILE", help=which)
     schedule.completer = lambda **_: TRADES  # type: ignore[attr-defined]  # at a Tab; the shell knows the files
-    add("--chunks", type=int, metavar="V", help="stages on each rank, for schedules that take several")
-    add("--group", type=int, metavar="G", help="least microbatches of a group, for interleaved schedules (default: P)")
-    add("--per-update", type=int, metavar="A", help="microbatches of an update, for 2bw (default: P) and paci (2)")
-    add("--joined", action="store_true", default=None, help="forwards of DualPipe run joined with backwards")
-    add("--recompute", action="store_true", help="an R before each backward: drop what F computed, compute it again")
-    add("--offload", type=int, metavar="N", help="O and L, so that a rank holds at most N microbatches of its stages")
-    add("--replicas", type=int, metavar="D", help="copies side by side, with the sums of their gradients")
-    add("--slices", type=int, metavar="K", help="slices of a microbatch, which is a sequence, for seq1f1b (default: 2)")
-    frozen = "stages that train nothing: leave out actions that they do not need"
+    group = parser.add_argument_group("schedule")
+    add = group.add_argument
+    add("--chunks", type=int, metavar="V", help="stages per rank, for schedules that support several")
+    add("--group", type=int, metavar="G", help="smallest group of microbatches, if interleaved (default: P)")
+    add("--per-update", type=int, metavar="A", help="microbatches per weight update, for 2bw (default: P) and paci (2)")
+    add(
+        "--joined",
+        action="store_true",
+        default=None,
+        help="overlap forwards with backwards, for dualpipe and dualpipe-v",
+    )
+    add("--recompute", action="store_true", help="drop activations after F; recompute them (R) before B")
+    add(
+        "--offload", type=int, metavar="N", help="copy activations to the host (O) and back (L): a rank holds at most N"
+    )
+    add("--replicas", type=int, metavar="D", help="data-parallel replicas, with all-reduces of gradients")
+    add("--slices", type=int, metavar="K", help="slices per sequence, for seq1f1b (default: 2)")
+    frozen = "frozen stages: leave out the backwards that they do not need"
     add("--freeze", type=whole_numbers, default=[], metavar="S,…", help=frozen)
-    add("--steps", type=int, default=1, metavar="N", help="training steps, one after another")
-    add("--ignore-sharding", action="store_true", help="leave out UNSHARD, RESHARD and REDUCE_GRAD")
-    add_sizes(parser)
+    add("--steps", type=int, default=1, metavar="N", help="consecutive training steps (default: 1)")
+    add("--ignore-sharding", action="store_true", help="skip UNSHARD, RESHARD and REDUCE_GRAD in a file")
+    add_sizes(group)
     add_costs(parser)
 
 
-def add_sizes(parser: argparse.ArgumentParser, several_batches: bool = False) -> None:
+def add_sizes(parser: _Parser, several_batches: bool = False) -> None:
     """Declare the sizes of named schedules, perhaps with several numbers of microbatches."""
-    parser.add_argument("--ranks", type=int, metavar="P", help=f"how many, for a named one (default: {NUM_RANKS})")
+    parser.add_argument("--ranks", type=int, metavar="P", help=f"number of ranks (default: {NUM_RANKS})")
     kind, letters = (whole_numbers, "M,…") if several_batches else (int, "M")
-    help_text = f"how many (default: {NUM_MICROBATCHES})"
+    help_text = f"number of microbatches (default: {NUM_MICROBATCHES})"
     parser.add_argument("--microbatches", type=kind, metavar=letters, help=help_text)
 
 
 def add_costs(parser: argparse.ArgumentParser) -> None:
     """Declare the costs by which schedules are timed."""
-    parser.add_argument(
-        "--costs",
-        default="",
-        metavar="F=…,I=…|FILE.json",
-        help="a file of Costs.save, or the costs of one stage, such as F=1,I=1,W=1,latency=0; different ones "
-        "F=1:2:1:1; also bandwidth, message_size, overhead, activation, weight_activation, transient_activation; "
-        "overlap, the part of the shorter of two joined actions that is hidden, 0 to 1; "
-        "slice_work=3:1, of the slices of a sequence, and keys_values, that slices keep for each other; "
-        "update, of U or between two steps; gradient_size, of sums over replicas; weights, of each further version; "
-        "cores=2, where ranks share those of a host, and hosts=0:0:1:1, of each rank, whose messages then share links",
-    )
-    add_sends_block(parser)
+    costs = parser.add_argument_group("costs", COSTS)
+    such = "as above, or a file that Costs.save wrote (default: F=1,I=1,W=1)"
+    costs.add_argument("--costs", default="", metavar="F=…,I=…|FILE.json", help=such)
+    add_sends_block(costs)
 
 
-def add_sends_block(parser: argparse.ArgumentParser) -> None:
+def add_sends_block(parser: _Parser) -> None:
     """Declare blocking sends."""
-    parser.add_argument("--sends-block", action="store_true", help="a send holds its rank until it is received")
+    parser.add_argument("--sends-block", action="store_true", help="a send blocks its rank until it is received")
 
 
 def add_output(parser: argparse.ArgumentParser, help_text: str) -> None:
@@ -84,16 +108,16 @@ def add_output(parser: argparse.ArgumentParser, help_text: str) -> None:
 def add_wait(parser: argparse.ArgumentParser) -> None:
     """Declare the wait between training steps."""
     parser.add_argument(
-        "--wait", action="store_true", help="between steps, wait for the loss from the rank of the last stage"
+        "--wait", action="store_true", help="before each further step, wait for the loss from the last stage"
     )
 
 
 def add_memory_limit(parser: argparse.ArgumentParser, unit: str) -> None:
     """Declare a limit of memory."""
-    parser.add_argument("--memory-limit", type=_number, metavar="N", help=f"most {unit} a rank may hold")
+    parser.add_argument("--memory-limit", type=_number, metavar="N", help=f"the most {unit} a rank may hold")
 
 
-PAIRS_OR_AMOUNT = "(stage, microbatch) pairs, or activation memory in the unit of --costs activation=…,"
+PAIRS_OR_AMOUNT = "(stage, microbatch) pairs, or memory in the unit of the cost activation,"
 
 
 def _number(text: str) -> float:
@@ -116,12 +140,12 @@ def whole_numbers(text: str) -> list[int]:
     try:
         return [parse_integer(number) for number in text.split(",")]
     except ValueError:
-        message = f"{quoted(text)} is no list of numbers; expected whole numbers, such as 4 or 2,4,8"
+        message = f"{quoted(text)} is not a list of whole numbers; expected a list such as 4 or 2,4,8"
         raise argparse.ArgumentTypeError(message) from None
 
 
 def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
-    """Return a named schedule, or that of a file, as the options say: stages frozen, less memory, copies beside it.
+    """Return the schedule of a name or a file, with the options applied: frozen stages, less memory, replicas.
 
     Raises
     ------
@@ -141,7 +165,7 @@ def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
     ):
         if is_given:
             if isinstance(schedule, Program):
-                raise misuse(f"{name} takes a schedule, and {given} has messages; leave out its SEND and RECV.")
+                raise misuse(f"{name} needs a schedule without messages; remove SEND and RECV from {given}.")
             try:
                 schedule = transform(schedule)
             except ScheduleError as error:
@@ -156,9 +180,9 @@ def schedule_and_costs(options: argparse.Namespace) -> tuple[Schedule | Program,
 
 
 def all_steps(schedule: T, options: argparse.Namespace) -> T:
-    """Return a schedule repeated for ``--steps``; raise code ``parameters`` where that is impossible."""
+    """Return a schedule repeated for ``--steps``; raise code ``parameters`` if that is impossible."""
     if options.steps == 1 and getattr(options, "wait", False):
-        raise misuse("--wait is between training steps: give --steps 2 or more.")
+        raise misuse("--wait applies between training steps; add --steps 2 or more.")
     try:
         return repeat(schedule, options.steps)
     except ScheduleError as error:
@@ -175,11 +199,13 @@ def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
         schedule = read_schedule(given, options.ignore_sharding)
     else:
         message = f"There is neither a schedule nor a file {quoted(given, 120)}; {expected_names(given)}."
+        if given.lower().endswith((".csv", ".txt")):
+            message = f"There is no file {quoted(given, 120)}; expected a file, or a name from `minipipe schedules`."
         raise misuse(message, ScheduleCode.UNKNOWN)
     of_names = {"--group": options.group, "--per-update": options.per_update, "--joined": options.joined}
     for option, value in {**of_names, "--slices": options.slices}.items():
         if value is not None:
-            raise misuse(f"{option} is for named schedules, and {given} is a file; leave it out.")
+            raise misuse(f"{option} applies to named schedules only, and {given} is a file; leave it out.")
     for option, wanted, own in (
         ("--ranks", options.ranks, schedule.num_ranks),
         ("--microbatches", options.microbatches, schedule.num_microbatches / schedule.num_slices),
@@ -192,7 +218,7 @@ def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
 
 
 def schedules_of(given: Sequence[str], options: argparse.Namespace) -> list[Schedule | Program]:
-    """Return several schedules; without other sizes, named ones have those of the first file."""
+    """Return several schedules; without size options, named ones have the sizes of the first file."""
     files = {name: schedule_of(name, options) for name in given if spelled(name) not in REGISTRY}
     for schedule in list(files.values())[:1]:
         copies = options.replicas or 1

@@ -42,7 +42,7 @@ class ExitStatus(IntEnum):
 
     @classmethod
     def of(cls, error: MinipipeError) -> ExitStatus:
-        """Return ``NO`` where a schedule is at fault, ``MISUSE`` where the command is."""
+        """Return ``NO`` if the schedule is wrong, ``MISUSE`` if the command is."""
         is_verdict = isinstance(error, ScheduleError) and not error.problems[0].code.is_misuse
         return cls.NO if is_verdict else cls.MISUSE
 
@@ -65,10 +65,10 @@ def ending_of(path: Path, known: Iterable[str], otherwise: str = "") -> str:
     """Return the ending of a file name in small letters, or refuse it as misuse if it is not among the known ones."""
     ending = path.suffix.lower()
     if ending not in known:
-        given = printable(ending[:20]) or "nothing"
+        given = f"ends in {printable(ending[:20])}" if ending else "has no ending"
         *others, last = known
         expected = f"{', '.join(others)} or {last}{otherwise}"
-        raise misuse(f"{quoted(str(path), 200)} ends in {given}; expected {expected}.")
+        raise misuse(f"{quoted(str(path), 200)} {given}; expected {expected}.")
     return ending
 
 
@@ -95,7 +95,7 @@ def fields(source: object, *names: str) -> dict[str, Any]:
 
 
 def gaps_as_data(gaps: Sequence[Gap]) -> dict[str, Any]:
-    """Return the bounds on makespan and longest own span, and the gaps, or None for each where there are none."""
+    """Return the bounds on makespan and longest own span, and the gaps, or None for each without a bound."""
     makespan, span = gaps or (None, None)
     return {
         "bound": makespan and makespan.bound.value,

@@ -1,4 +1,4 @@
-"""``minipipe paper``: published training times on thousands of GPUs beside those that a model of them predicts."""
+"""``minipipe paper``: published training times on thousands of GPUs, and the times that a model predicts."""
 
 from __future__ import annotations
 
@@ -28,22 +28,23 @@ from minipipe.schedules.simulation.paper_scale import (
 )
 
 _NOTE = """
-t p d: GPUs that share a layer, ranks of the pipeline, replicas. m: microbatches
-of a replica. v: stages on each rank. TF/s: of each GPU, with recomputation
-counted. error: of the time of an iteration, predicted over published.
-One set of rates serves all rows; none was fitted to a row. Four choices were
-made after errors had been seen: the rates of products and memory, the bytes of
-accumulation, table 2 without chunks. Before them the mean error of all 24 rows
-was 3.7 %, the median 3.4 %, the largest 9.0 %."""
+t, p, d: tensor-parallel GPUs, pipeline ranks, replicas. m: microbatches per
+replica. v: stages on each rank. seconds: predicted time of an iteration, beside
+the one in the paper. TF/s: rate of each GPU, including recomputation. error:
+predicted time relative to the published one.
+The same rates predict all rows; no rate was fitted to a row. Four choices were
+made after the errors were known: the rates of matrix products and of memory, the
+bytes of accumulation, and no chunks in table 2. Before these choices, the error
+of all 24 rows was 3.7 % (mean), 3.4 % (median) and 9.0 % (largest)."""
 
 EPILOG = f"""terms to leave out:
 {chr(10).join(f"  {name:14}{words}" for name, words in TERMS.items())}
 
-rates of an A100, and where they are from:
+rates of an A100, and their sources:
 {chr(10).join(f"  {rate:36}{source}" for rate, source in SOURCES.items())}
 
-t and p of megatron-table-2 (8 and 12, 8 and 35) stand in no script of the authors.
-A file of your own has the columns
+The authors' scripts do not state t and p of megatron-table-2; minipipe uses
+8 and 12, and 8 and 35. A file of your own has the columns
   {",".join(Run._fields[:8])},
   {",".join(Run._fields[8:])}
 
@@ -57,12 +58,18 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("table", metavar="TABLE|FILE.csv", help=f"one of {', '.join(TABLES)}, or rows of your own")
-    parser.add_argument("--without", action="append", default=[], metavar="TERM", help="leave out a term; see below")
+    parser.add_argument("table", metavar="TABLE|FILE.csv", help=f"one of {', '.join(TABLES)}, or your own file")
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        metavar="TERM",
+        help="leave out a term of the model; see below; may be repeated",
+    )
     parser.add_argument("--model", help="only rows of this model")
     names = ", ".join(_rates_of(A100))
-    parser.add_argument("--rates", metavar="NAME=X,…", help=f"of other GPUs, in seconds and by the second: {names}")
-    add_output(parser, "write the costs of the first row, .json, for the option --costs of other verbs")
+    parser.add_argument("--rates", metavar="NAME=X,…", help=f"rates of other GPUs, in seconds or per second: {names}")
+    add_output(parser, "write the costs of the first row to FILE.json, for --costs of other verbs")
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
@@ -119,7 +126,7 @@ def _hardware(given: str | None) -> Hardware:
     for part in given.split(",") if given else ():
         name, _, text = part.partition("=")
         if name in seen:
-            raise misuse(f"--rates has {quoted(name)} twice; give it once.")
+            raise misuse(f"--rates has {quoted(name)} twice; pass it once.")
         seen.add(name)
         try:
             rates[name] = parse_real(text) if name in rates else nan

@@ -1,4 +1,4 @@
-"""What a verb does while its answer is not ready: lines on standard error, or a bar where that is a terminal."""
+"""Progress messages of a verb: lines on standard error, or a bar if it is a terminal."""
 
 from __future__ import annotations
 

@@ -76,13 +76,11 @@ def answer_of_ranks(
 
 
 def warn_if_busy() -> None:
-    """Say, before anything is measured, that other processes keep cores busy: figures would be theirs as well."""
+    """Warn before a measurement if other processes keep cores busy, because they change its results."""
     busy, here = busy_cores(), num_cores()
     if busy > _BUSY * here:
         used = f"other processes use {busy:.1f} of {counted(here, 'core')}"
-        complain(
-            f"This machine is busy: {used}. What is measured now holds for this load; repeat it on an idle machine."
-        )
+        complain(f"This machine is busy: {used}. Measurements depend on this load; repeat them on an idle machine.")
 
 
 def check_room(num_ranks: int) -> None:
@@ -96,8 +94,8 @@ def check_room(num_ranks: int) -> None:
     needed, here = num_ranks * BYTES_OF_A_RANK, memory_of_this_host()
     if needed > here:
         sizes = [format_memory(size, "bytes") for size in (BYTES_OF_A_RANK, needed, here)]
-        held = f"each is a process of at least {sizes[0]}, all together {sizes[1]}"
-        raise misuse(f"--ranks is {num_ranks}: {held}, and this machine has {sizes[2]}; give fewer.")
+        held = f"each is a process of at least {sizes[0]}, together {sizes[1]}"
+        raise misuse(f"--ranks is {num_ranks}: {held}, and this machine has {sizes[2]}; choose fewer ranks.")
 
 
 def asked_of_ranks() -> dict[str, Any]:

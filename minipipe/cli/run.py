@@ -24,32 +24,37 @@ EPILOG = f"""examples:
   minipipe run --hostfile hosts.mpich --restarts 10 --min-ranks 4 train.py
   minipipe run -n 4 --launcher "srun --kill-on-bad-exit=1" train.py
 
-Arguments after SCRIPT are passed to the script. It gets the same command line each time, and the number of restarts in
-the variable {RESTART}: resume from a checkpoint, if there is one.
+Arguments after SCRIPT are passed to the script. Each attempt has the same
+command line; the environment variable {RESTART} holds the number of
+restarts. The script should save checkpoints, and resume from the last one.
 
-A job is restarted unless it succeeded, exited with code 2 (a wrong command line), or failed three times in a row within
-5 s with the same exit code. Ctrl-C and SIGTERM end it. The exit status is that of the last attempt, or 130 and 143.
+A job is restarted unless it succeeded, exited with code 2 (a wrong command
+line), or failed three times in a row within 5 s with the same exit code. Ctrl-C
+and SIGTERM end the job. The exit status is the one of the last attempt, 130
+after Ctrl-C, or 143 after SIGTERM.
 """
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options; those after the script are the script's."""
-    parser.add_argument("-n", type=int, dest="ranks", metavar="N", help="ranks (default: all slots of the hostfile)")
-    parser.add_argument("--restarts", type=int, default=0, metavar="K", help="the most (default: %(default)s)")
-    hosts = "hosts, in the launcher's format; before a restart those that do not answer are left out"
+    parser.add_argument(
+        "-n", type=int, dest="ranks", metavar="N", help="number of ranks (default: all slots of the hostfile)"
+    )
+    parser.add_argument("--restarts", type=int, default=0, metavar="K", help="most restarts (default: %(default)s)")
+    hosts = "hosts, in the format of the launcher; a restart leaves out hosts that do not answer"
     parser.add_argument("--hostfile", type=Path, metavar="FILE", help=hosts)
-    parser.add_argument("--min-ranks", type=int, metavar="M", help="do not restart with fewer (default: 1)")
-    probe = f"succeeds if HOST answers (default: {shlex.join(PROBE)})"
+    parser.add_argument("--min-ranks", type=int, metavar="M", help="fewest ranks of a restart (default: 1)")
+    probe = f"command that succeeds if HOST answers (default: {shlex.join(PROBE)})"
     parser.add_argument("--probe", metavar="COMMAND", help=probe)
-    parser.add_argument("--launcher", metavar="COMMAND", help="with its own options (default: mpirun)")
+    parser.add_argument("--launcher", metavar="COMMAND", help="launcher, with its options (default: mpirun)")
     parser.add_argument("script", nargs="?", metavar="SCRIPT", help="a Python program")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="the script's own")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="arguments of the script")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the job, and return its exit code for the shell."""
     if sys.platform == "win32":
-        raise LaunchError("no-launcher", "There is no MPI for Windows; use minipipe.spawn, whose ranks are threads.")
+        raise LaunchError("no-launcher", "minipipe has no MPI on Windows; use minipipe.spawn, whose ranks are threads.")
     job = _job(options)
     code = become_supervisor()
     if code is not None:  # in the guard, after the supervisor has exited
@@ -64,30 +69,35 @@ def _job(options: argparse.Namespace) -> JobSpec:
     hosts = () if options.hostfile is None else read_hosts(options.hostfile)
     for option, given in (("--min-ranks", options.min_ranks), ("--probe", options.probe)):
         if not hosts and given is not None:
-            raise ArgumentError("value", f"{option} is for hosts that may be lost; expected --hostfile FILE with it.")
+            raise ArgumentError("value", f"{option} needs --hostfile FILE, which lists the hosts.")
     _check_script(options.script)
     slots = sum(host.slots for host in hosts)
     ranks = slots if options.ranks is None and hosts else options.ranks
     if ranks is None:
-        raise ArgumentError("value", "-n is missing; expected the number of ranks before the script: -n 4 train.py.")
+        raise ArgumentError(
+            "value", "-n is missing; expected the number of ranks before the script, as in -n 4 train.py."
+        )
     min_ranks = 1 if options.min_ranks is None else options.min_ranks
     whole_number("-n", ranks, 1, MOST_STAGES)
     whole_number("--min-ranks", min_ranks, 1, ranks)
     whole_number("--restarts", options.restarts, 0)
     probe = PROBE if options.probe is None else _words("--probe", options.probe)
     if not any("HOST" in word for word in probe):
-        raise ArgumentError("value", f"--probe is {quoted(options.probe)}; expected a command with the word HOST.")
+        raise ArgumentError(
+            "value",
+            f"--probe is {quoted(options.probe)}; expected a command that contains HOST, in place of the host name.",
+        )
     if not all(is_here(host.name) for host in hosts):
-        _check_installed(probe[0], "install it, or give another command: --probe")
+        _check_installed(probe[0], "install it, or choose another command with --probe")
     program = (options.script, *options.arguments)
     return JobSpec(program, ranks, _launcher(options.launcher), options.hostfile, hosts, min_ranks, probe)
 
 
 def _check_script(script: str | None) -> None:
     if script is None:
-        raise LaunchError("no-script", "There is no script; expected one after the options, as in -n 4 train.py.")
+        raise LaunchError("no-script", "Expected a script after the options, as in: minipipe run -n 4 train.py.")
     if not os.path.isfile(script):
-        raise LaunchError("no-script", f"There is no script {quoted(script, 200)}; expected a file with Python.")
+        raise LaunchError("no-script", f"There is no script {quoted(script, 200)}; expected a Python file.")
 
 
 def _words(option: str, command: str) -> tuple[str, ...]:
@@ -101,11 +111,13 @@ def _words(option: str, command: str) -> tuple[str, ...]:
 
 
 def _launcher(given: str | None) -> tuple[str, ...]:
-    """Return the launcher's command; ``mpirun`` is that of this Python's environment."""
+    """Return the launcher's command; ``mpirun`` is the one in this Python's environment."""
     words = ("mpirun",) if given is None else _words("--launcher", given)
     if words[0] == "mpirun":
         words = (find_mpirun() or "mpirun", *words[1:])
-    remedy = "install one: pip install -e '.[mpi]' (on a cluster, load its MPI), or name another command: --launcher"
+    remedy = (
+        "install MPI with pip install -e '.[mpi]' (on a cluster, load its MPI), or choose a command with --launcher"
+    )
     _check_installed(words[0], remedy)
     return words
 

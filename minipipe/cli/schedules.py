@@ -20,20 +20,36 @@ from minipipe.schedules.simulation.comparison import PLACEMENTS, Tradeoff, Trade
 from minipipe.schedules.simulation.costs import Costs
 
 _NOTE = """
-v: stages on each rank. time: with a rank's work divided among its stages.
-bubble: idle time over all time, in %. gap: how far time is, at most, above the
-best possible for the same stages and memory, in %. peak: the most microbatches
-that a rank holds, each counted for all its layers. No idle inside: none between
-a rank's first action and its last, from 2p-1 microbatches for p ranks on. A V:
-down the ranks and back up; rank 0 has the first and last stage. Plus 1: v-half
-and v-min hold less than 1F1B from 3 ranks on, at most 2/3 of it from 5 on, and
-v-min at most half of it from 6 on. 2x weights: a stage is on two ranks. No
-flushes: updates stand between microbatches, and a long run has no idle time."""
+v           stages per rank, which divide the work of the rank
+time        duration of a training step
+bubble      idle time of the ranks, in % of their total time
+gap         distance of time from a lower bound, in %: no schedule with these
+            stages and this peak is faster than the bound
+peak        most microbatches in memory on a rank; each stage counts 1/v
+chunk       one of several stages of a rank
+no pauses   a rank is idle only before its first and after its last action, if
+            there are at least 2p-1 microbatches for p ranks
+splits B    runs B in two halves: I (gradients of inputs) and W (of weights)
+plus 1      plus one microbatch. v-half and v-min need less memory than 1F1B from
+            3 ranks on, at most 2/3 of it from 5 on; v-min at most 1/2 from 6 on
+V           stages go down the ranks and back up, so that rank 0 has the first
+            and the last stage
+2x weights  each stage is on two ranks
+no flush    weights are updated without draining the pipeline, so that a long
+            run has no bubble
+stale       gradients belong to weights that were updated meanwhile
+version     a copy of the weights; drifts: backward runs with newer weights than
+            forward"""
 
-EPILOG = """With --json, peak and peak_activations are microbatches, each counted for all
-layers of its rank; those of `minipipe simulate --json` are pairs of stage and
-microbatch, v times as many for v stages on each rank. The picture leaves out
-schedules with 2x weights: its memory is that of activations."""
+EPILOG = """With --json, peak and peak_activations are numbers of microbatches, each counted
+for all layers of its rank. `minipipe simulate --json` counts pairs of stage and
+microbatch: v times as many with v stages per rank. --plot leaves out schedules
+with 2x weights, because it shows activation memory only.
+
+examples:
+  minipipe schedules --ranks 8 --microbatches 32
+  minipipe schedules --memory-limit 3
+  minipipe schedules --microbatches 8,32 --plot tradeoff.svg"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -45,13 +61,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--plot",
         type=Path,
         metavar="FILE",
-        help="draw bubble over peak memory, as .svg, .png or .pdf; --microbatches M,…",
+        help="draw bubble over peak memory to FILE: .svg, .png or .pdf",
     )
     parser.add_argument(
         "--search",
         type=float,
         metavar="SECONDS",
-        help="with --plot: look for better schedules, as many as a quiet core tries in so long altogether",
+        help="with --plot: search for better schedules, about this long in all",
     )
 
 
@@ -76,7 +92,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
-    cells = [["schedule", "v", "time", "bubble", "gap", "peak", "what it trades"]]
+    cells = [["schedule", "v", "time", "bubble", "gap", "peak", "trade-off"]]
     for row in rows:
         if row["error"] is not None:
             cells.append([row["schedule"], *"-----", row["error"]])
@@ -94,7 +110,7 @@ def _costs_in_words(options: argparse.Namespace) -> str:
 
 
 def _plot(batches: Sequence[int], options: argparse.Namespace) -> ExitStatus:
-    """Draw a panel for each number of microbatches, with better schedules where a search has seconds for them."""
+    """Draw a panel for each number of microbatches, with better schedules if there is time for a search."""
     from minipipe.render.files import converted
     from minipipe.render.svg.tradeoff import draw_tradeoff
 

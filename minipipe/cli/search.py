@@ -19,11 +19,11 @@ from minipipe.schedules.search.finding import usual_evaluations
 _MOST_EVALUATIONS = 10**12  # of a schedule of a few actions, in more than a year
 _SECONDS = 60.0  # after which a search ends that is told no limit
 PLACEMENTS = {"straight": looped_placement, "v": v_placement}
-EPILOG = """The memory limit is in the unit of activation, what one microbatch holds of one
-stage; weight_activation is what it holds from I until W.
+EPILOG = """The memory limit has the unit of the cost activation, the memory that one
+microbatch needs on one stage from F until I (default: 1).
 
-A certificate has the schedule, its costs and the bound; to check it:
-minipipe check --certificate FILE.
+A file .json is a certificate: the schedule, its costs and the lower bound.
+minipipe check --certificate FILE verifies it.
 
 examples:
   minipipe search --ranks 4 --microbatches 8 --memory-limit 5
@@ -35,25 +35,28 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_sizes(parser)
     add_costs(parser)
-    add_memory_limit(parser, "memory")
+    add_memory_limit(parser, "activation memory")
     parser.add_argument(
-        "--placement", choices=PLACEMENTS, default="straight", help="one stage on each rank, or two in a V"
+        "--placement", choices=PLACEMENTS, default="straight", help="one stage per rank (default), or two in a V"
     )
     parser.add_argument(
         "--objective",
         choices=list(map(str, Objective)),
         default=str(Objective.SPAN),
-        help="span, the longest time between a rank's own first start and last end (default), or makespan, of all",
+        help="time to minimise: span, the longest time between the first start and last end on one rank (default), or "
+        "makespan, the same over all ranks",
     )
     parser.add_argument(
-        "--evaluations", type=int, metavar="N", help="try so many schedules (default: of 10,000,000 actions together)"
+        "--evaluations", type=int, metavar="N", help="schedules to try (default: 10,000,000 actions in all)"
     )
     parser.add_argument(
-        "--seconds", type=float, metavar="N", help=f"end after so long (default: {_SECONDS:g}, unless --evaluations)"
+        "--seconds", type=float, metavar="N", help=f"time limit (default: {_SECONDS:g}, or none with --evaluations)"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the search (default: 0)")
-    parser.add_argument("--exact", action="store_true", help="let CP-SAT go on, in the second half of the time")
-    add_output(parser, "write the schedule there, .csv or .txt; or its certificate, .json")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed of the search (default: 0)")
+    parser.add_argument(
+        "--exact", action="store_true", help="use the exact solver CP-SAT in the second half of the time"
+    )
+    add_output(parser, "write the schedule (.csv or .txt) or its certificate (.json) to FILE")
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
@@ -87,8 +90,8 @@ def _check_limits(seconds: float | None, evaluations: int | None) -> None:
 
 def _work(workload: Workload, evaluations: int | None) -> str:
     sizes = f"{counted(workload.num_ranks, 'rank')} and {counted(workload.num_microbatches, 'microbatch')}"
-    most = "" if evaluations is None else f", {evaluations:,} of them at most"
-    return f"searching among schedules of {sizes}{most}"
+    most = "" if evaluations is None else f", trying at most {evaluations:,}"
+    return f"searching schedules of {sizes}{most}"
 
 
 _WRITERS = {
@@ -108,13 +111,13 @@ def _report(found: Certificate, timeline: Timeline, file: Path | None) -> str:
     peaks = ", ".join(f"{peak:g}" for peak in timeline.peak_memory or ())
     unit = timeline.unit
     lines = [
-        f"{found.schedule.describe(', ')}; by {found.found_by}, in {found.seconds:.1f} s",
-        f"makespan {timeline.makespan:g} {unit}, longest own span {timeline.cost:g} {unit}",
+        f"{found.schedule.describe(', ')}; found by {found.found_by}, in {found.seconds:.1f} s",
+        f"makespan {timeline.makespan:g} {unit}, longest span of a rank {timeline.cost:g} {unit}",
         f"bubble {100 * timeline.bubble_fraction:.2f} % of all time, "
-        f"{100 * timeline.span_bubble_rate:.2f} % within the longest own span",
+        f"{100 * timeline.span_bubble_rate:.2f} % of the longest span of a rank",
         f"peak memory by rank {peaks}",
-        f"no schedule has a {found.objective} below {found.bound:.12g} {unit} ({found.bound_by})",
+        f"lower bound of the {found.objective}: {found.bound:.12g} {unit} ({found.bound_by})",
         *([str(found.schedule)] if file is None else [f"written to {file}"]),
-        f"{100 * found.gap:.3g} % above the bound" if found.gap else "optimal: it reaches the bound",
+        f"{100 * found.gap:.3g} % above the bound" if found.gap else "optimal: equal to the bound",
     ]
     return "\n".join(lines)

@@ -17,13 +17,16 @@ from minipipe.schedules import Timeline, lower, simulate, verify
 from minipipe.schedules.action_table import ActionTable
 
 EPILOG = """in a drawing:
-  F3    forward of microbatch 3; 2F3 on stage 2, where a rank holds several, or,
-        without room for it, f3 on the second of two
-  B3    backward; or in two halves, I for the inputs and W for the weights
-  - = ~ continue F, B or I, and W;  # an update, U;  + a send that blocks;  · idle
-  R3:   recomputation of a forward
-  %     below a rank: a sum of gradients over replicas, while the rank continues
-  > <   likewise: copies of activations, O3> out and L3< in
+  F3     forward of microbatch 3; on a rank with several stages 2F3 is on stage
+         2; if space is short, f3 is on the second of two stages
+  B3     backward, or its two halves: I input gradients, W weight gradients
+  R3:    recomputation of a forward
+  - = ~  F, B or I, and W continue
+  #      an update U
+  +      a send that blocks
+  ·      idle
+  %      below a rank: all-reduce of gradients, while the rank continues
+  > <    below a rank: copies of activations, O3> out and L3< back
 
 examples:
   minipipe show 1f1b
@@ -44,6 +47,7 @@ _FORMATS_OF_OPTION = {
     "title": (*_PICTURES, "html", "perfetto"),
     "font_size": _PICTURES,
     "no_legend": _PICTURES,
+    "animated": ("svg",),
 }
 
 
@@ -54,17 +58,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
         choices=(*_DRAWN, *_WRITTEN),
-        help="a drawing: text, svg, pdf, png, html (a player), perfetto (a trace); or rows or csv, to read again "
-        "(default: as FILE ends: .txt, .svg, .pdf, .png, .html, .json or .csv)",
+        help="a drawing (text, svg, pdf, png), a player (html), a trace (perfetto), or a schedule file (rows, csv); "
+        "default: from the ending of FILE: .txt, .svg, .pdf, .png, .html, .json or .csv",
     )
     add = parser.add_argument
-    add("--messages", action="store_true", help="with SEND and RECV, in rows and CSV; as arrows in SVG")
-    width = "columns of text (default: as the terminal has), pixels of a picture"
+    add("--messages", action="store_true", help="include SEND and RECV: cells of rows and csv, arrows of pictures")
+    width = "columns of text (default: terminal width), or pixels of a picture"
     add("--width", type=int, metavar="N", help=width)
-    add("--title", metavar="TEXT", help="of a drawing, above the schedules")
-    add("--font-size", type=float, metavar="N", help="of a picture, in pixels")
-    add("--no-legend", action="store_true", help="a picture without its legend")
-    add_output(parser, "write there instead")
+    add("--title", metavar="TEXT", help="title above the drawing")
+    add("--font-size", type=float, metavar="N", help="font size of a picture, in pixels")
+    add("--animated", action="store_true", help="let the actions of an SVG appear one after another")
+    add("--no-legend", action="store_true", help="leave out the legend of a picture")
+    add_output(parser, "write to FILE instead of standard output")
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
@@ -92,7 +97,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
 
 
 def _format(options: argparse.Namespace) -> str:
-    """Return the given format, or that of the file's ending."""
+    """Return the format: the option, or the ending of the file."""
     if options.format is not None or options.output is None or options.json:
         return options.format or "text"
     return _FORMAT_OF_ENDING[ending_of(options.output, _FORMAT_OF_ENDING, ", or a --format")]
@@ -101,7 +106,7 @@ def _format(options: argparse.Namespace) -> str:
 def _check(options: argparse.Namespace) -> None:
     """Refuse options that have no effect together."""
     if options.json and options.format != "text":
-        raise misuse(f"--json and --format {options.format} are two formats; choose one.")
+        raise misuse(f"--json and --format {options.format} are different formats; choose one.")
     wanted = "json" if options.json else options.format
     for option, formats in _FORMATS_OF_OPTION.items():
         if getattr(options, option) not in (None, False) and wanted not in formats:
@@ -135,7 +140,7 @@ def _drawing(timelines: Sequence[Timeline], options: argparse.Namespace) -> str 
     is_picture, given = options.format in _PICTURES, {"title": options.title}
     if is_picture:
         given |= {"width": options.width, "font_size": options.font_size}
-        given |= {"messages": options.messages, "legend": not options.no_legend}
+        given |= {"messages": options.messages, "legend": not options.no_legend, "animated": options.animated}
     try:
         given = {name: value for name, value in given.items() if value is not None}
         return drawing(_DRAWN[options.format], *timelines, **given)

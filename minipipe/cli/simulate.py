@@ -14,10 +14,18 @@ from minipipe.schedules.search.gallery import GALLERY, known_bound
 from minipipe.schedules.simulation.comparison import Gap, gaps
 from minipipe.schedules.simulation.timeline import ONE_UNIT
 
-EPILOG = """busy: computing. Idle by cause: warm-up, before the first action; waiting, for
-another rank or its message; sending, where sends block; drain, after the last;
-update, between two steps; overhead, between two actions. peak_activations: pairs
-of stage and microbatch, v for each microbatch with v stages on each rank.
+EPILOG = """columns, one row per rank:
+  busy              time of its actions
+  warm-up           idle before its first action
+  waiting           idle until another rank or its message is ready
+  sending           blocked by a send (with --sends-block)
+  drain             idle after its last action
+  update            time between two training steps
+  overhead          time between two actions
+  peak activations  most microbatches held; each counts for all stages of a rank
+
+In JSON, peak_activations counts (stage, microbatch) pairs: v per microbatch for
+v stages on each rank.
 
 examples:
   minipipe simulate 1f1b --costs F=1,I=1,W=1,latency=0.5
@@ -64,16 +72,16 @@ def _report(
         cells.append([str(rank), *(f"{x:g}" for x in numbers), f"{activations:g}", f"{memory:g}"])
     lines = [f"{schedule.describe(', ')}\n\n{text_table(cells, right=range(len(cells[0])))}\n"]
     counted = ONE_UNIT if timeline.pairs_per_microbatch else "(stage, microbatch) pairs"
-    lines.append(f"busy and idle by cause in {timeline.unit}; activations in {counted}")
+    lines.append(f"busy and idle times in {timeline.unit}; activations in {counted}")
     if schedule.num_stages > schedule.num_ranks:
-        lines.append("costs are of one stage; a rank that holds several pays for each")
+        lines.append("the costs apply to each stage of a rank")
     if timeline.num_steps > 1:
         lines.append(f"each step after the first takes {timeline.time_of_further_step:g} {timeline.unit}")
     lines.append(f"critical path: {_shortened(_path(timeline))}")
     lines.append(
         f"bubble {100 * timeline.bubble_fraction:.1f} % of all time, "
-        f"{100 * timeline.bubble_over_ideal:.1f} % over ideal, "
-        f"{100 * timeline.span_bubble_rate:.1f} % within ranks' own spans"
+        f"{100 * timeline.bubble_over_ideal:.1f} % of the ideal time, "
+        f"{100 * timeline.span_bubble_rate:.1f} % of the longest span of a rank"
     )
     return "\n".join([*lines, *compared, f"makespan {timeline.makespan:g} {timeline.unit}"])
 
@@ -83,11 +91,11 @@ def _compared(schedule: ActionTable, found: tuple[Gap, ...]) -> list[str]:
     if not found:
         return []
     makespan, span = found
-    either = ", backwards whole or split," if ActionKind.BACKWARD in schedule.kinds else ""
+    either = ", whether backwards are split or not," if ActionKind.BACKWARD in schedule.kinds else ""
     memory = makespan.workload.memory_limit[0]
-    below = f"with at most {memory:g} on each rank{either} no makespan is below {makespan.bound.value:.12g}"
+    below = f"with memory {memory:g} per rank{either} no makespan is below {makespan.bound.value:.12g}"
     return [
-        f"longest own span: {_above(span)} the best possible for this memory",
+        f"longest span of a rank: {_above(span)} the best possible for this memory",
         f"makespan: {_above(makespan)} the best possible for this memory",
         f"{below}: {makespan.bound.reason}",
     ]

@@ -13,9 +13,10 @@ from minipipe.render.stepper.loop import screen_of_this_terminal, step_with_keys
 from minipipe.render.stepper.walkthrough import Walkthrough
 from minipipe.render.terminal import has_colour
 
-EPILOG = """In a terminal: n next, p back, g go to a step or a time, r one rank, ? help,
-q quit. Into a pipe or a file, and with --all: every step, one after another.
-An illegal schedule runs up to its deadlock, each action taking one round.
+EPILOG = """Keys in a terminal: n next, p previous, g go to a step or a time, r show one
+rank, ? help, q quit. With --all, or if the output is a pipe or a file, every
+step is printed; with --json each is one line. An illegal schedule runs until
+its deadlock, and each of its actions takes one round.
 
 examples:
   minipipe step 1f1b --microbatches 4
@@ -26,10 +27,10 @@ examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_schedule(parser)
-    parser.add_argument("--all", action="store_true", help="write every step, also in a terminal")
-    parser.add_argument("--from", dest="first", type=int, metavar="N", help="write the steps from this one on")
-    parser.add_argument("--to", dest="last", type=int, metavar="N", help="write the steps up to this one")
-    parser.add_argument("--at", type=int, metavar="N", help="write this step; -1 is the end, with the verdict")
+    parser.add_argument("--all", action="store_true", help="print every step, also in a terminal")
+    parser.add_argument("--from", dest="first", type=int, metavar="N", help="print the steps from N on")
+    parser.add_argument("--to", dest="last", type=int, metavar="N", help="print the steps up to N")
+    parser.add_argument("--at", type=int, metavar="N", help="print step N only; -1 is the end, with the result")
     add_memory_limit(parser, PAIRS_OR_AMOUNT)
 
 
@@ -37,7 +38,9 @@ def run(options: argparse.Namespace) -> ExitStatus:
     """Walk through a schedule, legal or not: with keys in a terminal, otherwise one step after another."""
     _, schedule, costs = schedule_and_costs(options)
     if options.steps > 1 and costs.update != 0:
-        raise misuse("The walk has no time between training steps: leave update out, or use simulate.")
+        raise misuse(
+            "step does not model the time between training steps: leave update out of --costs, or use simulate."
+        )
     walkthrough = Walkthrough(schedule, costs, options.memory_limit, memory_of(costs, schedule))
     numbers = chosen_snapshots(walkthrough, options.first, options.last, options.at)
     is_chosen = options.all or options.json or (options.first, options.last, options.at) != (None, None, None)

@@ -15,9 +15,9 @@ from minipipe.errors import counted
 from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY
 from minipipe.schedules.simulation.comparison import sweep
 
-EPILOG = """one row for each combination of costs, ranks, microbatches, chunks and schedule, with
-the figures of `minipipe schedules`; times and peaks are of a rank's whole share.
-Where a combination does not fit, its error says why.
+EPILOG = """The output has one row for each combination of costs, ranks, microbatches,
+chunks and schedule, with the figures of `minipipe schedules`. If a combination
+is impossible, the column "error" says why.
 
 examples:
   minipipe sweep --ranks 2,4,8 --microbatches 8,16,32 -o sweep.csv
@@ -27,16 +27,16 @@ examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     for option, letter, default in (("--ranks", "P", NUM_RANKS), ("--microbatches", "M", NUM_MICROBATCHES)):
-        usual = f"numbers of them (default: {default})"
+        usual = f"numbers of {option[2:]} (default: {default})"
         parser.add_argument(option, type=whole_numbers, default=[default], metavar=f"{letter},…", help=usual)
     add, names = parser.add_argument, list(REGISTRY)
-    add("--schedules", type=_names, default=names, metavar="NAME,…", help="which ones (default: all named)")
-    usual = "stages on each rank (default: of each schedule)"
+    add("--schedules", type=_names, default=names, metavar="NAME,…", help="names of schedules (default: all)")
+    usual = "stages per rank (default: the default of each schedule)"
     add("--chunks", type=whole_numbers, default=[None], metavar="V,…", help=usual)
-    share = "of a rank's whole share, as for `minipipe simulate`"
+    share = "costs of all layers of a rank, divided among its stages; several lists, each as for `minipipe simulate`"
     add("--costs", nargs="+", default=[""], metavar="F=…,I=…|FILE.json", help=share)
     add_sends_block(parser)
-    add_output(parser, "write there, .csv or .json (default: print CSV)")
+    add_output(parser, "write to FILE, .csv or .json (default: print CSV)")
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
         put(_json(rows) if options.json else written(rows), end="")
         return ExitStatus.YES
     errors = sum(row["error"] is not None for row in rows)
-    more = f": {counted(len(rows), 'row')}, {errors} of them with an error"
+    more = f": {counted(len(rows), 'row')}, {errors} with an error"
     return write_file(options.output, written(rows), options, more, rows=len(rows), errors=errors)
 
 

@@ -48,7 +48,7 @@ class Grid:
     Raises
     ------
     RankError
-        Code ``wrong-number``, where the product is not the size of the group. Code ``disagreement``, on every rank,
+        Code ``wrong-number``, if the product is not the size of the group. Code ``disagreement``, on every rank,
         where the ranks give other numbers, or another ``fully_sharded``.
 
     References

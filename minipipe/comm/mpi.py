@@ -141,7 +141,7 @@ class MPIGroup(ProcessGroup):
         return array
 
     def has_arrived(self, source: int, tag: int) -> bool:
-        """Return whether a message is there for which a receive was started."""
+        """Return whether a message has arrived for which a receive was started."""
         posted = self._posted.get((source, self._mpi_tag(tag)))
         return posted is not None and posted[0].Get_status()
 
@@ -256,9 +256,15 @@ class _Send(Request):
         self._group, self._parts, self._buffers, self._peer, self._words = group, parts, buffers, peer, words
 
     def is_over(self) -> bool:
-        """Return whether all pieces are sent; then drop the buffers."""
-        while self._parts and self._parts[0].Test():  # in order: Testall moves large arrays at half the speed
-            self._parts.pop(0)
+        """Return whether all pieces are sent, or the group has ended without them; then drop the buffers."""
+        try:
+            while self._parts and self._parts[0].Test():  # in order: Testall moves large arrays at half the speed
+                self._parts.pop(0)
+        except MPI.Exception:
+            if not self._group.is_closed:
+                raise
+            # MPI may tell of a revocation long after it, in the middle of a call on another group.
+            self._parts = []
         if not self._parts:
             self._buffers = []
         return not self._parts

@@ -100,7 +100,7 @@ def broadcast(group: ProcessGroup, root: int, value: Any, call: str) -> Any:
     Raises
     ------
     MessageError
-        Code ``step``, where the root is in another collective call.
+        Code ``step``, if the root is in another collective call.
 
     Examples
     --------

@@ -121,7 +121,7 @@ class ProcessGroup(Familiar, ABC):
         """Wait for a message, check it, and return its array."""
 
     def has_arrived(self, source: int, tag: int) -> bool:
-        """Return whether a message is there for which a receive was started; False where nobody can tell. Local.
+        """Return whether a message has arrived for which a receive was started; False where nobody can tell. Local.
 
         Examples
         --------

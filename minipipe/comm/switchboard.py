@@ -1,4 +1,4 @@
-"""What thread ranks share: the mailboxes, the waits, and the turn. Detects deadlocks."""
+"""State shared by thread ranks: mailboxes, waits, and the turn. Detects deadlocks."""
 
 from __future__ import annotations
 

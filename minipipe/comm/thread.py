@@ -59,7 +59,7 @@ class ThreadGroup(ProcessGroup):
         return array
 
     def has_arrived(self, source: int, tag: int) -> bool:
-        """Return whether a message is there for which a receive was started."""
+        """Return whether a message has arrived for which a receive was started."""
         return bool(self._switchboard.letters(self._name, self.name(source), self.name(), tag))
 
     def _subgroup(self, members: list[int], color: int) -> ProcessGroup | None:

@@ -1,6 +1,6 @@
-"""What other graders need: an archive for Gradescope and Docker, a workflow for GitHub Classroom.
+"""Files for other graders: an archive for Gradescope and Docker, a workflow for GitHub Classroom.
 
-The archive holds minipipe as a wheel made here, of the files that are running, so that its grades are those of this
+The archive holds minipipe as a wheel made here, of the files that are running, so that its grades agree with this
 machine: no clone, no build tools and no release are needed.
 """
 
@@ -57,7 +57,7 @@ def as_archive(exercises: Sequence[Exercise], options: str = "") -> bytes:
 def as_workflow(exercises: Sequence[Exercise], is_own: bool = False) -> str:
     """Return a workflow for GitHub Classroom, with a step for each task.
 
-    Only minipipe's own exercises are there with their hidden tests; of others a repository has the visible tests.
+    The hidden tests run only for minipipe's exercises; for others a repository has only the visible tests.
     """
     numbers = {exercise.name: exercise.name.partition("_")[0] for exercise in exercises}
     command = "python -m pytest test_{}.py" if is_own else "minipipe grade . --hide-hidden --only {}"

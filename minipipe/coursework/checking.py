@@ -60,7 +60,7 @@ class Task:
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         """Refuse to be copied and pickled."""
-        raise not_copyable(self, "its functions run where the student's module is", "Copy what they return.")
+        raise not_copyable(self, "its functions run in the student's process", "Copy what they return.")
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("__"):  # Python asks for these, such as __deepcopy__; no student's function has such a name
@@ -110,7 +110,7 @@ def packed_result(module: ModuleType, function: str | Callable[..., Any], given:
     if isinstance(function, str) and not hasattr(module, name):
         near = [each for each in get_close_matches(name, vars(module), 1, cutoff=0.5) if not each.startswith("_")]
         guess = f"; is it {near[0]}? Name it {name} again" if near else ""
-        raise Unexpected(name, "a function of this name, as the file had at first", f"none{guess}")
+        raise Unexpected(name, "a function of this name, as in the original file", f"none{guess}")
     called = getattr(module, name) if isinstance(function, str) else partial(function, module)
     call = f"{name}({', '.join(map(shown, given))})"  # before the student's code can change the arguments
     return packed(called(*given), call)
@@ -166,7 +166,7 @@ class CheckResult(NamedTuple):
     ----------
     passed : bool
     reason : str
-        One sentence; empty where it passed.
+        One sentence; empty if it passed.
     expected, got : str
         Where two values were compared.
     where : str
@@ -220,7 +220,7 @@ def load_checks(name: str, text: str) -> ModuleType:
     Raises
     ------
     CourseworkError
-        Code ``markers``, where they cannot be loaded.
+        Code ``markers``, if they cannot be loaded.
     """
     try:
         return load(f"checks_of_{name}", text)
@@ -267,7 +267,7 @@ def value_of(reply: Mapping[str, Any]) -> Any:
             raise Failed(CheckResult(*cut))
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError, MemoryError):
         pass
-    raise Failed(CheckResult(False, "its process returned what is no result"))
+    raise Failed(CheckResult(False, "its process returned an invalid result"))
 
 
 def outcome_of(error: BaseException, path: str = "", text: str = "") -> CheckResult:
@@ -280,7 +280,7 @@ def outcome_of(error: BaseException, path: str = "", text: str = "") -> CheckRes
     if isinstance(error, SystemExit):
         return CheckResult(False, f"it called sys.exit({shown(error.code)}); return a result instead", where=where)
     if isinstance(error, MemoryError):
-        return CheckResult(False, "it wanted more memory than a task may have", where=where)
+        return CheckResult(False, "it needed more memory than a task may use", where=where)
     if isinstance(error, AssertionError):
         return CheckResult(False, _words(error) or "an assertion failed", where=where)
     if isinstance(error, SyntaxError) and error.filename in (path, None):

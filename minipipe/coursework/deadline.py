@@ -19,7 +19,7 @@ class Handed(NamedTuple):
     Attributes
     ----------
     times : dict
-        By the name of a submission; by an empty name that of the only one.
+        Time by name of the submission; an empty name stands for the only one.
     due : datetime, optional
     student : str, optional
         The address of the student, or of a group's first by the alphabet.
@@ -33,9 +33,9 @@ class Handed(NamedTuple):
         """Return the days from the deadline to a submission; a begun one counts whole."""
         due = deadline or self.due
         if due is None:
-            raise ArgumentError("value", "Lateness needs a deadline; give --deadline TIME.")
+            raise ArgumentError("value", "--late-factor needs a deadline: add --deadline TIME.")
         if (time := self.times.get(name, self.times.get(""))) is None:
-            raise ArgumentError("value", f"There is no time of {quoted(name)}; give it a line in the file of --times.")
+            raise ArgumentError("value", f"The file of --times has no line for {quoted(name)}; add one.")
         return max(0, -((due - time) // _DAY))
 
 
@@ -53,7 +53,7 @@ def moment(text: str) -> datetime:
         time = None
     if time is None or time.tzinfo is None:
         raise ArgumentError(
-            "value", f"{quoted(text)} is no time; expected one with its zone, 2026-11-30T23:59:00+01:00."
+            "value", f"{quoted(text)} is not a time; expected a time with its zone, such as 2026-11-30T23:59:00+01:00."
         )
     return time
 
@@ -82,7 +82,7 @@ def read_times(path: str | Path) -> Handed:
     times: dict[str, datetime] = {}
     for name, time in rows:
         if name.strip() in times:
-            raise ArgumentError("value", f"{named} has two times of {quoted(name.strip())}; keep one line for each.")
+            raise ArgumentError("value", f"{named} has two times for {quoted(name.strip())}; keep one line for each.")
         times[name.strip()] = moment(time)
     return Handed(times)
 

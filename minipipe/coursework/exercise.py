@@ -20,7 +20,7 @@ grader; ``task`` calls the student's functions in another process, with plain da
 a docstring is the meaning of the test, a paragraph ``Hint: …`` its hint, and ``Points: 2`` its points, if not one. Only
 the instructor has the part after the line ``# HIDDEN``: tests with other numbers; ``WRONG_ANSWERS``, tuples of (why it
 is tempting, text of the solution, its replacement); and perhaps ``VARIANTS``, groups of alternatives, each a tuple of
-texts. The first has those of the two files; another takes its place for a student whose name draws it::
+texts. The first has texts of the two files; another one replaces it for a student whose name draws it::
 
     VARIANTS = [
         [("random.Random(1)",), ("random.Random(7)",)],
@@ -153,7 +153,7 @@ class Exercise:
             is_so = False
         if not is_so:
             how = "write groups, each a list of two or more tuples with equally many texts: [[('3',), ('5',)]]"
-            raise self._broken(f"VARIANTS of its checks, line {node.lineno}, are no lists of tuples of text; {how}")
+            raise self._broken(f"VARIANTS of its checks, line {node.lineno}, are not lists of tuples of texts; {how}")
         return groups
 
     @property
@@ -246,7 +246,7 @@ class Exercise:
             if names.count(node.name) > 1:
                 raise self._broken(f"its checks have two tests {node.name}, of which Python keeps one; rename one")
             if [each.arg for each in node.args.args] != ["task"]:
-                raise self._broken(f"{node.name}({ast.unparse(node.args)}) takes other arguments than expected: task")
+                raise self._broken(f"{node.name}({ast.unparse(node.args)}) has the wrong arguments; expected task")
             if not ast.get_docstring(node):
                 raise self._broken(f"{node.name} has no docstring; its first paragraph says what the test means")
 
@@ -259,7 +259,7 @@ class Exercise:
         wrong = next((text for group in self.variants for text in group[0] if text not in files), None)
         if wrong is not None:
             how = "the first alternative of a group has texts of the two files, letter for letter"
-            raise self._broken(f"VARIANTS have {quoted(wrong)}, which is nowhere in its files; {how}")
+            raise self._broken(f"VARIANTS have {quoted(wrong)}, which does not occur in its files; {how}")
 
 
 def _said(docstring: str) -> tuple[str, str, float]:
@@ -300,7 +300,7 @@ def find_source(given: str | Path | None = None) -> Path:
         raise CourseworkError(
             "no-source",
             f"There are no exercises in {quoted(str(source), 200)}; expected files such as 05_bubble.py. Without "
-            "--source there are minipipe's own.",
+            "--source, minipipe's exercises are used.",
         )
     return source
 
@@ -310,12 +310,12 @@ def _text_of(path: Path) -> str:
 
 
 def exercises_in(source: Path, student: str | None = None) -> list[Exercise]:
-    """Read all exercises of a directory, in order; those of a student have the numbers that the name draws.
+    """Read all exercises of a directory, in order; with a student, they have the numbers that the name draws.
 
     Raises
     ------
     CourseworkError
-        Codes ``no-source``, where the checks of one are missing, and ``markers``, where a file breaks a rule.
+        Codes ``no-source``, if the checks of one are missing, and ``markers``, if a file breaks a rule.
     FileError
     """
     exercises = []
@@ -441,7 +441,7 @@ def _check_is_empty(directory: Path) -> None:
         raise CourseworkError(
             "not-empty",
             f"'{directory}' is not empty ({', '.join(found[:3])}{', …' if len(found) > 3 else ''}), and no file is "
-            "overwritten. Give a new directory; to begin one task again, take its file from there.",
+            "overwritten. Give a new directory; to restart one task, copy its file from there.",
         )
 
 
@@ -454,9 +454,9 @@ def _copies(exercises: Sequence[Exercise], student: str | None, is_own: bool) ->
     return copies
 
 
-_WITH_SOURCE = "Your instructor has the hidden tests, and counts the points."
-_WITHOUT = """`minipipe grade` stops a task that does not end, and changes none of your files. Its hidden tests come
-with minipipe; your instructor may have others."""
+_WITH_SOURCE = "Your instructor runs the hidden tests and counts the points."
+_WITHOUT = """`minipipe grade` stops endless loops, and does not change your files. Its hidden tests come with minipipe;
+your instructor may have others."""
 
 
 def _readme(exercises: Sequence[Exercise], student: str | None, is_own: bool) -> str:
@@ -467,15 +467,15 @@ def _readme(exercises: Sequence[Exercise], student: str | None, is_own: bool) ->
     first, own = exercises[0].name, "" if student is None else f" --student {quote(student)}"
     commands = {
         "pip install pytest": "once: the next two need it",
-        "python -m pytest .": "the tests that you have",
-        f"python -m pytest test_{first}.py": "those of one task",
+        "python -m pytest .": "all visible tests",
+        f"python -m pytest test_{first}.py": "visible tests of one task",
     }
     if not is_own:  # a student has no others
-        commands |= {f"minipipe grade .{own}": "all tests, hidden ones too, and points"}
-        commands |= {f"minipipe grade .{own} --only {first}": "those of one task"}
+        commands |= {f"minipipe grade .{own}": "all tests, also hidden ones, and points"}
+        commands |= {f"minipipe grade .{own} --only {first}": "all tests of one task"}
     width, graded = max(map(len, commands)), _WITH_SOURCE if is_own else _WITHOUT
     if own and not is_own:
-        graded = f"`--student` names whose numbers some tasks have. {graded}"
+        graded = f"With `--student`, some tasks have their own numbers. {graded}"
     text = (files("minipipe.coursework") / "student.md").read_text("utf-8")
     return text.format(
         first=first,

@@ -175,7 +175,7 @@ def expect_legal(schedule: Any, what: str, memory_limit: int | Sequence[int] | N
 
 
 def shown(value: object) -> str:
-    """Return a value as text, cut where it is long; a failing repr does no harm.
+    """Return a value as text, shortened if it is long; a failing repr does no harm.
 
     Examples
     --------
@@ -211,6 +211,6 @@ def _first_difference(got: Any, expected: Any) -> str | None:
     if not (isinstance(got, list) and isinstance(expected, list)) or len(expected) < 6:
         return None
     if len(got) != len(expected):
-        return f"{counted(len(got), 'item')} where {len(expected)} were expected: {shown(got)}"
+        return f"{counted(len(got), 'item')} instead of {len(expected)}: {shown(got)}"
     at = next(i for i, (one, other) in enumerate(zip(got, expected)) if one != other)
     return f"{shown(got[at])} instead of {shown(expected[at])} at index {at}: {shown(got)}"

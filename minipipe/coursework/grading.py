@@ -28,10 +28,10 @@ from minipipe.io import printable_lines
 TIME_LIMIT = 30.0
 """Seconds for all tests of one task together."""
 
-OF_ANOTHER = "its statement has other numbers than are graded; --variants or --student says whose"
-_LATE = "it was stopped after {:g} s; does a loop never end, or is there far too much to try?"
+OF_ANOTHER = "the numbers of its statement are not the graded ones; --variants or --student selects them"
+_LATE = "it was stopped after {:g} s; is there an endless loop, or far too much to try?"
 _NOT_REACHED = "not reached: an earlier test used up the time"
-_KEPT = "what it tests is not told"
+_KEPT = "details of hidden tests are not shown"
 _WIDTH = 76  # columns of the report
 
 
@@ -50,7 +50,7 @@ class TaskReport:
     is_as_given : bool
         Whether the file is still the stub.
     containment : Containment, optional
-        None where the student's code was not run.
+        None if the student's code was not run.
     flags : tuple of str
         Names that the task does not give, each with its line; see :mod:`minipipe.coursework.imports`.
     entries : tuple of Entry
@@ -142,7 +142,7 @@ class TaskReport:
         if self.is_of_another:
             lines.append(f"    {OF_ANOTHER}")
         if self.flags:
-            found = wrap(f"not given in this task: {'; '.join(self.flags)}", _WIDTH)
+            found = wrap(f"names not allowed in this task: {'; '.join(self.flags)}", _WIDTH)
             lines += [indent(line, "    ") for line in found]
         if not (self.passed or self.is_untouched or self.problem):
             lines += [_failure(test, result) for test, result in self.outcomes if not result.passed]
@@ -161,7 +161,7 @@ def _failure(test: Test, result: CheckResult) -> str:
 
 
 def _reason(result: CheckResult) -> list[str]:
-    """Return the expected value above the actual one; or the sentence, where nothing was compared."""
+    """Return the expected value above the actual one; or the sentence, if nothing was compared."""
     if result.compared:
         values = [*_aligned("expected", result.expected), *_aligned("got", result.got)]
         return [*result.compared.rstrip().splitlines(), *values, *result.drawing.splitlines()]
@@ -250,7 +250,7 @@ class Report:
             {"submission": "mine", "directory": "all/mine", "points": 41, "possible": 84, "passed": false,
              "days_late": 0, "score": 41,  points after the late factor
              "next": "06_warmup",          a task to begin, or null
-             "containment": {              null where no code was run
+             "containment": {              null if no code was run
                "layers": ["namespaces", "Landlock", "limits"], of every task
                "exposed": []},             what a task could still reach; see minipipe.coursework.sandbox
              "tasks": [
@@ -265,10 +265,10 @@ class Report:
                    "bound_by": "work", "gap": 0.037, "student": ""}],
                 "tests": [
                   {"test": "test_…", "meaning": "…", "hidden": false, "points": 0, "possible": 1, "passed": false,
-                   "reason": "…",         one sentence; this and the following are empty where the test passed
+                   "reason": "…",         one sentence; this and the following are empty if the test passed
                    "expected": "…",       where two values were compared
                    "got": "…",
-                   "where": "line 12: …", of the student's file, where it raised
+                   "where": "line 12: …", of the student's file, if it raised
                    "hint": "…"}]}]}
         """
         return {
@@ -291,7 +291,7 @@ class Report:
             lines.append(f"next: {self.next.name} (lesson {self.next.lesson}), {self.next.subject}")
         if self.days_late:
             lines.append(
-                f"days late: {self.days_late}, at {self.late_factor:g} a day: {counted(self.score, 'point')} in the end"
+                f"days late: {self.days_late}, times {self.late_factor:g} per day: {counted(self.score, 'point')}"
             )
         lines.append(
             f"{self.points} of {counted(self.possible, 'point')}, {done} of {counted(len(self.tasks), 'task')} done"
@@ -323,7 +323,7 @@ def grade(
     only : str or iterable of str, optional
         The names of tasks, by default all.
     student : str, optional
-        Whose numbers the tasks have, if not those of everybody.
+        The student whose numbers the tasks have; by default everybody has the same.
     time_limit : float
         Seconds for each task.
     workers : int

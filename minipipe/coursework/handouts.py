@@ -92,13 +92,13 @@ def as_pdf(page: str) -> bytes:
     Raises
     ------
     CourseworkError
-        Code ``not-written``, where there is no Chromium, or it fails.
+        Code ``not-written``, if Chromium is missing or fails.
     """
     browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
     if browser is None:
         how = "install it, or write a .html file and print that from any browser"
         raise CourseworkError(
-            "not-written", f"A PDF is printed by Chromium, and none of {', '.join(_BROWSERS)} is here; {how}."
+            "not-written", f"Writing a PDF needs Chromium, and none of {', '.join(_BROWSERS)} is here; {how}."
         )
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         source, printed = Path(folder, "page.html"), Path(folder, "page.pdf")

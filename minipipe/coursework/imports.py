@@ -60,14 +60,14 @@ def guarded_builtins(given: Given, found: list[str]) -> dict[str, Any]:
                 refused = _name(name, wanted)
                 if not any(finding.endswith(f": {refused}") for finding in found):
                     found.append(f"when it ran: {refused}")
-                raise ImportError(f"{refused} is not given in this task; use what its file imports already")
+                raise ImportError(f"{refused} is not allowed in this task; use the names that its file already imports")
         return builtins.__import__(name, of, within, fromlist, level)
 
     return {**vars(builtins), "__import__": guarded}
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
-    """Yield the line, the module and the name of each import; the name is empty where the module itself is bound."""
+    """Yield the line, the module and the name of each import; the name is empty if the module itself is bound."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name, "") for alias in node.names)

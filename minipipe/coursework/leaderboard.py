@@ -159,7 +159,7 @@ class Leaderboard:
         if len(puzzles) != 1:
             found = " and ".join(exercise.name for exercise in puzzles) or "none of the tasks"
             how = "Choose one with --only" if puzzles else "The checks of a puzzle have LEVELS"
-            raise CourseworkError("unknown-task", f"A leaderboard is of one puzzle; {found} has levels. {how}.")
+            raise CourseworkError("unknown-task", f"A leaderboard is for one puzzle; {found} has levels. {how}.")
         self._path, self._exercise, self._variants = path, puzzles[0], variants
         self._named = quoted(str(path), 200)
 
@@ -175,7 +175,7 @@ class Leaderboard:
         CourseworkError
             Code ``unknown-task``: the file is of another puzzle, or of other levels.
         FileError
-            Code ``damaged``, also where it says of a schedule what is not so.
+            Code ``damaged``, also if its values do not fit a schedule.
         """
         try:
             found = json_value(parse_json(read_text(self._path, MOST_JSON, pipes=False)), dict, "it")
@@ -192,8 +192,8 @@ class Leaderboard:
             what = f"it lacks {error}" if isinstance(error, KeyError) else error
             raise FileError("damaged", f"{self._named} cannot be read as a leaderboard: {what}. {_REMEDY}.") from None
         if other != self._exercise.name:
-            message = f"{self._named} is of {quoted(other)}; graded is {self._exercise.name}. Give each puzzle a file."
-            raise CourseworkError("unknown-task", message)
+            graded = f"but {self._exercise.name} is graded. Use one file for each puzzle."
+            raise CourseworkError("unknown-task", f"{self._named} belongs to {quoted(other)}, {graded}")
         return [self._checked(each) for each in told]
 
     def _checked(self, told: Mapping[str, Any]) -> Entry:
@@ -208,7 +208,7 @@ class Leaderboard:
             entry = Entry.of(told["student"], told["level"], level, told["schedule"])
         except ScheduleError as error:
             said = error.problems[0].message
-            raise FileError("damaged", f"{which}, whose schedule is no answer: {said} {_REMEDY}.") from None
+            raise FileError("damaged", f"{which}, whose schedule is not a solution: {said} {_REMEDY}.") from None
         for name, value in entry.as_json().items():
             if told.get(name) != value:
                 said = f"whose {name} is {quoted(told.get(name))}; here it is {value}"
@@ -216,7 +216,7 @@ class Leaderboard:
         return entry
 
     def add(self, answers: Iterable[tuple[str, Mapping[str, str]]]) -> list[Entry]:
-        """Add the schedules of students by level, and return the best of all. Errors are those of reading.
+        """Add the schedules of students by level, and return the best of all. Raises the errors of reading.
 
         The file is replaced as a whole. Processes that add to files of one folder wait for each other, so that none
         loses what another has added; on Windows they do not.
@@ -241,7 +241,7 @@ def _levels_of(exercise: Exercise, student: str | None) -> dict[str, Level]:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Hold a lock on a folder: that of a file is gone once the file is replaced."""
+    """Hold a lock on a folder: a lock on a file is gone once the file is replaced."""
     try:
         import fcntl
     except ImportError:

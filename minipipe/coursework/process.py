@@ -34,7 +34,7 @@ _PATIENCE = 5.0  # seconds for the supervisor to end all processes of a task, wh
 # The rest of the grader's environment may hold secrets.
 _KEPT = (
     *("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TEMP"),
-    # These choose the code of products and sums, and so the last bits, which tests compare with those of the grader.
+    # These choose the code of products and sums, and so the last bits, which tests compare with the grader's.
     *("OPENBLAS_CORETYPE", "MKL_CBWR", "BLIS_ARCH_TYPE", "NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES"),
 )
 
@@ -88,7 +88,7 @@ class StudentProcess:
     Attributes
     ----------
     containment : Containment, optional
-        None where the process did not start.
+        None if the process did not start.
     flags : dict of str
         Names that the task does not give: the keys, in order.
     output : str
@@ -268,7 +268,7 @@ def _end(process: subprocess.Popen) -> None:
 
 def _ending(code: int) -> str:
     if code == -getattr(signal, "SIGXCPU", 0):
-        return "it used more processor time than a task may; does a loop never end?"
+        return "it used more processor time than a task may; is there an endless loop?"
     if code < 0:
         return f"it crashed ({signal.strsignal(-code)})"
     return f"it ended the whole process, with exit status {code}; return a result instead"

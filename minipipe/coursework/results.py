@@ -66,7 +66,7 @@ def _remarks_of(task: Data) -> Iterator[str]:
     if task["is_of_another"]:
         yield OF_ANOTHER
     if task["flags"]:
-        yield f"uses what is not given: {', '.join(task['flags'])}"
+        yield f"uses names that are not allowed: {', '.join(task['flags'])}"
 
 
 def as_csv(reports: Sequence[Data]) -> str:
@@ -78,7 +78,7 @@ def as_csv(reports: Sequence[Data]) -> str:
     >>> report = {"points": 2, "possible": 7, "days_late": 0, "score": 2, "tasks": [task]}
     >>> print(as_csv([{"submission": "=cmd", **report}]), end="")
     submission,05_bubble,points,possible,days late,score,remarks
-    '=cmd,2,2,7,0,2,uses what is not given: line 3: gc
+    '=cmd,2,2,7,0,2,uses names that are not allowed: line 3: gc
     """
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
@@ -173,5 +173,5 @@ def _entries(task: Data) -> Iterator[Data]:
 
 def _for_instructors(task: Data) -> Iterable[tuple[str, str]]:
     """Return what the student's code used and printed: it can say what hidden tests ask."""
-    found = {"uses what is not given": "\n".join(task["flags"]), "printed": task["output"]}
+    found = {"uses names that are not allowed": "\n".join(task["flags"]), "printed": task["output"]}
     return [(what, text) for what, text in found.items() if text]

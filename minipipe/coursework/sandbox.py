@@ -9,7 +9,7 @@ Process 2 runs the student's code, the others never do. Orphans are adopted by p
 of the namespace, or by the supervisor, which ends them one by one. The supervisor also ends everything when its
 standard input closes: the grader closes it at the time limit, and the system closes it when the grader exits.
 
-Namespaces carry the containment where the system grants them. Where it does not (in most containers, an ordinary user
+Namespaces carry the containment if the system grants them. If it does not (in most containers, an ordinary user
 may not create any), Landlock alone hides the files, and for root a user of its own protects the grader's processes.
 Other systems than Linux have only limits. There the process that the grader started runs the student's code.
 
@@ -60,7 +60,7 @@ EVERYTHING = (FILES, PROCESSES, NETWORK, DISK, NUMBER, ESCAPE)
 MOST_ADDRESSES = 4 << 30
 """Bytes of virtual memory of a process; threads and libraries reserve far more than they touch."""
 MOST_BYTES = 64 << 20
-"""Bytes of a file; of all files together, where a task has a file system of its own."""
+"""Bytes of a file; of all files together, if a task has its own file system."""
 MOST_PROCESSES = 128
 """Processes and threads of a task."""
 _OPEN_FILES = 256
@@ -74,7 +74,7 @@ class Containment(NamedTuple):
     layers : tuple of str
         Of ``LAYERS``, those in force.
     exposed : tuple of str
-        What student code could still reach or use; empty where the layers close everything.
+        What student code could still reach or use; empty if the layers close everything.
 
     Examples
     --------
@@ -97,7 +97,7 @@ class Containment(NamedTuple):
 
 
 def weakest(each: Iterable[Containment | None]) -> Containment | None:
-    """Return the layers that all have in common, and what any exposes; None where no code was run.
+    """Return the layers that all have in common, and what any exposes; None if no code was run.
 
     Examples
     --------
@@ -121,7 +121,7 @@ _LOOK = 10  # milliseconds between looks at a child
 WITHOUT_USER = 0x00020000 | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000
 """New namespaces of mounts, host name, messages, processes and network; root may create them."""
 WITH_USER = WITHOUT_USER | 0x10000000
-"""And one of users, in which any user may create the others, where the system allows it."""
+"""And one of users, in which any user may create the others, if the system allows it."""
 
 
 def contained(job: dict[str, Any], run: Callable[[], Events]) -> Events:
@@ -184,7 +184,7 @@ def _in_child(job: dict[str, Any], flags: int | None, run: Callable[[], Events])
 
 
 def _wait(child: int) -> int:
-    """Return a child's exit code, or that of SIGKILL once the grader closes standard input; reap adopted orphans."""
+    """Return a child's exit code, or SIGKILL's once the grader closes standard input; reap adopted orphans."""
     closed = select.poll()
     closed.register(sys.stdin.fileno(), 0)  # only its end: calls are read by the student's process
     while True:
@@ -213,7 +213,7 @@ def _restrict(
     flags : int or None
         The namespaces that the process is in.
     user : int
-        The id of a user that owns nothing, to become where the grader is root.
+        The id of a user that owns nothing, to become if the grader is root.
     """
     os.setsid()  # a signal to its own group reaches only itself
     granted = {NAMESPACES} if flags is not None else set()
@@ -368,7 +368,7 @@ def _place_for(path: Path, root: str) -> str:
     return str(place)
 
 
-# -- Landlock: the same files, where there are no namespaces --------------------------------------------------------
+# -- Landlock: the same files, without namespaces -------------------------------------------------------------------
 
 _TCP_ABI = 4  # the first version that refuses TCP; it refuses no other protocol
 _SIGNALS_ABI = 6  # the first version that refuses signals to processes outside
@@ -462,7 +462,7 @@ def readable_paths(source: Path, directory: Path) -> list[Path]:
 
 
 def without(path: Path, hidden: Iterable[Path]) -> list[Path]:
-    """Return a path, or, where it contains hidden ones, its other contents without symbolic links.
+    """Return a path, or, if it contains hidden ones, its other contents without symbolic links.
 
     Examples
     --------

@@ -1,6 +1,6 @@
 """Several submissions, each graded by a process of its own: ``python -m minipipe.coursework.several``, started here.
 
-What one student returns can then at worst end the grading of that student. A report comes back as the plain data of
+A student's results can then at worst end the grading of that student. A report comes back as the plain data of
 :meth:`Report.as_json <minipipe.coursework.Report.as_json>`.
 """
 
@@ -64,9 +64,7 @@ def grade_all(
     for name in names:
         if names.count(name) > 1:
             both = " and ".join(f"'{path}'" for path, each in zip(found, names) if each == name)
-            raise CourseworkError(
-                "wrong-directory", f"{both} have one name, {name}; a name says whose points these are."
-            )
+            raise CourseworkError("wrong-directory", f"{both} have the same name, {name}; points are listed by name.")
     common = {**options, "hide_hidden": hide_hidden, "workers": 2 if len(found) == 1 else 1}
     asked = [
         {**common, **of_each(name), "directory": str(path), "name": name, "links": path in given}

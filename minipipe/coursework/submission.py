@@ -1,6 +1,6 @@
 """A student's files, in a folder or a zip archive, read as bytes of bounded size; nothing is unpacked or followed.
 
-Kinds of paths are asked by ``os.path``: the methods of ``Path`` raise where a name is too long.
+Kinds of paths are asked by ``os.path``: the methods of ``Path`` raise if a name is too long.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Folder:
 
 
 class Archive:
-    """A zip archive with the same files, in one of its folders; attributes as those of :class:`Folder`."""
+    """A zip archive with the same files, in one of its folders; attributes as in :class:`Folder`."""
 
     def __init__(self, path: Path, tasks: Collection[str]) -> None:
         self.path, self.name = path, name_of(path)
@@ -59,7 +59,7 @@ class Archive:
         try:
             self._zip = zipfile.ZipFile(io.BytesIO(content))
         except Exception as error:  # zipfile raises whatever a forged archive leads it to, and each error is the same
-            raise self._refusal(f"it is no zip archive ({error})") from None
+            raise self._refusal(f"it is not a zip archive ({error})") from None
         members = [each for each in self._zip.infolist() if not each.filename.startswith("__MACOSX/")]
         folders = sorted({_folder(each) for each in members if PurePosixPath(each.filename).name in tasks})
         if len(folders) > 1:
@@ -70,13 +70,13 @@ class Archive:
         self._members = dict(found)
         self.files = sorted(name for name, _ in found if name.endswith(".py"))
         if len(self._members) < len(found):
-            raise self._refusal("two of its files have one name")
+            raise self._refusal("two of its files have the same name")
 
     def read(self, file: str) -> bytes:
         """Return the content of a file; raise ``FileError``."""
         member = self._members[file]
         if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG) or member.is_dir():
-            raise self._refusal(f"{file} is no regular file", "not-a-file")
+            raise self._refusal(f"{file} is not a regular file", "not-a-file")
         if member.compress_type not in _METHODS or member.flag_bits & 1:
             raise self._refusal(f"{file} is encrypted, or compressed by another method than deflate")
         try:
@@ -112,7 +112,7 @@ def name_of(path: Path) -> str:
     >>> name_of(Path("class/ada.zip")), name_of(Path("class/ada/."))
     ('ada', 'ada')
     """
-    name = os.path.basename(os.path.abspath(path))  # of a link its own, not that of its target
+    name = os.path.basename(os.path.abspath(path))  # of the link itself, not of its target
     return name[:-4] if is_archive(path) else name
 
 
@@ -184,7 +184,7 @@ def directories_of(
         raise CourseworkError("wrong-directory", f"The file names its task, {min(named)}; leave --only out.")
     if any(own != named for own in files.values()):
         how = "name the same files of each, or directories with --only"
-        raise CourseworkError("wrong-directory", f"Submissions have one selection of tasks; {how}.")
+        raise CourseworkError("wrong-directory", f"All submissions need the same selection of tasks; {how}.")
     return list(files), sorted(named)
 
 

@@ -40,7 +40,7 @@ def wrong_answers(exercise: Exercise) -> list[tuple[str, str, str]]:
     Raises
     ------
     CourseworkError
-        Code ``markers``, where one has another form, or replaces what the solution does not have.
+        Code ``markers``, if one has another form, or replaces a text that the solution does not have.
     """
     found = getattr(load_checks(exercise.name, exercise.checks), "WRONG_ANSWERS", [])
     for number, each in enumerate(found):
@@ -95,7 +95,7 @@ def as_text(tried: Iterable[Tried]) -> str:
     >>> print(as_text([Tried("05_bubble", "its solution", ""), Tried("05_bubble", "its stub", "passes test_two")]))
     05_bubble  2 files tried
         its stub passes test_two
-    not as they should be: 1 of 2 files
+    unexpected results: 1 of 2 files
     """
     tried = list(tried)
     lines, wrong = [], [each for each in tried if each.problem]
@@ -103,6 +103,6 @@ def as_text(tried: Iterable[Tried]) -> str:
         own = [each for each in tried if each.task == task]
         lines.append(f"{task}  {counted(len(own), 'file')} tried")
         lines += [f"    {each.what} {each.problem}" for each in own if each.problem]
-    total = f"not as they should be: {len(wrong)} of {counted(len(tried), 'file')}"
+    total = f"unexpected results: {len(wrong)} of {counted(len(tried), 'file')}"
     said = total if wrong else "solutions pass all tests, stubs none, and each wrong answer fails"
     return "\n".join([*map(printable, lines), said])

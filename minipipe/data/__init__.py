@@ -207,7 +207,7 @@ def load_digits() -> tuple[np.ndarray, np.ndarray]:
     Raises
     ------
     FileError
-        Code ``damaged``, where the file of the installed package is not the one that was shipped.
+        Code ``damaged``, if the file of the installed package is not the one that was shipped.
 
     References
     ----------

@@ -83,7 +83,7 @@ def checked_blocks(given: int | None, schedule: Schedule | Program) -> int:
     Raises
     ------
     ArgumentError
-        Code ``value``, where the replicas of some stage cannot have equally many, or where these would not add up in
+        Code ``value``, if the replicas of some stage cannot have equally many, or if these would not add up in
         pairs of their own.
     """
     replicas = [len(schedule.ranks_of(stage)) for stage in range(schedule.num_stages)]

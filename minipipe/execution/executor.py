@@ -71,7 +71,7 @@ class Executor:
     Attributes
     ----------
     box : dict of Value to Payload or Request
-        Values between their producer and their consumer, during a run. What is left are gradients of the inputs.
+        Values between their producer and their consumer, during a run. The remaining ones are gradients of the inputs.
     record : Record
         Of the current run.
     """

@@ -1,4 +1,8 @@
-"""The last stage's results for a microbatch: its loss, metrics and outputs; and the loss of the whole batch."""
+"""The results of the last stage for a microbatch (loss, metrics, outputs), and the loss of the batch.
+
+Training, evaluation, prediction and measuring differ by their objective alone. A gradient
+from outside is a loss as well: the sum of the products of outputs and gradients.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +114,7 @@ class BatchObjective:
 
     @property
     def alike(self) -> dict[str, float | None]:
-        """What all ranks must ask for alike: by name, a number."""
+        """Numbers, by name, that must be equal on all ranks."""
         is_everywhere = self.where == "everywhere"
         asked = crc32(repr((is_everywhere, *self.metrics)).encode()) if is_everywhere or self.metrics else 0
         alike: dict[str, float | None] = {"request for metrics and outputs": asked, "scale": self.scale}
@@ -394,7 +398,7 @@ class BatchLoss(float, Familiar):
     losses : tuple of float
         Of each microbatch.
     metrics : dict of str to float
-        Over the microbatches, the means by the weights that the losses have; sums, where the loss is a sum.
+        Over the microbatches, the means by the weights that the losses have; sums, if the loss is a sum.
     outputs : array of shape (samples, ...), bundle, or None
         As :meth:`minipipe.Pipeline.predict` returns them, on the ranks that were to have them.
 

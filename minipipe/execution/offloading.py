@@ -57,7 +57,7 @@ class Offloading:
     Attributes
     ----------
     observers : tuple
-        Itself; none where the row has no such action.
+        Itself; none if the row has no such action.
     """
 
     def __init__(self, row: Sequence[Action]) -> None:

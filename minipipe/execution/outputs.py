@@ -125,7 +125,7 @@ class OutputDivision:
         Raises
         ------
         TensorError
-            Code ``divided``, where this rank may have parts of some outputs, and nothing says of which; and where it
+            Code ``divided``, if this rank may have parts of some outputs, and nothing says of which; and if it
             has all, and the loss is for parts.
         """
         arrays = [tensor.data for tensor in tensors_in(outputs)]

@@ -83,7 +83,7 @@ def partition_by_stage_cost(
 ) -> list[range]:
     """Divide layers among stages, where a layer costs another amount on each: in memory, say, by what is in flight.
 
-    Parameters, result and errors are those of :func:`partition_by_cost`, but that ``costs`` has a row for each stage.
+    Parameters, result and errors are as in :func:`partition_by_cost`, but that ``costs`` has a row for each stage.
 
     Examples
     --------

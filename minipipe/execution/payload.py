@@ -26,7 +26,7 @@ class Payload(NamedTuple):
     Attributes
     ----------
     arrays : list of array or None
-        In the order of the bundle. None where there is no gradient.
+        In the order of the bundle. None if there is no gradient.
     wanted : list of bool
         By array, whether a gradient of it is of use.
     form : tuple, list, dict or None

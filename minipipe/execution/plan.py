@@ -170,7 +170,7 @@ class Plan:
             Any number, at least one. With fewer modules than ranks, the last ranks hold none.
         num_ranks : int
         schedule : str, Path, Schedule or Program, optional
-            By default 1F1B, in its interleaved form where ranks hold several modules.
+            By default 1F1B, in its interleaved form if ranks hold several modules.
         num_microbatches : int, optional
             By default 8.
         inputs_require_grad : bool
@@ -289,7 +289,7 @@ class Plan:
 
     @property
     def description(self) -> dict[str, Any]:
-        """What must be the same on all ranks, by name."""
+        """Values, by name, that must be equal on all ranks."""
         return {
             "replicas": max(len(self.program.ranks_of(stage)) for stage in range(self.schedule.num_stages)),
             "schedule": str(self.program).splitlines(),

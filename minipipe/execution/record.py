@@ -1,4 +1,4 @@
-"""What one run of a program leaves behind on a rank: gradients of the inputs, times, and what was held."""
+"""Results of one run of a program on a rank: gradients of the inputs, times, and memory held."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Receipt(NamedTuple):
 
 @dataclass
 class Record:
-    """What one run left behind on this rank. Times are those of ``time.perf_counter``.
+    """Results of one run on this rank. Times come from ``time.perf_counter``.
 
     Attributes
     ----------

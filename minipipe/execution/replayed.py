@@ -1,4 +1,4 @@
-"""What makes a script of a stage valid: what its layers are like, and of which kind a microbatch is."""
+"""Conditions under which a script of a stage is valid: the state of its layers, and the kind of a microbatch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from minipipe.nn.module import is_exactly
 from minipipe.nn.sequential import parameters_of
 
 MOST_SCRIPTS = 16
-"""Of one stage; the one that was not used for longest goes."""
+"""Scripts kept for one stage; the least recently used one is dropped."""
 _HOPE = 5  # steps in which a kind has come, after which other inputs are no longer expected
 _LARGE = 1 << 20  # bytes of inputs: a step takes so long that comparing them in each costs more than replaying brings
 _DEEPEST = 9  # nesting of attributes that is looked into
@@ -37,7 +37,7 @@ _THEMSELVES = type | FunctionType | BuiltinFunctionType | np.ufunc | ModuleType
 
 @dataclass
 class Kind:
-    """What is known of one kind of microbatch: seen, captured once (``first``), confirmed (``script``) or refused."""
+    """The state of one kind of microbatch: seen, captured once (``first``), confirmed (``script``) or refused."""
 
     reason: str = ""  # why it is refused
     first: Script | None = None
@@ -94,7 +94,7 @@ def bytes_of(arrays: Iterable[Array]) -> bytes:
 
 
 class _Last(NamedTuple):
-    """What a microbatch was like the last time. One that is like it again needs no key."""
+    """The properties of the last microbatch. One with the same properties needs no key."""
 
     how: tuple[Any, ...]
     form: Any
@@ -243,7 +243,7 @@ class Attributes:
         self._lengths, self._items = list(map(len, self._looks)), list(chain.from_iterable(self._looks))
 
     def still_hold(self) -> bool:
-        """Return whether everything is the same object as before. False, too, where only a longer look can tell."""
+        """Return whether everything is the same object as before. Also False if only a longer comparison can tell."""
         return (
             self._is_quick
             and list(map(len, self._looks)) == self._lengths
@@ -287,7 +287,7 @@ class Attributes:
 
 @dataclass
 class Look:
-    """What the layers and parameters of a stage were like in a step, and the number of that."""
+    """The state of the layers and parameters of a stage in a step, and its number."""
 
     arrays: list[Callable[[], Array | None]] = field(default_factory=list)
     trained: list[bool] = field(default_factory=list)
@@ -301,7 +301,7 @@ class Look:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What scripts depend on: the form of parameters, not their values."""
+        """The properties that scripts depend on: the form of parameters, not their values."""
         arrays = [look() for look in self.arrays]
         looks = tuple((array.shape, array.strides, array.dtype) for array in arrays if array is not None)
         return looks, tuple(self.trained), self.attributes.key

@@ -138,7 +138,7 @@ class ReplayingStage(Stage):
         self._returned(microbatch, [])
 
     def look(self) -> None:
-        """Begin a step, forward only or not. What layers and parameters are like now says which scripts serve."""
+        """Begin a step, forward only or not. The state of layers and parameters determines which scripts are valid."""
         self._step, self._order = self._step + 1, next_order()
         for capture in self._captures.values():
             capture.kind.is_captured_now = False

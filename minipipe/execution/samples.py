@@ -222,7 +222,7 @@ class Portion:
 
     @classmethod
     def of(cls, given: Share, name: str, dtype: Any, xp: ModuleType) -> Portion:
-        """Return what was given; parameters and errors are those of :func:`samples`."""
+        """Return what was given; parameters and errors are as in :func:`samples`."""
         own, n = samples(given.value, name, dtype, xp), given.rows.stop - given.rows.start
         if not isinstance(own, Samples) or own.num_samples != n:
             message = f"The {name} are given as {given}, with {counted(own.num_samples, 'sample')}"
@@ -304,7 +304,7 @@ def divided(num_samples: int, count: int, *given: Samples | Pieces | Portion | N
     Raises
     ------
     MicrobatchError
-        Codes ``wrong-number``, and those of :func:`split_microbatches`.
+        Codes ``wrong-number``, and the codes of :func:`split_microbatches`.
     """
     pieces = [own for own in given if isinstance(own, Pieces)]
     if not pieces:
@@ -372,7 +372,7 @@ def joined(parts: Sequence[Payload], slices: Sequence[slice], is_cut: bool) -> P
     Raises
     ------
     TensorError
-        Code ``shape``, where they make no array.
+        Code ``shape``, if they make no array.
 
     Examples
     --------

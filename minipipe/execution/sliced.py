@@ -47,7 +47,7 @@ _BY_POSITION = {
 def check_sliceable(model: nn.Sequential, schedule: Schedule, recompute: bool, inputs_require_grad: bool) -> None:
     """Refuse what would not be the same, slice by slice, as for a whole sequence.
 
-    What is computed again would not know the slices before it, and what these got of it has no graph.
+    A recomputation would not have the earlier slices, and the values passed to them have no graph.
 
     Raises
     ------

@@ -146,7 +146,7 @@ class Stage:
     def backward_input(self, microbatch: int, gradient: Payload | None) -> Payload:
         """I: return the gradients of the stage's inputs, and leave the weights for later.
 
-        Parameters and result are those of :meth:`backward`. Arrays that only these gradients needed are freed. On a
+        Parameters and result are as in :meth:`backward`. Arrays that only these gradients needed are freed. On a
         frozen stage, which has no weights to come back for, it is the whole backward.
         """
         if self.is_frozen:
@@ -210,7 +210,7 @@ class Stage:
 
     @property
     def num_held(self) -> int:
-        """How many microbatches hold activations: from F until B, or until W where the backward is split."""
+        """How many microbatches hold activations: from F until B, or until W if the backward is split."""
         return len(self._held) + len(self.weight_work)
 
     def graph_of(self, microbatch: int) -> list[Node]:

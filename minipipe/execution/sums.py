@@ -7,9 +7,9 @@ Replica j of n adds part j of the gradients, and sends the sum to the others; tw
     rank 1   0B1 0REDUCE_GRAD1 --[1] part 0----'---- [2] adds part 1 --[3] sum of part 1----'---- [4] has both parts
 
 That is a reduce-scatter and an all-gather: every rank sends 2 (n - 1) / n of the gradients. No rank waits at [1]. After
-each of its actions a rank looks which messages are there, and goes on with [2] to [4]; at the end of the step it waits.
-There [2] of all sums comes before [4] of any, so that it does not matter which sum a rank comes to first. Contributions
-are added in pairs, in the order of the replicas, so that the bits depend on their number alone.
+each of its actions a rank looks which messages have arrived, and continues with [2] to [4]; at the end of the step it
+waits. There [2] of all sums comes before [4] of any, so that it does not matter which sum a rank comes to first.
+Contributions are added in pairs, in the order of the replicas, so that the bits depend on their number alone.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class GradientSums:
     last_tag : int
         The tags from here on are free.
     observers : tuple
-        Itself; none where all gradients of a stage are added on one rank, in the order of its row.
+        Itself; none if all gradients of a stage are added on one rank, in the order of its row.
     """
 
     def __init__(self, plan: Plan, stages: Mapping[int, Stage], group: ProcessGroup, xp: ModuleType) -> None:
@@ -105,7 +105,7 @@ class GradientSums:
         return contribute if action.kind is REDUCE_GRAD else run_and_advance
 
     def advance(self) -> None:
-        """Go on with the sums whose messages are there. Local; waits for nothing."""
+        """Continue the sums whose messages have arrived. Local; waits for nothing."""
         for found in self._pending:
             if found.can_go_on():
                 found.go_on()
@@ -149,7 +149,7 @@ class Blocks:
     ----------
     leaves : list of Leaf
     size : int
-        Microbatches of a block; 0 where all are one.
+        Microbatches of a block; 0 if all are one.
     """
 
     def __init__(self, leaves: list[Leaf], size: int) -> None:
@@ -190,9 +190,9 @@ def block_size(row: Sequence[Action], stage: int, num_blocks: int) -> int:
     Raises
     ------
     MicrobatchError
-        Code ``out-of-range``, where the microbatches do not divide.
+        Code ``out-of-range``, if the microbatches do not divide.
     ScheduleError
-        Code ``parameters``, where the blocks do not follow each other.
+        Code ``parameters``, if the blocks do not follow each other.
     """
     order = [k for s, kind, k in row if s == stage and (kind is B or kind is W)]
     if num_blocks == 1 or not order:
@@ -210,7 +210,7 @@ def block_size(row: Sequence[Action], stage: int, num_blocks: int) -> int:
 
 
 class _Sum:
-    """One sum under way, of all gradients of a stage. The tags [1] to [4] are those of this file's picture."""
+    """One sum under way, of all gradients of a stage. The tags [1] to [4] are explained in this file's picture."""
 
     def __init__(
         self,
@@ -239,7 +239,7 @@ class _Sum:
             self._send(self._part(j), [j], tag)  # [1]
 
     def can_go_on(self) -> bool:
-        """Whether the messages are there that it waits for."""
+        """Whether the messages that it waits for have arrived."""
         return all(self._group.has_arrived(self._ranks[j], self._tag + self.is_added) for j in self._arriving)
 
     def go_on(self) -> None:
@@ -306,7 +306,7 @@ def bytes_of_sum(gradients: Sequence[tuple[int, int]], n: int, place: int) -> in
     Parameters
     ----------
     gradients : sequence of (int, int)
-        The elements of each, and their bytes; 0 where it has none.
+        The elements of each, and their bytes; 0 if it has none.
     n, place : int
         Of the replicas, and the number of this one.
 
@@ -323,7 +323,7 @@ def bytes_of_sum(gradients: Sequence[tuple[int, int]], n: int, place: int) -> in
 def bytes_sent_in_sum(gradients: Sequence[tuple[int, int]], n: int, place: int) -> int:
     """Return the bytes of gradients that one rank sends in a sum over n replicas: [1] and [3] of this file's picture.
 
-    Of n equal parts they are 2 (n - 1) / n of the gradients. Parameters are those of :func:`bytes_of_sum`.
+    Of n equal parts they are 2 (n - 1) / n of the gradients. Parameters are as in :func:`bytes_of_sum`.
 
     Examples
     --------

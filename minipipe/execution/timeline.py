@@ -21,7 +21,7 @@ from minipipe.schedules.analysis.replicas import gradient_sums
 
 
 class Recorded(NamedTuple):
-    """What one rank recorded during some training steps, in the order of its row. Times are in seconds.
+    """The record of one rank over some training steps, in the order of its row. Times are in seconds.
 
     Attributes
     ----------
@@ -133,7 +133,7 @@ def _messages(program: Program, ranks: Sequence[Recorded], origin: float) -> Ite
 
 
 def _sums(program: Program, ranks: Sequence[Recorded], origin: float) -> Iterator[GradientSum]:
-    """Yield the sums of gradients; each is there on all of its ranks once the last of them has it."""
+    """Yield the sums of gradients; each is complete on all of its ranks once the last of them has it."""
     rows = ([a for a in row if a.kind is ActionKind.REDUCE_GRAD] for row in program.actions)
     times = {action: (r, *times) for r, row in enumerate(rows) for action, times in zip(row, ranks[r].sums)}
     for members in gradient_sums(program):

@@ -259,7 +259,7 @@ def self_attention(
     Raises
     ------
     TensorError
-        Code ``shape``; for mask, dropout and rotary_base, those of :func:`attention` and
+        Code ``shape``; for mask, dropout and rotary_base, the codes of :func:`attention` and
         :func:`minipipe.functional.rotary`.
 
     References
@@ -309,7 +309,7 @@ def self_attention(
 
 
 class _Head(NamedTuple):
-    """What attention keeps: queries (scaled), keys, values and weights of all heads, over the last two axes.
+    """Values that attention keeps: queries (scaled), keys, values and weights of all heads, over the last two axes.
 
     Queries of heads that share keys and values stand one behind the other, as if they were of one head.
     """
@@ -412,7 +412,7 @@ def _truth_values(name: str, mask: Array) -> Array:
 
 
 def _softmax_over_rows(scores: Array, may_see_nothing: bool) -> Array:
-    """Return the softmax over the last axis but one, in place; 0 where all scores are -inf, if there may be such."""
+    """Return the softmax over the last axis but one, in place; 0 if all scores are -inf, if there may be such."""
     xp = array_module(scores)
     largest = _largest_of_rows(scores)
     if may_see_nothing:

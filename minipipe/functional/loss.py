@@ -87,7 +87,7 @@ def logsumexp(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     Shifted by the largest element, so that nothing overflows. Where all are -inf the result is -inf, its gradient 0;
     so it is over an empty axis.
 
-    Parameters, result and errors are those of :func:`minipipe.functional.total`.
+    Parameters, result and errors are as in :func:`minipipe.functional.total`.
 
     Examples
     --------

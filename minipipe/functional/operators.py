@@ -179,7 +179,7 @@ class TensorMethods:
         """
         if self.node is not None and not isinstance(self.node, Leaf):
             message = "This tensor is the result of a computation, and a copy would not belong to its graph."
-            raise TensorError("not-copyable", f"{message} Copy the values, x.detach(); x * 1 has the graph, too.")
+            raise TensorError("not-copyable", f"{message} Copy the values, x.detach(); x * 1 also has the graph.")
         data = backend.values(self.data) if isinstance(self.data, np.ndarray) else self.data
         return _restored, (type(self), data, self.requires_grad, self.grad)
 

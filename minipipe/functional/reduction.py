@@ -90,7 +90,7 @@ def total(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
 def mean(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the mean over the given axes, by default all; NaN over an empty axis.
 
-    Parameters, result and errors are those of :func:`total`.
+    Parameters, result and errors are as in :func:`total`.
 
     Examples
     --------
@@ -157,7 +157,7 @@ def amax(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
     Where several elements are largest, they share the gradient equally. An empty axis is refused.
 
-    Parameters, result and errors are those of :func:`total`.
+    Parameters, result and errors are as in :func:`total`.
 
     Examples
     --------
@@ -176,7 +176,7 @@ def amin(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
     Where several elements are smallest, they share the gradient equally. An empty axis is refused.
 
-    Parameters, result and errors are those of :func:`total`.
+    Parameters, result and errors are as in :func:`total`.
 
     Examples
     --------

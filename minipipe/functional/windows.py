@@ -322,7 +322,7 @@ def _check(name: str, num_axes: int, x: Tensor, weight: Tensor, bias: Tensor | N
 
 @with_hints
 def max_pool1d(x: Operand, kernel: int | Shape, stride: int | Shape | None = None) -> Tensor:
-    """Return the largest element of each window of a series; the rules are those of :func:`max_pool2d`.
+    """Return the largest element of each window of a series; the rules are as in :func:`max_pool2d`.
 
     Parameters
     ----------
@@ -386,7 +386,7 @@ def max_pool2d(x: Operand, kernel: int | Shape, stride: int | Shape | None = Non
 
 @with_hints
 def avg_pool1d(x: Operand, kernel: int | Shape, stride: int | Shape | None = None) -> Tensor:
-    """Return the mean of each window of a series; the rules are those of :func:`avg_pool2d`.
+    """Return the mean of each window of a series; the rules are as in :func:`avg_pool2d`.
 
     Parameters
     ----------

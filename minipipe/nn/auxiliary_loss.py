@@ -1,7 +1,9 @@
 """Losses that layers add to the loss of the batch, anywhere in a model.
 
-In a pipeline, each stage sends the sum so far to the next one beside its activations, and receives its gradient. The
-last stage adds the sum to the loss of each microbatch::
+In a pipeline, each stage sends the sum so far to the next one beside its activations, and
+receives its gradient. The last stage adds the sum to the loss of each microbatch. A layer
+cannot add the gradient in its own backward: it would need the weight of the microbatch,
+which only the last stage knows::
 
     stage 0    x ──> layers ──> h        stage 1    h ──> layers ──> outputs ──> loss(outputs, targets) ──┐
                         └────> a0 ─────────────────────> a0 + a1 ──────────────────────────────────────> + ──> loss

@@ -40,7 +40,8 @@ def parallelise(module: Module, group: ProcessGroup) -> Module:
     Divided are attention, by heads; in a sequence a linear layer with another one behind it and only elementwise
     functions between, by the features between them; and embeddings, by symbols, where there is a multiple of the size
     of the group, also with an :class:`Unembedding` that shares the vectors. All else is on every rank, and so is what
-    other layers share. What is divided already stays as it is. Layers keep their other attributes, such as their mode.
+    other layers share. Layers that are divided already stay as they are. Layers keep their other attributes, such as
+    their mode.
 
     Layers of a subclass, and those with a ``forward`` or a hook of their own, stay whole with everything inside, since
     their code may look at weights or at values between two layers. A class whose ``forward`` uses the modules inside
@@ -56,7 +57,7 @@ def parallelise(module: Module, group: ProcessGroup) -> Module:
     Raises
     ------
     ArgumentError
-        Code ``value``, where the size of the group does not divide heads or features, and for a fully sharded model.
+        Code ``value``, if the size of the group does not divide heads or features, and for a fully sharded model.
 
     Examples
     --------

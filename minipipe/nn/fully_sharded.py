@@ -69,7 +69,7 @@ class Workspace:
     arrays : dict
         By dtype, the memory, once it was needed.
     holder : object
-        The computation whose parameters are there.
+        The computation whose parameters are gathered.
     """
 
     def __init__(self, group: ProcessGroup) -> None:
@@ -308,7 +308,7 @@ class _Call:
     def _look_after(self, inside: dict[Node, None]) -> None:
         """Let gradients that W computes from parameters find these in their place: other layers have come between.
 
-        What I computes from them it computes before any other layer.
+        I computes its results from them before any other layer runs.
         """
         for node in inside:
             edges = node.edges or []

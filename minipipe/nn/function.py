@@ -119,7 +119,7 @@ def _text_of_function(function: FunctionType, outer: tuple[Any, ...]) -> str:
 
 
 def _text_of_object(value: Any, outer: tuple[Any, ...]) -> str:
-    """Of what can be called, the attributes count, too; anything else may hold what differs from rank to rank."""
+    """Include the attributes of callables; other objects may hold values that differ between ranks."""
     attributes = vars(value) if callable(value) and hasattr(value, "__dict__") else {}
     return f"{name_of(type(value))}({', '.join(_named(attributes, outer))})"
 

@@ -66,7 +66,7 @@ def uniform(low: float, high: float) -> Initialiser:
 
 
 def truncated_normal(std: float, bound: float = 2.0) -> Initialiser:
-    """Draw as :func:`normal` does, and again whatever lies beyond ``bound`` times ``std``.
+    """Draw as :func:`normal` does, and redraw values beyond ``bound`` times ``std``.
 
     What remains has a smaller standard deviation than ``std``: 0.88 of it for the default bound.
 

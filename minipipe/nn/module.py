@@ -305,7 +305,7 @@ def computes_as(module: Any, kind: type[Kind]) -> TypeGuard[Kind]:
 def _code_of(kind: type[Module]) -> frozenset[str]:
     """Return the names in a class on which results depend: not those that every module has for its state and looks."""
     names = set(dir(kind)) - set(dir(Module))
-    # What Python and copy leave in a class, such as __slotnames__, is no code.
+    # Attributes that Python and copy leave in a class, such as __slotnames__, are no code.
     is_code = {name for name in names if not name.startswith("__") or callable(getattr(kind, name))}
     return frozenset(is_code | {"forward", "__call__"})
 
@@ -331,7 +331,7 @@ def is_exactly(module: Any, *kinds: type[Kind]) -> TypeGuard[Kind]:
 def in_modes(modes: Iterable[tuple[Module, bool]]) -> Iterator[None]:
     """Set whether each module trains inside this block, and leave its attributes as they were."""
     wanted = list(modes)
-    # Read all first: a module may occur twice. None where the class says it.
+    # Read all first: a module may occur twice. None if the class says it.
     before = [(module, vars(module).get("is_training")) for module, _ in wanted]
     try:
         for module, is_training in wanted:

@@ -51,7 +51,7 @@ def _leaf(shape: tuple[int, ...], dtype: Any) -> Leaf:
     return (HalfLeaf if backend.is_half(dtype) else Leaf)(shape, dtype)
 
 
-# What a copy of a parameter has from it, beside the values.
+# Attributes that a copy of a parameter takes over, beside the values.
 _COPIED = ("shape", "dtype", "initialiser", "num_uses", "is_placed")
 
 
@@ -77,7 +77,7 @@ class Parameter(Tensor):
     Raises
     ------
     ParameterError
-        Codes ``uninitialised``, when the values are read before they are there, or a shape comes without an
+        Codes ``uninitialised``, when the values are read before they exist, or a shape comes without an
         initialiser; ``shape``.
 
     Examples

@@ -22,7 +22,7 @@ _BUNDLES = (Tensor, tuple, list, dict)
 class Sequential(Module):
     """Layers, each applied to the result of the one before. A pipeline cuts them into stages.
 
-    What passes from one layer to the next is a tensor, or a tuple, list or dict of tensors. It is made contiguous,
+    The value between two layers is a tensor, or a tuple, list or dict of tensors. It is made contiguous,
     activation and gradient, whether or not a pipeline cuts there, so that no cut changes a bit (see
     :func:`minipipe.functional.contiguous`). For the same reason a parameter that stands in several layers (a tied
     embedding, a layer used twice) is an alias in the later ones: each adds up its own gradients, and the owner adds the

@@ -221,7 +221,7 @@ def pieces_of(sizes: Sequence[int], n: int, j: int) -> Iterator[tuple[int, slice
 
 
 def sum_in_pairs(gradients: Sequence[Array | None]) -> Array | None:
-    """Return a sum over replicas: of pairs, then of pairs of pairs; None where there is no gradient.
+    """Return a sum over replicas: of pairs, then of pairs of pairs; None if there is no gradient.
 
     The order depends on the number of replicas alone. Any aligned power of two of them is a sum of its own within it,
     so a rank may have added those before.

@@ -16,7 +16,7 @@ from minipipe.tensor import Tensor
 
 
 class _Convolution(Module):
-    """What the convolutions share; they differ in the number of axes that the kernel moves along."""
+    """Base class of the convolutions, which differ in the number of axes that the kernel moves along."""
 
     num_axes: int
     operation: Callable[..., Tensor]
@@ -159,7 +159,7 @@ def written(values: tuple[int, ...]) -> str:
 
 
 class _Pool(Module):
-    """What pools share; they differ in the number of axes that a window has, and in what they take of it."""
+    """Base class of pooling layers, which differ in the number of axes of a window and in the value taken from it."""
 
     num_axes: int
     operation: Callable[..., Tensor]

@@ -1,4 +1,4 @@
-"""Weights in PyTorch's layout: its names and axes for the layers here that it has, too.
+"""Weights in PyTorch's layout: its names and axes for the layers that both libraries have.
 
 ======================  ===============================================================================================
 here                    in PyTorch

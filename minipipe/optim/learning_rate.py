@@ -143,7 +143,7 @@ def step_decay(every: int, factor: float) -> Factor:
 def linear(num_steps: int, warmup_steps: int = 0, final: float = 0.0) -> Factor:
     """Return a factor that falls from 1 to ``final`` along a straight line, after a warm-up.
 
-    Its parameters are those of :func:`cosine`.
+    Its parameters are as in :func:`cosine`.
 
     Examples
     --------

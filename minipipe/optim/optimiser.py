@@ -1,4 +1,4 @@
-"""What all optimisers share: groups of parameters, and the walk over them."""
+"""Base of all optimisers: groups of parameters, and the walk over them."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Optimiser(Familiar, ABC):
     A new rule defines ``_update``.
 
     A deep copy has copies of the parameters, with what it keeps for them. To train a copy of a model, copy both at
-    once: ``model, optimiser = copy.deepcopy((model, optimiser))``. A pickle has the parameters, too. On disk, a
+    once: ``model, optimiser = copy.deepcopy((model, optimiser))``. A pickle also has the parameters. On disk, a
     checkpoint or :meth:`state_dict` needs neither.
 
     For a parameter in half precision (float16 or bfloat16) it keeps a float32 copy, the master values. It updates these
@@ -257,7 +257,7 @@ class Optimiser(Familiar, ABC):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What must be equal on all ranks: the class, and the current numbers of a single group or else the defaults.
+        """Values equal on all ranks: the class, and the current numbers of a single group or else the defaults.
 
         Several groups may differ from rank to rank, since parameters do.
         """
@@ -341,7 +341,7 @@ class Optimiser(Familiar, ABC):
         dict
             ``"num_steps"``: how many were taken. ``"groups"``: for each group its hyper-parameters. ``"states"``: for
             each parameter, in the order of :attr:`parameters`, what is kept for it, by name: arrays of NumPy, and
-            numbers. The master values of a parameter in half precision are there as ``"master"``. ``"first"``: the
+            numbers. The master values of a parameter in half precision are stored as ``"master"``. ``"first"``: the
             groups before the first step.
 
         Examples
@@ -434,7 +434,7 @@ class Optimiser(Familiar, ABC):
         raise ModelError("not-copyable", f"{message}. Copy both: model, optimiser = copy.deepcopy((model, optimiser)).")
 
     def __getstate__(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return what a deep copy and a pickle are made of: the parameters, too, and by their order what is kept."""
+        """Return the state of a deep copy or a pickle: the parameters and, in their order, the optimiser state."""
         attributes, slots = cast(tuple[dict[str, Any] | None, dict[str, Any]], super().__getstate__())
         state = {name: value for name, value in slots.items() if name != "_followers"}
         state["_states"] = [self._states[id(parameter)] for parameter in self.parameters]

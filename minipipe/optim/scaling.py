@@ -384,7 +384,7 @@ def parts_are_finite(parameters: Iterable[Parameter]) -> bool:
 
 
 def _gradients(parameters: Iterable[Parameter]) -> dict[Parameter, Array]:
-    """Return the gradients that are there, each read once: those of shared parameters are new sums every time."""
+    """Return the existing gradients, each read once: those of shared parameters are new sums every time."""
     found = ((parameter, parameter.grad) for parameter in parameters)
     return {parameter: gradient for parameter, gradient in found if gradient is not None}
 

@@ -62,8 +62,9 @@ def planned(
         group = group.pipeline
     is_asked = options.get("schedule") == "auto" or str(options.get("partition")) == "measured"
     if is_asked and not isinstance(model, Plan) and any(one.is_divided for one in model.parameters()):
-        message = "A rank cannot measure alone what it computes with others: on a fully sharded grid, and with tensor"
-        raise ArgumentError("value", f"{message} above 1 name a schedule, and a partition or layer_costs.")
+        message = 'Tensor-parallel and fully sharded layers cannot be measured on one rank, as schedule="auto" and'
+        advice = 'partition="measured" would; pass the name of a schedule, and a partition or layer_costs.'
+        raise ArgumentError("value", f"{message} {advice}")
     others = options.keys() - (signature(Plan).parameters.keys() - {"num_ranks"})
     if (is_asked or others) and not isinstance(model, Plan):
         from minipipe.tuning.race import decided  # here, because most programs measure nothing
@@ -72,10 +73,10 @@ def planned(
     if not isinstance(model, Plan):
         return _fitting(Plan(model, num_ranks=group.size, **options)), group, grid, run["recompute"]
     if options:
-        raise ModelError("planned", f"The stages are given, and with them {', '.join(options)}; leave it out.")
+        raise ModelError("planned", f"The stages determine {', '.join(options)}; leave it out.")
     if model.schedule.num_ranks != group.size:
-        message = f"The plan is made for {counted(model.schedule.num_ranks, 'rank')}, but there are {group.size}."
-        raise RankError("wrong-number", f"{message} Start as many, or make the plan for {group.size}.")
+        message = f"The plan is for {counted(model.schedule.num_ranks, 'rank')}, but this group has {group.size}."
+        raise RankError("wrong-number", f"{message} Start as many ranks, or make a plan for {group.size}.")
     return _fitting(model), group, grid, run["recompute"]
 
 
@@ -86,15 +87,19 @@ def _fitting(plan: Plan) -> Plan:
     for stage in range(program.num_stages) if sizes else ():
         count = len(program.ranks_of(stage))
         if {count} != sizes:
-            message = f"Stage {stage} of {name} is on {counted(count, 'rank')}, and {sizes.pop()} keep a share"
-            advice = " of its parameters each; expected as many, by replicas= or a grid."
+            message = (
+                f"Stage {stage} of {name} is on {counted(count, 'rank')}, but its parameters have {sizes.pop()} shards"
+            )
+            advice = "; pass replicas= or a grid with as many replicas."
             if count > plan.replicas:
-                advice = " of its parameters: a schedule that has replicas of its own does not go with fully sharded"
-                advice += " layers. Give another schedule, such as '1f1b', or layers that are not fully sharded."
+                advice = ": fully sharded layers do not work with a schedule that has replicas itself. Choose another"
+                advice += " schedule, such as '1f1b', or layers that are not fully sharded."
             raise ArgumentError("value", message + advice)
     if sizes and any(action.kind is U for row in program.actions for action in row):
-        message = f"{name} keeps versions of weights, and a fully sharded replica a share of the last one"
-        raise ArgumentError("value", f"{message}; give a schedule with a flush, such as '1f1b'.")
+        message = (
+            f"{name} keeps versions of weights, but a fully sharded replica keeps a shard of the last version only"
+        )
+        raise ArgumentError("value", f"{message}; choose a schedule with a flush, such as '1f1b'.")
     return plan
 
 
@@ -113,7 +118,7 @@ def over_grid(model: Any, grid: Grid, options: Mapping[str, Any]) -> tuple[Any, 
     """
     is_shared, is_sharded = grid.tensor.size > 1, grid.fully_sharded and grid.replicas > 1
     if "replicas" in options:
-        raise ArgumentError("value", f"The grid says how many replicas there are, {grid.replicas}; give no others.")
+        raise ArgumentError("value", f"The grid has {counted(grid.replicas, 'replica')} already; leave replicas out.")
     if not isinstance(model, Plan):
         check_model(model)
         if is_shared:
@@ -132,7 +137,9 @@ def over_grid(model: Any, grid: Grid, options: Mapping[str, Any]) -> tuple[Any, 
     wanted = {"nn.parallelise(model, grid.tensor)": is_shared and not any(one.is_divided for one in parameters)}
     wanted["nn.fully_shard(model, grid.data)"] = is_sharded and not any(one.is_summed for one in parameters)
     for made in (name for name, is_missing in wanted.items() if is_missing):
-        raise ArgumentError("value", f"The plan has a whole model, and the grid divides it; make the plan of {made}.")
+        raise ArgumentError(
+            "value", f"The grid divides the model, but the plan has whole layers; make the plan from {made}."
+        )
     return model, {**options}
 
 
@@ -289,26 +296,26 @@ class Intake:
             raise MicrobatchError(
                 "unequal-lengths",
                 f"There are {num_samples} inputs (on rank {self._group.name(self.first_rank)}), but "
-                f"{own.num_samples} {noun} (on rank {self._group.name()}); expected one for each: every rank "
-                "must be given the same batch.",
+                f"{own.num_samples} {noun} (on rank {self._group.name()}); expected equal numbers: pass the same batch "
+                "on every rank.",
             )
         if Portion.layout in (own.layout, layout) and own.layout != layout:
             message = (
                 f"The {noun} on rank {self._group.name()} are {'a share' if layout != 2 else 'not a share'} of a batch,"
             )
-            hint = "Give every rank that reads inputs or targets its Share of both, or the whole batch."
+            hint = "On every rank that reads inputs or targets, pass its Share of both, or the whole batch."
             raise MicrobatchError("unequal-lengths", f"{message} unlike the inputs on rank {self.first_rank}. {hint}")
         if own.layout != layout:
-            message = f"Inputs and {noun} are not cut into the same microbatches: give both as Microbatches, each of"
-            raise MicrobatchError("unequal-lengths", f"{message} as many samples as the other's, or neither.")
+            message = f"Inputs and {noun} are split into different microbatches; pass both as Microbatches with equal"
+            raise MicrobatchError("unequal-lengths", f"{message} numbers of samples, or neither.")
 
     def _check_share(self, call: str, num_slices: int) -> None:
         """Refuse a share where this rank may need other rows, or would return some."""
-        why = "divides a batch among all replicas in its own way" if call in _WHOLE else ""
-        why = "cuts sequences into slices here" if num_slices > 1 else why
-        why = "returns the gradients of all inputs here" if self._plan.inputs_require_grad else why
+        why = "it divides the whole batch among the replicas" if call in _WHOLE else ""
+        why = "this schedule splits sequences into slices" if num_slices > 1 else why
+        why = "it returns the gradients of all inputs" if self._plan.inputs_require_grad else why
         if why:
-            raise ArgumentError("value", f"{call}() was given a Share, but {why}; give it the whole batch.")
+            raise ArgumentError("value", f"{call}() does not take a Share, because {why}; pass the whole batch.")
 
     def _check_rows(self, own: Portion, noun: str, parts: Sequence[slice]) -> None:
         """Refuse a share without all rows of this rank's microbatches."""
@@ -316,7 +323,9 @@ class Intake:
             rows, needed = ((part.start, part.stop - 1) for part in (own.rows, slice(parts[0].start, parts[-1].stop)))
             message = "Rank {} has rows {} to {} of the {}, but its microbatches have rows {} to {}"
             message = message.format(self._group.name(), *rows, noun, *needed)
-            raise MicrobatchError("out-of-range", f"{message}; pipeline.needs.share({own.num_samples}) says which.")
+            raise MicrobatchError(
+                "out-of-range", f"{message}; pipeline.needs.share({own.num_samples}) returns the rows to pass."
+            )
 
     def _all_weights(self, own: Sequence[float | None]) -> list[float]:
         """Return the weights of all microbatches. Collective among the ranks of the last stage."""
@@ -338,7 +347,7 @@ class Intake:
     def _own(self, given: Any, noun: str, kind: str, num_slices: int) -> Samples | Pieces | Portion:
         """Return this rank's part of a batch, in the model's dtype."""
         if given is None:
-            raise ArgumentError("value", f"Rank {self._group.name()} needs the {noun}, but was given None.")
+            raise ArgumentError("value", f"Rank {self._group.name()} needs the {noun}, but got None.")
         if isinstance(given, Share):
             return Portion.of(given, noun, self._plan.dtypes[kind], self._xp)
         own = samples(given, noun, self._plan.dtypes[kind], self._xp)
@@ -404,7 +413,7 @@ def deliver_outputs(group: ProcessGroup, root: int, batch: Batch) -> Any:
 def deliver_loss(group: ProcessGroup, root: int, batch: Batch, check: StepCheck | None = None) -> PendingLoss:
     """Begin to give the loss of a batch to every rank, and its outputs to those that are to have them.
 
-    Collective; parameters are those of :func:`deliver_outputs`, and a check of the loss. Each rank
+    Collective; parameters are as in :func:`deliver_outputs`, and a check of the loss. Each rank
     sends its findings to all others, the root with the loss. So when the slowest rank finishes, the findings of all
     others have arrived already.
     """

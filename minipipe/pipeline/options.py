@@ -18,7 +18,7 @@ Taking = TypeVar("Taking", bound=Callable[..., Any])
 
 
 class PlanOptions(TypedDict, total=False):
-    """What :class:`minipipe.Pipeline` takes besides its own keywords: those of a plan, and of what measures one."""
+    """Keywords of :class:`minipipe.Pipeline` beside its own: of a plan, and of the functions that measure one."""
 
     schedule: str | Path | Schedule | Program
     num_microbatches: int | None
@@ -35,7 +35,7 @@ class PlanOptions(TypedDict, total=False):
 
 
 class ModulesOptions(TypedDict, total=False):
-    """What :meth:`minipipe.Pipeline.from_modules` takes: the pipeline's own keywords, and two of its plan."""
+    """Keywords of :meth:`minipipe.Pipeline.from_modules`: the pipeline's own, and two of its plan."""
 
     loss: Loss | None
     seed: int

@@ -1,4 +1,9 @@
-"""The parameters of all ranks: their collective operations between two steps."""
+"""The parameters of all ranks: their collective operations between two steps.
+
+With ``accumulate=True`` a parameter that several ranks use adds its sum over the uses of
+each batch. Keeping the uses apart, in the order of one process, would lose changes of
+gradients between two batches, such as clipping.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +37,7 @@ from minipipe.pipeline.sharding import ShardedOptimiser, check_elementwise, shar
 class AllParameters:
     """The parameters of a pipeline. Making it is collective.
 
-    The methods are those of :class:`minipipe.Pipeline`.
+    The methods are as in :class:`minipipe.Pipeline`.
 
     Parameters
     ----------
@@ -118,7 +123,7 @@ class AllParameters:
             "sharded", {"sharded optimiser": digest(asked) >> 16}
         )  # as many bits as a number of a mark keeps
         if any(one.is_summed for one in self.own.values()):
-            message = "On this grid a rank keeps a share of the parameters, and so of the optimiser's state"
+            message = "On this grid parameters are sharded, and so is the state of the optimiser"
             raise ArgumentError("value", f"{message}: write optim.Adam(pipeline.parameters()), without sharded.")
         rule, trained = check_elementwise(rule), list(self.own.values() if parameters is None else parameters)
         own = rule(trained, **numbers).parameters
@@ -135,7 +140,9 @@ class AllParameters:
         finite, values = zip(*(row.tolist() for row in gathered))
         if len(set(values)) > 1:
             message = f"The loss scales of the ranks are {list(values)}; expected the same on all."
-            raise RankError("disagreement", f"{message} Make it alike on every rank, and use it in the same steps.")
+            raise RankError(
+                "disagreement", f"{message} Create it in the same way on every rank, and use it in the same steps."
+            )
         return scale.unscale(self.own.values(), all(finite))
 
 

@@ -59,7 +59,7 @@ from minipipe.schedules.sequential import forward_only_through
 
 
 class Asked(TypedDict, total=False):
-    """What else :meth:`Pipeline.step` takes; for type checkers."""
+    """Further keywords of :meth:`Pipeline.step`; for type checkers."""
 
     outputs: Where
     metrics: Mapping[str, Metric] | None
@@ -267,7 +267,7 @@ class Pipeline(FamiliarPipeline):
             Any number, at least one. With fewer modules than ranks, the last ranks hold none.
         group : ProcessGroup or Grid
         schedule : str, Path or Schedule, optional
-            By default 1F1B, in its interleaved form where ranks hold several modules.
+            By default 1F1B, in its interleaved form if ranks hold several modules.
         **options
             As for :class:`Pipeline`, ``num_microbatches`` among them; the partition is given.
 
@@ -314,7 +314,7 @@ class Pipeline(FamiliarPipeline):
 
     @property
     def advice(self) -> Any:
-        """What ``schedule="auto"`` weighed and chose, a :class:`minipipe.tuning.Advice`; without, None."""
+        """The :class:`minipipe.tuning.Advice` of ``schedule="auto"``: all choices and the best one; otherwise None."""
         return getattr(self._plan, "advice", None)
 
     @property
@@ -386,11 +386,11 @@ class Pipeline(FamiliarPipeline):
             ranks divide they are gathered, so every rank gives the same.
         metrics : mapping of str to function, optional
             Each ``(outputs, targets) -> number``, of a microbatch, from NumPy's arrays that it may only read. The
-            result has their means, by the weights that the losses have (sums, where the loss is a sum); or by weights
+            result has their means, by the weights that the losses have (sums, if the loss is a sum); or by weights
             of their own, if they return ``(number, weight)``. Every rank is given the same. Without waiting they are at
             ``loss.wait().metrics``.
         accumulate : bool
-            Whether to add the gradients to those that are there, instead of overwriting them: the result is the sum
+            Whether to add the gradients to the existing ones, instead of overwriting them: the result is the sum
             over the steps. For their mean over n steps each has ``scale=1/n`` or, where they count differently, its
             share, such as its tokens / those of all. A parameter that several ranks share adds up the sums of the
             steps, so its last bits may differ from those of one process. Gradients of the inputs are not added. A step

@@ -93,7 +93,7 @@ class RunObjective(BatchObjective):
 
     @property
     def alike(self) -> dict[str, float | None]:
-        """What all ranks must ask for alike: by name, a number."""
+        """Numbers, by name, that must be equal on all ranks."""
         counts = {"microbatches of the run": self.num_microbatches, "microbatches of a batch": len(self._batches[0])}
         return {**super().alike, **counts, "stash": self._is_stashed, **self._compared}
 
@@ -212,10 +212,9 @@ class Runs:
         m = plan.schedule.num_microbatches
         count = m * num_batches if plan.built_as else m
         if num_batches < 1 or count % (num_batches * plan.replicas):
-            given = f"{counted(m, 'microbatch')} for a whole run of {counted(num_batches, 'batch')}"
-            message = f"{plan.schedule.name} has {given};"
-            message += " expected batches with equally many microbatches."
-            raise MicrobatchError("wrong-number", f"{message} Give a table for as many, or a schedule by its name.")
+            given = f"{counted(m, 'microbatch')} for a run of {counted(num_batches, 'batch')}"
+            message = f"{plan.schedule.name} has {given}; expected the same number of microbatches for each batch."
+            raise MicrobatchError("wrong-number", f"{message} Pass such a table, or the name of a schedule.")
         if self._executor is None or self.program.num_microbatches != count:
             program = plan.program_of_run(count)
             row = program.actions[self._group.rank]
@@ -224,14 +223,18 @@ class Runs:
         return self._executor
 
     def _check_optimiser(self, optimiser: Any, executor: Executor, is_stashed: bool) -> None:
-        of_kind("run", optimiser, Optimiser, "an optimiser", "Give optim.Adam(pipeline.parameters()), or another.")
+        of_kind(
+            "run", optimiser, Optimiser, "an optimiser", "Pass an optimiser such as optim.Adam(pipeline.parameters())."
+        )
         if type(optimiser).step is not Optimiser.step:
-            message = f"{type(optimiser).__name__} has a step of its own; in a run each stage makes its part of a step"
-            raise ArgumentError("type", f"{message} alone. Give an optimiser that defines _update, such as optim.Adam.")
+            message = (
+                f"{type(optimiser).__name__} overrides step(); in a run each stage updates its parameters separately."
+            )
+            raise ArgumentError("type", f"{message} Pass an optimiser that defines _update, such as optim.Adam.")
         modules = [*self._plan.model.modules(), *(stage._forward for stage in executor.stages.values())]
         if not is_stashed and (R in self.program.kinds or any(isinstance(part, Recompute) for part in modules)):
-            message = "Without the weights of the forward, a recomputation finds other activations"
-            raise ScheduleError.of(ScheduleCode.RECOMPUTE, f"{message}; leave out recompute, or give stash=True.")
+            message = "Recomputation with newer weights than the forward gives different activations"
+            raise ScheduleError.of(ScheduleCode.RECOMPUTE, f"{message}; leave out recompute, or pass stash=True.")
 
     def _look_at(self, losses: RunLosses, rank: int) -> None:
         """Stop or warn, if a loss is not finite. Updates were made meanwhile."""
@@ -239,8 +242,8 @@ class Runs:
         first = next((k for k, loss in enumerate(numbers) if not isfinite(loss)), None)
         if first is None or self._check_finite == "off":
             return
-        message = f"The loss of microbatch {first} of the run is not finite. Schedules without flushes update before"
-        message += " all ranks could know, so parameters have changed since. A smaller learning rate often helps."
+        message = f"The loss of microbatch {first} of the run is not finite. A schedule without flushes has updated the"
+        message += " parameters since, before all ranks knew. A smaller learning rate often helps."
         if self._check_finite == "stop":
             raise NotFiniteError(NotFiniteCode.NOT_FOUND, message)
         if rank == 0:
@@ -272,8 +275,8 @@ def updates_of(table: ActionTable) -> list[list[int]]:
     (first, updates), *others = sorted(found.items())
     for stage, its in others:
         if its != updates:
-            message = f"Stage {first} of {table.name} updates after other microbatches than stage {stage}. Run, the"
-            message += " gradient of an update is the mean over its microbatches, so all stages need the same ones."
+            message = f"Stages {first} and {stage} of {table.name} update after different microbatches. The gradient of"
+            message += " an update is the mean over its microbatches, so all stages need the same microbatches."
             raise ScheduleError.of(ScheduleCode.UPDATES, message)
     return updates
 
@@ -283,19 +286,21 @@ def _check_plan(plan: Plan) -> None:
     name = plan.schedule.name
     num_replicas = max(len(plan.program.ranks_of(stage)) for stage in range(plan.schedule.num_stages))
     if plan.schedule.num_slices > 1:
-        message = f"{name} has slices, which would meet different weights: it can be drawn and simulated, but not run."
+        message = f"{name} has slices, which would use different weights: it can be drawn and simulated, but not run."
         raise ScheduleError.of(ScheduleCode.SLICES, message)
     if plan.inputs_require_grad:
-        message = f"inputs_require_grad=True does not go with {name}, which updates weights itself: a run returns"
-        message += " losses, and no gradients of its inputs. Leave it out, or take a schedule such as '1f1b'."
+        message = f"inputs_require_grad=True does not work with {name}, which updates weights itself: a run returns"
+        message += " losses, but no gradients of its inputs. Leave it out, or choose a schedule such as '1f1b'."
         raise ScheduleError.of(ScheduleCode.UPDATES, message)
     if plan.gradient_blocks != num_replicas:
-        message = f"gradient_blocks is {plan.gradient_blocks}, but the updates of {name} are sums over {num_replicas}"
-        raise ScheduleError.of(ScheduleCode.UPDATES, f"{message} replicas, of all microbatches of each. Leave it out.")
+        message = (
+            f"gradient_blocks is {plan.gradient_blocks}, but {name} sums the gradients of {num_replicas} replicas in"
+        )
+        raise ScheduleError.of(ScheduleCode.UPDATES, f"{message} each update. Leave it out.")
     shared = next((name for name, stages in plan.uses.items() if len(set(stages.values())) > 1), None)
     if shared is not None:
-        message = f"Stages share the parameter {shared}, and in {name} each updates its own at another time; expected"
-        message += " a parameter for each. Untie them, or take a synchronous schedule."
+        message = f"Several stages share the parameter {shared}, but in {name} each stage updates at another time."
+        message += " Untie the parameter, or choose a synchronous schedule."
         raise ScheduleError.of(ScheduleCode.UPDATES, message)
     updates_of(plan.schedule)
 
@@ -314,7 +319,7 @@ def batches_of(count: int, num_batches: int, replicas: int) -> list[list[int]]:
 
 
 def _cut(batches: Sequence[Any], noun: str, numbers: Sequence[Sequence[int]]) -> Microbatches | None:
-    """Return the microbatches of all batches by their numbers, or None where this rank was given none."""
+    """Return the microbatches of all batches by their numbers, or None if this rank was given none."""
     if all(batch is None for batch in batches):
         return None
     each, parts = len(numbers[0]), dict[int, Any]()
@@ -322,7 +327,7 @@ def _cut(batches: Sequence[Any], noun: str, numbers: Sequence[Sequence[int]]) ->
         own = samples(batch, f"{noun} of batch {number}")
         if isinstance(own, Pieces) and len(own.parts) != each:
             given = counted(len(own.parts), "microbatch")
-            message = f"Batch {number} is given as {given}; expected {each}, as in all others."
+            message = f"Batch {number} has {given}; expected {each}, as in all others."
             raise MicrobatchError("wrong-number", message)
         slices = own.slices if isinstance(own, Pieces) else split_microbatches(own.num_samples, each)
         for k, part in zip(numbers[number], map(own.cut, slices)):

@@ -118,7 +118,7 @@ class ShardedOptimiser(Optimiser):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What must be equal on all ranks."""
+        """Values that must be equal on all ranks."""
         return {**self._whole.settings, "sharded": True}
 
     @property
@@ -213,7 +213,9 @@ def check_elementwise(rule: Any) -> type[Optimiser]:
     """
     if not (isinstance(rule, type) and issubclass(rule, Optimiser)):
         message = f"pipeline.sharded was given {rule!r:.60}; expected a class of optimisers, such as optim.Adam."
-        raise ArgumentError("type", f"{message} Its numbers follow by name: pipeline.sharded(optim.SGD, …).")
+        raise ArgumentError(
+            "type", f"{message} Pass its settings by name: pipeline.sharded(optim.SGD, learning_rate=0.1)."
+        )
     if not vars(rule).get("is_elementwise"):
         raise ArgumentError(
             "type",

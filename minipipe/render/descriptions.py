@@ -14,18 +14,18 @@ KIND_NAMES = {
     ActionKind.BACKWARD_INPUT: "backward of the inputs",
     ActionKind.BACKWARD_WEIGHT: "backward of the weights",
     ActionKind.SEND_F: "send of the activation",
-    ActionKind.RECV_F: "receipt of the activation",
+    ActionKind.RECV_F: "receive of the activation",
     ActionKind.SEND_B: "send of the gradient",
-    ActionKind.RECV_B: "receipt of the gradient",
-    ActionKind.REDUCE_GRAD: "sum over replicas of the gradients",
-    ActionKind.UPDATE: "update of the weights by the gradients",
+    ActionKind.RECV_B: "receive of the gradient",
+    ActionKind.REDUCE_GRAD: "all-reduce of the gradients",
+    ActionKind.UPDATE: "update of the weights",
     ActionKind.RECOMPUTE: "recomputation of the forward",
     ActionKind.OFFLOAD: "offload of the activations",
     ActionKind.LOAD: "load of the offloaded activations",
 }
 
 # A note on the arrows of measured messages: the end of the receive is measured, the arrival is not.
-LATE_RECEIPTS = "measured arrows end when the rank takes the value; it may have arrived long before"
+LATE_RECEIPTS = "measured arrows end when the rank receives the value, which may have arrived long before"
 
 # The value that another rank gets from an action.
 _CARRIES = {
@@ -62,7 +62,7 @@ def held_words(is_memory: bool, panels: Sequence[Panel]) -> str:
     if not is_memory:
         return "activations held" + (f", in {ONE_UNIT}" if any(panel.pairs for panel in panels) else "")
     has_recomputation = any(panel.recomputes for panel in panels)
-    return "memory held; in a backward also what it computes again" if has_recomputation else "memory held"
+    return "memory held, with recomputed activations during a backward" if has_recomputation else "memory held"
 
 
 def describe_action(action: Action) -> str:
@@ -92,7 +92,7 @@ def describe_idle(idle: Idle) -> str:
 
 
 def describe_wait(idle: Idle) -> str:
-    """Describe the wait of an idle rank, in words that continue a sentence about the rank.
+    """Describe the wait of an idle rank, as the end of a sentence about the rank.
 
     Examples
     --------
@@ -103,16 +103,16 @@ def describe_wait(idle: Idle) -> str:
     if idle.cause is IdleCause.DRAIN:
         return "has nothing left to do in this step"
     if idle.cause is IdleCause.UPDATE:
-        return "between two steps (the optimiser, and whatever else the program does there)"
+        return "between two steps (the optimiser and other work of the program)"
     if idle.cause is IdleCause.OVERHEAD:
-        return "between two actions (overhead: bookkeeping or, where measured, another program on its core)"
+        return "between two actions (overhead: bookkeeping or, if measured, another program on its core)"
     if idle.awaited is None:
         return "has not begun" if idle.cause is IdleCause.WARM_UP else "waits"
     if idle.cause is IdleCause.SENDING:
         return f"waits until rank {idle.source} reaches {idle.awaited}"
     if idle.awaited.kind is ActionKind.REDUCE_GRAD:
-        is_late = f"rank {idle.source} is still in {idle.running}" if idle.running else "it is on its way"
-        return f"waits for the gradient sum of stage {idle.awaited.stage}: {is_late}"
+        is_late = f"rank {idle.source} is still in {idle.running}" if idle.running else "it is in progress"
+        return f"waits for the gradient all-reduce of stage {idle.awaited.stage}: {is_late}"
     if idle.awaited.kind is ActionKind.LOAD:
         return f"waits for {idle.awaited}: the activations are on their way"
     payload = f"{_CARRIES[idle.awaited.kind]} of microbatch {idle.awaited.microbatch}"
@@ -179,8 +179,8 @@ def figures(panel: Panel) -> str:
     >>> from minipipe.render.panel import panels_of
     >>> for panel in panels_of([schedules.one_f_one_b(4, 8), schedules.zb_v(4, 8)]):
     ...     print(figures(panel))
-    makespan 33 units, bubble 27.3 %, peak activations by rank 4, 3, 2, 1 microbatches of all its layers
-    makespan 25.5 units, bubble 5.9 %, peak activations by rank 4, 4, 4, 4 microbatches of all its layers
+    makespan 33 units, bubble 27.3 %, peak activations by rank 4, 3, 2, 1 microbatches over all stages of a rank
+    makespan 25.5 units, bubble 5.9 %, peak activations by rank 4, 4, 4, 4 microbatches over all stages of a rank
     """
     return ", ".join(f"{name} {value}" for name, value in panel.figures)
 

@@ -145,8 +145,8 @@ def check_ending(path: str | Path, endings: Collection[str] = ENDINGS) -> str:
     ending = Path(path).suffix.lower()
     if ending not in endings:
         *others, last = (each + _MEANINGS.get(each, "") for each in endings)
-        given = f"{quoted(str(path), 200)} ends in {printable(ending[:20]) or 'nothing'}"
-        raise ArgumentError("value", f"{given}; expected {', '.join(others)} or {last}.")
+        given = f"ends in {printable(ending[:20])}" if ending else "has no ending"
+        raise ArgumentError("value", f"{quoted(str(path), 200)} {given}; expected {', '.join(others)} or {last}.")
     if ending in (".png", ".pdf"):
         _cairosvg(str(path))
     return ending
@@ -158,7 +158,7 @@ def _cairosvg(given: str) -> ModuleType:
     except ImportError:
         message = f"{given!r} needs CairoSVG, which is not installed; run `pip install cairosvg`, or write .svg."
         raise ArgumentError("value", message) from None
-    except OSError:  # CairoSVG is there, but cannot load the library
+    except OSError:  # CairoSVG is installed, but cannot load the library
         message = f"{given!r} needs the library Cairo, which is not installed; run `apt-get install libcairo2`"
         raise ArgumentError("value", f"{message}, or write .svg.") from None
     return cairosvg

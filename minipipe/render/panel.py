@@ -19,7 +19,7 @@ NARROW, TOGETHER = 3, 12
 
 
 class Beside(NamedTuple):
-    """What goes on beside the actions of a rank: a copy of activations, or its part of a sum of gradients."""
+    """A transfer beside the actions of a rank: a copy of activations, or its part of a gradient all-reduce."""
 
     action: Action
     start: float
@@ -92,12 +92,25 @@ class Panel:
 
     @property
     def held_activations(self) -> tuple[tuple[float, ...], ...]:
-        """By rank, the activations held after each of its spans."""
+        """The activations held after each span, by rank."""
         return tuple(tuple(self._counted(held) for held in row) for row in self.timeline.held_activations)
 
     def activations_over_time(self, rank: int) -> list[tuple[float, float]]:
         """Return (time, activations held) at the start and at the end of each span of a rank: a curve of steps."""
         return [(time, self._counted(held)) for time, held in self.timeline.activations_over_time(rank)]
+
+    def idle_until(self, rank: int, time: float) -> float:
+        """Return the idle time of a rank from the start of the timeline until ``time`` after it.
+
+        Examples
+        --------
+        >>> from minipipe import schedules
+        >>> panel = Panel(simulate(schedules.one_f_one_b(4, 8)))
+        >>> [panel.idle_until(1, time) for time in (1, 10, 33)]
+        [1, 5, 9]
+        """
+        now = self.timeline.start + time
+        return sum(min(slot.end, now) - slot.start for slot in self.timeline.idle[rank] if slot.start < now)
 
     def _counted(self, pairs: float) -> float:
         return pairs / (self.pairs or 1)
@@ -218,7 +231,7 @@ def panels_of(drawn: Sequence[ActionTable | Timeline]) -> tuple[Panel, ...]:
         Code ``value``: if there is nothing to draw, or if the units differ, so that there is no common axis.
     """
     if not drawn:
-        raise ArgumentError("value", "There is nothing to draw; expected a Schedule or a Timeline.")
+        raise ArgumentError("value", "Nothing to draw; expected at least one Schedule or Timeline.")
     for item in drawn:
         if not isinstance(item, ActionTable | Timeline):
             raise ArgumentError("type", f"{item!r:.60} is neither a Schedule nor a Timeline, so it cannot be drawn.")
@@ -230,7 +243,9 @@ def panels_of(drawn: Sequence[ActionTable | Timeline]) -> tuple[Panel, ...]:
     units = sorted({timeline.unit for timeline in timelines})
     if len(units) > 1:
         message = f"These timelines are in {' and in '.join(units)}, so one axis cannot show them together."
-        raise ArgumentError("value", f"{message} Give the predicted one Costs(unit='s') with times in seconds.")
+        raise ArgumentError(
+            "value", f"{message} Simulate the predicted timeline with Costs(unit='s') and times in seconds."
+        )
     own = [timeline.pairs_per_microbatch for timeline in timelines]
     pairs = pairs if None in own else [count or 1 for count in own]
     return tuple(map(Panel, timelines, pairs if max(pairs) > 1 else [None] * len(pairs)))

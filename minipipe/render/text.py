@@ -282,7 +282,7 @@ def draw_text(*drawn: ActionTable | Timeline, width: int = 80, colour: bool = Fa
     characters = columns.total * sum(panel.timeline.num_ranks for panel in panels)
     if characters > MOST_CHARACTERS:
         message = f"The drawing would have {characters:,} characters; the limit is {MOST_CHARACTERS:,}."
-        raise ArgumentError("value", f"{message} Draw a picture: the formats svg, html and perfetto have no columns.")
+        raise ArgumentError("value", f"{message} Choose the format svg, html or perfetto, which have no columns.")
     rows = [list(_named_rows(panel, columns)) for panel in panels]
     bands = [_band(panels, rows, first, columns, margin, colour) for first in range(0, columns.total, columns.band)]
     captions = (fill(line, max(width, 80), subsequent_indent="  ") for line in _captions(panels, columns))
@@ -435,9 +435,9 @@ def _captions(panels: Sequence[Panel], columns: Columns) -> Iterator[str]:
         replica = ", or its replica of later microbatches" * any(panel.has_replicas for panel in panels)
         yield f"(lower case: the second stage of its rank{replica})"
     if any(panel.joined for panel in panels):
-        yield "(&: a forward and a backward run joined, each drawn in half of their time)"
+        yield "(&: a forward and a backward overlap, each drawn in half of their time)"
     if not all(_is_to_scale(panel, columns) for panel in panels):
-        yield "(not to scale: actions shorter than a column take a whole one)"
+        yield "(not to scale: an action shorter than one column fills it)"
 
 
 def _is_to_scale(panel: Panel, columns: Columns) -> bool:

@@ -45,7 +45,7 @@ class ShownInNotebooks:
 class ActionTable(ShownInNotebooks):
     """The ordered actions of every rank, legal or not; :func:`minipipe.verify` decides.
 
-    Its attributes are those of :class:`~minipipe.Schedule`.
+    Its attributes are as in :class:`~minipipe.Schedule`.
     """
 
     name: str
@@ -167,13 +167,13 @@ class ActionTable(ShownInNotebooks):
         updates, kept = ([a for row in self.actions for a in row if a.kind in kinds] for kinds in (own, (R, O, L)))
         shared = next((s for s, home in enumerate(self.placement) if len(ranks_in(home)) > 1), None)
         for code, is_there, what in (
-            (ScheduleCode.REPLICAS, shared is not None, f"runs replicas of stages, {shared} among others"),
-            (ScheduleCode.SLICES, self.num_slices > 1, f"cuts sequences into {self.num_slices} slices"),
-            (ScheduleCode.UPDATES, updates, "sums gradients or updates weights itself, {} among others"),
-            (ScheduleCode.RECOMPUTE, kept, "recomputes or offloads activations itself, {} among others"),
+            (ScheduleCode.REPLICAS, shared is not None, f"has replicas of stages (such as stage {shared})"),
+            (ScheduleCode.SLICES, self.num_slices > 1, f"splits sequences into {self.num_slices} slices"),
+            (ScheduleCode.UPDATES, updates, "has actions for gradient all-reduces or updates (such as {})"),
+            (ScheduleCode.RECOMPUTE, kept, "has actions that recompute or offload activations (such as {})"),
         ):
             if is_there and code not in known:
-                message = f"{self.title} {what.format(*(updates or kept))}, which {reader} does not know yet;"
+                message = f"{self.title} {what.format(*(updates or kept))}, which {reader} does not support;"
                 raise ScheduleError.of(code, f"{message} it can be drawn, checked and simulated.")
 
     def one_rank_each(self, reader: str) -> tuple[int, ...]:
@@ -208,8 +208,8 @@ class ActionTable(ShownInNotebooks):
         if self.overlaps:
             raise ScheduleError.of(
                 ScheduleCode.OVERLAP,
-                f"{self.title} joins a forward with a backward, {min(self.overlaps)} among others, which {reader} does "
-                "not know; dataclasses.replace(schedule, overlaps=()) runs them one after the other.",
+                f"{self.title} overlaps forwards with backwards (such as {min(self.overlaps)}), which {reader} does "
+                "not support; dataclasses.replace(schedule, overlaps=()) runs them one after the other.",
             )
         return self
 
@@ -266,7 +266,7 @@ class ActionTable(ShownInNotebooks):
 
     @cached_property
     def first_rank_with(self) -> dict[Action, int]:
-        """By action, the first rank that has it."""
+        """The first rank that has each action."""
         return {action: rank for rank in reversed(range(self.num_ranks)) for action in self.actions[rank]}
 
     def home_of(self, action: Action) -> int | None:
@@ -636,9 +636,9 @@ class Program(ActionTable):
 
 
 def read_schedule(path: str | Path, ignore_sharding: bool = False) -> Schedule | Program:
-    """Read a file of text or CSV: a Program where it holds SEND or RECV, otherwise a Schedule.
+    """Read a file of text or CSV: a Program if it holds SEND or RECV, otherwise a Schedule.
 
-    Parameters and errors are those of :meth:`minipipe.Schedule.from_file`.
+    Parameters and errors are as in :meth:`minipipe.Schedule.from_file`.
 
     Examples
     --------
@@ -654,9 +654,9 @@ def read_schedule(path: str | Path, ignore_sharding: bool = False) -> Schedule |
 
 
 def schedule_of_text(text: str, name: str = "text", ignore_sharding: bool = False) -> Schedule | Program:
-    """Read text or CSV: a Program where it holds SEND or RECV, otherwise a Schedule.
+    """Read text or CSV: a Program if it holds SEND or RECV, otherwise a Schedule.
 
-    Parameters and errors are those of :meth:`minipipe.Schedule.from_text`.
+    Parameters and errors are as in :meth:`minipipe.Schedule.from_text`.
 
     Examples
     --------

@@ -67,7 +67,7 @@ def vertical_sync(num_ranks: int, num_microbatches: int) -> Schedule:
     Stage s delays its U until the version is that of the first stage: microbatch k runs with version max(k - p + 1, 0)
     everywhere, and the staleness is min(k, p - 1). Meanwhile it holds the sums of s + 1 updates.
 
-    Parameters and result are those of :func:`pipedream`.
+    Parameters and result are as in :func:`pipedream`.
 
     References
     ----------

@@ -179,7 +179,7 @@ def bitpipe(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> 
     For m a multiple of p, the makespan is m(tF + tB) + (p/2 - 1)(min(tF, tB) + (m/p) abs(tB - tF)), and rank r holds
     3p/2 + 1 + min(r, p - 1 - r) chunks, which are half stages, and the weights of two whole ones.
 
-    Parameters, result and errors are those of :func:`chimera`; ``chunks_per_rank`` is 2, for each direction.
+    Parameters, result and errors are as in :func:`chimera`; ``chunks_per_rank`` is 2, for each direction.
 
     Notes
     -----

@@ -207,7 +207,7 @@ def interleaved_zb(
     largest idle time within a rank's own span is (p - 1)(tF + tI - tW) / v. At its peak, rank r holds (v - 1)g + p - r
     chunks and, for r more, the part that W needs.
 
-    Parameters and result are those of :func:`interleaved_1f1b`.
+    Parameters and result are as in :func:`interleaved_1f1b`.
 
     References
     ----------

@@ -198,8 +198,8 @@ def check_two_chunks(name: str, num_ranks: int, num_microbatches: int, chunks_pe
     >>> check_two_chunks("zb-v", 4, 8, chunks_per_rank=3)
     Traceback (most recent call last):
         ...
-    minipipe.errors.ScheduleError: [parameters] chunks_per_rank is 3; zb-v is V-shaped, with exactly 2 chunks ...
+    minipipe.errors.ScheduleError: [parameters] chunks_per_rank is 3; zb-v is V-shaped and has exactly 2 chunks ...
     """
     check_sizes(num_ranks, num_microbatches, chunks_per_rank)
     if chunks_per_rank != 2:
-        raise misuse(f"chunks_per_rank is {chunks_per_rank}; {name} is V-shaped, with exactly 2 chunks on each rank.")
+        raise misuse(f"chunks_per_rank is {chunks_per_rank}; {name} is V-shaped and has exactly 2 chunks on each rank.")

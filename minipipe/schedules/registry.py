@@ -22,28 +22,28 @@ T = TypeVar("T")
 # By name: the builder, and the trade-off.
 _ENTRIES: dict[str, tuple[Callable[..., Schedule], str]] = {
     "sequential": (sequential, "one rank works, the others wait"),
-    "gpipe": (gpipe, "simplest; holds all microbatches"),
+    "gpipe": (gpipe, "simple; keeps all microbatches"),
     "1f1b": (one_f_one_b, "GPipe's time, much less memory"),
     "eager-1f1b": (eager_1f1b, "more memory, to hide latency"),
     "seq1f1b": (seq1f1b, "1F1B over slices of sequences"),
     "interleaved-1f1b": (interleaved_1f1b, "less bubble; more messages, memory"),
-    "looped-bfs": (looped_bfs, "GPipe over chunks, one by one"),
-    "zb-h1": (zb_h1, "1F1B's memory, less idle: splits B"),
-    "zb-h2": (zb_h2, "no idle inside; <2x 1F1B's memory"),
-    "interleaved-zb": (interleaved_zb, "interleaved, with a split backward"),
-    "zb-v": (zb_v, "no idle inside; 1F1B's memory; a V"),
-    "v-half": (v_half, "half of 1F1B's memory, plus 1; a V"),
-    "v-min": (v_min, "1/3 of 1F1B's memory, plus 1; a V"),
-    "dualpipe-v": (dualpipe_v, "overlaps forward, backward; a V"),
-    "hanayo": (hanayo, "half of Chimera, as a V or as waves"),
-    "chimera": (chimera, "two 1F1B, down and up; 2x weights"),
-    "bitpipe": (bitpipe, "two Vs, down and up; 2x weights"),
-    "dualpipe": (dualpipe, "dualpipe-v, down and up; 2x weights"),
-    "pipedream": (pipedream, "no flushes; stale, p versions"),
-    "vertical-sync": (vertical_sync, "pipedream; 1 version a microbatch"),
-    "2bw": (two_buffered, "no flushes; stale by 1, 2 versions"),
-    "paci": (paci, "no flushes; 1 version, which drifts"),
-    "forward-only": (forward_only, "predicts only; keeps nothing"),
+    "looped-bfs": (looped_bfs, "GPipe, one chunk after the other"),
+    "zb-h1": (zb_h1, "1F1B's memory, less idle; splits B"),
+    "zb-h2": (zb_h2, "no pauses; <2x 1F1B's memory"),
+    "interleaved-zb": (interleaved_zb, "interleaved-1f1b that splits B"),
+    "zb-v": (zb_v, "1F1B's memory, no pauses; V"),
+    "v-half": (v_half, "1/2 of 1F1B's memory, plus 1; V"),
+    "v-min": (v_min, "1/3 of 1F1B's memory, plus 1; V"),
+    "dualpipe-v": (dualpipe_v, "overlaps forward and backward; V"),
+    "hanayo": (hanayo, "Chimera with one copy of weights"),
+    "chimera": (chimera, "1F1B down and up; 2x weights"),
+    "bitpipe": (bitpipe, "a V down and a V up; 2x weights"),
+    "dualpipe": (dualpipe, "dualpipe-v down and up; 2x weights"),
+    "pipedream": (pipedream, "no flush; stale, p versions"),
+    "vertical-sync": (vertical_sync, "no flush; 1 version per microbatch"),
+    "2bw": (two_buffered, "no flush; stale by 1, 2 versions"),
+    "paci": (paci, "no flush; 1 version, which drifts"),
+    "forward-only": (forward_only, "prediction only; keeps nothing"),
 }
 
 # The default is the same for any number of ranks, because results depend on it: dropout draws for each microbatch.
@@ -111,8 +111,7 @@ def build(
     for option in options:
         if option not in _parameters(builder):
             able = [other for other in REGISTRY if option in _parameters(REGISTRY[other])]
-            others = f"{', '.join(able)} take{'s' * (len(able) == 1)} one"
-            raise misuse(f"{name} takes no {option}; leave it out. {others}.")
+            raise misuse(f"{name} takes no {option}; leave it out. Schedules that take it: {', '.join(able)}.")
     with collector_paused():
         return builder(num_ranks, NUM_MICROBATCHES if num_microbatches is None else num_microbatches, **options)
 
@@ -156,12 +155,12 @@ def expected_names(given: object) -> str:
     Examples
     --------
     >>> expected_names("1F1B ")[:20]
-    'did you mean 1f1b? e'
+    'did you mean 1f1b? E'
     """
     from minipipe.hints import schedule_like  # takes longer to import than a schedule to build
 
     near = schedule_like(given, REGISTRY) if isinstance(given, str) else None
-    return f"{f'did you mean {near}? ' if near else ''}expected one of {', '.join(REGISTRY)}"
+    return f"{f'did you mean {near}? E' if near else 'e'}xpected one of {', '.join(REGISTRY)}"
 
 
 def default_of(builder: Callable[..., Schedule], option: str) -> int:

@@ -94,9 +94,7 @@ def _rows_of_text(text: str) -> Iterator[_Row]:
         if not content:
             continue
         if "," in content:
-            raise ScheduleError.of(
-                ScheduleCode.SYNTAX, f"Line {number} has commas; if this is CSV, read it with Schedule.from_csv."
-            )
+            raise ScheduleError.of(ScheduleCode.SYNTAX, f"Line {number} has commas. Read CSV with Schedule.from_csv.")
         if content[:4].lower() == "rank" and not label:
             raise ScheduleError.of(
                 ScheduleCode.SYNTAX, f"Line {number} begins with {quoted(content[:12])}; expected 'rank {rank}:'."
@@ -117,7 +115,7 @@ def _rows_of_csv(text: str) -> Iterator[_Row]:
     try:
         yield from io.parse_csv(text)
     except ArgumentError as error:
-        raise ScheduleError.of(ScheduleCode.SYNTAX, f"Of the text, {error.message}.") from None
+        raise ScheduleError.of(ScheduleCode.SYNTAX, f"The text cannot be parsed: {error.message}.") from None
 
 
 _READERS = {"text": _read_text, "csv": _read_csv}
@@ -138,7 +136,7 @@ def _from_rows(
     total = sum(map(len, actions))
     if not total:
         raise ScheduleError.of(
-            ScheduleCode.EMPTY, "There is no action in the text. Expected one line per rank, with cells such as 0F0."
+            ScheduleCode.EMPTY, "The text has no action. Expected one line per rank, with cells such as 0F0."
         )
     largest = max(chain.from_iterable(actions), key=itemgetter(2))
     if largest.microbatch >= total:
@@ -184,7 +182,7 @@ def _rows_in(read: Callable[[], Iterator[_Row]], ignore_sharding: bool = False) 
 
 
 def _num_slices(read: Callable[[], Iterator[_Row]]) -> int:
-    """Return the number of slices of a sequence, as the largest one says; 0 where the first cell names none."""
+    """Return the number of slices of a sequence, as the largest one says; 0 if the first cell names none."""
     first = next((cell for _, cells in read() for cell in cells if cell.strip()), "")
     if not _SLICE.search(first):
         return 0

@@ -1,4 +1,8 @@
-"""Other schedules made of one: with other stages, split backwards, frozen stages, copies, or less memory."""
+"""Other schedules made of one: with other stages, split backwards, frozen stages, copies, or less memory.
+
+Frozen stages are left out of the table instead of being skipped at run time. Empty messages
+would still order the ranks, and predicted times and memory would never be measured.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +86,9 @@ def first_stages(schedule: Schedule, num_stages: int) -> Schedule:
     """
     check_table(schedule, Schedule)
     if not 1 <= num_stages <= schedule.num_stages:
-        raise misuse(f"num_stages is {num_stages}; {schedule.title} has {schedule.num_stages}, so expected 1 to that.")
+        raise misuse(
+            f"num_stages is {num_stages}; expected 1 to {schedule.num_stages}, the stages of {schedule.title}."
+        )
     rows = tuple(tuple(action for action in row if action.stage < num_stages) for row in schedule.actions)
     overlaps = frozenset(a for a, b in schedule.joined.items() if max(a.stage, b.stage) < num_stages)
     placement, frozen = schedule.placement[:num_stages], schedule.frozen & {*range(num_stages)}

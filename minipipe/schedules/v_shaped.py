@@ -86,7 +86,7 @@ def dualpipe_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2, 
     as one: not where the last rank begins with these pairs, as its backward would have to wait. A pair gains time only
     if it is shorter than its actions (``Costs.overlap``); otherwise its values come later: 6m + 2(p - 1) at unit costs.
 
-    For fewer than 2p microbatches, the schedule of 2p is cut. Parameters, result and errors are those of :func:`zb_v`.
+    For fewer than 2p microbatches, the schedule of 2p is cut. Parameters, result and errors are as in :func:`zb_v`.
 
     References
     ----------
@@ -140,7 +140,7 @@ def v_half(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> S
     If activations keep their full size until W, and m >= p, each rank holds up to 2 ((p + 2) // 2) chunks: as much as
     (p + 2) // 2 undivided stages.
 
-    Parameters, result and errors are those of :func:`zb_v`, but any number of microbatches will do.
+    Parameters, result and errors are as in :func:`zb_v`, but any number of microbatches will do.
 
     References
     ----------
@@ -170,7 +170,7 @@ def v_min(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Sc
     If activations keep their full size until W, and m >= p, each rank holds up to 2 ((p + 4) // 3) chunks: as much as
     (p + 4) // 3 undivided stages.
 
-    Parameters, result and errors are those of :func:`zb_v`, but any number of microbatches will do.
+    Parameters, result and errors are as in :func:`zb_v`, but any number of microbatches will do.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""What a model costs, layer by layer, and which cut, schedule and number of microbatches suit it."""
+"""Measured costs of a model, layer by layer, and the partition, schedule and microbatches that suit it."""
 
 from minipipe._lazy import names_on_demand
 

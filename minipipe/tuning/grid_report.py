@@ -40,7 +40,7 @@ _LESS = 0.95  # of the winner's memory: from here on another grid is worth its t
 
 
 class Figures(NamedTuple):
-    """What a step of a grid takes, measured or simulated.
+    """The time of a step of a device mesh, measured or simulated.
 
     Attributes
     ----------
@@ -72,7 +72,7 @@ def most(row: Mapping[str, Any], kinds: Sequence[str], whose: str) -> int:
 
 @dataclass(frozen=True)
 class GridReport:
-    """The grids of a task, measured and simulated. It prints as tables and sentences.
+    """The device meshes of a task, measured and simulated. It prints as tables and sentences.
 
     Attributes
     ----------
@@ -84,7 +84,7 @@ class GridReport:
     where : str
         On which ranks they ran.
     hosts : int, optional
-        On so many hosts the ranks are simulated, too.
+        Number of hosts of an additional simulation.
     link : Link
         Between these.
     shares_cores : bool
@@ -108,7 +108,7 @@ class GridReport:
 
     @cached_property
     def measured(self) -> list[Figures]:
-        """What the steps of each grid took: medians."""
+        """The median time of a step, by device mesh."""
         return [Figures(row["grid"], median(row["seconds"]), row["bubble"], row["update_seconds"]) for row in self.rows]
 
     @cached_property
@@ -131,7 +131,7 @@ class GridReport:
 
     @cached_property
     def differing(self) -> list[str]:
-        """The grids whose losses differ from those of the first one by more than rounding."""
+        """The meshes whose losses differ from the first one by more than rounding."""
         first, close = self.rows[0]["losses"], CLOSE[self.task.dtype]
         return [
             row["grid"]
@@ -144,9 +144,11 @@ class GridReport:
         """Which grid is the fastest, why, and what would change that."""
         if self.differing:
             names = ", ".join(self.differing)
-            return [f"The losses of {names} are not those of {self.rows[0]['grid']}: something is wrong in them."]
+            return [
+                f"Error: the losses of {names} differ from the losses of {self.rows[0]['grid']} by more than rounding."
+            ]
         if self.are_threads:
-            return ["Thread ranks share one interpreter: which grid is the fastest, only processes under MPI can say."]
+            return ["Thread ranks share one interpreter, so their times do not show the fastest mesh; run under MPI."]
         found = [*self._reasons(self.measured, "measured"), self._spread()]
         found += (
             self._reasons(self.on_hosts, f"simulated on {counted(self.hosts or 1, 'host')}") if self.on_hosts else ()
@@ -156,25 +158,25 @@ class GridReport:
     def _reasons(self, figures: Sequence[Figures], how: str) -> Iterator[str]:
         """Yield the fastest, and about each other one the part of its step that takes longer by most."""
         best, *others = ranked(figures)
-        yield f"{best.grid} is the fastest here, {how}: {1e3 * best.seconds:.4g} ms a step."
+        yield f"{best.grid} is the fastest ({how}): {1e3 * best.seconds:.4g} ms per step."
         for other in others:
             cause = max(best.parts, key=lambda name: other.parts[name] - best.parts[name])
             of_other, of_best = (f"{1e3 * each.parts[cause]:.4g} ms" for each in (other, best))
             words = {
-                "actions": f"its actions take {of_other} of a rank, those of {best.grid} {of_best}",
-                "idle": f"its ranks are idle for {of_other} of it, those of {best.grid} for {of_best}",
-                "optimiser": f"its optimiser takes {of_other}, that of {best.grid} {of_best}",
+                "actions": f"its actions take {of_other} per rank instead of {of_best}",
+                "idle": f"its ranks are idle for {of_other} instead of {of_best}",
+                "optimiser": f"its optimiser takes {of_other} instead of {of_best}",
             }[cause]
             within = [most(self._by_name[each.grid], _WITHIN_ACTIONS, "sent") for each in (other, best)]
             if cause == "actions" and within[0] > within[1]:
-                words += f"; within them a rank sends {_size(within[0])}, there {_size(within[1])}"
+                words += f", which include sending {_size(within[0])} instead of {_size(within[1])}"
             yield f"{other.grid} takes {other.seconds / best.seconds:.2f} times as long: {words}."
 
     def _spread(self) -> str:
         """Return by how much the steps of one grid differed: a smaller difference between two grids means nothing."""
         spreads = [(max(row["seconds"]) - min(row["seconds"])) / median(row["seconds"]) for row in self.rows]
-        differed = f"The slowest and the fastest step of one grid differed by {median(spreads):.0%}"
-        return f"{differed}: smaller differences between grids mean nothing."
+        differed = f"The slowest and the fastest step of one mesh differ by {median(spreads):.0%} (median)"
+        return f"{differed}; smaller differences between meshes are noise."
 
     def _changes(self) -> Iterator[str]:
         """Yield what would make another grid the choice: less memory, and slower links between two hosts."""
@@ -182,8 +184,8 @@ class GridReport:
         needs, *less = (most(self._by_name[each.grid], MEMORY, "memory") for each in (best, *others))
         for other, needed in zip(others, less):
             if needed < _LESS * needs:
-                times = f"{other.seconds / best.seconds:.2f} times as long a step"
-                yield f"With less than {_size(needs)} for a rank: {other.grid}, for {_size(needed)} and {times}."
+                times = f"{other.seconds / best.seconds:.2f} times the time"
+                yield f"If a rank has less than {_size(needs)}: {other.grid} needs {_size(needed)} and {times}."
                 break
         hosts = max(2, self.hosts or 2)
         if len(self.rows[0]["ranks"]) % hosts or not others:
@@ -192,9 +194,9 @@ class GridReport:
         for bandwidth in _BANDWIDTHS:
             first.setdefault(ranked(self._over(hosts, self.link._replace(bandwidth=bandwidth)))[0].grid, bandwidth)
         (fastest, _), *later = first.items()
-        slower = [f"{grid} from {bandwidth:.0e} down" for grid, bandwidth in later] or ["and so with slower ones"]
-        where = f"On {counted(hosts, 'host')}, simulated, with links of {_BANDWIDTHS[0]:.0e} bytes a second"
-        yield f"{where} {fastest} is the fastest; {'; '.join(slower)}."
+        slower = [f"{grid} from {bandwidth:.0e} down" for grid, bandwidth in later] or ["also with slower links"]
+        where = f"Simulated on {counted(hosts, 'host')} with links of {_BANDWIDTHS[0]:.0e} bytes per second"
+        yield f"{where}, {fastest} is the fastest; {'; '.join(slower)}."
 
     # -- as text, and as data -------------------------------------------------------------------------------------
 
@@ -209,15 +211,17 @@ class GridReport:
 
     @property
     def notes(self) -> list[str]:
-        """What to know about the figures."""
+        """Notes about the figures."""
         found = [f"left out: {name}: {reason}." for name, reason in self.left_out.items()]
         if self.hosts:
-            link = f"{self.link.latency:g} s and {self.link.bandwidth:g} bytes a second"
-            found.append(f"on hosts: {counted(self.hosts, 'host')}, a core for each rank, between hosts {link}.")
+            link = f"latency {self.link.latency:g} s, {self.link.bandwidth:g} bytes per second"
+            found.append(f"on hosts: {counted(self.hosts, 'host')}, one core per rank, links between hosts: {link}.")
         if self.shares_cores:
-            found.append("Ranks share cores: actions took longer where fewer ranks were idle; on hosts they would not.")
+            found.append("The ranks share cores, so an action takes longer while other ranks compute.")
         if any(row["tensor"] > 1 or row["fully_sharded"] for row in self.rows):
-            found.append("Divided and fully sharded layers are not replayed, see Pipeline: they take longer in Python.")
+            found.append(
+                "Tensor-parallel and fully sharded layers are not replayed (see Pipeline): they are slower in Python."
+            )
         return found
 
     def __str__(self) -> str:
@@ -263,7 +267,7 @@ class GridReport:
                 for rank in fullest
             ]
         notes = [self.sentences[0], *islice(self._reasons(self.on_hosts, simulated), 1 if self.hosts else 0)]
-        names, marks = [row["grid"] for row in self.rows], "simulated, or promised by theory"
+        names, marks = [row["grid"] for row in self.rows], "simulated, or predicted by theory"
         return draw_bars(names, columns, _LOOKS, marks=marks, title=self.title, notes=notes)
 
     @property

@@ -131,7 +131,7 @@ class LayerProfile(NamedTuple):
 
 
 class LayerCosts(NamedTuple):
-    """The costs of one microbatch in one layer, as if it were a stage. The names are those of :class:`minipipe.Costs`.
+    """The costs of one microbatch in one layer, as if it were a stage. The names are as in :class:`minipipe.Costs`.
 
     Attributes
     ----------
@@ -322,7 +322,7 @@ class MeasuredLayers(Sequence[LayerCosts]):
     ) -> list[range]:
         """Return the partition that minimises the largest sum of costs on any rank.
 
-        Parameters are those of :func:`minipipe.balance`, which measures first.
+        Parameters are as in :func:`minipipe.balance`, which measures first.
 
         Raises
         ------

@@ -393,7 +393,7 @@ def batch_of(sample: Any, option: str) -> Sequence[Any]:
         Code ``value``: it is no pair.
     """
     if not isinstance(sample, tuple | list) or len(sample) != 2:
-        raise ArgumentError("value", f"{option} needs a batch to measure: sample=(inputs, targets).")
+        raise ArgumentError("value", f"{option} needs a batch to measure: pass sample=(inputs, targets).")
     return sample
 
 

@@ -163,7 +163,7 @@ def chosen(
     """
     for name, given in (("layer_costs", layer_costs), ("gradient_blocks", gradient_blocks)):
         if given is not None:
-            message = f'schedule="auto" measures layers and chooses replicas; expected no {name} beside it.'
+            message = f'schedule="auto" measures layers and chooses replicas; leave {name} out.'
             raise ArgumentError("value", message)
     inputs, targets = batch_of((None, None) if sample is None else sample, _CALL)
     limit = inf if memory_limit is None else memory_size(memory_limit)
@@ -172,7 +172,7 @@ def chosen(
     question = Question(model, inputs, targets, others, optimiser, limit, *asked, replicas=replicas)
     announce = teller(group, progress is not False)  # even without a terminal: it takes a minute
     time = RACE_SECONDS + advising.SECONDS
-    announce(f'schedule="auto" measures and races choices on the ranks: about {time:.2g} s, more for a large model')
+    announce(f'schedule="auto" measures choices on the ranks: about {time:.2g} s, more for a large model')
     advice = advice_on_ranks(question, group, make, "the ranks of this job", tell=teller(group, progress))
     (choice,) = choices_of_rank_0(group, None if advice is None else [advice.best])
     own = None if advice is None else AdviceReport.of(advice)._asdict()
@@ -222,12 +222,12 @@ def advice_on_ranks(
     tell(f"measuring messages between {counted(group.size, 'rank')}")
     messages, advice = measure_messages(group, where), None
     if group.rank == 0:
-        tell("measuring layers on rank 0, in microbatches of several sizes; then weighing all choices")
+        tell("measuring layers on rank 0 with several microbatch sizes, then simulating all choices")
         advice = weigh(question, group.size, measure(question, group.size, messages, group.local_rank))
     if question.options.get("loss") is None or seconds == 0:
         return advice
     field, num_kept = ([], 0) if advice is None else field_of(advice)
-    tell(f"racing the best {counted(len(field), 'choice')}, for {seconds:g} s")
+    tell(f"running the best {counted(len(field), 'choice')} in turns, for {seconds:g} s")
     options = choices_of_rank_0(group, None if advice is None else field)
     times = race.run(options, seconds, range(num_kept), tell, [described(choice.candidate) for choice in field])
     if advice is None:
@@ -286,7 +286,7 @@ class Race:
     def __init__(self, question: Question, group: ProcessGroup, make: MakePipeline) -> None:
         inputs, targets = (_shared(group, given) for given in (question.inputs, question.targets))
         if inputs is None:
-            message = 'schedule="auto" needs a batch to measure: sample=(inputs, targets), on one rank at least.'
+            message = 'schedule="auto" needs a batch to measure: pass sample=(inputs, targets), on at least one rank.'
             raise ArgumentError("value", message)
         self.question, self.group = replace(question, inputs=inputs, targets=targets), group
         self._make, self._last_parameters = make, list[ref[Parameter]]()
@@ -345,7 +345,9 @@ class Race:
             num_turns = sum(map(len, times.values())) // _STEPS
             if names and num_turns >= 8 and num_turns.bit_count() == 1:
                 lead = max(times, key=lambda each: (len(times[each]), -median(times[each])))
-                tell(f"after {num_turns} turns {names[lead]} leads, measured {1e3 * median(times[lead]):.3f} ms a step")
+                tell(
+                    f"after {num_turns} turns {names[lead]} leads, measured {1e3 * median(times[lead]):.3f} ms per step"
+                )
 
     def _pipeline(self, choice: Mapping[str, Any]) -> Any:
         """Make a pipeline for a choice, after the memory of the previous one is free."""

@@ -46,7 +46,7 @@ _BUSY = 0.05  # the share of waiting for a core from which it is reported
 
 
 class Advice:
-    """Choices for a model, weighed, and the best of them. It prints as a table and is never changed.
+    """Simulated choices for a model, and the best of them. It prints as a table, and is immutable.
 
     :func:`minipipe.advise` makes it.
 
@@ -60,7 +60,7 @@ class Advice:
         The program's own choice.
     measured : CostModel
     memory_limit : float
-        Bytes of each rank; infinite where there is none.
+        Bytes of each rank; infinite without a limit.
 
     Raises
     ------
@@ -97,7 +97,7 @@ class Advice:
         """Why the best is the best: sentences about rows of the table, each true of the figures there."""
         found, own = [each.text for each in self._reasons], self.own
         if own is not None and own.measured is not None and self.best.measured is not None:
-            found += ["Yours ran as fast: keep it."] if own.measured <= self.best.measured else []
+            found += ["Your own choice is as fast; keep it."] if own.measured <= self.best.measured else []
         return " ".join(found)
 
     @property
@@ -105,7 +105,7 @@ class Advice:
         """The best choice in a line, with its figures as predicted and as measured."""
         best = self.best
         ran = "" if best.measured is None else f", measured {1e3 * best.measured:.3f} ms"
-        return f"{described(best.candidate)}: predicted {1e3 * best.time:.3f} ms a step{ran}."
+        return f"{described(best.candidate)}: predicted {1e3 * best.time:.3f} ms per step{ran}."
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a plain dictionary for each choice: for csv, JSON or a data frame. Times are in seconds.
@@ -123,7 +123,7 @@ class Advice:
         return [choice.row() for choice in self.choices]
 
     def __repr__(self) -> str:
-        return f"<Advice: {counted(len(self.choices), 'choice')}, predicted {1e3 * self.best.time:.3g} ms a step>"
+        return f"<Advice: {counted(len(self.choices), 'choice')}, predicted {1e3 * self.best.time:.3g} ms per step>"
 
     def __str__(self) -> str:
         width = terminal_width()
@@ -172,19 +172,21 @@ class Advice:
         """Return the costs of messages, how many choices ran, and how noisy the machine was."""
         messages, cores, best = self.measured.messages, self.measured.messages.cores, self.best
         speed = "" if messages.bandwidth == inf else f" and {messages.bandwidth / 1e9:.2g} GB/s"
-        shared = "" if cores is None else f"; the ranks share {counted(float(f'{cores:.3g}'), 'core')}, as fitted"
+        shared = "" if cores is None else f"; the ranks share about {counted(float(f'{cores:.3g}'), 'core')} (fitted)"
         said = [f"A message takes {1e6 * messages.latency:.3g} µs{speed} ({messages.measured_on}){shared}."]
         if self._num_run:
             said.append(f"{self._num_run} of {counted(len(self.choices), 'choice')} ran in turns.")
         if best.measured is not None:
             said.append(
-                f"Half of the best one's {counted(best.num_steps, 'step')} differed by up to {100 * best.spread:.1f} %."
+                f"Half of the {counted(best.num_steps, 'step')} of the best differ by up to {100 * best.spread:.1f} %."
             )
         if self.measured.waited > _BUSY:
-            share = f"{100 * self.measured.waited:.0f} % of the time that they wanted a core"
-            said.append(f"The machine was busy: the layers were measured without a core for {share}.")
-        why = "since layers are measured without slices, and only schedules of one update a batch are compared"
-        said.append(f"Not weighed, {why}: {', '.join(names_left_out())}.")
+            waited = f"{100 * self.measured.waited:.0f} %"
+            said.append(
+                f"The machine was busy: during {waited} of the layer measurements, other programs had the core."
+            )
+        why = "they slice sequences, or update the weights more than once per batch"
+        said.append(f"Not considered, because {why}: {', '.join(names_left_out())}.")
         return " ".join(said)
 
 
@@ -253,7 +255,7 @@ def _another(best: Choice, allowed: Sequence[Choice]) -> Iterator[Reason]:
     others.sort(key=lambda choice: _named(choice) != ("1f1b", 1))
     for other in others[:1]:
         if best.program == other.program:
-            yield Reason(f"{best.candidate.schedule} and {other.candidate.schedule} run the same here.", other)
+            yield Reason(f"{best.candidate.schedule} and {other.candidate.schedule} are the same program here.", other)
     for other in [choice for choice in others if choice.program != best.program][:1]:
         yield Reason(f"{compared(best, other)}.", other)
         spent = _spent(best, other)
@@ -279,12 +281,12 @@ def compared(best: Choice, other: Choice) -> str:
     verb = ("was measured", "were measured") if both_ran else ("is predicted", "are predicted")
     if less < _EQUAL:
         within = f"{-(-1000 * less // 1) / 10:.1f} %"  # rounded up
-        return f"{name} and {beside} {verb[1]} to take equally long, within {within}"
+        return f"{name} and {beside} {verb[1]} to take the same time, within {within}"
     text = f"{name} {verb[0]} to take {100 * less:.1f} % less than {beside}"
     if first is not best and not (both_ran and first.num_steps >= best.num_steps):
-        text += f", in {counted(first.num_steps, 'step')} of {best.num_steps}" if both_ran else ", but did not run"
+        text += f", in {counted(first.num_steps, 'step')} of {best.num_steps}" if both_ran else ", but was not run"
     if both_ran and less < best.spread:
-        text += f", while the steps of {best.candidate.schedule} differed by {100 * best.spread:.1f} %"
+        text += f"; the steps of {best.candidate.schedule} alone differ by {100 * best.spread:.1f} %"
     return text
 
 
@@ -313,7 +315,7 @@ def _spent(best: Choice, other: Choice) -> str:
     own, others = (f"{1e3 * each[words]:.3f}" for each in spent)
     if best.time >= other.time or float(own) >= float(others):
         return ""
-    return f"Predicted: of a step, a rank spends {own} ms instead of {others} ms {words}, on average."
+    return f"Predicted: in each step, a rank spends {own} ms instead of {others} ms {words}, on average."
 
 
 def _about_microbatches(best: Choice, allowed: Sequence[Choice], cost_model: CostModel) -> Iterator[Reason]:
@@ -328,7 +330,7 @@ def _about_microbatches(best: Choice, allowed: Sequence[Choice], cost_model: Cos
         share = sum(cost_model.layers[2 * count].times) / sum(cost_model.layers[count].times)
         sizes = cost_model.samples_of(2 * count), cost_model.samples_of(count)
         takes = "sample takes" if sizes[0] == 1 else "samples take"
-        alone = f"alone, {sizes[0]} {takes} {share:.2f} of the time of {sizes[1]}, as measured"
+        alone = f"measured alone, {sizes[0]} {takes} {share:.2f} of the time of {sizes[1]}"
         yield Reason(f"{compared(best, other)}: {alone}.", other)
 
 
@@ -337,8 +339,8 @@ def _limit(best: Choice, choices: Sequence[Choice]) -> Iterator[Reason]:
     beyond = [choice for choice in choices if not choice.is_within_limit]
     for fastest in sorted(beyond, key=lambda choice: choice.time)[:1]:
         if fastest.time < best.time:
-            needs = f"needs {format_memory(max(fastest.memory), 'bytes')} on a rank, beyond the limit"
-            yield Reason(f"Predicted: {described(fastest.candidate)}, is faster, and {needs}.", fastest)
+            needs = f"needs {format_memory(max(fastest.memory), 'bytes')} on a rank, above the limit"
+            yield Reason(f"Predicted: {described(fastest.candidate)}, is faster, but {needs}.", fastest)
 
 
 # -- on every rank ----------------------------------------------------------------------------------------------------

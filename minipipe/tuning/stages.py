@@ -268,7 +268,7 @@ MakeExecutor = Callable[[Program], Executor]
 
 
 class MemoryPerMicrobatch(NamedTuple):
-    """The bytes that one microbatch holds, by stage; the names are those of :class:`minipipe.Costs`.
+    """The bytes that one microbatch holds, by stage; the names are as in :class:`minipipe.Costs`.
 
     Attributes
     ----------
@@ -332,7 +332,7 @@ def measure_costs(
 ) -> Costs:
     """Run a batch several times, with each backward in halves; return the costs that were measured.
 
-    Collective; leaves no gradients, and changes no parameter. Parameters are those of :func:`measure_memory`, with
+    Collective; leaves no gradients, and changes no parameter. Parameters are as in :func:`measure_memory`, with
     a plan; the number of steps after two that are not measured, in which stages capture their halves of a backward; the
     sums over replicas; and whether rank 0 warns where other programs had the cores.
 

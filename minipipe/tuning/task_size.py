@@ -1,4 +1,4 @@
-"""What a comparison of grids needs, before it runs: a lower bound of its memory, and about how long it takes."""
+"""Needs of a comparison of grids, before it runs: a lower bound of its memory, and its approximate time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank of a grid sends in a step: counted while it runs, and promised by its program and the sizes of layers."""
+"""Bytes that a rank of a grid sends in a step: counted in a run, and computed from the program and the layer sizes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Traffic:
 
 
 class Sizes(NamedTuple):
-    """What the stages of a plan send, in bytes.
+    """The bytes that the stages of a plan send.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What to weigh, as data; and the predicted time, idle time and memory of each candidate. Nothing is timed here.
+"""The candidates, as data, and the predicted time, idle time and memory of each candidate. Nothing is timed here.
 
 No time of a layer is interpolated: each number of microbatches that is weighed is measured. A batch is measured in
 microbatches of 1, 1/2, 1/4 … of it, one of each size, which takes little longer than the whole batch.
@@ -125,9 +125,9 @@ class Question:
     optimiser : function, optional
         ``parameters -> Optimiser``, for its state.
     memory_limit : float
-        Bytes of each rank; infinite where there is no limit.
+        Bytes of each rank; infinite if there is no limit.
     num_microbatches, chunks_per_rank, partition, recompute, replicas
-        Only choices with these. None where all are weighed. The microbatches are those of all replicas.
+        Only choices with these. None if all are weighed. The microbatches are those of all replicas.
     own : mapping, optional
         Options of a pipeline: the program's own choice, to be weighed beside the others.
     """
@@ -603,7 +603,7 @@ def best_of(choices: Iterable[Choice], memory_limit: float) -> Choice:
         ScheduleCode.MEMORY,
         f"No choice needs at most {format_memory(memory_limit, 'bytes')} on every rank. The least is "
         f"{format_memory(max(least.memory), 'bytes')}, as predicted, on rank {least.memory.index(max(least.memory))}: "
-        f"{described(least.candidate)}. Raise the limit, or take more ranks, smaller batches or a smaller model.",
+        f"{described(least.candidate)}. Raise the limit, or use more ranks, smaller batches or a smaller model.",
     )
 
 
@@ -623,11 +623,11 @@ def described(candidate: Candidate) -> str:
     Examples
     --------
     >>> described(Candidate("zb-v", 8, 2, recompute=True))
-    'zb-v, 8 microbatches, recomputed, cut by time'
+    'zb-v, 8 microbatches, recomputed, partitioned by time'
     >>> described(Candidate("1f1b", 8, replicas=2))
-    '1f1b, 2 replicas, 8 microbatches, cut by time'
+    '1f1b, 2 replicas, 8 microbatches, partitioned by time'
     """
     count, copies = candidate.num_microbatches, f", {candidate.replicas} replicas" * (candidate.replicas > 1)
     again = ", recomputed" * candidate.recompute
-    cut = "cut as given" if candidate.cut == "given" else f"cut by {candidate.cut}"
+    cut = "given partition" if candidate.cut == "given" else f"partitioned by {candidate.cut}"
     return f"{candidate.schedule}{copies}, {counted(count, 'microbatch')}{again}, {cut}"

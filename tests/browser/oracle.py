@@ -73,7 +73,7 @@ def row_of(timeline, rank, time):
     idle = [idle for idle in timeline.idle[rank] if idle.start <= time < idle.end]
     waiting = describe_wait(idle[0]) if idle else "has finished"
     holds = held(timeline, rank, time)
-    joined = f", joined with {running[0]}" if len(running) > 1 else ""
+    joined = f", overlapped with {running[0]}" if len(running) > 1 else ""
     return {
         "doing": describe_action(running[-1]) + joined if running else waiting,
         "cause": str(idle[0].cause) if idle else "",
@@ -89,7 +89,7 @@ def how_far(timeline, idle, time):
         for action, start, end in row:
             if action == idle.awaited:
                 if time < start:
-                    return f"rank {idle.source} has not come to it yet"
+                    return f"rank {idle.source} has not reached it yet"
                 return f"rank {idle.source} is running it" if time < end else "its message is on the way"
     return ""
 

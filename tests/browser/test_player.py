@@ -37,7 +37,7 @@ def test_a_long_run_is_timed_in_full_digits(open_page):
 def test_what_is_between_two_actions_blames_nobody_in_a_prediction(open_page):
     page = open_page(draw_html(simulate(schedules.gpipe(2, 2), Costs(overhead=0.5))))
     (shown,) = page.evaluate(SHOW, [1.25])
-    assert shown[0]["rows"][0]["doing"].startswith("between two actions (overhead: bookkeeping or, where measured, ")
+    assert shown[0]["rows"][0]["doing"].startswith("between two actions (overhead: bookkeeping or, if measured, ")
 
 
 def test_microbatches_that_follow_each_other_are_listed_as_one(open_page):

@@ -57,14 +57,14 @@ def test_so_it_does_with_more(task, num_ranks, left_out):
 def test_without_mpi_thread_ranks_run_and_it_says_what_their_times_are_worth(ask, monkeypatch):
     monkeypatch.setattr("minipipe.cli.compare.launcher_of_ranks", lambda: None)
     status, out, err = ask(*ASKED)
-    assert status == 0 and is_progress(err) and "2 thread ranks" in out.splitlines()[0] and "fastest here" not in out
-    assert out.endswith("which grid is the fastest, only processes under MPI can say.\n")
+    assert status == 0 and is_progress(err) and "2 thread ranks" in out.splitlines()[0] and "is the fastest" not in out
+    assert out.endswith("so their times do not show the fastest mesh; run under MPI.\n")
 
 
 def test_ranks_of_a_job_start_no_others(ask, monkeypatch):
     monkeypatch.setenv("PMI_SIZE", "2")
     status, _, err = ask(*ASKED)
-    assert status == 2 and "run it without mpirun, with --ranks 2" in err
+    assert status == 2 and "run it without mpirun, as minipipe compare --ranks 2" in err
 
 
 def test_it_prints_tables_and_then_the_reasons(ask, measured):
@@ -72,7 +72,7 @@ def test_it_prints_tables_and_then_the_reasons(ask, measured):
     assert status == 0 and is_progress(err)
     tables = out.split("\n\n")
     assert [table.split()[0] for table in tables[1:4]] == ["grid", "sent", "held"]
-    assert "is the fastest here, measured: " in tables[-1] and "simulated on 2 hosts" in tables[-1]
+    assert "is the fastest (measured): " in tables[-1] and "simulated on 2 hosts" in tables[-1]
 
 
 def test_each_format_has_the_same_rows(ask, measured, tmp_path):
@@ -91,14 +91,14 @@ def test_a_loss_that_differs_is_the_answer_no(ask, monkeypatch, measured):
     wrong = [{**row, "losses": [1.0 + number, 1.0]} for number, row in enumerate(tiny())]
     monkeypatch.setattr("minipipe.cli.compare.answer_of_ranks", lambda *_: wrong)
     status, out, _ = ask(*ASKED)
-    assert status == 1 and "The losses of fully sharded 2, tensor 2, pipeline 2 are not those of data 2" in out
+    assert status == 1 and "the losses of fully sharded 2, tensor 2, pipeline 2 differ from the losses of data 2" in out
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--ranks", "0"], "--ranks is 0; expected a whole number, 1 to 4096."),
-        (["--ranks", "7"], "No grid of 7 ranks fits this model. data 7: microbatches are 16, not a multiple of 7; ful"),
+        (["--ranks", "7"], "No mesh of 7 ranks fits this model. data 7: microbatches are 16, not a multiple of 7; ful"),
         (["--heads", "3"], "--heads is 3; expected a divisor of --width, 128."),
         (["--microbatches", "5"], "--microbatches is 5; expected a divisor of --batch, 32."),
         (["--layers", "-1"], "--layers is -1; expected a whole number, 1 to 1000000000."),
@@ -106,8 +106,8 @@ def test_a_loss_that_differs_is_the_answer_no(ask, monkeypatch, measured):
         (["--hosts", "3"], "--hosts is 3; expected a divisor of the 4 ranks."),
         (["--links", "fast"], "--links is 'fast'; expected seconds and bytes a second, such as 5e-5,1.25e9."),
         (["--links", "0,0"], "--links is '0,0'; expected seconds"),
-        (["--layers", "1000000000"], "the grids of 4 ranks hold at least 37581 TiB, and this machine has "),
-        (["--ranks", "4096", "--batch", "4096", "--microbatches", "4096"], "the grids of 4096 ranks hold at least "),
+        (["--layers", "1000000000"], "the meshes of 4 ranks need at least 37581 TiB, and this machine has "),
+        (["--ranks", "4096", "--batch", "4096", "--microbatches", "4096"], "the meshes of 4096 ranks need at least "),
         (["--length", "1000000000"], ", and this machine has "),
         (["--symbols", "1000000000"], ", and this machine has "),
         (["--batch", "1000000000"], ", and this machine has "),

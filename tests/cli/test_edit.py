@@ -139,7 +139,7 @@ def test_the_command_saves_the_file_that_it_names_and_ends_at_ctrl_c(tmp_path):
 def test_a_file_is_edited_in_place_and_an_earlier_file_is_not_lost(ask, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(edit.Page, "serve_forever", lambda page: page.editor.answer({"do": "save"}))
-    assert ask("edit", "gpipe", "--ranks", 2, "--microbatches", 2)[1].startswith("Edit it at http://127.0.0.1:")
+    assert ask("edit", "gpipe", "--ranks", 2, "--microbatches", 2)[1].startswith("Open http://127.0.0.1:")
     assert Schedule.from_file("gpipe.csv").actions == schedules.gpipe(2, 2).actions
     status, _, complaint = ask("edit", "gpipe")
     assert status == 2 and "gpipe.csv exists" in complaint and "-o" in complaint

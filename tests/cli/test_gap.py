@@ -8,18 +8,18 @@ import pytest
 def test_simulate_says_how_far_from_the_best_a_schedule_is_and_why(ask):
     lines = ask("simulate", "1f1b")[1].splitlines()
     assert lines[-4:] == [
-        "longest own span: at most 22.2 % above the best possible for this memory",
+        "longest span of a rank: at most 22.2 % above the best possible for this memory",
         "makespan: at most 22.2 % above the best possible for this memory",
-        "with at most 4 on each rank, backwards whole or split, no makespan is below 27: "
+        "with memory 4 per rank, whether backwards are split or not, no makespan is below 27: "
         "Rank 3 gets its first input at 3 and computes for 24.",
         "makespan 33 units",
     ]
     lines = ask("simulate", "v-half")[1].splitlines()
     assert lines[-4:-2] == [
-        "longest own span: proved to be the best possible for this memory",
+        "longest span of a rank: proved to be the best possible for this memory",
         "makespan: proved to be the best possible for this memory",
     ]
-    assert "with at most 6 on each rank no makespan is below 53" in lines[-2]
+    assert "with memory 6 per rank no makespan is below 53" in lines[-2]
 
 
 def test_a_limit_of_the_costs_is_the_memory_that_is_meant(ask):

@@ -41,7 +41,7 @@ def is_printable(text):
         (["check", "zb-v", "--chunks", "9" * 30], "the limits are"),
         (["check", "interleaved-1f1b", "--group", "1" + "0" * 30, "--ranks", "3"], ""),
         (["check", "gpipe", "--freeze", "9" * 30], "--freeze: There is no stage"),
-        (["check", "gpipe", "--freeze", "9" * 5000], "is no list of numbers"),
+        (["check", "gpipe", "--freeze", "9" * 5000], "is not a list of whole numbers"),
         (["check", "gpipe", "--memory-limit", "-" + "9" * 400], "memory_limit is -9999"),
         (["schedules", "--ranks", "100000"], "take 1600000 actions, F and B"),
         (["schedules", "--memory-limit", "-inf"], "expected one argument"),
@@ -150,7 +150,7 @@ def test_an_error_of_the_disk_is_also_data(ask):
 
 
 def test_standard_input_may_be_closed_or_no_text():
-    for stdin, words in (("<&-", "it is closed"), ("< /dev/null", "no action in the text")):
+    for stdin, words in (("<&-", "it is closed"), ("< /dev/null", "The text has no action")):
         done = run(["bash", "-c", f"{MINIPIPE} check - {stdin}"])
         assert done.code in (1, 2) and words in done.err and done.err.count("\n") == 1
     done = subprocess.run(

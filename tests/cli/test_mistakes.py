@@ -19,35 +19,38 @@ from tests.launch import ROOT, run
     [
         (
             ["show", "1f2b"],
-            "There is neither a schedule nor a file '1f2b'; did you mean 1f1b? expected one of sequential",
+            "There is neither a schedule nor a file '1f2b'; did you mean 1f1b? Expected one of sequential",
         ),
-        (["show", "nowhere.csv"], "neither a schedule nor a file 'nowhere.csv'"),
+        (["show", "nowhere.csv"], "There is no file 'nowhere.csv'; expected"),
         (["show", "."], "neither a schedule nor a file '.'"),
         (["show", "gpipe", "--ranks", "0"], "num_ranks is 0; expected a whole number, at least 1"),
         (["schedules", "--ranks", "0"], "num_ranks is 0"),
-        (["show", "zb-v", "--chunks", "3"], "chunks_per_rank is 3; zb-v is V-shaped, with exactly 2 chunks"),
+        (["show", "zb-v", "--chunks", "3"], "chunks_per_rank is 3; zb-v is V-shaped and has exactly 2 chunks"),
         (
             ["show", "gpipe", "--group", "4"],
             "gpipe takes no microbatch_group_size; leave it out.",
         ),
-        (["show", "1f1b", "--slices", "2"], "1f1b takes no num_slices; leave it out. seq1f1b takes one."),
+        (["show", "1f1b", "--slices", "2"], "1f1b takes no num_slices; leave it out. Schedules that take it: seq1f1b."),
         (["simulate", "seq1f1b", "--costs", "slice_work=0:0"], "expected numbers, at least 0 and not all 0, such as"),
-        (["show", "zb-v", "--joined"], "zb-v takes no joined; leave it out. dualpipe-v, dualpipe take one."),
+        (
+            ["show", "zb-v", "--joined"],
+            "zb-v takes no joined; leave it out. Schedules that take it: dualpipe-v, dualpipe.",
+        ),
         (["show", "gpipe", "1f1b", "--format", "csv"], "--format csv writes one schedule; 2 were given"),
         (
             ["show", "gpipe", "-o", "a.doc"],
             "'a.doc' ends in .doc; expected .csv, .txt, .svg, .pdf, .png, .html or .json, or a",
         ),
-        (["show", "gpipe", "-o", "no-ending"], "'no-ending' ends in nothing; expected"),
+        (["show", "gpipe", "-o", "no-ending"], "'no-ending' has no ending; expected"),
         (["show", "gpipe", "--title", "mine"], "--title has no effect with --format text"),
         (["show", "gpipe", "--format", "png"], "--format png needs a file to write to: -o FILE"),
         (["show", "gpipe", "--width", "10"], "--width is 10; expected at least 40"),
-        (["show", "gpipe", "--json", "--format", "csv"], "--json and --format csv are two formats; choose one"),
+        (["show", "gpipe", "--json", "--format", "csv"], "--json and --format csv are different formats; choose one"),
         (["show", "gpipe", "--messages"], "--messages has no effect with --format text; expected --format rows"),
         (["show", "zb_v"], "did you mean zb-v?"),
         (["show", "gpipe", "-o", "no/such/folder.txt"], "'no/such/folder.txt' cannot be written: No such file"),
         (["show", "gpipe", "--format", "svg", "-o", "."], "'.' cannot be written: Is a directory"),
-        (["show", "gpipe", "--json", "--format", "svg"], "--json and --format svg are two formats; choose one"),
+        (["show", "gpipe", "--json", "--format", "svg"], "--json and --format svg are different formats; choose one"),
         (
             ["show", "gpipe", "--costs", "F=1e13", "--format", "perfetto"],
             "a trace may last at most 1.13e+12; choose another",
@@ -190,7 +193,7 @@ def test_each_column_of_simulate_stands_under_its_name(ask):
 
 def test_a_long_critical_path_is_shown_by_its_ends_and_each_bubble_has_its_name(ask):
     _, out, _ = ask("simulate", "zb-v")
-    assert "bubble 5.9 % of all time, 6.2 % over ideal, 0.0 % within ranks' own spans" in out
+    assert "bubble 5.9 % of all time, 6.2 % of the ideal time, 0.0 % of the longest span of a rank" in out
     whole = [str(span.action) for _, span in simulate(schedules.zb_v(4, 8)).critical_path]
     assert f"critical path: {' '.join([*whole[:6], '…', *whole[-6:]])}\n" in out
 
@@ -220,7 +223,7 @@ def test_a_width_that_would_have_no_effect_is_refused(ask, words, hint, tmp_path
 @pytest.mark.parametrize("option", [("--group", 5), ("--joined",)])
 def test_an_option_of_builders_is_refused_for_a_file(ask, file, option):
     status, _, err = ask("show", file("0F0 0B0"), *option)
-    assert status == 2 and f"{option[0]} is for named schedules" in err
+    assert status == 2 and f"{option[0]} applies to named schedules only" in err
 
 
 def test_joined_pairs_are_those_of_the_builder(ask):

@@ -112,14 +112,14 @@ def test_every_option_that_is_given_twice_is_refused_unless_it_is_repeatable(cap
             words = [word if takes_none else f"{word}={value}" for word in (option.option_strings * 2)[:2]]
             words = [word if word.startswith("--") else word.replace("=", "") for word in words]
             assert status_of(verb, *words, *LITTLE[verb]) == 2
-            assert "it is given twice; give it once" in capsys.readouterr().err, (verb, words)
+            assert "this option was passed twice; pass it once" in capsys.readouterr().err, (verb, words)
     assert repeatable == {("paper", "without"), ("grade", "only"), ("coursework", "only")}
 
 
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["show", "gpipe", "-o", "a.svg", "--output", "b.svg"], "-o/--output: it is given twice"),
+        (["show", "gpipe", "-o", "a.svg", "--output", "b.svg"], "-o/--output: this option was passed twice"),
         (["show", "gpipe", "--costs", "F=1,F=2"], "forward twice"),
         (["paper", "megatron-table-1", "--rates", "memory=1e12,memory=2e12"], "'memory' twice"),
     ],

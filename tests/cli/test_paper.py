@@ -69,7 +69,7 @@ def test_rows_of_a_file_need_no_published_time(ask, tmp_path):
         (["megatron-table-1", "--rates", "memory=fast"], "--rates has 'memory=fast'"),
         (["megatron-table-1", "--rates", "memory=0"], "--rates has 'memory=0'"),
         (["megatron-table-1", "--model", "2B"], "No row of 'megatron-table-1' has the model '2B'; it has 1.7B, 3.6B"),
-        (["megatron-table-1", "-o", "x.csv"], "'x.csv' is no file of costs: its name does not end in .json"),
+        (["megatron-table-1", "-o", "x.csv"], "'x.csv' is not a file of costs: its name does not end in .json"),
     ],
 )
 def test_what_is_wrong_exits_2_and_says_what_would_be_right(arguments, words, ask):

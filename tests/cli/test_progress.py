@@ -115,10 +115,10 @@ def test_times_are_said_in_the_unit_that_is_read_easily(seconds, words):
 @pytest.mark.parametrize(
     ("words", "work"),
     [
-        (["search", "--ranks", 2, "--microbatches", 4], "searching among schedules of 2 ranks and 4 microbatches"),
+        (["search", "--ranks", 2, "--microbatches", 4], "searching schedules of 2 ranks and 4 microbatches"),
         (
             ["compare", "--ranks", 2, "--width", 8, "--heads", 2, "--layers", 2, "--length", 4, "--rounds", 1],
-            "comparing 4 grids on 2 ranks under mpirun, 1 round of steps in turns; about ",
+            "comparing 4 meshes on 2 ranks under mpirun, 1 round of steps in turns; about ",
         ),
     ],
     ids=["search", "compare"],

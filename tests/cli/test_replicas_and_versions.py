@@ -43,7 +43,7 @@ def test_copies_drawn_above_each_other_share_the_scale_of_a_ranks_work(ask):
 )
 def test_check_says_how_old_weights_are_without_flushes(name, versions, drift, staleness, ask):
     question = ["check", name, "--microbatches", 16]
-    told = "versions of weights by rank {}, {}, {}, {}, or without copies a drift of {}; staleness {}\n"
+    told = "versions of weights by rank {}, {}, {}, {} (without copies: drift {}); staleness {}\n"
     assert ask(*question)[1].endswith(told.format(*versions, drift, staleness))
     found = json.loads(ask(*question, "--json")[1])
     assert (found["versions"], found["drift"], found["staleness"]) == (versions, drift, staleness)
@@ -76,7 +76,7 @@ def test_a_program_has_no_copies(ask, tmp_path):
     path = tmp_path / "program.csv"
     assert ask("show", "1f1b", "--messages", "--format", "rows", "-o", path)[0] == 0
     status, _, err = ask("check", path, "--replicas", 2)
-    assert status == 2 and "--replicas takes a schedule, and " in err and "leave out its SEND and RECV" in err
+    assert status == 2 and f"--replicas needs a schedule without messages; remove SEND and RECV from {path}" in err
 
 
 @pytest.mark.parametrize(

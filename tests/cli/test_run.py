@@ -23,32 +23,35 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("", "There is no script; expected one after the options, as in -n 4 train.py."),
-        ("-n 4", "There is no script; expected one after the options, as in -n 4 train.py."),
-        ("-n 4 tain.py", "There is no script 'tain.py'; expected a file with Python."),
-        ("-n 4 .", "There is no script '.'; expected a file with Python."),
-        ("train.py -n 4", "-n is missing; expected the number of ranks before the script: -n 4 train.py."),
+        ("", "Expected a script after the options, as in: minipipe run -n 4 train.py."),
+        ("-n 4", "Expected a script after the options, as in: minipipe run -n 4 train.py."),
+        ("-n 4 tain.py", "There is no script 'tain.py'; expected a Python file."),
+        ("-n 4 .", "There is no script '.'; expected a Python file."),
+        ("train.py -n 4", "-n is missing; expected the number of ranks before the script, as in -n 4 train.py."),
         ("-n 0 train.py", "-n is 0; expected a whole number, 1 to 4096."),
         ("-n 99999999999999999999 train.py", "-n is 99999999999999999999; expected a whole number, 1 to 4096."),
         ("-n 2 --restarts -1 train.py", "--restarts is -1; expected a whole number, at least 0."),
         (
             "-n 2 --min-ranks 1 train.py",
-            "--min-ranks is for hosts that may be lost; expected --hostfile FILE with it.",
+            "--min-ranks needs --hostfile FILE, which lists the hosts.",
         ),
-        ("-n 2 --probe x train.py", "--probe is for hosts that may be lost; expected --hostfile FILE with it."),
+        ("-n 2 --probe x train.py", "--probe needs --hostfile FILE, which lists the hosts."),
         ("--hostfile hosts --min-ranks 5 train.py", "--min-ranks is 5; expected a whole number, 1 to 4."),
         ("--hostfile hosts --min-ranks 0 train.py", "--min-ranks is 0; expected a whole number, 1 to 4."),
-        ("--hostfile hosts --probe true train.py", "--probe is 'true'; expected a command with the word HOST."),
+        (
+            "--hostfile hosts --probe true train.py",
+            "--probe is 'true'; expected a command that contains HOST, in place of the host name.",
+        ),
         ("--hostfile nowhere train.py", "'nowhere' cannot be read: No such file or directory."),
         ("--hostfile nobody train.py", "'nobody' names no host; expected a line for each: HOST:RANKS."),
         (
             "--hostfile hosts --probe nossh-HOST train.py",
-            "There is no command 'nossh-HOST' here; install it, or give another command: --probe.",
+            "There is no command 'nossh-HOST' here; install it, or choose another command with --probe.",
         ),
         (
             "-n 2 --launcher nompirun train.py",
-            "There is no command 'nompirun' here; install one: pip install -e '.[mpi]' (on a cluster, load its MPI), "
-            "or name another command: --launcher.",
+            "There is no command 'nompirun' here; install MPI with pip install -e '.[mpi]' (on a cluster, "
+            "load its MPI), or choose a command with --launcher.",
         ),
         ("-n 2 --launcher= train.py", "--launcher is empty; expected a command."),
         ("-n 2 --launcher=' train.py", '--launcher is "\'"; expected a command (No closing quotation).'),
@@ -63,7 +66,7 @@ def test_without_mpirun_it_says_how_to_get_one(ask, here, monkeypatch):
     monkeypatch.setenv("PATH", str(here))
     status, out, err = ask("run", "--json", "-n", "2", "train.py")
     assert status == 2 and json.loads(out)["error"] == "no-launcher"
-    assert err.startswith("minipipe: There is no command 'mpirun' here; install one: pip install -e '.[mpi]'")
+    assert err.startswith("minipipe: There is no command 'mpirun' here; install MPI with pip install -e '.[mpi]'")
 
 
 def test_on_windows_it_names_thread_ranks(ask, here, monkeypatch):

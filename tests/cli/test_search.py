@@ -37,8 +37,8 @@ def test_the_certificate_it_writes_is_found_right(ask, tmp_path):
 
 def test_it_says_whether_what_it_found_is_optimal(ask):
     _, printed, _ = ask(*QUESTION, "--memory-limit", 7)
-    assert "longest own span 24 units" in printed
-    assert printed.endswith("optimal: it reaches the bound\n")
+    assert "longest span of a rank 24 units" in printed
+    assert printed.endswith("optimal: equal to the bound\n")
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_simulate_quotes_the_gallery_where_no_formula_reaches_the_optimum(ask, t
     _, printed, _ = ask("simulate", file, "--json")
     found = json.loads(printed)
     assert (found["bound"], found["bound_by"]) == (31, "gallery")
-    assert "The gallery records it, proved by exact search" in ask("simulate", file)[1]
+    assert "Recorded in the gallery, where exact search proved it" in ask("simulate", file)[1]
 
 
 @pytest.mark.parametrize(

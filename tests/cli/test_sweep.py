@@ -31,7 +31,7 @@ def test_by_default_it_has_the_rows_of_the_table(ask):
 @pytest.mark.parametrize("ending", ["csv", "json"])
 def test_the_ending_of_a_file_selects_the_format(ending, ask, tmp_path):
     path = tmp_path / f"sweep.{ending.upper()}"
-    assert ask("sweep", *ASKED, "-o", path) == (0, f"wrote {path}: 16 rows, 4 of them with an error\n", "")
+    assert ask("sweep", *ASKED, "-o", path) == (0, f"wrote {path}: 16 rows, 4 with an error\n", "")
     text = path.read_text()
     assert text == ask("sweep", *ASKED, *(["--json"] if ending == "json" else []))[1]
     answer = json.loads(ask("sweep", *ASKED, "-o", path, "--json")[1])
@@ -58,7 +58,7 @@ def test_chunks_and_blocking_sends_reach_the_simulator(ask):
         (["--schedules", "1f2b"], "did you mean 1f1b?"),
         (["--ranks", "0"], "num_ranks is 0; expected a whole number, at least 1"),
         (["-o", "sweep.txt"], "'sweep.txt' ends in .txt; expected .csv or .json"),
-        (["-o", "sweep"], "'sweep' ends in nothing; expected .csv or .json"),
+        (["-o", "sweep"], "'sweep' has no ending; expected .csv or .json"),
         (["-o", "no/such/folder.csv"], "'no/such/folder.csv' cannot be written: No such file"),
         (["--costs", "speed=9"], "'speed=9' is not a cost"),
     ],
@@ -71,4 +71,4 @@ def test_a_sweep_that_is_wrong_exits_2_and_says_what_would_be_right(arguments, w
 def test_counts_that_are_none_are_a_matter_of_usage(ask, capsys):
     with pytest.raises(SystemExit):
         ask("sweep", "--ranks", "2,x")
-    assert "'2,x' is no list of numbers; expected whole numbers, such as 4 or 2,4,8" in capsys.readouterr().err
+    assert "'2,x' is not a list of whole numbers; expected a list such as 4 or 2,4,8" in capsys.readouterr().err

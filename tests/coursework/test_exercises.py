@@ -162,10 +162,8 @@ def test_the_par_of_a_level_cannot_be_beaten_and_no_named_schedule_has_it(number
     else:
         assert bound.value == level.par
     if number == 4:
-        words = (
-            "Rank 0 computes for 18 and must wait, its memory being full: 12 before its first I, 9 after its last F."
-        )
-        assert bound.reason == words
+        waits = "must wait because its memory is full: 12 before its first I, 9 after its last F."
+        assert bound.reason == f"Rank 0 computes for 18 and {waits}"
     for name in ("1f1b", "zb-h1", "eager-1f1b"):
         schedule = schedules.build(name, level.num_ranks, level.num_microbatches)
         if max(schedules.peak_activations(schedule)) <= level.memory_limit:

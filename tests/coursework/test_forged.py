@@ -183,7 +183,7 @@ def test_containment_is_told_by_the_one_who_contains(course, monkeypatch):
     ],
 )
 def test_a_reply_that_is_none_is_a_failure(reply):
-    with pytest.raises(Failed, match="its process returned what is no result"):
+    with pytest.raises(Failed, match="its process returned an invalid result"):
         value_of(reply)
 
 
@@ -223,7 +223,7 @@ ALLOWED = [
 @pytest.mark.parametrize("text", REFUSED)
 def test_what_a_task_does_not_give_is_neither_imported_nor_kept_from_the_report(text):
     found = []
-    with pytest.raises(ImportError, match="is not given in this task; use what its file imports already"):
+    with pytest.raises(ImportError, match="is not allowed in this task; use the names that its file already imports"):
         exec(text, {"__builtins__": guarded_builtins(GIVEN, found)})
     assert len(found) == 1 and found[0].startswith("when it ran: ")
     (said,) = findings(ast.parse(f"\n{text}"), GIVEN)
@@ -250,7 +250,7 @@ def test_the_report_names_what_a_task_does_not_give_even_of_one_who_passes(cours
     text = double("try:\n    from minipipe import schedules\nexcept ImportError:\n    pass\nreturn 2 * number")
     task = course(text)
     assert task.passed and task.as_json()["flags"] == ["line 4: minipipe.schedules"]
-    assert str(task).splitlines()[1] == "    not given in this task: line 4: minipipe.schedules"
+    assert str(task).splitlines()[1] == "    names not allowed in this task: line 4: minipipe.schedules"
 
 
 LIBRARY = {
@@ -283,7 +283,7 @@ def test_a_tensor_whose_product_is_asked_for_has_none():
     check = load("checks", exercise.checks).test_two_factors_of_one_shape
     for body in ("a * b", "Tensor(a.data) * b", "2 * a"):
         outcome = run_test(check, asked_here("01", f"from minipipe import Tensor\nmultiply = lambda a, b: {body}\n"))
-        assert outcome.reason.startswith("it raised TypeError: the * of tensors is not given in this task")
+        assert outcome.reason.startswith("it raised TypeError: the * of tensors is not available in this task")
 
 
 def test_every_solution_uses_only_what_its_stub_gives():

@@ -54,7 +54,7 @@ def checked(text):
         ("import sys; sys.exit(0)", "it called sys.exit(0); return a result instead"),
         ("return double(number)", "it raised RecursionError: maximum recursion depth exceeded"),
         ("raise KeyboardInterrupt", "it raised KeyboardInterrupt: "),
-        ("raise MemoryError", "it wanted more memory than a task may have"),
+        ("raise MemoryError", "it needed more memory than a task may use"),
         ("assert number > 3, 'too small'", "too small"),
         ("assert number > 3", "an assertion failed"),
         ("raise type('Odd', (Exception,), {'__str__': lambda self: 1 / 0})", "it raised Odd: (an error that cannot be"),
@@ -135,7 +135,7 @@ def test_a_line_that_is_quoted_is_cut(course):
 
 
 def test_a_function_that_is_gone_is_missed_and_its_new_name_guessed():
-    missed = "double: expected a function of this name, as the file had at first, got none"
+    missed = "double: expected a function of this name, as in the original file, got none"
     assert checked("def triple(x): return 3 * x\n")[0] == missed
     guess = f"{missed}; is it doubled? Name it double again"
     assert checked("import math as _doubl\ndef doubled(x): return 2 * x\n")[0] == guess
@@ -157,7 +157,7 @@ def test_a_table_cuts_what_is_long_and_csv_does_not():
         f"ada              0   7      0     0  {'x' * 118} …",
         "… is in full in the report of --csv",
     ]
-    assert f"{'x' * 300}; uses what is not given: line 3: gc" in as_csv([report])
+    assert f"{'x' * 300}; uses names that are not allowed: line 3: gc" in as_csv([report])
 
 
 DATACLASS = """

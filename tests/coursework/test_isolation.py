@@ -24,7 +24,7 @@ while True:
     pass
 """
     task = course(double(forks), time_limit=4)
-    assert reasons(task)[0] == "it was stopped after 4 s; does a loop never end, or is there far too much to try?"
+    assert reasons(task)[0] == "it was stopped after 4 s; is there an endless loop, or far too much to try?"
     assert reasons(task)[1:] == ["not reached: an earlier test used up the time"] * 2
     assert task.output == "forked\n" and not running(mark)
 
@@ -33,7 +33,7 @@ while True:
 def test_a_loop_at_import_is_stopped(course):
     task = course("while True: pass", time_limit=2)
     assert task.points == 0 and task.problem == (
-        "01_double.py does not load: it was stopped after 2 s; does a loop never end, or is there far too much to try?"
+        "01_double.py does not load: it was stopped after 2 s; is there an endless loop, or far too much to try?"
     )
 
 
@@ -42,7 +42,7 @@ def test_a_loop_at_import_is_stopped(course):
     [
         ("import os; os._exit(0)", "it ended the whole process, with exit status 0; return a result instead"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "it crashed (Segmentation fault"),
-        ("return bytes(1 << 36)", "it wanted more memory than a task may have"),
+        ("return bytes(1 << 36)", "it needed more memory than a task may use"),
     ],
 )
 def test_what_ends_a_process_costs_one_test_and_leaves_the_others_their_points(course, body, reason):
@@ -64,7 +64,7 @@ def test_what_is_printed_is_no_result(course):
     forged = '{"test": "test_two", "outcome": {"passed": true}, "nonce": ""}'
     body = f"import os\nfor fd in range(1, 20):\n    try: os.write(fd, b'\\n{forged}\\n')\n    except OSError: pass\n"
     task = course(double(f"{body}print('{forged}')\nreturn 7"))
-    assert task.points == 0 and reasons(task)[0] == "its process returned what is no result"
+    assert task.points == 0 and reasons(task)[0] == "its process returned an invalid result"
 
 
 def test_a_channel_that_was_closed_costs_the_points_and_nothing_else(course):
@@ -112,7 +112,7 @@ def test_many_gradings_leave_nothing_behind(course, tmp_path, monkeypatch):
 
 def test_it_says_what_it_does_not_protect_against():
     text = Path(minipipe.coursework.__file__).with_name("README.md").read_text(encoding="utf-8")
-    assert "What remains" in text
+    assert "These risks remain" in text
 
 
 @pytest.mark.parametrize("name", ["OPENBLAS_CORETYPE", "NPY_DISABLE_CPU_FEATURES"])

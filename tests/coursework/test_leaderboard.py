@@ -176,7 +176,7 @@ FORGED = {
     "another schedule": (lambda entry: entry.update(schedule=PAR), "; here it is "),
     "stuck": (
         lambda entry: entry.update(schedule=STUCK),
-        "is no answer: Rank 1, position",
+        "is not a solution: Rank 1, position",
     ),
     "an easier level": (
         lambda entry: entry.update(asked="1 rank"),
@@ -245,7 +245,9 @@ def test_a_file_of_another_puzzle_or_of_other_numbers_is_refused(board, source, 
     with pytest.raises(CourseworkError, match="Here that is 1 rank, .* Give the --source and the --var"):
         own.read()
     other = Leaderboard(tmp_path / "board.json", [named(exercises_in(find_source()), "14_puzzle")], variants=False)
-    with pytest.raises(CourseworkError, match="is of '01_small'; graded is 14_puzzle. Give each puzzle a file"):
+    with pytest.raises(
+        CourseworkError, match="belongs to '01_small', but 14_puzzle is graded. Use one file for each puzzle"
+    ):
         other.read()
 
 

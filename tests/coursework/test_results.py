@@ -93,7 +93,7 @@ def test_what_gradescope_reads_follows_its_documentation_and_hides_hidden_tests(
     assert [test["name"] for test in visible] == ["01_double test_two", "01_double test_nothing"]
     assert [test["name"].removeprefix("01_double ") for test in hidden] == [
         "test_a_negative_number",
-        "uses what is not given",
+        "uses names that are not allowed",
         "printed",
     ]
     seen = json.dumps([results["output"], visible])
@@ -128,7 +128,7 @@ def test_the_command_keeps_hidden_tests_from_its_text(course, tmp_path, capsys):
     words = ["grade", str(tmp_path / "mine"), "--source", str(tmp_path / "source")]
     assert main([*words, "--hide-hidden"]) == 1
     out = capsys.readouterr().out
-    assert "hidden_1 (hidden)" in out and "what it tests is not told" in out and "2 of 3 points" in out
+    assert "hidden_1 (hidden)" in out and "details of hidden tests are not shown" in out and "2 of 3 points" in out
     assert "-3" not in out and "asked for" not in out
 
 
@@ -182,7 +182,7 @@ def test_gradescope_gets_a_report_of_one_submission_and_of_one_alone(course, tmp
     (tmp_path / "empty").mkdir()
     (tmp_path / "results.json").unlink()
     assert main(["grade", str(tmp_path / "mine"), str(tmp_path / "empty"), *words]) == 2
-    assert "--gradescope writes the results of one submission; given are 2" in capsys.readouterr().err
+    assert "--gradescope writes the results of one submission, and there are 2" in capsys.readouterr().err
     assert main(["grade", str(tmp_path / "empty"), *words]) == 1  # a student who handed in nothing has a result, too
     assert json.loads((tmp_path / "results.json").read_text())["score"] == 0
 

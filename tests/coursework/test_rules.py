@@ -55,7 +55,7 @@ BROKEN = {
     "hidden twice": (checks("WRONG_ANSWERS = []", "# HIDDEN"), "its checks need one line # HIDDEN; there are 2"),
     "no test": (checks("def test_", "def no_"), "its checks have no test; expected functions test_…(task)"),
     "two of one name": (checks("test_nothing", "test_two"), "two tests test_two, of which Python keeps one"),
-    "no argument": (checks("test_two(task)", "test_two()"), "test_two() takes other arguments than expected: task"),
+    "no argument": (checks("test_two(task)", "test_two()"), "test_two() has the wrong arguments; expected task"),
     "no docstring": (checks('"""Twice nothing is nothing."""', "pass"), "test_nothing has no docstring"),
     "no number of points": (
         checks("is nothing.", "is nothing.\n\n    Points: a\n    "),
@@ -65,12 +65,12 @@ BROKEN = {
         checks("# HIDDEN", "# HIDDEN\n@remote\ndef far(task): pass\n\n"),
         "far of its checks is marked",
     ),
-    "variants that are computed": (variants("[[(str(3),), ('5',)]]"), "VARIANTS of its checks, line 27, are no lists"),
+    "variants that are computed": (variants("[[(str(3),), ('5',)]]"), "VARIANTS of its checks, line 27, are not lists"),
     "one alternative": (variants("[[('-3',)]]"), "each a list of two or more tuples with equally many texts"),
     "unequal ones": (variants("[[('-3', '-6'), ('-4',)]]"), "with equally many texts"),
-    "numbers": (variants("[[(-3,), (-4,)]]"), "are no lists of tuples of text"),
-    "text instead of tuples": (variants("3"), "are no lists of tuples of text"),
-    "what is not there": (variants("[[('-99',), ('-4',)]]"), "VARIANTS have '-99', which is nowhere in its files"),
+    "numbers": (variants("[[(-3,), (-4,)]]"), "are not lists of tuples of texts"),
+    "text instead of tuples": (variants("3"), "are not lists of tuples of texts"),
+    "what is not there": (variants("[[('-99',), ('-4',)]]"), "VARIANTS have '-99', which does not occur in its files"),
 }
 
 
@@ -154,4 +154,4 @@ def test_a_trial_draws_every_alternative(tmp_path, capsys):
 
 def test_a_trial_takes_no_submission(tmp_path, capsys):
     assert main(["grade", str(tmp_path), "--check"]) == 2
-    assert "--check tries the exercises, with all numbers" in capsys.readouterr().err
+    assert "--check tests the exercises with all numbers" in capsys.readouterr().err

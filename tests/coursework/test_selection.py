@@ -82,8 +82,8 @@ def test_a_file_that_is_missing_in_its_directory_is_no_point(classes, tmp_path):
     ("words", "complaint"),
     [
         (["ada/01_double.py", "--only", "02_twice"], "names its task, 01_double; leave --only out"),
-        (["ada/01_double.py", "bob/02_twice.py"], "one selection of tasks"),
-        (["ada/01_double.py", "bob"], "one selection of tasks"),
+        (["ada/01_double.py", "bob/02_twice.py"], "the same selection of tasks"),
+        (["ada/01_double.py", "bob"], "the same selection of tasks"),
         (["ada/notes.py"], "is a file; name its directory, a zip archive, or the file of a task"),
         (["nowhere/01_double.py"], "There is no directory 'nowhere/01_double.py'"),
         (["ada", "--only", "01_double", "--only", "02_twic"], "There is no task '02_twic'. Did you mean 02_twice?"),

@@ -83,7 +83,7 @@ def test_a_link_in_a_folder_is_no_submission(source, classroom, tmp_path):
 def test_two_submissions_of_one_name_are_refused(source, classroom, tmp_path):
     classroom("ada", SOLUTION)
     zipped(classroom.folder / "ada.zip", (FILE, SOLUTION))
-    with pytest.raises(CourseworkError, match="have one name, ada; a name says whose points these are"):
+    with pytest.raises(CourseworkError, match="have the same name, ada; points are listed by name"):
         grade_all([classroom.folder], source=source)
 
 
@@ -130,18 +130,18 @@ def bomb(path):
 HOSTILE = {
     "a link": (
         lambda path: zipped(path, (member(FILE, stat.S_IFLNK | 0o777), "../../source/" + FILE)),
-        "no regular file",
+        "not a regular file",
     ),
-    "a folder": (lambda path: zipped(path, (f"{FILE}/", "")), "no regular file"),
-    "a pipe": (lambda path: zipped(path, (member(FILE, stat.S_IFIFO), "")), "no regular file"),
+    "a folder": (lambda path: zipped(path, (f"{FILE}/", "")), "not a regular file"),
+    "a pipe": (lambda path: zipped(path, (member(FILE, stat.S_IFIFO), "")), "not a regular file"),
     "two copies": (lambda path: zipped(path, (f"a/{FILE}", SOLUTION), (f"b/{FILE}", SOLUTION)), "keep one folder"),
     "large": (
         lambda path: zipped(path, (FILE, "#" * (LONGEST_FILE + 1)), compression=zipfile.ZIP_DEFLATED),
         "more than 1,048,576 bytes",
     ),
     "a method of much memory": (lambda path: zipped(path, (FILE, SOLUTION), compression=zipfile.ZIP_LZMA), "deflate"),
-    "no archive": (lambda path: path.write_text(SOLUTION), "no zip archive"),
-    "an empty file": (lambda path: path.write_bytes(b""), "no zip archive"),
+    "no archive": (lambda path: path.write_text(SOLUTION), "not a zip archive"),
+    "an empty file": (lambda path: path.write_bytes(b""), "not a zip archive"),
     "too large": (lambda path: path.open("wb").truncate(9 << 20), "the limit is 8,388,608"),
     "a pipe in its place": (os.mkfifo, "it is a pipe"),
 }
@@ -168,7 +168,7 @@ def test_two_members_of_one_name_are_refused(tmp_path):
     """Which of them is graded, and which of them a person reads, would depend on the program."""
     with pytest.warns(UserWarning, match="Duplicate name"):
         zipped(tmp_path / "eve.zip", (FILE, SOLUTION), (FILE, double("return 7")))
-    with pytest.raises(FileError, match="two of its files have one name"):
+    with pytest.raises(FileError, match="two of its files have the same name"):
         open_submission(tmp_path / "eve.zip", [FILE])
 
 
@@ -222,9 +222,9 @@ def test_each_day_of_lateness_that_has_begun_costs_its_factor(source, classroom,
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ("ada,2026-12-01T00:00:00Z", "There is no time of 'bob'"),
-        ("ada,yesterday", "'yesterday' is no time; expected one with its zone"),
-        ("ada,2026-12-01T00:00:00", "is no time; expected one with its zone"),
+        ("ada,2026-12-01T00:00:00Z", "The file of --times has no line for 'bob'"),
+        ("ada,yesterday", "'yesterday' is not a time; expected a time with its zone"),
+        ("ada,2026-12-01T00:00:00", "is not a time; expected a time with its zone"),
         ("ada", "A line of '.*' is 'ada'; expected `submission,time`"),
     ],
 )
@@ -247,7 +247,7 @@ def test_gradescope_s_metadata_has_the_time_and_the_deadline(source, classroom, 
     (tmp_path / "metadata.json").write_text(json.dumps(metadata))
     options = ["--times", str(tmp_path / "metadata.json"), "--late-factor", "0.5", "--source", str(source)]
     assert main(["grade", str(classroom.folder), *options]) == 0
-    assert "days late: 1, at 0.5 a day: 1.5 points in the end" in capsys.readouterr().out
+    assert "days late: 1, times 0.5 per day: 1.5 points" in capsys.readouterr().out
     (tmp_path / "metadata.json").write_text("[" * 100_000)
     assert main(["grade", str(classroom.folder), *options]) == 2
     assert "it is not Gradescope's metadata" in capsys.readouterr().err

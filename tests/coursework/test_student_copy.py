@@ -97,14 +97,17 @@ def test_a_copy_of_other_exercises_names_no_command_that_a_student_cannot_run(tm
     assert main(["coursework", str(tmp_path / "mine"), "--source", str(tmp_path / "source"), "--student", "ada"]) == 0
     assert "wrote 1 task to" in capsys.readouterr().out
     readme = (tmp_path / "mine" / "README.md").read_text()
-    assert "minipipe grade" not in readme and "Your instructor has the hidden tests" in readme
-    assert "    python -m pytest .                    the tests that you have\n" in readme
+    assert "minipipe grade" not in readme and "Your instructor runs the hidden tests" in readme
+    assert "    python -m pytest .                    all visible tests\n" in readme
 
 
 def test_a_copy_has_no_name_of_a_file(tmp_path, capsys):
     for name in ("course.pdf", "course.html", "autograder.zip", "classroom.yml"):
         assert main(["coursework", str(tmp_path / name)]) == 2
-        assert f"A copy is a directory, {name} looks like a file; say which with --as" in capsys.readouterr().err
+        assert (
+            f"A copy is a directory, and {name} is the name of a file; choose what to write with --as"
+            in capsys.readouterr().err
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -140,7 +143,10 @@ def test_where_a_file_lies_no_directory_is_made(tmp_path, capsys):
 
 def test_a_source_without_exercises_is_refused(tmp_path, capsys):
     assert main(["coursework", str(tmp_path / "mine"), "--source", str(tmp_path)]) == 2
-    assert "expected files such as 05_bubble.py. Without --source there are minipipe's own" in capsys.readouterr().err
+    assert (
+        "expected files such as 05_bubble.py. Without --source, minipipe's exercises are used"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_a_file_whose_statement_has_other_numbers_than_are_graded_is_remarked_on
     student = next(name for name in bubble.all_drawn() if bubble.for_student(name).statement != bubble.statement)
     (tmp_path / "05_bubble.py").write_text(bubble.for_student(student).solution)
     words = ["grade", str(tmp_path), "--only", "05_bubble"]
-    remark = "its statement has other numbers than are graded; --variants or --student says whose"
+    remark = "the numbers of its statement are not the graded ones; --variants or --student selects them"
     for more, is_said in (([], True), (["--student", student], False), (["--csv", str(tmp_path / "grades.csv")], True)):
         main([*words, *more])
         assert (remark in capsys.readouterr().out) == is_said

@@ -65,12 +65,12 @@ def test_a_plan_cannot_be_changed():
         (
             lambda: Pipeline(Plan(mlp(), num_ranks=2), OneRankGroup(), loss=nn.MSELoss()),
             RankError,
-            "The plan is made for 2 ranks, but there are 1. Start as many",
+            "The plan is for 2 ranks, but this group has 1. Start as many ranks",
         ),
         (
             lambda: Pipeline(Plan(mlp(), num_ranks=1), OneRankGroup(), loss=nn.MSELoss(), schedule="gpipe"),
             MinipipeError,
-            "The stages are given, and with them schedule; leave it out",
+            "The stages determine schedule; leave it out",
         ),
     ],
 )

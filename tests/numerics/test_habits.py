@@ -145,7 +145,7 @@ INSTEAD = {
     "nn.LayerNorm(8, elementwise_affine=False)": "always are a weight and a bias",
     "nn.BatchNorm2d(8)": "nn.GroupNorm",
     "nn.ReLU(inplace=True)": "leave it out",
-    "nn.ReLU(True)": "takes no argument",
+    "nn.ReLU(True)": "takes no arguments; it got",
     "nn.LeakyReLU(0.1)": "functional.where(x > 0, x, 0.01 * x)",
     "nn.Softplus()": "nn.Function(function)",
     "nn.Dropout(p=0.5)": "probability=",

@@ -30,7 +30,7 @@ X = Tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
         (lambda: nn.CrossAttention(8, 4, kdim=6), "here it is memory_width="),
         (lambda: nn.Conv2d(1, 8, 3, transposed=True), "takes no transposed=; expected in_channels, out"),
         (lambda: nn.ReLU(inplace=True), "ReLU takes no inplace=; nothing is changed in place"),
-        (lambda: nn.Tanh(3), "Tanh takes no argument; this is .3"),
+        (lambda: nn.Tanh(3), "Tanh takes no arguments; it got .3"),
     ],
 )
 def test_a_keyword_of_another_library_names_the_one_that_is_taken_here(make, hint):

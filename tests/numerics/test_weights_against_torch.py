@@ -140,7 +140,7 @@ def test_a_square_linear_without_a_layout_computes_something_else_and_there_is_a
     path, model, its = tmp_path / "model.safetensors", nn.Sequential(nn.Linear(4, 4)), torch.nn.Linear(4, 4)
     its = torch.nn.Sequential(its)
     save_file(its.state_dict(), path)
-    with pytest.warns(UserWarning, match=r"0\.weight is square: .* give layout='torch'"):
+    with pytest.warns(UserWarning, match=r"0\.weight is square: .* pass layout='torch'"):
         checkpoint.load_weights(path, model)
     with pytest.raises(AssertionError, match="Not equal"):
         check_same(model(Tensor(IMAGES[0, 0, :, :4])).numpy(), its, IMAGES[0, 0, :, :4].copy())

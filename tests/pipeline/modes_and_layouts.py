@@ -65,7 +65,7 @@ NO_LAYOUTS = {
     ),
     "versions of fully sharded": (
         Layout(4, schedules.two_buffered(2, 6, 2), {"pipeline": 2, "data": 2, "fully_sharded": True}),
-        "2bw, 2 replicas keeps versions of weights, and a fully sharded replica a share",
+        "2bw, 2 replicas keeps versions of weights, but a fully sharded replica keeps a shard",
     ),
 }
 
@@ -160,9 +160,9 @@ def exclusion(layout, mode):
     if LAYOUTS[layout].is_asynchronous and mode in OF_STEPS:
         return "updates weights itself.* Train with pipeline.run"
     if LAYOUTS[layout].is_asynchronous and mode == "inputs_require_grad":
-        return "inputs_require_grad=True does not go with"
+        return "inputs_require_grad=True does not work with"
     if layout == "paci" and mode in RECOMPUTING:
-        return "Without the weights of the forward, a recomputation finds other activations"
+        return "Recomputation with newer weights than the forward gives different activations"
     return ""
 
 

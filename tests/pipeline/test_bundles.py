@@ -274,12 +274,12 @@ def test_their_mean_is_over_all_tokens():
         (
             Microbatches([np.ones((2, 2))] * 2),
             np.ones((4, 2)),
-            "not cut into the same microbatches: give both as Microbatches",
+            "split into different microbatches; pass both as Microbatches",
         ),
         (
             Microbatches([np.ones((1, 2)), np.ones((3, 2))]),
             Microbatches([np.ones((2, 2))] * 2),
-            "not cut into the same microbatches",
+            "split into different microbatches",
         ),
         (Microbatches([]), Microbatches([]), "The inputs are no microbatches; expected at least one"),
         (
@@ -306,7 +306,7 @@ def test_so_it_is_where_inputs_and_targets_are_on_different_ranks(targets):
         inputs = Microbatches([np.ones((k, 2)) for k in (2, 3, 1)])
         Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=3).step(inputs, targets)
 
-    with pytest.raises(MicrobatchError, match="not cut into the same microbatches"):
+    with pytest.raises(MicrobatchError, match="split into different microbatches"):
         spawn(train, 2)
 
 

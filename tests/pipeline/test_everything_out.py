@@ -310,7 +310,7 @@ def test_a_schedule_whose_first_stages_are_frozen_has_no_gradient_of_inputs():
         (np.ones((10, 2)), TensorError, r"outputs of a microbatch have shapes \[\(3, 3\)\]; the gradients .*\(3, 2\)"),
         (lambda outputs: None, TensorError, "No gradient was given for any output"),
         (lambda outputs: (outputs, outputs), TensorError, "Expected one for each, of the same shape"),
-        (None, ArgumentError, "needs the gradients, but was given None"),
+        (None, ArgumentError, "needs the gradients, but got None"),
         (np.ones((4, 3)), MicrobatchError, "There are 10 inputs .* but 4 gradients"),
     ],
 )

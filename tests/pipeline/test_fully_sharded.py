@@ -368,11 +368,11 @@ def on_shares(make):
     ("make", "words"),
     [
         (lambda grid: nn.fully_shard(Inside(), grid.data), "put nn.Recompute around the layer"),
-        (lambda grid: Pipeline(language_model(), grid, schedule="pipedream"), "give a schedule with a flush"),
-        (lambda grid: Pipeline(language_model(), grid, schedule="auto"), "name a schedule"),
+        (lambda grid: Pipeline(language_model(), grid, schedule="pipedream"), "choose a schedule with a flush"),
+        (lambda grid: Pipeline(language_model(), grid, schedule="auto"), "pass the name of a schedule"),
         (
             lambda grid: Pipeline(Plan(language_model(), num_ranks=2, replicas=2), grid),
-            "make the plan of nn.fully_shard",
+            "make the plan from nn.fully_shard",
         ),
         (lambda grid: Pipeline(language_model(), grid).sharded(optim.Adam), "without sharded"),
         (lambda grid: nn.fully_shard(language_model(), grid), "such as grid.data; this is of type Grid"),
@@ -392,7 +392,9 @@ def test_what_shares_cannot_do_is_refused(make, words):
 
 
 def test_replicas_of_a_schedules_own_are_refused():
-    words = "chimera, 2 replicas is on 4 ranks, and 2 keep .* of its own does not go with fully sharded layers"
+    words = (
+        "chimera, 2 replicas is on 4 ranks, but .* 2 shards: .* do not work with a schedule that has replicas itself"
+    )
     with pytest.raises(ArgumentError, match=words):
         grid = {"pipeline": 2, "data": 2, "fully_sharded": True}
         spawn(lambda group: Pipeline(language_model(), Grid(group, **grid), schedule="chimera"), 4)

@@ -217,9 +217,9 @@ def test_rank_0_alone_warns():
 
 @for_each(
     case={
-        "replicas": ({"replicas": 2}, "The grid says how many replicas there are, 1; give no others"),
-        "a search": ({"schedule": "auto"}, "and with tensor above 1 name a schedule"),
-        "a measurement": ({"partition": "measured"}, "and with tensor above 1 name a schedule"),
+        "replicas": ({"replicas": 2}, "The grid has 1 replica already; leave replicas out"),
+        "a search": ({"schedule": "auto"}, "pass the name of a schedule"),
+        "a measurement": ({"partition": "measured"}, "pass the name of a schedule"),
     }
 )
 def test_options_that_do_not_fit_a_grid_are_refused(case):
@@ -236,7 +236,7 @@ def test_what_is_no_sequence_is_refused_as_without_a_grid():
 
 def test_plans_that_do_not_fit_a_grid_are_refused():
     whole = Plan(language_model(), num_ranks=2)
-    with pytest.raises(ArgumentError, match="The plan has a whole model"):
+    with pytest.raises(ArgumentError, match="The grid divides the model, but the plan has whole layers"):
         spawn(lambda group: Pipeline(whole, grid_of(group, 2), loss=nn.CrossEntropyLoss()), 4)
     with pytest.raises(ArgumentError, match="The plan has 1 replica, and the grid 2"):
         spawn(lambda group: Pipeline(whole, Grid(group, data=2), loss=nn.CrossEntropyLoss()), 2)

@@ -108,7 +108,7 @@ def test_a_slip_names_the_closest_and_a_property_that_fails_keeps_its_own_error(
 
 
 def test_a_pipeline_that_is_called_names_step_and_predict(made):
-    with pytest.raises(ArgumentError, match=r"not called; instead: pipeline\.step\(x, y\) .* pipeline\.predict\(x\)"):
+    with pytest.raises(ArgumentError, match=r"not callable; instead: pipeline\.step\(x, y\) .* pipeline\.predict\(x\)"):
         made["Pipeline"](X)
 
 
@@ -190,7 +190,7 @@ def test_help_lists_every_option():
     ],
 )
 def test_a_schedule_of_another_library_names_the_one_here(given, name):
-    with pytest.raises(ScheduleError, match=rf"There is no schedule '{given}'; did you mean {name}\? expected one of"):
+    with pytest.raises(ScheduleError, match=rf"There is no schedule '{given}'; did you mean {name}\? Expected one of"):
         pipeline(schedule=given)
 
 

@@ -118,7 +118,7 @@ def test_another_replica_goes_on_from_the_same_checkpoint_with_its_own_masks_and
         checkpoint.save(tmp_path, pipeline, optimiser, step=2)
         same = train(pipeline, optimiser)
         pipeline, optimiser = pipeline_of(group, dropout_seed=1)
-        with pytest.warns(UserWarning, match="trained with dropout_seed=0, and this pipeline draws from its own, 1"):
+        with pytest.warns(UserWarning, match="trained with dropout_seed=0, and this pipeline has dropout_seed=1"):
             checkpoint.restore(tmp_path, pipeline, optimiser)
         return train(pipeline, optimiser), same
 
@@ -161,10 +161,10 @@ def test_a_save_whose_folder_another_replica_deletes_says_who_is_who(tmp_path, m
     assert (
         "Rank 2 could not write" in caught.value.message
         and "this pipeline runs on ranks 2, 3 of the job; do ranks 0, 1 save to the same folder? Let one of the "
-        "replicas save, or give each a folder of its own."
+        "replicas save, or pass a separate folder to each."
         in caught.value.message
     )
-    with pytest.raises(CheckpointError, match="does another job write to the same one"):
+    with pytest.raises(CheckpointError, match="does another job write to the same folder"):
         spawn(lambda group: checkpoint.save(tmp_path, *pipeline_of(group), step=1), 2)
 
 

@@ -26,7 +26,7 @@ def test_a_rank_whose_batch_was_refused_does_not_pair_the_next_one_with_that_of_
         first, second = np.ones((4, 1)), np.full((4, 1), 2.0)
         if group.rank == 1:
             return pipeline.step(first, first)
-        with pytest.raises(ArgumentError, match="needs the inputs, but was given None"):
+        with pytest.raises(ArgumentError, match="needs the inputs, but got None"):
             pipeline.step(None, first)
         return pipeline.step(second, second)
 

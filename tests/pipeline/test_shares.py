@@ -177,9 +177,13 @@ def test_shares_of_batches_that_were_drawn_apart_are_refused():
 @pytest.mark.parametrize(
     ("call", "options", "words"),
     [
-        (lambda p, x, y: p.evaluate(x, y), {}, r"evaluate\(\) was given a Share, but divides a batch among all"),
-        (lambda p, x, y: p.predict(x), {}, r"predict\(\) was given a Share"),
-        (lambda p, x, y: p.step(x, y), {"inputs_require_grad": True}, "returns the gradients of all inputs here"),
+        (
+            lambda p, x, y: p.evaluate(x, y),
+            {},
+            r"evaluate\(\) does not take a Share, because it divides the whole batch among",
+        ),
+        (lambda p, x, y: p.predict(x), {}, r"predict\(\) does not take a Share"),
+        (lambda p, x, y: p.step(x, y), {"inputs_require_grad": True}, "it returns the gradients of all inputs"),
     ],
 )
 def test_calls_that_need_other_rows_refuse_shares(call, options, words):

@@ -272,8 +272,11 @@ def sharded(group, **options):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (sharded, "Stage 0 of 1f1b is on 1 rank, and 2 keep a share"),
-        (lambda group: sharded(group, replicas=2, partition="measured", sample=(X, Y)), "cannot measure alone"),
+        (sharded, "Stage 0 of 1f1b is on 1 rank, but its parameters have 2 shards"),
+        (
+            lambda group: sharded(group, replicas=2, partition="measured", sample=(X, Y)),
+            "cannot be measured on one rank",
+        ),
         (lambda group: nn.fully_shard([linear()], group), "fully_shard takes a model"),
     ],
 )

@@ -14,7 +14,7 @@ METADATA.read(ROOT / "setup.cfg")
 
 def test_the_changelog_begins_with_what_is_not_released_or_with_this_version():
     first, *others = re.findall(r"^## (.*)$", CHANGELOG, re.MULTILINE)
-    released = others if first == "Unreleased" else [first, *others]
+    released = [each.split(" - ")[0] for each in (others if first == "Unreleased" else [first, *others])]
     assert released[0] == minipipe.__version__
     numbers = [tuple(map(int, version.split("."))) for version in released]
     assert numbers == sorted(set(numbers), reverse=True)

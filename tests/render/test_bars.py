@@ -29,8 +29,8 @@ def test_a_bar_that_is_far_longer_is_cut_and_says_its_amount():
     picture = render.draw_bars(list("abc"), {"": [bar(1), bar(1), bar(100)]}, LOOKS)
     one, _, cut = widths(picture)
     assert cut == pytest.approx(3 * one, abs=0.1)
-    assert ">100 ms</text>" in picture and "cut: longer than the column" in picture
-    assert "cut: longer" not in render.draw_bars(list("ab"), {"": [bar(1), bar(2)]}, LOOKS)
+    assert ">100 ms</text>" in picture and "truncated: longer than the column" in picture
+    assert "truncated: longer" not in render.draw_bars(list("ab"), {"": [bar(1), bar(2)]}, LOOKS)
 
 
 def test_only_what_occurs_is_in_the_legend():

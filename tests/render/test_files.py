@@ -47,10 +47,16 @@ def test_the_ending_is_the_last_one_in_small_letters(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "ends"), [("step.gif", ".gif"), ("step.svg.gz", ".gz"), ("svg", "nothing"), ("a.svg/step", "nothing")]
+    ("name", "ending"),
+    [
+        ("step.gif", "ends in .gif"),
+        ("step.svg.gz", "ends in .gz"),
+        ("svg", "has no ending"),
+        ("a.svg/step", "has no ending"),
+    ],
 )
-def test_another_ending_is_refused_before_anything_is_drawn(name, ends, tmp_path):
-    with pytest.raises(ValueError, match=rf"ends in {ends}; expected \.svg \(a picture\), \.html \(a player\)"):
+def test_another_ending_is_refused_before_anything_is_drawn(name, ending, tmp_path):
+    with pytest.raises(ValueError, match=rf"{ending}; expected \.svg \(a picture\), \.html \(a player\)"):
         save(tmp_path / name, "not even a schedule")
     assert list(tmp_path.iterdir()) == []
 

@@ -120,7 +120,7 @@ def test_the_note_of_a_timeline_is_shown():
 
 
 def test_what_cannot_be_drawn_is_refused():
-    with pytest.raises(ValueError, match="nothing to draw"):
+    with pytest.raises(ValueError, match="Nothing to draw"):
         draw_html()
     with pytest.raises(TypeError, match="'1f1b' is neither a Schedule nor a Timeline"):
         draw_html("1f1b")

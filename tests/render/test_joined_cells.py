@@ -16,7 +16,7 @@ from tests.render.perfetto_rules import problems
 
 JOINED = Schedule.from_text("0F0 (0F1;0B0)OVERLAP_F_B 0B1 \n 1F0 1B0 1F1 1B1", "mine")
 STUCK = Schedule.from_text("0F0 (0F1;0B0)OVERLAP_F_B 0B1 \n 1F0 1F1 1B0 1B1", "mine")
-NOTE = "forward and backward joined, each drawn in half of their time"
+NOTE = "overlapped forward and backward, each drawn in half of their time"
 
 
 def test_text_draws_the_halves_side_by_side():
@@ -25,7 +25,7 @@ def test_text_draws_the_halves_side_by_side():
         "rank 1 ·····F0---B0========··········F1---B1========··········",
         "F- forward, B= backward, · idle, F3: microbatch 3",
         "mine: makespan 11 units, bubble 50.0 %, peak activations by rank 2, 1",
-        "(&: a forward and a backward run joined, each drawn in half of their time)",
+        "(&: a forward and a backward overlap, each drawn in half of their time)",
     ]
 
 
@@ -38,8 +38,8 @@ def test_without_joined_actions_nothing_is_said_of_them():
 def test_svg_frames_the_halves_and_their_tooltips_tell_the_whole():
     svg = draw_svg(simulate(JOINED), width=800)
     for sentence in (
-        "0F1: forward of microbatch 1 on stage 0, joined with 0B0, 4 to 7 units",
-        "0B0: backward of microbatch 0 on stage 0, joined with 0F1, 4 to 7 units",
+        "0F1: forward of microbatch 1 on stage 0, overlapped with 0B0, 4 to 7 units",
+        "0B0: backward of microbatch 0 on stage 0, overlapped with 0F1, 4 to 7 units",
     ):
         assert svg.count(f"<title>{sentence}</title>") == 1
     boxes = re.findall(r'<rect x="([\d.]+)" width="([\d.]+)"[^>]*><title>0(?:F1|B0)', svg)
@@ -90,8 +90,10 @@ def test_the_stepper_tells_what_a_pair_waits_for_and_that_it_runs_joined():
     walkthrough = Walkthrough(JOINED, Costs(latency=0.5))
     waits, runs = walkthrough[2], walkthrough[4]
     assert describe_state(walkthrough, waits, 0)[0] == "waits for 1B0 on rank 1 until 5"
-    assert describe_event(walkthrough, runs).endswith("begins 0F1: forward of microbatch 1 on stage 0, joined with 0B0")
-    assert describe_state(walkthrough, runs, 0)[0] == "0F1, joined with 0B0 until 8"
+    assert describe_event(walkthrough, runs).endswith(
+        "begins 0F1: forward of microbatch 1 on stage 0, overlapped with 0B0"
+    )
+    assert describe_state(walkthrough, runs, 0)[0] == "0F1, overlapped with 0B0 until 8"
 
 
 @pytest.mark.parametrize("width", [39, 80])

@@ -236,7 +236,7 @@ def test_clocks_that_differ_draw_no_arrow_back_in_time():
 
 
 def test_what_cannot_be_drawn_is_refused():
-    with pytest.raises(ValueError, match="nothing to draw"):
+    with pytest.raises(ValueError, match="Nothing to draw"):
         perfetto_trace()
     with pytest.raises(TypeError, match="neither a Schedule nor a Timeline"):
         perfetto_trace("1f1b")

@@ -303,7 +303,7 @@ def test_actions_too_short_to_be_seen_are_bands_as_high_as_their_shares():
 @pytest.mark.parametrize(
     ("drawn", "options", "error", "words"),
     [
-        ((), {}, ValueError, "nothing to draw"),
+        ((), {}, ValueError, "Nothing to draw"),
         (("1f1b",), {}, TypeError, "neither a Schedule nor a Timeline"),
         ((schedules.gpipe(2, 2),), {"width": 100}, ValueError, "at least 240 pixels"),
         ((Timeline("a", (), ()), Timeline("b", (), (), unit="s")), {}, ValueError, "one axis"),

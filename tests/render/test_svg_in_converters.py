@@ -138,3 +138,12 @@ def test_both_drawings_together_have_every_cause_of_idle_time_and_every_kind():
     lanes = [lane for svg in DRAWN.values() for lane in Picture(svg).lanes]
     assert {slot.name for lane in lanes for slot in lane.idle} == {f"{cause}" for cause in IdleCause}
     assert {box.name[0] for lane in lanes for box in lane.boxes} == set("FBIW")
+
+
+@pytest.mark.parametrize("converter", CONVERTERS)
+def test_an_animated_drawing_converts_to_its_end(converter):
+    drawn = draw_svg(schedules.one_f_one_b(2, 3), animated=True)
+    moving = ("frame", "curtain", "now")
+    end = re.sub(rf'<g class="({"|".join(moving)})" display="none"[^>]*>.*?</g>', "", drawn)
+    assert all(f'class="{name}"' in drawn and f'class="{name}"' not in end for name in moving)
+    assert (converter(drawn) == converter(end)).all()

@@ -72,8 +72,8 @@ def test_what_is_wider_than_a_line_goes_on_below_an_axis_of_its_own_in_bands_of_
         "rank 0 0W0~1F1-1I1=1W1~0I1=0W1~\n"
         "F- forward, I= backward of the inputs, W~ backward of the weights, · idle,\n"
         "2F3: stage 2, microbatch 3\n"
-        "zb-v: makespan 12 units, bubble 0.0 %, peak activations by rank 1 microbatch of\n"
-        "  all its layers"
+        "zb-v: makespan 12 units, bubble 0.0 %, peak activations by rank 1 microbatch\n"
+        "  over all stages of a rank"
     )
 
 
@@ -349,7 +349,7 @@ def test_what_is_neither_schedule_nor_timeline_and_nothing_at_all_are_refused():
     for wrong in ((80,), (schedules.gpipe(2, 2), "1f1b"), (schedules.zb_v,)):
         with pytest.raises(TypeError, match="neither a Schedule nor a Timeline"):
             draw_text(*wrong)
-    with pytest.raises(ValueError, match="nothing to draw"):
+    with pytest.raises(ValueError, match="Nothing to draw"):
         draw_text()
 
 
@@ -367,5 +367,5 @@ def test_what_is_crowded_at_the_end_of_a_short_one_stays_within_its_own_length()
 def test_a_drawing_of_too_many_characters_is_refused_before_it_is_made(monkeypatch):
     """The story: thousands of ranks took gigabytes for a drawing that no terminal shows."""
     monkeypatch.setattr("minipipe.render.text.MOST_CHARACTERS", 100)
-    with pytest.raises(ArgumentError, match="would have 264 characters; the limit is 100. Draw a picture"):
+    with pytest.raises(ArgumentError, match="would have 264 characters; the limit is 100. Choose the format svg"):
         draw_text(schedules.gpipe(4, 8))

@@ -152,10 +152,10 @@ def test_the_legend_names_only_what_occurs():
     def legend(*drawn):
         return [text.text for text in root_of(draw_tradeoff(*drawn)).iterfind(".//text[@class='key']")]
 
-    best = "the best of these (Pareto front)"
+    best = "Pareto front of these schedules"
     assert legend(DRAWN) == [
         *("straight placement", "looped placement", "a V", "found by search, in the colour of its placement", best),
-        *("bound for straight placement: no schedule is below", "bound for a V: no schedule is below"),
+        *("lower bound for straight placement", "lower bound for a V"),
     ]
     assert legend(DRAWN._replace(choices=(STRAIGHT,), bounds={})) == ["straight placement", best]
 
@@ -210,7 +210,7 @@ def test_converters_show_every_mark_in_its_colour(convert):
 @pytest.mark.parametrize(
     ("drawn", "options", "code", "words"),
     [
-        ((), {}, "value", "There is nothing to draw; expected at least one Tradeoff"),
+        ((), {}, "value", "Nothing to draw; expected at least one Tradeoff"),
         ((DRAWN,), {"width": 100}, "value", "width is 100; expected 480 to 1048576 pixels"),
         ((DRAWN,), {"notes": "one"}, "type", "notes is the text 'one'"),
     ],

@@ -38,10 +38,10 @@ def test_text_has_a_letter_for_an_update_that_takes_no_time():
 
 def test_svg_has_the_sums_as_a_thin_lane_with_words_and_in_the_legend():
     svg = draw_svg(SUMMED)
-    assert svg.count("<title>gradient sum of stage 0 over ranks 0, 2, 9 to 12 units</title>") == 2
-    assert svg.count("<title>gradient sum of stage 1 over ranks 1, 3, 7 to 10 units</title>") == 2
+    assert svg.count("<title>gradient all-reduce of stage 0 over ranks 0, 2, 9 to 12 units</title>") == 2
+    assert svg.count("<title>gradient all-reduce of stage 1 over ranks 1, 3, 7 to 10 units</title>") == 2
     assert svg.count('class="REDUCE_GRAD"') == 4 + 1
-    assert "REDUCE_GRAD sum over replicas of the gradients" in svg
+    assert "REDUCE_GRAD all-reduce of the gradients" in svg
     assert "REDUCE_GRAD" not in draw_svg(DREAM)
 
 
@@ -54,7 +54,7 @@ def test_svg_has_a_strip_of_versions_where_there_are_updates():
 
 def test_an_update_that_takes_no_time_is_a_line():
     svg = draw_svg(simulate(schedules.pipedream(2, 3)))
-    assert svg.count("h2v") == 6 and "U update of the weights by the gradients" in svg
+    assert svg.count("h2v") == 6 and "U update of the weights" in svg
 
 
 def test_a_trace_has_tracks_for_sums_and_counters_for_versions():
@@ -70,8 +70,8 @@ def test_a_trace_has_tracks_for_sums_and_counters_for_versions():
 
 def test_the_player_has_updates_and_the_words_of_a_wait_for_a_sum():
     page = draw_html(SUMMED, DREAM)
-    assert "waits for the gradient sum of stage {stage}: it is on its way" in page
-    assert "REDUCE_GRAD sum over replicas of the gradients" in page
+    assert "waits for the gradient all-reduce of stage {stage}: it is in progress" in page
+    assert "REDUCE_GRAD all-reduce of the gradients" in page
     data = player_data(panels_of([SUMMED, DREAM]))["panels"]
     assert [rank["beside"] for rank in data[0]["ranks"]] == [
         [["REDUCE_GRAD", 0, 9, 12]],
@@ -85,8 +85,8 @@ def test_the_stepper_says_for_which_sum_a_rank_waits():
     both = schedules.data_parallel(schedules.pipedream(1, 2), 2)
     walkthrough = Walkthrough(both, Costs(gradient_size=6, bandwidth=1))
     drawn = [draw_snapshot(walkthrough, snapshot) for snapshot in walkthrough]
-    assert any("begins 0REDUCE_GRAD0: sum over replicas of the gradients up to microbatch 0" in text for text in drawn)
-    assert any("rank 0: waits for the gradient sum of stage 0 until 9; holds nothing" in text for text in drawn)
+    assert any("begins 0REDUCE_GRAD0: all-reduce of the gradients up to microbatch 0" in text for text in drawn)
+    assert any("rank 0: waits for the gradient all-reduce of stage 0 until 9; holds nothing" in text for text in drawn)
 
 
 def test_the_walk_ends_with_the_last_sum():
@@ -96,6 +96,6 @@ def test_the_walk_ends_with_the_last_sum():
     )
     last, end = (draw_snapshot(walkthrough, walkthrough[at]) for at in (-2, -1))
     assert "time 9 of 12 units: rank 2 begins 0REDUCE_GRAD3" in last
-    assert "  rank 0: done but for the gradient sum of stage 0 until 12; holds nothing" in last
-    assert "  rank 1: done but for the gradient sum of stage 1 until 10; holds nothing" in last
+    assert "  rank 0: done, except for the gradient all-reduce of stage 0 until 12; holds nothing" in last
+    assert "  rank 1: done, except for the gradient all-reduce of stage 1 until 10; holds nothing" in last
     assert "end, time 12 units: every rank has ended" in end and "sum" not in end and "makespan 12 units" in end

@@ -33,7 +33,7 @@ def test_a_caption_is_the_same_whatever_stands_in_the_name(timeline: Timeline, n
 
 COMPARED = [schedules.gpipe(4, 8), schedules.zb_v(4, 8), schedules.one_f_one_b(4, 8)]
 PEAKS = [[8, 8, 8, 8], [4, 4, 4, 4], [4, 3, 2, 1]]  # microbatches of all layers of a rank
-UNIT = "microbatches of all its layers"
+UNIT = "microbatches over all stages of a rank"
 
 
 def as_measured(schedule):

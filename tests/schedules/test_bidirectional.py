@@ -277,7 +277,7 @@ def test_the_adviser_leaves_out_slices_and_updates_and_says_so():
     weighed = {candidate.schedule for candidate in candidates(2, num_layers=8, counts=[4])}
     assert weighed == {*schedules.REGISTRY} - {*left_out, "forward-only"}
     advice = advise(model, x, x, loss=nn.MSELoss(), num_ranks=2, num_microbatches=4, messages="assumed", seconds=0)
-    assert "Not weighed, since layers are measured without slices, and only schedules of one update" in str(advice)
+    assert "Not considered, because they slice sequences, or update the weights more than once" in str(advice)
     assert str(advice).endswith(f": {', '.join(left_out)}.")
 
 

@@ -246,14 +246,14 @@ def test_a_v_has_two_chunks_on_each_rank_and_no_other_number(name, chunks):
     with pytest.raises(ScheduleError) as caught:
         schedules.build(name, 4, 8, chunks)
     assert caught.value.code == "parameters"
-    assert f"chunks_per_rank is {chunks}; {name} is V-shaped, with exactly 2 chunks on each rank" in str(caught.value)
+    assert f"chunks_per_rank is {chunks}; {name} is V-shaped and has exactly 2 chunks on each rank" in str(caught.value)
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():
     for wrong in ("1f2b", None, 3):
         with pytest.raises(ScheduleError) as caught:
             schedules.build(wrong, 4)
-        assert caught.value.code == "unknown" and "expected one of sequential, gpipe, 1f1b" in str(caught.value)
+        assert caught.value.code == "unknown" and "expected one of sequential, gpipe, 1f1b" in str(caught.value).lower()
     for wrong, near in (("1F1B!", "1f1b"), ("zb_v", "zb-v"), ("zbv", "zb-v"), ("interleaved", "interleaved-1f1b")):
         with pytest.raises(ScheduleError, match=f"did you mean {near}\\?"):
             schedules.build(wrong, 4)
@@ -271,7 +271,7 @@ def test_groups_smaller_than_the_number_of_ranks_are_refused_as_ranks_may_wait_i
 
 def test_a_group_size_for_a_schedule_without_groups_is_refused_with_those_that_take_it():
     with pytest.raises(
-        ScheduleError, match="gpipe takes no microbatch_group_size; .* interleaved-1f1b, interleaved-zb take one"
+        ScheduleError, match="gpipe takes no microbatch_group_size; .* take it: interleaved-1f1b, interleaved-zb"
     ):
         schedules.build("gpipe", 4, 8, microbatch_group_size=4)
 

@@ -89,7 +89,7 @@ def test_without_its_last_stages_a_schedule_stays_legal(name, p, num_stages):
 
 @pytest.mark.parametrize("wrong", [0, 3, -1])
 def test_more_stages_than_there_are_or_none_are_refused(wrong):
-    with pytest.raises(ScheduleError, match=f"num_stages is {wrong}; gpipe has 2"):
+    with pytest.raises(ScheduleError, match=f"num_stages is {wrong}; expected 1 to 2, the stages of gpipe"):
         first_stages(schedules.gpipe(2, 2), wrong)
 
 

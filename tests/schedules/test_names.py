@@ -107,7 +107,7 @@ SUGGESTED = {
 
 @pytest.mark.parametrize("given", SUGGESTED)
 def test_the_name_of_another_library_is_refused_with_the_one_here(given):
-    hint = f"did you mean {SUGGESTED[given]}? expected one of sequential, gpipe"
+    hint = f"did you mean {SUGGESTED[given]}? Expected one of sequential, gpipe"
     assert expected_names(given).startswith(hint)
     with pytest.raises(ScheduleError, match="There is no schedule") as caught:
         build(given, 4)

@@ -170,7 +170,7 @@ def evaluated(schedule):
 @pytest.mark.parametrize("reader", [lambda it: spread_stages(it, 4), in_microbatch_order, tick_grid, evaluated])
 def test_who_knows_no_joined_actions_refuses_them(reader):
     error = refusal(reader, ONE_RANK)
-    assert error.code == "overlap" and "mine joins a forward with a backward, 0F1 among others" in str(error)
+    assert error.code == "overlap" and "mine overlaps forwards with backwards (such as 0F1)" in str(error)
     reader(replace(schedules.zb_h1(2, 2), overlaps=()))
 
 

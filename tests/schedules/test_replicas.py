@@ -174,7 +174,7 @@ def test_two_pipelines_that_each_begin_with_their_end_wait_for_each_other():
 )
 def test_who_runs_or_searches_schedules_refuses_replicas_with_one_sentence(reader, use):
     with pytest.raises(
-        ScheduleError, match=f"runs replicas of stages, 0 among others, which {reader} does not know yet"
+        ScheduleError, match=rf"has replicas of stages \(such as stage 0\), which {reader} does not support"
     ) as caught:
         use(Schedule.from_text(UP_AND_DOWN))
     assert caught.value.code == "replicas"

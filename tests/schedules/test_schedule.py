@@ -183,7 +183,7 @@ def test_a_rank_without_actions_survives_its_text_and_its_csv():
     [
         (Schedule.from_text, "rank 0: 0F0 0B0\n\n# rank 1\nrank 1: 1F0 1X0 1B0", "Line 4, cell 2: '1X0'"),
         (Schedule.from_text, "0F0 0B0\n1F0 1B0junk", "Line 2, cell 2: '1B0junk'"),
-        (Schedule.from_text, "0F0,0B0", "Line 1 has commas; if this is CSV, read it with Schedule.from_csv"),
+        (Schedule.from_text, "0F0,0B0", "Line 1 has commas. Read CSV with Schedule.from_csv"),
         (Schedule.from_csv, "0F0,0B0\n1F0,,1F-1,1B0\n", "Line 2, cell 3: '1F-1'"),
         (Schedule.from_csv, "0F0 0B0\n", "Line 1, cell 1: '0F0 0B0'"),
         (Schedule.from_csv, "0F0,0B0\n\n1F0,?\n", "Line 3, cell 2: '?'"),

@@ -92,7 +92,7 @@ def test_wrong_sizes_are_refused(wrong):
 
 def test_only_seq1f1b_takes_slices():
     assert schedules.build("seq1f1b", 4, 8, num_slices=4) == seq1f1b(4, 8, 4)
-    assert "1f1b takes no num_slices; leave it out. seq1f1b take" in str(
+    assert "1f1b takes no num_slices; leave it out. Schedules that take it: seq1f1b" in str(
         refusal(schedules.build, "1f1b", 4, num_slices=2)
     )
     assert refusal(theory.makespan, "1f1b", 4, 8, num_slices=2).code == "no-formula"

@@ -193,5 +193,5 @@ def test_transformations_keep_slices(schedule):
 
 def test_a_search_refuses_slices():
     error = refusal(lambda: Schedule.from_text(MINE).one_rank_each("a search"))
-    assert error.code == "slices" and "text cuts sequences into 2 slices, which" in str(error)
+    assert error.code == "slices" and "text splits sequences into 2 slices, which" in str(error)
     assert schedules.one_f_one_b(2, 4).one_rank_each("a search") == (0, 1)

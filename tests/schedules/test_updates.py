@@ -108,7 +108,7 @@ def test_a_sum_before_the_last_backward_is_marked():
     """Replicas that sum before their last backward train on a part of the batch (torchrec PR 4758)."""
     text = TWO.replace("0B1 0REDUCE_GRAD1", "0REDUCE_GRAD1 0B1")
     message = marked(text, "early-sum")
-    assert "Rank 2, position 1: 0REDUCE_GRAD1 comes before 0B1 (position 2), whose gradient it sums." in message
+    assert "Rank 2, position 1: 0REDUCE_GRAD1 comes before 0B1 (position 2), whose gradient it reduces." in message
     assert ">0REDUCE_GRAD1<" in message
     assert "comes before 0B0 (position 4)" in marked("0F0 0F1 0B1 0REDUCE_GRAD1 0B0", "early-sum")
 
@@ -118,7 +118,7 @@ def test_a_sum_before_the_last_backward_is_marked():
     [
         ("0F0 0F1 0B1 0U1 0B0", "position 3: 0U1 skips 0B0 (position 4): it applies all gradients of microbatches up"),
         ("0F0 0F1 0B0 0B1 0U0", "position 3: no U applies the gradient of 0B1; the last is 0U0."),
-        ("0F0 0F1 0B0 0REDUCE_GRAD0 0B1", "no REDUCE_GRAD sums the gradient of 0B1; the last is 0REDUCE_GRAD0."),
+        ("0F0 0F1 0B0 0REDUCE_GRAD0 0B1", "no REDUCE_GRAD reduces the gradient of 0B1; the last is 0REDUCE_GRAD0."),
     ],
 )
 def test_a_gradient_that_no_update_or_sum_takes_is_marked(text, words):
@@ -130,7 +130,7 @@ def test_an_update_of_a_stage_with_replicas_needs_the_sum_of_the_same_gradients(
     assert "Rank 1, position 2: 1U0 comes without 1REDUCE_GRAD0 before it; stage 1 has replicas on ranks 1 and 3" in (
         message
     )
-    assert "whose gradients are summed first" in marked("0F0 0B0 0U0 \n 0F1 0B1 0U1", "no-sum")
+    assert "which must all-reduce their gradients first" in marked("0F0 0B0 0U0 \n 0F1 0B1 0U1", "no-sum")
     verify(Schedule.from_text("0F0 0B0 0U0 \n 1F0 1B0 1U0"))  # one replica needs none
     verify(Schedule.from_text("0F0 0B0 0REDUCE_GRAD0 \n 0F1 0B1 0REDUCE_GRAD1 \n 1F0 1B0 1F1 1B1"))
 
@@ -138,11 +138,11 @@ def test_an_update_of_a_stage_with_replicas_needs_the_sum_of_the_same_gradients(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("0F0 0B0 0U0 \n 1F0 1B0", "1U0 is missing on rank 1: all stages have their U, or none has."),
-        ("0F0 0B0 0REDUCE_GRAD0 \n 0F1 0B1", "0REDUCE_GRAD1 is missing on rank 1: all stages have"),
+        ("0F0 0B0 0U0 \n 1F0 1B0", "1U0 is missing on rank 1: either all stages have a U, or none."),
+        ("0F0 0B0 0REDUCE_GRAD0 \n 0F1 0B1", "0REDUCE_GRAD1 is missing on rank 1: either all stages have"),
         (
             "0F0 0B0 0REDUCE_GRAD0 \n 0F1 0F2 0B1 0REDUCE_GRAD1 0B2 0REDUCE_GRAD2",
-            "A REDUCE_GRAD is missing on rank 0: the one that meets 0REDUCE_GRAD2.",
+            "A REDUCE_GRAD is missing on rank 0: the partner of 0REDUCE_GRAD2.",
         ),
     ],
 )

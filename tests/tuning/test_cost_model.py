@@ -138,5 +138,5 @@ def test_advice_says_when_other_programs_had_the_core_while_layers_were_measured
         clock = iter([(0.0, 0.0), (1.0, waited)])
         monkeypatch.setattr("minipipe.tuning.advising.core_times", clock.__next__)
         said = str(advise(model, x, num_ranks=2, num_microbatches=2, messages="assumed", seconds=0, repeats=1))
-        told = "The machine was busy: the layers were measured without a core for 75 % of the time that they wanted"
+        told = "The machine was busy: during 75 % of the layer measurements, other programs had the core"
         assert (told in said) is is_told

@@ -187,7 +187,7 @@ def test_each_reason_compares_two_rows_by_a_figure_of_the_table():
     for figures, how in ((found.measured, "measured"), (found.on_hosts, "simulated on 2 hosts")):
         best, *others = sorted(figures, key=lambda each: each.seconds)
         sentences = [text for text in found.sentences if text.startswith(tuple(each.grid for each in figures))]
-        assert f"{best.grid} is the fastest here, {how}: {1e3 * best.seconds:.4g} ms a step." in sentences
+        assert f"{best.grid} is the fastest ({how}): {1e3 * best.seconds:.4g} ms per step." in sentences
         for other in others:
             (reason,) = [
                 s for s in sentences if s.startswith(f"{other.grid} takes {other.seconds / best.seconds:.2f} ")
@@ -209,13 +209,11 @@ def slow_rows(**seconds):
 
 def test_less_memory_and_slower_links_make_another_grid_the_choice():
     found = report(slow_rows(data=1.0, tensor=2.0, pipeline=1.5)).sentences
-    assert found[0] == "data 2 is the fastest here, measured: 1000 ms a step."
-    assert (
-        "The slowest and the fastest step of one grid differed by 20%: smaller differences between grids mean nothing."
-        in found
-    )
-    assert any(text.startswith("With less than") and "pipeline 2, for" in text for text in found)
-    assert found[-1].startswith("On 2 hosts, simulated, with links of 1e+10 bytes a second ")
+    assert found[0] == "data 2 is the fastest (measured): 1000 ms per step."
+    spread = "The slowest and the fastest step of one mesh differ by 20% (median)"
+    assert f"{spread}; smaller differences between meshes are noise." in found
+    assert any(text.startswith("If a rank has less than") and "pipeline 2 needs" in text for text in found)
+    assert found[-1].startswith("Simulated on 2 hosts with links of 1e+10 bytes per second, ")
 
 
 def test_a_grid_whose_loss_differs_is_no_answer():
@@ -223,7 +221,7 @@ def test_a_grid_whose_loss_differs_is_no_answer():
     rows[2]["losses"] = [loss * (1 + 1e-10) for loss in rows[2]["losses"]]
     found = report(rows)
     assert found.differing == ["tensor 2"] and found.sentences == [
-        "The losses of tensor 2 are not those of data 2: something is wrong in them."
+        "Error: the losses of tensor 2 differ from the losses of data 2 by more than rounding."
     ]
 
 
@@ -236,7 +234,7 @@ def test_losses_may_differ_by_rounding_and_no_more(factor, is_close):
 
 def test_it_says_where_times_of_shared_cores_would_mislead():
     assert not any("share cores" in note for note in report(tiny()).notes)
-    assert any("Ranks share cores: " in note for note in report(tiny(), hosts=2, shares_cores=True).notes)
+    assert any("The ranks share cores, " in note for note in report(tiny(), hosts=2, shares_cores=True).notes)
 
 
 def test_tables_and_data_tell_the_same():

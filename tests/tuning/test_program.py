@@ -76,8 +76,8 @@ def test_a_program_for_several_ranks_is_left_before_it_would_need_them(tmp_path)
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", r"exited without a training step; expected a call of Pipeline\.step"),
-        ("raise SystemExit(3)", r"exited with 3 before its first training step\. Arguments of the program follow"),
+        ("", r"ended without a training step; expected a call of Pipeline\.step"),
+        ("raise SystemExit(3)", r"exited with 3 before its first training step\. Write options of minipipe before"),
         ("import sys; sys.exit()", "exited with exit code 0 before its first training step"),
         ("1 / 0", "failed before its first training step, with ZeroDivisionError: division by zero"),
         ("import numpy; from nowhere import x", "failed before its first training step, with ModuleNotFoundError"),
@@ -85,7 +85,7 @@ def test_a_program_for_several_ranks_is_left_before_it_would_need_them(tmp_path)
             "from minipipe import Pipeline, nn, spawn\n"
             "model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))\n"
             "spawn(lambda group: Pipeline(model, group, loss=nn.MSELoss()).step([[1]] * 8, [[1]] * 8), 2)",
-            r"makes 2 ranks itself; expected init_process_group\(\)",
+            r"starts 2 ranks itself; expected a program that calls init_process_group\(\)",
         ),
     ],
 )
@@ -97,7 +97,7 @@ def test_a_program_that_does_not_step_is_refused(text, words, tmp_path):
 
 
 def test_a_program_that_is_not_there_is_refused():
-    with pytest.raises(LaunchError, match=r"There is no program 'nope\.py'; expected a file with Python") as caught:
+    with pytest.raises(LaunchError, match=r"There is no program 'nope\.py'; expected a Python file") as caught:
         question_about("nope.py")
     assert caught.value.code == "no-script"
 
@@ -105,7 +105,7 @@ def test_a_program_that_is_not_there_is_refused():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "There is no program; expected one after the options"),
+        ([], "Expected a training program after the options"),
         (["--ranks", "0", "x.py"], "--ranks is 0; expected a whole number, 1 to 4096."),
         (["--memory-limit", "much", "x.py"], "memory_limit is 'much'; expected an amount above 0"),
         (["--seconds", "-1", "x.py"], "--seconds is -1; expected 0 to 604800, a week."),
@@ -150,7 +150,7 @@ def test_a_training_program_is_advised_and_run_and_a_terminal_is_told_meanwhile(
     words = ["--ranks", "2", "--memory-limit", "100 MB", "--seconds", "1", "--json"]
     assert main(["advise", *words, program, *arguments]) == 0
     out, err = capsys.readouterr()
-    for words in ("measuring messages between", "racing the best"):  # beside a bar
+    for words in ("measuring messages between", "running the best"):  # beside a bar
         assert words in err, words
     found = json.loads(out.splitlines()[-1])
     assert found["best"] == found["choices"][0] and found["own"]["schedule"] == "1f1b"

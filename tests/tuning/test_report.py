@@ -65,13 +65,13 @@ def named(text, row):
 def check_comparison(text, best, other):
     """Recompute, from two rows, which takes less, by how much, and whether both or none was run."""
     for word, value in (("measured", lambda row: row.measured), ("predicted", lambda row: row.time)):
-        if alike := re.fullmatch(rf"(.+) and (.+) (?:were|are) {word} to take equally long, within ([\d.]+) %", text):
+        if alike := re.fullmatch(rf"(.+) and (.+) (?:were|are) {word} to take the same time, within ([\d.]+) %", text):
             pair = {id(row) for row in (best, other) if named(alike[1], row) or named(alike[2], row)}
             a, b = value(best), value(other)
             assert len(pair) == 2 and 1 - min(a, b) / max(a, b) <= float(alike[3]) / 100 + 1e-9
             assert float(alike[3]) <= 2.1
             return
-        text, noise, spread = text.partition(f", while the steps of {best.candidate.schedule} differed by ")
+        text, noise, spread = text.partition(f"; the steps of {best.candidate.schedule} alone differ by ")
         if less := re.fullmatch(rf"(.+) (?:was|is) {word} to take ([\d.]+) % less than ([^,]+)(, .+)?", text):
             first, second = (best, other) if value(best) < value(other) else (other, best)
             assert named(less[1], first) and named(less[3], second)
@@ -83,7 +83,7 @@ def check_comparison(text, best, other):
             elif word == "measured":
                 assert less[4] == f", in {first.num_steps} steps of {best.num_steps}"
             else:
-                assert less[4] == ", but did not run" and (first.measured is None or second.measured is None)
+                assert less[4] == ", but was not run" and (first.measured is None or second.measured is None)
             return
     raise AssertionError(f"no comparison: {text}")
 
@@ -91,7 +91,7 @@ def check_comparison(text, best, other):
 def check(text, best, other):
     """Recompute one sentence from the two rows that it is about."""
     if spent := re.fullmatch(
-        r"Predicted: of a step, a rank spends (\S+) ms instead of (\S+) ms (.+), on average\.", text
+        r"Predicted: in each step, a rank spends (\S+) ms instead of (\S+) ms (.+), on average\.", text
     ):
         for printed, row in ((spent[1], best), (spent[2], other)):
             share = row.idle[WORDS[spent[3]]] if spent[3] != "computing" else 1 - sum(row.idle.values())
@@ -104,19 +104,18 @@ def check(text, best, other):
         assert float(half[2]) == pytest.approx(100 * other.bubble_fraction, abs=0.0501)
         assert float(half[3]) == pytest.approx(100 * best.bubble_fraction, abs=0.0501)
         assert other.bubble_fraction > best.bubble_fraction
-    elif twice := re.fullmatch(r"(.+): alone, (\d+) samples? takes? (\S+) of the time of (\d+), as measured\.", text):
+    elif twice := re.fullmatch(r"(.+): measured alone, (\d+) samples? takes? (\S+) of the time of (\d+)\.", text):
         check_comparison(twice[1], best, other)
         assert other.candidate.num_microbatches == 2 * best.candidate.num_microbatches
         assert int(twice[4]) == 2 * int(twice[2]) == 32 // best.candidate.num_microbatches
         assert float(twice[3]) == pytest.approx(0.5, abs=0.0051)  # so the layers were made up
-    elif text.startswith("Predicted: ") and "beyond the limit" in text:
+    elif text.startswith("Predicted: ") and "above the limit" in text:
         needs = format_memory(max(other.memory), "bytes")
         assert (
-            text
-            == f"Predicted: {described(other.candidate)}, is faster, and needs {needs} on a rank, beyond the limit."
+            text == f"Predicted: {described(other.candidate)}, is faster, but needs {needs} on a rank, above the limit."
         )
         assert max(other.memory) > LIMIT and other.time < best.time
-    elif same := re.fullmatch(r"(\S+) and (\S+) run the same here\.", text):
+    elif same := re.fullmatch(r"(\S+) and (\S+) are the same program here\.", text):
         assert named(same[1], best) and named(same[2], other) and best.program == other.program
     else:
         alike = (each.candidate[::6] for each in (best, other))  # schedule and replicas
@@ -166,10 +165,10 @@ BEST, OTHER = row("zb-h1", 4, 1.0, drain=0.1), row("1f1b", 4, 1.25, drain=0.4)
         "zb-h1 is predicted to take 30.0 % less than 1f1b.",
         "1f1b is predicted to take 20.0 % less than zb-h1.",
         "zb-h1 was measured to take 20.0 % less than 1f1b.",
-        "zb-h1 and 1f1b are predicted to take equally long, within 2.0 %.",
-        "Predicted: of a step, a rank spends 100.000 ms instead of 400.000 ms after its last action, on average.",
-        "Predicted: of a step, a rank spends 900.000 ms instead of 750.000 ms computing, on average.",
-        "zb-h1 and 1f1b run the same here.",
+        "zb-h1 and 1f1b are predicted to take the same time, within 2.0 %.",
+        "Predicted: in each step, a rank spends 100.000 ms instead of 400.000 ms after its last action, on average.",
+        "Predicted: in each step, a rank spends 900.000 ms instead of 750.000 ms computing, on average.",
+        "zb-h1 and 1f1b are the same program here.",
         "zb-h1 takes 20 % less than 1f1b: there are fewer actions.",
     ],
 )
@@ -182,7 +181,7 @@ def test_what_is_predicted_and_what_was_measured_are_called_so():
     said = [text for text, _ in reasons(BEST, [BEST, OTHER], LAYERS)]
     assert said == [
         "zb-h1 is predicted to take 20.0 % less than 1f1b.",
-        "Predicted: of a step, a rank spends 100.000 ms instead of 500.000 ms after its last action, on average.",
+        "Predicted: in each step, a rank spends 100.000 ms instead of 500.000 ms after its last action, on average.",
     ]
     ran = row("zb-h1", 4, 1.0, 1.5, 64), row("1f1b", 4, 1.25, 1.2, 6)
     assert reasons(ran[0], ran, LAYERS)[0].text == "1f1b was measured to take 20.0 % less than zb-h1, in 6 steps of 64."
@@ -192,7 +191,7 @@ def test_what_is_predicted_and_what_was_measured_are_called_so():
 def test_of_choices_that_run_the_same_none_is_called_faster():
     """The story: with one microbatch 1F1B is GPipe, and was "as fast" as it, as if both had run."""
     alike = BEST._replace(candidate=Candidate("1f1b", 4))
-    assert [text for text, _ in reasons(BEST, [BEST, alike], LAYERS)] == ["zb-h1 and 1f1b run the same here."]
+    assert [text for text, _ in reasons(BEST, [BEST, alike], LAYERS)] == ["zb-h1 and 1f1b are the same program here."]
     other = row("gpipe", 4, 2.0, drain=0.5)
     assert reasons(BEST, [BEST, alike, other], LAYERS)[1].other is other
 
@@ -200,8 +199,8 @@ def test_of_choices_that_run_the_same_none_is_called_faster():
 def test_where_the_steps_of_one_choice_differ_by_more_than_two_choices_it_is_said():
     noisy = row("zb-h1", 4, 1.0, 1.0, 64)._replace(spread=0.3)
     text = reasons(noisy, [noisy, row("1f1b", 4, 1.25, 1.25, 64)], LAYERS)[0].text
-    assert text == "zb-h1 was measured to take 20.0 % less than 1f1b, while the steps of zb-h1 differed by 30.0 %."
-    assert "64 steps differed by up to 30.0 %" in " ".join(str(Advice([noisy], LAYERS)).split())
+    assert text == "zb-h1 was measured to take 20.0 % less than 1f1b; the steps of zb-h1 alone differ by 30.0 %."
+    assert "64 steps of the best differ by up to 30.0 %" in " ".join(str(Advice([noisy], LAYERS)).split())
 
 
 def test_every_cause_of_idle_time_within_a_step_has_its_words():

@@ -98,7 +98,7 @@ def test_a_choice_is_within_the_limit_if_its_fullest_rank_is():
 def test_a_memory_limit_counts_the_parameters_of_each_replica():
     """One rank has all layers, 4 x 80 bytes, and as much again as gradients; on two ranks each has half."""
     found = advice(num_ranks=2, replicas=None, limit=700, held=0)
-    assert found.best.candidate.replicas == 1 and "2 replicas" in found.reason and "beyond the limit" in found.reason
+    assert found.best.candidate.replicas == 1 and "2 replicas" in found.reason and "above the limit" in found.reason
 
 
 def test_with_replicas_asked_for_all_schedules_have_as_many():
@@ -124,7 +124,7 @@ def test_where_small_microbatches_take_as_long_as_large_ones_few_are_best():
     """The dependence on the size is what was measured: here, there is none."""
     found = advice(time=lambda layer, samples: 1e-3)
     assert found.best.candidate.num_microbatches == min(COUNTS)
-    assert "with 4 microbatches: alone, 8 samples take 1.00 of the time of 16, as measured." in found.reason
+    assert "with 4 microbatches: measured alone, 8 samples take 1.00 of the time of 16." in found.reason
 
 
 def test_a_slow_layer_gets_a_rank_to_itself():
@@ -146,7 +146,7 @@ def test_a_tighter_limit_chooses_less_memory_and_takes_longer():
     assert all(max(each.best.memory) <= limit for each, limit in zip(found, limits))
     times = [each.best.time for each in found]
     assert times == sorted(times) and times[0] < times[-1]
-    assert "beyond the limit" in found[-1].reason and "beyond the limit" not in found[0].reason
+    assert "above the limit" in found[-1].reason and "above the limit" not in found[0].reason
 
 
 def test_activations_are_computed_again_only_where_nothing_else_fits():
@@ -236,5 +236,5 @@ def test_of_choices_that_ran_the_one_that_stayed_in_the_race_is_the_best():
     assert found.choices[:3] == (ran[2], ran[1], ran[0]) and found.best == ran[2]
     table, said = str(found).split("\n\n")
     assert "measured ms" in table and "measured ms" not in str(advice()) and "3 of " in said
-    assert "Yours ran as fast" not in said
-    assert "Yours ran as fast" in Advice([*rest, *ran], measured(4, COUNTS), own=ran[2]).reason
+    assert "Your own choice is as fast" not in said
+    assert "Your own choice is as fast" in Advice([*rest, *ran], measured(4, COUNTS), own=ran[2]).reason

@@ -49,8 +49,8 @@ def test_what_was_broken_off_ends_with_the_loss_of_what_was_not(program, every, 
     whole = on(before, *program, "--checkpoint", tmp_path, "--every", str(every))
     first = break_off(tmp_path)
     more = on(after, *program, *changed, "--checkpoint", tmp_path, "--resume")
-    assert f"Going on after step {first.name.rpartition('-')[2]} of" in more.out, more.err
-    assert " was " not in more.out.partition("Going on")[2].partition("epoch")[0]  # no option that counts has changed
+    assert f"Resuming after step {first.name.rpartition('-')[2]} of" in more.out, more.err
+    assert " was " not in more.out.partition("Resuming")[2].partition("epoch")[0]  # no option that counts has changed
     assert test_train.result(more)["loss"] == test_train.result(whole)["loss"]
     assert (tmp_path / "best.safetensors").exists()
 
@@ -110,7 +110,7 @@ def test_a_job_that_loses_a_rank_starts_again_by_itself_and_ends_with_the_same_l
     os.kill(process_of_rank_2(tmp_path), signal.SIGKILL)
     out, err = job.communicate(timeout=60)
     assert job.returncode == 0, err
-    assert "Going on after step" in out and "attempt 0 failed with" in err
+    assert "Resuming after step" in out and "attempt 0 failed with" in err
     assert json.loads(out.splitlines()[-1])["loss"] == whole["loss"]
 
 

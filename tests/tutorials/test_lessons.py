@@ -95,7 +95,7 @@ def test_each_question_of_an_exercise_has_an_answer_and_its_check(path):
 def test_without_mpi_a_lesson_says_that_a_cell_has_nothing_to_run():
     done = run([sys.executable, "-c", WITHOUT_MPI, "tutorials/03_ranks_and_messages.py"])
     assert (done.code, done.err) == (0, "")
-    assert "There is no MPI here (pip install -e '.[mpi]' brings one)" in done.out
+    assert "This cell needs an MPI (pip install -e '.[mpi]' installs one); read on." in done.out
 
 
 @every_lesson
@@ -189,12 +189,31 @@ def test_every_link_leads_somewhere():
     assert all((ROOT / "tutorials" / link).exists() for link in links)
 
 
+def test_the_page_leads_to_the_recipe_for_microbatches_and_to_the_commands_of_others():
+    goals = dict(re.findall(r"^\| (.+?) \| \[lesson \d\d\]\((.+?)\)", PAGE, flags=re.MULTILINE))
+    recipe, commands = (
+        (ROOT / "tutorials" / goals[goal]).read_text()
+        for goal in ("choose the number of microbatches for my batch", "know the PyTorch and Megatron-LM commands")
+    )
+    assert "## How many microbatches for my batch? A recipe\n" in recipe and "def best_number(" in recipe
+    for words in ("torchrun --nproc-per-node 4 train_torch.py", "--pipeline-model-parallel-size 4", "Schedule1F1B("):
+        assert words in commands
+
+
+@every_lesson
+def test_each_program_in_the_text_of_a_lesson_is_python(path):
+    for cell in read_cells(path.read_text()):
+        if cell.is_markdown:
+            for program in re.findall(r"^```python\n(.+?)^```$", cell.content, flags=re.MULTILINE | re.DOTALL):
+                ast.parse(program)
+
+
 def test_what_is_said_to_be_built_here_is():
     row = re.search(r"^\| in minipipe \| (.+) \| (.+) \| (.+) \| (.+) \|$", PAGE, flags=re.MULTILINE)
     data, pipeline, tensor, sharded = row.groups()
     options = inspect.signature(Pipeline).parameters
     assert "`Pipeline(…, replicas=R)`" in data and "replicas" in options and hasattr(Pipeline, "sharded")
-    assert pipeline == "this is what it is for" and "`pipeline.sharded(…)`" in sharded
+    assert pipeline == "`Pipeline(model, group, …)`" and "`pipeline.sharded(…)`" in sharded
     assert "`Pipeline(model, Grid(group, tensor=T))`" in tensor and "tensor" in inspect.signature(Grid).parameters
     assert "fully_sharded=True" in sharded and "fully_sharded" in inspect.signature(Grid).parameters
 

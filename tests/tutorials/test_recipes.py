@@ -42,7 +42,7 @@ def conv_net(out):
 
 
 def encoder_decoder(out):
-    return numbers("share of sequences right", out)[0] > 0.95
+    return numbers("fraction of sequences right", out)[0] > 0.95
 
 
 def fine_tuning(out):
@@ -67,13 +67,13 @@ def large_data(out):
 
 def mixed_precision(out):
     whole, half = numbers("accuracy", out)
-    left_out = [int(number) for number in re.findall(r"(\d+) of \d+ updates left out", out)]
-    return min(whole, half) > 0.95 and abs(whole - half) < 0.01 and left_out[0] == 0 < left_out[1]
+    skipped = [int(number) for number in re.findall(r"(\d+) of \d+ updates skipped", out)]
+    return min(whole, half) > 0.95 and abs(whole - half) < 0.01 and skipped[0] == 0 < skipped[1]
 
 
 def mixture_of_experts(out):
     alone, balanced = (list(map(float, row.split())) for row in re.findall(r"busy with([\d ]+)%", out))
-    return max(alone) > 25 and min(alone) < 5 and max(balanced) <= 25 and numbers("largest share", out)[0] < 0.25
+    return max(alone) > 25 and min(alone) < 5 and max(balanced) <= 25 and numbers("largest fraction", out)[0] < 0.25
 
 
 def padded_lm(out):

@@ -123,12 +123,13 @@ def test_where_ranks_share_a_core_the_order_of_the_step_is_drawn_with_the_times_
     measured, predicted = json.loads((tmp_path / "step.measured.json").read_text())["otherData"]["timelines"]
     assert (measured["origin"], predicted["origin"], order["origin"]) == ("measured", "predicted", "predicted")
     assert order["makespan"] < measured["makespan"] == found["makespan_ms"] / 1000
-    assert f"with a core for each rank: makespan predicted to be at least {1000 * order['makespan']:.2f} ms" in done.out
-    here = f"On this machine 2 ranks share 1 core, so the step took {found['makespan_ms']:.2f} ms: the rest is waiting"
-    assert done.out.index("with a core for each rank: ") < done.out.index(here)
+    assert f"predicted with one core per rank: makespan at least {1000 * order['makespan']:.2f} ms" in done.out
+    took = f"the step took {found['makespan_ms']:.2f} ms: the rest is waiting for a core and time between actions."
+    here = f"On this machine 2 ranks share 1 core, so {took}"
+    assert done.out.index("predicted with one core per rank: ") < done.out.index(here)
     assert "predicted -" not in done.out and "bubble: measured" not in done.out  # which say nothing about a schedule
     captions = [line for line in done.out.splitlines() if "1f1b, " in line and "makespan" in line]
-    assert len(captions) == 1 and captions[0].startswith("1f1b, a core for each rank: makespan")
+    assert len(captions) == 1 and captions[0].startswith("1f1b, one core per rank: makespan")
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="no folder here that takes no files, whoever asks")
@@ -163,10 +164,10 @@ def test_so_does_a_job_of_several_ranks():
     ("options", "words"),
     [
         (["--trace", "step.gif"], "--trace: 'step.gif' ends in .gif; expected .svg (a picture), .html (a player)"),
-        slowly(["--trace", "step"], "--trace: 'step' ends in nothing; expected .svg"),
+        slowly(["--trace", "step"], "--trace: 'step' has no ending; expected .svg"),
         slowly(["--trace", "no/such/step.svg"], "--trace: there is no folder 'no/such'; make it first"),
         slowly(["--layers", "0"], "--layers is 0; expected at least 1"),
-        (["--schedule", "1f2b"], "There is no schedule '1f2b'; did you mean 1f1b? expected one of sequential, gpipe"),
+        (["--schedule", "1f2b"], "There is no schedule '1f2b'; did you mean 1f1b? Expected one of sequential, gpipe"),
         slowly(["--schedule", "nowhere.csv"], "The schedule 'nowhere.csv' cannot be read: No such file"),
         (["--microbatches", "100"], "samples cannot make 100 microbatches"),
         slowly(["--learning-rate", "-1"], "--learning-rate is -1.0; expected a finite number, more than 0"),

@@ -82,7 +82,7 @@ def test_it_shows_progress_the_result_and_a_timeline():
     for words in (
         "step    6 of 6, loss",
         "validation loss ",
-        "What it writes:",
+        "Generated text:",
         "bubble: measured",
         "TransformerBlock(16",
     ):
@@ -105,7 +105,7 @@ def test_the_numbers_in_the_trace_are_those_that_are_printed(traces):
     ("options", "words"),
     [
         (["--steps", "0"], "--steps is 0; expected at least 1"),
-        slowly(["--heads", "5"], "--width is 96, which 5 heads cannot share; expected a multiple of --heads"),
+        slowly(["--heads", "5"], "--width is 96; expected a multiple of --heads, 5"),
         slowly(["--dropout", "1"], "--dropout is 1.0; expected at least 0 and less than 1"),
         slowly(["--learning-rate", "nan"], "--learning-rate is nan; expected a finite number"),
         (["--tensor", "2"], "pipeline 1 x data 1 x tensor 2 are 2 ranks, but there are 1"),

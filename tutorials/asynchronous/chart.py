@@ -1,4 +1,4 @@
-"""Lines in panels side by side, as SVG: with the page, the letters and the colours of minipipe's own pictures."""
+"""Line charts in panels side by side, as SVG, with the fonts and colours of minipipe's pictures."""
 
 from typing import NamedTuple
 
@@ -12,14 +12,14 @@ LOSSES = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
 
 
 class Line(NamedTuple):
-    """Points (x, y), all above 0, and the name of the line."""
+    """A line: its name, and its points (x, y), all above 0."""
 
     name: str
     points: list
 
 
 class Panel(NamedTuple):
-    """Lines on common axes, of which that of y is logarithmic; that of x, if ``is_log``, with powers of two."""
+    """Lines on common axes. The y axis is logarithmic; with ``is_log`` so is the x axis, in powers of two."""
 
     title: str
     words: str
@@ -28,7 +28,7 @@ class Panel(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """From 0, with equal lengths for equal amounts."""
+    """A linear axis that begins at 0."""
 
     most: float
     start: float
@@ -43,16 +43,16 @@ class Axis(NamedTuple):
 
 
 def draw_panels(title, rows, names, looks):
-    """Return an SVG of rows of panels; those of a row have the same axis of y.
+    """Return an SVG of rows of panels. The panels of a row have the same y axis.
 
     Parameters
     ----------
     title : str
     rows : list of list of Panel
     names : dict of str to str
-        What the legend calls a line.
+        The label of each line in the legend.
     looks : dict of str to (str, bool)
-        Its role in the style sheet, and whether it is dashed.
+        For each line its role in the style sheet, and whether it is dashed.
     """
     page = Page(WIDTH, title, (), Letters(DEFAULT_SIZE))
     parts, y = page.head()
@@ -78,7 +78,7 @@ def draw_panels(title, rows, names, looks):
 
 
 def drawn(panel, vertical, right, letters, looks):
-    """Yield a panel whose upper left corner is at 0, 0."""
+    """Yield the SVG elements of a panel whose upper left corner is at (0, 0)."""
     xs = [x for line in panel.lines for x, _ in line.points]
     across = LogAxis(min(xs), max(xs), LEFT, right) if panel.is_log else Axis(max(xs), LEFT, right)
     marks, losses = across.powers_of_two() if panel.is_log else across.marks(), vertical.round_amounts(LOSSES)

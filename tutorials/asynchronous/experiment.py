@@ -1,16 +1,18 @@
-"""What do stale weights cost, and what does a pipeline that never drains bring? Six ways to train, on 1 to 8 stages.
+"""Stale weights: what they cost, and what a pipeline without flushes gains. Six methods, 1 to 8 stages.
 
-    python tutorials/asynchronous/experiment.py -o DIR       five minutes on two cores: tables, results.json, loss.svg
-    python tutorials/asynchronous/experiment.py --quick      a few batches, to see that it runs
-    mpirun -n 2 python tutorials/asynchronous/experiment.py --measure      seconds of a batch on real ranks
-    python tutorials/asynchronous/experiment.py --draw results.json -o DIR     the tables and the picture again
+    python tutorials/asynchronous/experiment.py -o DIR    tables, results.json, loss.svg
+    python tutorials/asynchronous/experiment.py --quick   a few batches, to see that it runs
+    mpirun -n 2 python tutorials/asynchronous/experiment.py --measure    time on real ranks
+    python tutorials/asynchronous/experiment.py --draw results.json -o DIR    draw again
 
-Two tasks: the digits of ``train.py`` with SGD, and the text of ``train_lm.py`` with AdamW. A batch is 8 microbatches,
-and all methods see the same ones in the same order. On each number of stages, every method tries the same grid of
-learning rates, and keeps the one with the lowest training loss at the end; two more seeds then repeat that.
+The first command takes about five minutes on two cores. There are two tasks: the digits of
+``train.py`` with SGD, and the text of ``train_lm.py`` with AdamW. A batch has 8 microbatches,
+and all methods see the same ones in the same order. For each number of stages, every method
+tries the same learning rates and keeps the one with the lowest training loss at the end; two
+more seeds repeat the training with this rate.
 
-Losses do not depend on who computes what, so all stages run on one rank, in the order of the simulated time: the bits
-are those of p ranks, and a process has nobody to wait for. Times are simulated, with stages of equal cost.
+Losses do not depend on the placement of stages. So all stages run on one rank, in the order of
+their simulated times, with the bits of p ranks. Times are simulated, with stages of equal cost.
 """
 
 import argparse
@@ -29,15 +31,15 @@ from chart import Line, Panel, draw_panels
 
 from minipipe import Pipeline, Schedule, data, init_process_group, nn, optim, schedules, simulate, spawn
 
-MICROBATCHES = 8  # of a batch
+MICROBATCHES = 8  # in a batch
 STAGES = (1, 2, 4, 8)
 SEEDS = (0, 1, 2)
-POINTS = 40  # of a curve, at most
-LAST = 0.1  # of the batches, over which the loss at the end is the mean
+POINTS = 40  # on a curve, at most
+LAST = 0.1  # the part of the batches whose mean is the loss at the end
 
 
 class Method(NamedTuple):
-    """A schedule of a whole training, and what goes with it."""
+    """A schedule for a whole training, with its options."""
 
     words: str
     table: object  # (stages, microbatches of the run) -> Schedule
@@ -59,9 +61,10 @@ METHODS = {
 
 
 class Digits:
-    """A multilayer perceptron of 8 linear layers, and images with noise, trained with SGD.
+    """A multilayer perceptron of 8 linear layers on noisy images, trained with SGD.
 
-    A rate says how far a gradient moves the weights in the end: with a momentum of 0.9, SGD itself has a tenth of it.
+    A rate is the total effect of a gradient on the weights. With a momentum of 0.9 this is ten
+    times the learning rate of SGD.
     """
 
     name, num_batches, rates = "digits", 184, (0.003, 0.01, 0.03, 0.1, 0.3)
@@ -75,7 +78,7 @@ class Digits:
 
     @staticmethod
     def partition(num_stages):
-        return None  # by parameters
+        return None  # balance the numbers of parameters
 
     @staticmethod
     @cache
@@ -99,7 +102,7 @@ class Digits:
 
 
 class Text:
-    """A small transformer, whose attentions and networks are layers of their own, so that 8 stages have one each."""
+    """A small transformer. Attention and feed-forward are separate layers, one for each of 8 stages."""
 
     name, num_batches, rates = "text", 64, (0.0005, 0.001, 0.002, 0.004, 0.008)
     width, context = 32, 32
@@ -145,7 +148,10 @@ TASKS = {task.name: task for task in (Digits(), Text())}
 
 
 def in_one_row(schedule):
-    """Return the same actions on one rank, in the order of their simulated start: every stage keeps its own order."""
+    """Return the same actions on one rank, in the order of their simulated start.
+
+    Every stage keeps its own order of actions.
+    """
     rows = enumerate(simulate(schedule).spans)
     spans = [(span.start, place, rank, span.action) for rank, row in rows for place, span in enumerate(row)]
     actions = [action for *_, action in sorted(spans, key=lambda span: span[:3])]
@@ -153,25 +159,29 @@ def in_one_row(schedule):
 
 
 def train(group, task, method, schedule, rate, seed, num_batches):
-    """Train; return the losses of the batches, that of held-out data, and what the stages of this rank held."""
+    """Train.
+
+    Return the losses of the batches, the loss on held-out data, the weight versions of each
+    stage of this rank, and the bytes of the largest one.
+    """
     how, options = METHODS[method], {"partition": task.partition(schedule.num_stages), "seed": seed}
     pipeline = Pipeline(
         task.model(), group, loss=nn.CrossEntropyLoss(), schedule=schedule, check_finite="off", **options
     )
     optimiser = task.optimiser(pipeline.parameters(), rate, how.looks_ahead)
-    with np.errstate(all="ignore"):  # a rate may be too high
+    with np.errstate(all="ignore"):  # a learning rate may be too high
         losses = pipeline.run(task.batches(seed, num_batches), optimiser, stash=how.stash)
         held_out = pipeline.evaluate(*task.held_out())
     layers, sizes = task.model().flat_layers, {}
     for stage in pipeline.local_stages:
         sizes[stage] = sum(p.nbytes for i in pipeline.partition[stage] for p in layers[i].parameters())
-    held = {stage: losses.copies.get(stage, (1, 0, size)) for stage, size in sizes.items()}  # with flushes, no copy
+    held = {stage: losses.copies.get(stage, (1, 0, size)) for stage, size in sizes.items()}  # no copies with flushes
     most = max(sizes[stage] + stashed + sums for stage, (_, stashed, sums) in held.items())
     return list(map(float, losses)), float(held_out), [versions for versions, *_ in held.values()], most
 
 
 class Job(NamedTuple):
-    """A training."""
+    """A training on one number of stages, with one learning rate and one seed."""
 
     task: str
     method: str
@@ -184,7 +194,7 @@ class Job(NamedTuple):
         return METHODS[self.method].table(self.stages, MICROBATCHES * self.num_batches)
 
     def run(self):
-        """Train on one rank; return what is kept of it."""
+        """Train on one rank. Return the part of the results that is recorded."""
         losses, held_out, versions, most = spawn(self._on, 1)[0]
         last = losses[-max(1, round(LAST * len(losses))) :]
         loss = float(np.mean(last)) if np.isfinite(losses).all() else float("inf")
@@ -195,7 +205,7 @@ class Job(NamedTuple):
 
 
 def curve(losses):
-    """Return the means over equally many batches each, rounded; None where one is not finite."""
+    """Return rounded means over equally many batches each; None instead of a mean that is not finite."""
     each = -(-len(losses) // POINTS)
     return [rounded(np.mean(losses[i : i + each])) for i in range(0, len(losses) - each + 1, each)]
 
@@ -204,13 +214,13 @@ def rounded(loss):
     return float(f"{loss:.5g}") if np.isfinite(loss) else None
 
 
-# -- all of them -------------------------------------------------------------------------------------------------------
+# -- all trainings -----------------------------------------------------------------------------------------------------
 
 
 def search(of_each, num_batches=None, num_rates=None, stages=STAGES, seeds=SEEDS):
-    """Return for each task, method and number of stages its best rate, and what came of it.
+    """Return a row for each task, method and number of stages, with its best learning rate.
 
-    ``of_each`` is ``map``, or one that uses all cores.
+    ``of_each`` is ``map``, or the ``map`` of a pool that uses all cores.
     """
     cases = [(task, method, p) for task in TASKS for method in METHODS for p in stages]
     count = {name: num_batches or task.num_batches for name, task in TASKS.items()}
@@ -223,7 +233,7 @@ def search(of_each, num_batches=None, num_rates=None, stages=STAGES, seeds=SEEDS
 
 
 def row(job, own, results):
-    """Return all that is known of a method for a task, on a number of stages."""
+    """Return the recorded results of a method for a task, on a number of stages."""
     tried = (other for other in results if other._replace(rate=job.rate) == job)
     rates = {f"{other.rate:g}": rounded(results[other]["loss"]) for other in tried}
     of_seeds = {name: [rounded(result[name]) for result in own] for name in ("loss", "held_out")}
@@ -235,23 +245,23 @@ def row(job, own, results):
 
 
 def ends(job):
-    """Return the simulated times at which the points of a curve are there, in units of F of one stage."""
+    """Return the simulated time of each point of a curve, in units of the forward of a stage."""
     last = dict.fromkeys(range(job.num_batches), 0.0)
     table = job.table()
     for span in (span for row in simulate(table).spans for span in row if span.action.kind == "B"):
         batch = span.action.microbatch // MICROBATCHES
         last[batch] = max(last[batch], span.end)
-    if table.num_microbatches == MICROBATCHES:  # one step, again and again
+    if table.num_microbatches == MICROBATCHES:  # with flushes: the same step for each batch
         last = {batch: (batch + 1) * last[0] for batch in last}
     each = -(-job.num_batches // POINTS)
     return [last[batch] for batch in range(each - 1, job.num_batches, each)]
 
 
-# -- what is shown -----------------------------------------------------------------------------------------------------
+# -- tables, picture ---------------------------------------------------------------------------------------------------
 
 
 def tables(rows):
-    """Yield the tables of the page, as lines of Markdown."""
+    """Yield the lines of the tables in README.md."""
     stages, found = sorted({row["stages"] for row in rows}), {(r["task"], r["method"], r["stages"]): r for r in rows}
     most = stages[-1]
     for task in TASKS:
@@ -271,19 +281,19 @@ def tables(rows):
 
 
 def cell(row):
-    """Return the loss at the end: the mean over the seeds, half of its range, and the learning rate."""
+    """Return the loss at the end: mean over the seeds, half of their range, and the learning rate."""
     if None in row["loss"]:
         return "diverges"
     return f"{mean(row['loss']):.3f} ± {(max(row['loss']) - min(row['loss'])) / 2:.3f} ({row['rate']:g})"
 
 
 def spread(of_stages):
-    """Return a number of the first and the last stage."""
+    """Return the numbers of the first and the last stage, or one number if all are equal."""
     return str(of_stages[0]) if len(set(of_stages)) == 1 else f"{of_stages[0]} to {of_stages[-1]}"
 
 
 def batches_of(row):
-    """Return the numbers of batches after which the points of a curve are there."""
+    """Return the number of batches at each point of a curve."""
     return [row["batches_of_a_point"] * (i + 1) for i in range(len(row["curve"]))]
 
 
@@ -293,20 +303,20 @@ def units_of_a_batch(row):
 
 
 def loss_at(row, time):
-    """Return the mean of the last points of a curve up to a time: of as many as there are in the last tenth of it."""
+    """Return the mean of the last points of a curve before a time, as many as a tenth of the curve has."""
     points = [value for end, value in zip(row["ends"], row["curve"]) if end <= time]
     last = points[-max(1, round(LAST * len(row["curve"]))) :]
     return float("nan") if None in last else mean(last)
 
 
-LINES = {  # by method: its role in the style sheet, and whether its line is dashed
+LINES = {  # for each method: its role in the style sheet, and whether its line is dashed
     **{"1f1b": ("other", False), "pipedream": ("straight", False), "vertical-sync": ("straight", True)},
     **{"nesterov": ("other", True), "2bw": ("V", False), "paci": ("V", True)},
 }
 
 
 def picture(rows):
-    """Return the losses as SVG: over batches, over time, and at the end."""
+    """Return the losses as SVG: over batches, over time, and at the end by number of stages."""
     most, panels = max(row["stages"] for row in rows), []
     for task in TASKS:
         own = [row for row in rows if row["task"] == task]
@@ -338,7 +348,7 @@ def at_the_end(row):
 
 
 def measure(group, rounds=5, count=20):
-    """Print the seconds of a batch on these ranks, by turns, and how they compare with the schedule with flushes."""
+    """Print the time of a batch on these ranks, also as a ratio to 1F1B. The methods take turns."""
     for task in TASKS.values():
         batches, runs = task.batches(0, count), {}
         for method, how in METHODS.items():
@@ -355,7 +365,7 @@ def measure(group, rounds=5, count=20):
                 start = perf_counter()
                 act()
                 group.barrier()
-                times += [perf_counter() - start] if number else []  # the first one captures what others replay
+                times += [perf_counter() - start] if number else []  # the first round captures the steps
         report(task, runs, count, group) if group.rank == 0 else None
 
 

@@ -1,9 +1,10 @@
-"""Show on which hosts the ranks of a job run. Start it exactly as you will start the training:
+"""Show the host of every rank of a job. Start it exactly as you will start the training:
 
     mpirun -f hosts.mpich -n 8 python tutorials/cluster/where.py
 
-Ranks with neighbouring numbers exchange messages; they belong on the same host where possible. With the options of the
-training, such as ``--tensor 2 --replicas 2``, it shows the coordinates of each rank on the grid, too.
+Neighbouring ranks exchange messages and should be on one host. With options of the training
+such as ``--tensor 2 --replicas 2``, it also shows the coordinates of each rank on the device
+mesh.
 """
 
 import argparse
@@ -17,11 +18,11 @@ import numpy as np
 from minipipe import Grid, init_process_group
 from minipipe.errors import MinipipeError, counted
 
-LINE = 8192  # bytes, more than one rank has to tell
+LINE = 8192  # bytes, more than the description of a rank takes
 
 
 def role_of(group, tensor, replicas):
-    """Return what this rank is on the grid; nothing where no ranks share a layer. Collective."""
+    """Return the role of this rank on the device mesh, or "" without tensor parallelism. Collective."""
     if tensor == 1:
         return ""
     pipeline = max(1, group.size // (tensor * replicas))
@@ -30,19 +31,19 @@ def role_of(group, tensor, replicas):
 
 
 def facts_of(group):
-    """Return where this rank is: its host, its number there, and the cores that it may use."""
+    """Return the host of this rank, its number on that host, and the cores that it may use."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     return {"host": socket.gethostname(), "local_rank": group.local_rank, "cores": cores}
 
 
 def gather(group, facts):
-    """Return the facts of every rank, on every rank."""
+    """Return what every rank told about itself, on every rank. Collective."""
     line = json.dumps(facts).encode().ljust(LINE)
     return [json.loads(bytes(told)) for told in group.all_gather(np.frombuffer(line, np.uint8))]
 
 
 def report(ranks):
-    """Print a line for each rank, and a warning for each host that has fewer cores than ranks."""
+    """Print a line for each rank, and a warning for each host with fewer cores than ranks."""
     print("rank  host                  rank there  cores")
     for rank, told in enumerate(ranks):
         line = f"{rank:4}  {told['host']:20}  {told['local_rank']:10}  {len(told['cores']):5}  {told['role']}"
@@ -57,10 +58,10 @@ def report(ranks):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Show on which hosts the ranks of a job run.")
+    parser = argparse.ArgumentParser(description="Show the host of every rank of a job.")
     for name in ("--tensor", "--replicas"):
         parser.add_argument(name, type=int, default=1, help="as for the training")
-    options, _ = parser.parse_known_args()  # the other options are those of the training
+    options, _ = parser.parse_known_args()  # other options belong to the training
     with init_process_group() as group:
         role = role_of(group, options.tensor, options.replicas)
         ranks = gather(group, {**facts_of(group), "role": role})

@@ -10,12 +10,12 @@ repetitions, and the gradient has the shape of the input. Both arguments may als
 gradients from both sides.
 
 Example: a has shape (2, 3) and is all ones, and b is [1, 2, 3]. If the gradient of the result is all ones, the gradient
-of a is b in both rows, and that of b is [2, 2, 2].
+of a is b in both rows, and the gradient of b is [2, 2, 2].
 
 `record(data, (input, vjp), …)` creates the result. A vjp takes an array with the shape of the result and returns a new
 array with the shape of the input. It must not modify its argument: another consumer may still need it.
 
-The `*` of tensors is not given.
+The `*` of tensors is not available here.
 
 Checked: values, shapes, gradients, and that the tape's arrays are not modified.
 """

@@ -12,7 +12,7 @@ Write `softmax(x)`: the result and its vjp, using `record` as in 01.
 Example: softmax of [0, ln 3] is [1/4, 3/4].
 
 Checked: values, large scores, rows of very different magnitude, gradients against finite differences, three axes, the
-dtype, and that the given scores and gradients are not modified.
+dtype, and that neither scores nor gradients are modified.
 """
 
 import numpy as np

@@ -1,19 +1,20 @@
 """04 stage gradient: find the bug; each stage learns something different.
 
-Lesson 04. A model was cut into stages. Each stage works on the output of the stage before it, and no graph reaches
-across the cut: the input arrives as a plain array. So the gradient has to cross the cut, too. A stage needs
-dL/d(output), the gradient of the loss with respect to its output, and only the next stage can provide it.
+Lesson 04. A model is divided into stages. Each stage works on the output of the stage before it. No graph crosses the
+boundary between two stages, because the input arrives as a plain array. So the gradient has to be passed back across
+the boundary: a stage needs dL/d(output), the gradient of the loss with respect to its output, and only the next stage
+can provide it.
 
 The code below runs, and the loss of the last stage falls, but the model learns badly. It trains every stage except the
-last on a loss of its own, the sum of squares of its output. Fix `train_step`.
+last on a separate loss, the sum of squares of its output. Fix `train_step`.
 
 `outputs.backward(gradient)` starts from the gradient of a result. Afterwards `inputs.grad` is the gradient of an input
-that was created with `requires_grad=True`, and `parameter.grad` that of every parameter.
+that was created with `requires_grad=True`, and `parameter.grad` the gradient of a parameter.
 
 Example: with two stages that each double their input, and the sum as the loss, the output of the first stage has
 gradient 2.
 
-Checked: the gradients of all parameters have the bits of the uncut model; two to four stages; the loss.
+Checked: the gradients of all parameters have the bits of the model in one piece; two to four stages; the loss.
 """
 
 from collections.abc import Callable, Sequence

@@ -9,7 +9,7 @@ Write `recompute(function, x)`: the same result as `function(x)`, with a graph t
   - Inside `with no_grad():` nothing is recorded.
   - `record(data, (x, vjp))` creates a result with one input, as in 01. The vjp is given the gradient of the result.
   - In the vjp, apply `function` to a new tensor with `requires_grad=True`. `backward(gradient)` then leaves the
-    gradient of that tensor in its `grad`, and adds to those of the parameters that the function used.
+    gradient of that tensor in its `grad`, and adds to the gradients of the parameters that the function used.
   - Random numbers depend on the place: seed, step, microbatch, layer, and how many were drawn before.
     `current_place().copy()` is a copy of the current place, and `with at(place):` computes at that place. By the time
     of the backward pass the current place is a different one. Drawing changes a place, so copy it first, and use each

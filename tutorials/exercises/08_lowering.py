@@ -53,5 +53,5 @@ def add_messages(schedule: Schedule) -> list[list[Action]]:
             programs[schedule.placement[stage - 1]].append(Action(stage - 1, ActionKind.RECV_B, k))
     return programs
     # STUB
-    # raise NotImplementedError("insert each SEND and its RECV where the value is produced")
+    # raise NotImplementedError("insert each SEND and its RECV right after the value is produced")
     # END

@@ -1,7 +1,7 @@
 """11 weight placement: fill idle time with work that is not urgent.
 
 Lesson 09. A backward has two halves. I computes the gradient that the previous stage waits for. W computes the gradient
-of the weights, which nothing waits for, so W can run where the rank would be idle. That is the whole idea of
+of the weights, which nothing waits for, so W can run while the rank would be idle. That is the whole idea of
 zero-bubble schedules. The lazy way puts each W right after its I. Then other ranks wait for the W, and with 4 ranks and
 8 microbatches a step takes 30 units where 27 would do.
 
@@ -62,7 +62,7 @@ def place_weights(rows: Sequence[Sequence[Action]], memory_limit: int) -> list[l
         ended.update(running)
     return placed
     # STUB
-    # raise NotImplementedError("simulate time; where a rank would be idle, or memory is full, run a W that is due")
+    # raise NotImplementedError("simulate time; if a rank would be idle, or memory is full, run a W that is due")
     # END
 
 

@@ -5,7 +5,7 @@ pair. If the backward is split, I produces the gradient for the previous stage, 
 largest number of pairs that a rank holds at once decides whether a model fits.
 
 Write two functions. `peaks(schedule)` returns the largest number of pairs held at once on each rank, for any schedule.
-`memory_ratio(num_ranks, num_microbatches, rank)` is the peak of 1F1B on a rank divided by that of GPipe.
+`memory_ratio(num_ranks, num_microbatches, rank)` is the peak of 1F1B on a rank divided by the peak of GPipe.
 
 Beware: some lecture notes give this ratio as (p + m)/(p m). For 4 ranks and 8 microbatches that is 0.375. Count, and
 you get 1/2 on rank 0, and less on every rank after it.
@@ -40,9 +40,9 @@ def peaks(schedule: Schedule) -> tuple[int, ...]:
 
 
 def memory_ratio(num_ranks: int, num_microbatches: int, rank: int) -> float:
-    """Return the peak of 1F1B on a rank divided by that of GPipe."""
+    """Return the peak of 1F1B on a rank divided by the peak of GPipe."""
     # SOLUTION
     return min(num_ranks - rank, num_microbatches) / num_microbatches
     # STUB
-    # raise NotImplementedError("the peak of 1F1B on this rank divided by that of GPipe")
+    # raise NotImplementedError("the peak of 1F1B on this rank divided by the peak of GPipe")
     # END

@@ -1,4 +1,4 @@
-"""14 puzzle: your own schedules, against the best there are.
+"""14 puzzle: your own schedules, compared with the best possible ones.
 
 Lesson 11. Real stages are not alike, messages take time, and memory is short: no schedule from a paper fits exactly.
 Build one for each level, as text: one line for each rank, with its actions in order. Each rank has one stage. `0F3` is
@@ -17,9 +17,9 @@ message. Memory is the largest number of (stage, microbatch) pairs that a rank m
 shortest makespan of all: it cannot be beaten. On levels 1 to 3 that is because one rank never waits, and on level 4
 because rank 0 computes for 18 units, waits for at least 12 before its first I, and for 9 after its last F. On level 5
 the stages are alike, but 1F1B would hold 4 microbatches where only 3 fit. There a program has tried all schedules. It
-has little to try. A rank gains nothing by waiting when it could work, so after each unit of time only the numbers of F,
-I and W that each rank has done matter. There are 3,391 such states up to unit 31, and in none of those before it are
-all ranks done. (Lesson 16 explains such proofs.)
+does not take long: a rank gains nothing by waiting when it could work, so after each unit of time only the numbers of
+F, I and W that each rank has done matter. There are 3,391 such states up to unit 31, and all ranks are done in none of
+the states before it. (Lesson 16 explains such proofs.)
 
 To try something out, write it to a file. Start from the rows of 1F1B:
     minipipe show 1f1b --ranks 3 --microbatches 4 --format rows -o mine.txt
@@ -32,7 +32,7 @@ Example: 2 ranks and 2 microbatches would be
     1F0 1B0 1F1 1B1
 
 Checked, one point each for every level: legal, within memory and no slower than 1F1B; at least halfway from there to
-par; par. Also that your schedules train: their gradients are those of one process.
+par; par. Also that your schedules train: their gradients equal the gradients of one process.
 """
 
 

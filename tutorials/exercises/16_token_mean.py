@@ -2,25 +2,25 @@
 
 Lesson 14. A batch of texts has been cut into microbatches. Its loss is a mean over all tokens, but a loss function only
 ever sees one microbatch, and takes the mean over the tokens in that. Microbatches have different numbers of tokens, so
-the mean of their means is another number than the mean of the batch, and its gradient points in another direction. To
-put the losses together, each microbatch needs its share of the batch.
+the mean of their means differs from the mean of the batch, and its gradient points in another direction. To combine the
+losses, each microbatch needs a weight: its share of the tokens in the batch.
 
 Write two functions. `shares(labels, ignored)` gets the labels of each microbatch, arrays of whole numbers of shape
 (texts, places), and returns the share of each. A place whose label is `ignored` is padding and holds no token.
 
 `train_step(model, inputs, labels, ignored)` runs the forward and the backward of each microbatch, in order. Afterwards
 the parameters of the model have the gradients of the mean over all tokens of the batch, and it returns this mean. Its
-first line, which clears the gradients, is given. `functional.cross_entropy(model(x), y, ignore_index=ignored)` is the
-mean over the tokens of a microbatch, a tensor (and 0, if there are none). `loss.backward(weight)` starts from a weight
-instead of from 1, and adds to the gradients that are there.
+first line clears the gradients. `functional.cross_entropy(model(x), y, ignore_index=ignored)` is the mean over the
+tokens of a microbatch, a tensor (and 0, if there are none). `loss.backward(weight)` starts from a weight
+instead of from 1, and adds to the existing gradients.
 
 At least one label of the batch is a token. Microbatches may differ in texts and in places, and any whole number can
 mark padding: often -100, but also 0.
 
-Example: for labels [[3, 1, 2]] and [[3, -100, -100]], of which -100 is ignored, the shares are 3/4 and 1/4.
+Example: for labels [[3, 1, 2]] and [[3, -100, -100]], with -100 ignored, the shares are 3/4 and 1/4.
 
 Checked: shares for padding marked by several numbers, for microbatches of unequal shapes, and for one of padding alone;
-loss and gradients against those of the batch in one piece.
+loss and gradients compared with the batch in one piece.
 """
 
 from collections.abc import Sequence
@@ -31,12 +31,12 @@ from minipipe import functional, nn
 
 
 def shares(labels: Sequence[np.ndarray], ignored: int) -> list[float]:
-    """Return the share of each microbatch: its tokens, divided by those of the batch."""
+    """Return the share of each microbatch: its tokens, divided by the tokens of the batch."""
     # SOLUTION
     counts = [int((own != ignored).sum()) for own in labels]
     return [count / sum(counts) for count in counts]
     # STUB
-    # raise NotImplementedError("the tokens of each microbatch, divided by those of all")
+    # raise NotImplementedError("the tokens of each microbatch, divided by the tokens of all")
     # END
 
 

@@ -1,16 +1,23 @@
-"""Adversarial examples: images changed along the gradient of the loss, and training against such changes.
+"""Adversarial examples: images changed to fool a classifier, and training with them.
 
     mpirun -n 4 python tutorials/recipes/adversarial.py    (--quick: one epoch, in seconds)
 
-One classifier of handwritten digits is trained as usual, another one also on images that are changed to fool it. No
-pixel changes by more than 0.15, where white is 0 and black is 1. The first classifier gets more than 95 % of the test
-images right, and less than half of the changed ones; the second gets more than 65 % of these. What to look at:
+The first classifier of handwritten digits is trained as usual, the second one also on
+changed images. A change moves each pixel along the sign of the loss gradient by at most
+0.15 (0 is white, 1 is black). The first classifier gets more than 95 % of the test
+images right, and fewer than half of the changed ones. The second classifier gets more
+than 65 % of the changed ones right.
 
-- `inputs_require_grad=True`: each step leaves the gradient of the images in `pipeline.input_gradients`, on the rank of
-  the first stage. Images are read on the same rank, so it alone has to change them.
-- `accumulate=True` and `scale=`: the gradients of two steps, each with half its weight, make one update.
+What to look at:
 
-Goodfellow, Shlens, Szegedy 2015, "Explaining and harnessing adversarial examples", sections 4 and 6.
+- `inputs_require_grad=True`: each step leaves the gradient of the images in
+  `pipeline.input_gradients`, on the rank of the first stage. Only this rank reads
+  images, so only this rank changes them.
+- `accumulate=True` and `scale=`: the gradients of two steps, each with half its weight,
+  make one update.
+
+Goodfellow, Shlens, Szegedy 2015, "Explaining and harnessing adversarial examples",
+sections 4 and 6.
 """
 
 import sys
@@ -20,7 +27,7 @@ import numpy as np
 from minipipe import Pipeline, data, init_process_group, nn, optim
 
 NUM_EPOCHS = 1 if "--quick" in sys.argv else 20
-LARGEST_CHANGE = 0.15  # of a pixel, which is 0 to 1
+LARGEST_CHANGE = 0.15  # of a pixel; pixels are between 0 and 1
 
 
 def accuracy(scores, labels):
@@ -28,7 +35,7 @@ def accuracy(scores, labels):
 
 
 def changed(images, gradient):
-    """Return images in which each pixel has moved so that the loss rises; None on ranks that have no gradient."""
+    """Return images with each pixel moved so that the loss increases, or None on ranks without a gradient."""
     if gradient is None:
         return None
     return np.clip(images + LARGEST_CHANGE * np.sign(gradient), 0, 1)
@@ -59,9 +66,9 @@ def train(pipeline, training, is_adversarial):
 
 
 def attack(pipeline, images, labels):
-    """Return the loss of the images and of the changed ones, each with the accuracy as a metric."""
+    """Return the losses of the images and of the changed images, with the accuracy as a metric."""
     metrics = {"accuracy": accuracy}
-    before = pipeline.step(images, labels, metrics=metrics)  # without an update
+    before = pipeline.step(images, labels, metrics=metrics)  # gradients only, no update
     return before, pipeline.evaluate(changed(images, pipeline.input_gradients), labels, metrics=metrics)
 
 
@@ -74,7 +81,7 @@ with init_process_group() as group:
         before, after = attack(pipeline, *test)
         if group.rank == 0:
             print("trained on images and changed images:" if is_adversarial else "trained on images:")
-            for name, loss in (("images as they are", before), ("changed images", after)):
+            for name, loss in (("unchanged images", before), ("changed images", after)):
                 print(f"  {name:18}  loss {loss:7.4f}, accuracy {100 * loss.metrics['accuracy']:.2f} %", flush=True)
     if group.rank == 0:
         print(f"loss of changed images {after!r}, accuracy {after.metrics['accuracy']!r}")

@@ -1,14 +1,19 @@
-"""An autoencoder that fills in missing pixels, learnt from images of which half the pixels are missing.
+"""An autoencoder that fills in missing pixels, trained on incomplete images.
 
     mpirun -n 4 python tutorials/recipes/autoencoder.py    (--quick: two epochs, in seconds)
 
-In every training image half of the pixels are NaN. Each step hides half of the others as well, and the network has to
-tell them. In test images it then fills in the missing pixels with less than half of the squared error that the mean
-image makes. What to look at:
+Half of the pixels of every training image are NaN. Each step hides half of the other
+pixels as well, and the network has to predict these. It then fills in the missing
+pixels of test images. Its squared error is less than half of the error of the mean
+image.
 
-- `nn.MSELoss()` with targets `(images, mask)`: the mean is over the pixels that the mask marks, in the whole batch,
-  however many of them are in which microbatch. What the mask leaves out may be anything, NaN too.
-- `outputs=True`: `evaluate` returns the outputs, too, on the rank of the last stage. So that rank prints.
+What to look at:
+
+- `nn.MSELoss()` with targets `(images, mask)`: the loss is the mean over the pixels in
+  the mask, over the whole batch, whatever their numbers per microbatch. Pixels outside
+  the mask may have any value, even NaN.
+- `outputs=True`: `evaluate` also returns the outputs, on the rank of the last stage. So
+  that rank prints the result.
 """
 
 import sys
@@ -22,17 +27,17 @@ SHADES = " .:-=+*#%@"
 
 
 def without_half(images, generator):
-    """Return images with NaN in the place of half of their pixels."""
+    """Return images with half of their pixels replaced by NaN."""
     return np.where(generator.random(images.shape) < 0.5, images, np.float32(np.nan))
 
 
 def shown(images, is_seen):
-    """Return what the network sees, of shape (n, 2, 8, 8): pixels, 0 where they are hidden, and where they are seen."""
+    """Return the inputs of the network, of shape (n, 2, 8, 8): pixels with hidden ones set to 0, and the mask."""
     return np.stack([np.where(is_seen, images, 0), is_seen], axis=1, dtype=np.float32)
 
 
 def draw(*images):
-    """Return images side by side, as text."""
+    """Return a text with the images side by side."""
     rows = np.concatenate([np.clip(image, 0, 1) for image in images], axis=1)
     return "\n".join("".join(2 * SHADES[round(9 * float(pixel))] for pixel in row) for row in rows)
 
@@ -41,7 +46,7 @@ model = nn.Sequential(
     nn.Flatten(),
     nn.Linear(128, 256),
     nn.GELU(),
-    nn.Linear(256, 32),  # what is left of an image: 32 numbers
+    nn.Linear(256, 32),  # the code of an image: 32 numbers
     nn.GELU(),
     nn.Linear(32, 256),
     nn.GELU(),
@@ -69,9 +74,11 @@ with init_process_group() as group:
         if group.rank == 0 and (epoch + 1) % 25 == 0:
             print(f"epoch {epoch + 1:2d}: loss {loss:.4f}", flush=True)
 
-    result = pipeline.evaluate(shown(test_known, ~is_missing), (test, is_missing), outputs=True)  # over these alone
+    result = pipeline.evaluate(
+        shown(test_known, ~is_missing), (test, is_missing), outputs=True
+    )  # the error of the missing pixels only
     if result.outputs is not None:
         of_mean = float(np.mean((np.nanmean(known, axis=0) - test)[is_missing] ** 2))
-        print("\nA test image, what is known of it, and what the network makes of that:\n")
+        print("\nA test image, its known pixels, and the image filled in by the network:\n")
         print(draw(test[0], np.nan_to_num(test_known[0]), np.where(is_missing[0], result.outputs[0], test[0])))
         print(f"mean squared error of missing pixels: {result!r}, of the mean image: {of_mean!r}")

@@ -1,14 +1,18 @@
-"""A convolutional network on handwritten digits, with the accuracy of each step and no second forward.
+"""A convolutional network for handwritten digits, with the accuracy of each training step.
 
     mpirun -n 4 python tutorials/recipes/conv_net.py       (--quick: one epoch, in seconds)
 
-It reaches a test accuracy above 97 %. What to look at:
+It reaches a test accuracy above 97 %.
 
-- `metrics=`: each step returns the accuracy beside the loss. The last stage computes it from the outputs that it has
-  anyway, and every rank gets the number. `evaluate` takes the same functions.
-- `GroupNorm` takes the place of BatchNorm, which a pipeline cannot have.
-- `layer_costs=`: a convolution uses its parameters at every pixel, so their number says little about its work. By
-  default a partition balances parameters; here it balances multiplications.
+What to look at:
+
+- `metrics=`: each step returns the accuracy together with the loss. The last stage
+  computes it from the outputs of the forward, so there is no second forward. Every rank
+  gets the number. `evaluate` accepts the same functions.
+- `GroupNorm` replaces BatchNorm, which does not work in a pipeline.
+- `layer_costs=`: a convolution uses its parameters at every pixel, so their number says
+  little about its work. By default a partition balances parameters; here it balances
+  multiplications.
 """
 
 import sys
@@ -21,18 +25,18 @@ NUM_EPOCHS = 1 if "--quick" in sys.argv else 12
 
 
 def accuracy(scores, labels):
-    """Return the share of rows whose highest score is that of the label, from NumPy's arrays of a microbatch."""
+    """Return the fraction of rows whose highest score belongs to the label, for arrays of a microbatch."""
     return np.mean(scores.argmax(axis=1) == labels)
 
 
 def block(channels, next_channels):
-    """Return a convolution that keeps height and width, its norm and its activation."""
+    """Return a convolution that keeps height and width, a norm and an activation function."""
     convolution = nn.Conv2d(channels, next_channels, 3, padding="same", bias=False)
     return convolution, nn.GroupNorm(4, next_channels), nn.ReLU()
 
 
 def multiplications(layers, sizes):
-    """Return about how many multiplications each layer needs for an image: its parameters times the pixels."""
+    """Return the approximate number of multiplications of each layer per image: parameters times pixels."""
     return [layer.num_parameters * size**2 for layer, size in zip(layers, sizes)]
 
 

@@ -1,15 +1,21 @@
-"""An encoder and a decoder with masks, which learn to reverse sequences of digits of unequal lengths.
+"""An encoder and a decoder with masks that learn to reverse sequences of digits.
 
     mpirun -n 4 python tutorials/recipes/encoder_decoder.py         (--quick: five steps, in seconds)
 
-The encoder reads a padded sequence; the decoder writes it backwards, digit by digit, and then an end. It gets more than
-95 % of new sequences entirely right. What to look at:
+The sequences have unequal lengths. The encoder reads a padded sequence. The decoder
+generates it backwards, digit by digit, followed by an end symbol. It reverses more than
+95 % of new sequences without an error.
 
-- The batch is a dict. `nn.On` calls a layer with some of its entries and puts the result in place of the first. The
-  others pass on unchanged, over each cut of the pipeline.
-- A mask says what is seen: neither the encoder nor the decoder looks at padding of the source.
-- `ignore_index=`: the loss is the mean over the symbols of the whole batch, without padding.
-- In the end `predict` gives every rank the scores, so all of them write the same next symbol.
+What to look at:
+
+- The batch is a dict. `nn.On` calls a layer with some of its entries and replaces the
+  first of them by the result. The other entries pass through unchanged, also across
+  stage boundaries.
+- Masks: neither the encoder nor the decoder attends to padding of the source.
+- `ignore_index=`: the loss is the mean over the symbols of the whole batch, without
+  padding.
+- `predict` returns the scores on every rank, so all ranks generate the same next
+  symbol.
 """
 
 import sys
@@ -25,7 +31,7 @@ NUM_SYMBOLS = 13
 
 
 def examples(count, seed):
-    """Return sequences of 1 to 8 digits, each beside its reverse, between START and END."""
+    """Return sequences of 1 to 8 digits, and their reverses between START and END."""
     generator = np.random.default_rng(seed)
     lengths = generator.integers(1, LONGEST + 1, (count, 1))
     places = np.arange(LONGEST)
@@ -57,7 +63,7 @@ def model():
 
 
 def write(pipeline, source):
-    """Return what the decoder writes, each time the symbol of the highest score, of shape (n, LONGEST + 2)."""
+    """Return the generated symbols, of shape (n, LONGEST + 2). Each symbol is the one with the highest score."""
     written = np.full((len(source), LONGEST + 2), PADDING)
     written[:, 0] = START
     has_ended = np.zeros(len(source), bool)
@@ -90,4 +96,4 @@ with init_process_group() as group:
     right = np.mean((written == target).all(axis=1))
     if group.rank == 0:
         print(*(f"{text(one):>8} -> {text(other)}" for one, other in zip(source[:4], written)), sep="\n")
-        print(f"loss {loss!r}, share of sequences right {float(right)!r}")
+        print(f"loss {loss!r}, fraction of sequences right {float(right)!r}")

@@ -1,14 +1,18 @@
-"""Fine-tuning: a network that was trained on the digits 0 to 4 learns 5 to 9 from 90 images, by a new last layer.
+"""Fine-tuning: a network trained on the digits 0 to 4 learns the digits 5 to 9.
 
     mpirun -n 4 python tutorials/recipes/fine_tuning.py    (--quick: one epoch, in seconds)
 
-The convolutions are frozen. The new layer gets more than 90 % of the other 800 images right. On top of convolutions
-that were never trained it ends with a larger loss. What to look at:
+It learns them from 90 images, with a new last layer. The convolutions are frozen. The
+new layer gets more than 90 % of the other 800 images right. On top of untrained
+convolutions its loss is larger.
 
-- `state_dict()` has the whole model, on every rank. So it fits any other partition and number of ranks.
-- `freeze()` comes before the pipeline is made, which leaves out what nothing needs. The two schedules that are printed
-  show it: a stage that trains nothing has no W; the stages before the first trained one have no backward at all, and
-  get no gradients.
+What to look at:
+
+- `state_dict()` returns the whole model on every rank, so it fits any other partition
+  and number of ranks.
+- Call `freeze()` before you make the pipeline, which then leaves out unneeded actions.
+  The two printed schedules show it: a stage that trains nothing has no W, and the
+  stages before the first trained one have no backward at all and receive no gradients.
 """
 
 import sys
@@ -41,7 +45,7 @@ def make_pipeline(model, group):
 
 
 def with_new_head(state=None):
-    """Return a network whose layers but the last are frozen, with given values or with first ones."""
+    """Return a network with a new last layer and frozen other layers, with the values in ``state`` if it is set."""
     model = network()
     if state is not None:
         model.load_state_dict(state)

@@ -1,16 +1,22 @@
-"""Checkpoints: training that is broken off goes on on fewer ranks, with another schedule, and ends with the same bits.
+"""Checkpoints: training that resumes on fewer ranks and ends with the same bits.
 
     mpirun -n 4 python tutorials/recipes/going_on.py     (--quick: a few steps)
 
-The digits are learned in 120 steps without a break; then in 60 steps, which save a checkpoint every 20 of them, and
-60 more on half of the ranks. What to look at:
+The digits are learned twice: in 120 steps without interruption, and in 60 steps with a
+checkpoint every 20 steps, followed by 60 steps on half of the ranks.
 
-- `BackgroundSaver` takes a copy and returns; the files are written while the next steps run.
-- `extra=` keeps what only the script knows, here nothing but the epoch. Everything else is in the checkpoint: the
-  parameters, what the optimiser keeps for them, and the number of the step, from which dropout draws.
-- `restore` takes the newest checkpoint that is whole. The new pipeline has another number of ranks, another schedule
-  and another partition: each rank reads the files that hold something of its layers.
-- `export` writes the model alone, and `load_weights` reads it into a model that needs no ranks.
+What to look at:
+
+- `BackgroundSaver` copies the values and returns; the files are written during the next
+  steps.
+- `extra=` saves values that only the program knows, here the epoch. A checkpoint
+  already contains the parameters, the state of the optimiser, and the step number, from
+  which dropout draws.
+- `restore` loads the newest complete checkpoint. The new pipeline has another number of
+  ranks, another schedule and another partition: each rank reads the files that contain
+  its layers.
+- `export` writes only the model, and `load_weights` reads it into a model without
+  ranks.
 """
 
 import sys
@@ -56,9 +62,9 @@ def main():
         whole = train(*make(group, "1f1b"), examples, range(NUM_STEPS))
         say(f"{NUM_STEPS} steps on {group.size} ranks: {whole!r}")
 
-        # Every rank must see the same folder: rank 0 makes it, and tells the others its name.
-        with tempfile.TemporaryDirectory() as own:
-            name = group.broadcast(np.frombuffer(own.encode(), np.uint8) if group.rank == 0 else None)
+        # All ranks need the same folder: rank 0 creates it and broadcasts its name.
+        with tempfile.TemporaryDirectory() as local:
+            name = group.broadcast(np.frombuffer(local.encode(), np.uint8) if group.rank == 0 else None)
             folder = Path(name.tobytes().decode())
             pipeline, optimiser = make(group, "1f1b")
             with checkpoint.BackgroundSaver(folder, pipeline, optimiser) as saver:
@@ -66,7 +72,9 @@ def main():
             group.barrier()
             say("kept:", ", ".join(sorted(path.name for path in folder.iterdir())))
 
-            half = group.split(0 if group.rank < (group.size + 1) // 2 else None)  # the other half has nothing to do
+            half = group.split(
+                0 if group.rank < (group.size + 1) // 2 else None
+            )  # the other ranks wait at the barrier below
             if half is not None:
                 with half:
                     pipeline, optimiser = make(half, "zb-h1")
@@ -80,9 +88,9 @@ def main():
                 model = network().eval()
                 checkpoint.load_weights(folder / "model.safetensors", model)
                 with no_grad():
-                    found = model(Tensor(test[0])).numpy().argmax(axis=1)
-                say(f"accuracy of the exported model, without ranks: {np.mean(found == test[1]):.3f}")
-            group.barrier()  # the folder goes with its rank
+                    answers = model(Tensor(test[0])).numpy().argmax(axis=1)
+                say(f"accuracy of the exported model, without ranks: {np.mean(answers == test[1]):.3f}")
+            group.barrier()  # rank 0 removes the folder, so all ranks must have finished
         say(f"loss {whole:.9f}")
 
 

@@ -1,15 +1,19 @@
-"""Data that does not fit into memory: arrays in files, of which each rank reads the rows that it needs.
+"""Data that does not fit into memory: each rank reads the rows that it needs from files.
 
     mpirun -n 4 python tutorials/recipes/large_data.py     (--quick: small files, in seconds)
 
-Two data sets of 100 MB take turns, each with its inputs in one file and its targets in another. The targets are a
-function of the inputs plus noise of variance 0.01, which no model can get below; after one pass the loss is less than
-0.02. What to look at:
+Two data sets of 100 MB alternate, each with its inputs in one file and its targets in
+another. The targets are a function of the inputs plus noise of variance 0.01, so no
+model can have a smaller loss. After one pass the loss is less than 0.02.
 
-- `numpy.load(path, mmap_mode="r")` opens a file without reading it, and `data.batches` reads the rows of one batch.
-- `needs=pipeline.needs`: the rank of the first stage reads inputs, the rank of the last stage targets, others nothing.
-- The table at the end has what each rank read, and the peak memory of all its arrays: about 6 MB, most of which is the
-  random order of 400,000 samples.
+What to look at:
+
+- `numpy.load(path, mmap_mode="r")` opens a file without reading it, and `data.batches`
+  reads the rows of one batch.
+- `needs=pipeline.needs`: the rank of the first stage reads inputs, the rank of the last
+  stage reads targets, and the others read nothing.
+- The table at the end shows how much each rank read, and the peak memory of its arrays:
+  about 6 MB, most of which is the random order of 400,000 samples.
 """
 
 import os
@@ -28,7 +32,7 @@ MB = 1e6
 
 
 def write(folder, seed):
-    """Write a data set into two files, piece by piece."""
+    """Write a data set into two files, some rows at a time."""
     generator = np.random.default_rng(seed)
     new = np.lib.format.open_memmap
     inputs = new(folder / f"inputs{seed}.npy", "w+", np.float32, (NUM_SAMPLES, WIDTH))
@@ -41,14 +45,14 @@ def write(folder, seed):
 
 
 def opened(folder, seed):
-    """Return a data set's inputs and targets, of which nothing is read yet."""
+    """Open the inputs and targets of a data set without reading them."""
     return [np.load(folder / f"{name}{seed}.npy", mmap_mode="r") for name in ("inputs", "targets")]
 
 
 def shared_folder(group):
-    """Return the path of a new folder, and on rank 0 the folder itself, which is to be removed in the end.
+    """Return the path of a new folder, and on rank 0 the object that removes it at the end.
 
-    All ranks are on one machine here. Those of several machines need a folder that all of them see.
+    Here all ranks are on one machine. Ranks on several machines need a shared folder.
     """
     made = tempfile.TemporaryDirectory() if group.rank == 0 else None
     name = np.frombuffer(os.fsencode(made.name), np.uint8) if made else None
@@ -70,14 +74,14 @@ with init_process_group() as group:
     for seed in (1, 2):
         if group.rank == 0:
             write(folder, seed)
-    group.barrier()  # the files are there
+    group.barrier()  # the files are complete
 
-    tracemalloc.start()  # counts NumPy's arrays, and not what lies in files
+    tracemalloc.start()  # counts the arrays in memory, not the files
     pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=8)
     optimiser = optim.AdamW(pipeline.parameters(), learning_rate=5e-3)
     sources = [data.batches(*opened(folder, seed), batch_size=1000, needs=pipeline.needs) for seed in (1, 2)]
     rate = optim.LearningRateSchedule(optimiser, optim.cosine(2 * data.num_batches(NUM_SAMPLES, 1000)))
-    losses, read = [], np.zeros(2)  # the bytes of inputs and targets
+    losses, read = [], np.zeros(2)  # bytes of inputs and targets
     for turns in zip(*sources):
         for x, y in turns:
             losses.append(float(pipeline.step(x, y)))

@@ -1,15 +1,21 @@
-"""Half precision: parameters, activations and messages in float16, with float32 master values and a loss scale.
+"""Half precision: training in float16 with float32 master values and a loss scale.
 
     mpirun -n 4 python tutorials/recipes/mixed_precision.py (--quick: a small network, in seconds)
 
-It trains the digits in float32 and in float16. Both end above 95 %, an image or two of 360 apart. What to look at:
+It trains the digits in float32 and in float16. Both reach more than 95 %, and differ by
+one or two of 360 images.
 
-- `dtype=numpy.float16` of the layers. What they hand on, and the messages, have half the bytes. The gradients add up in
-  float32, and the optimiser keeps float32 values, of which the parameters are the rounded ones.
-- `optim.LossScale`: small gradients would be 0 in float16. Each step multiplies them by the scale; `unscale_gradients`
-  divides them. If a gradient of any rank is too large for float16, no rank updates, and the scale is halved.
-- The time. NumPy has no arithmetic in float16, it converts to float32 and back: a step takes almost five times as long
-  (measured: 4.3 to 5.1 times on one rank, 2.2 to 3.8 on two). On a processor float16 saves memory, not time.
+What to look at:
+
+- `dtype=numpy.float16` of the layers: activations and messages have half the bytes.
+  Gradients are added in float32. The optimiser keeps float32 values, and the parameters
+  are these values rounded to float16.
+- `optim.LossScale`: small gradients would be 0 in float16. Each step multiplies them by
+  the scale; `unscale_gradients` divides them. If a gradient of any rank is too large
+  for float16, no rank updates, and the scale is halved.
+- The time: NumPy has no float16 arithmetic and converts to float32 and back. A step
+  takes almost five times as long (measured: 4.3 to 5.1 times on one rank, 2.2 to 3.8
+  times on two). On a CPU float16 saves memory, not time.
 """
 
 import sys
@@ -28,7 +34,7 @@ def accuracy(scores, labels):
 
 
 def model(dtype):
-    """Return a multilayer perceptron, all of whose numbers are of one dtype."""
+    """Return a multilayer perceptron with parameters and activations of one dtype."""
     widths = [64, WIDTH, WIDTH, WIDTH, 10]
     layers = [nn.Flatten()]
     for width, next_width in zip(widths, widths[1:]):
@@ -39,9 +45,9 @@ def model(dtype):
 def train(group, dtype):
     """Return the loss and the accuracy on the test images."""
     pipeline = Pipeline(model(dtype), group, loss=nn.CrossEntropyLoss(), num_microbatches=4)
-    optimiser = optim.SGD(pipeline.parameters(), learning_rate=0.05, momentum=0.9)  # keeps the float32 values
-    scale = optim.LossScale(2.0**24, growth_interval=100)  # too large at first; in float32 it changes no bit
-    times, num_left_out = [], 0
+    optimiser = optim.SGD(pipeline.parameters(), learning_rate=0.05, momentum=0.9)  # with float32 master values
+    scale = optim.LossScale(2.0**24, growth_interval=100)  # too large at first; in float32 the scale changes no bit
+    times, num_skipped = [], 0
     for epoch in range(NUM_EPOCHS):
         for images, labels in data.batches(*training, batch_size=64, epoch=epoch, needs=pipeline.needs):
             start = time.perf_counter()
@@ -49,11 +55,11 @@ def train(group, dtype):
             if pipeline.unscale_gradients(scale):  # on every rank, or on none
                 optimiser.step()
             else:
-                num_left_out += 1
+                num_skipped += 1
             times.append(time.perf_counter() - start)
     if group.rank == 0:
         step = f"{1000 * median(times):.1f} ms a step"
-        print(f"{np.dtype(dtype)}: {step}, {num_left_out} of {len(times)} updates left out", flush=True)
+        print(f"{np.dtype(dtype)}: {step}, {num_skipped} of {len(times)} updates skipped", flush=True)
     return pipeline.evaluate(*test, metrics={"accuracy": accuracy})
 
 

@@ -1,17 +1,23 @@
-"""Mixtures of experts, with and without the auxiliary loss that keeps the experts equally busy.
+"""Mixtures of experts, with and without an auxiliary loss for equally busy experts.
 
     mpirun -n 4 python tutorials/recipes/mixture_of_experts.py      (--quick: one epoch, in seconds)
 
-The model has two mixtures, each of eight experts, and each with a gate that sends an image to one of them. Left alone,
-a gate prefers a few experts, which then learn more and are preferred more. What to look at:
+The model has two mixtures of eight experts. In each mixture, a gate sends an image to
+one of the experts. Without a correction, a gate prefers a few experts, which then learn
+more and are preferred even more.
 
-- `nn.AuxiliaryLoss` adds a function of what passes through it to the loss, on any stage: here the imbalance of a gate.
-- The model returns a bundle: the scores, and the choices of each gate, which travel beside them through the stages. The
-  loss takes one entry, and the metrics of `evaluate` count the others.
-- With the auxiliary loss no expert has more than a quarter of the images. Without it one has more than that, and others
-  have few.
+What to look at:
 
-Fedus, Zoph, Shazeer 2022, "Switch transformers: scaling to trillion parameter models", section 2.
+- `nn.AuxiliaryLoss` adds a function of its input to the loss, on any stage: here the
+  imbalance of a gate.
+- The model returns a dict, a pytree: the scores, and the choices of each gate, which
+  travel with them through the stages. The loss uses one entry, and the metrics of
+  `evaluate` use the others.
+- With the auxiliary loss no expert gets more than a quarter of the images. Without it
+  one expert gets more than a quarter, and others get few.
+
+Fedus, Zoph, Shazeer 2022, "Switch transformers: scaling to trillion parameter models",
+section 2.
 """
 
 import sys
@@ -25,13 +31,13 @@ NUM_EXPERTS, WIDTH = 8, 64
 
 
 def imbalance(probabilities):
-    """Return 1 where each expert gets equally many samples, and more elsewhere: equation 4 of the paper."""
-    share = np.bincount(probabilities.numpy().argmax(axis=1), minlength=NUM_EXPERTS) / len(probabilities)
-    return NUM_EXPERTS * (probabilities.mean(axis=0) * share.astype(np.float32)).sum()
+    """Return 1 if each expert gets equally many samples, otherwise more: equation 4 of the paper."""
+    fraction = np.bincount(probabilities.numpy().argmax(axis=1), minlength=NUM_EXPERTS) / len(probabilities)
+    return NUM_EXPERTS * (probabilities.mean(axis=0) * fraction.astype(np.float32)).sum()
 
 
 class Mixture(nn.Module):
-    """Adds to each sample what one of the experts makes of it, and says which."""
+    """A layer that adds the output of one expert to each sample, and an entry with the chosen experts."""
 
     def __init__(self, name, balance):
         self.name = name
@@ -42,16 +48,18 @@ class Mixture(nn.Module):
             nn.Sequential(nn.Linear(WIDTH, 32), nn.ReLU(), nn.Linear(32, WIDTH)) for _ in range(NUM_EXPERTS)
         ]
 
-    def forward(self, bundle):
-        x = self.norm(bundle["x"])
+    def forward(self, entries):
+        x = self.norm(entries["x"])
         probabilities = self.balance(self.gate(x))
         chosen = probabilities.numpy().argmax(axis=1)
-        order = np.argsort(chosen, kind="stable")  # the samples of each expert side by side
+        order = np.argsort(chosen, kind="stable")  # groups the samples by expert
         parts = np.split(order, np.searchsorted(chosen[order], range(1, NUM_EXPERTS)))
         results = functional.concatenate([expert(x[part]) for expert, part in zip(self.experts, parts)])
-        weight = probabilities[np.arange(len(chosen)), chosen].reshape(-1, 1)  # through it the gate learns
+        weight = probabilities[np.arange(len(chosen)), chosen].reshape(
+            -1, 1
+        )  # the gate gets its gradient through this factor
         change = results[np.argsort(order)] * weight
-        return {**bundle, "x": bundle["x"] + change, self.name: Tensor(chosen)}
+        return {**entries, "x": entries["x"] + change, self.name: Tensor(chosen)}
 
 
 def loss(outputs, labels):
@@ -62,12 +70,12 @@ def accuracy(outputs, labels):
     return np.mean(outputs["x"].argmax(axis=1) == labels)
 
 
-def share(expert):
-    """Return the metric that says how many of the samples an expert gets, over both mixtures."""
+def fraction_of(expert):
+    """Return a metric: the fraction of samples that an expert gets, over both mixtures."""
     return lambda outputs, _: np.mean([outputs[name] == expert for name in ("first", "second")])
 
 
-METRICS = {"accuracy": accuracy} | {f"expert {k}": share(k) for k in range(NUM_EXPERTS)}
+METRICS = {"accuracy": accuracy} | {f"expert {k}": fraction_of(k) for k in range(NUM_EXPERTS)}
 
 
 def train(group, balance, training, test):
@@ -94,8 +102,8 @@ with init_process_group() as group:
     for balance in (0.0, 0.02):
         result = train(group, balance, training, test)
         if group.rank == 0:
-            right, *shares = result.metrics.values()
-            busy = " ".join(f"{100 * each:3.0f}" for each in shares)
+            right, *fractions = result.metrics.values()
+            busy = " ".join(f"{100 * each:3.0f}" for each in fractions)
             print(f"weight of the balance {balance}: accuracy {100 * right:.2f} %, experts busy with {busy} %")
     if group.rank == 0:
-        print(f"loss {result!r}, accuracy {right!r}, largest share {max(shares)!r}")
+        print(f"loss {result!r}, accuracy {right!r}, largest fraction {max(fractions)!r}")

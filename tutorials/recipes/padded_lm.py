@@ -1,15 +1,21 @@
-"""A language model over lines of unequal lengths: in padded batches, and without padding.
+"""A language model over lines of unequal lengths, with and without padding.
 
     mpirun -n 4 python tutorials/recipes/padded_lm.py      (--quick: four updates, in seconds)
 
-The lines are those of the Python reference, read character by character. It trains without padding, which
-saves a third of the tokens or more, down to less than 2.4 nats per character. In the end new lines have the same loss,
-to six digits, in a padded batch and without padding. What to look at:
+The lines come from the Python reference and are read character by character. Training
+uses no padding, which saves at least a third of the tokens, and reaches less than 2.4
+nats per character. At the end, new lines have the same loss to six digits in a padded
+batch and without padding.
 
-- `CrossEntropyLoss(ignore_index=…)`: the mean is over the characters of the whole batch. A mean of the microbatches'
-  means would give more weight to a character of a short line.
-- `minipipe.Microbatches`: a batch that is cut already. Each microbatch has lines of one length and needs no padding.
-- `accumulate=True` and `scale=`: two batches make one update, and each counts by its number of characters.
+What to look at:
+
+- `CrossEntropyLoss(ignore_index=…)`: the mean is over the characters of the whole
+  batch. A mean of the means of microbatches would give a character of a short line more
+  weight.
+- `minipipe.Microbatches`: a batch that is already split. Each microbatch has lines of
+  one length and needs no padding.
+- `accumulate=True` and `scale=`: two batches make one update, each weighted by its
+  number of characters.
 """
 
 import sys
@@ -26,19 +32,19 @@ IGNORED = -100
 
 
 def lines_by_length(text, alphabet):
-    """Return arrays of shape (lines, length), each of all lines of one length, the end of the line included."""
-    found = defaultdict(list)
+    """Return one array of shape (lines, length) for each length, with the line ends included."""
+    lines_of = defaultdict(list)
     for line in text.splitlines():
         if SHORTEST < len(line) <= LONGEST:
-            found[len(line)].append(alphabet.encode(f"\n{line}\n"))
-    return [np.stack(lines) for lines in found.values() if len(lines) >= LINES]
+            lines_of[len(line)].append(alphabet.encode(f"\n{line}\n"))
+    return [np.stack(lines) for lines in lines_of.values() if len(lines) >= LINES]
 
 
 def microbatches(groups, key):
-    """Return random lines: a list of (inputs, targets), each of one length."""
+    """Return random lines: a list of (inputs, targets), each with lines of one length."""
     generator = np.random.default_rng(key)
-    shares = np.array([len(lines) for lines in groups]) / sum(map(len, groups))
-    chosen = generator.choice(len(groups), NUM_MICROBATCHES, p=shares)
+    probabilities = np.array([len(lines) for lines in groups]) / sum(map(len, groups))
+    chosen = generator.choice(len(groups), NUM_MICROBATCHES, p=probabilities)
     drawn = [generator.choice(groups[number], LINES, replace=False) for number in chosen]
     return [(lines[:, :-1], lines[:, 1:]) for lines in drawn]
 
@@ -48,7 +54,7 @@ def unpadded(parts):
 
 
 def padded(parts):
-    """Return one array of inputs and one of targets. The model sees no later character, so any will do to fill."""
+    """Return one array of inputs and one of targets. The model sees no later characters, so any value pads inputs."""
     longest = max(inputs.shape[1] for inputs, _ in parts)
 
     def filled(arrays, number):
@@ -84,8 +90,8 @@ with init_process_group() as group:
         total = sum(map(count, batches))
         mean = 0.0
         for number, parts in enumerate(batches):
-            share = count(parts) / total
-            mean += share * pipeline.step(*unpadded(parts), accumulate=number > 0, scale=share)
+            weight = count(parts) / total
+            mean += weight * pipeline.step(*unpadded(parts), accumulate=number > 0, scale=weight)
             tokens += count(parts)
             tokens_with_padding += padded(parts)[1].size
         pipeline.clip_grad_norm(1.0)

@@ -1,8 +1,8 @@
 """Compare the options on the page for users of Megatron-LM with its source: ``python tutorials/site/megatron.py DIR``.
 
-DIR is a checkout of Megatron-LM. It declares options in ``megatron/training/arguments.py`` and as fields of
-dataclasses: the field ``recompute_method`` is the option ``--recompute-method``, unless its metadata has another name.
-Fields that ``arguments.py`` excludes count as options here.
+DIR is a checkout of Megatron-LM. Its options are declared in ``megatron/training/arguments.py``, or follow from the
+fields of dataclasses: ``recompute_method`` is ``--recompute-method``, unless its metadata has another name. Fields that
+``arguments.py`` excludes count as options here.
 """
 
 import ast
@@ -12,13 +12,21 @@ from pathlib import Path
 
 PAGE = Path(__file__).with_name("coming-from-megatron.md")
 ROW = re.compile(r"^\| (`--.+?) \| (.+?) \|", re.MULTILINE)
+BLOCK = re.compile(r"^```text\n(.+?)^```", re.MULTILINE | re.DOTALL)
+LAUNCHER = re.compile(r"torchrun .*?pretrain_gpt\.py", re.DOTALL)  # whose own options come first
 CONFIGS = ("core/model_parallel_config.py", "core/transformer/transformer_config.py", "training/config/*.py")
 
 
 def listed(page: str) -> dict[str, str]:
-    """Return the default of each option in the page's table, as the page writes it."""
+    """Return the default of each option of the page's table, as the page writes it."""
     rows = [(names, default.replace("\\", "")) for names, default in ROW.findall(page)]
     return {name: default for names, default in rows for name in re.findall(r"--[\w-]+", names)}
+
+
+def used(page: str) -> list[str]:
+    """Return the options in the page's commands of Megatron-LM, without options of the launcher."""
+    commands = LAUNCHER.sub("", "\n".join(BLOCK.findall(page)))
+    return sorted(set(re.findall(r"--[\w-]+", commands)))
 
 
 def options(checkout: Path) -> dict[str, str]:
@@ -42,8 +50,9 @@ def _default(call: ast.Call) -> str:
 
 
 def problems(page: str, checkout: Path) -> list[str]:
-    """Return a sentence for each option that Megatron-LM does not have, or that has another default there."""
-    there, found = options(checkout), []
+    """Return a sentence for each option that Megatron-LM does not have, or that has another default."""
+    there = options(checkout)
+    found = [f"{name} is in a command and is no option of Megatron-LM" for name in used(page) if name not in there]
     for name, default in listed(page).items():
         if name not in there:
             found.append(f"{name} is no option of Megatron-LM")
@@ -54,5 +63,9 @@ def problems(page: str, checkout: Path) -> list[str]:
 
 if __name__ == "__main__":
     wrong = problems(PAGE.read_text("utf-8"), Path(sys.argv[1]))
-    print("\n".join(wrong) or f"{len(listed(PAGE.read_text('utf-8')))} options and defaults are as listed")
+    text = PAGE.read_text("utf-8")
+    print(
+        "\n".join(wrong)
+        or f"{len(listed(text))} options and defaults, and {len(used(text))} options in commands, exist"
+    )
     sys.exit(bool(wrong))

@@ -1,4 +1,4 @@
-"""What a traced array does instead of NumPy's arrays: it computes as they do, and its trace notes the line.
+"""Operations of traced arrays: they compute as NumPy's arrays do, and the trace notes the line.
 
 Every attribute of ``numpy.ndarray`` is noted, harmless, or spoils the trace: no value is read unnoticed by a method.
 """
@@ -47,7 +47,7 @@ _STATIC = """
 """
 _FUNCTIONS = {getattr(np, name) for name in _STATIC.split()}
 _METHODS = "dot reshape astype transpose copy sum max min mean ravel swapaxes squeeze take cumsum clip repeat"
-# What tells nothing of the values.
+# Attributes that do not depend on the values.
 _LOOKS = """
     shape strides dtype ndim size itemsize nbytes flags base device __len__ __class__ __dir__ __doc__ __hash__ __new__
     __init__ __getattribute__ __init_subclass__ __subclasshook__ __class_getitem__ __array_priority__ __sizeof__
@@ -62,7 +62,7 @@ _SIGNS = {"neg": "-", "pos": "+", "invert": "~"}
 
 
 class _Noting:
-    """What :class:`Traced` arrays do instead of NumPy's; its methods become theirs."""
+    """Methods of :class:`Traced` arrays that replace NumPy's."""
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
         if self.trace is not None and name in ("shape", "strides", "dtype", "flat", "real", "imag"):

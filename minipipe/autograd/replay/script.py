@@ -27,7 +27,7 @@ _numbers = count()  # of scripts, so that each has a file of its own
 
 
 class Script:
-    """What a stage computes for a microbatch, forward and backward, as straight-line functions.
+    """Forward and backward of a stage for one microbatch, as straight-line functions.
 
     Parameters
     ----------

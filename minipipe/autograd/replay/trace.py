@@ -241,7 +241,7 @@ class Traced(np.ndarray):
 
 
 class Untraceable(Exception):
-    """What a line cannot say."""
+    """Raised for an operation that no line can express."""
 
 
 _CONVERSIONS = {np.asarray, np.asanyarray, np.ascontiguousarray, np.array, np.frombuffer}

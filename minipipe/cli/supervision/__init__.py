@@ -1,3 +1,3 @@
-"""A supervisor for MPI jobs: it starts a job, and restarts it when it fails, without the hosts that are lost."""
+"""A supervisor for MPI jobs: it starts a job, and restarts it when it fails, without lost hosts."""
 
 __all__: list[str] = []

@@ -158,7 +158,7 @@ class JobSpec(NamedTuple):
     launcher : tuple of str
         ``mpirun``, or a command with the same options ``-n`` and ``--hostfile``.
     hostfile : Path, optional
-        None where the launcher chooses the hosts.
+        None if the launcher chooses the hosts.
     hosts : tuple of Host
         Of the hostfile.
     min_ranks : int
@@ -191,7 +191,7 @@ class JobSpec(NamedTuple):
     def command(self, restart: int, silent: Sequence[str] = ()) -> Iterator[list[str]]:
         """Yield the command that starts the job on all hosts but the silent ones; it is valid inside this block."""
         launch = [*self.launcher, "-n", str(self.ranks_without(silent))]
-        # By env, since a launcher may not pass variables to other hosts.
+        # Through env, because a launcher may not pass variables to other hosts.
         program = ["env", f"{RESTART}={restart}", sys.executable, *self.program]
         if not silent:
             hosts = [] if self.hostfile is None else ["--hostfile", str(self.hostfile)]

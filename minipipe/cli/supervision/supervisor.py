@@ -23,7 +23,7 @@ class JobResult(NamedTuple):
     Attributes
     ----------
     code : int
-        For the shell: that of the last attempt, or 128 and the signal that ended the supervisor.
+        For the shell: the code of the last attempt, or 128 and the signal that ended the supervisor.
     restarts : int
     ranks : int
         Of the last attempt.
@@ -67,7 +67,9 @@ def supervise(job: JobSpec, restarts: int, say: Callable[[str], object]) -> JobR
                 silent = silent_hosts((host.name for host in job.hosts), job.probe)
                 left = job.ranks_without(list(silent))
                 if left < job.min_ranks:
-                    why_not = f"{left} of {counted(job.ranks, 'rank')} are left, and --min-ranks is {job.min_ranks}"
+                    why_not = (
+                        f"only {left} of {counted(job.ranks, 'rank')} are left, and --min-ranks is {job.min_ranks}"
+                    )
             if attempts.stopped_by:
                 return result._replace(code=128 + attempts.stopped_by)
             if result.code and restarts:
@@ -77,7 +79,7 @@ def supervise(job: JobSpec, restarts: int, say: Callable[[str], object]) -> JobR
 
 
 def reason_to_stop(endings: Sequence[Ending], restarts: int) -> str:
-    """Return why a job is not restarted, or nothing where it is.
+    """Return why a job is not restarted, or "" if it is.
 
     A job is not restarted after success, after exit code 2, which means a wrong command line, and after failing within
     5 s with the same exit code three times in a row: it made no progress. A longer attempt begins a new count: it may
@@ -102,16 +104,16 @@ def reason_to_stop(endings: Sequence[Ending], restarts: int) -> str:
     >>> reason_to_stop([Ending(1, 0.4), Ending(1, 0.3)], restarts=9)
     ''
     >>> reason_to_stop([Ending(1, 0.4), Ending(1, 0.3), Ending(1, 0.4)], restarts=9)
-    'it failed alike 3 times in a row, within 5 s each, and would again'
+    'it failed 3 times in a row within 5 s, with the same exit code'
     """
     last = endings[-1]
     if last.code == 0:
-        return "it ended well"
+        return "it succeeded"
     if last.code == _BAD_USAGE:
-        return "exit code 2 says that its command line is wrong"
+        return "exit code 2 means a wrong command line"
     alike = [ending for ending in endings[-_ALIKE:] if ending.code == last.code and ending.seconds < _QUICK]
     if len(alike) == _ALIKE:
-        return f"it failed alike {_ALIKE} times in a row, within {_QUICK:g} s each, and would again"
+        return f"it failed {_ALIKE} times in a row within {_QUICK:g} s, with the same exit code"
     return f"{counted(restarts, 'restart')} of {restarts} used" if len(endings) > restarts else ""
 
 
@@ -138,6 +140,6 @@ def _line(job: JobSpec, endings: Sequence[Ending], restarts: int, silent: dict[s
     gone = "".join(f", without {name} ({why})" for name, why in silent.items())
     some = f"{ranks} of {counted(job.ranks, 'rank')}" if ranks < job.ranks else counted(ranks, "rank")
     again = f"restart {number} of {restarts} on {some}"
-    follows = f"not started again: {why_not}" if why_not else again
+    follows = f"not restarted: {why_not}" if why_not else again
     now = time.strftime("%Y-%m-%d %H:%M:%S")
     return f"{now}: attempt {number - 1} failed with {endings[-1]}; {follows}{gone}"

@@ -73,7 +73,7 @@ def num_ranks(environment: Mapping[str, str]) -> int | None:
 
 
 def launcher_of_ranks() -> str | None:
-    """Return the mpirun that starts ranks; None where there is none, or this process is a rank, which cannot."""
+    """Return the mpirun that starts ranks; None if there is none, or this process is a rank, which cannot."""
     return find_mpirun() if num_ranks(os.environ) == 1 else None
 
 
@@ -160,7 +160,7 @@ def cores() -> set[int]:
 
 
 def memory_of_this_host() -> float:
-    """Return the bytes of memory here, or those that a container leaves; infinite where the system does not say."""
+    """Return the bytes of memory here, or those that a container leaves; infinite if the system does not say."""
     names = getattr(os, "sysconf_names", {})
     found = inf
     if {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= set(names):

@@ -94,7 +94,7 @@ class Line:
             return ["lost"]
 
     def _asked(self, question: str) -> list[str]:
-        """Return the answer to a request; empty where there is no witness."""
+        """Return the answer to a request; empty if there is no witness."""
         with self._asking:
             if self._said(question):
                 while answer := self._hear(1.0):

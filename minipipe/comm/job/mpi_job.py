@@ -123,12 +123,11 @@ class MPIJob:
             self._many = 2 * len(self._unfinished) + 16
 
     def continue_without(self, lost: set[int], finalise: Callable[[], object]) -> None:
-        """Expect nothing more of lost ranks, and drop sends in revoked groups. Finalise in another way at the end."""
+        """Expect nothing more of lost ranks. Finalise in another way at the end."""
         self.control.Ack_failed()  # otherwise every later look at the letters of other ranks fails
         self.others -= lost
         self.finalise = finalise
         self._letters = [letter for letter in self._letters if not has_ended(letter.Test)]
-        self._unfinished = deque(is_over for is_over in self._unfinished if not has_ended(is_over))
 
     # -- letters between ranks ------------------------------------------------------------------------------
 

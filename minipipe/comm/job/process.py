@@ -78,7 +78,7 @@ class RankProcess:
         self._has_started = True
 
     def describe(self, role: str) -> None:
-        """Set what the program calls this rank, for the message about its end, a sudden one, too."""
+        """Set what the program calls this rank, for the message about its end, even a sudden one."""
         self.role = role
         self.line.describe(role)
 

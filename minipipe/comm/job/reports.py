@@ -1,4 +1,4 @@
-"""What a rank reports about itself: what it runs, what it is blocked on and for how long; and its last words.
+"""Reports of a rank: its current action, the call that blocks it and for how long, and its last message.
 
 Noting it costs one assignment per action. Text is made only when another rank asks, once a wait has lasted too long.
 """
@@ -143,7 +143,7 @@ class RankReport:
 
 
 class RankActivity:
-    """What this rank does at present.
+    """The current activity of this rank.
 
     Attributes
     ----------

@@ -123,7 +123,7 @@ def pipes_of(pid: int, numbers: Iterable[str] = ()) -> set[str]:
 
 
 def returncode_of(pid: int, pidfd: int) -> int | None:
-    """Return the exit code of a process, or minus the signal that ended it; None where the kernel does not say."""
+    """Return the exit code of a process, or minus the signal that ended it; None if the kernel does not say."""
     with suppress(OSError):
         for _ in range(50):  # its files are closed; it will be dead in a moment
             state, *_, status = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
@@ -164,7 +164,7 @@ class Rank:
     limited : tuple of (float, float, str) or None
         Seconds spent inside MPI, how many it may spend, and the message when they are exceeded.
     role : str
-        What the program calls it, such as "replica 1, stage 0"; empty where it does not.
+        What the program calls it, such as "replica 1, stage 0"; empty if it does not.
     """
 
     def __init__(self, connection: socket.socket, rank: int) -> None:

@@ -1,4 +1,8 @@
-"""The collective calls of a pipeline: each begins with the question whether all ranks are in the same one, alike."""
+"""The collective calls of a pipeline: each first compares the call and its arguments on all ranks.
+
+The first rank sends its values to all others, and no rank waits for all. Values that only
+other ranks know are not compared.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +77,7 @@ class Calls:
         ----------
         call : str
         given : mapping of str to number, optional
-            What all ranks must give to this call alike, under the same names; None where it is not compared.
+            What all ranks must give to this call alike, under the same names; None if it is not compared.
         size, layout : int
             Of the batch; known to the first rank.
 

@@ -1,4 +1,8 @@
-"""A textual description of everything in an object that affects its results: without addresses, alike on all ranks."""
+"""A textual description of everything in an object that affects its results, equal on all ranks.
+
+A false alarm stops sound work. Attributes that may legitimately differ between ranks are
+therefore compared by type only.
+"""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Probe:
 
 
 def _first_sample(part: Samples) -> int:
-    """Return the first sample of a microbatch with a value that is not finite; -1 where there is none."""
+    """Return the first sample of a microbatch with a value that is not finite; -1 if there is none."""
     for i, array in enumerate(part.arrays):
         if i not in part.replicated and kinds_of(array):
             return int(np.argwhere(~np.isfinite(backend.to_numpy(array)))[0][0])
@@ -153,7 +153,7 @@ class Seen(NamedTuple):
 
 
 class Culprit(NamedTuple):
-    """Who made the first value that is not finite.
+    """The origin of the first value that is not finite.
 
     Attributes
     ----------

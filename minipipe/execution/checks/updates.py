@@ -1,4 +1,4 @@
-"""What optimisers did with the parameters of a pipeline, as far as all ranks must do the same."""
+"""Updates of a pipeline's parameters by optimisers, as far as all ranks must make the same."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Updates:
         self._digest = crc32(f"{self._described} {self._history}".encode(), self._digest)
 
     def of_run(self, optimiser: Optimiser) -> dict[str, int | None]:
-        """Return what of the optimiser of a run is to be compared before it steps, by name; None where it trains none.
+        """Return what of the optimiser of a run is to be compared before it steps, by name; None if it trains none.
 
         Local.
         """
@@ -95,7 +95,7 @@ class Updates:
         self._loaded = crc32(str(fingerprint({name: state[name] for name in sorted(state)})).encode(), self._loaded)
 
     def marks(self) -> dict[str, float | None]:
-        """Return what is to be compared, None where nothing is: the number of steps, and a digest of their settings.
+        """Return what is to be compared, None if nothing is: the number of steps, and a digest of their settings.
 
         The learning rate of the last one stands apart, so that it can be shown: it is what differs most often.
         Gradients that are forgotten from now on count for the next call.
@@ -151,7 +151,7 @@ def fingerprint(batch: Any) -> int | None:
     Returns
     -------
     int or None
-        Above 0, the same in every process. None where nothing was given that could be compared.
+        Above 0, the same in every process. None if nothing was given that could be compared.
 
     Examples
     --------
@@ -181,7 +181,7 @@ def fingerprint(batch: Any) -> int | None:
 
 
 def batch_marks(inputs: Any, targets: Any) -> dict[str, int | None]:
-    """Return what of a batch all ranks must have alike, None where this rank does not know it. Local.
+    """Return what of a batch all ranks must have alike, None if this rank does not know it. Local.
 
     Where a rank has only the inputs and another only the targets, the draw shows whether they belong
     together.

@@ -81,14 +81,14 @@ class Manifest:
         except FileError as error:
             raise damage(path, str(error)) from None
         if storage.digest_of(content).sha256 != expected:
-            raise damage(path, f"{storage.MANIFEST} is not what was written there: its SHA-256 differs.")
+            raise damage(path, f"{storage.MANIFEST} was changed after it was written: its SHA-256 differs.")
         try:
             return cls.from_json(content)
         except CheckpointError as error:
             raise CheckpointError(error.code, f"The checkpoint {path.name} cannot be read: {error.message}.") from None
         except (ValueError, TypeError, KeyError) as error:
             reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
-            raise damage(path, f"{storage.MANIFEST} cannot be understood: {reason}.") from None
+            raise damage(path, f"{storage.MANIFEST} cannot be parsed: {reason}.") from None
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
@@ -103,9 +103,9 @@ class Manifest:
         """
         found = parse_json(text)
         if not isinstance(found, dict) or found.get("format") != FORMAT:
-            raise ArgumentError("value", "it is no manifest of minipipe")
+            raise ArgumentError("value", "it is not a manifest of minipipe")
         if found.get("version") != VERSION:
-            message = f"it has version {quoted(found.get('version'))} of the form; this minipipe knows {VERSION}"
+            message = f"it has version {quoted(found.get('version'))} of the format; this minipipe supports {VERSION}"
             raise CheckpointError("version", message)
         names = ("step", "num_steps", "num_microbatches")
         numbers = {name: whole_number(quoted(name), found[name], 0, MOST) for name in names}
@@ -115,7 +115,7 @@ class Manifest:
         files = {}
         for name, (size, sha256) in json_value(found["files"], dict, "'files'").items():
             if not is_name_of_file(name):
-                raise ArgumentError("value", f"{quoted(name)} is no name of a file in a checkpoint")
+                raise ArgumentError("value", f"{quoted(name)} is not the name of a file in a checkpoint")
             size = whole_number("the size of a file", size, 0, MOST)
             files[name] = Digest(size, json_value(sha256, str, "the digest of a file"))
         parameters = {}

@@ -177,8 +177,8 @@ def _none_in(folder: str | Path, reason: str) -> CheckpointError:
 
 
 def _always_deleted(deleted: str) -> CheckpointError:
-    message = f"{deleted} It was so {_MOST_LISTS} times in a row: another job saves to this folder, and deletes faster"
-    hint = "than this one reads. Let that job keep more checkpoints, save(…, keep=4), or restore from a copy."
+    message = f"{deleted} This happened {_MOST_LISTS} times in a row: another job saves to this folder, and deletes"
+    hint = "checkpoints before this one can read them. Let that job keep more, save(…, keep=4), or restore from a copy."
     return CheckpointError("not-found", f"{message} {hint}")
 
 
@@ -195,8 +195,8 @@ def _check_alike(group: ProcessGroup, folder: str | Path, marks: list[int]) -> N
         one, other = group.name(marks.index(max(marks))), group.name(others[0])
         raise RankError(
             "disagreement",
-            f"Ranks {one} and {other} have read different checkpoints (this rank in {str(folder)!r}). Every rank must "
-            "be given the same folder, on a file system that all hosts share.",
+            f"Ranks {one} and {other} have read different checkpoints (this rank in {str(folder)!r}). Pass the same "
+            "folder on every rank, on a file system that all hosts share.",
         )
 
 
@@ -318,7 +318,7 @@ class _Found:
             try:
                 states[key] = with_arrays(manifest.optimisers[key], key, arrays).state_dict(pipeline, optimiser)
             except ArgumentError as error:
-                raise mismatch(f"its {key} cannot be taken. {error.message.rstrip('.')}") from None
+                raise mismatch(f"the state of {key} cannot be loaded. {error.message.rstrip('.')}") from None
         return cls(path, manifest, values, states)
 
     def load(self, pipeline: Pipeline, optimisers: Mapping[str, Optimiser], problems: list[str]) -> Restored:
@@ -326,15 +326,15 @@ class _Found:
         saved, name = self.manifest, self.path.name
         warned = [f"{' '.join(problems)} Resuming from {name}, of step {saved.step}."] if problems else []
         if saved.dropout_seed != pipeline.dropout_seed:
-            message = f"{name} was trained with dropout_seed={saved.dropout_seed}, and this pipeline draws from its own"
-            warned.append(f"{message}, {pipeline.dropout_seed}, as another replica does.")
+            message = f"{name} was trained with dropout_seed={saved.dropout_seed}, and this pipeline has dropout_seed="
+            warned.append(f"{message}{pipeline.dropout_seed}, so dropout draws other numbers, as in another replica.")
         for what, then, now in (
             ("microbatches", saved.num_microbatches, pipeline.schedule.num_microbatches),
             ("gradient_blocks", saved.gradient_blocks, pipeline.plan.gradient_blocks),
         ):
             if then != now:
                 message = f"{name} was trained with {then} {what}, and this pipeline has {now}"
-                warned.append(f"{message}: its gradients will have other last bits.")
+                warned.append(f"{message}: its gradients will differ in the last bits.")
         if everyone(pipeline).rank == 0:
             for warning in filter(None, [*warned, " ".join(_replaced(optimisers, self.states))]):
                 warnings.warn(warning, stacklevel=3)
@@ -376,20 +376,22 @@ def _check_model(manifest: Manifest, pipeline: Pipeline) -> None:
         there, here = (
             ", ".join(map(_name, names[:3])) + " …" * (len(names) > 3) or "nothing" for names in (only, missing)
         )
-        raise mismatch(f"it was saved from a different model. Only there: {there}; only in this pipeline: {here}")
+        raise mismatch(
+            f"it was saved from a different model. Only in the checkpoint: {there}; only in this pipeline: {here}"
+        )
     for name, parameter in model.items():
         _, dtype, shape = manifest.parameters[name]
         looks = backend.numpy_dtype(parameter.dtype).name, parameter.whole_shape
         if looks != (dtype, shape):
             here = f"shape {looks[1]} and dtype {looks[0]}"
             raise mismatch(
-                f"its {name} has shape {quoted(shape)} and dtype {_name(dtype)}, that of this pipeline {here}"
+                f"its {name} has shape {quoted(shape)} and dtype {_name(dtype)}; in this pipeline it has {here}"
             )
     if manifest.dropout_seed != pipeline.dropout_seed == pipeline.seed:
         name = "seed" if manifest.dropout_seed == manifest.seed else "dropout_seed"
         there, here = f"{name}={quoted(manifest.dropout_seed)}", f"{name}={pipeline.dropout_seed}"
         message = f"it was trained with {there}, and this pipeline has {here}: dropout would draw other numbers"
-        raise mismatch(f"{message}. Give Pipeline(…, {there})")
+        raise mismatch(f"{message}. Pass Pipeline(…, {there})")
 
 
 def _name(given: str) -> str:
@@ -409,19 +411,19 @@ def _check_optimisers(manifest: Manifest, pipeline: Pipeline, optimisers: Mappin
     known, others = ", ".join(map(quoted, there)) or "none", sorted(there.keys() - optimisers.keys())
     if optimisers and others:
         other = quoted(others[0])
-        raise mismatch(f"it also has the state of an optimiser {other}; give all of them, by name, as in save: {known}")
+        raise mismatch(f"it also has the state of optimiser {other}; pass all optimisers by name, as in save: {known}")
     own = {name for name, _ in pipeline.named_parameters()}
     for key, optimiser in optimisers.items():
         if key not in there:
-            raise mismatch(f"it has no state of an optimiser {key!r}; give them by name, as in save: {known}")
+            raise mismatch(f"it has no state of optimiser {key!r}; pass the optimisers by name, as in save: {known}")
         kind = optimiser.settings["class"].__qualname__
         if there[key].kind != kind:
-            raise mismatch(f"its {key} is of the class {_name(there[key].kind)}, and this one of the class {kind}")
+            raise mismatch(f"its {key} has class {_name(there[key].kind)}, but the one of this script has class {kind}")
         trained = {name for group in there[key].groups for name in group.parameters if name in own}
         differing = sorted(trained ^ set(names_of(pipeline, optimiser.parameters)))
         if differing:
             names = ", ".join(differing[:3])
-            raise mismatch(f"its {key} and this one train other parameters: {names} is with one of the two only")
+            raise mismatch(f"its {key} trains other parameters than this one: only one of the two has {names}")
 
 
 def _replaced(optimisers: Mapping[str, Optimiser], states: Mapping[str, Any]) -> Iterator[str]:
@@ -435,9 +437,9 @@ def _replaced(optimisers: Mapping[str, Optimiser], states: Mapping[str, Any]) ->
         for place, (own, first, now) in enumerate(zip(given, state["first"], state["groups"])):
             for name, value in own.items():
                 if encoded(value, name) not in [encoded(one.get(name), name) for one in (first, now)]:
-                    there = f"is taken, {quoted(now[name])} ({quoted(first.get(name))} before its first step)"
+                    there = f"{quoted(now[name])} ({quoted(first.get(name))} before its first step)"
                     keep = f"{key}.groups[{place}].{name} = {value}"
-                    yield f"{name} is {value} in this script; that of the checkpoint {there}. To keep it: {keep}"
+                    yield f"{name} is {value} in this script; restored from the checkpoint: {there}. To keep it: {keep}"
 
 
 # -- the model alone, for other programs ------------------------------------------------------------------------------
@@ -543,20 +545,18 @@ def load_weights(path: str | Path, model: Module, layout: Literal["minipipe", "t
         one_of("layout", layout, _LAYOUTS)
     state, written_in = _weights_in(path, model)
     if layout == "torch" and written_in == "minipipe":
-        raise ArgumentError("value", f"{path} was written by minipipe, in its own layout; leave out layout='torch'.")
+        raise ArgumentError("value", f"{path} was written by minipipe in its own layout; leave out layout='torch'.")
     known = layout or (written_in if written_in in _LAYOUTS else None)
     try:
         model.load_state_dict(from_torch(model, state) if known == "torch" else state)
     except ParameterError as error:
-        hint = (
-            " In PyTorch's layout it would fit: give layout='torch'." if known is None and _fits(model, state) else ""
-        )
-        raise ParameterError(error.code, f"{path} cannot be taken: {error.message}{hint}") from None
+        hint = " It fits in PyTorch's layout: pass layout='torch'." if known is None and _fits(model, state) else ""
+        raise ParameterError(error.code, f"{path} cannot be loaded: {error.message}{hint}") from None
     if known is None and (names := undecided(model, state)):
         square = f"{names[0]} is square" if len(names) == 1 else f"{names[0]} and {len(names) - 1} more are square"
         warnings.warn(
-            f"{path} does not say which layout it has, and {square}: taken as minipipe's, (inputs, outputs). "
-            "For a file from PyTorch give layout='torch', otherwise layout='minipipe'.",
+            f"{path} does not name its layout, and {square}: loaded in minipipe's layout, (inputs, outputs). "
+            "For a file from PyTorch pass layout='torch', otherwise layout='minipipe'.",
             stacklevel=2,
         )
 
@@ -571,7 +571,7 @@ def _weights_in(path: str | Path, model: Module) -> tuple[Mapping[str, Any], str
         why = f" This model has {size:,} numbers." if error.code == "too-large" else ""
         raise FileError(error.code, error.message + why) from None
     except CheckpointError as error:
-        raise CheckpointError(error.code, f"{path} cannot be taken: {error.message}") from None
+        raise CheckpointError(error.code, f"{path} cannot be loaded: {error.message}") from None
 
 
 def _fits(model: Module, state: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Saving: each rank writes a file of its own, and rank 0 says when all are there.
+"""Saving: each rank writes a file of its own, and rank 0 completes the checkpoint when all exist.
 
 Ranks on several hosts need one folder, so a file system that they share.
 """
@@ -204,12 +204,12 @@ class BackgroundSaver:
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse to be copied and pickled."""
-        raise not_copyable(self, "it may be writing a checkpoint", "Make another one for another pipeline or folder.")
+        raise not_copyable(self, "it may be writing a checkpoint", "Make a new one for another pipeline or folder.")
 
     def save(self, step: int, extra: Mapping[str, Any] | None = None) -> None:
         """Take a copy, and begin to write it; wait for the checkpoint before, if that is still being written.
 
-        Collective. Parameters and errors are those of :func:`save`; what goes wrong later is raised by the next call,
+        Collective. Parameters and errors are as in :func:`save`; what goes wrong later is raised by the next call,
         on every rank.
         """
         begin_call(self._pipeline, "BackgroundSaver.save()")
@@ -242,7 +242,7 @@ class BackgroundSaver:
             raise failure
 
     def _write(self, part: _Part) -> None:
-        """Write this rank's part and, on rank 0, the rest once all ranks' parts are there."""
+        """Write this rank's part and, on rank 0, the rest once all ranks' parts exist."""
         group = part.group
         try:
             own = attempt(part.write)
@@ -293,8 +293,8 @@ def _begin(
     partial = folder / name
     if not (own[0] or partial.is_dir()):
         message = (
-            f"Rank {group.name()} does not see {partial}, which rank {group.name(0)} has made. Every rank must be "
-            "given the same folder, on a file system that all hosts share. Or something else has deleted it: "
+            f"Rank {group.name()} does not see {partial}, which rank {group.name(0)} has made. Pass the same folder on "
+            "every rank, on a file system that all hosts share. Or another process has deleted it: "
         )
         own = [("unwritable", message + _who_else(group)), None]
     return _Part(partial, group, own)
@@ -352,9 +352,9 @@ def _parts_of_others(partial: Path, group: ProcessGroup) -> list[Any]:
 
 def _unwritable(group: ProcessGroup, path: Path, error: OSError) -> CheckpointError:
     reason = error.message.rstrip(".") if isinstance(error, FileError) else error.strerror or str(error)
-    end = "Earlier checkpoints are as they were."
+    end = "Earlier checkpoints are unchanged."
     if error.errno in (errno.ENOENT, errno.ENOTEMPTY):
-        end = f"Something else has changed the folder: {_who_else(group)}"
+        end = f"Another process has changed the folder: {_who_else(group)}"
     return CheckpointError(
         "unwritable", f"Rank {group.name()} could not write {error.filename or path}: {reason}. {end}"
     )
@@ -363,10 +363,10 @@ def _unwritable(group: ProcessGroup, path: Path, error: OSError) -> CheckpointEr
 def _who_else(group: ProcessGroup) -> str:
     """Say who else may write to the folder of a group: the rest of its job, where it was split off."""
     if group.size == group.world_size:
-        return "does another job write to the same one?"
+        return "does another job write to the same folder?"
     every = set(range(group.world_size))
     own, others = (", ".join(map(str, sorted(ranks))) for ranks in (group.world_ranks, every - {*group.world_ranks}))
     return (
         f"this pipeline runs on ranks {own} of the job; do ranks {others} save to the same folder? "
-        "Let one of the replicas save, or give each a folder of its own."
+        "Let one of the replicas save, or pass a separate folder to each."
     )

@@ -39,7 +39,7 @@ class Group:
 
 @dataclass
 class OptimiserState:
-    """What the next steps of an optimiser depend on.
+    """The state on which the next steps of an optimiser depend.
 
     Attributes
     ----------
@@ -279,7 +279,7 @@ def checked(call: str, folder: Any, pipeline: Any, optimiser: Any) -> dict[str, 
     """
     if not isinstance(folder, str | Path) or not isinstance(pipeline, Pipeline):
         given = f"a {type(folder).__name__} and a {type(pipeline).__name__}"
-        message = f"checkpoint.{call} was given {given}; expected a path and a Pipeline, then the rest."
+        message = f"checkpoint.{call} got {given}; expected a path and a Pipeline first."
         raise ArgumentError("type", message)
     named = optimiser if isinstance(optimiser, Mapping) else {"optimiser": optimiser}
     found = {name: one for name, one in named.items() if one is not None}

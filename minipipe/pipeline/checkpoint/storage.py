@@ -11,10 +11,14 @@ A folder of checkpoints::
         000002-step-40/
         .000003-step-60.partial-5f0c9e27/     is being written, or was when its job was killed
 
-The order of a save: every file is written under the partial name and forced to the disk, the marker ``complete`` last;
-then the folder gets its own name, in one step. So there is a whole checkpoint under its name, or none [1]. One that is
-to be deleted gets a partial name again, in one step, before a file of it is touched [2]. So what has its own name and
+The order of a save: every file is written under the partial name and forced to the disk,
+the marker ``complete`` last; then the folder gets its own name, in one step. So there is a
+whole checkpoint under its name, or none [1]. One that is to be deleted gets a partial name
+again, in one step, before a file of it is touched [2]. So a folder under its own name that
 is not whole was damaged by something else.
+
+The serial number says which checkpoint is the newest: steps repeat after a return to an
+earlier one. safetensors does not notice a flipped bit, hence the digests.
 """
 
 from __future__ import annotations
@@ -47,7 +51,7 @@ _MOST_OF_A_MANIFEST = 2**24  # bytes: of some ten thousand parameters; JSON can 
 
 
 class Digest(NamedTuple):
-    """What is known of a file: its size in bytes, and its SHA-256 in hexadecimal."""
+    """The size of a file in bytes, and its SHA-256 in hexadecimal."""
 
     size: int
     sha256: str
@@ -76,7 +80,7 @@ def begin(folder: Path, step: int) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     entries, serial = os.listdir(folder), 1
     if MANIFEST in entries:
-        reason = f"it is a checkpoint itself; give the folder that holds it, {str(folder.parent)!r}"
+        reason = f"it is a checkpoint itself; pass the folder that holds it, {str(folder.parent)!r}"
         raise FileError("unwritable", reason)
     for entry in entries:
         partial = _PARTIAL.fullmatch(entry)
@@ -237,7 +241,7 @@ def pieces(arrays: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
     # The largest elements first, so that each array begins at a multiple of the size of its own.
     for name, array in sorted(arrays.items(), key=lambda item: -item[1].itemsize):
         if array.dtype.name not in _NAMES:
-            message = f"{name} has the dtype {array.dtype}, which safetensors has not."
+            message = f"{name} has the dtype {array.dtype}, which safetensors does not support."
             raise CheckpointError("value", message)
         native = np.asarray(array, array.dtype.newbyteorder("="), order="C")
         offsets = [end, end := end + native.nbytes]
@@ -261,7 +265,7 @@ def unpacked(content: bytes) -> dict[str, np.ndarray]:
     >>> unpacked(b"no tensors")
     Traceback (most recent call last):
         ...
-    minipipe.errors.CheckpointError: it is no safetensors file: Error while deserializing: header too large
+    minipipe.errors.CheckpointError: it is not a safetensors file: Error while deserializing: header too large
     """
     length = int.from_bytes(content[:8], "little")
     if MOST_OF_A_HEADER < length <= len(content):
@@ -270,7 +274,7 @@ def unpacked(content: bytes) -> dict[str, np.ndarray]:
     try:
         tensors = safetensors.deserialize(content)
     except safetensors.SafetensorError as error:
-        raise CheckpointError("damaged", f"it is no safetensors file: {error}") from None
+        raise CheckpointError("damaged", f"it is not a safetensors file: {error}") from None
     # In one order on all ranks, which exchange an optimiser's arrays in that: safetensors' own is random.
     return {name: _array(name, entry) for name, entry in sorted(tensors)}
 
@@ -292,5 +296,7 @@ def _array(name: str, entry: Mapping[str, Any]) -> np.ndarray:
         dtype = backend.numpy_dtype(_DTYPES[entry["dtype"]])
     except (KeyError, TypeError):
         advice = ": pip install ml_dtypes, and import it" if entry["dtype"] == "BF16" else ""
-        raise CheckpointError("value", f"{name} has the dtype {entry['dtype']}, which NumPy has not{advice}.") from None
+        raise CheckpointError(
+            "value", f"{name} has the dtype {entry['dtype']}, which NumPy does not have{advice}."
+        ) from None
     return np.frombuffer(entry["data"], dtype).reshape(entry["shape"])

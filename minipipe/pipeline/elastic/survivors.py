@@ -71,6 +71,9 @@ class SurvivorGroup(MPIGroup):
         """Return the group of the ranks that are left, in their order. Collective among them; ends this group."""
         with self.job.watching(self.timeout, None, lambda: "the ranks that are left to form a group"):
             comm = self.comm.Shrink()
+            # A vote ends on no rank before the last one has entered it. Without it a rank could notice another loss
+            # and revoke the new group while others are still in Shrink, where Open MPI 5.0 then crashes.
+            _vote(self.comm)
         # Those that the vote told of the loss have not revoked their groups yet.
         self._continue_without(set(self.world_ranks) - _world_ranks(comm.group))
         self.close()

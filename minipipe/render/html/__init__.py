@@ -47,18 +47,18 @@ _SENTENCES = {
     "finished": "has finished",
     "next": "then {action}",
     "howFar": {
-        "ahead": "rank {source} has not come to it yet",
+        "ahead": "rank {source} has not reached it yet",
         "running": "rank {source} is running it",
         "done": "its message is on the way",
     },
-    "joined": ", joined with {action}",
+    "joined": ", overlapped with {action}",
     "held": "microbatches {listed}",
     "heldOne": "microbatch {listed}",
     "heldOfStage": "stage {stage}: microbatches {listed}",
     "heldOneOfStage": "stage {stage}: microbatch {listed}",
     "times": "from {from} to {to} {unit}, length {length}",
     "none": "none",
-    "instant": "none; messages take no time here, and arrive when they are sent",
+    "instant": "none: without latency a message arrives when it is sent",
 }
 _GAPS = ("{stage}", "{microbatch}", "{source}", "{value}", "{usedBy}", "{destination}")
 
@@ -66,7 +66,7 @@ _GAPS = ("{stage}", "{microbatch}", "{source}", "{value}", "{usedBy}", "{destina
 class Hold(NamedTuple):
     """The interval in which a rank holds the activations of one microbatch on one stage.
 
-    It begins with the start of F. It ends with the end of B, or of W where the backward is split; in a forward-only
+    It begins with the start of F. It ends with the end of B, or of W if the backward is split; in a forward-only
     schedule with the end of F. An O ends it, and an L begins another one. ``end`` is None for activations that are
     never released.
     """
@@ -248,7 +248,7 @@ def draw_html(*drawn: ActionTable | Timeline, title: str | None = None, notes: S
 
 
 class More(NamedTuple):
-    """What a page has beside the player.
+    """The parts of a page beside the player.
 
     Attributes
     ----------
@@ -355,7 +355,9 @@ def _legend(panels: Sequence[Panel]) -> Iterator[str]:
     if any(chunk for _, chunk in boxes):
         yield _entry("", darker_words(panels))
     if any(panel.joined for panel in panels):
-        yield _entry('<i class="swatch joined"></i>', "forward and backward joined, each drawn in half of their time")
+        yield _entry(
+            '<i class="swatch joined"></i>', "overlapped forward and backward, each drawn in half of their time"
+        )
     causes = {idle.cause for panel in panels for row in panel.timeline.idle for idle in row}
     for cause in (cause for cause in HATCH if cause in causes):
         yield _entry(f'<i class="swatch" data-idle="{cause}"></i>', f"idle, {cause}")

@@ -109,12 +109,12 @@ def _describe_last_sum(walkthrough: Walkthrough, time: float, rank: int) -> Iter
     if sums:
         last = max(sums, key=attrgetter("end"))
         until = format_number(last.end, walkthrough.timeline.unit)
-        yield f"done but for the gradient sum of stage {last.actions[0].stage} until {until}"
+        yield f"done, except for the gradient all-reduce of stage {last.actions[0].stage} until {until}"
 
 
 def _joined(walkthrough: Walkthrough, action: Action) -> str:
     other = walkthrough.partners.get(action)
-    return f", joined with {other}" if other else ""
+    return f", overlapped with {other}" if other else ""
 
 
 def describe_held(walkthrough: Walkthrough, rank: int, state: RankState) -> str:
@@ -197,7 +197,7 @@ def _describe_awaited(walkthrough: Walkthrough, rank: int, source: int | None, a
     if awaited not in walkthrough.program.first_rank_with:
         return f"{awaited}, which is missing"
     if awaited.kind is REDUCE_GRAD and walkthrough.is_timed:
-        return f"the gradient sum of stage {awaited.stage}" + (f" with rank {source}" if source != rank else "")
+        return f"the gradient all-reduce of stage {awaited.stage}" + (f" with rank {source}" if source != rank else "")
     if awaited.kind is L and walkthrough.is_timed:
         return f"the activations that {awaited} loads"
     if awaited.kind is REDUCE_GRAD and source == rank:
@@ -261,7 +261,7 @@ def chosen_snapshots(
     (range(2, 6), range(5, 6))
     """
     if at is not None and (first, last) != (None, None):
-        raise misuse("--at shows one step, --from and --to several; choose one of the two.")
+        raise misuse("--at prints one step, and --from and --to print several; choose one of these.")
     count = len(walkthrough)
     ends = {"--from": 0 if first is None else first, "--to": -1 if last is None else last}
     given = ends if at is None else {"--at": at}

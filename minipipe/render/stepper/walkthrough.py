@@ -263,7 +263,7 @@ class Walkthrough:
 
     @cached_property
     def stuck(self) -> dict[int, RankState]:
-        """By rank, the final states of the ranks that never finish."""
+        """The final states of the ranks that never finish, by rank."""
         return {rank: state for rank, state in enumerate(self[-1].ranks) if state.activity is Activity.STUCK}
 
     @cached_property
@@ -326,7 +326,7 @@ class Walkthrough:
 
     @cached_property
     def _predicted(self) -> dict[Action, Message]:
-        """By its consumer, each message of a legal schedule."""
+        """The messages of a legal schedule, by consumer."""
         return {message.used_by: message for message in self.timeline.messages} if self.is_timed else {}
 
     def _awaited(self, rank: int, action: Action, time: float) -> tuple[int | None, Action | None]:

@@ -146,7 +146,7 @@ class _BarsPage(NamedTuple):
                 yield Entry(_box(look, legend.width, legend.height), part)
         if any(bar.total > _most(column) for column in self.columns.values() for bar in column):
             box = f'<rect {paint("held")} width="{legend.width}" height="{legend.height}"/>'
-            yield Entry(box + _slash(legend.width / 2 - 3, legend.height), "cut: longer than the column")
+            yield Entry(box + _slash(legend.width / 2 - 3, legend.height), "truncated: longer than the column")
         if any(bar.mark is not None for bar in bars):
             yield Entry(f'<path {paint("step")} d="M{legend.width / 2} 0V{legend.height}"/>', self.marks)
 

@@ -15,7 +15,8 @@ from minipipe.render.panel import Panel, panels_of
 from minipipe.render.svg.labels import Labels
 from minipipe.render.svg.lanes import Lane, LaneSize, Strip, strip_of, versions_of
 from minipipe.render.svg.legend import WAYS, Entry, Legend, draw_messages, way_of
-from minipipe.render.svg.style import DEFAULT_SIZE, Letters, Page, moved, paint
+from minipipe.render.svg.motion import Motion, idle_label
+from minipipe.render.svg.style import BASELINE, DEFAULT_SIZE, Letters, Page, moved, paint
 from minipipe.schedules import ActionKind, IdleCause, Timeline
 from minipipe.schedules.action_table import ActionTable
 
@@ -31,6 +32,7 @@ def draw_svg(
     notes: Sequence[str] = (),
     legend: bool = True,
     font_size: float = DEFAULT_SIZE,
+    animated: bool = False,
 ) -> str:
     """Draw schedules (F, I and W one unit each) and timelines as SVG, above each other on one axis of time.
 
@@ -56,6 +58,9 @@ def draw_svg(
     font_size : float
         Of captions, in pixels. All other text, the heights of the lanes and the legend scale with it; the width does
         not.
+    animated : bool
+        Whether the actions appear one after another, in a loop of 13 seconds, with the bubble and the idle time of each
+        rank until then. Viewers that do not animate, and readers who prefer reduced motion, see the end.
 
     Returns
     -------
@@ -97,7 +102,9 @@ def draw_svg(
     if width > MOST_PIXELS:
         raise ArgumentError("value", f"width is {quoted(width)}; expected at most {MOST_PIXELS} pixels.")
     letters = Letters(font_size)
-    page = _TimelinePage(panels, width, title, notes, letters, has_memory=memory, has_messages=messages)
+    page = _TimelinePage(
+        panels, width, title, notes, letters, has_memory=memory, has_messages=messages, is_animated=animated
+    )
     return page.drawn(legend)
 
 
@@ -114,9 +121,10 @@ class _TimelinePage(Page):
         *,
         has_memory: bool,
         has_messages: bool,
+        is_animated: bool,
     ) -> None:
         super().__init__(width, title, notes, letters)
-        self.panels, self.has_messages = panels, has_messages
+        self.panels, self.has_messages, self.is_animated = panels, has_messages, is_animated
         timelines = [panel.timeline for panel in panels]
         self.strips = [[strip_of(panel)] for panel in panels] if has_memory else []
         versions = list(map(versions_of, panels)) if has_memory else []
@@ -128,6 +136,7 @@ class _TimelinePage(Page):
         left, right = self._margins()
         duration, room = max(timeline.makespan for timeline in timelines), width - left - right
         self.axis = Axis(duration, timelines[0].unit, left, room, letters.size_of("tick"))
+        self.motion = Motion(self.axis, letters) if is_animated else None
         self.lanes = [
             [Lane(panel, rank, self.axis, self.size) for rank in range(panel.timeline.num_ranks)] for panel in panels
         ]
@@ -160,7 +169,8 @@ class _TimelinePage(Page):
             y += self.letters.line("tick")
         captions = (f"{caption(panel)}. {panel.timeline.note}".strip() for panel in self.panels)
         title = self.title or f"Timeline of {', above '.join(self._names())}"
-        return self.document(parts, y, title, " ".join([*captions, *self.notes]), self.boxes)
+        described = " ".join([*captions, *self.notes])
+        return self.document(parts, y, title, described, self.boxes, self.motion.style if self.motion else None)
 
     def _names(self) -> list[str]:
         return [panel.timeline.name for panel in self.panels]
@@ -170,6 +180,8 @@ class _TimelinePage(Page):
         letters, gap = self.letters, self.letters.scaled(8)
         ranks = [f"rank {max(0, panel.timeline.num_ranks - 1)}" for panel in self.panels]
         peaks = [h.peak_label(rank) for h in chain(*self.strips) for rank in range(len(h.curves))]
+        if self.is_animated:
+            peaks += [idle_label(panel.timeline.makespan, panel.timeline.unit) for panel in self.panels]
         left = max(letters.width("rank", text) for text in ranks) + gap
         right = max((letters.width("peak", text) + gap for text in peaks), default=0.0)
         return round(left) + self.margin, round(right) + self.margin
@@ -179,8 +191,12 @@ class _TimelinePage(Page):
     def _panel(self, index: int, y: float) -> tuple[list[str], float]:
         """Draw a panel from ``y`` downwards; return it and its lower edge."""
         panel, size, lanes = self.panels[index], self.size, self.lanes[index]
-        lines = [("name", title_of(panel.timeline)), ("figures", figures(panel)), ("note", panel.timeline.note)]
-        parts, y = self.text(lines, y)
+        name, note, head = title_of(panel.timeline), panel.timeline.note, y
+        still = "" if self.motion else figures(panel)  # running figures stand on the line of the name, if it has room
+        parts, y = self.text([("name", name), ("figures", still), ("note", note)], y)
+        if self.motion and self.letters.width("name", name) > self.motion.room_beside(panel):
+            head, y = y, y + self.letters.line("name")
+        baseline = head + BASELINE * self.letters.line("name")
         top = y + self.letters.scaled(8)
         tops = [top + rank * size.pitch for rank in range(len(lanes))]
         bottom = top + len(tops) * size.pitch
@@ -192,7 +208,10 @@ class _TimelinePage(Page):
         labels = self.labels[panel.timeline.name]  # above the arrows, which would cross them out
         parts.append(f'<g font-size="{number(labels.size)}" text-anchor="middle" pointer-events="none">')
         parts += (moved(0, y, labels.draw(lane)) for y, lane in zip(tops, lanes))
-        return [*parts, "</g>"], bottom + (self.letters.scaled(14) if panel is not self.panels[-1] else 0)
+        parts.append("</g>")
+        if self.motion:
+            parts += self.motion.draw(panel, tops, bottom, size.box, round(baseline))
+        return parts, bottom + (self.letters.scaled(14) if panel is not self.panels[-1] else 0)
 
     def _lane(self, index: int, lane: Lane) -> Iterator[str]:
         """Yield the parts of a lane, all but its labels."""

@@ -233,7 +233,7 @@ class Lane:
                 (action, start, end), width = run[0], (run[0].end - run[0].start) * self.axis.scale
                 rounding = ' rx="2"' if self.x(end) - self.x(start) >= _ROUNDED else ""
                 other = self.panel.joined.get(action)
-                joined = f", joined with {other.action}" if other else ""
+                joined = f", overlapped with {other.action}" if other else ""
                 whole = (other.start, other.end) if other else None
                 box = self._rectangle(start, end, f"{describe_action(action)}{joined}", after=rounding, whole=whole)
                 boxes[action.kind, self.panel.chunk_of(self.rank, action.stage), width < _THIN].append(box)
@@ -263,7 +263,9 @@ class Lane:
         for action, start, end, whole in self.beside:
             x, y = self.x(start), self.size.top_of(self.size.beside.index(action.kind))
             ranks = ", ".join(map(str, whole.ranks if whole else ()))
-            what = f"gradient sum of stage {action.stage} over ranks {ranks}" if whole else describe_action(action)
+            what = (
+                f"gradient all-reduce of stage {action.stage} over ranks {ranks}" if whole else describe_action(action)
+            )
             when = f"{format_number(start - origin, unit)} to {format_time(end - origin, unit)}"
             words = escaped(f"{what}, {when}")
             colours = box_paint(action.kind, self.panel.chunk_of(self.rank, action.stage))

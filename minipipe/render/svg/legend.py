@@ -141,12 +141,12 @@ class Legend:
 
     def step(self) -> Entry:
         """Return the entry of the lines between training steps."""
-        return Entry(f'<path {paint("step")} d="M{self.width / 2} 0V{self.height}"/>', "the rank begins another step")
+        return Entry(f'<path {paint("step")} d="M{self.width / 2} 0V{self.height}"/>', "the rank begins the next step")
 
     def joined(self) -> Entry:
         """Return the entry of the frames around joined actions."""
         frame = f'<path {paint("joined")} d="M0 0H{self.width}V{self.height}H0z"/>'
-        return Entry(frame, "forward and backward joined, each drawn in half of their time")
+        return Entry(frame, "overlapped forward and backward, each drawn in half of their time")
 
     def runs(self) -> Entry:
         """Return the entry of the bands that merge many short actions."""

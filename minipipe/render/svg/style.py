@@ -9,7 +9,7 @@ A page has a title and notes, panels above each other, a legend, and a descripti
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 from zlib import crc32
 
@@ -43,6 +43,8 @@ _ROLES = {
     "rank": _Role("fill", "ink", _END),
     "fact": _Role("fill", "muted"),
     "figures": _Role("fill", "muted"),
+    "running": _Role("fill", "muted", _END, 7 / 6),
+    "total": _Role("fill", "ink", f'{_END} font-weight="bold"', 7 / 6, is_bold=True),
     "note": _Role("fill", "muted", 'font-style="italic"'),
     "tick": _Role("fill", "muted", _MIDDLE, _SMALL),
     "node": _Role("fill", "ink", _MIDDLE),
@@ -169,11 +171,11 @@ class Letters(NamedTuple):
 
 
 _MARGIN = 18  # pixels on each side, at the default font size
-_BASELINE = 0.72  # of the height of a line
+BASELINE = 0.72  # of the height of a line
 
 
 class Page:
-    """What all pictures have in common.
+    """The common parts of all pictures.
 
     Parameters
     ----------
@@ -201,12 +203,18 @@ class Page:
         for role, words in lines:
             height = self.letters.line(role)
             for line in filter(None, wrapped(words, self.letters.wrapping_size(role), room)):
-                parts.append(self.letters.draw(role, self.margin, round(y + _BASELINE * height), line))
+                parts.append(self.letters.draw(role, self.margin, round(y + BASELINE * height), line))
                 y += height
         return parts, y
 
     def document(
-        self, parts: Iterable[str], bottom: float, title: str, described: str, boxes: Iterable[tuple[ActionKind, int]]
+        self,
+        parts: Iterable[str],
+        bottom: float,
+        title: str,
+        described: str,
+        boxes: Iterable[tuple[ActionKind, int]],
+        motion: Callable[[str], str] | None = None,
     ) -> str:
         """Return the whole file.
 
@@ -219,6 +227,8 @@ class Page:
             For screen readers.
         boxes : iterable of (ActionKind, int)
             The kinds and chunks that occur.
+        motion : callable, optional
+            The rules that move the drawing, from its id.
         """
         body, width, height = "".join(parts), self.width, round(bottom + self.margin)
         name = f"minipipe-{crc32(body.encode()):08x}"
@@ -228,7 +238,7 @@ class Page:
             f'width="{width}" height="{height}" font-family="{FONT_FAMILY}" font-size="{number(self.letters.size)}">'
             f'<title id="{name}-title">{escaped(title)}</title>'
             f'<desc id="{name}-description">{escaped(described)}</desc>'
-            f"<style>{style_sheet(name, boxes)}</style>"
+            f"<style>{style_sheet(name, boxes)}{motion(name) if motion else ''}</style>"
             f'<rect {paint("ground")} width="{width}" height="{height}" rx="4"/>{body}</svg>\n'
         )
 

@@ -69,7 +69,7 @@ def place_names(
     page: Box,
     lines: Sequence[Box] = (),
 ) -> list[Callout | None]:
-    """Return a place for the name of each point, or None where there is no room.
+    """Return a place for the name of each point, or None if there is no room.
 
     Parameters
     ----------
@@ -171,7 +171,7 @@ def draw_tradeoff(
     ('<svg', 1)
     """
     if not drawn:
-        raise ArgumentError("value", "There is nothing to draw; expected at least one Tradeoff.")
+        raise ArgumentError("value", "Nothing to draw; expected at least one Tradeoff.")
     if not _LEAST_WIDTH <= width <= MOST_PIXELS:
         message = f"width is {quoted(width)}; expected {_LEAST_WIDTH} to {MOST_PIXELS} pixels."
         raise ArgumentError("value", message)
@@ -238,7 +238,7 @@ class _TradeoffPage(Page):
             yield self.letters.draw("tick", self.x.at(amount), _HEIGHT + 15, f"{amount:g}")
         for bubble in bubbles:
             yield self.letters.draw("reading", self.left - 7, self.y.at(bubble) + 4, f"{100 * bubble:g} %")
-        words = self.letters.draw("tick", 0, 0, "bubble, of all rank time")
+        words = self.letters.draw("tick", 0, 0, "bubble, part of all rank time")
         yield f'<g transform="translate({self.margin} {_HEIGHT / 2:g}) rotate(-90)">{words}</g>'
 
     def _steps(self, corners: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -282,9 +282,9 @@ class _TradeoffPage(Page):
             found = "found by search, in the colour of its placement"
             yield Entry(moved(x, y, [_mark("other", is_searched=True)]), found)
         line = f"M0 {number(y)}H{legend.width}"
-        yield Entry(_line("front", line), "the best of these (Pareto front)")
+        yield Entry(_line("front", line), "Pareto front of these schedules")
         for name in (name for name in _DASHES if any(of_batch.bounds.get(name) for of_batch in self.batches)):
-            yield Entry(_line(name, line), f"bound for {_SHAPES[name]}: no schedule is below")
+            yield Entry(_line(name, line), f"lower bound for {_SHAPES[name]}")
 
 
 def _sentence(of_batch: Tradeoff) -> str:

@@ -1,6 +1,6 @@
 """Activations held by a rank while each of its actions runs, and after it.
 
-A pair (stage, microbatch) is held from the start of its F to the end of its B, or of its W where the backward is split.
+A pair (stage, microbatch) is held from the start of its F to the end of its B, or of its W if the backward is split.
 It takes ``activation`` until I, and ``weight_activation`` from I until W. While a B or I runs it may take more,
 ``transient``, such as what recomputation computes again::
 
@@ -186,7 +186,7 @@ def held_over_time(
 ) -> Iterator[tuple[float, float]]:
     """Yield (time, amount held) at the start and at the end of each action of a rank: a curve of steps.
 
-    Of two that run joined, the first has no end of its own.
+    The first of two overlapped actions has no end of its own.
 
     Parameters
     ----------
@@ -252,7 +252,7 @@ def _held_pairs_of(row: Sequence[Action], footprint: Footprint) -> Iterator[tupl
 
 
 class Lifetime(NamedTuple):
-    """A pair, and the positions of the actions that begin and end a time in memory; None where nothing ends it."""
+    """A pair, and the positions of the actions that begin and end a time in memory; None if nothing ends it."""
 
     stage: int
     microbatch: int

@@ -209,13 +209,13 @@ def _bounds_of(rank: _Rank) -> Iterator[Bound]:
         why = f"after {rank.num_forwards} F {full}"
         yield Bound(base + first, Formula.WARM_UP, f"{computes} and must wait for {first:g} before its first I: {why}.")
     if last:
-        why = "its memory cannot keep enough I and W to do until the last gradient has passed"
+        why = "its memory cannot hold enough work (I and W) to compute until the last gradient arrives"
         yield Bound(base + last, Formula.DRAIN, f"{computes} and must wait for {last:g} after its last F: {why}.")
     if rank.num_pairs > rank.num_forwards and (first > 0) + (last > 0) + (between > 0) > 1:
         waits = f"{first:g} before its first I, {last:g} after its last F"
         waits += f", and {between:g} in between" if between else ""
         total = base + first + between + last
-        yield Bound(total, Formula.BOTH, f"{computes} and must wait, its memory being full: {waits}.")
+        yield Bound(total, Formula.BOTH, f"{computes} and must wait because its memory is full: {waits}.")
     if not rank.paths.is_makespan and rank.stages[0]:
         yield _from_stage_0(rank)
     yield from _round_trips(rank)
@@ -293,8 +293,8 @@ def _from_stage_0(rank: _Rank) -> Bound:
     until, back = paths.to[low], paths.back[low] + rank.workload.backward_weight[0]
     waits = _warm_up(rank) + _between(rank) if rank.num_pairs > rank.num_forwards else 0.0
     owner = rank.workload.placement[0]
-    why = f"Rank {owner} lasts from {until:g} before the first input of rank {rank.rank} until {back:g} after the last"
-    why += f" gradient there, and rank {rank.rank} computes for {rank.work:g}"
+    why = f"Rank {owner} works from {until:g} before the first input of rank {rank.rank} until {back:g} after its last"
+    why += f" gradient, and rank {rank.rank} computes for {rank.work:g}"
     value = until + rank.work + waits + _left_over(rank, back)
     return Bound(value, Formula.FROM_STAGE_0, f"{why}.")
 
@@ -325,8 +325,8 @@ def _round_trips(rank: _Rank) -> Iterator[Bound]:
             + (num_trips - 1) * gap
             + (paths.after[s] if paths.is_makespan else paths.back[s] + workload.backward_weight[0])
         )
-        why = f"From its F on rank {rank.rank} to its I a microbatch takes {trip:g}"
-        why += f", and memory is for {k} at a time: {num_trips} rounds" if num_trips > 1 else ""
+        why = f"On rank {rank.rank} a microbatch takes {trip:g} from F to I"
+        why += f", and memory allows {k} at a time: {num_trips} rounds" if num_trips > 1 else ""
         yield Bound(value, Formula.ROUND_TRIP, f"{why}.")
 
 
@@ -343,5 +343,5 @@ def _memory_over_time(rank: _Rank) -> Iterator[Bound]:
         held += weight_activation * workload.backward_weight[s] + transient * workload.backward_input[s]
     total = workload.num_microbatches * held
     if total and rank.limit < inf:
-        why = f"What rank {rank.rank} holds, times how long it must, is {total:g}, and its memory is {rank.limit:g}."
+        why = f"Memory times duration on rank {rank.rank} is at least {total:g}, and its memory is {rank.limit:g}."
         yield Bound(rank.before + total / rank.limit, Formula.MEMORY, why)

@@ -91,12 +91,12 @@ class Value(NamedTuple):
 
     @property
     def producer(self) -> Action:
-        """The action that computes it. B stands for I where the backward is split."""
+        """The action that computes it. B stands for I if the backward is split."""
         return Action(self.stage, _KINDS[self.direction][0], self.microbatch)
 
     @property
     def consumer(self) -> Action:
-        """The action that needs it. B stands for I where the backward is split."""
+        """The action that needs it. B stands for I if the backward is split."""
         return Action(self.consumer_stage, _KINDS[self.direction][0], self.microbatch)
 
     @property
@@ -145,7 +145,7 @@ class Dependencies:
         self.sends_are_buffered = sends_are_buffered
 
     def own(self, action: Action) -> Action | None:  # [1]
-        """Return the dependency on the same rank. B stands for I where the backward is split."""
+        """Return the dependency on the same rank. B stands for I if the backward is split."""
         stage, kind, k = action
         if kind.is_communication:
             value = Value.carried_by(action)

@@ -13,7 +13,7 @@ from minipipe.schedules.action import REDUCE_GRAD, Action
 from minipipe.schedules.action_table import ActionTable
 
 Pipeline = tuple[int, ...]  # by stage, its rank: the way of a microbatch through a table with replicas
-Members = tuple[Action | None, ...]  # by replica, in the order in which gradients are added; None where it has none
+Members = tuple[Action | None, ...]  # by replica, in the order in which gradients are added; None if it has none
 
 
 def pipelines_of(table: ActionTable) -> dict[Pipeline, list[int]]:

@@ -19,7 +19,7 @@ Joined actions: a forward and a backward that begin at once and end at once::
     rank 1       1F0       1F1 1B0     ever, since 0B0 needs 1B0. Without the overlap 0F1 would run first.
 
 Sums and updates: each gradient is in one sum where its stage has replicas, and applied by one update: in all stages, or
-in none, where the optimiser steps behind the schedule.
+in none, if the optimiser steps behind the schedule.
 
 R, O and L: activations that are dropped or offloaded between a forward and its backward. Of what a stage has for a
 microbatch after F, an R computes again what was dropped, and an O and L take off the device, and back, what was not::
@@ -58,7 +58,7 @@ def row_problems(table: ActionTable) -> list[Problem]:
     >>> print(row_problems(Schedule.from_text("0F0.1 0F0.0 0B0.1 0B0.0"))[0].message[:60])
     Rank 0, position 0: 0F0.1 comes before 0F0.0 (position 1); f
     >>> print(row_problems(Schedule("mine", (0,), 1, [["0F0", "0B0"]], overlaps=["0F0"]))[0].message)
-    Rank 0, position 0: 0F0 is joined with 0B0, which needs it; expected a B or I of another microbatch behind it.
+    Rank 0, position 0: 0F0 is overlapped with 0B0, which needs it; expected a B or I of another microbatch after it.
     >>> print(row_problems(Schedule.from_text("0F0 0F1 0B0 0U1 0B1"))[0].message)
     Rank 0, position 3: 0U1 comes before 0B1 (position 4), whose gradient it applies.
     >>> print(row_problems(Schedule.from_text("0F0 0B0 0R0"))[0].message)
@@ -101,7 +101,7 @@ def _mixed_cuts(table: ActionTable) -> Iterator[Problem]:
             value = Value.consumed_by(action) if action.kind is F else None
             if value is not None and crosses(value) and table.rank_of(value.stage, value.microbatch) == rank:
                 sentence = f"stays on the rank of stage {value.stage}; other microbatches change ranks there."
-                hint = "At a cut all of them do, or none."
+                hint = "At a stage boundary either all microbatches change ranks, or none."
                 yield problem_at(table, rank, position, ScheduleCode.MIXED_CUT, f"{sentence} {hint}")
 
 
@@ -147,20 +147,20 @@ def _joined_with_others(table: ActionTable) -> Iterator[Problem]:
     for rank, row in enumerate(table.actions if wrong else ()):
         for position, action in enumerate(row):
             if action in wrong:
-                sentence = f"is joined with {_next(row[position + 1 :], action)}; expected a B or I of another"
-                yield problem_at(table, rank, position, ScheduleCode.OVERLAP, f"{sentence} microbatch behind it.")
+                sentence = f"is overlapped with {_next(row[position + 1 :], action)}; expected a B or I of another"
+                yield problem_at(table, rank, position, ScheduleCode.OVERLAP, f"{sentence} microbatch after it.")
 
 
 def _next(row: tuple[Action, ...], forward: Action) -> str:
     if not row:
-        return "nothing, as the last action of its row"
+        return "nothing, because it is the last action of its row"
     needs_it = row[0].kind.is_backward and row[0].microbatch == forward.microbatch
     return f"{row[0]}, which needs it" if needs_it else str(row[0])
 
 
 # -- sums and updates --------------------------------------------------------------------------------------------------
 
-_VERBS = {REDUCE_GRAD: "sums", U: "applies"}
+_VERBS = {REDUCE_GRAD: "reduces", U: "applies"}
 _EARLY = {REDUCE_GRAD: ScheduleCode.EARLY_SUM, U: ScheduleCode.EARLY_UPDATE}
 
 
@@ -190,7 +190,7 @@ def _wrongly_taken(
     if stage in table.frozen:
         yield problem_at(table, rank, position, ScheduleCode.FROZEN, f"is needless: stage {stage} is frozen.")
     elif not microbatches:
-        sentence = f"{_VERBS[kind]} no gradient: none is left of microbatches up to {k}."
+        sentence = f"{_VERBS[kind]} no gradient: the gradients of microbatches up to {k} are already taken."
         yield problem_at(table, rank, position, ScheduleCode.ORDER, sentence)
     elif late:
         other = k if k in late else late[0]
@@ -211,7 +211,9 @@ def _unsummed(table: ActionTable) -> Iterator[Problem]:
                 summed.add(row[position])
             needed, ranks = Action(stage, REDUCE_GRAD, k), table.ranks_of(stage)
             if kind is U and len(ranks) > 1 and needed not in summed:
-                replicas = f"replicas on ranks {' and '.join(map(str, ranks))}, whose gradients are summed first."
+                replicas = (
+                    f"replicas on ranks {' and '.join(map(str, ranks))}, which must all-reduce their gradients first."
+                )
                 sentence = f"comes without {needed} before it; stage {stage} has {replicas}"
                 yield problem_at(table, rank, position, ScheduleCode.NO_SUM, sentence)
 
@@ -225,13 +227,13 @@ def _absent(table: ActionTable) -> Iterator[Problem]:
                 is_needed = stage not in table.frozen and (kind is U or len(table.ranks_of(stage)) > 1)
                 if is_needed and stage not in present:
                     action = Action(stage, kind, microbatches[-1])
-                    sentence = f"{action} is missing on rank {rank}: all stages have their {kind}, or none has."
+                    sentence = f"{action} is missing on rank {rank}: either all stages have a {kind}, or none."
                     yield Problem(ScheduleCode.MISSING, sentence, rank)
     for members in gradient_sums(table):
         for rank, member in zip(table.ranks_of(next(filter(None, members)).stage), members):
             if member is None:
                 others = " and ".join(str(action) for action in members if action)
-                sentence = f"A REDUCE_GRAD is missing on rank {rank}: the one that meets {others}."
+                sentence = f"A REDUCE_GRAD is missing on rank {rank}: the partner of {others}."
                 yield Problem(ScheduleCode.MISSING, sentence, rank)
 
 
@@ -289,7 +291,7 @@ def _far_from_slices(table: ActionTable) -> Iterator[Problem]:
 
 
 _Rule = Callable[[ActionTable], Iterator[Problem]]
-# What a table has, and the rules for it. A table has at most the problems of the first rule that it breaks.
+# Features of a table, and the rules for them. A table has at most the problems of the first rule that it breaks.
 _RULES: tuple[tuple[Callable[[ActionTable], bool], tuple[_Rule, ...]], ...] = (
     (lambda table: table.has_replicas, (_elsewhere, _mixed_cuts)),
     (lambda table: table.num_slices > 1, (_slices,)),

@@ -281,7 +281,7 @@ def bubble_fraction(
 ) -> float:
     """Return the idle fraction of the total time: (p - 1)/(m + p - 1) for GPipe and 1F1B.
 
-    Parameters and errors are those of :func:`makespan`.
+    Parameters and errors are as in :func:`makespan`.
 
     Examples
     --------
@@ -298,7 +298,7 @@ def bubble_over_ideal(
 ) -> float:
     """Return idle time over work, Megatron's convention: (p - 1)/m for GPipe and 1F1B, (p - 1)/(m v) interleaved.
 
-    Parameters and errors are those of :func:`makespan`.
+    Parameters and errors are as in :func:`makespan`.
 
     Examples
     --------
@@ -316,7 +316,7 @@ def span_bubble(
 
     A rank's own span runs from its first start to its last end.
 
-    Parameters and errors are those of :func:`makespan`.
+    Parameters and errors are as in :func:`makespan`.
 
     Examples
     --------
@@ -421,7 +421,7 @@ def peak_activations(
 ) -> tuple[int, ...]:
     """Return the largest number of (stage, microbatch) pairs that each rank holds at once; a slice is a microbatch.
 
-    Parameters and errors are those of :func:`peak_memory`.
+    Parameters and errors are as in :func:`peak_memory`.
 
     Examples
     --------
@@ -521,7 +521,7 @@ def _value(figure: str, case: Case, *more: Any) -> Any:
 
 
 def tick_grid(schedule: ActionTable) -> tuple[tuple[Action | None, ...], ...]:
-    """Return one row for each rank and in it one cell for each tick: an action, or None where the rank is idle.
+    """Return one row for each rank and in it one cell for each tick: an action, or None if the rank is idle.
 
     Every action takes one tick, whatever its kind, and runs as early as it can; SEND and RECV are left out.
 

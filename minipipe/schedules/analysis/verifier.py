@@ -257,7 +257,7 @@ def _unexpected(schedule: ActionTable, rank: int, position: int) -> Problem:
     else:
         code = ScheduleCode.MIXED_BACKWARD
         sentence = f"comes in addition to {Action(stage, B, k)}, which includes I and W."
-        sentence += " Zero-bubble papers write B for the half that is I here." if kind is W else ""
+        sentence += " Zero-bubble papers write B for the half that minipipe calls I." if kind is W else ""
     return problem_at(schedule, rank, position, code, sentence)
 
 
@@ -287,10 +287,10 @@ def _order_problems(schedule: ActionTable) -> list[Problem]:
     code = ScheduleCode.DEADLOCK
     if blocked.overlaps:
         code = ScheduleCode.OVERLAP_DEADLOCK
-        sentence += " Without the overlaps it would end: joined actions wait for the inputs of both."
+        sentence += " Without the overlaps it would end: overlapped actions wait for the inputs of both."
     elif not walk(blocked, sends_are_buffered=True).blocked:
         code = ScheduleCode.RENDEZVOUS_DEADLOCK
-        sentence += " It would finish only if every send were buffered, as small messages are and large ones are not."
+        sentence += " It would finish only if every send were buffered; MPI buffers small messages, but not large ones."
     return [Problem(code, sentence, first.rank, first.position)]
 
 

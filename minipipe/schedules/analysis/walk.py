@@ -38,7 +38,7 @@ class Walk(NamedTuple):
     ----------
     table : Schedule or Program
     rounds : list of list of int
-        The ranks that run their next action in each round, ascending; twice, where they run a joined pair.
+        The ranks that run their next action in each round, ascending; twice, if they run a joined pair.
     blocked : list of Blocked
     """
 
@@ -65,7 +65,7 @@ def walk(table: ActionTable, sends_are_buffered: bool = False) -> Walk:
     Raises
     ------
     ScheduleError
-        Code ``out-of-range``, where an action names a stage or a microbatch that does not exist; ``missing``, where
+        Code ``out-of-range``, if an action names a stage or a microbatch that does not exist; ``missing``, if
         nearly all actions are.
     """
     is_buffered = sends_are_buffered and any(kind.is_communication for kind in table.kinds)
@@ -77,7 +77,7 @@ def walk(table: ActionTable, sends_are_buffered: bool = False) -> Walk:
 
 
 def complete_walk(table: ActionTable, sends_are_buffered: bool = False) -> Walk:
-    """Return the walk of a schedule that ends; parameters are those of :func:`walk`.
+    """Return the walk of a schedule that ends; parameters are as in :func:`walk`.
 
     Raises
     ------
@@ -131,7 +131,7 @@ class NumberedRules:
 class _Walker:
     """Runs each rank as far as it can. The round of an action is one more than the latest round it depends on.
 
-    Rounds are counted from 1, so that 0 means: has not happened. The tags [1] to [4] are those of `dependencies.py`.
+    Rounds are counted from 1, so that 0 means: has not happened. The tags [1] to [4] are as in `dependencies.py`.
     """
 
     def __init__(self, dependencies: Dependencies) -> None:
@@ -213,7 +213,7 @@ class _Walker:
     def round_before(self, rank: int, position: int, now: int) -> int:
         """Return the round before the next action of a rank, now or later; ``~now`` where it is blocked.
 
-        Both actions of a joined pair run in one round, once the needs of both are there.
+        Both actions of a joined pair run in one round, once both are ready.
         """
         row = self.table.actions[rank]
         if position and self.joined.get(row[position - 1], (None,))[0] == row[position]:

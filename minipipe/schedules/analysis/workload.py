@@ -45,7 +45,7 @@ class Workload(NamedTuple):
     footprint : Footprint
         By stage, the memory of one microbatch.
     memory_limit : tuple of float
-        By rank, the most that it may hold while an action runs; infinite where there is no limit.
+        By rank, the most that it may hold while an action runs; infinite if there is no limit.
     overhead : float
         The time of a rank between two actions.
     """

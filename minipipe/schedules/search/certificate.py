@@ -68,7 +68,7 @@ class Certificate(NamedTuple):
 
     @property
     def gap(self) -> float:
-        """How far the value is above the bound, relative to the bound: 0 where the schedule is proved optimal."""
+        """How far the value is above the bound, relative to the bound: 0 if the schedule is proved optimal."""
         return gap(self.value, self.bound)
 
     def to_json(self) -> str:
@@ -108,7 +108,7 @@ class Certificate(NamedTuple):
         Raises
         ------
         ScheduleError
-            Code ``syntax``, where the text is no certificate; ``certificate``, where it is not what was written; the
+            Code ``syntax``, if the text is no certificate; ``certificate``, if it is not what was written; the
             codes of :class:`~minipipe.Schedule` and of :meth:`minipipe.Costs.workload`.
         """
         certificate, is_unchanged = read_certificate(text)
@@ -132,14 +132,14 @@ def gap(value: float, bound: float) -> float:
 def read_certificate(text: str) -> tuple[Certificate, bool]:
     """Return a certificate, and whether its digest is that of its content.
 
-    Errors are those of :meth:`Certificate.from_json`, without ``certificate``.
+    Errors are as in :meth:`Certificate.from_json`, without ``certificate``.
 
     Examples
     --------
     >>> read_certificate("{}")
     Traceback (most recent call last):
         ...
-    minipipe.errors.ScheduleError: [syntax] This is no certificate: its format is None, expected 'minipipe certificate'.
+    minipipe.errors.ScheduleError: [syntax] This is not a certificate: its format is None, expected ...
     """
     if len(text) > MOST_JSON:
         message = f"The text has {len(text):,} characters; the limit is {MOST_JSON:,}."
@@ -159,7 +159,8 @@ def read_certificate(text: str) -> tuple[Certificate, bool]:
 def changed() -> ScheduleError:
     """Return the error for a certificate that is not what was written."""
     return ScheduleError.of(
-        ScheduleCode.CERTIFICATE, "The certificate is not what was written: the SHA-256 of its content differs."
+        ScheduleCode.CERTIFICATE,
+        "The certificate was changed after it was written: the SHA-256 of its content differs.",
     )
 
 
@@ -210,7 +211,7 @@ def _amount(name: str, value: object) -> float:
 
 
 def _refusal(reason: str) -> ScheduleError:
-    return ScheduleError.of(ScheduleCode.SYNTAX, f"This is no certificate: {reason}.")
+    return ScheduleError.of(ScheduleCode.SYNTAX, f"This is not a certificate: {reason}.")
 
 
 def _digest(content: dict[str, Any]) -> str:

@@ -10,8 +10,8 @@ F, I and W of every microbatch and stage are intervals with a variable start. Th
     [4] memory    Of each pair (stage, microbatch) as in ``analysis/activations.py``, from the start of F to the end of
                   W: the activation M_B until I ends, M_W after it, and while I runs M_B and the transient, or M_W if
                   that is more. Where all is whole units, one stage on the rank and L of them, F(s, k + L) starts
-                  after W(s,k) has ended. What F takes it takes at its start; what I and W free is free at their end.
-                  What is held for no time is not counted, so a workload whose actions take no time may keep a gap.
+                  after W(s,k) has ended. F allocates memory at its start; I and W free memory at their end.
+                  Memory held for no time is not counted, so a workload whose actions take no time may keep a gap.
                   Few actions of several amounts fill and empty a reservoir, so that CP-SAT decides which comes first;
                   it tries times otherwise, for minutes where these are long numbers.
     [5] objective The end of the last W: from time 0, or from the start of the rank's first F.
@@ -348,7 +348,7 @@ class Model:
 
 
 def _first_starts(workload: Workload) -> Iterator[tuple[int, int]]:
-    """Yield (stage, time) of the first F of a rank, as far as every rank before has begun with one of these, too."""
+    """Yield (stage, time) of the first F of a rank, as far as every earlier rank has also begun with one of these."""
     time, seen = 0, set()
     for stage, rank in enumerate(workload.placement):
         if rank in seen:

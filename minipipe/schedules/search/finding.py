@@ -93,7 +93,7 @@ def find_schedule(
     if not exact or not found.gap:
         return found
     left = _SECONDS if seconds is None else max(seconds - found.seconds, 1.0)
-    watch(lambda: f"CP-SAT goes on from {value:g}, for {left:.0f} s at most")
+    watch(lambda: f"CP-SAT continues from {value:g}, for {left:.0f} s at most")
     proved = solve(workload, objective, left, schedule)._replace(seconds=perf_counter() - begun)
     if proved.bound < found.bound:
         proved = proved._replace(bound=found.bound, bound_by=found.bound_by)

@@ -2,8 +2,8 @@
 
 ``optima.csv`` has a line for each placement, number of ranks, times of F, I and W, objective and number of
 microbatches. It lists the optima for 1, 2, 3, … units of memory on each rank, a unit being what one microbatch holds of
-one stage; the last one holds for all more, too. ``?`` stands where no proof is known, and for 1 unit and the two stages
-of a rank of a V, which do not fit. Messages take no time, and stages are alike.
+one stage; the last one also holds for all larger ones. ``?`` stands where no proof is known, and for 1 unit and the
+two stages of a rank of a V, which do not fit. Messages take no time, and stages are alike.
 ``python -m tests.slow.gallery`` made it, with :func:`minipipe.schedules.search.exact.solve`.
 """
 
@@ -21,7 +21,7 @@ from minipipe.schedules.placement import looped_placement, v_placement
 
 
 class Exhibit(NamedTuple):
-    """What a line of the gallery is about.
+    """The problem of a line of the gallery.
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ def known_bound(workload: Workload, objective: Objective) -> Bound:
     formula, best = lower_bound(workload, objective), proved_optimum(workload, objective)
     if best is None or best <= formula.value:
         return formula
-    return Bound(best, GALLERY, "The gallery records it, proved by exact search when it was made; not proved here.")
+    return Bound(best, GALLERY, "Recorded in the gallery, where exact search proved it; not proved again here.")
 
 
 def gallery_from(text: str) -> Optima:
@@ -118,7 +118,7 @@ def _gallery() -> Optima:
 
 
 def _units(workload: Workload) -> int | None:
-    """Return how many pairs (stage, microbatch) a rank may hold; None where the limits are not a matter of numbers."""
+    """Return how many pairs (stage, microbatch) a rank may hold; None if the limits are not a matter of numbers."""
     activation, weight_activation, transient = workload.footprint
     limits, pairs = set(workload.memory_limit), workload.num_stages * workload.num_microbatches
     if all(map(isinf, limits)):

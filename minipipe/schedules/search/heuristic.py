@@ -3,9 +3,11 @@
 1. Seeds. Sweeps, the list scheduler under a grid of policies, the same for less memory, and the named schedules.
 2. Policies. Change those of a few ranks at a time.
 3. Orders. Move one action, or a few, and time the new order; ever less often for the worse.
-4. Windows. Let CP-SAT, where it is installed, order a part of the best schedule anew. Then again from 3.
+4. Windows. Let CP-SAT, if it is installed, order a part of the best schedule anew. Then again from 3.
 
-A change is kept if it makes the schedule better or, with a small probability, slightly worse (simulated annealing).
+A change is kept if it makes the schedule better or, with a small probability, slightly
+worse (simulated annealing). Half of the moves concern the critical path: with random moves
+alone the search got stuck.
 Work is counted in evaluations, of one schedule each. A clock may end a search, but chooses nothing: what is found is
 what as many evaluations find on any machine.
 
@@ -290,7 +292,7 @@ class Search:
             yield other
 
     def reorder(self, number: int) -> Iterator[SearchState | None]:
-        """Let CP-SAT, where it is installed, order so many windows of the best candidate anew, one after another."""
+        """Let CP-SAT, if it is installed, order so many windows of the best candidate anew, one after another."""
         now = self.best
         for _ in range(number if self.windows else 0):
             assert now is not None and self.windows is not None
@@ -321,7 +323,7 @@ class Search:
     def with_less_memory(self) -> Iterator[Facts]:
         """Yield the facts for one microbatch of memory less, two, and so on.
 
-        Who builds as memory allows may run ahead of what pays. What is built for less memory fits, too.
+        Greedy construction may use more memory than it needs. A schedule built for a smaller limit is also legal.
         """
         facts, workload = self.facts, self.facts.workload
         unit = max(workload.footprint.activation)
@@ -397,7 +399,7 @@ class Search:
         return self.order_of(words, changed, "annealing of the order")
 
     def order_of(self, words: list[Word], ranks: Iterable[int], found_by: str) -> SearchState | None:
-        """Time an order; None where it is not legal, or one of these ranks takes too much memory."""
+        """Time an order; None if it is not legal, or one of these ranks takes too much memory."""
         if not all(is_possible(words[rank], rank, self.facts) for rank in ranks):
             return None
         order = TimedOrder(words, self.facts)

@@ -109,7 +109,7 @@ class OutOfTime(Exception):
 
 
 class Facts:
-    """What a search asks of a workload again and again, looked up once.
+    """Values of a workload that a search needs often, computed once.
 
     Attributes
     ----------
@@ -162,7 +162,7 @@ class PartialSchedule:
     ----------
     done : dict of Cell to int
     arrivals : dict of Cell to list of float
-        When the values for a cell are there, by microbatch, as far as is known.
+        When the values for a cell arrive, by microbatch, as far as is known.
     held : list of float
         By rank, the memory after its last action.
     words : list of Word
@@ -201,7 +201,7 @@ class PartialSchedule:
         return fits(self.held[rank] + amount, self.facts.workload.memory_limit[rank])
 
     def next_at(self, cell: Cell) -> float:
-        """Return when the next value for a cell is there, as far as is known; that of a W is on its rank."""
+        """Return when the next value for a cell arrives, as far as is known; the value for a W is on its rank."""
         k = self.done[cell]
         if cell[0] is W:
             return 0.0 if k < self.done[I, cell[1]] else inf
@@ -244,7 +244,7 @@ class EventScheduler(PartialSchedule):
 
 
 class Policy(NamedTuple):
-    """How a rank chooses: first a gradient that is there (I), then an F within memory, then a W.
+    """How a rank chooses: first a gradient that has arrived (I), then an F within memory, then a W.
 
     Attributes
     ----------
@@ -294,7 +294,7 @@ class ListScheduler(EventScheduler):
         return None
 
     def _gradient(self, rank: int, now: float) -> tuple[int | None, float]:
-        """Return the stage of the oldest gradient that is there, and when the next one arrives, as far as is known."""
+        """Return the stage of the oldest gradient that has arrived, and when the next one arrives, if known."""
         oldest, found, soon = inf, None, inf
         for stage in self.facts.own[rank]:
             time, k = self.next_at((I, stage)), self.done[I, stage]

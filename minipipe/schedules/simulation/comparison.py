@@ -48,7 +48,7 @@ class Gap(NamedTuple):
 
 
 def gaps(schedule: ActionTable, costs: Costs, timeline: Timeline) -> tuple[Gap, ...]:
-    """Return the gaps of makespan and longest own span; none where no bound is proved.
+    """Return the gaps of makespan and longest own span; none if no bound is proved.
 
     That is so for several steps, forwards alone, frozen stages, replicas, R, O and L, and joined actions of which one
     hides time.
@@ -413,7 +413,7 @@ def searched_choice(schedule: Schedule, costs: Costs) -> TradeoffPoint:
 def pareto_front(choices: Iterable[TradeoffPoint]) -> list[TradeoffPoint]:
     """Return the choices than which none has less memory and no larger bubble, or a smaller bubble and no more memory.
 
-    Of several at one point it returns the first.
+    If several are at one point, it returns the first.
 
     Examples
     --------

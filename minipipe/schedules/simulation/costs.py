@@ -199,7 +199,7 @@ class Costs:
 
         Of joined actions the times are not used, where a stage has others of that kind that ran alone; the overlap is
         the median of the parts that they hid. If a stage has whole backwards only, B counts as ``backward_input``. If
-        it has both kinds, I and W are measured where the backward is split. A timeline does not contain the size of
+        it has both kinds, I and W are measured if the backward is split. A timeline does not contain the size of
         activations; :meth:`minipipe.Pipeline.measure_costs` also measures that.
 
         Parameters
@@ -420,7 +420,7 @@ class Costs:
         return {forward: longer + apart * shorter for forward, (shorter, longer) in pairs.items()}
 
     def update_times(self, schedule: ActionTable) -> list[float]:
-        """Return, by rank, the time of the optimiser between two training steps: none where the schedule has U.
+        """Return, by rank, the time of the optimiser between two training steps: none if the schedule has U.
 
         Raises
         ------
@@ -483,7 +483,7 @@ class Costs:
         return times
 
     def hosts_of(self, schedule: ActionTable) -> Hosts | None:
-        """Return the hosts of a schedule's ranks; None, where ranks share no cores and messages no links.
+        """Return the hosts of a schedule's ranks; None, if ranks share no cores and messages no links.
 
         Raises
         ------
@@ -678,7 +678,7 @@ def _wrong(name: str, given: object, expected: str) -> ScheduleError:
 
 
 def _refused(path: str | Path, reason: str) -> ScheduleError:
-    return ScheduleError.of(ScheduleCode.COSTS, f"{quoted(str(path), 200)} is no file of costs: {reason}.")
+    return ScheduleError.of(ScheduleCode.COSTS, f"{quoted(str(path), 200)} is not a file of costs: {reason}.")
 
 
 def _sizes_between(given: ByStage, pieces: int) -> ByStage:

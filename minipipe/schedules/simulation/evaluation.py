@@ -155,7 +155,7 @@ def check_claim(schedule: Schedule, workload: Workload, claim: Claim) -> Finding
     Raises
     ------
     ScheduleError
-        Code ``certificate``, where a number is not what it should be; the codes of
+        Code ``certificate``, if a number is not what it should be; the codes of
         :func:`~minipipe.schedules.simulation.evaluation.evaluate`, where the schedule is no answer to the workload.
 
     Examples
@@ -169,10 +169,13 @@ def check_claim(schedule: Schedule, workload: Workload, claim: Claim) -> Finding
     value = evaluate(schedule, workload, claim.objective)
     if not _is_same(value, claim.value):
         raise _refusal(
-            f"says that the {claim.objective} of its schedule is {claim.value:.12g}; simulated it is {value:.12g}"
+            f"says that the {claim.objective} of its schedule is {claim.value:.12g}; "
+            f"the simulator computes {value:.12g}"
         )
     if claim.bound > claim.value * (1 + ROUNDING):
-        raise _refusal(f"says that no schedule is below {claim.bound:.12g}; its own is, with {claim.value:.12g}")
+        raise _refusal(
+            f"says that no schedule is below {claim.bound:.12g}, but its own schedule has {claim.value:.12g}"
+        )
     formulas = lower_bounds(workload, claim.objective)
     if claim.bound_by in list(Formula):
         proved = [min(bound.value, value) for bound in formulas if bound.name == claim.bound_by]

@@ -35,7 +35,7 @@ def explain(timeline: Timeline) -> Explanation:
 
 
 class Explanation:
-    """Who waited for whom in a timeline, for which value, and why.
+    """The waits in a timeline: which rank waited for which, for which value, and why.
 
     Each property is worked out when it is first asked for.
 
@@ -120,7 +120,7 @@ class Explanation:
 
     @cached_property
     def _sums(self) -> list[dict[Action, GradientSum]]:
-        """By rank, its sums, each by the U that would apply it."""
+        """The sums of each rank, each by the U that would apply it."""
         sums: list[dict[Action, GradientSum]] = [{} for _ in self._spans]
         for found in self._timeline.sums:
             for rank, action in zip(found.ranks, found.actions):
@@ -135,7 +135,7 @@ class Explanation:
 
     @cached_property
     def _loads(self) -> dict[tuple[int, int], Span]:
-        """By stage and microbatch, its L."""
+        """The L of each stage and microbatch."""
         copies = (copy for row in self._timeline.copies for copy in row)
         return {copy.action[::2]: copy for copy in copies if copy.action.kind is ActionKind.LOAD}
 

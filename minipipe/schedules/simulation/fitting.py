@@ -88,7 +88,7 @@ def fit_messages(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
 def _check_alike(timelines: Sequence[Timeline]) -> None:
     """Refuse timelines whose times cannot be compared."""
     if not timelines:
-        raise _refusal("There is no timeline to fit costs to; expected at least one, such as pipeline.timeline().")
+        raise _refusal("Fitting costs needs at least one timeline, such as pipeline.timeline().")
     for item in timelines:
         if not isinstance(item, Timeline):
             expected = "expected timelines, such as Costs.measured(first, second)"

@@ -1,6 +1,6 @@
 """The simulation of ranks that share cores, and of messages that share links: work flows, like a fluid.
 
-Each rank runs its row; the tags are those of ``simulator.py``. An action, an overhead and an update need a
+Each rank runs its row; the tags are explained in ``simulator.py``. An action, an overhead and an update need a
 core. While more of them are at work on a host than it has cores, all of them get the same part of one::
 
     two ranks, one core     rank 0   |0F0|---- 0F1 ----|        0F1 and 1F0 take 1 each, and run at rate 1/2
@@ -12,7 +12,7 @@ at 4, however often the rate changes meanwhile. So only the earliest end of each
 A sum of gradients begins when its last replica comes, and takes two rounds. In each, all replicas send their parts: to
 other hosts all at once, over links that they share with messages; within a host one after another.
 
-A message between two hosts leaves at its fair rate, and is there after the latency; ``fair_rates`` has the rates.
+A message between two hosts leaves at its fair rate, and arrives after the latency; ``fair_rates`` has the rates.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Then = Callable[[], object]
 
 
 class Fluid(Timing):
-    """Lets all ranks go at once, from event to event; parameters are those of :class:`Timing`, and the hosts."""
+    """Lets all ranks go at once, from event to event; parameters are as in :class:`Timing`, and the hosts."""
 
     def __init__(self, step: ActionTable, costs: Costs, num_steps: int, hosts: Hosts) -> None:
         super().__init__(step, costs, num_steps)
@@ -208,7 +208,7 @@ class Fluid(Timing):
             self.exchange(found, rounds=2 if len(found.ranks) > 1 else 0)
 
     def exchange(self, found: GradientSum, rounds: int) -> None:
-        """Let every replica send its parts to all others, for each round that is left; then the sum is there."""
+        """Let every replica send its parts to all others, for each remaining round; then the sum is complete."""
         if not rounds:
             self.sums.append(found._replace(end=self.now))
             for action in found.actions:

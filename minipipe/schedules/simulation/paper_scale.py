@@ -33,20 +33,20 @@ from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
 
 TERMS = {
-    "recomputation": "the forward that a backward runs again",
+    "recomputation": "repeating the forward before each backward",
     "memory": "reads and writes of normalisation, dropout, GELU and residuals",
-    "attention": "scores, softmax and their product with the values",
-    "operands": "reads and writes of matrix products, beside their operations",
-    "tensor-sums": "sums over the GPUs that share a layer",
+    "attention": "scores, softmax, and the product with the values",
+    "operands": "reads and writes of matrix products",
+    "tensor-sums": "all-reduces among tensor-parallel GPUs",
     "bubble": "idle time of the pipeline",
-    "head": "the products with the vocabulary, and the loss",
-    "accumulation": "adding the gradients of a microbatch to those before",
-    "optimiser": "Adam",
-    "latency": "the beginning of each message and each sum",
-    "replica-sums": "sums of gradients over replicas",
+    "head": "output projection to the vocabulary, and the loss",
+    "accumulation": "adding the gradients of each microbatch",
+    "optimiser": "update by Adam",
+    "latency": "start-up time of each message and all-reduce",
+    "replica-sums": "gradient all-reduces over replicas",
     "messages": "activations and gradients between stages",
 }
-"""What :func:`predict` can leave out, to see what it is worth."""
+"""The terms that :func:`predict` can leave out, to show their effect."""
 
 
 SEQUENCE, VOCABULARY = 2048, 51200  # tokens of a sequence, and different ones, in all three tables
@@ -83,7 +83,7 @@ class Hardware(NamedTuple):
 
 A100 = Hardware(products=260e12, memory=0.75 * 2039e9, node=Link(80e-6, 225e9), network=Link(20e-6, 0.9 * 25e9))
 SOURCES = {
-    "260 TF/s of a product": "median of five, operands apart: EleutherAI/cookbook",
+    "260 TF/s of a matrix product": "EleutherAI/cookbook, median of five",
     "0.75 of 2,039 GB/s of memory": "calculon-ai/calculon, its A100 at 10 MB",
     "80 us, 225 GB/s over NVLink": "all-reduces in the A100 traces of vTrain",
     "20 us, 0.9 of 25 GB/s between hosts": "calculon; NVIDIA/nccl-tests issue 119",
@@ -272,7 +272,7 @@ class _Model:
 
     @property
     def _elements(self) -> int:
-        """Of one activation."""
+        """Number of elements of one activation."""
         return self.run.microbatch * SEQUENCE * self.run.hidden
 
     def _product(self, rows: float, inner: float, columns: float, count: float = 1) -> float:

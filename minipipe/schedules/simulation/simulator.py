@@ -37,8 +37,8 @@ from minipipe.schedules.simulation.timeline import Timeline
 from minipipe.schedules.simulation.timing import Timing, new_span
 from minipipe.schedules.transforms import repeat
 
-TIMES_TOO_LARGE = "The times add up to more than a number can hold; choose another unit."
-MEMORY_TOO_LARGE = "The memory adds up to more than a number can hold; choose another unit."
+TIMES_TOO_LARGE = "The sum of the times is too large for a number; choose a larger unit."
+MEMORY_TOO_LARGE = "The sum of the memory is too large for a number; choose a larger unit."
 
 
 def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int = 1, wait: bool = False) -> Timeline:
@@ -58,7 +58,7 @@ def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int =
         Training steps, one after another. Between them each rank takes ``costs.update`` for its stages.
     wait : bool
         Whether a rank leaves a step only with the loss, as from ``Pipeline.step``: when the rank of the last stage has
-        ended the step, too. Otherwise it continues at once, as with ``Pipeline.step(…, wait=False)``.
+        also ended the step. Otherwise it continues at once, as with ``Pipeline.step(…, wait=False)``.
 
     Returns
     -------

@@ -199,7 +199,7 @@ class GradientSum(NamedTuple):
     reached : tuple of float
         By replica, when it came. It continues at once.
     end : float
-        When the sum is there, on all of them.
+        When the sum is complete, on all of them.
     size : float
         Of the gradients of each replica, in bytes where it was measured.
 

@@ -57,7 +57,7 @@ def format_number(time: float, unit: str) -> str:
 
 
 _MOST_LISTED = 8  # ranks: of more, the most and the least say more than a list
-ONE_UNIT = "microbatches of all its layers"
+ONE_UNIT = "microbatches over all stages of a rank"
 """The unit in which drawings and tables count activations: the (stage, microbatch) pairs of all stages of a rank."""
 
 
@@ -102,7 +102,7 @@ class Timeline(ShownInNotebooks):
     sums : tuple of GradientSum
         The sums of gradients over replicas, in the order of their microbatches. They have no spans: a rank continues.
     copies : tuple of tuple of Span
-        By rank, its O and L: copies beside what it computes. Empty where there are none.
+        By rank, its O and L: copies beside what it computes. Empty if there are none.
 
     Examples
     --------
@@ -395,7 +395,7 @@ class Timeline(ShownInNotebooks):
         >>> simulate(schedules.gpipe(2, 2)).figures()
         (('makespan', '9 units'), ('bubble', '33.3 %'), ('peak activations by rank', '2, 2'))
         >>> simulate(schedules.zb_v(2, 4)).figures()[-1]
-        ('peak activations by rank', '2, 2 microbatches of all its layers')
+        ('peak activations by rank', '2, 2 microbatches over all stages of a rank')
         """
         own = self.pairs_per_microbatch or 1
         pairs = pairs if pairs is not None or own == 1 else own

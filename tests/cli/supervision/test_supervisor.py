@@ -60,7 +60,7 @@ def test_a_program_that_fails_alike_at_once_three_times_is_given_up(text, script
     assert done.code == (7 if "7" in text else 1)
     *_, last = lines_of(done)
     assert len(lines_of(done)) == 3
-    assert "not started again: it failed alike 3 times in a row, within 5 s each, and would again" in last
+    assert "not restarted: it failed 3 times in a row within 5 s, with the same exit code" in last
 
 
 def test_when_the_restarts_are_used_it_says_so_and_returns_the_last_exit_code(script):
@@ -68,7 +68,7 @@ def test_when_the_restarts_are_used_it_says_so_and_returns_the_last_exit_code(sc
     assert done.code == 4
     assert [line.partition("; ")[2] for line in lines_of(done)] == [
         "restart 1 of 1 on 1 rank",
-        "not started again: 1 restart of 1 used",
+        "not restarted: 1 restart of 1 used",
     ]
 
 
@@ -78,7 +78,7 @@ def test_success_bad_usage_and_a_job_without_restarts_run_once(code, restarts, s
     done = run("-n", 1, "--restarts", restarts, script(text), "--restarts", "-n", "--", code)
     assert (done.code, done.out) == (code, f"ran --restarts -n -- {code}\n")
     assert [line.partition("; ")[2] for line in lines_of(done)] == [
-        "not started again: exit code 2 says that its command line is wrong"
+        "not restarted: exit code 2 means a wrong command line"
     ] * (code == 2)
 
 
@@ -261,13 +261,13 @@ def test_a_host_that_does_not_answer_is_left_out_with_its_ranks(on_hosts):
 @pytest.mark.parametrize(
     ("options", "gone", "why"),
     [
-        slowly(("--min-ranks", 3), ["node1"], "2 of 4 ranks are left, and --min-ranks is 3"),
-        slowly((), ["node1", "node0"], "0 of 4 ranks are left, and --min-ranks is 1"),
+        slowly(("--min-ranks", 3), ["node1"], "only 2 of 4 ranks are left, and --min-ranks is 3"),
+        slowly((), ["node1", "node0"], "only 0 of 4 ranks are left, and --min-ranks is 1"),
     ],
 )
 def test_with_too_few_ranks_it_does_not_start_again(options, gone, why, on_hosts):
     done = on_hosts("--restarts", 3, *options, gone=gone)
-    assert done.code != 0 and f"not started again: {why}, without " in lines_of(done)[-1]
+    assert done.code != 0 and f"not restarted: {why}, without " in lines_of(done)[-1]
 
 
 @pytest.mark.slow

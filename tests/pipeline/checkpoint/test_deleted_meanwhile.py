@@ -145,7 +145,7 @@ def test_a_restore_ends_where_every_checkpoint_is_deleted_while_it_is_read(tmp_p
 
     monkeypatch.setattr(storage, "read_manifest", deleted_first)
     ((code, message),) = restored(tmp_path, 1)
-    assert code == "not-found" and "It was so 5 times in a row: another job saves to this folder" in message
+    assert code == "not-found" and "This happened 5 times in a row: another job saves to this folder" in message
     assert len(left) == 7 and len(list(tmp_path.glob("0*"))) == 2
 
 

@@ -57,7 +57,9 @@ NAMES = [
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
 def test_a_name_that_leads_elsewhere_is_refused(forge, name):
     files = {**forge.manifest["files"], name: forge.manifest["files"][PART]}
-    assert "is no name of a file in a checkpoint" in refused(forge, forge.restore, {**forge.manifest, "files": files})
+    assert "is not the name of a file in a checkpoint" in refused(
+        forge, forge.restore, {**forge.manifest, "files": files}
+    )
 
 
 def test_a_part_that_is_missing_is_named(forge):
@@ -69,22 +71,22 @@ def test_a_part_that_is_missing_is_named(forge):
 @pytest.mark.parametrize(
     ("change", "words", "code"),
     [
-        ({"format": "zip"}, "it is no manifest of minipipe", "damaged"),
-        ({"version": 2}, "has version 2 of the form; this minipipe knows 1", "version"),
+        ({"format": "zip"}, "it is not a manifest of minipipe", "damaged"),
+        ({"version": 2}, "has version 2 of the format; this minipipe supports 1", "version"),
         ({"version": "\x1b[2J" * 999}, "has version '\\x1b[2J", "version"),
         ({"files": {PART: [10**18, "0" * 64]}}, "1,000,000,000,000,000,000 were written", "damaged"),
         ({"num_steps": 2**63}, "'num_steps' is 9223372036854775808; expected a whole number", "damaged"),
         ({"num_steps": True}, "'num_steps' is True", "damaged"),
         (
             {"parameters": {}},
-            "it was saved from a different model. Only there: nothing; only in this pipeline: 0.weight",
+            "it was saved from a different model. Only in the checkpoint: nothing; only in this pipeline: 0.weight",
             "mismatch",
         ),
-        ({"parameters": {"\x1b[2J": [PART, "a", []]}}, "Only there: \\x1b[2J; only in", "mismatch"),
+        ({"parameters": {"\x1b[2J": [PART, "a", []]}}, "Only in the checkpoint: \\x1b[2J; only in", "mismatch"),
         ({"seed": 10**30, "dropout_seed": 10**30}, f"it was trained with seed={10**30}", "mismatch"),
         (
             {"optimisers": {}},
-            "it has no state of an optimiser 'optimiser'; give them by name, as in save: none",
+            "it has no state of optimiser 'optimiser'; pass the optimisers by name, as in save: none",
             "mismatch",
         ),
     ],
@@ -147,7 +149,7 @@ def test_arrays_that_no_optimiser_keeps_are_refused(forge, name):
 def test_a_shape_that_no_memory_holds_is_refused(forge):
     parameters = {**forge.manifest["parameters"], "0.weight": [PART, "float32", [10**9, 10**9]]}
     message = refused(forge, forge.restore, {**forge.manifest, "parameters": parameters}, code="mismatch")
-    assert "its 0.weight has shape (1000000000, 1000000000) and dtype float32, that of this pipeline shape" in message
+    assert "its 0.weight has shape (1000000000, 1000000000) and dtype float32; in this pipeline it has shape" in message
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"null", b"\xff", b"1" * 5000, b"[" * 100_000, b'{"a":' * 9999])

@@ -42,7 +42,7 @@ def test_a_file_of_minipipe_says_its_layout_and_is_taken_without_a_word(tmp_path
     for options in ({}, {"layout": "minipipe"}):
         found = weights(path, square(2), **options)
         assert all((found[name] == values).all() for name, values in model.state_dict().items())
-    with pytest.raises(ArgumentError, match=r"a was written by minipipe, in its own layout; leave out layout='torch'"):
+    with pytest.raises(ArgumentError, match=r"a was written by minipipe in its own layout; leave out layout='torch'"):
         checkpoint.load_weights(path, square(2), layout="torch")
 
 
@@ -51,7 +51,7 @@ def test_a_file_of_minipipe_says_its_layout_and_is_taken_without_a_word(tmp_path
 )
 def test_a_square_weight_of_a_file_that_does_not_say_its_layout_is_taken_with_a_warning(tmp_path, num_layers, words):
     save_file({f"{i}.weight": SQUARE for i in range(num_layers)}, tmp_path / "a")
-    with pytest.warns(UserWarning, match=rf"a does not say which layout it has, and {words}: .*layout='torch'"):
+    with pytest.warns(UserWarning, match=rf"a does not name its layout, and {words}: .*layout='torch'"):
         found = weights(tmp_path / "a", square(num_layers))
     assert (found["0.weight"] == SQUARE).all()
 
@@ -66,7 +66,7 @@ def test_a_layout_that_is_given_or_in_the_metadata_is_followed(tmp_path, silent)
 
 def test_the_metadata_of_other_programs_are_no_layout(tmp_path):
     save_file({"0.weight": SQUARE}, tmp_path / "a", {"format": "pt"})
-    with pytest.warns(UserWarning, match="does not say which layout"):
+    with pytest.warns(UserWarning, match="does not name its layout"):
         checkpoint.load_weights(tmp_path / "a", square())
 
 
@@ -93,7 +93,7 @@ def test_nothing_is_said_where_the_layout_is_told_or_makes_no_difference(tmp_pat
 def test_the_refusal_of_a_file_from_pytorch_says_how_it_is_taken(tmp_path, case):
     layer, theirs = in_torch(case)
     save_file(theirs, tmp_path / "a")
-    with pytest.raises(ParameterError, match=r"In PyTorch's layout it would fit: give layout='torch'\.$"):
+    with pytest.raises(ParameterError, match=r"It fits in PyTorch's layout: pass layout='torch'\.$"):
         checkpoint.load_weights(tmp_path / "a", layer)
     save_file({**theirs, "more": SQUARE}, tmp_path / "b")
     with pytest.raises(ParameterError) as caught:

@@ -34,7 +34,7 @@ def test_ranks_that_write_to_different_folders_are_told_so(tmp_path):
         pipeline, optimiser = small.pipeline_of(group)
         checkpoint.save(tmp_path / str(group.rank), pipeline, optimiser, step=3)
 
-    with pytest.raises(CheckpointError, match=r"Rank 1 does not see .* Every rank must be given the same folder"):
+    with pytest.raises(CheckpointError, match=r"Rank 1 does not see .* Pass the same folder on every rank"):
         spawn(train, 2)
     assert not list(tmp_path.glob("*/0*"))
 
@@ -48,7 +48,7 @@ def test_a_checkpoint_is_not_a_folder_for_checkpoints(tmp_path):
         assert checkpoint.restore(one, pipeline, optimiser).step == 3
         checkpoint.save(one, pipeline, optimiser, step=4)
 
-    with pytest.raises(CheckpointError, match="is a checkpoint itself; give the folder that holds it"):
+    with pytest.raises(CheckpointError, match="is a checkpoint itself; pass the folder that holds it"):
         spawn(train, 2)
     assert steps_in(tmp_path) == [3]
 
@@ -80,7 +80,7 @@ def test_one_of_two_optimisers_is_not_left_out(tmp_path):
         checkpoint.restore(tmp_path, pipeline, {"first": both["first"]})
 
     with pytest.raises(
-        CheckpointError, match="it also has the state of an optimiser 'rest'; give all of them"
+        CheckpointError, match="it also has the state of optimiser 'rest'; pass all optimisers"
     ) as caught:
         spawn(train, 1)
     assert caught.value.code == "mismatch"
@@ -96,7 +96,7 @@ def test_arguments_in_another_order_are_named(call, tmp_path):
             (tmp_path, small.model(), optimiser),
             (None, pipeline, optimiser),
         ):
-            with pytest.raises(ArgumentError, match=rf"checkpoint\.{call} was given a \w+ and a \w+; expected a path"):
+            with pytest.raises(ArgumentError, match=rf"checkpoint\.{call} got a \w+ and a \w+; expected a path"):
                 getattr(checkpoint, call)(*given, **more)
 
     spawn(train, 1)

@@ -31,9 +31,9 @@ def saved(folder, **numbers):
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("learning_rate", 0.3, "learning_rate is 0.15 in this script; that of the checkpoint is taken, "),
-        ("betas", (0.8, 0.9), "betas is (0.8, 0.9) in this script; that of the checkpoint is taken, [0.9, 0.999]"),
-        ("weight_decay", 0.5, "weight_decay is 0.5 in this script; that of the checkpoint is taken, 0.01 (0.01 before"),
+        ("learning_rate", 0.3, "learning_rate is 0.15 in this script; restored from the checkpoint: "),
+        ("betas", (0.8, 0.9), "betas is (0.8, 0.9) in this script; restored from the checkpoint: [0.9, 0.999]"),
+        ("weight_decay", 0.5, "weight_decay is 0.5 in this script; restored from the checkpoint: 0.01 (0.01 before"),
     ],
 )
 def test_other_hyper_parameters_of_the_script_are_named_beside_those_that_are_taken(tmp_path, name, value, words):

@@ -52,7 +52,7 @@ def test_no_copy_is_made_of_what_lies_in_order():
 
 
 def test_what_safetensors_has_not_is_refused():
-    with pytest.raises(CheckpointError, match="a has the dtype object, which safetensors has not"):
+    with pytest.raises(CheckpointError, match="a has the dtype object, which safetensors does not support"):
         pieces({"a": np.array([None])})
 
 

@@ -104,7 +104,7 @@ def test_numbers_that_a_parameter_cannot_hold_are_refused(tmp_path, dtype, why):
     model = small_model().initialise(1)
     before = {name: array.copy() for name, array in model.state_dict().items()}
     save_file({**before, "0.bias": (before["0.bias"] + np.float64(0.1)).astype(dtype)}, tmp_path / "a")
-    words = rf"a cannot be taken: 0\.bias has dtype float32, and the state holds {dtype}, which .*{why}"
+    words = rf"a cannot be loaded: 0\.bias has dtype float32, and the state holds {dtype}, which .*{why}"
     with pytest.raises(ParameterError, match=words) as caught:
         checkpoint.load_weights(tmp_path / "a", model)
     assert caught.value.code == "dtype"
@@ -143,7 +143,7 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path):
     for content, words in ((b"PK\3\4" + bytes(99), "invalid header length"), (b"", "header too small")):
         path.write_bytes(content)
         with pytest.raises(
-            CheckpointError, match=rf"{path} cannot be taken: it is no safetensors file: .*{words}"
+            CheckpointError, match=rf"{path} cannot be loaded: it is not a safetensors file: .*{words}"
         ) as caught:
             checkpoint.load_weights(path, small_model())
         assert caught.value.code == "damaged"

@@ -34,39 +34,39 @@ def pipeline_of(*layers, **options):
         (
             lambda: pipeline_of(nn.Linear(4, 3), nn.Linear(3, 4)),
             optim.Adam,
-            "it was saved from a different model. Only there: 2.weight, 2.bias; "
+            "it was saved from a different model. Only in the checkpoint: 2.weight, 2.bias; "
             "only in this pipeline: 1.weight, 1.bias.",
         ),
         (
             lambda: pipeline_of(nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 4)),
             optim.Adam,
-            "its 0.weight has shape (4, 3) and dtype float32, that of this pipeline shape (4, 5) and dtype float32.",
+            "its 0.weight has shape (4, 3) and dtype float32; in this pipeline it has shape (4, 5) and dtype float32.",
         ),
         (
             lambda: pipeline_of(nn.Linear(4, 3, dtype=np.float64), nn.Dropout(0.5), nn.Linear(3, 4)),
             optim.Adam,
-            "its 0.weight has shape (4, 3) and dtype float32, that of this pipeline shape (4, 3) and dtype float64.",
+            "its 0.weight has shape (4, 3) and dtype float32; in this pipeline it has shape (4, 3) and dtype float64.",
         ),
         (
             lambda: small.pipeline_of(OneRankGroup(), seed=5)[0],
             optim.Adam,
             "it was trained with seed=0, and this pipeline has seed=5: dropout would draw other numbers. "
-            "Give Pipeline(…, seed=0).",
+            "Pass Pipeline(…, seed=0).",
         ),
         (
             lambda: small.pipeline_of(OneRankGroup())[0],
             optim.AdamW,
-            "its optimiser is of the class Adam, and this one of the class AdamW.",
+            "its optimiser has class Adam, but the one of this script has class AdamW.",
         ),
         (
             lambda: small.pipeline_of(OneRankGroup())[0],
             lambda parameters: {"body": optim.Adam(parameters)},
-            "it also has the state of an optimiser 'optimiser'; give all of them, by name, as in save: 'optimiser'.",
+            "it also has the state of optimiser 'optimiser'; pass all optimisers by name, as in save: 'optimiser'.",
         ),
         (
             lambda: small.pipeline_of(OneRankGroup())[0],
             lambda parameters: optim.Adam(list(parameters)[:3]),
-            "its optimiser and this one train other parameters: 2.bias is with one of the two only.",
+            "its optimiser trains other parameters than this one: only one of the two has 2.bias.",
         ),
     ],
 )
@@ -114,7 +114,7 @@ def test_a_folder_that_cannot_be_made_is_an_error_of_every_rank(file):
 
     spawn(ranks, 2)
     assert set(told) == {
-        ("unwritable", f"Rank 0 could not write {path}: File exists. Earlier checkpoints are as they were.")
+        ("unwritable", f"Rank 0 could not write {path}: File exists. Earlier checkpoints are unchanged.")
     }
 
 
@@ -166,7 +166,7 @@ def test_a_folder_without_permission_is_named():
     """Without the rights of root. The story: with required=False training began anew."""
     done = run([sys.executable, "-c", AS_NOBODY])
     assert done.out.splitlines() == [
-        "unwritable Rank 0 could not write /runs: Permission denied. Earlier checkpoints are as they were.",
+        "unwritable Rank 0 could not write /runs: Permission denied. Earlier checkpoints are unchanged.",
         "not-found There is no checkpoint in '/runs': Permission denied.",
     ], done.err
 
@@ -252,7 +252,7 @@ def test_another_folder_in_the_background_is_told_at_once_and_leaves_nothing(tmp
         with checkpoint.BackgroundSaver(tmp_path / str(group.rank), *small.pipeline_of(group)) as saver:
             saver.save(1)
 
-    with pytest.raises(CheckpointError, match="Rank 1 does not see .* which rank 0 has made. Every rank must be given"):
+    with pytest.raises(CheckpointError, match="Rank 1 does not see .* which rank 0 has made. Pass the same folder"):
         spawn(act, 2, timeout=10)
     assert not any((tmp_path / "0").iterdir())
 

@@ -11,9 +11,11 @@ itself and the victims. A place is [step, what, number]:
 
 With ``replicas``, there are as many wherever the ranks can be divided among them, and one otherwise, with the bits of
 ``blocks``; ``shards`` divides the state of the optimiser among them. A ``mutant`` forgets a part of the state, or the
-blocks, after a loss, or raises in place of dying.
+blocks, after a loss, or raises in place of dying. With ``late``, MPI reports the failure of a send in the old group
+only when the new group sends.
 
-Prints a line of JSON: what is left, a digest of all values, and when the first step of each group was finished.
+Prints a line of JSON: what is left, a digest of all values, how many groups were made, and when the first step of each
+was finished.
 """
 
 import json
@@ -34,7 +36,7 @@ from minipipe.pipeline.elastic.vault import Made
 from minipipe.tensor import record
 
 OPTIONS = {"kills": [], "steps": 6, "copies": 1, "every": 1, "wait": True, "schedule": "1f1b", "optimiser": "Adam"}
-OPTIONS |= {"dtype": "float32", "mutant": "", "replicas": 1, "blocks": 1, "shards": False}
+OPTIONS |= {"dtype": "float32", "mutant": "", "replicas": 1, "blocks": 1, "shards": False, "late": False}
 MUTANTS = {
     "optimiser": lambda state: {
         **state,
@@ -111,6 +113,22 @@ def send_under_doom(send):
     return isend
 
 
+def survivors_with_a_late_failure(of_survivors):
+    """Leave a send of the old group unfinished, which fails when it is tested again."""
+    from minipipe.comm.mpi import MPI, _Send
+
+    class Revoked:
+        def Test(self):
+            raise MPI.Exception(MPI.ERR_REVOKED)
+
+    def make_survivors(group):
+        survivors = of_survivors(group)
+        group.job.keep(_Send(group, [Revoked()], [], 0, str).is_over)
+        return survivors
+
+    return make_survivors
+
+
 def check_closed(group):
     """A group of which a rank was lost says so, instead of an error of MPI's."""
     try:
@@ -124,7 +142,11 @@ def check_closed(group):
 def main(options):
     dtype = np.dtype(options["dtype"])
 
+    num_made = 0
+
     def make(group):
+        nonlocal num_made
+        num_made += 1
         DOOM.reach("make", group.size)
         embedding = nn.Embedding(16, 8, dtype=dtype)
         layers = [embedding, Trap()]
@@ -163,6 +185,10 @@ def main(options):
     if options["mutant"] in MUTANTS:
         load = Made.load
         Made.load = lambda self, state: load(self, MUTANTS[options["mutant"]](state))
+    if options["late"]:
+        from minipipe.pipeline.elastic.survivors import SurvivorGroup
+
+        SurvivorGroup.of_survivors = survivors_with_a_late_failure(SurvivorGroup.of_survivors)
     ProcessGroup.isend = send_under_doom(ProcessGroup.isend)
     with init_process_group(timeout=20) as group:
         DOOM.kills = Doom(options["kills"]).kills
@@ -180,6 +206,7 @@ def main(options):
         if trained.pipeline.group.rank == 0:
             size = trained.pipeline.group.size
             found = {"size": size, "digest": digest.hexdigest(), "finished": finished, "steps": sizes}
+            found["num_made"] = num_made
             print(json.dumps({**found, "num_steps": trained.pipeline.num_steps}), flush=True)
 
 

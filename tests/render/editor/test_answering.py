@@ -124,7 +124,7 @@ def test_what_begins_at_a_time_or_later_is_cut(editor):
         ("0F0 0B0 0F1 0B1\n1F1 1B1 1F0 1B0", [1, 2], "wait for each other in a cycle"),
         ("0F0 0B1\n1F0", [1, 2], "Rank 0, position 1: 0B1 comes before 0F1, which it needs."),  # 0F1 has no position
         ("0F0\n7F0", None, "Stage 7 occurs without stage 1"),
-        ("", None, "There is no action in the text"),
+        ("", None, "The text has no action"),
     ],
 )
 def test_a_wrong_text_is_refused_with_its_place(editor, text, place, words):

@@ -165,7 +165,7 @@ def test_an_error_that_nobody_expected_changes_nothing_either(monkeypatch):
     [
         ("{", "Expecting property name"),
         ("[]", "expected a mapping"),
-        ('{"do":"show","do":"empty"}', "'do' is there twice"),
+        ('{"do":"show","do":"empty"}', "'do' occurs twice"),
         ('{"do":"cut","time":NaN}', "The time is nan; expected a number"),
         ('{"do":"search","seconds":NaN}', "seconds is nan"),
         ('{"do":"limit","limit":Infinity}', "limit is inf; expected a whole number"),

@@ -116,7 +116,7 @@ def test_the_steps_that_are_asked_for_are_written(ask):
         (["--at", 6], "--at is 6; there are steps 0 to 5"),
         (["--from", -7], "--from is -7"),
         (["--to", 99], "--to is 99"),
-        (["--at", 1, "--from", 1], "--at shows one step"),
+        (["--at", 1, "--from", 1], "--at prints one step"),
         (["--memory-limit", 0], "memory_limit is 0"),
         (["--costs", "F=1:2:3"], "forward has 3 values for 2 stages"),
     ],

@@ -81,12 +81,12 @@ def test_every_bound_says_why_in_a_sentence():
         (24.0, "memory over time"),
     ]
     assert bounds[0].reason == (
-        "Rank 0 computes for 24 and must wait, its memory being full: 4 before its first I, 2 after its last F."
+        "Rank 0 computes for 24 and must wait because its memory is full: 4 before its first I, 2 after its last F."
     )
     assert [b.reason for b in bounds[3:]] == [
-        "From its F on rank 0 to its I a microbatch takes 8, and memory is for 3 at a time: 3 rounds.",
+        "On rank 0 a microbatch takes 8 from F to I, and memory allows 3 at a time: 3 rounds.",
         "Rank 3 gets its first input at 3 and computes for 24.",
-        "What rank 0 holds, times how long it must, is 72, and its memory is 3.",
+        "Memory times duration on rank 0 is at least 72, and its memory is 3.",
     ]
     assert all(bound.reason.count(".") == 1 for bound in bounds)
 

@@ -35,7 +35,7 @@ def test_an_overlap_may_be_a_deadlock_where_the_same_rows_without_it_are_legal()
     assert str(error) == (
         "[overlap-deadlock] These ranks wait for each other in a cycle: rank 0 cannot run 0F1 with 0B0 (position 1) "
         "before 1B0, which rank 1 runs later; rank 1 cannot run 1F1 (position 1) before 0F1, which rank 0 runs later. "
-        "Without the overlaps it would end: joined actions wait for the inputs of both.\n\n"
+        "Without the overlaps it would end: overlapped actions wait for the inputs of both.\n\n"
         "rank 0:  0F0  >0F1<  0B0   0B1\n"
         "rank 1:  1F0  >1F1<  1B0   1B1"
     )
@@ -60,16 +60,24 @@ def test_a_program_with_a_receive_between_the_actions_of_a_pair_is_no_pair():
     program = lower(schedules.one_f_one_b(2, 3))
     error = verdict(replace(program, overlaps=["0F2"]))
     assert error.code == "overlap"
-    assert "0F2 is joined with 0SEND_F2; expected a B or I of another microbatch behind it." in str(error)
+    assert "0F2 is overlapped with 0SEND_F2; expected a B or I of another microbatch after it." in str(error)
 
 
 @pytest.mark.parametrize(
     ("row", "overlap", "told"),
     [
-        ("0F0 0B0 0F1 0B1", "0F0", "position 0: 0F0 is joined with 0B0, which needs it; expected a B or I of another"),
-        ("0F0 0F1 0B0 0B1", "0F0", "position 0: 0F0 is joined with 0F1; expected a B or I of another microbatch"),
-        ("0F0 0I0 0F1 0W0 0I1 0W1", "0F1", "position 2: 0F1 is joined with 0W0; expected a B or I of another"),
-        ("0B0 0B1 0F0 0F1", "0F1", "position 3: 0F1 is joined with nothing, as the last action of its row; expected"),
+        (
+            "0F0 0B0 0F1 0B1",
+            "0F0",
+            "position 0: 0F0 is overlapped with 0B0, which needs it; expected a B or I of another",
+        ),
+        ("0F0 0F1 0B0 0B1", "0F0", "position 0: 0F0 is overlapped with 0F1; expected a B or I of another microbatch"),
+        ("0F0 0I0 0F1 0W0 0I1 0W1", "0F1", "position 2: 0F1 is overlapped with 0W0; expected a B or I of another"),
+        (
+            "0B0 0B1 0F0 0F1",
+            "0F1",
+            "position 3: 0F1 is overlapped with nothing, because it is the last action of its row; expected",
+        ),
     ],
 )
 def test_a_forward_joined_with_anything_else_is_marked(row, overlap, told):

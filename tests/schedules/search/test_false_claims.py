@@ -25,7 +25,7 @@ NAMES = [
     "gallery",
     "",
     "\x1b[2J",
-    "x, which no schedule undercuts",
+    "x, which is optimal",
 ]
 SCRIPTS = [str(digit) for digit in range(10)], list("٠١٢٣٤٥٦٧٨٩")
 
@@ -76,7 +76,7 @@ def claims(draw):
 @given(claim=claims())
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_is_printed_as_a_fact_is_one(claim, file, capsys):
-    """23 of 66 false claims were printed as "which no schedule undercuts", for any name."""
+    """23 of 66 false claims were printed as "which is optimal", for any name."""
     content, least, value = claim
     path = str(file(signed(content)))
     capsys.readouterr()
@@ -89,7 +89,7 @@ def test_what_is_printed_as_a_fact_is_one(claim, file, capsys):
     assert told["gap"] == 0 if value <= told["bound"] * (1 + 1e-9) else told["gap"] > 0
     assert main(["check", "--certificate", path]) == 0
     *bounds, schedule = capsys.readouterr().out.splitlines()
-    assert schedule.endswith(", which no schedule undercuts") == (told["gap"] == 0)
+    assert schedule.endswith(", which is optimal") == (told["gap"] == 0)
     assert len(bounds) == 1 + (not told["is_proved_here"]) and " proved here by " in bounds[0]
     assert all(": claimed by " in line and ", not proved here" in line for line in bounds[1:])
 
@@ -154,7 +154,7 @@ def test_a_name_that_is_there_twice_is_refused_wherever_it_stands():
     for name in json.loads(text) | json.loads(text)["workload"] | json.loads(text)["schedule"]:
         twice = text.replace(f'"{name}":', f'"{name}": 0, "{name}":', 1)
         assert twice != text
-        with pytest.raises(ScheduleError, match=f"'{name}' is there twice"):
+        with pytest.raises(ScheduleError, match=f"'{name}' occurs twice"):
             read_certificate(twice)
 
 

@@ -118,7 +118,7 @@ def test_a_sweep_goes_over_chunks_and_says_which_do_not_fit():
         (2, "1f1b", 33),
         (2, "zb-v", 25.5),
     ]
-    assert rows[1]["error"] == "chunks_per_rank is 1; zb-v is V-shaped, with exactly 2 chunks on each rank."
+    assert rows[1]["error"] == "chunks_per_rank is 1; zb-v is V-shaped and has exactly 2 chunks on each rank."
 
 
 @pytest.mark.parametrize(

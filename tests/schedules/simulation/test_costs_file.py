@@ -97,7 +97,7 @@ HEAD = '"format": "minipipe costs", "version": 1'
         ('{"format": "minipipe costs", "version": true}', "its version is True, expected 1"),
         ('{"format": "minipipe costs", "version": 2}', "its version is 2, expected 1"),
         (f'{{{HEAD}, "forwards": 1}}', "it has 'forwards', expected names of costs"),
-        (f'{{{HEAD}, "forward": 1, "forward": 2}}', "is there twice"),
+        (f'{{{HEAD}, "forward": 1, "forward": 2}}', "occurs twice"),
         (f'{{{HEAD}, "forward": true}}', "its forward is True, expected numbers"),
         (f'{{{HEAD}, "forward": [1, "2"]}}', "expected numbers"),
         (f'{{{HEAD}, "forward": []}}', r"its forward is \[\], expected numbers"),
@@ -160,6 +160,6 @@ def test_costs_that_no_file_can_hold_are_refused_before_anything_is_written(tmp_
         (Costs(forward=object), "a.json"),
         (Costs(2), "a.txt"),
     ):
-        with pytest.raises(ScheduleError, match="is no file of costs"):
+        with pytest.raises(ScheduleError, match="is not a file of costs"):
             costs.save(tmp_path / name)
     assert list(tmp_path.iterdir()) == []

@@ -142,7 +142,7 @@ def test_timelines_that_do_not_fit_each_other_are_refused(timelines, words):
 
 
 def test_without_a_timeline_there_is_nothing_to_fit():
-    with pytest.raises(ScheduleError, match=r"no timeline to fit costs to; expected at least one"):
+    with pytest.raises(ScheduleError, match=r"Fitting costs needs at least one timeline"):
         Costs.measured()
 
 

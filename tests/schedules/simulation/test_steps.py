@@ -120,10 +120,10 @@ def test_costs_tell_the_time_between_steps():
 
 
 def test_drawings_show_where_a_rank_begins_another_step(capsys):
-    assert "begins another step" not in draw_svg(simulate(schedules.gpipe(2, 2)))
+    assert "begins the next step" not in draw_svg(simulate(schedules.gpipe(2, 2)))
     svg = draw_svg(simulate(schedules.gpipe(2, 2), Costs(update=1), num_steps=3))
     assert svg.count('class="step"') == 3  # two ranks, and the legend
-    assert "the rank begins another step" in svg and "idle, update" in svg
+    assert "the rank begins the next step" in svg and "idle, update" in svg
     assert "between two steps (the optimiser" in svg
     assert main(["simulate", "zb-h2", "--steps", "3", "--costs", "update=1", "--wait"]) == 0
     out = capsys.readouterr().out
@@ -134,7 +134,7 @@ def test_drawings_show_where_a_rank_begins_another_step(capsys):
     assert "0F15" in capsys.readouterr().out
     for options, problem in (
         (["show", "zb-h2", "--steps", "0"], "--steps: num_steps is 0"),
-        (["simulate", "zb-h2", "--wait"], "give --steps 2 or more"),
+        (["simulate", "zb-h2", "--wait"], "add --steps 2 or more"),
         (["step", "zb-h2", "--steps", "2", "--costs", "update=1"], "leave update out"),
     ):
         assert main(options) == 2

@@ -144,9 +144,9 @@ def test_an_update_waits_for_the_sum_of_all_replicas_and_says_for_whom(costs):
     assert (first.reached, first.begin, first.last_rank, first.end) == ((3, 6), 6, 1, 12)
     assert (second.reached, second.end) == ((15.5, 15.5), 21.5)
     waits = [[(slot.start, slot.end, describe_wait(slot)) for slot in row] for row in timeline.idle]
-    on_its_way = "waits for the gradient sum of stage 0: it is on its way"
+    on_its_way = "waits for the gradient all-reduce of stage 0: it is in progress"
     assert waits[0] == [
-        (3, 12, "waits for the gradient sum of stage 0: rank 1 is still in 0B1"),
+        (3, 12, "waits for the gradient all-reduce of stage 0: rank 1 is still in 0B1"),
         (15.5, 21.5, on_its_way),
     ]
     assert waits[1] == [(6, 12, on_its_way), (15.5, 21.5, on_its_way)]

@@ -14,7 +14,7 @@ class Factor(Tensor):
     """A tensor without ``*``, which is what this task is about."""
 
     def __mul__(self, other):
-        raise TypeError("the * of tensors is not given in this task; multiply arrays, and record the result")
+        raise TypeError("the * of tensors is not available in this task; multiply arrays, and record the result")
 
     __rmul__ = __mul__
 
@@ -38,7 +38,7 @@ def twice_multiplied(task, a, b):
 
 
 def check(task, seed, shape, other):
-    """Compare the value and both gradients with those of the library."""
+    """Compare the value and both gradients with the library's results."""
     generator = np.random.default_rng(seed)
     a, b = generator.standard_normal(shape), generator.standard_normal(other)
     gradient = generator.standard_normal(np.broadcast_shapes(shape, other))

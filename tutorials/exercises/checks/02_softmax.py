@@ -76,7 +76,7 @@ def test_the_gradient_of_a_matrix(task):
 
 # HIDDEN
 def test_rows_that_differ_much(task):
-    """Each row subtracts its own largest score: that of another row may be thousands away."""
+    """Each row subtracts its own largest score: the largest of another row may be thousands away."""
     scores = np.array([[0.0], [2000.0], [-2000.0]]) + np.array([0.0, np.log(3)])
     with np.errstate(all="ignore"):
         found = probabilities(task, scores)

@@ -45,7 +45,7 @@ def trained(task, widths, seed, loss, num_steps):
 
 
 def check(task, widths, seed, loss="mean squared error"):
-    """Compare all gradients, starting with the first stage, with those of the uncut model, bit for bit."""
+    """Compare all gradients, starting with the first stage, with the model in one piece, bit for bit."""
     found, expected = (trained(each, widths, seed, loss, 1) for each in (task, UNCUT))
     for (name, gradient), (_, wanted) in zip(found[1], expected[1], strict=True):
         expect_bits(gradient, wanted, f"{len(widths) - 1} stages: gradient of {name}")
@@ -61,7 +61,7 @@ def test_two_stages(task):
 
 
 def test_three_stages(task):
-    """A gradient crosses every cut, starting with the last.
+    """A gradient crosses every stage boundary, starting with the last.
 
     Hint: iterate over the stages in reverse order.
     """
@@ -85,7 +85,7 @@ def test_another_loss(task):
 
 
 def test_a_hundred_steps_learn_as_the_uncut_model_does(task):
-    """With the right gradients the loss falls exactly as in the uncut model."""
+    """With the right gradients the loss falls exactly as in the model in one piece."""
     losses = [trained(each, [3, 8, 2], 50, "mean squared error", 100)[0] for each in (task, UNCUT)]
     expect_close(losses[0], losses[1], "the loss after 100 steps")
 

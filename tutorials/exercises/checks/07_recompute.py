@@ -114,7 +114,7 @@ def test_dropout_draws_the_same_mask_again(task):
 
 
 def test_two_parts_in_a_row(task):
-    """Each part continues to draw where the one before it stopped, and gets its own gradients."""
+    """Each part continues the draws of the part before it, and gets its own gradients."""
     # Only one part is recomputed: its draws must be neither lost nor repeated for the other part.
     for model in ("a part, then one that is recomputed", "a part that is recomputed, then one that is not"):
         check_bits(task, model, 4, single(4, (3, 6)))

@@ -42,7 +42,7 @@ def test_two_ranks(task):
 def test_four_ranks_take_27_units(task):
     """4 ranks and 8 microbatches take 27 units, not 30 as with the lazy way.
 
-    Hint: run a W only where the rank would otherwise be idle, or where memory is full.
+    Hint: run a W only if the rank would otherwise be idle, or if memory is full.
     """
     check(task, "1f1b", 4, 8, memory_limit=4)
 
@@ -78,7 +78,7 @@ WRONG_ANSWERS = [
         "if not due[rank] and action and can_run(action, ended, num_ranks):",
     ),
     (
-        "W only where the rank is idle, however late that is: as fast, but it exceeds the memory limit",
+        "W only when the rank is idle, however late that is: as fast, but it exceeds the memory limit",
         "            is_full = held[rank] == memory_limit\n",
         "            is_full = False\n",
     ),

@@ -21,7 +21,7 @@ def cut_batch(lengths, ignored, seed):
 
 
 def check_shares(task, lengths, ignored=-100, seed=0):
-    """Expect the tokens of each microbatch, divided by those of all."""
+    """Expect the tokens of each microbatch, divided by the tokens of all."""
     _, labels = cut_batch(lengths, ignored, seed)
     counts = [sum(texts) for texts in lengths]
     call = f"shares of microbatches with {counts} tokens, padding marked by {ignored}"
@@ -88,10 +88,10 @@ def test_the_loss_and_the_gradients_are_those_of_the_whole_batch(task):
 
 
 def test_two_steps_in_a_row(task):
-    """The gradients are those of the last step alone.
+    """The gradients come from the last step alone.
 
-    Hint: the first line of train_step, which is given, clears the gradients. From there on backward adds to them, so
-    clear nothing between microbatches.
+    Hint: the first line of train_step in the file clears the gradients. From there on backward adds to them, so clear
+    nothing between microbatches.
     """
     check_step(task, [[4, 1], [2, 2]], seed=1, num_steps=2)
 
@@ -174,7 +174,7 @@ WRONG_ANSWERS = [
         "        total += loss.item() / len(labels)\n",
     ),
     (
-        "the share is counted twice: in the loss, and again where its backward starts",
+        "the share is counted twice: in the loss, and again at the start of its backward",
         "        loss = functional.cross_entropy(model(x), y, ignore_index=ignored)\n",
         "        loss = functional.cross_entropy(model(x), y, ignore_index=ignored) * share\n",
     ),
@@ -184,7 +184,7 @@ WRONG_ANSWERS = [
         "for count in counts if count]\n",
     ),
     (
-        "gradients of the step before stay, and those of this one are added to them",
+        "gradients of the step before stay, and the new ones are added to them",
         "    model.zero_grad()\n",
         "",
     ),

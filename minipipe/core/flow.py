@@ -1,0 +1,436 @@
+"""The values of a whole table: who gives each one, who takes it, and whether that fits.
+
+:class:`Flow` applies the declarations of `core/values.py` to a table. It numbers the
+values, so that the loops over all instructions work with lists of numbers. A kind is
+declared once for each stage: the numbers for microbatch k are those for microbatch 0
+plus k. Only instructions whose declaration varies are declared one by one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from operator import ge
+from typing import Any, NamedTuple, Protocol
+
+from minipipe.core.values import (
+    KINDS,
+    NOUNS,
+    Meeting,
+    Site,
+    Uses,
+    Value,
+    cut_of,
+)
+
+
+class Table(Protocol):
+    """The part of a schedule or program that a flow reads.
+
+    An action is (stage, kind, microbatch); `overlaps` has the forwards that run as one
+    with the next action of their row.
+    """
+
+    num_ranks: int
+    num_stages: int
+    num_microbatches: int
+    num_slices: int
+    actions: Sequence[Sequence[Any]]
+    frozen: frozenset[int]
+    overlaps: frozenset[Any]
+    is_forward_only: bool
+    first_backward_stage: int
+    message_cuts: Sequence[bool]
+
+    def ranks_of(self, stage: int) -> Sequence[int]:
+        """Return the ranks that hold a stage."""
+        ...
+
+
+class Numbered(NamedTuple):
+    """The uses of an instruction as numbers of values; for microbatch k, add k."""
+
+    takes: tuple[int, ...]
+    gives: tuple[int, ...]
+    reads: tuple[int, ...]
+
+
+class Rule(NamedTuple):
+    """The uses of an instruction as numbers of events; for microbatch k, add k.
+
+    Values that the same instructions give are one event: they are given at once. Values
+    that nobody needs are none.
+
+    Attributes
+    ----------
+    needs, gives : tuple of int
+        Events.
+    delayed : tuple of (int, Value)
+        Each event that it needs, with the value for which it needs that.
+    """
+
+    needs: tuple[int, ...]
+    gives: tuple[int, ...]
+    delayed: tuple[tuple[int, Value], ...]
+
+
+class Fault(NamedTuple):
+    """Why a table is illegal: the first instruction or value that does not fit.
+
+    Attributes
+    ----------
+    reason : str
+        One of: "placement", "undeclared", "given twice", "taken twice", "elsewhere",
+        "never given", "never taken", "meeting", "overlap", "mixed cut", "order".
+    rank, position : int
+        The instruction; -1 if there is none.
+    value : Value or None
+    """
+
+    reason: str
+    rank: int = -1
+    position: int = -1
+    value: Value | None = None
+
+
+class Flow:
+    """The declared values of a table.
+
+    Parameters
+    ----------
+    table : Schedule or Program
+        Legal or not, with stages and microbatches that exist.
+
+    Attributes
+    ----------
+    num_values : int
+    rules : dict
+        By kind and stage, its :class:`Numbered` for microbatch 0; None where each
+        instruction has its own in `single`, or where no legal table has one.
+    single : dict
+        By rank and position, the :class:`Numbered` of an instruction.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.num_stages, self.num_slices = table.num_stages, table.num_slices
+        self.frozen, self.is_forward_only = table.frozen, table.is_forward_only
+        self.first_backward_stage = table.first_backward_stage
+        self.message_cuts = table.message_cuts
+        self.kinds = frozenset(kind for row in table.actions for _, kind, _ in row)
+        self._replicas = [len(table.ranks_of(s)) for s in range(table.num_stages)]
+        self.positions: dict[tuple[str, int, int], int] = {}
+        self._rows: dict[tuple[int, str, int], list[tuple[int, int]]] = {}
+        self._scan()
+        self._blocks: dict[str, int] = {}
+        self.rules: dict[str, list[Numbered | None]] = {}
+        self.single: dict[tuple[int, int], Numbered] = {}
+        self._declare()
+        size = table.num_stages * table.num_microbatches
+        self.num_values = len(self._blocks) * size
+        self._number_events()
+
+    # -- what declarations ask -----------------------------------------------------
+
+    def num_replicas(self, stage: int) -> int:
+        """Return how many ranks hold a stage."""
+        return self._replicas[stage]
+
+    def taken(self, site: Site, kind: str, given_by: tuple[str, ...]) -> Sequence[int]:
+        """Return the microbatches of what an instruction takes of a whole row."""
+        rows, rank, stage = self._rows, site.rank, site.stage
+        givers = [rows.get((rank, giver, stage), ()) for giver in given_by]
+        numbers = sorted(k for of_kind in givers for _, k in of_kind)
+        earlier = [
+            k for at, k in rows.get((rank, kind, stage), ()) if at < site.position
+        ]
+        begin = bisect_right(numbers, max(earlier, default=-1))
+        return numbers[begin : bisect_right(numbers, site.microbatch)]
+
+    def index(self, site: Site, kind: str) -> int:
+        """Return how many instructions of a kind and stage stand earlier in the row."""
+        places = self._rows.get((site.rank, kind, site.stage), ())
+        return sum(at < site.position for at, _ in places)
+
+    def _scan(self) -> None:
+        """Note the positions that varying declarations depend on."""
+        if not any(KINDS[name].varies(self) for name in self.kinds):
+            return
+        rows: defaultdict[tuple[int, str, int], list[tuple[int, int]]]
+        rows = defaultdict(list)
+        for rank, row in enumerate(self.table.actions):
+            for position, (stage, kind, k) in enumerate(row):
+                rows[rank, kind, stage].append((position, k))
+                self.positions[kind, stage, k] = position
+        self._rows = dict(rows)
+
+    # -- numbers -------------------------------------------------------------------
+
+    def _declare(self) -> None:
+        varied = {name for name in self.kinds if KINDS[name].varies(self)}
+        for name in self.kinds:
+            self.rules[name] = [None] * self.num_stages
+            if name not in varied:
+                for stage in range(self.num_stages):
+                    uses = KINDS[name].uses(Site(self, 0, 0, stage, 0))
+                    self.rules[name][stage] = self._numbered(uses)
+        if not varied:
+            return
+        for rank, row in enumerate(self.table.actions):
+            for position, (stage, kind, k) in enumerate(row):
+                if kind in varied:
+                    uses = KINDS[kind].uses(Site(self, rank, position, stage, k))
+                    numbered = self._numbered(uses)
+                    if numbered is not None:
+                        self.single[rank, position] = numbered
+
+    def _numbered(self, uses: Uses | None) -> Numbered | None:
+        if uses is None:
+            return None
+        takes = tuple(map(self.number_of, uses.takes))
+        gives = tuple(map(self.number_of, uses.gives))
+        return Numbered(takes, gives, tuple(map(self.number_of, uses.reads)))
+
+    def _number_events(self) -> None:
+        """Number the sets of values that are given at once."""
+        m = self.table.num_microbatches
+        givers: defaultdict[int, set[object]] = defaultdict(set)  # by value's pair
+        needed: set[int] = set()
+        for name, rules in self.rules.items():
+            for stage, rule in enumerate(rules):
+                if rule is not None:
+                    needed.update(number // m for number in (*rule.takes, *rule.reads))
+                    for number in rule.gives:
+                        givers[number // m].add((name, stage))
+        for rule in self.single.values():
+            needed.update(number // m for number in (*rule.takes, *rule.reads))
+            for number in rule.gives:
+                givers[number // m].add(number // m)  # its own event
+        numbers: dict[frozenset[object], int] = {}
+        self._event_of = {
+            pair: numbers.setdefault(frozenset(givers[pair]), len(numbers))
+            for pair in sorted(needed)
+        }
+        self.num_events = len(numbers) * m
+        self.event_rules = {
+            name: [None if rule is None else self._rule(rule) for rule in rules]
+            for name, rules in self.rules.items()
+        }
+        self.single_events = {
+            place: self._rule(rule) for place, rule in self.single.items()
+        }
+
+    def _rule(self, numbered: Numbered) -> Rule:
+        m, event_of = self.table.num_microbatches, self._event_of
+        delayed = tuple(
+            (event_of[number // m] * m + number % m, self.value_of(number))
+            for number in (*numbered.takes, *numbered.reads)
+        )
+        gives = dict.fromkeys(
+            event_of[number // m] * m + number % m
+            for number in numbered.gives
+            if number // m in event_of
+        )
+        needs = tuple(dict.fromkeys(event for event, _ in delayed))
+        return Rule(needs, tuple(gives), delayed)
+
+    def rule_at(self, rank: int, position: int) -> Rule | None:
+        """Return the events of an instruction, with its own microbatch."""
+        stage, kind, k = self.table.actions[rank][position]
+        rule = self.event_rules[kind][stage]
+        if rule is None:
+            return self.single_events.get((rank, position))
+        needs, gives, delayed = rule
+        return Rule(
+            tuple(event + k for event in needs),
+            tuple(event + k for event in gives),
+            tuple((event + k, value) for event, value in delayed),
+        )
+
+    def number_of(self, value: Value) -> int:
+        """Return the number of a value."""
+        block = self._blocks.setdefault(value.name, len(self._blocks))
+        pair = block * self.num_stages + value.stage
+        return pair * self.table.num_microbatches + int(value.microbatch)
+
+    def value_of(self, number: int) -> Value:
+        """Return the value that has a number."""
+        pair, microbatch = divmod(number, self.table.num_microbatches)
+        block, stage = divmod(pair, self.num_stages)
+        return Value(list(self._blocks)[block], stage, microbatch)
+
+    def uses(self, rank: int, position: int) -> Uses | None:
+        """Return the declaration of an instruction."""
+        stage, kind, k = self.table.actions[rank][position]
+        return KINDS[kind].uses(Site(self, rank, position, stage, k))
+
+    def numbers(self, rank: int, position: int) -> Numbered | None:
+        """Return the declaration of an instruction as numbers."""
+        stage, kind, k = self.table.actions[rank][position]
+        rule = self.rules[kind][stage]
+        if rule is None:
+            return self.single.get((rank, position))
+        takes, gives, reads = (tuple(number + k for number in part) for part in rule)
+        return Numbered(takes, gives, reads)
+
+    def meeting(self, rank: int, position: int) -> Meeting:
+        """Return the meeting of an instruction whose kind meets others."""
+        stage, name, k = self.table.actions[rank][position]
+        meets = KINDS[name].meets
+        assert meets is not None
+        return meets(Site(self, rank, position, stage, k))
+
+    # -- legality ------------------------------------------------------------------
+
+    def fits(self) -> bool:
+        """Whether all values fit: quickly, for tables of a million instructions.
+
+        It says nothing of placement and meetings, nor of replicas.
+        """
+        size = self.num_values
+        given, taken = bytearray(size), bytearray(size)
+        try:
+            for rank, row in enumerate(self.table.actions):
+                self._count(rank, row, given, taken)
+        except (KeyError, ValueError):  # undeclared; more often than a byte can count
+            return False
+        return all(
+            self._block_fits(name, stage, given, taken)
+            for name in self._blocks
+            for stage in range(self.num_stages)
+        )
+
+    def _count(
+        self, rank: int, row: Sequence[Any], given: bytearray, taken: bytearray
+    ) -> None:
+        rules, single = self.rules, self.single
+        for position, (stage, kind, k) in enumerate(row):
+            rule = rules[kind][stage]
+            if rule is None:
+                rule, k = single[rank, position], 0
+            takes, gives, _ = rule
+            for number in takes:
+                taken[number + k] += 1
+            for number in gives:
+                given[number + k] += 1
+
+    def _block_fits(
+        self, name: str, stage: int, given: bytearray, taken: bytearray
+    ) -> bool:
+        """Check one name and stage: each value given at most once, and then taken."""
+        begin = self.number_of(Value(name, stage, 0))
+        end = begin + self.table.num_microbatches
+        gives, takes = given[begin:end], taken[begin:end]
+        if max(gives) > 1:
+            return False
+        noun = NOUNS[name]
+        if noun.is_required(self, stage) and min(gives) == 0:
+            return False
+        if noun.may_stay(self, stage):
+            return all(map(ge, gives, takes))
+        return gives == takes
+
+    def faults(self) -> Iterator[Fault]:
+        """Yield why the table is illegal, apart from the order of its rows."""
+        yield from self._misplaced()
+        yield from self._wrong_overlaps()
+        givers: dict[int, tuple[int, int]] = {}
+        takers: dict[int, tuple[int, int]] = {}
+        readers: list[tuple[int, int, int]] = []
+        for rank, row in enumerate(self.table.actions):
+            for position in range(len(row)):
+                numbers = self.numbers(rank, position)
+                if numbers is None:
+                    yield Fault("undeclared", rank, position)
+                    continue
+                for number in numbers.gives:
+                    if number in givers:
+                        value = self.value_of(number)
+                        yield Fault("given twice", rank, position, value)
+                    givers[number] = rank, position
+                for number in numbers.takes:
+                    if number in takers:
+                        value = self.value_of(number)
+                        yield Fault("taken twice", rank, position, value)
+                    takers[number] = rank, position
+                readers += ((number, rank, position) for number in numbers.reads)
+        readers += ((number, *place) for number, place in takers.items())
+        yield from self._ungiven(givers, readers)
+        yield from self._untaken(givers, takers)
+        yield from self._lonely()
+
+    def _misplaced(self) -> Iterator[Fault]:
+        for rank, row in enumerate(self.table.actions):
+            for position, (stage, _, _) in enumerate(row):
+                if rank not in self.table.ranks_of(stage):
+                    yield Fault("placement", rank, position)
+
+    def _wrong_overlaps(self) -> Iterator[Fault]:
+        overlaps = self.table.overlaps
+        for rank, row in enumerate(self.table.actions if overlaps else ()):
+            for position, action in enumerate(row):
+                if action in overlaps and not self.is_pair(row, position):
+                    yield Fault("overlap", rank, position)
+
+    @staticmethod
+    def is_pair(row: Sequence[Any], position: int) -> bool:
+        """Whether an overlapped action has a backward of another microbatch behind."""
+        if position + 1 == len(row):
+            return False
+        _, name, k = row[position + 1]
+        return KINDS[name].is_second and k != row[position][2]
+
+    def _ungiven(
+        self,
+        givers: dict[int, tuple[int, int]],
+        readers: list[tuple[int, int, int]],
+    ) -> Iterator[Fault]:
+        crossed: dict[tuple[str, int], bool] = {}
+        for number, rank, position in readers:
+            value = self.value_of(number)
+            if number not in givers:
+                yield Fault("never given", rank, position, value)
+                continue
+            is_elsewhere = givers[number][0] != rank
+            if not NOUNS[value.name].travels:
+                if is_elsewhere:
+                    yield Fault("elsewhere", rank, position, value)
+            elif crossed.setdefault(value[:2], is_elsewhere) != is_elsewhere:
+                yield Fault("mixed cut", rank, position, value)
+
+    def _untaken(
+        self, givers: dict[int, tuple[int, int]], takers: dict[int, tuple[int, int]]
+    ) -> Iterator[Fault]:
+        for number, place in givers.items():
+            value = self.value_of(number)
+            if number in takers or NOUNS[value.name].may_stay(self, value.stage):
+                continue
+            yield Fault("never taken", *place, value)
+        for name, noun in NOUNS.items():
+            for stage in range(self.num_stages):
+                if noun.is_required(self, stage):
+                    for k in range(self.table.num_microbatches):
+                        value = Value(name, stage, k)
+                        if self.number_of(value) not in givers:
+                            yield Fault("never given", value=value)
+
+    def _lonely(self) -> Iterator[Fault]:
+        """Yield the instructions that do not meet as many others as they should."""
+        met: defaultdict[Meeting, list[tuple[int, int]]] = defaultdict(list)
+        for rank, row in enumerate(self.table.actions):
+            for position, (_, name, _) in enumerate(row):
+                if KINDS[name].meets is not None:
+                    met[self.meeting(rank, position)].append((rank, position))
+        for meeting, places in met.items():
+            if len(places) != meeting.size:
+                yield Fault("meeting", *places[0])
+
+
+def delay_of(flow: Flow, value: Value, message_times: Sequence[float]) -> float:
+    """Return how long a value travels: nothing if a message of the table carries it."""
+    if not NOUNS[value.name].travels:
+        return 0.0
+    cut = cut_of(value)
+    is_carried = flow.message_cuts[cut] and value.name in ("x", "g")
+    return 0.0 if is_carried else message_times[cut]

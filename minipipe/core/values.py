@@ -1,0 +1,519 @@
+"""Kinds of instruction, each with the values that it reads, takes and gives.
+
+A **value** is data that one instruction leaves for another: an activation, a
+gradient, the graph of a microbatch. Every value is given once. A value that must be
+taken is taken once, and can be read before that::
+
+    stage s                                stage s + 1
+
+    F(s,k) ------------ x(s+1,k) --------> F(s+1,k)        gives x, graph
+      |                                      |
+    graph(s,k)                             graph(s+1,k)
+      v                                      v
+    B(s,k) <------------ g(s,k) ---------- B(s+1,k)        takes x, g, graph
+
+A split backward is an I, which takes `g` and `graph` and gives `rest`, and a W, which
+takes `rest`. Between ranks a program has messages: F gives `out`, SEND_F takes it and
+gives `sent`, and RECV_F takes that and gives `x`.
+
+Everything else follows from these declarations: which tables are legal
+(`core/flow.py`), in which order instructions can run (`core/order.py`), when they
+start and end (`core/times.py`), and how much memory a rank holds. Only this file
+knows a kind by its name.
+
+A declaration is a function of a :class:`Site`, so it can depend on the table: the
+last stage gives no activation, a frozen stage has no gradient of weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+
+class Value(NamedTuple):
+    """The name, the stage and the microbatch of a value."""
+
+    name: str
+    stage: int
+    microbatch: int
+
+
+class Uses(NamedTuple):
+    """The values that an instruction reads, takes and gives.
+
+    Attributes
+    ----------
+    takes : tuple of Value
+        Each value is taken by at most one instruction, and does not exist after it.
+    gives : tuple of Value
+        Each value is given by exactly one instruction.
+    reads : tuple of Value
+        Values that the instruction needs, and that exist after it.
+    temporary : str
+        The name of a value that exists only while the instruction runs.
+    """
+
+    takes: tuple[Value, ...] = ()
+    gives: tuple[Value, ...] = ()
+    reads: tuple[Value, ...] = ()
+    temporary: str = ""
+
+
+class Setting(Protocol):
+    """The properties of a table that declarations depend on (`core/flow.py`).
+
+    Attributes
+    ----------
+    message_cuts : sequence of bool
+        By stage, whether values to the next stage travel by messages of the table.
+    kinds : frozenset of str
+        The kinds that stand in the table.
+    positions : mapping
+        The index in its row of each R, O and L, by kind, stage and microbatch.
+    """
+
+    num_stages: int
+    num_slices: int
+    frozen: frozenset[int]
+    is_forward_only: bool
+    first_backward_stage: int
+    message_cuts: Sequence[bool]
+    kinds: frozenset[str]
+    positions: dict[tuple[str, int, int], int]
+
+    def num_replicas(self, stage: int) -> int:
+        """Return how many ranks hold a stage."""
+        ...
+
+    def taken(self, site: Site, kind: str, given_by: tuple[str, ...]) -> Sequence[int]:
+        """Return the microbatches of what an instruction takes of a whole row.
+
+        Those are all that instructions of the kinds `given_by` give in its row, up to
+        its own microbatch, and that no earlier instruction of its kind took.
+        """
+        ...
+
+    def index(self, site: Site, kind: str) -> int:
+        """Return how many instructions of a kind and stage stand earlier in the row."""
+        ...
+
+
+class Site(NamedTuple):
+    """An instruction in its table.
+
+    Attributes
+    ----------
+    setting : Setting
+    rank, position : int
+        The row, and the index in it.
+    stage, microbatch : int
+    """
+
+    setting: Setting
+    rank: int
+    position: int
+    stage: int
+    microbatch: int
+
+    def value(self, name: str, stage: int | None = None) -> Value:
+        """Return a value of this microbatch, of this stage or another one."""
+        own = self.stage if stage is None else stage
+        return Value(name, own, self.microbatch)
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether this stage has a backward."""
+        setting = self.setting
+        is_before = self.stage < setting.first_backward_stage
+        return not setting.is_forward_only and not is_before
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether this stage has no trained parameters."""
+        return self.stage in self.setting.frozen
+
+    def has(self, kind: str) -> bool:
+        """Whether the table has an instruction of a kind for this pair."""
+        return (kind, self.stage, self.microbatch) in self.setting.positions
+
+
+class Meeting(NamedTuple):
+    """Instructions of several ranks that run as one.
+
+    Attributes
+    ----------
+    key : tuple
+        Equal for all of them.
+    size : int
+        How many they are.
+    """
+
+    key: tuple[object, ...]
+    size: int
+
+
+class Kind(NamedTuple):
+    """A kind of instruction.
+
+    Attributes
+    ----------
+    name : str
+        As written in a table.
+    uses : function
+        From a :class:`Site` to its :class:`Uses`; None if a legal table has no such
+        instruction there.
+    lane : str
+        The resource of its rank that an instruction occupies: "compute", on which
+        instructions run one after another; another lane, which runs beside it; or ""
+        for an instruction that takes its rank no time.
+    time : str
+        The cost that is its duration.
+    meets : function, optional
+        From a :class:`Site` to the :class:`Meeting` of the instruction.
+    message : str
+        "send" or "receive" for the half of a message. If sends are buffered, the halves
+        do not meet; otherwise a send occupies its rank until the message has arrived.
+    is_of_slice : bool
+        Whether its time is that of a slice, if sequences are cut into unequal slices.
+    is_second : bool
+        Whether it can be the second half of an overlapped pair.
+    varies : function
+        Whether the declarations of microbatches of a stage differ by more than the
+        number of the microbatch. Then each instruction is declared by itself.
+    """
+
+    name: str
+    uses: Callable[[Site], Uses | None]
+    lane: str = "compute"
+    time: str = ""
+    meets: Callable[[Site], Meeting] | None = None
+    message: str = ""
+    is_of_slice: bool = False
+    is_second: bool = False
+    varies: Callable[[Setting], bool] = lambda setting: False
+
+
+# -- the state of a pair of stage and microbatch ---------------------------------------
+
+
+def _state_of(site: Site) -> Value:
+    """Return what a pair has for its backward, unless that recomputes it."""
+    return site.value("back" if site.has("L") else "graph")
+
+
+def _offload(site: Site) -> Uses | None:
+    if not site.goes_back:
+        return None
+    return Uses((site.value("graph"),), (site.value("away"),))
+
+
+def _load(site: Site) -> Uses | None:
+    if not site.goes_back:
+        return None
+    gives = [site.value("back")]
+    if site.setting.num_slices > 1:
+        gives.append(site.value("kv back"))
+    return Uses((site.value("away"),), tuple(gives))
+
+
+def _recompute(site: Site) -> Uses | None:
+    if not site.goes_back:
+        return None
+    reads = _keys_and_values(site)
+    return Uses((_state_of(site),), (site.value("rebuilt"),), reads)
+
+
+def _keys_and_values(site: Site) -> tuple[Value, ...]:
+    """Return the keys and values of all earlier slices of the sequence.
+
+    Those of a slice that is offloaded earlier in the row exist again after its L.
+    """
+    setting, stage, k = site.setting, site.stage, site.microbatch
+    reads = []
+    for other in range(k - k % setting.num_slices, k):
+        offloaded_at = setting.positions.get(("O", stage, other), site.position)
+        name = "kv back" if offloaded_at < site.position else "kv"
+        reads.append(Value(name, stage, other))
+    return tuple(reads)
+
+
+# -- computations ----------------------------------------------------------------------
+
+
+def _forward(site: Site) -> Uses:
+    setting, stage = site.setting, site.stage
+    takes = (site.value("x"),) if stage > 0 else ()
+    if stage == setting.num_stages - 1:
+        gives = [site.value("result")]
+    elif setting.message_cuts[stage]:
+        gives = [site.value("out")]
+    else:
+        gives = [site.value("x", stage + 1)]
+    if site.goes_back:
+        gives.append(site.value("graph"))
+    if setting.num_slices > 1:
+        gives.append(site.value("kv"))
+    temporary = "" if site.goes_back else "temporary graph"
+    return Uses(takes, tuple(gives), _keys_and_values(site), temporary)
+
+
+def _backward(site: Site) -> Uses | None:
+    if not site.goes_back or site.is_frozen:
+        return None
+    uses = _gradients(site)
+    return uses._replace(gives=(*uses.gives, site.value("dw")))
+
+
+def _backward_input(site: Site) -> Uses | None:
+    if not site.goes_back:
+        return None
+    uses = _gradients(site)
+    if site.is_frozen:
+        return uses
+    return uses._replace(gives=(*uses.gives, site.value("rest")))
+
+
+def _gradients(site: Site) -> Uses:
+    """Return the uses that B and I have in common."""
+    setting, stage, k = site.setting, site.stage, site.microbatch
+    is_rebuilt = site.has("R")
+    takes = [site.value("rebuilt") if is_rebuilt else _state_of(site)]
+    gives = []
+    if stage < setting.num_stages - 1:
+        takes.append(site.value("g"))
+    if stage > setting.first_backward_stage:
+        if setting.message_cuts[stage - 1]:
+            gives.append(site.value("grad out"))
+        else:
+            gives.append(site.value("g", stage - 1))
+    index = k % setting.num_slices
+    if index < setting.num_slices - 1:
+        takes.append(site.value("dkv"))
+    if index > 0:
+        gives.append(Value("dkv", stage, k - 1))
+    temporary = "" if is_rebuilt else "rebuilt part"
+    return Uses(tuple(takes), tuple(gives), _keys_and_values(site), temporary)
+
+
+def _backward_weight(site: Site) -> Uses | None:
+    if not site.goes_back or site.is_frozen:
+        return None
+    return Uses((site.value("rest"),), (site.value("dw"),))
+
+
+# -- messages --------------------------------------------------------------------------
+
+
+def _send_forward(site: Site) -> Uses | None:
+    is_inner = site.stage < site.setting.num_stages - 1
+    if not is_inner or not site.setting.message_cuts[site.stage]:
+        return None
+    return Uses((site.value("out"),), (site.value("sent", site.stage + 1),))
+
+
+def _receive_forward(site: Site) -> Uses | None:
+    if site.stage == 0 or not site.setting.message_cuts[site.stage - 1]:
+        return None
+    return Uses((site.value("sent"),), (site.value("x"),))
+
+
+def _send_backward(site: Site) -> Uses | None:
+    setting, stage = site.setting, site.stage
+    has_gradient = site.goes_back and stage > setting.first_backward_stage
+    if not has_gradient or not setting.message_cuts[stage - 1]:
+        return None
+    return Uses((site.value("grad out"),), (site.value("grad sent", stage - 1),))
+
+
+def _receive_backward(site: Site) -> Uses | None:
+    is_inner = site.stage < site.setting.num_stages - 1
+    if not is_inner or not site.goes_back:
+        return None
+    if not site.setting.message_cuts[site.stage]:
+        return None
+    return Uses((site.value("grad sent"),), (site.value("g"),))
+
+
+# -- gradients of weights --------------------------------------------------------------
+
+
+_GRADIENTS = ("B", "W")
+
+
+def _reduce_gradient(site: Site) -> Uses | None:
+    """Declare a sum over replicas; that of a stage on one rank leaves its gradients."""
+    gradients = _taken(site, "REDUCE_GRAD", "dw", _GRADIENTS)
+    if site.is_frozen or not gradients:
+        return None
+    gives = (site.value("sum"),)
+    if site.setting.num_replicas(site.stage) > 1:
+        return Uses(gradients, gives)
+    return Uses((), gives, gradients)
+
+
+def _update(site: Site) -> Uses | None:
+    gradients = _taken(site, "U", "dw", _GRADIENTS)
+    if site.is_frozen or not gradients:
+        return None
+    gives = (site.value("weights"),)
+    if site.setting.num_replicas(site.stage) == 1:
+        return Uses(gradients, gives)
+    sums = _taken(site, "U", "sum", ("REDUCE_GRAD",))
+    own = site.value("sum")
+    return Uses(sums if own in sums else (*sums, own), gives)
+
+
+def _taken(
+    site: Site, kind: str, name: str, given_by: tuple[str, ...]
+) -> tuple[Value, ...]:
+    numbers = site.setting.taken(site, kind, given_by)
+    return tuple(Value(name, site.stage, number) for number in numbers)
+
+
+# -- meetings --------------------------------------------------------------------------
+
+
+def _activation_message(site: Site) -> Meeting:
+    return Meeting(("activation", site.stage, site.microbatch), 2)
+
+
+def _sent_activation(site: Site) -> Meeting:
+    return Meeting(("activation", site.stage + 1, site.microbatch), 2)
+
+
+def _gradient_message(site: Site) -> Meeting:
+    return Meeting(("gradient", site.stage, site.microbatch), 2)
+
+
+def _sent_gradient(site: Site) -> Meeting:
+    return Meeting(("gradient", site.stage - 1, site.microbatch), 2)
+
+
+def _replicas(site: Site) -> Meeting:
+    """The first sums of all replicas of a stage meet, the second ones, and so on."""
+    number = site.setting.index(site, "REDUCE_GRAD")
+    return Meeting(("sum", site.stage, number), site.setting.num_replicas(site.stage))
+
+
+# -- the kinds -------------------------------------------------------------------------
+
+
+def _always(setting: Setting) -> bool:
+    return True
+
+
+def _has_slices(setting: Setting) -> bool:
+    return setting.num_slices > 1
+
+
+def _has_states(setting: Setting) -> bool:
+    return setting.num_slices > 1 or not setting.kinds.isdisjoint(("R", "L"))
+
+
+_KINDS = (
+    Kind("F", _forward, time="F", is_of_slice=True, varies=_has_slices),
+    Kind(
+        "B",
+        _backward,
+        time="B",
+        is_of_slice=True,
+        is_second=True,
+        varies=_has_states,
+    ),
+    Kind(
+        "I",
+        _backward_input,
+        time="I",
+        is_of_slice=True,
+        is_second=True,
+        varies=_has_states,
+    ),
+    Kind("W", _backward_weight, time="W", is_of_slice=True),
+    Kind("SEND_F", _send_forward, "", meets=_sent_activation, message="send"),
+    Kind("RECV_F", _receive_forward, "", meets=_activation_message, message="receive"),
+    Kind("SEND_B", _send_backward, "", meets=_sent_gradient, message="send"),
+    Kind("RECV_B", _receive_backward, "", meets=_gradient_message, message="receive"),
+    Kind("REDUCE_GRAD", _reduce_gradient, "", "sum", _replicas, varies=_always),
+    Kind("U", _update, time="U", varies=_always),
+    Kind("R", _recompute, time="R", is_of_slice=True, varies=_always),
+    Kind("O", _offload, lane="copy out", time="copy", varies=_always),
+    Kind("L", _load, lane="copy in", time="copy", varies=_always),
+)
+KINDS = {kind.name: kind for kind in _KINDS}
+"""The kinds of instruction by name."""
+
+
+# -- the values ------------------------------------------------------------------------
+
+
+class Noun(NamedTuple):
+    """A name of values.
+
+    Attributes
+    ----------
+    words : str
+        For messages.
+    travels : bool
+        Whether it can be taken on another rank than the one that gives it.
+    message : tuple of str
+        The kinds that send and receive it between ranks.
+    may_stay : function
+        Whether a legal table can leave such a value of a stage untaken.
+    is_required : function
+        Whether a legal table gives such a value of a stage for every microbatch.
+    """
+
+    words: str
+    travels: bool = False
+    message: tuple[str, ...] = ()
+    may_stay: Callable[[Setting, int], bool] = lambda setting, stage: False
+    is_required: Callable[[Setting, int], bool] = lambda setting, stage: False
+
+
+def _stays(setting: Setting, stage: int) -> bool:
+    return True
+
+
+def _is_last(setting: Setting, stage: int) -> bool:
+    return stage == setting.num_stages - 1
+
+
+def _gradients_stay(setting: Setting, stage: int) -> bool:
+    """Whether nothing in the table takes the gradients of a stage."""
+    is_summed = setting.num_replicas(stage) > 1 and "REDUCE_GRAD" in setting.kinds
+    return not is_summed and "U" not in setting.kinds
+
+
+def _sums_stay(setting: Setting, stage: int) -> bool:
+    return setting.num_replicas(stage) == 1 or "U" not in setting.kinds
+
+
+NOUNS = {
+    "x": Noun("activation", travels=True, message=("SEND_F", "RECV_F")),
+    "out": Noun("activation to send"),
+    "sent": Noun("message with an activation", travels=True),
+    "result": Noun("output of the model", may_stay=_stays, is_required=_is_last),
+    "graph": Noun("graph"),
+    "away": Noun("offloaded graph"),
+    "back": Noun("loaded graph"),
+    "rebuilt": Noun("recomputed graph"),
+    "rest": Noun("graph for the gradients of weights"),
+    "g": Noun("gradient", travels=True, message=("SEND_B", "RECV_B")),
+    "grad out": Noun("gradient to send"),
+    "grad sent": Noun("message with a gradient", travels=True),
+    "dw": Noun("gradients of weights", may_stay=_gradients_stay),
+    "sum": Noun("summed gradients of weights", may_stay=_sums_stay),
+    "weights": Noun("weights", may_stay=_stays),
+    "kv": Noun("keys and values", may_stay=_stays),
+    "kv back": Noun("loaded keys and values", may_stay=_stays),
+    "dkv": Noun("gradients of keys and values"),
+}
+"""The names of values."""
+
+
+def cut_of(value: Value) -> int:
+    """Return the stage below the stage boundary that a travelling value crosses."""
+    if value.name in ("x", "sent"):
+        return value.stage - 1
+    return value.stage

@@ -1,0 +1,131 @@
+"""The motion of an animated SVG: a curtain over future actions, a line at the current time, and running figures.
+
+The presentation attributes hold the finished drawing: converters and printers ignore the motion, and so do readers who
+prefer reduced motion. The style sheet alone starts it, as CSS animations that loop together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from minipipe.render.layout import Axis, number, round_step
+from minipipe.render.panel import Panel
+from minipipe.render.svg.style import Letters, paint
+from minipipe.schedules.simulation.timeline import format_number, format_time
+
+_PLAY, _HOLD = 9.0, 4.0  # seconds: until the last action ends, and before the next loop
+_MOST_FRAMES = 60  # of running figures
+
+
+class Motion:
+    """The animation of panels on one axis.
+
+    Parameters
+    ----------
+    axis : Axis
+    letters : Letters
+    """
+
+    def __init__(self, axis: Axis, letters: Letters) -> None:
+        self._axis, self._letters = axis, letters
+        duration = axis.duration or 1.0
+        self._step = round_step(duration / _MOST_FRAMES)
+        self._seconds = _PLAY / duration  # of the animation, for each unit of time
+        self._ends: list[float] = []  # by panel
+
+    def draw(self, panel: Panel, tops: Sequence[float], bottom: float, height: float, baseline: float) -> Iterator[str]:
+        """Yield the moving parts of a panel, to be drawn above all others.
+
+        Parameters
+        ----------
+        panel : Panel
+        tops : sequence of float
+            By rank, the upper edge of its boxes.
+        bottom : float
+            The lower edge of the panel.
+        height : float
+            Of the boxes, in pixels.
+        baseline : float
+            Of the running figures of the panel.
+        """
+        top = tops[0] - 5
+        yield from self._curtain(top, bottom)
+        line = f'<path {paint("step")} d="M{number(self._axis.left)} {number(top)}V{number(bottom)}"/>'
+        yield f'<g class="now" display="none">{line}</g>'
+        end = panel.timeline.makespan
+        for index in range(math.ceil(end / self._step)):
+            time = index * self._step
+            delay = f'style="animation-delay:{time * self._seconds:.3f}s"'
+            yield f'<g class="frame" display="none" {delay}>{self._figures(panel, time, tops, height, baseline)}</g>'
+        yield f'<g class="end end-{len(self._ends)}">{self._figures(panel, end, tops, height, baseline)}</g>'
+        self._ends.append(end)
+
+    def room_beside(self, panel: Panel) -> float:
+        """Return the width that the running figures of a panel leave to its name."""
+        end = panel.timeline.makespan
+        longest = max(self._letters.width("total", _running(panel, part * end / 9)) for part in range(9))
+        return self._axis.right - 2 * self._letters.scaled(18) - longest
+
+    def _curtain(self, top: float, bottom: float) -> Iterator[str]:
+        """Yield the curtain: mirrored, so that it shrinks towards its right edge."""
+        right = self._axis.right + 1
+        size = f'width="{number(right - self._axis.left)}" height="{number(bottom - top)}"'
+        yield f'<g transform="translate({number(right)} 0) scale(-1 1)"><g class="curtain" display="none">'
+        yield f'<rect {paint("ground")} y="{number(top)}" {size}/></g></g>'
+
+    def _figures(self, panel: Panel, time: float, tops: Sequence[float], height: float, baseline: float) -> str:
+        """Return the time and the bubble until then beside the name of a panel, and the idle time beside each rank."""
+        letters, unit = self._letters, panel.timeline.unit
+        role = "running" if time < panel.timeline.makespan else "total"
+        texts = [letters.draw(role, self._axis.right, baseline, _running(panel, time))]
+        down, x = height / 2 + 0.35 * letters.size_of("peak"), self._axis.right + letters.scaled(8)
+        idles = (
+            letters.draw("peak", x, top + down, idle_label(panel.idle_until(rank, time), unit))
+            for rank, top in enumerate(tops)
+        )
+        return "".join(chain(texts, idles))
+
+    def style(self, name: str) -> str:
+        """Return the rules that move the drawing whose id is ``name``. Frames differ only in their delays."""
+        total, played = _PLAY + _HOLD, 100 * _PLAY / (_PLAY + _HOLD)
+        frame, across = 100 * self._step * self._seconds / total, self._axis.duration * self._axis.scale
+        stop = f"{number(played)}%"
+        frames = {
+            "curtain": f"0%{{transform:scaleX(1)}}{stop},100%{{transform:scaleX(0)}}",
+            "now": f"0%{{opacity:1;transform:none}}{stop}{{opacity:1;transform:translateX({number(across)}px)}}"
+            f"{number(played + 0.1)}%,100%{{opacity:0;transform:translateX({number(across)}px)}}",
+            "frame": f"0%{{opacity:1}}{frame:.4f}%,100%{{opacity:0}}",
+        }
+        for index, end in enumerate(self._ends):
+            frames[f"end-{index}"] = f"0%{{opacity:0}}{number(100 * end * self._seconds / total)}%,100%{{opacity:1}}"
+        shown = (
+            f"#{name} .curtain,#{name} .now,#{name} .frame{{display:inline}}#{name} .frame,#{name} .end{{opacity:0}}"
+        )
+        rules = []
+        for each, steps in frames.items():
+            timing = "linear" if each in ("curtain", "now") else "step-end"
+            rules.append(f"#{name} .{each}{{animation:{name}-{each} {number(total)}s {timing} infinite}}")
+            rules.append(f"@keyframes {name}-{each}{{{steps}}}")
+        return f"@media screen and (prefers-reduced-motion:no-preference){{{shown}{''.join(rules)}}}"
+
+
+def _running(panel: Panel, time: float) -> str:
+    """Return a time with the bubble until then."""
+    timeline = panel.timeline
+    idle = sum(panel.idle_until(rank, time) for rank in range(timeline.num_ranks))
+    bubble = idle / (timeline.num_ranks * time) if time else 0.0
+    so_far = " so far" if time < timeline.makespan else ""
+    return f"{format_time(time, timeline.unit)}, bubble{so_far} {100 * bubble:.1f} %"
+
+
+def idle_label(idle: float, unit: str) -> str:
+    """Return the text beside a rank.
+
+    Examples
+    --------
+    >>> idle_label(9.0, "units"), idle_label(0.0125, "s")
+    ('idle 9', 'idle 12.5 ms')
+    """
+    return f"idle {format_time(idle, unit) if unit == 's' else format_number(idle, unit)}"
