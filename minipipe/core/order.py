@@ -27,7 +27,7 @@ class Order(NamedTuple):
     ----------
     rounds : list of list of int
         The ranks that run their next instruction in each round, ascending; a rank that
-        runs an overlapped pair is there twice.
+        runs an overlapped pair occurs twice.
     blocked : dict of int to Wait
         By rank that cannot continue.
     """
@@ -46,7 +46,7 @@ class Wait(NamedTuple):
     value : Value or None
         The value that nobody has given.
     meeting : Meeting or None
-        Where the values are there, the meeting to which not all have come.
+        If it lacks no value: the meeting to which not all ranks have come.
     came : sequence of int
         The ranks that have come to it.
     """
