@@ -62,8 +62,7 @@ else:
 """
 
 # %% [markdown]
-# The next cell starts the program on two ranks, as you would in a terminal. It needs an
-# MPI.
+# The next cell runs the program on two ranks, as you would in a terminal.
 
 # %%
 mpirun = shutil.which("mpirun", path=Path(sys.executable).parent) or shutil.which("mpirun")
@@ -84,7 +83,7 @@ if has_mpi:
         print(f"{num_bytes:10,} bytes: {num_ready} ranks were ready, {num_sent} have sent; {outcome}")
         assert (num_ready, num_sent) == (2, expected), errors
 else:
-    print("This cell needs an MPI (pip install -e '.[mpi]' installs one); read on.")
+    print("This cell needs MPI: pip install -e '.[mpi]'. Continue with the next cell.")
 
 # %% [markdown]
 # With 1,000 bytes it finishes at once; with 10,000,000 bytes it never does. The reason
@@ -110,7 +109,7 @@ if has_mpi:
     print(f"10,000,000 bytes: {num_ready} ranks were ready, {num_sent} have sent")
     assert (num_ready, num_sent) == (2, 2), errors
 else:
-    print("This cell needs an MPI as well; read on.")
+    print("This cell needs MPI as well. Continue with the next cell.")
 
 # %% [markdown]
 # ## The same deadlock in a schedule

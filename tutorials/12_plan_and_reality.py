@@ -321,7 +321,7 @@ def mpirun(program, num_ranks):
 # %%
 printed = mpirun(PROGRAM, num_ranks=2)
 if printed is None:
-    print("There is no MPI here (pip install -e '.[mpi]' brings one), so nothing is measured.")
+    print("This cell needs MPI: pip install -e '.[mpi]'. Continue with the next cell.")
 else:
     drawing, _, last_line = printed.strip().rpartition("\n")
     print(f"{drawing}\n")
