@@ -330,7 +330,7 @@ for name in ("1f1b", "interleaved-1f1b", "looped-bfs"):
 # ```
 #
 # ```bash
-# torchrun --nproc_per_node 4 interleaved.py
+# torchrun --nproc-per-node 4 interleaved.py
 # ```
 #
 # Megatron-LM takes the chunks from an option: the number of layers in one chunk, or the
@@ -340,7 +340,7 @@ for name in ("1f1b", "interleaved-1f1b", "looped-bfs"):
 # GPUs, and was not run for this lesson.
 #
 # ```bash
-# torchrun --nproc_per_node 4 pretrain_gpt.py \
+# torchrun --nproc-per-node 4 pretrain_gpt.py \
 #     --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 3 \
 #     --num-layers 24 --hidden-size 1024 --num-attention-heads 16 \
 #     --seq-length 1024 --max-position-embeddings 1024 \
@@ -354,7 +354,7 @@ for name in ("1f1b", "interleaved-1f1b", "looped-bfs"):
 # [Coming from Megatron-LM](site/coming-from-megatron.md).
 
 # %% [markdown]
-# ## What you learnt
+# ## What you have learnt
 #
 # - With `v` chunks on each rank, the idle time of 1F1B is divided by `v`.
 # - The price is more than `v` times as many messages, and up to `(p-1)/v` more

@@ -513,8 +513,8 @@ assert len(CASES) == 5 and all(choice in CHOICES for choice, weight in CASES)
 # ```
 #
 # ```bash
-# torchrun --nproc_per_node 4 zero_bubble.py
-# torchrun --nproc_per_node 4 zero_bubble.py v
+# torchrun --nproc-per-node 4 zero_bubble.py
+# torchrun --nproc-per-node 4 zero_bubble.py v
 # ```
 #
 # In minipipe these are `Pipeline(model, group, schedule="interleaved-zb",
@@ -534,7 +534,7 @@ assert len(CASES) == 5 and all(choice in CHOICES for choice, weight in CASES)
 # Megatron-LM](site/coming-from-megatron.md).
 
 # %% [markdown]
-# ## What you learnt
+# ## What you have learnt
 #
 # - The backward consists of I, which the previous stage waits for, and W, which can
 #   wait.

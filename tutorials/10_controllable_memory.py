@@ -481,7 +481,7 @@ for schedule in (zb_v, v_half, v_min):
 # ```
 
 # %% [markdown]
-# ## What you learnt
+# ## What you have learnt
 #
 # - The activations of a rank are the lifetimes of its microbatches divided by the time
 #   between arrivals.

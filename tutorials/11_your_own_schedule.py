@@ -325,7 +325,7 @@ assert again.name == "mine" and again.actions == second_try.actions and again.pl
 # ```
 #
 # ```bash
-# torchrun --nproc_per_node 3 from_csv.py
+# torchrun --nproc-per-node 3 from_csv.py
 # ```
 #
 # In the other direction, `schedule._dump_csv("theirs.csv", format="compute_only")`
@@ -334,7 +334,7 @@ assert again.name == "mine" and again.actions == second_try.actions and again.pl
 # schedule by options, and reads no file.
 
 # %% [markdown]
-# ## What you learnt
+# ## What you have learnt
 #
 # - A schedule is a list of actions for each rank. You can write it as text or CSV.
 # - The verifier finds wrong orders, missing actions, deadlocks and too much memory. The

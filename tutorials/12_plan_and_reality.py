@@ -385,7 +385,7 @@ assert crowded.makespan >= 4 * M * 3 / 2  # all the work, on two cores that neve
 # each action had a core, and `step.measured.html` shows the measurement.
 
 # %% [markdown]
-# ## What you learnt
+# ## What you have learnt
 #
 # - The slowest stage sets the pace, whatever the schedule. Balance the stages first.
 # - Dynamic programming finds the best partition; closing a stage once it is full can be
