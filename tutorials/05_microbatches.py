@@ -157,9 +157,9 @@ assert (few.makespan, many.makespan) == (21, 33)
 
 # %% [markdown]
 # The GPipe paper gives a rule of thumb: the bubble is negligible with at least `4p`
-# microbatches. By the formula, the ranks then work more than 80 % of the time. So why
-# not use a thousand microbatches? Because they have three costs: memory, messages, and
-# less efficient matrix products.
+# microbatches. The formula shows that the ranks then work more than 80 % of the time.
+# So why not use a thousand microbatches? Because they have three costs: memory,
+# messages, and less efficient matrix products.
 #
 # ## Cost 1: memory
 #

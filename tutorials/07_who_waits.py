@@ -468,9 +468,11 @@ assert best == {64: 8, 256: 16, 1024: 32}
 # Megatron-LM:  --micro-batch-size 16 --global-batch-size 512
 # ```
 #
-# The Megatron options are for one replica of the pipeline. With R data-parallel
-# replicas (lesson 18), each replica gets 512 / R samples of the batch. So compute the
-# number of microbatches for a batch of 512 / R, and keep `--global-batch-size 512`.
+# In PyTorch, `n_microbatches` divides the batch that you pass to `schedule.step` on
+# this pipeline. The Megatron options are for one replica of the pipeline. With R
+# data-parallel replicas (lesson 18), each replica gets 512 / R samples of the batch. So
+# compute the number of microbatches for a batch of 512 / R, and keep
+# `--global-batch-size 512`.
 
 # %% [markdown]
 # ## What you have learnt

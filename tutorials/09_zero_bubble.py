@@ -447,19 +447,20 @@ assert idle_and_memory("ZB-H1", weight_activation=1.375)[1] == idle_and_memory("
 
 # %% [markdown]
 # Interleaving holds p + (p-1)/v microbatches, whatever the size. ZB-H1 holds p of them,
-# times the size after I. With two chunks on four ranks, both hold the same at a size of
-# 1.375. So a memory limit can decide: with 5 microbatches per rank and a size of 1.5,
-# only 1F1B, four chunks and the combination fit.
+# times the size after I. With two chunks, both hold the same at a size of 1 +
+# (p-1)/(2p): 1.375 on four ranks, and nearly 1.5 on many ranks. So a memory limit can
+# decide: with 5 microbatches per rank and a size of 1.5, only 1F1B, four chunks and the
+# combination fit.
 #
 # **A rule of thumb**, if F and I take equally long:
 #
 # | your case | choose |
 # |---|---|
 # | messages are fast, and W takes less than 2/3 of F | interleaved, with two or more chunks |
-# | messages are fast, and W takes as long as F | ZB-H1 rather than two chunks; three chunks are equal, four are better |
+# | messages are fast, and W takes as long as F | ZB-H1 rather than two chunks; four chunks are better |
 # | W takes as long as F, and a message takes half a forward or more | ZB-H1 |
 # | memory is short, and a microbatch holds 1.5 times as much after I as before, or more | interleaved |
-# | messages are fast, and you can split the backward *and* the stages | both: half of ZB-H1's idle time is left if W takes as long as F |
+# | messages are fast, and you can split backward *and* stages | both: half of ZB-H1's idle time is left |
 #
 # "Fast" means less than 1/24 of a forward on 4 ranks. The comparisons of idle time
 # without latency hold for any number of ranks, because each of these idle times is a
