@@ -326,11 +326,12 @@ else:
 # ## The same in PyTorch
 #
 # `torch.distributed` has the same calls. `recv` writes into a tensor, which must have
-# the right shape, and `all_reduce` replaces its argument by the sum. The
-# messages are carried by a *backend*: `"gloo"` on CPUs, `"nccl"` on GPUs.
+# the right shape, and `all_reduce` replaces its argument by the sum. A *backend*
+# carries the messages: `"gloo"` on CPUs, `"nccl"` on GPUs.
+#
+# Save this program as `messages.py`:
 #
 # ```python
-# # messages.py
 # import torch
 # import torch.distributed as dist
 #

@@ -316,11 +316,9 @@ assert computed_again.makespan == 44
 # ```
 #
 # In **PyTorch**, each rank builds its own stage and passes it to a schedule object.
-# This program trains the network of this lesson on CPUs. On GPUs, use `"nccl"` and
-# `torch.device("cuda", rank)`, and move `part`, `inputs` and `targets` to that device.
+# This program trains the network of this lesson on CPUs. Save it as `train_torch.py`:
 #
 # ```python
-# # train_torch.py
 # import torch
 # import torch.distributed as dist
 # from torch import nn
@@ -355,6 +353,9 @@ assert computed_again.makespan == 44
 # ```text
 # torchrun --nproc-per-node 4 train_torch.py
 # ```
+#
+# On GPUs, use `"nccl"` and `torch.device("cuda", rank)`, and move `part`, `inputs` and
+# `targets` to that device.
 #
 # In **Megatron-LM**, 1F1B is the schedule of every pipeline without virtual stages
 # (lesson 08). You choose the size of a microbatch, and Megatron computes their number:
