@@ -415,12 +415,13 @@ assert [step.makespan for step in steps.values()][3:7] == [2227, 2023, 2047, 231
 assert [max(step.peak_memory) for step in steps.values()][3:7] == [256, 128, 64, 32]
 
 # %% [markdown]
-# With few microbatches the bubble is large; with many, the fixed times add up. The
-# fastest number is 16, with microbatches of 32 samples. The first estimate, 22.6, lies
-# between 16 and the next candidate, 32, which takes almost the same time. With 16
-# microbatches, rank 0 holds the activations of 128 samples. Steps 4 and 5 take the
-# memory of a rank into account. Here are the choices for three limits, from ample to
-# tight:
+# With few microbatches the bubble is large; with many, the fixed times add up. (From
+# 256 on, the bubble grows again: a microbatch is then so short that the latency
+# counts.) The fastest number is 16, with microbatches of 32 samples. The first
+# estimate, 22.6, lies between 16 and the next candidate, 32, which takes almost the
+# same time. With 16 microbatches, rank 0 holds the activations of 128 samples. Steps 4
+# and 5 take the memory of a rank into account. Here are the choices for three limits,
+# from ample to tight:
 
 
 # %%
