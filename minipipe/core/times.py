@@ -1,14 +1,14 @@
 """When the instructions of a table start and end, and what its ranks hold meanwhile.
 
 Instructions are tasks on the lanes of their ranks, visited in the order of
-`core/order.py`. A task starts when its lane is free and its values are there:
+`core/order.py`. A task starts when its lane is free and its values exist:
 
 * on the lane "compute", behind the task before it and the overhead between two;
 * on another lane, behind earlier tasks of that lane, and not before the rank has come
   to it; the rank continues at once;
 * on no lane, as soon as the rank has come to it.
 
-A value is there at the end of the task that gives it, and on another rank the time of
+A value exists from the end of the task that gives it, on another rank the time of
 a message later. Tasks that meet end together, once all ranks have come: a sum over
 replicas, after which the ranks continue at once, or a message whose SEND blocks until
 its RECV.
@@ -210,7 +210,7 @@ class _Clock:
         return self.duration(rank, position) + delay
 
     def ready(self, rank: int, position: int) -> float:
-        """Return when the values of an instruction are there."""
+        """Return when the values of an instruction exist."""
         rule = self.flow.rule_at(rank, position)
         assert rule is not None
         there = (self.given[event] + self.delay(value) for event, value in rule.delayed)
