@@ -7,8 +7,9 @@
 #
 # A neural network is a long calculation with many adjustable numbers, its *parameters*.
 # Training asks one question about each of them: if this number increases a little, by
-# how much does the result change? The answer is a slope. All the slopes together are
-# the **gradient**.
+# how much does the result change? The answer is a slope, the derivative of the result
+# with respect to this number. All the slopes together are the **gradient**. (The slope
+# that belongs to a single number is also called the gradient of that number.)
 #
 # You first work with single numbers. At the end you meet the same program inside
 # minipipe, working on arrays. Later lessons distribute it over several processes.
@@ -19,7 +20,7 @@ import numpy as np
 from minipipe import Tensor, functional, render, watch_everything
 from minipipe.testing import check_gradients
 
-watch_everything()  # an array changed in place between forward and backward is an error, not a wrong gradient
+watch_everything()  # raise an error if an array is modified while its old values are still needed
 
 # %% [markdown]
 # ## Slopes by trying
@@ -44,8 +45,8 @@ assert abs(slope(example, 3.0) - 7.0) < 1e-6
 
 # %% [markdown]
 # This takes two evaluations for each parameter. A network has millions of parameters,
-# and each evaluation is long. There is a way to compute all slopes together, for about
-# the cost of three evaluations.
+# and each evaluation takes long. There is a way to compute all slopes together, for
+# about the cost of three evaluations.
 #
 # ## A tape
 #
@@ -209,9 +210,11 @@ assert abs(slope(example, 3.0) - 7.0) < 1e-6
 # %% [markdown]
 # ## The same with arrays
 #
-# A `Tensor` of minipipe works like our `Value`, but holds a whole array. There are two
-# differences:
+# A `Tensor` of minipipe works like our `Value`, but holds a whole array. There are
+# three differences:
 #
+# - A tensor gets a gradient only if it is created with `requires_grad=True`. The
+#   gradient is then stored in its attribute `grad`.
 # - Each result has a serial number, and the walk always takes the latest result next.
 #   So several independent calculations can exist side by side.
 # - Instead of a slope, each operation has a function that turns the gradient of its
@@ -300,14 +303,14 @@ print(f"written out {written.tolist()}, by the tape {x.grad.tolist()}")
 assert written.tolist() == x.grad.tolist() == [7.0, -1.0, 2.0]
 
 # %% [markdown]
-# minipipe writes such code itself: it records the NumPy calls of a training step and
-# *replays* them in later steps, without tensors and tape. That is faster: lesson 17
-# measures the gain, and `pipeline.source` shows the code.
+# minipipe does the same automatically. It *captures* the NumPy calls of a training step
+# as code without tensors and tape, and *replays* this code in later steps, which is
+# faster. Lesson 17 measures the gain.
 #
 # ## Gradients add over calls
 #
-# There is one more place where gradients add, and the whole course rests on it. Call
-# `backward` on two different calculations that use the same `x`, and the second
+# There is one more place where gradients add, and the whole course rests on it. If you
+# call `backward` on two different calculations that use the same `x`, the second
 # gradient is added to the first. So you can take a large set of samples, process it in
 # parts, and end up with the gradient of the whole set. (Before the next set, you clear
 # the old gradient yourself; for a tensor, call `x.zero_grad()`.)

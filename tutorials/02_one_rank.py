@@ -15,7 +15,7 @@ import numpy as np
 from minipipe import data, init_process_group, nn, no_grad, optim, watch_everything
 from minipipe.testing import same_bits
 
-watch_everything()  # an array changed in place between forward and backward is an error, not a wrong gradient
+watch_everything()  # raise an error if an array is modified while its old values are still needed
 
 # %% [markdown]
 # ## The data
@@ -70,10 +70,10 @@ assert untrained.num_parameters == (64 * 32 + 32) + (32 * 10 + 10) == 2410
 #
 # To improve the network by following slopes, we need a single number that says how
 # wrong it is: the **loss**. For classification the usual loss is *cross-entropy*. It
-# turns the ten scores into ten probabilities and takes minus the logarithm of the
-# probability of the right digit. The loss is 0 if the network is certain and right, and
-# it grows as that probability falls. A network that gives every digit a probability of
-# one tenth has a loss of log 10, about 2.3.
+# turns the ten scores into ten probabilities and takes minus the natural logarithm of
+# the probability of the right digit. The loss is 0 if the network is certain and right,
+# and it grows as that probability falls. A network that gives every digit a probability
+# of one tenth has a loss of log 10, about 2.3.
 #
 # A **batch** is a set of samples that are processed together. Its loss is the mean of
 # their losses. Here are the first 64 samples:
@@ -89,10 +89,12 @@ assert round(math.log(10), 2) == 2.30
 # %% [markdown]
 # ## One step, by hand
 #
-# The forward computes the loss; the backward gives each parameter its gradient, as in
-# lesson 01. A positive slope means that a larger parameter gives a larger loss. So move
-# each parameter a little *against* its gradient. The factor is called the **learning
-# rate**, and you choose it. Forward, backward and update together are one **step**.
+# The forward computes the loss, and the backward computes the gradient of each
+# parameter, as in lesson 01. A positive slope means that a larger parameter gives a
+# larger loss. So move each parameter a little *against* its gradient:
+# subtract the gradient times a small factor. This factor is the **learning rate**, and
+# you choose it; here it is 0.5. Forward, backward and update together
+# are one **step**.
 
 # %%
 by_hand = copy.deepcopy(untrained)
@@ -111,7 +113,8 @@ assert second_loss < first_loss - 0.1
 # towards itself. In the mean over many samples, their peculiarities cancel out.
 #
 # It also follows that a batch can be processed in parts. Here we take one sample at a
-# time: each loss is divided by 64, and the gradients add up.
+# time. Each loss has a weight of 1/64 in the mean, so its backward starts from 1/64
+# instead of 1: `backward(1 / 64)`. The gradients add up.
 
 # %%
 at_once, one_by_one = copy.deepcopy(untrained), copy.deepcopy(untrained)
@@ -134,9 +137,9 @@ assert not all(same_bits(a.grad, b.grad) for a, b in pairs)
 #
 # ## The training loop
 #
-# Now many steps. `optim.SGD` does the update. (SGD stands for stochastic gradient
-# descent: going downhill, one random batch at a time.) `data.batches` shuffles the
-# samples and splits them into batches. One pass over all samples is an **epoch**.
+# Training takes many steps. `optim.SGD` does the update. (SGD stands for stochastic
+# gradient descent: going downhill, one random batch at a time.) `data.batches` shuffles
+# the samples and splits them into batches. One pass over all samples is an **epoch**.
 #
 # `init_process_group()` is explained in the next lesson. It returns the group of
 # workers, called **ranks**; here there is only one. We need one of its effects: it
@@ -245,8 +248,8 @@ assert not is_other_same
 # ```
 #
 # 2. It is the sum of the gradients of all steps so far, each computed with the
-#    parameters of its own step: `backward` adds to the existing gradient. The steps get
-#    longer and longer, in directions that are out of date.
+#    parameters of its own step, because `backward` adds to the existing gradient. So
+#    each update also contains all earlier gradients, which are out of date.
 #
 # ```python
 # model = copy.deepcopy(untrained)

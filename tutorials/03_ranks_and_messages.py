@@ -159,9 +159,9 @@ render.show_picture(picture, " -> ".join(["rank 0", "rank 3", "rank 2", "rank 1"
 assert dict(arrow[:2] for arrow in arrows) == {f"rank {rank}": f"rank {(rank - 1) % 4}" for rank in range(4)}
 
 # %% [markdown]
-# The arrows form a cycle: follow them from any rank, and you come back to it. The
-# verifier, which you use from lesson 05 on, finds deadlocks by searching for such
-# cycles.
+# The arrows form a cycle: follow them from any rank, and you come back to it. From
+# lesson 05 on you use a function, the *verifier*, that finds deadlocks before a program
+# runs. It searches for such cycles.
 #
 # ## A message that is never sent
 #
@@ -258,13 +258,14 @@ assert 0.1 + 0.2 + 0.3 != 0.3 + 0.2 + 0.1
 #
 # ## The same between processes
 #
-# MPI, the Message Passing Interface, starts processes on a cluster and passes messages
-# between them. Instead of calling `spawn`, the program calls `init_process_group()` to
-# get its group, and `mpirun -n 2` starts the program twice. The program below sends
-# around a ring of two ranks and then waits for a message that is never sent.
+# MPI, the Message Passing Interface, is the standard for messages between processes, on
+# one machine or on a cluster. Instead of calling `spawn`, the program calls
+# `init_process_group()` to get its group, and the command `mpirun -n 2` starts the
+# program twice. The program below sends around a ring of two ranks and then waits for a
+# message that is never sent.
 #
-# Between processes no single rank sees all the waits, so a deadlock cannot be told
-# apart from a slow partner. Instead, each wait has a time limit: 300 seconds by
+# Between processes no single rank sees all the waits, so a rank cannot distinguish a
+# deadlock from a slow partner. Instead, each wait has a time limit: 300 seconds by
 # default, one second here. The code of the error is then `timeout`. A rank that reaches
 # its time limit asks all others what they are doing, and the error shows their answers.
 
@@ -291,13 +292,13 @@ with init_process_group(timeout=1.0) as group:
 """
 
 # %% [markdown]
-# The next cell starts `mpirun` as you would in a terminal. It needs an MPI.
+# The next cell runs `mpirun` as you would in a terminal.
 
 # %%
 mpirun = shutil.which("mpirun", path=Path(sys.executable).parent) or shutil.which("mpirun")
 
 if mpirun is None or find_spec("mpi4py") is None:
-    print("This cell needs an MPI (pip install -e '.[mpi]' installs one); read on.")
+    print("This cell needs MPI: pip install -e '.[mpi]'. Continue with the next cell.")
 else:
     command = [mpirun, "-n", "2", sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -325,11 +326,12 @@ else:
 # ## The same in PyTorch
 #
 # `torch.distributed` has the same calls. `recv` writes into a tensor, which must have
-# the right shape, and `all_reduce` replaces its argument by the sum. On GPUs the backend
-# is `"nccl"`.
+# the right shape, and `all_reduce` replaces its argument by the sum. A *backend*
+# carries the messages: `"gloo"` on CPUs, `"nccl"` on GPUs.
+#
+# Save this program as `messages.py`:
 #
 # ```python
-# # messages.py
 # import torch
 # import torch.distributed as dist
 #
@@ -341,6 +343,7 @@ else:
 #     dist.recv(received, src=0)
 # total = torch.ones(2)
 # dist.all_reduce(total)
+# print(f"rank {dist.get_rank()}: the sum is {total.tolist()}")  # [2.0, 2.0]
 # dist.destroy_process_group()
 # ```
 #
@@ -353,8 +356,8 @@ else:
 # %% [markdown]
 # ## What you have learnt
 #
-# - Ranks share nothing and exchange messages: `send`, `recv`, `isend`, and tags to tell
-#   messages apart.
+# - Ranks have no variables in common. They exchange messages with `send`, `isend` and
+#   `recv`, and use tags to distinguish them.
 # - Ranks deadlock if their waits form a cycle, or if a message is never sent.
 # - An all-reduce gives every rank the sum. Added in rank order, it has the same bits in
 #   every run.

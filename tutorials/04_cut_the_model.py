@@ -6,8 +6,8 @@
 # for one rank: the first layers go to one rank, the next ones to another. It uses the
 # gradient of lesson 01 and the messages of lesson 03.
 #
-# The gain is memory. For now there is no gain in time at all, and a picture shows why.
-# It is the starting point of pipeline parallelism.
+# Each rank then needs less memory. The step does not become faster yet, and a picture
+# shows why. In the next lesson the ranks work at the same time.
 
 # %%
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from minipipe import Pipeline, Tensor, data, nn, optim, render, schedules, simulate, spawn, watch_everything
 from minipipe.testing import same_bits
 
-watch_everything()  # an array changed in place between forward and backward is an error, not a wrong gradient
+watch_everything()  # raise an error if an array is modified while its old values are still needed
 
 # %% [markdown]
 # ## The whole model
@@ -165,9 +165,11 @@ assert all(f"{number:,}" in tables[0] for number in held)
 # its first values on the rank that gets the layer. The initialiser is required, because
 # no default works for all layers.
 #
-# As an example, take a layer whose weight is a product of two thin matrices. The
-# gradient of each factor is a product with the other factor. So if both start with
-# zeros, both gradients are zero and remain zero.
+# As an example, take a layer whose weight is a product of two thin matrices. (Their
+# common dimension is called `rank` in linear algebra. It has nothing to do with the
+# ranks of a group.) The gradient of each factor is a product with the other factor. So
+# if both start with zeros, both gradients are zero and remain zero. `optim.Adam` is
+# another optimiser, which adapts the step of each parameter to its recent gradients.
 
 
 # %%
@@ -205,13 +207,17 @@ assert LowRank(64, 32, 8).num_parameters == 8 * (64 + 32)
 # %% [markdown]
 # ## Which rank works when?
 #
-# So the memory is divided. What about the time? In the picture each rank has a row, and
-# time runs from left to right. `F0` is a forward. `B0` is a backward, which takes about
-# twice as long. (The 0 is the number of the microbatch, a part of the batch; from the
-# next lesson on there are several.)
+# A pipeline divides the memory of the model among the ranks. Does it also divide the
+# time? `simulate` predicts when each rank works. In the picture each rank has a row,
+# and time runs from left to right. `F0` is a forward, which takes one unit of time.
+# `B0` is a backward, which takes about twice as long, so two units. (The 0 is the
+# number of the microbatch, a part of the batch; from the next lesson on there are
+# several.)
 #
 # The rest is idle time, drawn as dots in a terminal and as hatching in a notebook. In a
-# notebook, a grey band under each row shows how many activations the rank holds.
+# notebook, a grey band under each row shows how many activations the rank holds. The
+# line below the picture gives the *peak activations*: the largest number of activations
+# that each rank holds at once.
 
 # %%
 schedule = schedules.sequential(num_ranks=4, num_microbatches=1)
@@ -226,14 +232,17 @@ assert timeline.bubble_fraction == 0.75
 # dependency**. Because of the data dependencies, **only one rank works at a time**
 # while the other three wait.
 #
-# The **bubble** is the fraction of the total rank time that is idle: here three
-# quarters, or 75 %. The **makespan** is the time from the first start to the last end.
-# Here it is as long as one rank alone would take.
+# The **makespan** is the time from the first start to the last end: here 12 units, as
+# long as one rank alone would take. The **total rank time** is the makespan times
+# the number of ranks, and the **bubble** is its idle fraction: here 36 of 48 units, or
+# 75 %.
 #
 # ## Prediction and recording
 #
 # The picture was a prediction. The pipeline has also recorded when each rank really
-# worked. The durations depend on your computer, but no two of the actions overlap.
+# worked. The durations depend on your computer, but no two of the actions overlap. In
+# the output, the number in front of F or B is the stage: `1F0` is the forward of
+# microbatch 0 on stage 1.
 
 # %%
 spans = sorted((span for row in timelines[0].spans for span in row), key=lambda span: span.start)
@@ -314,10 +323,10 @@ assert wrong_size < right_size / 5
 #
 # ## The same in PyTorch and in Megatron-LM
 #
-# In PyTorch, each rank builds its own part of the model and wraps it:
-# `PipelineStage(part, rank, num_stages, device)`. In Megatron-LM,
-# `--pipeline-model-parallel-size 4` divides the transformer blocks into four stages of
-# equal length. Lesson 06 has the whole programs and commands.
+# In PyTorch, each rank builds its own part of the model and wraps it in
+# `torch.distributed.pipelining.PipelineStage(part, stage_index, num_stages, device)`.
+# In Megatron-LM, `--pipeline-model-parallel-size 4` divides the transformer blocks into
+# four stages of equal length. Lesson 06 has the whole programs and commands.
 #
 # ## What you have learnt
 #

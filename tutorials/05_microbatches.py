@@ -32,7 +32,7 @@ from minipipe import (
 )
 from minipipe.testing import same_bits
 
-watch_everything()  # an array changed in place between forward and backward is an error, not a wrong gradient
+watch_everything()  # raise an error if an array is modified while its old values are still needed
 
 # %% [markdown]
 # ## Four ranks, one batch
@@ -62,9 +62,9 @@ assert timeline.makespan == 12
 assert timeline.bubble_fraction == 0.75
 
 # %% [markdown]
-# The **makespan**, the time from the first start to the last end, is 12 units. The
-# **bubble**, the idle fraction of the total rank time, is 75 %: at any moment three of
-# the four ranks are waiting.
+# As in lesson 04, the makespan (the time from the first start to the last end) is 12
+# units, and the bubble (the idle fraction of the total rank time) is 75 %: at any
+# moment three of the four ranks are waiting.
 #
 # ## Split the batch into microbatches
 #
@@ -156,9 +156,10 @@ render.show(few, many)
 assert (few.makespan, many.makespan) == (21, 33)
 
 # %% [markdown]
-# The GPipe paper gives a rule of thumb: with at least `4p` microbatches the ranks work
-# at least 80 % of the time. Why not a thousand microbatches? Because microbatches have
-# three costs: memory, messages, and less efficient matrix products.
+# The GPipe paper gives a rule of thumb: the bubble is negligible with at least `4p`
+# microbatches. The formula shows that the ranks then work more than 80 % of the time.
+# So why not use a thousand microbatches? Because they have three costs: memory,
+# messages, and less efficient matrix products.
 #
 # ## Cost 1: memory
 #
@@ -172,7 +173,8 @@ assert (few.makespan, many.makespan) == (21, 33)
 #
 # `Costs` tells the simulator the cost of each action. `activation` is the memory of one
 # microbatch. `latency` is the time of a message. `forward`, `backward_input` and
-# `backward_weight` are the times of the three matrix products.
+# `backward_weight` are the times of the three matrix products. Each cost is a number
+# for all stages, or a list with one number for each stage.
 
 # %%
 for m in (4, 8, 16):

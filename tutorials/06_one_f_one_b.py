@@ -47,7 +47,8 @@ assert simulate(gpipe).peak_activations == (4, 4, 4, 4)
 # * the **steady state**, pairs of a forward and a backward;
 # * the **cool-down**, the remaining backwards.
 #
-# This is 1F1B, also known as PipeDream-Flush and used in Megatron.
+# This is **1F1B**, for "one forward, one backward". It is also known as
+# PipeDream-Flush, and it is the default schedule of Megatron-LM.
 
 
 # %%
@@ -112,8 +113,8 @@ for m in (8, 16, 32):
 # %% [markdown]
 # ## Common mistakes about 1F1B
 #
-# 1F1B is explained in many places, and some of the explanations are wrong. You have a
-# simulator, so check:
+# 1F1B is explained in many places, and some of the explanations contain wrong formulas.
+# You have a simulator, so check:
 #
 # * *"The bubble of 1F1B is `(p-1)/(2(m-1)+p)`."* It is `(p-1)/(m+p-1)`, the same as for
 #   GPipe.
@@ -207,16 +208,17 @@ for schedule in (gpipe, mine):
 
 # %% [markdown]
 # They are equal to the byte. 1F1B uses less memory on every rank: 24 KiB instead of 48
-# KiB on rank 0, 10 KiB instead of 80 KiB on rank 3. In a large model the difference is
-# gigabytes. Note that the ranks are no longer equal: the **first** ranks hold the most
+# KiB on rank 0, and 10 KiB instead of 80 KiB on rank 3. In a large model the difference
+# is gigabytes. In 1F1B the ranks are no longer equal: the **first** ranks hold the most
 # microbatches.
 #
 # ## Trade time for memory: recompute
 #
 # If that is still too much memory, keep only the **input** of a stage, free everything
-# else, and compute it again at the start of the backward. Four arrays become one. The
-# price is a second forward. In minipipe this is `Pipeline(..., recompute=True)`; other
-# frameworks call it activation checkpointing.
+# else, and compute it again at the start of the backward. This is **recomputation**,
+# also called activation checkpointing. A microbatch then holds one array instead of
+# four, and the price is a second forward. In minipipe you write `Pipeline(...,
+# recompute=True)`.
 
 # %%
 memory_again, measured_again, loss_again, gradients_again = run(mine, recompute=True)
@@ -248,9 +250,9 @@ assert num_equal == len(gradients) == 24
 # %% [markdown]
 # ## The time of recomputation
 #
-# Threads of one process are no good for measuring time, so we count the work instead.
-# The layer below records every run of its forward; there is one at the end of each
-# stage:
+# Threads of one process share one interpreter, so their times say little. We count the
+# work instead. The layer below records each call of its forward, and each stage ends
+# with one:
 
 # %%
 noted = []
@@ -314,11 +316,9 @@ assert computed_again.makespan == 44
 # ```
 #
 # In **PyTorch**, each rank builds its own stage and passes it to a schedule object.
-# This program trains the network of this lesson on CPUs. On GPUs, use `"nccl"` and
-# `torch.device("cuda", rank)`.
+# This program trains the network of this lesson on CPUs. Save it as `train_torch.py`:
 #
 # ```python
-# # train_torch.py
 # import torch
 # import torch.distributed as dist
 # from torch import nn
@@ -345,6 +345,8 @@ assert computed_again.makespan == 44
 #     else:
 #         schedule.step()
 #     optimiser.step()
+# if rank == num_stages - 1:
+#     print(f"mean loss {torch.stack(losses).mean():.4f}")
 # dist.destroy_process_group()
 # ```
 #
@@ -352,13 +354,17 @@ assert computed_again.makespan == 44
 # torchrun --nproc-per-node 4 train_torch.py
 # ```
 #
-# In **Megatron-LM**, 1F1B is the schedule of every pipeline without virtual stages. You
-# choose the size of a microbatch, and Megatron computes their number: the global batch
-# size divided by the microbatch size and by the number of data-parallel replicas. Four
-# stages and eight microbatches of 8 samples are
+# On GPUs, use `"nccl"` and `torch.device("cuda", rank)`, and move `part`, `inputs` and
+# `targets` to that device.
+#
+# In **Megatron-LM**, 1F1B is the schedule of every pipeline without virtual stages
+# (lesson 08). You choose the size of a microbatch, and Megatron computes their number:
+# the global batch size divided by the microbatch size and by the number of
+# data-parallel replicas (lesson 18). This command runs one replica with four stages and
+# eight microbatches of 8 samples. It needs four GPUs, and was not run for this lesson:
 #
 # ```text
-# torchrun --nproc_per_node 4 pretrain_gpt.py \
+# torchrun --nproc-per-node 4 pretrain_gpt.py \
 #     --pipeline-model-parallel-size 4 --micro-batch-size 8 --global-batch-size 64 \
 #     --num-layers 24 --hidden-size 1024 --num-attention-heads 16 \
 #     --seq-length 1024 --max-position-embeddings 1024 \
@@ -396,8 +402,8 @@ assert computed_again.makespan == 44
 #    on every rank: 5, 4, 3, 2 instead of 4, 3, 2, 1. (Some authors call p - r the
 #    warm-up because they include the forward of the first pair.) One fewer is also
 #    legal, and holds one microbatch less on all ranks but the last. But then only p - 1
-#    microbatches are in flight, so ranks wait for each other in every round: 54 units
-#    instead of 33.
+#    microbatches are in the pipeline at a time, so ranks wait for each other in every
+#    round: 54 units instead of 33.
 #
 # ```python
 # def with_warmup(length):

@@ -3,12 +3,12 @@
 #
 # In this lesson you make a parallel program hang, learn why it hangs, let the verifier
 # find the cause without running anything, and see the rule that makes such a hang
-# impossible. Then you ask of programs that do finish which rank waits for which, and
-# you use the answers to **choose the number of microbatches for a given batch**.
+# impossible. Then you look at programs that finish, find out which rank waits for
+# which, and use the answers to **choose the number of microbatches for a given batch**.
 #
-# *"My MPI program works with small arrays and hangs with large ones."* This is one of
-# the oldest questions on forums about parallel programming, and everyone who writes a
-# pipeline by hand meets it.
+# *"My MPI program works with small arrays and hangs with large ones."* This is an old
+# question on forums about parallel programming, and everyone who writes a pipeline by
+# hand meets it.
 
 # %%
 import shutil
@@ -26,8 +26,8 @@ from minipipe.render.descriptions import describe_idle
 # ## A program that hangs
 #
 # Each of two ranks has an array for the other one. Each sends its own array first and
-# then receives. `Send` and `Recv` are MPI's own functions. (minipipe never uses `Send`,
-# for the reason that you are about to see.)
+# then receives. `Send` and `Recv` are the functions of MPI. (minipipe never uses
+# `Send`, for the reason that this section explains.)
 #
 # A program that hangs would also stop this lesson, so each process asks the system to
 # end it after a few seconds.
@@ -62,8 +62,7 @@ else:
 """
 
 # %% [markdown]
-# The next cell starts the program on two ranks, as you would in a terminal. It needs an
-# MPI.
+# The next cell runs the program on two ranks, as you would in a terminal.
 
 # %%
 mpirun = shutil.which("mpirun", path=Path(sys.executable).parent) or shutil.which("mpirun")
@@ -84,7 +83,7 @@ if has_mpi:
         print(f"{num_bytes:10,} bytes: {num_ready} ranks were ready, {num_sent} have sent; {outcome}")
         assert (num_ready, num_sent) == (2, expected), errors
 else:
-    print("This cell needs an MPI (pip install -e '.[mpi]' installs one); read on.")
+    print("This cell needs MPI: pip install -e '.[mpi]'. Continue with the next cell.")
 
 # %% [markdown]
 # With 1,000 bytes it finishes at once; with 10,000,000 bytes it never does. The reason
@@ -110,7 +109,7 @@ if has_mpi:
     print(f"10,000,000 bytes: {num_ready} ranks were ready, {num_sent} have sent")
     assert (num_ready, num_sent) == (2, 2), errors
 else:
-    print("This cell needs an MPI as well; read on.")
+    print("This cell needs MPI as well. Continue with the next cell.")
 
 # %% [markdown]
 # ## The same deadlock in a schedule
@@ -156,8 +155,8 @@ render.show(buffered)
 assert buffered.makespan == simulate(schedules.one_f_one_b(2, 2)).makespan == 9
 
 # %% [markdown]
-# Is this one case bad luck? Here the naive rule is a function, and we try it on many
-# sizes. `X` means that the program hangs:
+# Is this an exception? Here the naive rule is a function, and we try it on many sizes.
+# `X` means that the verifier finds a deadlock:
 
 
 # %%
@@ -254,7 +253,7 @@ assert blocking.makespan == 12
 # ## Why is this rank idle?
 #
 # Now we look at programs that finish. Here stage 2 is twice as slow as the others, and
-# the picture has many gaps. For each gap, a timeline knows the cause and the action
+# the picture has many gaps. For each gap, the timeline records the cause and the action
 # that the rank was waiting for:
 
 # %%
@@ -304,10 +303,11 @@ for stage in range(4):
 # units. The other stages are on the path only while the pipeline fills and drains; they
 # save 1 or 1.5 units.
 #
-# ## Latency: a case in which 1F1B is slower than GPipe
+# ## Slow messages make 1F1B slower than GPipe
 #
-# In lesson 06, 1F1B was as fast as GPipe. But there, messages took no time. Let a
-# forward take 2 units, a backward 4, and each message 1:
+# In lesson 06, 1F1B was as fast as GPipe. But there, messages took no time. The time of
+# a message is its **latency**, called `c` below. Let a forward take 2 units, a backward
+# 4, and each message 1:
 
 # %%
 costs = Costs(forward=2, backward_input=2, backward_weight=2, latency=1)
@@ -346,7 +346,7 @@ assert period(schedules.one_f_one_b) == period_by_hand(held=4) == 7.5
 assert period(schedules.gpipe) == period_by_hand(held=20) == 6
 
 # %% [markdown]
-# The formula shows what helps: more microbatches in flight. **Eager 1F1B** doubles the
+# The formula shows the remedy: a larger `K`. **Eager 1F1B** doubles the
 # warm-up to `2 (p-1-r)` forwards, so that rank 0 holds 7 microbatches:
 
 # %%
@@ -360,14 +360,16 @@ assert eager.peak_activations == (7, 5, 3, 1)
 assert period(schedules.eager_1f1b) == period_by_hand(held=7) == 6
 
 # %% [markdown]
-# Eager 1F1B is as fast as GPipe again. Its memory still does not grow with `m`, but it
-# holds nearly twice as much as 1F1B. Latency costs either time or memory.
+# Eager 1F1B is as fast as GPipe again. Its memory still does not grow with `m`, but
+# rank 0 holds nearly twice as much as in 1F1B. So latency costs either time or memory.
 #
 # ## How many microbatches for my batch? A recipe
 #
-# You now know everything that matters for this choice: the bubble, the fixed time of a
-# matrix product (lesson 05), latency and memory. Do not guess the best number, compute
-# it:
+# You now know what matters for this choice: the bubble, the fixed time of a matrix
+# product (lesson 05), latency and memory. For a first estimate, take the formula of
+# lesson 05: the square root of `(p-1) n t / h`, for p stages, n samples in the batch,
+# the time t of a sample and the fixed time h. It leaves out latency and memory. This
+# recipe includes them:
 #
 # 1. Measure your stages: the times t1 and t2 of a forward of n1 and n2 samples, the
 #    latency of a message, and the memory of one sample. (`pipeline.measure_costs`
@@ -379,9 +381,11 @@ assert period(schedules.eager_1f1b) == period_by_hand(held=7) == 6
 # 4. Discard the numbers that need more memory than a rank has.
 # 5. Take the fastest of the remaining numbers.
 #
-# Steps 2 and 3 are this function. A backward is two matrix products, each as long as a
-# forward. Memory is counted in samples: a rank that holds two microbatches of 16
-# samples holds 32.
+# Steps 2 and 3 are the function below. It assumes equal stages, and a backward of two
+# matrix products, each as long as a forward. Memory is counted in samples: a rank that
+# holds two microbatches of 16 samples holds 32. In the example the batch has 512
+# samples, and the stages the same times as in lesson 05: fixed 3 units, and 1 unit per
+# sample.
 
 
 # %%
@@ -398,20 +402,26 @@ def simulated_steps(batch, num_stages, fixed, per_sample, latency, builder=sched
 
 
 steps = simulated_steps(batch=512, num_stages=4, fixed=3, per_sample=1, latency=1)
+estimate = ((4 - 1) * 512 * 1 / 3) ** 0.5
+print(f"first estimate: {estimate:.1f} microbatches")
 print("microbatches  samples in each  bubble  samples held  makespan")
 for m, step in steps.items():
     held = max(step.peak_memory)
     bar = "#" * round(step.makespan / 200)
     print(f"{m:12d} {512 // m:16d} {step.bubble_fraction:7.0%} {held:13.0f} {step.makespan:9.0f} {bar}")
+assert round(estimate, 1) == 22.6
 assert list(steps) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 assert [step.makespan for step in steps.values()][3:7] == [2227, 2023, 2047, 2311]
 assert [max(step.peak_memory) for step in steps.values()][3:7] == [256, 128, 64, 32]
 
 # %% [markdown]
-# With few microbatches the bubble is large; with many, the fixed times add up. The
-# fastest number is 16, with microbatches of 32 samples. But rank 0 then holds the
-# activations of 128 samples. Steps 4 and 5 take the memory of a rank into account. Here
-# are the choices for three limits, from ample to tight:
+# With few microbatches the bubble is large; with many, the fixed times add up. (From
+# 256 on, the bubble grows again: a microbatch is then so short that the latency
+# counts.) The fastest number is 16, with microbatches of 32 samples. The first
+# estimate, 22.6, lies between 16 and the next candidate, 32, which takes almost the
+# same time. With 16 microbatches, rank 0 holds the activations of 128 samples. Steps 4
+# and 5 take the memory of a rank into account. Here are the choices for three limits,
+# from ample to tight:
 
 
 # %%
@@ -437,8 +447,8 @@ assert [round(steps[m].makespan / steps[16].makespan - 1, 3) for m in choices.va
 # activations (lesson 06), use a schedule with less memory (lesson 10), or use more
 # stages.
 #
-# The best number depends on the batch. Larger batches want more microbatches, but also
-# larger ones:
+# The best number depends on the batch. For larger batches, both the number of
+# microbatches and their size grow:
 
 # %%
 best = {n: best_number(simulated_steps(n, 4, fixed=3, per_sample=1, latency=1), memory=n) for n in (64, 256, 1024)}
@@ -459,8 +469,11 @@ assert best == {64: 8, 256: 16, 1024: 32}
 # Megatron-LM:  --micro-batch-size 16 --global-batch-size 512
 # ```
 #
-# The Megatron options are for one replica of the pipeline. With R data-parallel
-# replicas, each of them gets 512 / R samples of the batch.
+# In PyTorch, `n_microbatches` divides the batch that you pass to `schedule.step` on
+# this pipeline. The Megatron options are for one replica of the pipeline. With R
+# data-parallel replicas (lesson 18), each replica gets 512 / R samples of the batch. So
+# compute the number of microbatches for a batch of 512 / R, and keep
+# `--global-batch-size 512`.
 
 # %% [markdown]
 # ## What you have learnt
@@ -470,17 +483,17 @@ assert best == {64: 8, 256: 16, 1024: 32}
 # - A schedule whose sends and receives have one global order cannot deadlock. `lower`
 #   builds such programs, and `verify` finds the others.
 # - The critical path shows which rank determines the makespan.
-# - Latency slows 1F1B down, unless more microbatches are in flight.
-# - The best number of microbatches is a result of simulation: the fastest one that fits
-#   into memory.
+# - Latency slows 1F1B down, unless each rank holds more microbatches.
+# - To choose the number of microbatches, measure the costs, simulate each number, and
+#   take the fastest one that fits into memory.
 #
 # ## Exercise
 #
 # 1. Fix `by_hand` with as few moves as you can: move one action, and ask `verify`.
 #    Which of the moves that work is the one that `lower` makes?
-# 2. From which latency on does a microbatch in 1F1B, with 4 ranks, `tF = 2` and
-#    `tB = 4`, take longer than the work on it? Find the latency by hand from the
-#    formula, then with `period`. (Look closely at the number that comes out.)
+# 2. Above which latency does a microbatch in 1F1B, with 4 ranks, `tF = 2` and `tB = 4`,
+#    take longer than the work of a rank on it? Find the latency by hand from the
+#    formula, then with `period`.
 # 3. Suppose that your measurements of `fixed`, `per_sample` and `latency` are each
 #    wrong by up to 20 %. How much slower is the step with the chosen number than with
 #    the best one, for a batch of 512 and ample memory?
@@ -519,9 +532,9 @@ assert best == {64: 8, 256: 16, 1024: 32}
 # ]
 # ```
 #
-# 2. From 0 on. The formula gives (4 × 6 + 6 c) / 4 units for a microbatch, and the work
-#    is 6 units: 1.5 c more, for any latency c. 1F1B holds just as many microbatches as
-#    it takes to fill the pipeline without latency, and none to spare.
+# 2. Above 0. The formula gives (4 × 6 + 6 c) / 4 units for a microbatch, and the work
+#    is 6 units: 1.5 c more, for any latency c. 1F1B holds exactly as many microbatches
+#    as are needed to keep the ranks busy without latency, and none to spare.
 #
 # ```python
 # for latency in (0, 0.1, 1):

@@ -2,12 +2,13 @@
 # # 08 · Interleaved: several chunks on a rank
 #
 # In this lesson each rank holds several short pipeline stages instead of one long one,
-# which makes the bubble of 1F1B smaller. You measure how much smaller, and how many
+# which makes the bubble of 1F1B smaller. You compute how much smaller, and how many
 # more messages and activations it costs.
 #
 # A pipeline of `p` stages has to fill and drain: the last rank cannot start until the
 # first microbatch has passed through all stages before it. In lessons 05 and 06 this
-# cost each rank `(p-1)(tF + tB)` of idle time. More microbatches do not reduce that
+# cost each rank `(p-1)(tF + tB)` of idle time, for a forward that takes `tF` and a
+# backward that takes `tB`. More microbatches do not reduce that
 # time. They only make it a smaller fraction of the whole step.
 #
 # A pipeline with **shorter** stages fills faster. So partition the model into twice as
@@ -100,9 +101,9 @@ assert idle == [18, 9]
 # > `(m + (p-1)/v) (tF + tB)`
 #
 # for at least as many microbatches as ranks. Here `tF` and `tB` are the times of all
-# chunks of a rank together: 1 and 2, as in the previous lessons. Papers often quote the
-# idle time as a fraction of the **work**, which is `(p-1) / (m v)`. The simulator
-# agrees:
+# chunks of a rank together: 1 and 2, as in the previous lessons. Papers often divide
+# the idle time by the **work** of a rank instead of by the makespan. This ratio is
+# `(p-1) / (m v)`. The simulator agrees:
 
 
 # %%
@@ -144,10 +145,10 @@ for v, num_messages, expected in [(1, 48, 4), (2, 112, 5.5), (4, 240, 4.75)]:
 # %% [markdown]
 # ## The cost of latency
 #
-# The messages of an interleaved schedule are more numerous, and they are closer
-# together: a chunk is short, and after each chunk the next rank waits for a message. So
-# the gain depends on the time that a message takes. One unit is again the forward of a
-# whole rank.
+# An interleaved schedule sends more messages, and at shorter intervals: a chunk is
+# short, and after each chunk the next rank waits for a message. So the gain depends on
+# the latency, the time that a message takes (lesson 07). In the next table one unit is
+# the forward of a whole rank.
 
 # %%
 print("latency   v = 1     v = 2     v = 4")
@@ -187,8 +188,8 @@ assert "microbatch_group_size is 2; expected a whole number, at least 4" in mess
 # %% [markdown]
 # ## A mistake: one microbatch after another
 #
-# Why not send each microbatch around the ranks twice before the next one starts? It
-# seems natural, and published code does it:
+# Why not send each microbatch around the ranks twice before the next one starts? That
+# order is easier to write:
 
 
 # %%
@@ -212,8 +213,8 @@ assert fast.makespan == 22
 
 # %% [markdown]
 # `verify` accepts this schedule: it is legal, and its gradients are right. But rank 0
-# waits for each microbatch to return instead of starting the next one. With 8
-# microbatches it takes more than twice as long:
+# waits for each microbatch to return instead of starting the next one, so the schedule
+# takes more than twice as long. The same with 8 microbatches:
 
 # %%
 slow, fast = simulate(one_after_another(4, 8, 2), costs), simulate(interleaved, costs)
@@ -243,14 +244,15 @@ assert shorter.peak_activations == (11, 9, 7, 5)
 # Looped BFS relates to interleaved 1F1B as GPipe does to 1F1B: the makespan is equal,
 # but every rank holds all activations.
 #
-# It has one advantage. It uses the weights of each chunk in one go, once for the
-# forwards and once for the backwards. If the weights are sharded over several machines
-# and must be gathered before use, this order gathers them least often.
+# It has one advantage. Each rank runs all forwards of a chunk in a row, and later all
+# backwards of the chunk in a row. Suppose that each machine stores only a part of the
+# weights, and fetches the others before each use (*fully sharded*, lesson 21). This
+# order fetches the weights of a chunk only twice in a step.
 #
 # ## Train with it
 #
-# Now run it with real arrays: four ranks and eight stages. Each rank builds the same
-# model, and `print(pipeline)` shows on which rank each layer is.
+# Now run interleaved 1F1B with real arrays: four ranks and eight stages. Each rank
+# builds the same model, and `print(pipeline)` shows on which rank each layer is.
 
 # %%
 model = nn.Sequential(*(layer for _ in range(7) for layer in (nn.Linear(16, 16), nn.Tanh())), nn.Linear(16, 1))
@@ -299,7 +301,7 @@ for name in ("1f1b", "interleaved-1f1b", "looped-bfs"):
     assert num_equal == len(expected.gradients) == 16
 
 # %% [markdown]
-# ## The same schedule in PyTorch and Megatron-LM
+# ## The same in PyTorch and in Megatron-LM
 #
 # In PyTorch each rank builds a `PipelineStage` for each of its chunks and passes the
 # list to `ScheduleInterleaved1F1B`. Save this program as `interleaved.py`:
@@ -330,17 +332,18 @@ for name in ("1f1b", "interleaved-1f1b", "looped-bfs"):
 # ```
 #
 # ```bash
-# torchrun --nproc_per_node 4 interleaved.py
+# torchrun --nproc-per-node 4 interleaved.py
 # ```
 #
-# Megatron-LM takes the chunks from an option: the number of layers in one chunk, or the
-# number of chunks (`--num-virtual-stages-per-pipeline-rank 2`). This job has 4 ranks,
-# 24 layers and 3 layers in a chunk, so 24 / (4 × 3) = 2 chunks on each rank. It has 8
-# microbatches, the global batch size divided by the microbatch size. It needs four
-# GPUs, and was not run for this lesson.
+# In Megatron-LM you give either the number of layers in a chunk
+# (`--num-layers-per-virtual-pipeline-stage 3`) or the number of chunks on a rank
+# (`--num-virtual-stages-per-pipeline-rank 2`). This job has 4 ranks and 24 layers, so 3
+# layers in a chunk make 24 / (4 × 3) = 2 chunks on each rank. It has 8 microbatches,
+# the global batch size divided by the microbatch size. It needs four GPUs, and was not
+# run for this lesson.
 #
 # ```bash
-# torchrun --nproc_per_node 4 pretrain_gpt.py \
+# torchrun --nproc-per-node 4 pretrain_gpt.py \
 #     --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 3 \
 #     --num-layers 24 --hidden-size 1024 --num-attention-heads 16 \
 #     --seq-length 1024 --max-position-embeddings 1024 \
@@ -349,17 +352,19 @@ for name in ("1f1b", "interleaved-1f1b", "looped-bfs"):
 #     --mock-data --tokenizer-type NullTokenizer --vocab-size 8192
 # ```
 #
-# Here it is `Pipeline(model, group, schedule="interleaved-1f1b", chunks_per_rank=2)`.
-# More options are compared in [Coming from PyTorch](site/coming-from-pytorch.md) and
-# [Coming from Megatron-LM](site/coming-from-megatron.md).
+# In minipipe the same is `Pipeline(model, group, schedule="interleaved-1f1b",
+# chunks_per_rank=2)`. More options are compared in [Coming from
+# PyTorch](site/coming-from-pytorch.md) and [Coming from
+# Megatron-LM](site/coming-from-megatron.md).
 
 # %% [markdown]
-# ## What you learnt
+# ## What you have learnt
 #
 # - With `v` chunks on each rank, the idle time of 1F1B is divided by `v`.
 # - The price is more than `v` times as many messages, and up to `(p-1)/v` more
 #   microbatches in memory on rank 0.
-# - The order matters: groups of `p` microbatches keep every rank supplied.
+# - The order matters: with groups of `p` microbatches, each rank has work while a
+#   microbatch travels around the other ranks.
 #
 # ## Exercise
 #
@@ -383,8 +388,8 @@ for name in ("1f1b", "interleaved-1f1b", "looped-bfs"):
 # assert len(with_chunks(8).messages) == 2 * (4 * 8 - 1) * 8 == 496
 # ```
 #
-# 2. 45 chunk units. Groups of four take only 33 units in the same order of forwards and
-#    backwards. Rank 0 has run both microbatches of a group through its first chunk, and
+# 2. 45 chunk units. The same code with groups of four takes only 33 units. With groups
+#    of two, rank 0 has run both microbatches of a group through its first chunk, and
 #    then waits for the first one to return.
 #
 # ```python

@@ -130,8 +130,8 @@ render.show(whole)
 assert simulate(whole).makespan == 6
 
 # %% [markdown]
-# Now with halves. Rank 1 sends the gradient when I is done, and rank 0 works while rank
-# 1 runs its W.
+# Now with halves. Rank 1 sends the gradient as soon as I is done, and rank 0 computes
+# while rank 1 runs its W.
 
 # %%
 halves = Schedule.from_text(
@@ -196,7 +196,8 @@ assert theory.makespan("zb-h1", 4, 8) == 3 * 8 + 4 - 1 == 27
 # ## Why it is called "zero" bubble
 #
 # Three units are left. Rank 3 waits that long for its first microbatch, so within one
-# step no schedule on these ranks can avoid them. But rank 0 is idle in the middle,
+# step no schedule with one stage on each rank can avoid them. But rank 0 is idle in the
+# middle,
 # while it waits for its first gradient. If it had memory for more microbatches, it
 # could run more forwards there, and its idle time would move to the end of the step.
 # That schedule is **ZB-H2**.
@@ -226,8 +227,8 @@ assert waiting == {"1f1b": 33, "zb-h1": 27, "zb-h2": 27}
 # From the second step on, ZB-H2 takes 24 units, and ZB-H1 still takes 27. But a rank
 # that asks for the loss waits for the last rank, and loses the gain. So train with
 # `pipeline.step(x, y, wait=False)` and ask for the loss later. Operations that need all
-# ranks, such as clipping by the norm of all gradients, also wait. (The paper describes
-# a solution.)
+# ranks, such as clipping by the norm of all gradients, also wait. (Qi et al. update
+# without waiting, and undo an update that turns out to be wrong.)
 #
 # The papers therefore count the idle time *within a rank's own span*, from its first
 # action to its last:
@@ -245,14 +246,14 @@ assert simulate(zb_h1).peak_activations == (4, 4, 4, 4)
 assert simulate(zb_h2).peak_activations == (7, 7, 7, 7)
 
 # %% [markdown]
-# The second list is the price. ZB-H1 holds 4 microbatches on every rank, as many as
-# 1F1B holds on its first rank. ZB-H2 holds 2p - 1 = 7.
+# The second list of each line is the price. ZB-H1 holds 4 microbatches on every rank,
+# as many as 1F1B holds on its first rank. ZB-H2 holds 2p - 1 = 7.
 #
 # ## The gradients have the same bits
 #
-# All of this assumes that the result does not depend on when W runs. It does not: W
-# computes the same thing later from the same numbers, and each stage adds its
-# microbatches in the same order. To check this, the next cell trains a network with
+# The gradients must not depend on when W runs. They do not: a postponed W computes the
+# same product of the same numbers, and each stage adds its microbatches in the same
+# order. To check this, the next cell trains a network with
 # several kinds of layer for one step on four ranks, once with whole backwards and once
 # with halves.
 
@@ -446,23 +447,26 @@ assert idle_and_memory("ZB-H1", weight_activation=1.375)[1] == idle_and_memory("
 
 # %% [markdown]
 # Interleaving holds p + (p-1)/v microbatches, whatever the size. ZB-H1 holds p of them,
-# times the size after I. With two chunks on four ranks, both hold the same at a size of
-# 1.375. So a memory limit can decide: with 5 microbatches per rank and a size of 1.5,
-# only 1F1B, four chunks and the combination fit.
+# times the size after I. With two chunks, both hold the same at a size of 1 +
+# (p-1)/(2p): 1.375 on four ranks, and nearly 1.5 on many ranks. So a memory limit can
+# decide: with 5 microbatches per rank and a size of 1.5, only 1F1B, four chunks and the
+# combination fit.
 #
 # **A rule of thumb**, if F and I take equally long:
 #
-# | question | answer |
+# | your case | choose |
 # |---|---|
-# | Does W take less than 2/3 of F? | Two chunks beat ZB-H1. |
-# | Does W take as long as F? | ZB-H1 beats two chunks and equals three. Four beat it if messages are fast. |
-# | Is W as long as F, and does a message take half a forward or more? | ZB-H1. |
-# | Is memory short, and does a microbatch hold 1.4 times as much after I as before, or more? | Interleaved. |
-# | Can you split the backward *and* the stages? | Combine them: half of ZB-H1's idle time is left. |
+# | messages are fast, and W takes less than 2/3 of F | interleaved, with two or more chunks |
+# | messages are fast, and W takes as long as F | ZB-H1 rather than two chunks; four chunks are better |
+# | W takes as long as F, and a message takes half a forward or more | ZB-H1 |
+# | memory is short, and a microbatch holds 1.5 times as much after I as before, or more | interleaved |
+# | messages are fast, and you can split backward *and* stages | both: half of ZB-H1's idle time is left |
 #
-# "Fast" means less than 1/24 of a forward on 4 ranks. The comparisons without latency
-# hold for any number of ranks, because each of these idle times is a multiple of p - 1.
-# The next cell checks this.
+# "Fast" means less than 1/24 of a forward on 4 ranks. The comparisons of idle time
+# without latency hold for any number of ranks, because each of these idle times is a
+# multiple of p - 1. The next cell checks this. To decide for your model, measure F, I,
+# W and the latency (`pipeline.measure_costs`, lesson 12), put them into `Costs`, and
+# simulate the candidates.
 
 # %%
 CHOICES["v = 3"] = ("interleaved-1f1b", 3)
@@ -475,11 +479,11 @@ for (choice, weight), expected in CASES.items():
 assert len(CASES) == 5 and all(choice in CHOICES for choice, weight in CASES)
 
 # %% [markdown]
-# ## Zero bubble in PyTorch and Megatron-LM
+# ## The same in PyTorch and in Megatron-LM
 #
-# PyTorch has the combination, `ScheduleInterleavedZeroBubble`. With one stage on each
-# rank it is ZB-H1. It also has `ScheduleZBVZeroBubble`, which lesson 10 explains. Save
-# this program as `zero_bubble.py`:
+# PyTorch has the combination of both, `ScheduleInterleavedZeroBubble`. With one stage
+# on each rank it is ZB-H1. It also has `ScheduleZBVZeroBubble`, which lesson 10
+# explains. Save this program as `zero_bubble.py`:
 #
 # ```python
 # import sys
@@ -513,8 +517,8 @@ assert len(CASES) == 5 and all(choice in CHOICES for choice, weight in CASES)
 # ```
 #
 # ```bash
-# torchrun --nproc_per_node 4 zero_bubble.py
-# torchrun --nproc_per_node 4 zero_bubble.py v
+# torchrun --nproc-per-node 4 zero_bubble.py
+# torchrun --nproc-per-node 4 zero_bubble.py v
 # ```
 #
 # In minipipe these are `Pipeline(model, group, schedule="interleaved-zb",
@@ -534,7 +538,7 @@ assert len(CASES) == 5 and all(choice in CHOICES for choice, weight in CASES)
 # Megatron-LM](site/coming-from-megatron.md).
 
 # %% [markdown]
-# ## What you learnt
+# ## What you have learnt
 #
 # - The backward consists of I, which the previous stage waits for, and W, which can
 #   wait.
@@ -560,9 +564,9 @@ assert len(CASES) == 5 and all(choice in CHOICES for choice, weight in CASES)
 # <summary>Answers</summary>
 #
 # 1. The idle time grows as soon as W is shorter than I. For w = 0.5 it is 4.5 units
-#    instead of 3: the saved W no longer fill the gaps, which are as long as an F and an
-#    I. For 2 it is 3 again. The last rank receives its first microbatch after 3 units,
-#    and this wait does not depend on W.
+#    instead of 3: the postponed W no longer fill the gaps, which are as long as an F
+#    and an I. For 2 it is 3, as for 1. The last rank receives its first microbatch
+#    after 3 units, and this wait does not depend on W.
 #
 # ```python
 # for w, idle in ((0.5, 4.5), (1, 3), (2, 3)):

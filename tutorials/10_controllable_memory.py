@@ -28,7 +28,7 @@ from minipipe.testing import check_same_as_one_process
 #
 # Take 1F1B with four ranks and 24 microbatches, where F, I and W take one unit each. A
 # rank works on one microbatch for 3 units, so one arrives every 3 units. The next cell
-# measures the lifetime of microbatch 12, when the pipeline is full.
+# reads the lifetime of microbatch 12, when the pipeline is full, from the simulation.
 
 
 # %%
@@ -50,10 +50,11 @@ for rank in range(4):
     assert life / 3 == counted == 4 - rank
 
 # %% [markdown]
-# The first stage has the longest lifetime, because its microbatches travel to the far
-# end of the pipeline and back. The last stage has the shortest: it starts the backward
-# as soon as the forward is finished. So the first rank is full while the last is nearly
-# empty, and the fullest rank decides whether the model fits.
+# Lifetimes are longest on the first stage, because its microbatches travel to the far
+# end of the pipeline and back. They are shortest on the last stage, which starts the
+# backward as soon as the forward is finished. So the first rank holds many microbatches
+# while the last holds one, and the rank that holds the most decides whether the model
+# fits.
 #
 # ## The V
 #
@@ -74,11 +75,13 @@ assert zb_v.placement == (0, 1, 2, 3, 3, 2, 1, 0)
 assert [zb_v.stages_of(rank) for rank in range(4)] == [(0, 7), (1, 6), (2, 5), (3, 4)]
 
 # %% [markdown]
-# (Lesson 08 placed chunks *around* the ranks: 0, 1, 2, 3, 0, 1, 2, 3. There both chunks
-# of rank 0 have the longest lifetimes, and memory stays uneven.)
+# (Lesson 08 placed chunks *around* the ranks: 0, 1, 2, 3, 0, 1, 2, 3. There each
+# chunk of rank 0 has a longer lifetime than the same chunk of a later rank, and memory
+# stays uneven: exercise 3.)
 #
-# **ZB-V** (Qi et al. 2023) runs I and W separately on such a V. Here are the lifetimes
-# on the two stages of each rank:
+# **ZB-V** (Qi et al. 2023) runs I and W separately on such a V. A stage is now half as
+# long as in 1F1B. Each of its actions takes one unit again in this lesson. Here are the
+# lifetimes on the two stages of each rank:
 
 # %%
 longer = schedules.zb_v(num_ranks=4, num_microbatches=24)
@@ -110,11 +113,12 @@ assert timeline.makespan == 6 * 8 + 4 - 1 == 51
 #
 # ## Half the memory: a timetable for one microbatch
 #
-# A shorter lifetime means less memory, so memory can be chosen by choosing lifetimes. A
-# microbatch has six actions on each rank: F, I and W on both of its stages. Other ranks
-# wait only for F and I. So start with these four and leave W aside. They make two round
-# trips: F out and back, then I out and back. A trip can be fast and pass a rank in
-# every unit, or it can be slow and take two units for each rank.
+# A shorter lifetime means less memory, so you choose the memory by choosing lifetimes.
+# A microbatch has six actions on each rank: F, I and W on both of its stages. Other
+# ranks wait only for F and I. So start with these four and leave W aside. They make two
+# round trips: first F goes out, from rank 0 to the last rank, and back to rank 0, then
+# I does the same. A trip can be fast and pass a rank in every unit, or it can be slow
+# and take two units for each rank.
 #
 # **V-Half** (Qi et al. 2024) travels out slowly and back fast on both trips. The next
 # cell draws its timetable for four ranks: the unit in which each of the four actions
@@ -273,7 +277,7 @@ assert simulate(v_half).makespan == 53 and simulate(v_half).peak_activations == 
 # %% [markdown]
 # All idle time lies at the beginning and at the end of the step, when no other
 # microbatches fill the pauses of a trip. So it does not depend on the number of
-# microbatches:
+# microbatches. The next cell also contains `v_min`, which the next section explains:
 
 # %%
 for m in (8, 24):
@@ -382,19 +386,20 @@ print(f"on the Pareto front: {', '.join(best)}")
 assert best == ["zb-v", "v-half", "v-min"]
 
 # %% [markdown]
-# Only the three V shapes are left. For each of the other schedules, one of the three is
-# better in one respect and at least as good in the other. Between the three, your
-# memory decides. V-Half holds 3 microbatches fewer than ZB-V, and its bubble is 6
-# percentage points larger. V-Min saves one more microbatch for another 4 points.
+# Only the three V shapes are on the front. For each of the other schedules, one of the
+# three is better in one respect and at least as good in the other. Choose among the
+# three by the memory that you have. V-Half holds 3 microbatches fewer than ZB-V, and
+# its bubble is 6 percentage points larger. V-Min saves one more microbatch for another
+# 4 points.
 #
 # ## When the V loses
 #
 # This comparison assumed that F, I and W take equally long and that messages are free.
 # Both assumptions often fail. I and W seldom take equally long, and between I and W a
 # microbatch can hold more than before I (lesson 09). A V also has twice as many stages,
-# so it sends twice as many messages. With few microbatches in flight, a rank has
-# nothing else to do while a message travels. Let each message take half as long as a
-# rank's F:
+# so it sends twice as many messages. A rank that holds few microbatches has nothing
+# else to do while a message travels. Let each message take half as long as the forward
+# of a whole rank:
 
 # %%
 for name in ("zb-h1", "zb-v", "v-half", "v-min"):
@@ -408,9 +413,9 @@ for name in ("zb-h1", "zb-v", "v-half", "v-min"):
     assert round(bubble, 1) == {"zb-h1": 22.6, "zb-v": 22.2, "v-half": 42.2, "v-min": 53.4}[name]
 
 # %% [markdown]
-# ZB-V is now hardly better than ZB-H1, and the schedules that hold the least suffer the
-# most. There is no best schedule, only a best one for given costs. Put the costs of
-# your model into `Costs`, and compare again.
+# ZB-V is now hardly better than ZB-H1, and the schedules that hold the least lose the
+# most. Which schedule is best depends on the costs. Put the costs of your model into
+# `Costs`, and compare again.
 #
 # ## Enforce a limit
 #
@@ -470,10 +475,12 @@ for schedule in (zb_v, v_half, v_min):
     assert schedule.is_reproducible
 
 # %% [markdown]
+# ## The same in PyTorch and in Megatron-LM
+#
 # In PyTorch, `ScheduleZBVZeroBubble` is ZB-V; lesson 09 has a program that runs it.
-# V-Half and V-Min are in the authors' fork of Megatron-LM, which lesson 09 names. Its
-# script takes further options, `half` or `min` here. This command was not run for this
-# lesson:
+# Megatron-LM has no V schedule. The authors' fork of it, which lesson 09 names, has
+# V-Half and V-Min: the last option is `half` or `min`. This command was not run for
+# this lesson:
 #
 # ```bash
 # ZERO_BUBBLE_V_SCHEDULE=1 bash examples/pretrain_zero_bubble.sh \
@@ -481,9 +488,9 @@ for schedule in (zb_v, v_half, v_min):
 # ```
 
 # %% [markdown]
-# ## What you learnt
+# ## What you have learnt
 #
-# - The activations of a rank are the lifetimes of its microbatches divided by the time
+# - The number of microbatches that a rank holds is their lifetime divided by the time
 #   between arrivals.
 # - A V pairs a long lifetime with a short one, so that all ranks hold the same.
 # - A V schedule repeats a timetable with a period of six units. It works if the
@@ -517,7 +524,7 @@ for schedule in (zb_v, v_half, v_min):
 # ```
 #
 # 2. V-Min, the only one that fits, with 14.8 %. With the shorter W its bubble is 28.8
-#    %: the work that it repeats every six units no longer fills them.
+#    %. The schedule was built for periods of six units, and the work is now shorter.
 #
 # ```python
 # fitting = [name for name, (_, memory) in points.items() if memory <= 4]
@@ -528,12 +535,14 @@ for schedule in (zb_v, v_half, v_min):
 # ```
 #
 # 3. 66, 54, 42 and 30 units. Divided by 6 that is 11, 9, 7 and 5 chunks, as many as the
-#    ranks hold: both stages of rank 0 have longer lifetimes than both stages of rank 3.
+#    ranks hold. Each chunk has the longest lifetime on rank 0 and the shortest on rank
+#    3: the first chunk 45 and 27 units, the second chunk 21 and 3.
 #
 # ```python
 # around = schedules.interleaved_1f1b(4, 24)
 # sums = [sum(lives(around, rank).values()) for rank in range(4)]
 # assert sums == [66, 54, 42, 30]
+# assert lives(around, 0) == {0: 45, 4: 21} and lives(around, 3) == {3: 27, 7: 3}
 # assert simulate(around).peak_activations == tuple(units / 6 for units in sums) == (11, 9, 7, 5)
 # ```
 #

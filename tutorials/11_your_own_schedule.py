@@ -2,8 +2,8 @@
 # # 11 · Your own schedule: write it, verify it, run it
 #
 # In this lesson you write schedules as text, let the verifier explain their mistakes,
-# and train with the result. You also beat the named schedules on a problem that they
-# were not made for: unequal stages under a memory limit.
+# and train with the result. You also find a schedule that is better than the named ones
+# for a special problem: unequal stages under a memory limit.
 
 # %%
 import tempfile
@@ -89,11 +89,11 @@ assert error.code == "missing" and error.problems[0].message == "1W0 is missing 
 #
 # ## The third mistake: ranks that wait in a cycle
 #
-# No rank can detect the third mistake by itself. Each line is fine, but the two do not
-# fit together. Rank 0 expects the gradient of microbatch 0 before it computes
-# microbatch 1. Rank 1 expects microbatch 1 before it starts on the gradients. Each
-# waits for the other for ever: a deadlock (lesson 03). The marked cells show where the
-# ranks of the cycle are blocked.
+# No rank can detect the third mistake by itself: each line is correct, but the two
+# lines contradict each other. Rank 0 expects the gradient of microbatch 0 before it
+# computes microbatch 1. Rank 1 expects microbatch 1 before it starts on the gradients.
+# Each waits for the other forever: a deadlock (lesson 03). The marked cells show where
+# the ranks of the cycle are blocked.
 
 # %%
 error = complaint_about(
@@ -168,8 +168,8 @@ assert [(str(idle.awaited), idle.end - idle.start) for idle in waits] == [(f"0F{
 #
 # ## A second try
 #
-# So let rank 1 run that `I` first, and postpone the `W`. Only the line of rank 1
-# changes.
+# So let rank 1 run the `I` of the next microbatch first, and postpone the `W`. Only the
+# line of rank 1 changes.
 
 # %%
 second_try = Schedule.from_text(
@@ -189,9 +189,9 @@ assert timeline.peak_activations == (2, 2, 1)
 
 # %% [markdown]
 # This is par, with two thirds of the memory of ZB-H1. The method is general: find the
-# rank with the most work, ask why it waits, and give it something else to do.
+# rank with the most work, look up why it waits, and give it something else to do.
 #
-# ## Let the machine try
+# ## Build a schedule automatically
 #
 # `schedules.greedy` moves forward through time. Whenever a rank is free, it picks an
 # action that is ready, and prefers the kinds that come first in `priority`. It never
@@ -207,8 +207,8 @@ print(spans)
 assert spans == {"BF": 42, "FB": 42, "IFW": 37, "FIW": 37, "FWI": 37}
 
 # %% [markdown]
-# With split backwards it also reaches par. With whole backwards no priority does: only
-# the split leaves work that can be moved.
+# With split backwards it also reaches par. With whole backwards neither priority does,
+# because no W can be postponed.
 #
 # ## Train with it
 #
@@ -283,10 +283,12 @@ print(second_try.to_csv().splitlines()[2])
 assert again.name == "mine" and again.actions == second_try.actions and again.placement == (0, 1, 2)
 
 # %% [markdown]
-# With such a file, all of this works from the terminal. `minipipe step` walks through a
-# schedule action by action, and shows where the ranks of an illegal schedule block. The
-# training program runs your schedule on three processes. Its option `--trace` writes a
-# page for the browser that shows what the ranks did above the prediction.
+# To use the schedule in a terminal, save it in the current folder:
+# `Path("mine.csv").write_text(second_try.to_csv())`. The commands below verify and
+# simulate it. `minipipe step` walks through a schedule action by action, and shows
+# where the ranks of an illegal schedule block. The training program runs your schedule
+# on three processes. Its option `--trace` writes a page for the browser that shows what
+# the ranks did, and the prediction below it.
 #
 # ```sh
 # minipipe check mine.csv --memory-limit 2
@@ -325,7 +327,7 @@ assert again.name == "mine" and again.actions == second_try.actions and again.pl
 # ```
 #
 # ```bash
-# torchrun --nproc_per_node 3 from_csv.py
+# torchrun --nproc-per-node 3 from_csv.py
 # ```
 #
 # In the other direction, `schedule._dump_csv("theirs.csv", format="compute_only")`
@@ -334,7 +336,7 @@ assert again.name == "mine" and again.actions == second_try.actions and again.pl
 # schedule by options, and reads no file.
 
 # %% [markdown]
-# ## What you learnt
+# ## What you have learnt
 #
 # - A schedule is a list of actions for each rank. You can write it as text or CSV.
 # - The verifier finds wrong orders, missing actions, deadlocks and too much memory. The

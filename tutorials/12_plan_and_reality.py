@@ -2,8 +2,8 @@
 # # 12 · Unbalanced stages: predicted and measured times
 #
 # In this lesson you plan a pipeline whose stages take 10, 20, 15 and 5 ms, and improve
-# it by moving the stage boundaries. Then you run the plan and measure how far it is
-# from reality.
+# it by moving the stage boundaries. Then you run the plan, and compare the measured
+# time with the planned one.
 #
 # So far nearly all stages were equal, and all times were units. The layers of real
 # models take different times, and so does the same layer on different machines.
@@ -62,7 +62,7 @@ assert gpipe_formula(FORWARD, M) == (50 + 7 * 20) + (100 + 7 * 40) == 570
 assert round(1000 * planned.makespan, 6) == 570
 
 # %% [markdown]
-# The formula and the simulator agree. Rank 1 is busy most of the time, and the others
+# The formula and the simulator agree. Rank 1 works most of the time, and the others
 # wait for it:
 
 # %%
@@ -88,11 +88,11 @@ for name in ("gpipe", "1f1b", "zb-h1"):
 #
 # ## Move the stage boundaries
 #
-# So balance the stages. Suppose that the model consists of ten layers with a forward of
-# 5 ms each. The stages above had 2, 4, 3 and 1 of them. `partition_by_cost` finds the
-# partition that minimises the time of the slowest stage. (For your model,
-# `minipipe.measure_layers` measures the time of each layer, and `minipipe.balance`
-# partitions by it.)
+# So balance the stages: choose another **partition**, the assignment of layers to
+# stages. Suppose that the model consists of ten layers with a forward of 5 ms each. The
+# stages above had 2, 4, 3 and 1 of them. `partition_by_cost` finds the partition that
+# minimises the time of the slowest stage. (For your model, `minipipe.measure_layers`
+# measures the time of each layer, and `minipipe.balance` partitions by it.)
 
 # %%
 layers = [5] * 10  # ms
@@ -231,15 +231,15 @@ render.show(after, well_balanced)
 assert well_balanced.is_measured and not after.is_measured
 
 # %% [markdown]
-# The upper picture is the plan, and the lower one is the measurement. On a busy machine
-# the difference is larger, because a sleeping thread may wake up late. It never wakes
-# up early.
+# The upper picture is the plan, and the lower one is the measurement. The measured time
+# is a little longer, and much longer on a busy machine, because a sleeping thread may
+# wake up late. It never wakes up early.
 #
 # ## Plan with measured times
 #
-# The times of layers are seldom known in advance. So work in the other direction:
-# measure one step, let `Costs.measured` extract the times of each stage, and predict
-# *other* schedules before you run them.
+# The times of layers are seldom known in advance. So measure one step, let
+# `Costs.measured` extract the times of each stage, and predict *other* schedules before
+# you run them.
 
 # %%
 costs = Costs.measured(well_balanced)
@@ -254,7 +254,8 @@ assert all(ms >= 0.99 * plan for ms, plan in zip(forward_ms, balanced))
 # %% [markdown]
 # ## Two processes, and real work
 #
-# Sleep is easy to predict. Now two MPI processes multiply matrices.
+# Sleep is easy to predict. Now two MPI processes multiply matrices (lesson 03 explains
+# MPI).
 # `pipeline.measure_costs` does the measurement for you: it combines several steps, and
 # times I and W separately. The program below measures a pipeline with 1F1B, predicts
 # other schedules from the result, runs them as well, and prints both times. One of them
@@ -321,7 +322,7 @@ def mpirun(program, num_ranks):
 # %%
 printed = mpirun(PROGRAM, num_ranks=2)
 if printed is None:
-    print("There is no MPI here (pip install -e '.[mpi]' brings one), so nothing is measured.")
+    print("This cell needs MPI: pip install -e '.[mpi]'. Continue with the next cell.")
 else:
     drawing, _, last_line = printed.strip().rpartition("\n")
     print(f"{drawing}\n")
@@ -336,18 +337,18 @@ else:
 # %% [markdown]
 # ## If the prediction is far off
 #
-# On a quiet machine with a core for each rank, the predictions are within a few per
-# cent. If yours are far off, these are the usual reasons:
+# The predictions are best on a machine with a core for each rank and no other program.
+# If yours are far off, these are the usual reasons:
 #
 # - **Ranks share a core.** If a rank loses its core in the middle of an action, the
 #   action seems to take longer. The timeline cannot tell the difference, and
 #   `Costs.measured` takes it at face value. `pipeline.measure_costs` reads another
-#   clock, which counts only while the rank has a core; see below.
+#   clock, which counts only while the rank has a core; see the next section.
 # - **Thread ranks share the interpreter.** Large matrix products run in parallel;
-#   everything else takes turns. That is why timelines of thread ranks carry a note, and
-#   why you measure with processes.
-# - **Another program is running.** Use the median of several steps, or the fastest, and
-#   say which.
+#   everything else takes turns. So measure with processes. Timelines of thread ranks
+#   carry a note that says so.
+# - **Another program is running.** Use the median of several steps, or the fastest one,
+#   and state which of the two you report.
 # - **Messages.** `Costs.measured` estimates a latency from the messages that a rank had
 #   to wait for. But by default the simulator lets any number of messages overlap, while
 #   real messages share a link, and copying them takes processor time.
@@ -381,15 +382,44 @@ assert crowded.makespan >= 4 * M * 3 / 2  # all the work, on two cores that neve
 #
 # `mpirun -n 4 python tutorials/train.py --trace step.html` draws the last step of a
 # real training run, measured above predicted, as a page that you can step through. If
-# ranks share cores, `step.html` shows the order of the step with the time for which
-# each action had a core, and `step.measured.html` shows the measurement.
+# ranks share cores, it writes two pages. In `step.html` each action takes as long as it
+# had a core, and `step.measured.html` shows the measured times.
+#
+# ## The same in PyTorch and in Megatron-LM
+#
+# In PyTorch, if each rank builds its own stage (lesson 06), you choose the stage
+# boundaries by the layers that you build. If the whole model exists on each rank,
+# PyTorch can split it. These lines split a `model` of ten layers into stages of 3, 3, 2
+# and 2 layers. `inputs` is a batch of 64 samples, and a microbatch has 8:
+#
+# ```python
+# from torch.distributed.pipelining import SplitPoint, pipeline
+#
+# boundaries = {name: SplitPoint.BEGINNING for name in ("3", "6", "8")}
+# stages = pipeline(model, mb_args=(inputs[:8],), split_spec=boundaries)
+# stage = stages.build_stage(rank, torch.device("cpu"))  # then as in lesson 06
+# ```
+#
+# In Megatron-LM, stages have equal numbers of transformer layers. The first option
+# below changes this, with `E` for the embedding, `t` for a transformer layer, `L` for
+# the loss, and `|` between stages. `--decoder-first-pipeline-num-layers` and
+# `--decoder-last-pipeline-num-layers` change only the first and the last stage. This
+# was not run for this lesson:
+#
+# ```text
+# --pipeline-model-parallel-layout "Et*3|t*3|t*2|t*2L" \
+# --pipeline-model-parallel-size 4 --num-layers 10
+# ```
+#
+# In minipipe the same is `Pipeline(…, partition=[range(0, 3), range(3, 6), range(6, 8),
+# range(8, 10)])`.
 
 # %% [markdown]
-# ## What you learnt
+# ## What you have learnt
 #
-# - The slowest stage sets the pace, whatever the schedule. Balance the stages first.
-# - Dynamic programming finds the best partition; closing a stage once it is full can be
-#   almost twice as slow.
+# - The slowest stage sets the pace in every schedule. Balance the stages first.
+# - Dynamic programming finds the best partition. If you close a stage once it is full,
+#   the slowest stage can be almost twice as slow.
 # - Measured costs predict other schedules. Measure processes and not threads, take the
 #   median of several steps, and never the first.
 #
@@ -434,10 +464,10 @@ assert crowded.makespan >= 4 * M * 3 / 2  # all the work, on two cores that neve
 # assert [milliseconds(*pair) for pair in (("zb-h1", FORWARD), ("zb-h1", balanced))] == [500, 385]
 # ```
 #
-# 3. A `SlowLinear` sleeps in I, because its pause stands between its result and the
-#    gradient that is passed on. W is almost nothing, so there is nothing to postpone,
-#    and the plan says the same for both schedules. To change that, half of the pause
-#    would have to depend on the weights: in the vjp of `self.linear.weight`.
+# 3. A `SlowLinear` sleeps in I, because the gradient of its inputs is computed after
+#    the pause. W takes almost no time, so there is nothing to postpone, and the plan
+#    says the same for both schedules. To change that, half of the pause would have to
+#    depend on the weights: in the vjp of `self.linear.weight`.
 #
 # ```python
 # all_in_i = replace(costs_of(balanced), backward_input=[0.030, 0.030, 0.020, 0.020], backward_weight=[0] * 4)

@@ -504,11 +504,11 @@ assert sum(HOSTS.values()) == num_ranks
 #
 # # PyTorch under Slurm: 1 task on each node, which starts 4 ranks
 # HEAD=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)
-# srun --nodes=2 --ntasks-per-node=1 torchrun --nnodes 2 --nproc_per_node 4 \
+# srun --nodes=2 --ntasks-per-node=1 torchrun --nnodes 2 --nproc-per-node 4 \
 #     --rdzv_backend c10d --rdzv_endpoint $HEAD:29500 train.py
 #
 # # PyTorch without Slurm: on each of the two machines
-# torchrun --nnodes 2 --nproc_per_node 4 \
+# torchrun --nnodes 2 --nproc-per-node 4 \
 #     --rdzv_backend c10d --rdzv_endpoint first.example.org:29500 train.py
 # ```
 #
@@ -561,7 +561,7 @@ print(complaint)
 assert complaint.code == "deadlock" and "pipeline.evaluate(), which every rank must call" in str(complaint)
 
 # %% [markdown]
-# ## What you learnt
+# ## What you have learnt
 #
 # - A GPU runs behind the host, like a second rank. Wait for it rarely, and give it
 #   large kernels.

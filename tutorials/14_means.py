@@ -469,7 +469,7 @@ assert mixed == (1.9395, 1.9351, 1.9279, 1.9282)
 # Megatron-LM](site/coming-from-megatron.md).
 
 # %% [markdown]
-# ## What you learnt
+# ## What you have learnt
 #
 # - The mean of the microbatches' means differs from the mean of the batch if the
 #   microbatches have unequal numbers of tokens.

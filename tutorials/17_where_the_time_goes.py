@@ -65,9 +65,9 @@ def by_hand(weights, inputs, targets):
 #   follows a schedule, records times, and checks that the loss and all gradients are
 #   finite. Here it is made with `replay=False`.
 # - **replayed**: the same pipeline with its default settings. It *captures* the NumPy
-#   calls of a microbatch as straight-line code, which you saw in lesson 01. Then it
-#   *replays* this code for every microbatch of the same shapes, without operations and
-#   modules.
+#   calls of a microbatch as straight-line code, like the code that lesson 01 wrote by
+#   hand (`pipeline.source` shows it). Then it *replays* this code for every microbatch
+#   of the same shapes, without operations and modules.
 
 
 # %%
@@ -326,9 +326,9 @@ assert all(cost >= 0 and step >= 5 for cost, step in results)
 # 3. Measure the small network with `M` of 2, 4, 8 and 16, and 16 rows in a microbatch.
 #    The times of *replayed* lie on a line. What does it cost to begin a step, and what
 #    does each further microbatch cost?
-# 4. Put a layer of your own into the network. What does the report say? Give it
-#    `is_replayable = True`, as in lesson 01, and read the report again. Then let its
-#    forward ask `if x.data.max() > 0`.
+# 4. Put a layer of your own into the network. What does the report say? Set the class
+#    attribute `is_replayable = True` in your layer, and read the report again. Then let
+#    its forward ask `if x.data.max() > 0`.
 # 5. In the coursework task `01_multiply` you wrote an operation with its vjps. Nothing
 #    in it is about replaying. Why can it be replayed?
 #

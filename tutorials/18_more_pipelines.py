@@ -2,8 +2,9 @@
 # # 18 · Data parallelism: replicas of a pipeline
 #
 # In this lesson you run several copies of a pipeline side by side, each on its own part
-# of the batch. You learn why the copies need an all-reduce of gradients, how much of
-# its time is hidden by computation, and how its order decides the bits of the result.
+# of the batch. You learn why the copies need an all-reduce of gradients (lesson 03),
+# how much of its time is hidden behind computation, and how its order determines the
+# bits of the result.
 #
 # A copy of a stage is called a *replica*. Training with replicas is *data parallelism*;
 # in large jobs it is combined with a pipeline.
@@ -81,10 +82,11 @@ assert error.code == "early-sum" and (error.problems[0].rank, error.problems[0].
 # ## How much of the all-reduce is hidden
 #
 # Take two copies of 1F1B, each with four ranks and eight microbatches. Let an
-# all-reduce take 6 units, as long as a rank computes for two microbatches. A
-# REDUCE_GRAD itself takes no time: the rank hands its gradient over and goes on. The
-# all-reduce begins when the last replica has handed over its gradient. The picture
-# draws it below the rank; in a terminal it is a row named "sum".
+# all-reduce take 6 units, as long as a rank computes for two microbatches. An
+# all-reduce is *hidden* while some rank still computes, and *exposed* when it makes the
+# step longer. A REDUCE_GRAD itself takes no time: the rank starts the all-reduce and
+# continues. The all-reduce begins when the last replica has reached its REDUCE_GRAD.
+# The picture draws it below the rank; in a terminal it is a row named "sum".
 
 # %%
 SUMS = Costs(gradient_size=6, bandwidth=1)
@@ -100,16 +102,16 @@ assert (alone, together.makespan) == (33, 39)
 
 # %% [markdown]
 # The last stage has its complete gradient at 27. Stage 0 has it only at 33, because the
-# cool-down ends on one rank after another. So the all-reduce of stage 3 is over when
-# rank 0 ends, and costs nothing. Of the 6 units of stage 2 four are hidden, of stage 1
-# two, and of stage 0 none, because no rank computes after rank 0. The step takes 39
-# units instead of 33.
+# cool-down ends on one rank after another. So the all-reduce of stage 3 ends when rank
+# 0 ends its last backward, and is hidden completely. Stage 2 hides four of the 6 units,
+# stage 1 hides two, and stage 0 none, because no rank computes after rank 0. The step
+# takes 39 units instead of 33, for twice as many microbatches.
 #
 # ## Which schedules hide it best?
 #
 # With two stages on each rank, there are two all-reduces of half the size. Compare 1F1B
 # with three other schedules of the same model. Each line shows the makespan of one copy
-# and of two copies, and how many of the 6 units are exposed, that is, not hidden.
+# and of two copies, and how many of the 6 units are exposed.
 
 # %%
 table = {}
@@ -125,10 +127,10 @@ for schedule in (one, schedules.interleaved_1f1b(4, 8, 2), schedules.zb_h1(4, 8)
 assert table == {"1f1b": (33, 39), "interleaved-1f1b": (28.5, 31.5), "zb-h1": (27, 33), "zb-v": (25.5, 28.5)}
 
 # %% [markdown]
-# Interleaved 1F1B and ZB-V expose only the all-reduce of the stage that a rank finishes
-# last: 3 units. The all-reduce of its other stage runs while the rank still computes.
-# In ZB-H1 all ranks end at the same time, so no rank has a cool-down that could hide an
-# all-reduce.
+# In interleaved 1F1B and ZB-V, only the all-reduce of the stage that a rank finishes
+# last is exposed: 3 units. The all-reduce of its other stage runs while the rank still
+# computes. In ZB-H1 all ranks end at the same time, so no rank has a cool-down that
+# could hide an all-reduce.
 #
 # Data-parallel libraries use the same idea without a pipeline. They divide the
 # gradients into *buckets* of layers, and reduce each bucket as soon as the backward has
@@ -136,9 +138,10 @@ assert table == {"1f1b": (33, 39), "interleaved-1f1b": (28.5, 31.5), "zb-h1": (2
 #
 # ## Deep or wide?
 #
-# Eight ranks can be one pipeline of eight stages, or several shorter ones. Let the
+# Eight ranks can form one pipeline of eight stages, or several shorter ones. Let the
 # whole model take 4 units for the forward of a microbatch and 8 for its backward. Its
-# gradients have a size of 24, and the batch has 16 microbatches.
+# gradients have a size of 24, and the batch has 16 microbatches. An all-reduce over R
+# replicas takes 2 (R - 1) / R times the size divided by the bandwidth.
 
 
 # %%
@@ -167,14 +170,15 @@ assert [round(with_sums, 2) for _, with_sums in fast.values()] == [34.5, 33.3, 3
 # %% [markdown]
 # Short pipelines have small bubbles, but their ranks hold more weights, and their
 # all-reduce is larger. With fast links, choose the shortest pipeline that fits into
-# memory. With slow links, the deepest one wins.
+# memory. With slow links, the deepest pipeline is the fastest.
 #
 # ## The order of additions
 #
-# Floating-point addition depends on its order. A ring all-reduce cuts the array into
-# one shard for each replica, and adds each shard along the ring, starting at a
-# different replica. With two replicas the order does not matter, because a + b and b +
-# a have the same bits. With three it does: (a + b) + c may differ from (b + c) + a.
+# The result of floating-point additions depends on their order. A ring all-reduce
+# divides the array into one shard for each replica, and adds each shard along the ring,
+# starting at a different replica. With two replicas the order does not matter:
+# a + b and b + a have the same bits. With three replicas it does: (a + b) + c may differ
+# from (b + c) + a.
 
 
 # %%
@@ -244,7 +248,8 @@ for rank, summed in enumerate(by_rank):
     assert all(np.allclose(summed[name], in_one_row[name], atol=1e-6) for name in summed)
 
 # %% [markdown]
-# So the number of replicas belongs to the settings that make a run repeatable.
+# So to repeat a run bit for bit, you need the same number of replicas, or the option
+# `gradient_blocks` (below).
 #
 # ## The same with one argument
 #
@@ -265,13 +270,13 @@ for rank, (built_in, by_hand) in enumerate(zip(spawn(with_replicas, num_ranks=4)
     assert is_same and built_in.keys() == by_rank[rank].keys()
 
 # %% [markdown]
-# (With more than two replicas it adds them in pairs: 0 and 1, 2 and 3, then both sums.
-# With `gradient_blocks=`, four replicas can then have the bits of two.)
+# (With four replicas it adds the gradients in pairs: 0 and 1, 2 and 3, then both sums.
+# With the option `gradient_blocks`, a run on two replicas can have the same bits.)
 #
 # ## Shard the optimiser
 #
-# Replicas also repeat the state of the optimiser. Adam keeps two numbers for each
-# parameter, and every replica computes the same ones. `pipeline.sharded` divides this
+# Each replica also stores the state of the optimiser. Adam keeps two numbers for each
+# parameter, and they are the same on all replicas. `pipeline.sharded` divides this
 # state among the replicas: each updates its shard of the parameters, and sends the new
 # values to the others. This is called ZeRO stage 1, or a distributed optimiser. Compare
 # the memory and the resulting weights of both kinds.
@@ -298,14 +303,15 @@ for rank in range(4):
 # %% [markdown]
 # Each rank holds half of the state, and the weights have the same bits.
 #
-# ## In PyTorch and in Megatron
+# ## The same in PyTorch and in Megatron-LM
 #
-# The number of replicas is implicit there: it is the number of processes divided by the
-# other sizes.
+# In Megatron-LM you do not give the number of replicas: it is the number of processes
+# divided by the other sizes. The first two items were not run for this lesson.
 #
 # - **Megatron-LM** on 8 GPUs, as two replicas of a pipeline with four stages.
-#   `--overlap-grad-reduce` starts the reduction of each bucket during the backward, and
-#   `--use-distributed-optimizer` shards the optimiser:
+#   `--overlap-grad-reduce` starts the reduction of each bucket during the backward,
+#   `--use-distributed-optimizer` shards the optimiser, and `--overlap-param-gather`
+#   sends updated parameters during the next forward:
 #
 # ```text
 # torchrun --nproc-per-node 8 pretrain_gpt.py --pipeline-model-parallel-size 4 \
@@ -333,8 +339,8 @@ for rank in range(4):
 #
 # - Replicas of a stage need one all-reduce of gradients per step, and it may only start
 #   after the last backward.
-# - The cool-down hides most of it on the last stages, and nothing on stage 0. More
-#   stages per rank expose less.
+# - The cool-down hides the all-reduce of the last stage, and nothing of stage 0. With
+#   several stages on each rank, less of it is exposed.
 # - Few replicas of deep pipelines suit slow links; many replicas of short ones suit
 #   fast links.
 # - The order of additions is part of the result.
@@ -350,9 +356,9 @@ for rank in range(4):
 # %% [markdown]
 # ## Exercise
 #
-# 1. Cut every stage of `one` into n neighbouring ones, with `chunks_per_rank=n` and
-#    `SUMS.cut(n)`. How long do two copies take for n of 1, 2, 3 and 6? What changes
-#    with `latency=0.5`?
+# 1. Divide each stage of `one` into n neighbouring stages on the same rank, with
+#    `chunks_per_rank=n` and `SUMS.cut(n)`. How long do two copies take for n of 1, 2, 3
+#    and 6? What changes with `latency=0.5`?
 # 2. Look at the table of depths. At which bandwidth do two copies of four stages take
 #    as long as one pipeline of eight?
 # 3. A rank has two replicated stages and reduces stage 0 first. Another rank reduces
@@ -369,9 +375,10 @@ for rank in range(4):
 # <details>
 # <summary>Answers</summary>
 #
-# 1. Only the all-reduce of the last piece of rank 0 is exposed, so the step takes 33 +
-#    6/n. With latency, the messages between ranks make one copy alone take 41, and 6/n
-#    + 1 is added to that. The 1 is twice the latency, and no cut reduces it.
+# 1. Only the all-reduce of stage 0 is exposed, which now is 1/n of the former stage. So
+#    the step takes 33 + 6/n units. With latency, one copy alone takes 41 units, and two
+#    copies 6/n + 1 more. The 1 is the latency of the two rounds of an all-reduce, for
+#    any n.
 #
 # ```python
 # from dataclasses import replace

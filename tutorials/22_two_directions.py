@@ -16,10 +16,10 @@ from minipipe.errors import ScheduleError
 # %% [markdown]
 # ## Chimera
 #
-# In 1F1B rank 3 is idle at first, because every microbatch begins on rank 0. Chimera
-# (Li and Hoefler 2021) starts half of the microbatches on rank 3 and sends them through
-# the ranks in the opposite direction. In the first picture microbatches 0 and 1 go
-# *down*, from rank 0 to rank 3, and 2 and 3 go *up*. Its labels include the stage,
+# In 1F1B every microbatch begins on rank 0, so the last rank is idle at first. Chimera
+# (Li and Hoefler 2021) starts half of the microbatches on the last rank and sends them
+# through the ranks in the opposite direction. In the first picture microbatches 0 and 1
+# go *down*, from rank 0 to rank 3, and 2 and 3 go *up*. Its labels include the stage,
 # because each rank now has two: `3F2` is stage 3, forward, microbatch 2. (A notebook
 # draws the upward direction darker.) The second picture is 1F1B. A backward takes as
 # long as a forward here, as in the figures of the paper.
@@ -55,20 +55,21 @@ assert idle == {(4, 4): [2, 6], (4, 8): [2, 6], (8, 8): [6, 14], (8, 16): [6, 14
 assert all(both == [ranks - 2, 2 * (ranks - 1)] for (ranks, _), both in idle.items())
 
 # %% [markdown]
-# With p ranks, Chimera is idle for p - 2 units and 1F1B for 2 (p - 1), for any number
-# of microbatches.
+# With p ranks, each rank is idle for p - 2 units in Chimera and for 2 (p - 1) units in
+# 1F1B. In 1F1B this holds for any number of microbatches, and in Chimera for multiples
+# of p; other numbers leave more idle time.
 #
 # ## Why two copies of the weights?
 #
 # Microbatches that go down need stage 0 on rank 0. Microbatches that go up begin on
-# rank 3, and need stage 0 there. **A rank must hold every stage that it runs for any
-# microbatch.** So each stage has two replicas, and each rank holds the weights of two
-# stages. At the end of the step there is an all-reduce between the two replicas, as in
-# data parallelism.
+# rank 3, and need stage 0 on rank 3. **A rank must hold every stage that it runs for
+# any microbatch.** So each stage has two replicas, and each rank holds the weights of
+# two stages. At the end of the step there is an all-reduce between the two replicas, as
+# in data parallelism.
 #
-# Could a microbatch go down through one replica, and come back through the other one?
-# The backward needs the activations, and they are on the rank of the forward. The
-# verifier says so:
+# Could a microbatch run its forward on one replica of a stage and its backward on the
+# other? No: the backward needs the activations, which are on the rank of the forward.
+# The verifier reports it:
 
 
 # %%
@@ -117,17 +118,19 @@ assert all(len(schedule.stages_of(rank)) == 2 for schedule in (crossing, side_by
 
 # %% [markdown]
 # If a backward takes as long as a forward, Chimera is 2 units faster. If it takes twice
-# as long, as usual, both take the same time: the slots of the two directions no longer
-# fit into each other. The fullest rank holds 4 pairs in both. When you judge a
-# schedule, compare it with the best alternative that uses the same memory.
+# as long, as usual, both take the same time, because the actions of one direction no
+# longer fit exactly into the gaps of the other. In both schedules a rank holds at most
+# 4 pairs. When you judge a schedule, compare it with the best alternative that uses the
+# same memory.
 #
 # ## DualPipe
 #
 # DualPipe (DeepSeek-AI 2024) also sends microbatches in two directions, for another
 # reason. A rank runs the forward of one direction together with the backward of the
-# other, and the messages of each are hidden by the computation of the other. First we
-# look at the schedule without these pairs, with one action at a time. Compare it with
-# two copies of `dualpipe_v`, on as many ranks, and with 1F1B.
+# other, and the messages of each are hidden behind the computation of the other. First
+# look at the schedule without these pairs, with one action at a time. The next cell
+# compares it with 1F1B, and with two copies of another schedule, `dualpipe_v`, on the
+# same number of ranks.
 
 # %%
 dual = schedules.dualpipe(num_ranks=8, num_microbatches=20)
@@ -142,12 +145,12 @@ assert max(simulate(dual).peak_activations) == max(simulate(halves).peak_activat
 assert dual.stages_of(0) == halves.stages_of(0) == (0, 7)
 
 # %% [markdown]
-# The first two lines agree. To see why, fold DualPipe in the middle: put rank 7 on rank
-# 0, rank 6 on rank 1, and so on. Each microbatch then passes over the four ranks and
-# back, as in the V of lesson 10. One copy of the weights is enough, and half of the
-# ranks. This schedule is DualPipe-V, which Qi et al. (2025) call "cut in half". The
-# next cell checks that each rank of DualPipe runs a row of DualPipe-V, with other
-# numbers for the microbatches.
+# The first two lines show the same times and memory. To see why, fold DualPipe in the
+# middle: put rank 7 on rank 0, rank 6 on rank 1, and so on. Each microbatch then passes
+# over the four ranks and back, as in the V of lesson 10. One copy of the weights is
+# enough, and half of the ranks. This schedule is DualPipe-V, which Qi et al. (2025)
+# call "cut in half". The next cell checks that each rank of DualPipe runs a row of
+# DualPipe-V, with other numbers for the microbatches.
 
 # %%
 half = schedules.dualpipe_v(4, 10)
@@ -167,10 +170,10 @@ assert dual.stages_of(0) == half.stages_of(0)
 #
 # ## Overlap a forward with a backward
 #
-# With `joined=True`, a forward in the steady state runs together with the action behind
-# it. Text writes such an overlapped pair as `(0F1;0B0)OVERLAP_F_B`, as PyTorch does. A
-# pair begins when the inputs of both actions are available. `Costs(overlap=0)` lets it
-# take as long as both actions together, `overlap=1` as long as the longer one.
+# With `joined=True`, a forward in the steady state runs together with the action that
+# follows it. Text writes such an overlapped pair as `(0F1;0B0)OVERLAP_F_B`, as PyTorch
+# does. A pair begins when the inputs of both actions are available. `Costs(overlap=0)`
+# lets it take as long as both actions together, `overlap=1` as long as the longer one.
 
 # %%
 joined = schedules.dualpipe(8, 20, joined=True)
@@ -190,9 +193,9 @@ assert by_overlap[0] == 3 * 20 + (8 // 2 - 1) * (3 + 2 - 3 * 1)  # DeepSeek's fo
 #
 # ## A pair can deadlock
 #
-# A pair can cause a deadlock although the same rows are legal without it. Here rank 0
-# runs the forward of microbatch 1 together with the backward of microbatch 0. Rank 1
-# runs these two one after the other.
+# A pair can cause a deadlock although the same rows are legal without the pair. Here
+# rank 0 runs the forward of microbatch 1 together with the backward of microbatch 0.
+# Rank 1 runs these two one after the other.
 
 # %%
 error = complaint_about(
@@ -208,7 +211,7 @@ assert error.code == "overlap-deadlock" and "Without the overlaps it would end" 
 # The pair on rank 0 waits for `1B0` on rank 1. Rank 1 first runs `1F1`, which waits for
 # the pair.
 #
-# ## In PyTorch and in Megatron
+# ## The same in PyTorch and in Megatron-LM
 #
 # - **PyTorch** has DualPipe-V as `ScheduleDualPipeV` in `torch.distributed.pipelining`.
 #   Each rank gives it two stages, placed as a V. `get_schedule_class("DualPipeV")`
@@ -236,8 +239,8 @@ assert error.code == "overlap-deadlock" and "Without the overlaps it would end" 
 # ## What you have learnt
 #
 # - Two directions need two replicas of each stage, and an all-reduce at the end.
-# - Chimera saves time if a backward takes as long as a forward. With the same memory,
-#   two shorter pipelines are as fast or faster otherwise.
+# - Chimera saves time if a backward takes as long as a forward. If a backward takes
+#   twice as long, two shorter pipelines with the same memory are as fast or faster.
 # - DualPipe is two copies of DualPipe-V on the same ranks. Its gain comes from
 #   overlapped pairs, and only if there is something to hide.
 #
@@ -271,8 +274,8 @@ assert error.code == "overlap-deadlock" and "Without the overlaps it would end" 
 # <summary>Answers</summary>
 #
 # 1. Chimera takes 58 units, the two pipelines 54. Chimera runs its microbatches in
-#    units of p, and each unit leaves a bubble of (p - 2)(B - F). The bubble of 1F1B
-#    does not grow with the number of microbatches.
+#    groups of p, and each group adds (p - 2)(B - F) units of idle time. The idle time
+#    of 1F1B does not grow with the number of microbatches.
 #
 # ```python
 # assert simulate(schedules.chimera(4, 16)).makespan == 16 * 3 + (4 - 2) * (1 + 16 / 4 * (2 - 1)) == 58
@@ -308,5 +311,5 @@ assert error.code == "overlap-deadlock" and "Without the overlaps it would end" 
 #
 # </details>
 #
-# This was the last lesson. The next one is yours: train something, draw it with
-# `--trace`, and find out what your ranks are waiting for.
+# This was the last lesson. To continue, train a model of your own, draw a step with
+# `--trace`, and find out what your ranks wait for.

@@ -2,7 +2,8 @@
 
 Everything here works without NumPy, and imports nothing of minipipe outside this
 package. `values.py` declares the kinds, `flow.py` applies the declarations to a
-table, `order.py` and `times.py` derive from that when each instruction runs.
+table, and the other files derive from that whether the table is legal, in which order
+its instructions can run, which messages it needs, and when each one starts and ends.
 """
 
 __all__: list[str] = []

@@ -11,8 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from operator import ge
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from minipipe.core.values import (
     KINDS,
@@ -22,30 +21,8 @@ from minipipe.core.values import (
     Uses,
     Value,
     cut_of,
+    stages_near,
 )
-
-
-class Table(Protocol):
-    """The part of a schedule or program that a flow reads.
-
-    An action is (stage, kind, microbatch); `overlaps` has the forwards that run as one
-    with the next action of their row.
-    """
-
-    num_ranks: int
-    num_stages: int
-    num_microbatches: int
-    num_slices: int
-    actions: Sequence[Sequence[Any]]
-    frozen: frozenset[int]
-    overlaps: frozenset[Any]
-    is_forward_only: bool
-    first_backward_stage: int
-    message_cuts: Sequence[bool]
-
-    def ranks_of(self, stage: int) -> Sequence[int]:
-        """Return the ranks that hold a stage."""
-        ...
 
 
 class Numbered(NamedTuple):
@@ -75,35 +52,20 @@ class Rule(NamedTuple):
     delayed: tuple[tuple[int, Value], ...]
 
 
-class Fault(NamedTuple):
-    """Why a table is illegal: the first instruction or value that does not fit.
-
-    Attributes
-    ----------
-    reason : str
-        One of: "placement", "undeclared", "given twice", "taken twice", "elsewhere",
-        "never given", "never taken", "meeting", "overlap", "mixed cut", "order".
-    rank, position : int
-        The instruction; -1 if there is none.
-    value : Value or None
-    """
-
-    reason: str
-    rank: int = -1
-    position: int = -1
-    value: Value | None = None
-
-
 class Flow:
     """The declared values of a table.
 
     Parameters
     ----------
     table : Schedule or Program
-        Legal or not, with stages and microbatches that exist.
+        Legal or not, with stages and microbatches that exist. An action is (stage,
+        kind, microbatch); `overlaps` has the forwards that run as one with the next
+        action of their row.
 
     Attributes
     ----------
+    pairs : frozenset
+        The overlapped forwards that have a backward of another microbatch behind them.
     num_values : int
     rules : dict
         By kind and stage, its :class:`Numbered` for microbatch 0; None where each
@@ -112,13 +74,19 @@ class Flow:
         By rank and position, the :class:`Numbered` of an instruction.
     """
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Any) -> None:
         self.table = table
         self.num_stages, self.num_slices = table.num_stages, table.num_slices
         self.frozen, self.is_forward_only = table.frozen, table.is_forward_only
         self.first_backward_stage = table.first_backward_stage
         self.message_cuts = table.message_cuts
         self.kinds = frozenset(kind for row in table.actions for _, kind, _ in row)
+        self.pairs = frozenset(
+            action
+            for row in (table.actions if table.overlaps else ())
+            for position, action in enumerate(row)
+            if action in table.overlaps and _is_pair(row, position)
+        )
         self._replicas = [len(table.ranks_of(s)) for s in range(table.num_stages)]
         self.positions: dict[tuple[str, int, int], int] = {}
         self._rows: dict[tuple[int, str, int], list[tuple[int, int]]] = {}
@@ -245,7 +213,7 @@ class Flow:
         return Rule(
             tuple(event + k for event in needs),
             tuple(event + k for event in gives),
-            tuple((event + k, value) for event, value in delayed),
+            tuple((event + k, value.of(k)) for event, value in delayed),
         )
 
     def number_of(self, value: Value) -> int:
@@ -254,11 +222,16 @@ class Flow:
         pair = block * self.num_stages + value.stage
         return pair * self.table.num_microbatches + int(value.microbatch)
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the values that occur, in the order of their numbers."""
+        return list(self._blocks)
+
     def value_of(self, number: int) -> Value:
         """Return the value that has a number."""
         pair, microbatch = divmod(number, self.table.num_microbatches)
         block, stage = divmod(pair, self.num_stages)
-        return Value(list(self._blocks)[block], stage, microbatch)
+        return Value(self.names[block], stage, microbatch)
 
     def uses(self, rank: int, position: int) -> Uses | None:
         """Return the declaration of an instruction."""
@@ -281,150 +254,31 @@ class Flow:
         assert meets is not None
         return meets(Site(self, rank, position, stage, k))
 
-    # -- legality ------------------------------------------------------------------
+    def givers(self, value: Value) -> Iterator[tuple[int, str, int]]:
+        """Yield the actions that would give a value, whether they exist or not."""
+        stages = stages_near(value, self.num_stages)
+        for kind in KINDS.values():
+            for stage in stages:
+                site = Site(self, -1, -1, stage, value.microbatch)
+                uses = kind.uses(site)
+                if uses is not None and value in uses.gives:
+                    yield stage, kind.name, value.microbatch
 
-    def fits(self) -> bool:
-        """Whether all values fit: quickly, for tables of a million instructions.
-
-        It says nothing of placement and meetings, nor of replicas.
-        """
-        size = self.num_values
-        given, taken = bytearray(size), bytearray(size)
-        try:
-            for rank, row in enumerate(self.table.actions):
-                self._count(rank, row, given, taken)
-        except (KeyError, ValueError):  # undeclared; more often than a byte can count
-            return False
-        return all(
-            self._block_fits(name, stage, given, taken)
-            for name in self._blocks
-            for stage in range(self.num_stages)
-        )
-
-    def _count(
-        self, rank: int, row: Sequence[Any], given: bytearray, taken: bytearray
-    ) -> None:
-        rules, single = self.rules, self.single
-        for position, (stage, kind, k) in enumerate(row):
-            rule = rules[kind][stage]
-            if rule is None:
-                rule, k = single[rank, position], 0
-            takes, gives, _ = rule
-            for number in takes:
-                taken[number + k] += 1
-            for number in gives:
-                given[number + k] += 1
-
-    def _block_fits(
-        self, name: str, stage: int, given: bytearray, taken: bytearray
-    ) -> bool:
-        """Check one name and stage: each value given at most once, and then taken."""
-        begin = self.number_of(Value(name, stage, 0))
-        end = begin + self.table.num_microbatches
-        gives, takes = given[begin:end], taken[begin:end]
-        if max(gives) > 1:
-            return False
-        noun = NOUNS[name]
-        if noun.is_required(self, stage) and min(gives) == 0:
-            return False
-        if noun.may_stay(self, stage):
-            return all(map(ge, gives, takes))
-        return gives == takes
-
-    def faults(self) -> Iterator[Fault]:
-        """Yield why the table is illegal, apart from the order of its rows."""
-        yield from self._misplaced()
-        yield from self._wrong_overlaps()
-        givers: dict[int, tuple[int, int]] = {}
-        takers: dict[int, tuple[int, int]] = {}
-        readers: list[tuple[int, int, int]] = []
-        for rank, row in enumerate(self.table.actions):
-            for position in range(len(row)):
-                numbers = self.numbers(rank, position)
-                if numbers is None:
-                    yield Fault("undeclared", rank, position)
-                    continue
-                for number in numbers.gives:
-                    if number in givers:
-                        value = self.value_of(number)
-                        yield Fault("given twice", rank, position, value)
-                    givers[number] = rank, position
-                for number in numbers.takes:
-                    if number in takers:
-                        value = self.value_of(number)
-                        yield Fault("taken twice", rank, position, value)
-                    takers[number] = rank, position
-                readers += ((number, rank, position) for number in numbers.reads)
-        readers += ((number, *place) for number, place in takers.items())
-        yield from self._ungiven(givers, readers)
-        yield from self._untaken(givers, takers)
-        yield from self._lonely()
-
-    def _misplaced(self) -> Iterator[Fault]:
-        for rank, row in enumerate(self.table.actions):
-            for position, (stage, _, _) in enumerate(row):
-                if rank not in self.table.ranks_of(stage):
-                    yield Fault("placement", rank, position)
-
-    def _wrong_overlaps(self) -> Iterator[Fault]:
-        overlaps = self.table.overlaps
-        for rank, row in enumerate(self.table.actions if overlaps else ()):
-            for position, action in enumerate(row):
-                if action in overlaps and not self.is_pair(row, position):
-                    yield Fault("overlap", rank, position)
-
-    @staticmethod
-    def is_pair(row: Sequence[Any], position: int) -> bool:
-        """Whether an overlapped action has a backward of another microbatch behind."""
-        if position + 1 == len(row):
-            return False
-        _, name, k = row[position + 1]
-        return KINDS[name].is_second and k != row[position][2]
-
-    def _ungiven(
-        self,
-        givers: dict[int, tuple[int, int]],
-        readers: list[tuple[int, int, int]],
-    ) -> Iterator[Fault]:
-        crossed: dict[tuple[str, int], bool] = {}
-        for number, rank, position in readers:
-            value = self.value_of(number)
-            if number not in givers:
-                yield Fault("never given", rank, position, value)
-                continue
-            is_elsewhere = givers[number][0] != rank
-            if not NOUNS[value.name].travels:
-                if is_elsewhere:
-                    yield Fault("elsewhere", rank, position, value)
-            elif crossed.setdefault(value[:2], is_elsewhere) != is_elsewhere:
-                yield Fault("mixed cut", rank, position, value)
-
-    def _untaken(
-        self, givers: dict[int, tuple[int, int]], takers: dict[int, tuple[int, int]]
-    ) -> Iterator[Fault]:
-        for number, place in givers.items():
-            value = self.value_of(number)
-            if number in takers or NOUNS[value.name].may_stay(self, value.stage):
-                continue
-            yield Fault("never taken", *place, value)
-        for name, noun in NOUNS.items():
-            for stage in range(self.num_stages):
-                if noun.is_required(self, stage):
-                    for k in range(self.table.num_microbatches):
-                        value = Value(name, stage, k)
-                        if self.number_of(value) not in givers:
-                            yield Fault("never given", value=value)
-
-    def _lonely(self) -> Iterator[Fault]:
-        """Yield the instructions that do not meet as many others as they should."""
-        met: defaultdict[Meeting, list[tuple[int, int]]] = defaultdict(list)
+    def members(self, meeting: Meeting) -> Iterator[tuple[int, int]]:
+        """Yield rank and position of the instructions of a meeting."""
         for rank, row in enumerate(self.table.actions):
             for position, (_, name, _) in enumerate(row):
-                if KINDS[name].meets is not None:
-                    met[self.meeting(rank, position)].append((rank, position))
-        for meeting, places in met.items():
-            if len(places) != meeting.size:
-                yield Fault("meeting", *places[0])
+                meets = KINDS[name].meets is not None
+                if meets and self.meeting(rank, position).key == meeting.key:
+                    yield rank, position
+
+
+def _is_pair(row: Sequence[Any], position: int) -> bool:
+    """Whether an overlapped action has a backward of another microbatch behind it."""
+    if position + 1 == len(row):
+        return False
+    _, name, k = row[position + 1]
+    return KINDS[name].is_second and k != row[position][2]
 
 
 def delay_of(flow: Flow, value: Value, message_times: Sequence[float]) -> float:

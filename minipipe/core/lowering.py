@@ -40,13 +40,13 @@ def with_messages(
     messages = _messages(flow)
     rows: list[list[Any]] = [[] for _ in flow.table.actions]
     heads = [iter(row) for row in flow.table.actions]
-    overlaps = flow.table.overlaps
+    pairs = flow.pairs
     forwards: dict[int, Any] = {}  # by rank, the first half of an overlapped pair
     for ranks in found.rounds:
         for rank in ranks:
             action = next(heads[rank])
             rows[rank].append(action)
-            if overlaps and action in overlaps:
+            if pairs and action in pairs:
                 forwards[rank] = action
                 continue
             for giver in (forwards.pop(rank, None), action):

@@ -13,10 +13,11 @@ it waits for is given.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from minipipe.core.flow import Flow
-from minipipe.core.values import KINDS, Meeting
+from minipipe.core.values import KINDS, NOUNS, Meeting, Value
 
 
 class Order(NamedTuple):
@@ -26,13 +27,34 @@ class Order(NamedTuple):
     ----------
     rounds : list of list of int
         The ranks that run their next instruction in each round, ascending; a rank that
-        runs an overlapped pair is there twice.
-    blocked : dict of int to int
-        By rank that cannot continue, the position of its next instruction.
+        runs an overlapped pair occurs twice.
+    blocked : dict of int to Wait
+        By rank that cannot continue.
     """
 
     rounds: list[list[int]]
-    blocked: dict[int, int]
+    blocked: dict[int, Wait]
+
+
+class Wait(NamedTuple):
+    """A rank that cannot continue.
+
+    Attributes
+    ----------
+    position : int
+        Its next instruction; of an overlapped pair, the half that waits.
+    value : Value or None
+        The value that nobody has given.
+    meeting : Meeting or None
+        If it lacks no value: the meeting to which not all ranks have come.
+    came : sequence of int
+        The ranks that have come to it.
+    """
+
+    position: int
+    value: Value | None = None
+    meeting: Meeting | None = None
+    came: Sequence[int] = ()
 
 
 def order(flow: Flow, sends_block: bool = True) -> Order:
@@ -50,7 +72,7 @@ def order(flow: Flow, sends_block: bool = True) -> Order:
 class _Runner:
     def __init__(self, flow: Flow, sends_block: bool) -> None:
         self.flow, self.rows = flow, flow.table.actions
-        self.overlaps = flow.table.overlaps
+        self.pairs = flow.pairs
         self.meeting_kinds = {
             name
             for name in flow.kinds
@@ -62,7 +84,7 @@ class _Runner:
         self.waiting: defaultdict[int, list[int]] = defaultdict(list)
         self.came: defaultdict[Meeting, list[int]] = defaultdict(list)
         self.rounds: list[list[int]] = []
-        has_any = self.meeting_kinds or self.overlaps
+        has_any = self.meeting_kinds or self.pairs
         self.is_special = self.is_together if has_any else None
 
     def run_all(self) -> Order:
@@ -72,11 +94,30 @@ class _Runner:
         for ranks in self.rounds:
             ranks.sort()
         blocked = {
-            rank: position
+            rank: self.wait_of(rank)
             for rank, position in enumerate(self.position)
             if position < len(self.rows[rank])
         }
         return Order(self.rounds, blocked)
+
+    def wait_of(self, rank: int) -> Wait:
+        """Return why a rank cannot continue."""
+        row, position = self.rows[rank], self.position[rank]
+        is_pair = row[position] in self.pairs
+        for at in (position, position + 1) if is_pair else (position,):
+            rule = self.flow.rule_at(rank, at)
+            if rule is None:
+                return Wait(at)
+            for event, value in rule.delayed:
+                is_inner = (
+                    row[at][1] in self.meeting_kinds and NOUNS[value.name].travels
+                )
+                if not self.given[event] and not is_inner:
+                    return Wait(at, value)
+        if row[position][1] in self.meeting_kinds:
+            meeting = self.flow.meeting(rank, position)
+            return Wait(position, None, meeting, self.came[meeting])
+        return Wait(position)
 
     def run(self, rank: int) -> list[int]:
         """Run a rank as far as it can; return the ranks that this wakes."""
@@ -93,10 +134,9 @@ class _Runner:
                     break
             if is_special and is_special(row[position]):
                 self.position[rank], self.now[rank] = position, now
-                if not self.run_together(rank, woken):
-                    return woken
-                position, now = self.position[rank], self.now[rank]
-                continue
+                if self.run_together(rank, woken):
+                    woken.append(rank)  # which continues behind it
+                return woken
             start = now
             for event in rule[0]:
                 before = given[event + k]
@@ -112,9 +152,10 @@ class _Runner:
                     rounds.append([])
                 rounds[now - 1].append(rank)
                 for event in rule[1]:
+                    if given[event + k]:  # given twice: the first time counts
+                        continue
                     given[event + k] = now
-                    if event + k in waiting:
-                        woken += waiting.pop(event + k)
+                    woken += waiting.pop(event + k, ())
                 continue
             break
         self.position[rank], self.now[rank] = position, now
@@ -122,7 +163,7 @@ class _Runner:
 
     def is_together(self, action: Any) -> bool:
         """Whether an instruction meets others, or is overlapped with the next one."""
-        return action[1] in self.meeting_kinds or action in self.overlaps
+        return action[1] in self.meeting_kinds or action in self.pairs
 
     def note(self, now: int, rank: int) -> None:
         while now > len(self.rounds):
@@ -136,8 +177,6 @@ class _Runner:
         if first[1] in self.meeting_kinds:
             return self.meet(rank, woken)
         parts = [(rank, position), (rank, position + 1)]
-        if position + 1 == len(self.rows[rank]):
-            return False
         return self.run_parts(parts, woken)
 
     def meet(self, rank: int, woken: list[int]) -> bool:
@@ -176,6 +215,6 @@ class _Runner:
             self.note(now, rank)
             self.now[rank], self.position[rank] = now, position + 1
             for event in rule.gives:
-                self.given[event] = now
+                self.given[event] = self.given[event] or now
                 woken += self.waiting.pop(event, ())
         return True

@@ -1,14 +1,14 @@
 """When the instructions of a table start and end, and what its ranks hold meanwhile.
 
 Instructions are tasks on the lanes of their ranks, visited in the order of
-`core/order.py`. A task starts when its lane is free and its values are there:
+`core/order.py`. A task starts when its lane is free and its values exist:
 
 * on the lane "compute", behind the task before it and the overhead between two;
 * on another lane, behind earlier tasks of that lane, and not before the rank has come
   to it; the rank continues at once;
 * on no lane, as soon as the rank has come to it.
 
-A value is there at the end of the task that gives it, and on another rank the time of
+A value exists from the end of the task that gives it, on another rank the time of
 a message later. Tasks that meet end together, once all ranks have come: a sum over
 replicas, after which the ranks continue at once, or a message whose SEND blocks until
 its RECV.
@@ -110,11 +110,7 @@ class _Clock:
 
     def steps_of(self, name: str) -> list[Step | None]:
         """Return the step of a kind by stage, if all microbatches are alike."""
-        if (
-            KINDS[name].lane != "compute"
-            or self.rates.parts
-            or self.flow.table.overlaps
-        ):
+        if KINDS[name].lane != "compute" or self.rates.parts or self.flow.pairs:
             return [None] * self.flow.num_stages
         return [
             None if rule is None else self.step(name, stage, rule)
@@ -156,10 +152,10 @@ class _Clock:
 
     def run_at(self, rank: int, position: int) -> None:
         """Run an instruction that has no step in the plan."""
-        row, overlaps = self.rows[rank], self.flow.table.overlaps
-        if overlaps and position and row[position - 1] in overlaps:
+        row, pairs = self.rows[rank], self.flow.pairs
+        if pairs and position and row[position - 1] in pairs:
             return  # it ran with the instruction before it
-        if overlaps and row[position] in overlaps:
+        if pairs and row[position] in pairs:
             self.run_pair(rank, position)
             return
         self.run_one(rank, position)
@@ -214,7 +210,7 @@ class _Clock:
         return self.duration(rank, position) + delay
 
     def ready(self, rank: int, position: int) -> float:
-        """Return when the values of an instruction are there."""
+        """Return when the values of an instruction exist."""
         rule = self.flow.rule_at(rank, position)
         assert rule is not None
         there = (self.given[event] + self.delay(value) for event, value in rule.delayed)

@@ -38,6 +38,10 @@ class Value(NamedTuple):
     stage: int
     microbatch: int
 
+    def of(self, microbatch: int) -> Value:
+        """Return the same value of another microbatch."""
+        return Value(self.name, self.stage, microbatch)
+
 
 class Uses(NamedTuple):
     """The values that an instruction reads, takes and gives.
@@ -510,6 +514,11 @@ NOUNS = {
     "dkv": Noun("gradients of keys and values"),
 }
 """The names of values."""
+
+
+def stages_near(value: Value, num_stages: int) -> range:
+    """Return the stages whose instructions can give a value."""
+    return range(max(0, value.stage - 1), min(num_stages, value.stage + 2))
 
 
 def cut_of(value: Value) -> int:

@@ -6,6 +6,7 @@ from hypothesis import assume, event, given
 from hypothesis import strategies as st
 from minipipe import Action, ActionKind, schedules
 from minipipe.core.flow import Flow
+from minipipe.core.legality import faults, fits
 from minipipe.core.lowering import with_messages
 from minipipe.core.order import order
 from minipipe.errors import ScheduleCode, ScheduleError
@@ -78,7 +79,7 @@ def problem(schedule):
 def fault(schedule):
     """Return the first reason that declared values give; "" for a legal table."""
     flow = Flow(schedule)
-    found = next(flow.faults(), None)
+    found = next(faults(flow), None)
     if found is not None:
         return found.reason
     return "blocked" if order(flow).blocked else ""
@@ -93,6 +94,16 @@ def lowered(draw, schedule):
         return schedule
 
 
+def awaited_by(flow, rank, wait):
+    """Return the action that a blocked rank waits for."""
+    rows = flow.table.actions
+    if wait.value is not None:
+        return action_of(next(flow.givers(wait.value)))
+    others = [place for place in flow.members(wait.meeting) if place[0] != rank]
+    missing = [place for place in others if place[0] not in wait.came]
+    return min(rows[other][at] for other, at in missing or others)
+
+
 @examples(300)
 @given(st.data())
 def test_rounds_are_those_of_the_walk(data):
@@ -100,9 +111,13 @@ def test_rounds_are_those_of_the_walk(data):
     drawn = lowered(data.draw, drawn)
     assume(problem(drawn) in (None, *DEADLOCKS))
     for sends_block in (True, False):
-        found = order(Flow(drawn), sends_block)
+        flow = Flow(drawn)
+        found = order(flow, sends_block)
         expected = walk(drawn, sends_are_buffered=not sends_block)
         assert sorted(found.blocked) == [stuck.rank for stuck in expected.blocked]
+        for stuck in expected.blocked:
+            awaited = awaited_by(flow, stuck.rank, found.blocked[stuck.rank])
+            assert awaited == stuck.awaited
         if not found.blocked:
             assert found.rounds == expected.rounds
 
@@ -151,7 +166,7 @@ def test_a_changed_table_is_legal_by_its_values_if_the_verifier_accepts_it(data)
 @given(legal_tables())
 def test_the_quick_check_accepts_legal_tables(drawn):
     if problem(drawn) is None:
-        assert Flow(drawn).fits()
+        assert fits(Flow(drawn))
 
 
 @examples(200)

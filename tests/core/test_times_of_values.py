@@ -2,6 +2,7 @@
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from minipipe import Schedule
 from minipipe.core.flow import Flow
 from minipipe.core.times import Rates, memory_levels, times
 from minipipe.schedules.analysis import activations
@@ -62,6 +63,7 @@ def rates_of(costs, table):
 def test_starts_and_ends_are_those_of_the_simulator(data):
     drawn = data.draw(legal_tables() | legally_overlapped(runnable_schedules()))
     assume(problem(drawn) is None)
+    assume(drawn.num_slices == 1 or "L" not in drawn.kinds)  # see the test below
     if data.draw(st.booleans()):
         drawn = lower(drawn)
     costs = data.draw(costs_for(drawn))
@@ -76,13 +78,23 @@ def test_starts_and_ends_are_those_of_the_simulator(data):
     expected = [span for row in (*timeline.spans, *timeline.copies) for span in row]
     for action, start, end in expected:
         if not action.kind.is_communication:
-            assert found[action] == (start, end)
+            assert found[action] == (start, end), action
     for gradient_sum in timeline.sums:
         for action in gradient_sum.actions:
             assert found[action] == (
                 gradient_sum.came(table.rank_of(*action[::2])),
                 gradient_sum.end,
             )
+
+
+def test_a_slice_waits_for_the_loaded_keys_and_values_of_an_earlier_one():
+    """The simulator of `schedules/` does not wait for that copy."""
+    table = Schedule.from_text("0F0.0 0O0.0 0L0.0 0F0.1 0B0.1 0B0.0")
+    costs = Costs(forward=1, activation=4, copy_bandwidth=2)
+    (tasks,) = times(Flow(table), rates_of(costs, table))
+    ends = {str(task.action): task.end for task in tasks}
+    assert [task.start for task in tasks if str(task.action) == "0F0.1"] == [5]
+    assert ends["0L0.0"] == 5 and ends["0F0.0"] == 1
 
 
 @examples(300)

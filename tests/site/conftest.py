@@ -16,11 +16,11 @@ from tests.launch import ROOT, environment
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
-ABORTED = "net::ERR_ABORTED"  # of a frame that still loads when its page is left: no fault of the page
+ABORTED = "net::ERR_ABORTED"  # a frame was still loading when its page was left; not an error
 
 
 def pytest_collection_modifyitems(items):
-    """Building takes a minute, so that ``.ci/run`` does it alone; a build is longer than a test may take."""
+    """Leave these tests to ``.ci/run``, since the build takes a minute, and give the build more time than a test."""
     for item in items:
         if item.path.parent == ROOT / "tests" / "site":
             item.add_marker(pytest.mark.slow)
@@ -29,10 +29,10 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory):
-    """Build the site, in which a warning is an error."""
+    """Build the site. A warning is an error."""
     if find_spec("sphinx") is None:
         pytest.skip("needs Sphinx (pip install -e '.[docs]')")
-    if built := os.environ.get("SITE"):  # one that was built before, for those who work on these tests
+    if built := os.environ.get("SITE"):  # an existing build, to work on these tests
         return Path(built).resolve()
     destination = tmp_path_factory.mktemp("site") / "html"
     command = [
@@ -58,10 +58,15 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
         pass
 
 
+class Server(http.server.ThreadingHTTPServer):
+    def handle_error(self, *arguments):
+        """Say nothing of a browser that leaves a page while it loads."""
+
+
 @pytest.fixture(scope="session")
 def address(site):
-    """Serve the site, and return where."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=site)) as server:
+    """Serve the site, and return its address."""
+    with Server(("127.0.0.1", 0), functools.partial(Quiet, directory=site)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
@@ -82,7 +87,7 @@ def chromium():
 
 @pytest.fixture
 def open_page(chromium, address):
-    """Return a function that opens a page of the site; what it complains of or fetches elsewhere fails the test."""
+    """Return a function that opens a page of the site. Errors of the page and external requests fail the test."""
     contexts, complaints = [], []
 
     def opened(page, width=1440, scheme="light"):

@@ -92,11 +92,17 @@ window.measure = async (address) => {
   await loaded(frame, address);
   const page = frame.contentDocument;
   const problems = wrongHeadings(page);
+  const sizes = new Map();
   for (const theme of ["light", "dark"]) {
     page.documentElement.dataset.theme = theme;
     for (const width of WIDTHS) {
       frame.style.width = `${width}px`;
       if (page.getElementById("scrub")) await drawn(); // a player draws anew when its width changes
+      // A dark page of the same size as the light one has the same layout.
+      const { scrollWidth, scrollHeight } = page.documentElement;
+      const size = `${scrollWidth} x ${scrollHeight}`;
+      if (sizes.get(width) === size) continue;
+      sizes.set(width, size);
       const found = [...beyondTheEdge(page, width), ...outsideTheirColumn(page, width)];
       if (width === PHONE) found.push(...tooCloseInTheHeader(page));
       problems.push(...found.slice(0, 3).map((problem) => `${width} pixels, ${theme}: ${problem}`));

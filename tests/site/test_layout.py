@@ -1,4 +1,7 @@
-"""Every page of the site at 1440, 1280 and 375 pixels, light and dark: nothing overflows, headings are in order."""
+"""Every page of the site at 1440, 1280 and 375 pixels, light and dark: nothing overflows, headings are in order.
+
+One browser session loads each page once, into a frame whose width is changed.
+"""
 
 import time
 from pathlib import Path
@@ -9,6 +12,7 @@ MEASURE = Path(__file__).with_name("measure.js")
 HOST = '<!doctype html><link rel="icon" href="data:,"><body><iframe style="border:0;height:900px"></iframe>'
 DEFECTS = {  # what a page must not have, as a page that has it
     "a wide paragraph": '<h1>1</h1><p style="width:2000px">wide</p>',
+    "a wide paragraph in the dark": "<h1>1</h1><style>[data-theme=dark] p { width: 2000px; }</style><p>wide</p>",
     "a wide picture": '<h1>1</h1><div class="picture" style="width:600px"><svg width="640" height="9"></svg></div>',
     "a skipped heading": "<h1>1</h1><h3>3</h3>",
     "two first headings": "<h1>1</h1><h1>1</h1>",

@@ -77,6 +77,7 @@ def test_a_lesson_with_parts_has_one_title(monkeypatch):
     for texts, expected in (
         ([["# a", "text", "## b"], ["## c"]], [["# a", "text", "## b"], ["## c"]]),
         ([["# a", "## b"], ["# c", "# d"]], [["# a", "### b"], ["## c", "## d"]]),
+        ([["# a", "```sh", "# code", "```", "## b"]], [["# a", "```sh", "# code", "```", "## b"]]),
     ):
         chapters.with_one_title(texts)
         assert texts == expected

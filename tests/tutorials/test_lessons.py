@@ -95,7 +95,7 @@ def test_each_question_of_an_exercise_has_an_answer_and_its_check(path):
 def test_without_mpi_a_lesson_says_that_a_cell_has_nothing_to_run():
     done = run([sys.executable, "-c", WITHOUT_MPI, "tutorials/03_ranks_and_messages.py"])
     assert (done.code, done.err) == (0, "")
-    assert "This cell needs an MPI (pip install -e '.[mpi]' installs one); read on." in done.out
+    assert "This cell needs MPI: pip install -e '.[mpi]'. Continue with the next cell." in done.out
 
 
 @every_lesson

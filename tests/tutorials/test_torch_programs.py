@@ -15,6 +15,7 @@ from tutorials.notebooks import read_cells
 
 LESSONS = sorted((ROOT / "tutorials").glob("[0-9][0-9]_*.py"))
 MINE = schedules.zb_h1(num_ranks=3, num_microbatches=6)  # what a reader of lesson 11 has saved
+WITH_TABLES = ("08", "09", "11")  # their schedule classes can save CSV; Schedule1F1B cannot
 DUMP = 'if rank == 0:\n    schedule._dump_csv("theirs.csv", format="compute_only")\n'
 
 
@@ -45,6 +46,8 @@ def run_torch(folder, command):
 def test_each_torch_program_of_a_lesson_has_a_command():
     started = {path.stem[:2]: {command.split()[3] for command in commands_of(path)} for path in LESSONS}
     assert {number: names for number, names in started.items() if names} == {
+        "03": {"messages.py"},
+        "06": {"train_torch.py"},
         "08": {"interleaved.py"},
         "09": {"zero_bubble.py"},
         "11": {"from_csv.py"},
@@ -59,17 +62,20 @@ def test_each_torch_program_of_a_lesson_has_a_command():
     [pytest.param(path, command, id=f"{path.stem[:2]} {command}") for path in LESSONS for command in commands_of(path)],
 )
 def test_a_torch_program_of_a_lesson_runs_the_schedule_of_that_name(path, command, tmp_path):
+    has_table = path.stem[:2] in WITH_TABLES
     (tmp_path / "mine.csv").write_text(MINE.to_csv())
     for name, program in programs_of(path).items():
-        (tmp_path / name).write_text(program.replace("dist.destroy", f"{DUMP}dist.destroy"))
+        (tmp_path / name).write_text(program.replace("dist.destroy", f"{DUMP}dist.destroy") if has_table else program)
     done = run_torch(tmp_path, command)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"mean loss \d\.\d{4}\n", done.stdout)
-    expected = {
-        "interleaved.py": schedules.interleaved_1f1b(4, 8, chunks_per_rank=2),
-        "zero_bubble.py": schedules.zb_v(4, 8) if command.endswith(" v") else schedules.interleaved_zb(4, 8, 2),
-        "from_csv.py": MINE,
-    }[command.split()[3]]
-    theirs = Schedule.from_file(tmp_path / "theirs.csv")
-    assert theirs.placement == expected.placement
-    assert simulate(theirs).makespan == simulate(expected).makespan
+    printed = r"rank 1: the sum is \[2\.0, 2\.0\]\n" if "messages.py" in command else r"mean loss \d\.\d{4}\n"
+    assert re.search(printed, done.stdout)
+    if has_table:
+        expected = {
+            "interleaved.py": schedules.interleaved_1f1b(4, 8, chunks_per_rank=2),
+            "zero_bubble.py": schedules.zb_v(4, 8) if command.endswith(" v") else schedules.interleaved_zb(4, 8, 2),
+            "from_csv.py": MINE,
+        }[command.split()[3]]
+        theirs = Schedule.from_file(tmp_path / "theirs.csv")
+        assert theirs.placement == expected.placement
+        assert simulate(theirs).makespan == simulate(expected).makespan

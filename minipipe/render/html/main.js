@@ -9,7 +9,7 @@ player.resize();
 
 // In a page of the site the page has the heading, and gives the frame the height that the player needs. While the
 // player plays, the height only grows, so that what follows the frame does not jump.
-if (window.name === "embedded") {
+if (globalThis.name === "embedded") {
   document.documentElement.classList.add("embedded");
   let [width, height] = [0, 0];
   new ResizeObserver(() => {

@@ -116,10 +116,21 @@ def notebook(source: str, path: Path, page: str, pages: dict[Path, str]) -> str:
 
 def with_one_title(texts: list[list[str]]) -> None:
     """Move all headings after the title one level down if a lesson has parts, each with a title of its own."""
-    places = [(lines, at) for lines in texts for at, line in enumerate(lines) if re.match(r"#+ ", line)]
+    places = [(lines, at) for lines in texts for at in headings_of(lines)]
     if sum(lines[at].startswith("# ") for lines, at in places) > 1:
         for lines, at in places[1:]:
             lines[at] = f"#{lines[at]}"
+
+
+def headings_of(lines: list[str]) -> list[int]:
+    """Return the indices of the headings in a text. In a block of code, ``#`` begins a comment."""
+    found, is_code = [], False
+    for at, line in enumerate(lines):
+        if line.startswith("```"):
+            is_code = not is_code
+        elif not is_code and re.match(r"#+ ", line):
+            found.append(at)
+    return found
 
 
 def toctree(option: str, names: list[str]) -> str:
