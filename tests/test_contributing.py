@@ -63,7 +63,8 @@ def changed_copy(tmp_path):
     """A copy of the project with the schedule of the page, made as the page says."""
     for name in ("minipipe", "tests"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
-    shutil.copy(ROOT / "setup.cfg", tmp_path)
+    for name in ("setup.cfg", "README.md"):
+        shutil.copy(ROOT / name, tmp_path)
     package = tmp_path / "minipipe" / "schedules"
     (package / "gpipe_in_groups.py").write_text(the_builder_alone(), encoding="utf-8")
     for name, line in added_lines():

@@ -24,7 +24,7 @@ EPILOG = """examples:
   minipipe check mine.csv
   minipipe check gpipe --ranks 4 --microbatches 8 --memory-limit 4
   minipipe check pipedream --max-versions 2
-  minipipe check zb-h2 --costs activation=1,weight_activation=0.4 --memory-limit 6.5
+  minipipe check zb-h2 --costs weight_activation=0.4 --memory-limit 6.5
   minipipe check --certificate found.json --prove 60"""
 
 

@@ -51,7 +51,7 @@ The authors' scripts do not state t and p of megatron-table-2; minipipe uses
 examples:
   minipipe paper megatron-table-1
   minipipe paper megatron-table-1 --without bubble
-  minipipe paper mine.csv --rates products=6e14,memory=2.5e12,node-bandwidth=4.5e11
+  minipipe paper mine.csv --rates products=6e14,memory=2.5e12
   minipipe paper megatron-table-1 --model 1008B -o 1008b.json
   minipipe simulate 1f1b --ranks 64 --microbatches 512 --costs 1008b.json"""
 

@@ -28,7 +28,7 @@ minipipe check --certificate FILE verifies it.
 examples:
   minipipe search --ranks 4 --microbatches 8 --memory-limit 5
   minipipe search --ranks 8 --microbatches 24 --memory-limit 8 -o mine.csv \\
-    --costs F=18.522,I=18.086,W=9.337,latency=0.601,activation=1,weight_activation=0.366"""
+    --costs F=18.522,I=18.086,W=9.337,latency=0.601,weight_activation=0.366"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

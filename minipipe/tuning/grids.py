@@ -180,7 +180,7 @@ def compare_on_ranks(
         runners.append(_Runner(task, sizes, group, make))
     chance = Random(0)
     for number in range(rounds):
-        tell(f"round {number + 1} of {rounds}: steps of {counted(len(runners), 'grid')} in turns")
+        tell(f"round {number + 1} of {rounds}: steps of {counted(len(runners), 'mesh')} in turns")
         for runner in chance.sample(runners, len(runners)):
             runner.turn()
     return [runner.row() for runner in runners]

@@ -24,7 +24,7 @@ _HEAD = (
     "v",
     "microbatches",
     "replicas",
-    "cut by",
+    "partition",
     "recompute",
     *_TIMES,
     "bubble",

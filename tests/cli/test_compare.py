@@ -71,7 +71,7 @@ def test_it_prints_tables_and_then_the_reasons(ask, measured):
     status, out, err = ask(*ASKED, "--hosts", "2")
     assert status == 0 and is_progress(err)
     tables = out.split("\n\n")
-    assert [table.split()[0] for table in tables[1:4]] == ["grid", "sent", "held"]
+    assert [table.split()[0] for table in tables[1:4]] == ["mesh", "sent", "held"]
     assert "is the fastest (measured): " in tables[-1] and "simulated on 2 hosts" in tables[-1]
 
 
