@@ -13,7 +13,7 @@ from minipipe.io import MOST_ACTIONS, MOST_STAGES
 
 EPILOG = """examples:
   minipipe advise tutorials/train.py
-  minipipe advise --ranks 2 --memory-limit "1 GB" tutorials/train_lm.py --width 64
+  minipipe advise --ranks 2 --memory-limit "500 MB" tutorials/train_lm.py
   minipipe advise --seconds 90 tutorials/train.py --hidden 512
 
 advise runs the unchanged program under mpirun until its first Pipeline.step.
