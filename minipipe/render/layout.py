@@ -195,7 +195,7 @@ class LogAxis(NamedTuple):
         return cls(max(min(known) / room, floor), max(known) * room, start, end)
 
     def at(self, amount: float) -> float:
-        """Return the coordinate of an amount, to a hundredth of a pixel; what is beyond an end is drawn there."""
+        """Return the coordinate of an amount, to a hundredth of a pixel; amounts beyond an end are drawn at the end."""
         inside = min(max(amount, self.least), self.most)
         share = math.log(inside / self.least) / math.log(self.most / self.least)
         return round(self.start + share * (self.end - self.start), 2)

@@ -1,4 +1,4 @@
-"""A draft as the end of an address: compressed JSON in the letters of an address."""
+"""A draft as the fragment of an address: compressed JSON in characters that addresses allow."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def packed(draft: Draft, costs: str, limit: float | None, puzzle: int) -> str:
 
 
 def unpacked(text: str) -> tuple[Draft, str, float | None, int]:
-    """Return what was packed.
+    """Return the packed draft, costs, limit and puzzle.
 
     Raises
     ------
