@@ -1,4 +1,4 @@
-"""The comparison of grids as a table, and the reasons: each compares two rows by a figure."""
+"""The comparison of device meshes as a table, and the reasons: each compares two rows by a figure."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from minipipe.tuning.grids import CLOSE, GridSizes, Task
 from minipipe.tuning.hosts import on_hosts
 from minipipe.tuning.traffic import KINDS, OTHER
 
-MEMORY = ("parameters", "gradients", "optimiser_state", "activations")  # what is measured, by the plan's names
+MEMORY = ("parameters", "gradients", "optimiser_state", "activations")  # the measured kinds, by the plan's names
 ETHERNET = Link(5e-5, 1.25e9)  # of 10 Gbit/s
-_BANDWIDTHS = [10.0**power for power in range(10, 4, -1)]  # bytes a second: from links of a host to slow ones
+_BANDWIDTHS = [10.0**power for power in range(10, 4, -1)]  # bytes per second: from links within a host to slow ones
 _LOOKS: dict[str, ActionKind | IdleCause] = {
     "actions": ActionKind.BACKWARD,
     "idle": IdleCause.WAITING,
@@ -31,12 +31,12 @@ _LOOKS: dict[str, ActionKind | IdleCause] = {
     "gradients": ActionKind.REDUCE_GRAD,
     "shares": ActionKind.RECOMPUTE,
     "parameters": ActionKind.UPDATE,
-}  # as in pictures of schedules, where there is such a thing
-_PARTS = {"gradient sums": "gradients", "optimiser_state": "optimiser"}  # of bars: what has one colour has one name
+}  # as in pictures of schedules, if these have such a part
+_PARTS = {"gradient sums": "gradients", "optimiser_state": "optimiser"}  # of bars: parts of one colour have one name
 _WITHIN_ACTIONS = ("tensor sums", "shares")
 _HOW = ("measured", "simulated", "on_hosts")
 _WHOSE = ("sent", "promised_sent", "memory", "promised_memory")
-_LESS = 0.95  # of the winner's memory: from here on another grid is worth its time
+_LESS = 0.95  # of the winner's memory: below this, a slower mesh is worth reporting
 
 
 class Figures(NamedTuple):
@@ -46,9 +46,9 @@ class Figures(NamedTuple):
     ----------
     grid : str
     seconds : float
-        Of a step, with the optimiser.
+        The time of a step, with the optimiser.
     bubble : float
-        The part of the step before the optimiser in which its ranks are idle.
+        The fraction of the step before the optimiser in which its ranks are idle.
     update : float
         The seconds of the optimiser.
     """
@@ -66,7 +66,7 @@ class Figures(NamedTuple):
 
 
 def most(row: Mapping[str, Any], kinds: Sequence[str], whose: str) -> int:
-    """Return the bytes of some kinds of the rank that has most of them: ``"sent"``, ``"memory"``, or as promised."""
+    """Return the bytes of some kinds on the rank with the most: ``"sent"``, ``"memory"``, or their predictions."""
     return max(_total(rank, kinds, whose) for rank in row["ranks"])
 
 
@@ -78,19 +78,19 @@ class GridReport:
     ----------
     task : Task
     rows : list of dict
-        Of :func:`minipipe.tuning.grids.compare_on_ranks`.
+        The result of :func:`minipipe.tuning.grids.compare_on_ranks`.
     left_out : dict of str to str
-        The grids that do not fit, each with the reason.
+        The device meshes that do not fit, each with the reason.
     where : str
-        On which ranks they ran.
+        The ranks on which they ran.
     hosts : int, optional
         Number of hosts of an additional simulation.
     link : Link
-        Between these.
+        The link between these hosts.
     shares_cores : bool
-        Whether the ranks that were measured outnumber the cores.
+        Whether the measured ranks outnumber the cores.
     are_threads : bool
-        Whether they were threads, whose times do not say which grid is the fastest.
+        Whether the ranks were threads, whose times do not show which mesh is the fastest.
     """
 
     task: Task
