@@ -114,7 +114,7 @@ def _runs(given: str) -> list[Run]:
 
 
 def _rates_of(hardware: Hardware) -> dict[str, float]:
-    """Return the rates by the names that the option --rates has for them."""
+    """Return the rates by their names in the option --rates."""
     links = {"node": hardware.node, "network": hardware.network}
     of_links = {f"{name}-{what}": rate for name, link in links.items() for what, rate in link._asdict().items()}
     return {"products": hardware.products, "memory": hardware.memory, **of_links}
