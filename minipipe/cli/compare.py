@@ -181,7 +181,7 @@ def _hosts_of(options: argparse.Namespace) -> tuple[int | None, Link]:
         except (TypeError, ValueError):
             is_right = False
         if not is_right:
-            expected = "seconds and bytes a second, such as 5e-5,1.25e9"
+            expected = "seconds and bytes per second, such as 5e-5,1.25e9"
             raise misuse(f"--links is {quoted(options.links)}; expected {expected}.")
     hosts = 2 if options.hosts is None and options.links is not None else options.hosts
     if hosts is not None:

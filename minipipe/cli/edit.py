@@ -144,7 +144,7 @@ class _Handler(BaseHTTPRequestHandler):
         is_local = self.headers.get("Host") == self.server.host
         if has_token and is_local and self.headers.get("Origin") == origin:
             return True
-        self._send(403, "This page is for whoever started it: open the address that minipipe edit printed.")
+        self._send(403, "Only the user who started this page may use it: open the address that minipipe edit printed.")
         return False
 
     def _send(self, status: int, content: str, kind: str = "text/plain") -> None:

@@ -157,7 +157,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _explain_or_refuse(words: list[str]) -> NoReturn:
-    """Print the help or the version; refuse any other word as an unknown verb, and none with the list of verbs."""
+    """Print the help or the version; refuse an unknown verb, or a missing one, with the list of verbs."""
     parser = _of_all_verbs()
     if not words:
         parser.print_help(sys.stderr)

@@ -369,7 +369,7 @@ def offloaded(schedule: Schedule, num_held: int) -> Schedule:
     whole_number("num_held", num_held, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
     if O in schedule.kinds or schedule.num_slices > 1:
         what = "O and L already" if O in schedule.kinds else "slices, whose keys and values later slices need"
-        raise misuse(f"{schedule.title} has {what}; expected a schedule without.")
+        raise misuse(f"{schedule.title} has {what}; expected a schedule without them.")
     rows = tuple(tuple(_with_offloads(groups, num_held)) for groups in _in_groups(schedule))
     return replace(schedule, name=f"{schedule.name}, offloaded", actions=rows)
 

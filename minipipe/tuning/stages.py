@@ -101,8 +101,8 @@ class CoreWatch:
             sharing = f"; sharing cores explains at most {explained:.3f} s of it" if hosts else ""
             warnings.warn(
                 f"These costs were measured on a busy machine: of {wall:.3f} s on all ranks, the ranks had a core for "
-                f"{had:.3f} s of processor time, and waited for one for {waited:.3f} s{sharing}. A prediction from "
-                "them may be far from what is measured, now and later; measure again when no other program runs.",
+                f"{had:.3f} s of processor time, and waited for one for {waited:.3f} s{sharing}. Predictions "
+                "from them may be inaccurate; measure again when no other program runs.",
                 stacklevel=4,
             )
 

@@ -115,7 +115,7 @@ class Editor:
         known = signature(do).parameters
         if not {name for name, it in known.items() if it.default is it.empty} <= set(arguments) <= set(known):
             expected, given = (", ".join(names) or "nothing" for names in (known, arguments))
-            return self._refused(f"The message {verb} has {expected} beside it; this one has {given}.")
+            return self._refused(f"The message {verb} takes {expected}; this one has {given}.")
         try:
             return do(**arguments)
         except ScheduleError as error:
@@ -358,7 +358,7 @@ class Editor:
     def do_take(self) -> Answer:
         """Take the best schedule that the search has found."""
         if self.search is None or self.search.best is None:
-            return self._refused("Nothing has been found yet; search first.")
+            return self._refused("The search has no schedule yet; search first.")
         found = schedule_of(self.search.best.run.words, self.search.facts.workload, self.draft.name)
         draft = Draft.of(found)
         self._check_fits_puzzle(draft)

@@ -90,9 +90,10 @@ class Draft:
         """
         placement = table.one_rank_each("the editor")
         if not isinstance(table, Schedule):
-            raise ScheduleError.of(ScheduleCode.NOT_A_SCHEDULE, "It has SEND and RECV; the editor places none.")
+            message = "It has SEND and RECV, which the editor does not support."
+            raise ScheduleError.of(ScheduleCode.NOT_A_SCHEDULE, message)
         if table.frozen or table.is_forward_only:
-            message = f"{table.title} trains not all of its stages; the editor expects a backward of each."
+            message = f"{table.title} does not train all of its stages; the editor expects a backward of each."
             raise ScheduleError.of(ScheduleCode.FROZEN, message)
         plain = table.without_overlaps("the editor")
         return cls(table.name, placement, table.num_microbatches, plain.actions)

@@ -46,7 +46,7 @@ def unpacked(text: str) -> tuple[Draft, str, float | None, int]:
     except ScheduleError:
         raise
     except (ValueError, TypeError, zlib.error):  # also text that is no JSON, and other members
-        message = "The address holds no schedule: it is cut off, or of another program."
+        message = "The address holds no schedule: it is truncated, or belongs to another program."
         raise ScheduleError.of(ScheduleCode.SYNTAX, message) from None
 
 

@@ -180,7 +180,7 @@ def check_claim(schedule: Schedule, workload: Workload, claim: Claim) -> Finding
     if claim.bound_by in list(Formula):
         proved = [min(bound.value, value) for bound in formulas if bound.name == claim.bound_by]
         if not any(_is_same(bound, claim.bound) for bound in proved):
-            is_given = f"which is {proved[0]:.12g}" if proved else "which says nothing about this workload"
+            is_given = f"which is {proved[0]:.12g}" if proved else "which gives no bound for this workload"
             raise _refusal(f"names {claim.bound:.12g} as the bound {quoted(str(claim.bound_by))}, {is_given}")
     return Finding(value, formulas[0], claim.bound <= formulas[0].value * (1 + ROUNDING))
 

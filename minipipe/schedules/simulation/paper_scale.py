@@ -54,7 +54,7 @@ TABLES = ("megatron-table-1", "megatron-table-2", "korthikanti-table-5")
 
 
 class Link(NamedTuple):
-    """A link of one GPU: seconds until a message begins, and bytes a second."""
+    """A link of one GPU: latency in seconds, and bandwidth in bytes per second."""
 
     latency: float
     bandwidth: float
@@ -116,7 +116,7 @@ class Run(NamedTuple):
         replicas; ``"tensor"``, the all-reduces over tensor-parallel GPUs, with gradient accumulation as part of the
         product.
     published : str
-        ``"138TF"`` for 138e12 operations a second and GPU, ``"1.42s"`` for seconds, or nothing.
+        ``"138TF"`` for 138e12 operations per second and GPU, ``"1.42s"`` for seconds, or nothing.
     """
 
     table: str
@@ -202,7 +202,8 @@ def _run_of(row: dict[str, str]) -> Run:
         raise ArgumentError("value", f"{where} has a wrong cell; expected whole numbers in {', '.join(_FIELDS)}.")
     if not _PUBLISHED.fullmatch(row["published"]):
         given = quoted(row["published"])
-        raise ArgumentError("value", f"{where}: published is {given}; expected such as 138TF or 1.42s, or nothing.")
+        message = f"{where}: published is {given}; expected a value such as 138TF or 1.42s, or nothing."
+        raise ArgumentError("value", message)
     run = Run(**{**row, **numbers})  # type: ignore[arg-type]
     for name, known in (("recompute", ("full", "selective")), ("overlap", ("nothing", "replicas", "tensor"))):
         if getattr(run, name) not in known:
