@@ -156,7 +156,7 @@ class ActionTable(ShownInNotebooks):
         return found
 
     def check_known(self, reader: str, *known: ScheduleCode) -> None:
-        """Refuse what a reader of the table does not know.
+        """Refuse features of the table that its reader does not support.
 
         Raises
         ------
@@ -183,7 +183,7 @@ class ActionTable(ShownInNotebooks):
 
     @cached_property
     def joined(self) -> dict[Action, Action]:
-        """By overlapped forward, the next action of its row, a B or I of another microbatch, which runs with it.
+        """Maps each overlapped forward to the next action of its row, a B or I of another microbatch.
 
         Members of ``overlaps`` with another next action, or none, are left out; the verifier refuses them.
 
@@ -437,7 +437,7 @@ def check_table(given: object, kind: type[ActionTable] | None = None) -> None:
 
 
 def describe_sizes(num_ranks: int, num_stages: int, num_microbatches: int, num_slices: int = 1) -> str:
-    """Return the sizes in words.
+    """Return the sizes as text.
 
     Examples
     --------

@@ -71,7 +71,7 @@ class Bound(NamedTuple):
     Attributes
     ----------
     value : float
-        In the unit of the times.
+        The bound, in the unit of the times.
     name : str
         The proof: a :class:`Formula`, or an exact search.
     reason : str
@@ -258,7 +258,7 @@ def _drain(rank: _Rank) -> float:
 
 
 def _left_over(rank: _Rank, after: float) -> float:
-    """Return by how much the path behind the last F is at least longer than the work that is left; it may be less."""
+    """Return how much longer than the remaining work the path after the last F is, at least; it may be negative."""
     low = rank.stages[0]
     besides = rank.workload.footprint.activation[low] + rank.transient[low]
     num_weights = 1 + min(rank.num_pairs - 1, rank.how_many(rank.weight_activation, besides))

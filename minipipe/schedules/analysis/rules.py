@@ -139,7 +139,7 @@ def _slice_before(kind: ActionKind, k: int, num_slices: int) -> int:
     return k - (index > 0) if kind is F else k + (index < num_slices - 1)
 
 
-# -- joined actions ----------------------------------------------------------------------------------------------------
+# -- overlapped actions ------------------------------------------------------------------------------------------------
 
 
 def _joined_with_others(table: ActionTable) -> Iterator[Problem]:
@@ -159,7 +159,7 @@ def _next(row: tuple[Action, ...], forward: Action) -> str:
     return f"{row[0]}, which needs it" if needs_it else str(row[0])
 
 
-# -- sums and updates --------------------------------------------------------------------------------------------------
+# -- all-reduces and updates -------------------------------------------------------------------------------------------
 
 _VERBS = {REDUCE_GRAD: "reduces", U: "applies"}
 _EARLY = {REDUCE_GRAD: ScheduleCode.EARLY_SUM, U: ScheduleCode.EARLY_UPDATE}

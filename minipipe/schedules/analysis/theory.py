@@ -1,4 +1,4 @@
-"""Closed forms for time and memory from the papers, each with its conditions, and the tick grid they are read off.
+"""Closed forms for time and memory from the papers, each with its conditions, and the grid of ticks behind them.
 
 Notation: p ranks, m microbatches, v chunks on each rank, r the rank. tF, tI and tW are the times of F, I and W of one
 microbatch over all chunks of a rank, so that a chunk takes 1/v of them; tB = tI + tW. All stages take the same time,

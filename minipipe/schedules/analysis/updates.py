@@ -236,7 +236,7 @@ def _with_keys_values(
     for (stage, kind, k), (during, after) in zip(row, levels):
         place, index = (stage, k // num_slices), k % num_slices
         before = now = later = kept.get(place, 0)
-        if kind is B or kind is I:  # gradients of all before it, and its own from those behind it
+        if kind is B or kind is I:  # the gradients of all earlier slices, and its own from later slices
             now, later = (amounts[stage] * n for n in (min(index + 1, num_slices - 1), index))
         elif kind is F and stage not in go_back:
             later = amounts[stage] * (index + 1) if index < num_slices - 1 else 0

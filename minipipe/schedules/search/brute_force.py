@@ -115,7 +115,7 @@ class _Search(PartialSchedule):
         if self.is_late or bound >= self.best * (1 - ROUNDING):  # [1]
             return
         if all(self.done[cell] == self.workload.num_microbatches for cell in self.cells):
-            self.best, self.best_words = bound, [word[:] for word in self.words]  # nothing is left: that is the value
+            self.best, self.best_words = bound, [word[:] for word in self.words]  # complete: the bound is the value
             return
         if self._is_dominated():
             return

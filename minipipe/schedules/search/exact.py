@@ -1,4 +1,4 @@
-"""Exact search: the best schedule of a workload, with the proof that there is no better one, by CP-SAT of OR-tools.
+"""Exact search with CP-SAT of OR-tools: the best schedule of a workload, with a proof that none is better.
 
 F, I and W of every microbatch and stage are intervals with a variable start. The tags are repeated at the code:
 

@@ -110,7 +110,7 @@ class TimedOrder:
         self._taken = dict.fromkeys(facts.arrivals(), 0)
         self._arrivals = facts.arrivals()  # (time, (rank, position) of the producer)
         self._arrivals[F, 0] += [(0.0, None)] * facts.num_microbatches
-        self._awaited: list[list[tuple[int, int] | None]] = [[] for _ in words]  # by position: for whom it waited
+        self._awaited: list[list[tuple[int, int] | None]] = [[] for _ in words]  # by position: its producer
         self.begins, self.ends, self._free = ([0.0] * len(words) for _ in range(3))
         ready = [*range(len(words))]
         while ready:

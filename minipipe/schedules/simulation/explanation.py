@@ -219,7 +219,7 @@ class Explanation:
 
     @cached_property
     def _fastest(self) -> dict[tuple[int, int], float]:
-        """By the two ranks, the shortest time in flight of an awaited message, by clocks that may be apart."""
+        """By pair of ranks, the shortest time in flight of an awaited message, by clocks that may differ."""
         fastest: dict[tuple[int, int], float] = {}
         for message in self._timeline.measured_messages:
             if message.was_awaited:

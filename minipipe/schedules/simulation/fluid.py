@@ -165,7 +165,7 @@ class Fluid(Timing):
             yield
 
     def until_copied(self, rank: int, action: Action) -> Waits:
-        """Wait until the copies of what an action needs have ended."""
+        """Wait until the copies of the activations that an action needs have ended."""
         end = self.copied.get(action[::2], 0.0)
         if end > self.now:
             self.at(end, partial(self.ready.append, rank))
@@ -199,7 +199,7 @@ class Fluid(Timing):
             self.sent[value] = self.now, *self.sent[value][1:]
         self.happen(event)
 
-    # -- sums of gradients: two rounds, a reduce-scatter and an all-gather ---------------------------------------------
+    # -- gradient all-reduces: two rounds, a reduce-scatter and an all-gather ------------------------------------------
 
     def contribute(self, action: Action) -> None:
         """Reach an all-reduce; the last replica starts its first round."""

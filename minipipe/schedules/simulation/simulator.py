@@ -168,7 +168,7 @@ class _Exact(Timing):
         order = complete_walk(step, sends_are_buffered=not costs.sends_block).order()
         self.order = order if num_steps == 1 else list(order)
         self.num_microbatches = step.num_microbatches
-        self.available = [0.0] * self.num_events  # by event: when others can use what it completes
+        self.available = [0.0] * self.num_events  # by event: when other ranks can use its value
         self.free = [0.0] * self.table.num_ranks
         self.summed = [0.0] * self.table.num_ranks  # by rank: when its last all-reduce ended
         self.reached: dict[Action, float] = {}  # by SEND: when the first half of a message was reached, if sends block

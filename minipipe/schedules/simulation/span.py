@@ -27,7 +27,7 @@ class Span(NamedTuple):
 
 
 def with_copies(spans: Sequence[Span], copies: Sequence[Span]) -> list[Action]:
-    """Return the actions of the spans and of the copies of a rank, in the order in which they change what it holds.
+    """Return the actions of the spans and of the copies of a rank, in the order in which they change its memory.
 
     An L takes memory from the computation on during which it begins; an O frees memory after the computation during
     which it ends.
@@ -164,7 +164,7 @@ class Message(NamedTuple):
     source, destination : int
         Ranks.
     sent, arrived : float
-        In the unit of its timeline. A measured message has arrived when its receiver took it, which may be long after
+        In the unit of the timeline. A measured message has arrived when its receiver took it, which may be long after
         it was delivered.
     was_awaited : bool
         Whether the receiver was waiting when it was sent, so that ``arrived`` tells the time in flight.

@@ -37,7 +37,7 @@ class Timing:
     changes : list of list of StepChange
         By rank.
     sent, arrived : dict
-        As in :class:`Timeline`.
+        The attributes of :class:`Timeline`.
     sums : list of GradientSum
         In the order in which they ended.
     copies : list of list of Span
