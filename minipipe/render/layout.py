@@ -131,7 +131,7 @@ class Axis:
 
     @cached_property
     def ticks(self) -> tuple[tuple[float, str], ...]:
-        """The round times, as many as fit, each with its label."""
+        """The round times that fit, each with its label."""
         factor, _ = scale_of(self.unit)
         length = self.duration * factor
         if not self.scale:
@@ -189,7 +189,7 @@ class LogAxis(NamedTuple):
 
     @classmethod
     def over(cls, amounts: Iterable[float], start: float, end: float, floor: float = 0.0) -> LogAxis:
-        """Return an axis for the amounts, with a little room beyond them; it begins at ``floor`` or above."""
+        """Return an axis for the amounts, with a small margin beyond them; it begins at ``floor`` or above."""
         known = [max(amount, floor) for amount in amounts]
         room = 1.12 if max(known) < 8 * min(known) else 1.25
         return cls(max(min(known) / room, floor), max(known) * room, start, end)

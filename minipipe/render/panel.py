@@ -19,7 +19,7 @@ NARROW, TOGETHER = 3, 12
 
 
 class Beside(NamedTuple):
-    """A transfer beside the actions of a rank: a copy of activations, or its part of a gradient all-reduce."""
+    """A transfer concurrent with the actions of a rank: an activation copy, or its part of a gradient all-reduce."""
 
     action: Action
     start: float
@@ -129,7 +129,7 @@ class Panel:
     def recomputes(self) -> bool:
         """Whether some backward holds more while it runs than before and after it: recomputed activations."""
         memory, during = self.timeline.memory, self.timeline.memory_during
-        if memory is None or during is None or self.timeline.copies:  # beside copies, more than that may be held
+        if memory is None or during is None or self.timeline.copies:  # during copies, more may be held
             return False
         return any(
             span.action.kind.is_backward and most > max(before, after)

@@ -216,7 +216,7 @@ class Editor:
         return self.do_show(self._built() if said is None else said)
 
     def do_place(self, rank: int, action: str | None = None, kind: str | None = None) -> Answer:
-        """Place an action at the end of a row: a given one, the next of a kind, or the one that is ready."""
+        """Place an action at the end of a row: the argument, the next of a kind, or the one that is ready."""
         choices = self._choices(self._rank(rank))
         if action is not None:
             chosen = Action.parse(json_value(action, str, "the action"))

@@ -187,7 +187,7 @@ class Walkthrough:
     grid : str
         The verifier's grid of the first problem.
     partners : dict of Action to Action
-        By each of two overlapped actions, the other. They begin together, in two snapshots.
+        Maps each of two overlapped actions to the other. They begin together, in two snapshots.
 
     Raises
     ------

@@ -56,8 +56,8 @@ def draw_svg(
     legend : bool
         Whether to explain colours, hatching and lines at the lower edge.
     font_size : float
-        Of captions, in pixels. All other text, the heights of the lanes and the legend scale with it; the width does
-        not.
+        The font size of captions, in pixels. All other text, the heights of the lanes and the legend scale with it; the
+        width does not.
     animated : bool
         Whether the actions appear one after another, in a loop of 13 seconds, with the bubble and the idle time of each
         rank until then. Viewers that do not animate, and readers who prefer reduced motion, see the end.
@@ -192,7 +192,7 @@ class _TimelinePage(Page):
         """Draw a panel from ``y`` downwards; return it and its lower edge."""
         panel, size, lanes = self.panels[index], self.size, self.lanes[index]
         name, note, head = title_of(panel.timeline), panel.timeline.note, y
-        still = "" if self.motion else figures(panel)  # running figures stand on the line of the name, if it has room
+        still = "" if self.motion else figures(panel)  # animated figures are on the line of the name, if they fit
         parts, y = self.text([("name", name), ("figures", still), ("note", note)], y)
         if self.motion and self.letters.width("name", name) > self.motion.room_beside(panel):
             head, y = y, y + self.letters.line("name")

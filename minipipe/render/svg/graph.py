@@ -98,7 +98,7 @@ class _GraphPage(Page):
         return box + self.letters.draw("node", x, y + 4, name)
 
     def _arrow(self, source: str, target: str, words: str, bow: float) -> tuple[str, float]:
-        """Return an arrow, a curve that is bent downwards by ``bow``, with its words; and its lower edge."""
+        """Return an arrow, a curve that is bent downwards by ``bow``, with its label; and its lower edge."""
         (x0, y0), (x1, y1), span = self.places[source], self.places[target], self._span(source, target)
         if span == 1:
             x0, x1 = x0 + self.halves[source], x1 - self.halves[target]

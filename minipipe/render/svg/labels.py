@@ -102,7 +102,7 @@ class Labels:
 
     def _measure(self, lanes: Sequence[Lane]) -> None:
         """Note the widths of all boxes, and the longest label of each kind in each form."""
-        # Measured with the widest letter: otherwise a narrow I would have a longer form than the F beside it.
+        # Measured with the widest letter: otherwise a narrow I would have a longer form than the F next to it.
         kinds = {span.action.kind for lane in lanes for span in lane.spans}
         widest = max(kinds, key=lambda kind: text_width(kind, 1), default=ActionKind.FORWARD)
         for lane in lanes:
