@@ -141,7 +141,7 @@ class GridReport:
 
     @property
     def sentences(self) -> list[str]:
-        """Which grid is the fastest, why, and what would change that."""
+        """Sentences that name the fastest mesh, the reasons, and conditions under which another one is better."""
         if self.differing:
             names = ", ".join(self.differing)
             return [
@@ -156,7 +156,7 @@ class GridReport:
         return found + list(self._changes())
 
     def _reasons(self, figures: Sequence[Figures], how: str) -> Iterator[str]:
-        """Yield the fastest, and about each other one the part of its step that takes longer by most."""
+        """Yield the fastest mesh, and for each other one the part of its step with the largest difference."""
         best, *others = ranked(figures)
         yield f"{best.grid} is the fastest ({how}): {1e3 * best.seconds:.4g} ms per step."
         for other in others:
@@ -173,13 +173,13 @@ class GridReport:
             yield f"{other.grid} takes {other.seconds / best.seconds:.2f} times as long: {words}."
 
     def _spread(self) -> str:
-        """Return by how much the steps of one grid differed: a smaller difference between two grids means nothing."""
+        """Return how much the steps of one mesh differed: smaller differences between two meshes are noise."""
         spreads = [(max(row["seconds"]) - min(row["seconds"])) / median(row["seconds"]) for row in self.rows]
         differed = f"The slowest and the fastest step of one mesh differ by {median(spreads):.0%} (median)"
         return f"{differed}; smaller differences between meshes are noise."
 
     def _changes(self) -> Iterator[str]:
-        """Yield what would make another grid the choice: less memory, and slower links between two hosts."""
+        """Yield the conditions that favour another mesh: less memory, and slower links between two hosts."""
         best, *others = ranked(self.measured)
         needs, *less = (most(self._by_name[each.grid], MEMORY, "memory") for each in (best, *others))
         for other, needed in zip(others, less):
@@ -232,7 +232,7 @@ class GridReport:
         return "\n\n".join(filter(None, [texts[0], *tables, *texts[1:]]))
 
     def _times(self) -> str:
-        """Return the table of times: measured beside simulated, and on hosts."""
+        """Return the table of measured and simulated times, also on hosts."""
         columns = {"ms": self.measured, "simulated": self.simulated}
         columns |= {"on hosts": self.on_hosts} if self.hosts else {}
         cells = [["grid", *(cell for name in columns for cell in (name, "idle")), "loss"]]
@@ -242,7 +242,7 @@ class GridReport:
         return text_table(cells, range(1, len(cells[0])), terminal_width())
 
     def _sizes(self, head: str, kinds: Sequence[str], whose: str, beside: Mapping[str, tuple[str, ...]]) -> str:
-        """Return a table of bytes, the most of any rank: counted, as promised, and what is not in both."""
+        """Return a table of bytes, the most of any rank: measured, predicted, and the kinds that are not in both."""
         cells = [[head, *kinds, "all", "promised", *beside]]
         for row in self.rows:
             sizes = [*(most(row, [kind], whose) for kind in kinds), most(row, kinds, whose)]
@@ -278,7 +278,7 @@ class GridReport:
         return {"task": asdict(self.task), "link": self.link._asdict(), **found, **times, "grids": self.rows}
 
     def flat(self) -> list[dict[str, Any]]:
-        """Return a row of figures for each rank of each grid: for CSV."""
+        """Return a row of figures for each rank of each mesh, for CSV."""
         found = []
         for i, row in enumerate(self.rows):
             own = {name: row[name] for name in ("grid", *GridSizes._fields)} | {"loss": row["losses"][0]}

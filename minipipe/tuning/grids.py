@@ -113,7 +113,7 @@ class Task:
         return [range(start, end) for start, end in zip([0, *ends], ends)]
 
     def grids(self, num_ranks: int) -> tuple[list[GridSizes], dict[str, str]]:
-        """Return the grids of some ranks that fit, and by name of each other one the reason.
+        """Return the device meshes of ``num_ranks`` ranks that fit, and by name of each other mesh the reason.
 
         Examples
         --------

@@ -70,7 +70,7 @@ def measure_layers(
     Parameters
     ----------
     model : Sequential
-    inputs, targets : array of shape (samples, ...), or bundle
+    inputs, targets : array of shape (samples, ...), or pytree
         A batch, as for :meth:`minipipe.Pipeline.step`.
     loss : function, optional
         ``(outputs, targets) -> Tensor``. Without one, backward begins with gradients of ones.
@@ -331,7 +331,7 @@ def balance(
     Parameters
     ----------
     model : Sequential
-    inputs, targets : array of shape (samples, ...), or bundle
+    inputs, targets : array of shape (samples, ...), or pytree
         A batch, as for :func:`minipipe.measure_layers`.
     num_stages : int, optional
         The number of stages, each on a rank of its own, unless there is a placement.

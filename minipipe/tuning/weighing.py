@@ -118,7 +118,7 @@ class Question:
     Attributes
     ----------
     model : Sequential
-    inputs, targets : array of shape (samples, ...), or bundle
+    inputs, targets : array of shape (samples, ...), or pytree
         A batch, as for :meth:`minipipe.Pipeline.step`.
     options : mapping
         The fixed options of a pipeline, such as ``loss``, ``seed`` and ``device``.
