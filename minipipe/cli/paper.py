@@ -121,7 +121,7 @@ def _rates_of(hardware: Hardware) -> dict[str, float]:
 
 
 def _hardware(given: str | None) -> Hardware:
-    """Return the rates of an A100, but for those that are given."""
+    """Return the rates of an A100, except the rates in the option."""
     rates, seen = _rates_of(A100), set[str]()
     for part in given.split(",") if given else ():
         name, _, text = part.partition("=")
@@ -140,7 +140,7 @@ def _hardware(given: str | None) -> Hardware:
 
 
 def _row(run: Run, seconds: float) -> dict[str, Any]:
-    """Return what is printed of one run, as data; times in seconds, rates in operations a second and GPU."""
+    """Return the results of one run as data; times in seconds, rates in operations per second and GPU."""
     published, rate = run.seconds(), run.operations / run.gpus
     sizes = {"num_microbatches": run.num_microbatches, "chunks_per_rank": run.chunks, "recompute": run.recompute}
     return {
