@@ -107,7 +107,7 @@ class Panel:
         >>> from minipipe import schedules
         >>> panel = Panel(simulate(schedules.one_f_one_b(4, 8)))
         >>> [panel.idle_until(1, time) for time in (1, 10, 33)]
-        [1, 5, 9]
+        [1.0, 5.0, 9.0]
         """
         now = self.timeline.start + time
         return sum(min(slot.end, now) - slot.start for slot in self.timeline.idle[rank] if slot.start < now)
