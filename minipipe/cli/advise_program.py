@@ -1,7 +1,7 @@
-"""Advice for a training program: it runs unchanged until its first step; there its ranks measure choices in turns.
+"""Advice for a training program: it runs unchanged until its first step; then its ranks measure choices in turns.
 
-``mpirun -n 4 python -m minipipe.cli.advise_program PROGRAM …`` is what each rank runs. There ``Pipeline.watcher`` gets
-the first call of ``Pipeline.step``, and does not return from it. Without mpirun, thread ranks measure.
+Each rank runs ``mpirun -n 4 python -m minipipe.cli.advise_program PROGRAM …``. ``Pipeline.watcher`` gets the first call
+of ``Pipeline.step``, and does not return from it. Without mpirun, thread ranks measure.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from minipipe.tuning.report import Advice, AdviceReport
 from minipipe.tuning.weighing import PLANNED, Question
 
 # Options of a pipeline that advice chooses. One rank cannot run the program's own choice for several.
-_STARTING = 8.0  # seconds, of imports, and of the last turns of a race
+_STARTING = 8.0  # seconds for imports and for the last turns of a benchmark
 _CHOSEN = {*signature(chosen).parameters} - {"recompute"}
 
 
@@ -41,7 +41,7 @@ Leave = Callable[[Pipeline, Question], NoReturn]
 
 
 class _Left(BaseException):
-    """Leaves the program at its step; no ``except Exception`` of the program catches it."""
+    """Leaves the program at its first step; no ``except Exception`` of the program catches it."""
 
     def __init__(self, question: Question) -> None:
         super().__init__("the program was left at its first step")
@@ -49,7 +49,7 @@ class _Left(BaseException):
 
 
 class _Watcher:
-    """Sees the arguments of a program's pipelines, and leaves it at its first step."""
+    """Records the arguments of a program's pipelines, and leaves the program at its first step."""
 
     def __init__(self, leave: Leave, limits: Mapping[str, Any]) -> None:
         self._leave, self._limits = leave, limits
@@ -73,7 +73,7 @@ class _Watcher:
 def _optimiser_of(pipeline: Pipeline) -> MakeOptimiser | None:
     """Return a function that makes optimisers like the one over a pipeline's parameters."""
     own = set(map(id, pipeline.parameters()))
-    # The collector lists every living optimiser, so that the program need not hand over its own.
+    # The garbage collector lists every living optimiser, so that the program need not pass its own.
     alive = [each for each in gc.get_objects() if issubclass(type(each), Optimiser) and hasattr(each, "groups")]
     if not alive:
         return None
@@ -90,9 +90,9 @@ def question_about(program: str, arguments: Sequence[str] = (), **limits: Any) -
     Parameters
     ----------
     program : str
-        A file with Python.
+        A Python file.
     arguments : sequence of str
-        The program's own.
+        The arguments of the program.
     **limits
         ``memory_limit``, ``num_microbatches`` and ``replicas`` of the question.
 
@@ -227,7 +227,7 @@ def program_report(
 
 
 def _expected_seconds(race: float | None) -> float:
-    """Return how long advice takes: the measurements, the race, and some seconds for imports and a last turn."""
+    """Return the time of advice: measurements, benchmark, and some seconds for imports and a last turn."""
     return advising.SECONDS + (RACE_SECONDS if race is None else race) + _STARTING
 
 
@@ -237,7 +237,7 @@ def main() -> None:
     asked = asked_of_ranks()
 
     def leave(pipeline: Pipeline, question: Question) -> NoReturn:
-        Pipeline.watcher, group = None, pipeline.group  # the choices that race are to take their steps
+        Pipeline.watcher, group = None, pipeline.group  # the measured choices must run their steps
         try:
             if group.size != asked["ranks"]:
                 given = f"{program} uses {counted(group.size, 'rank')} of the {asked['ranks']} that were started"
@@ -246,7 +246,7 @@ def main() -> None:
             advice = advice_on_ranks(question, group, Pipeline, "MPI ranks", asked["seconds"], tell)
         except Exception as error:
             leave_error(group, error)
-            sys.exit(1)  # which no ``except Exception`` of the program catches
+            sys.exit(1)  # no ``except Exception`` of the program catches it
         if advice is not None:
             leave_answer(AdviceReport.of(advice)._asdict())
         group.barrier()

@@ -1,4 +1,4 @@
-"""``minipipe check``: is a schedule legal, and does the certificate of a search hold?"""
+"""``minipipe check``: check that a schedule is legal, or that the certificate of a search is true."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
 
 
 def _ages(schedule: ActionTable) -> dict[str, Any]:
-    """Return, by rank, the most versions of a stage's weights that it holds, and the largest drift and staleness."""
+    """Return the most versions of a stage's weights on each rank, and the largest drift and staleness."""
     versions = [max((held.versions for held, _ in copies_held(row)), default=1) for row in schedule.actions]
     drifts, stale = drift(schedule), staleness(schedule)
     return {"versions": versions, "drift": max(map(max, drifts)), "staleness": max(map(max, stale))}
@@ -79,7 +79,7 @@ def _ages(schedule: ActionTable) -> dict[str, Any]:
 
 
 def _check_certificate(options: argparse.Namespace) -> ExitStatus:
-    """Check a certificate by code that takes no part in the search, and with ``--prove`` search for its bound again.
+    """Check a certificate with code that the search does not use; with ``--prove``, also prove its bound again.
 
     Raises
     ------

@@ -61,7 +61,7 @@ _MODEL = {
     "batch": "sequences per step",
     "microbatches": "microbatches per step, of all replicas together",
 }
-_MOST = 10**9  # of any number here; the memory and the time that they need together are checked
+_MOST = 10**9  # of any number; the memory and the time of all numbers together are also checked
 _MOST_SECONDS = 24 * 3600.0
 _ENDINGS = {".txt": "text", ".csv": "csv", ".json": "json", ".svg": "svg"}
 
@@ -125,7 +125,7 @@ def _rows_of_threads(task: Task, num_ranks: int, rounds: int, progress: Progress
 
 
 def _checked_seconds(task: Task, grids: Sequence[GridSizes], num_ranks: int, rounds: int) -> float:
-    """Return about how long the comparison takes; refuse one that has no room here, or takes days."""
+    """Return the approximate time of the comparison; refuse one that exceeds the memory, or takes days."""
     own = f"--layers {task.layers}, --width {task.width}, --batch {task.batch}, --length {task.length}"
     needed, here = least_bytes(task, grids, num_ranks), memory_of_this_host()
     if needed > here:
@@ -140,7 +140,7 @@ def _checked_seconds(task: Task, grids: Sequence[GridSizes], num_ranks: int, rou
 
 
 def _print(report: GridReport, form: str, options: argparse.Namespace) -> ExitStatus:
-    """Print the report, or write it; the answer is "no" where losses differ."""
+    """Print the report, or write it; the answer is "no" if losses differ."""
     if form == "svg":
         content = report.picture()
     elif form == "csv":
@@ -155,8 +155,8 @@ def _print(report: GridReport, form: str, options: argparse.Namespace) -> ExitSt
 
 
 def _form_of(options: argparse.Namespace) -> str:
-    """Return the format that is asked for, by name or by the ending of the file, whose folder must be there."""
-    if options.output is not None and not options.output.parent.is_dir():  # said now, and not after a minute
+    """Return the requested format, by name or by the ending of the file, whose folder must exist."""
+    if options.output is not None and not options.output.parent.is_dir():  # refuse now instead of after a minute
         raise misuse(f"{quoted(str(options.output), 200)} cannot be written: its folder does not exist.")
     if options.output is not None and options.format is None:
         return _ENDINGS[ending_of(options.output, _ENDINGS)]
@@ -164,7 +164,7 @@ def _form_of(options: argparse.Namespace) -> str:
 
 
 def _task_of(options: argparse.Namespace) -> Task:
-    """Return the model and the batch that are asked for."""
+    """Return the requested model and batch."""
     numbers = {name: whole_number(f"--{name}", getattr(options, name), 1, _MOST) for name in _MODEL}
     for whole, part in (("width", "heads"), ("batch", "microbatches")):
         divisor(f"--{part}", numbers[part], numbers[whole], of=f"--{whole}, {numbers[whole]}")
@@ -181,7 +181,7 @@ def _hosts_of(options: argparse.Namespace) -> tuple[int | None, Link]:
         except (TypeError, ValueError):
             is_right = False
         if not is_right:
-            expected = "seconds and bytes a second, such as 5e-5,1.25e9"
+            expected = "seconds and bytes per second, such as 5e-5,1.25e9"
             raise misuse(f"--links is {quoted(options.links)}; expected {expected}.")
     hosts = 2 if options.hosts is None and options.links is not None else options.hosts
     if hosts is not None:
@@ -190,7 +190,7 @@ def _hosts_of(options: argparse.Namespace) -> tuple[int | None, Link]:
 
 
 def main() -> None:
-    """Run the grids as one rank of a job."""
+    """Run the device meshes as one rank of a job."""
     asked = asked_of_ranks()
     with init_process_group() as group:
         try:

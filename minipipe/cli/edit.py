@@ -1,7 +1,7 @@
-"""``minipipe edit``: the page of the editor, served to a browser on this machine and to nobody else.
+"""``minipipe edit``: the page of the editor, served only to a browser on this machine.
 
-The address of the page holds a random token, without which nothing is answered. A message must also come from the page
-itself, as its Origin and Host say: so no other web site can send one, even if it guessed the port.
+The address of the page has a random token; requests without it are refused. The Origin and the Host of a message must
+also be the page's, so that no other web site can send one, even if it guessed the port.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ examples:
   mpirun -n 2 python tutorials/train.py --schedule mine.csv"""
 
 _MOST_DIGITS = 18  # of the length of a message
-_MOST_BYTES = 2**20  # of a message: the text of the longest schedule that the editor takes has a fifth
+_MOST_BYTES = 2**20  # of a message: five times the text of the longest schedule that the editor accepts
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -88,7 +88,7 @@ class Page(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, editor) -> None:  # type: ignore[no-untyped-def]  # an Editor, which is imported when it is run
+    def __init__(self, editor) -> None:  # type: ignore[no-untyped-def]  # an Editor, which is imported at run time
         super().__init__(("127.0.0.1", 0), _Handler)
         self.editor, self.turn = editor, threading.Lock()
         self.host = f"127.0.0.1:{self.server_address[1]}"
@@ -96,7 +96,7 @@ class Page(ThreadingHTTPServer):
         self.url = f"http://{self.host}{self.path}"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Print the traceback of an error here, but not if a client has left or is silent."""
+        """Print the traceback of an error, but not if a client has disconnected or is silent."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
@@ -105,7 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Page
     protocol_version = "HTTP/1.1"
     timeout = 30  # seconds for a request to arrive
-    disable_nagle_algorithm = True  # or each answer would wait 40 ms, for a receipt of its headers
+    disable_nagle_algorithm = True  # otherwise each answer would wait 40 ms for the acknowledgement of its headers
 
     def do_GET(self) -> None:
         """Answer with the page."""
@@ -144,7 +144,7 @@ class _Handler(BaseHTTPRequestHandler):
         is_local = self.headers.get("Host") == self.server.host
         if has_token and is_local and self.headers.get("Origin") == origin:
             return True
-        self._send(403, "This page is for whoever started it: open the address that minipipe edit printed.")
+        self._send(403, "Only the user who started this page may use it: open the address that minipipe edit printed.")
         return False
 
     def _send(self, status: int, content: str, kind: str = "text/plain") -> None:
@@ -164,4 +164,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, *_: object) -> None:
-        """Print nothing: standard output has the address alone."""
+        """Print nothing: only the address goes to standard output."""

@@ -115,7 +115,7 @@ def _leaderboard(options: argparse.Namespace, exercises: list[Exercise]) -> Lead
     chosen, is_drawn = chosen_of(exercises, options.only), options.variants or bool(options.student)
     board = Leaderboard(options.leaderboard, chosen, is_drawn)
     if os.path.exists(options.leaderboard):
-        board.read()  # what is wrong with it should be said before a class is graded
+        board.read()  # its errors should be reported before a class is graded
     return board
 
 
@@ -139,7 +139,7 @@ def _show(options: argparse.Namespace, board: Leaderboard | None) -> ExitStatus:
 
 
 def _of_each(options: argparse.Namespace) -> Callable[[str], dict[str, Any]]:
-    """Return a function of a submission's name: options of that one alone."""
+    """Return a function that maps a submission's name to its own options."""
     handed = read_times(options.times) if options.times else None
     deadline = moment(options.deadline) if options.deadline else None
     factor, student = options.late_factor, options.student or (handed and handed.student)

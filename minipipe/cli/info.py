@@ -18,7 +18,7 @@ from minipipe.cli.output import ExitStatus, answer
 from minipipe.comm.job.host import num_cores
 from minipipe.errors import counted
 
-# In a process of its own: a broken MPI, or another kind than mpi4py was built for, may kill the process that loads it.
+# Run in a separate process: a broken MPI, or another one than mpi4py was built for, may kill the process that loads it.
 _ASK_MPI = """
 import mpi4py
 mpi4py.rc.initialize = False
@@ -73,7 +73,7 @@ def _package_version(name: str) -> str | None:
 def _about_mpi() -> tuple[str, str] | None:
     """Return the MPI library that mpi4py loads, and the path of arrays between GPUs of its ranks; None without it.
 
-    :mod:`minipipe.comm.mpi` chooses the path at start. Where MPI fails, the error takes the place of what it hides.
+    :mod:`minipipe.comm.mpi` chooses the path at start. If MPI fails, the error is returned instead of the missing text.
     """
     if importlib.util.find_spec("mpi4py") is None:
         return None
@@ -87,7 +87,7 @@ def _about_mpi() -> tuple[str, str] | None:
 
 
 def _asked(program: str) -> tuple[str, str | None]:
-    """Run a program in a process of its own; return its output and its error, if it fails."""
+    """Run a program in a separate process; return its output and its error, if it fails."""
     try:
         asked = subprocess.run(
             [sys.executable, "-c", _TIED.format(caller=os.getpid()) + program],

@@ -22,7 +22,7 @@ from minipipe.cli.streams import Signalled, discard, finish_messages, leave_by_s
 from minipipe.errors import MinipipeError, ScheduleError, quoted
 from minipipe.io import printable
 
-_MOST = 500  # characters of a complaint about an argument
+_MOST = 500  # characters of an error message about an argument
 
 # Verb and purpose, which fit a line of 80 columns.
 VERBS = {
@@ -85,7 +85,7 @@ def _status(words: list[str], may_complete: bool) -> int:
             if may_complete and "_ARGCOMPLETE" in os.environ:
                 _complete()
             status = _run(words)
-        finally:  # here: at the exit of the interpreter an error has no handler
+        finally:  # now, because an error at the exit of the interpreter has no handler
             sys.stdout.flush()
     except BrokenPipeError:  # the reader has closed it, as `head` does
         discard(sys.stdout)
@@ -96,7 +96,7 @@ def _status(words: list[str], may_complete: bool) -> int:
     except KeyboardInterrupt:
         return ExitStatus.INTERRUPTED
     except Signalled as signalled:
-        return 128 + signalled.number  # as a shell has it
+        return 128 + signalled.number  # the convention of shells
     return status
 
 
@@ -128,9 +128,9 @@ class _Flag(_Once):
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose messages escape control characters, and that takes a number in digits and an option once.
+    """A parser that escapes control characters in messages, and accepts only digits as a number and each option once.
 
-    An option that may be given several times has the action ``append``.
+    An option that may be repeated has the action ``append``.
 
     Attributes
     ----------
@@ -148,7 +148,7 @@ class _Parser(argparse.ArgumentParser):
             self.register("type", kind, parse)
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        # Before Python 3.13, argparse drops the value of --ranks=-- and goes on with an empty list.
+        # Before Python 3.13, argparse drops the value of --ranks=-- and continues with an empty list.
         if action.option_strings and arg_strings == ["--"]:
             raise argparse.ArgumentError(action, "expected one argument")
         return super()._get_values(action, arg_strings)
@@ -158,7 +158,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _explain_or_refuse(words: list[str]) -> NoReturn:
-    """Print the help or the version; refuse any other word as an unknown verb, and none with the list of verbs."""
+    """Print the help or the version; refuse an unknown verb, or a missing one, with the list of verbs."""
     parser = _of_all_verbs()
     if not words:
         parser.print_help(sys.stderr)
@@ -168,7 +168,7 @@ def _explain_or_refuse(words: list[str]) -> NoReturn:
 
 
 def _complete() -> NoReturn:
-    """Print the words that may follow on a command line, which the shell left in its environment at a Tab."""
+    """Print the completions of a command line, which the shell passes in the environment at a Tab."""
     import argcomplete
 
     _, *words = [*os.environ["COMP_LINE"].split(), ""]
@@ -177,7 +177,7 @@ def _complete() -> NoReturn:
 
 
 def _of_all_verbs(asked: str = "") -> argparse.ArgumentParser:
-    """Return the parser of all verbs, with the options of one of them: each other one would have to be imported."""
+    """Return the parser of all verbs, with the options of one verb, so that no other verb is imported."""
     listed = "\n".join(f"  {name:12}{purpose}" for name, purpose in VERBS.items())
     raw: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
     about = "Draw, check, time, search and teach pipeline-parallel schedules."
@@ -231,7 +231,7 @@ def _as_data(error: MinipipeError) -> dict[str, object]:
 
 
 def _complaint(error: MinipipeError, shown: int = 5) -> str:
-    """Return the first problem with its drawing, and the message of the next ones."""
+    """Return the first problem with its drawing, and the messages of the next ones."""
     if not isinstance(error, ScheduleError):
         return error.message
     first, *others = error.problems

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     _Parser = argparse.ArgumentParser | argparse._ArgumentGroup
 
-_MOST_OF_A_FLOAT = 10**308  # what is larger limits nothing
+_MOST_OF_A_FLOAT = 10**308  # a larger limit has no effect
 NUM_RANKS = 4  # of a named schedule, by default
 COSTS = """Costs of one stage, such as F=1,I=1,W=1,latency=0.5. A value per stage has
 colons: F=1:2:1:1. Times share one unit, sizes and memory another.
@@ -81,7 +81,7 @@ def add_schedule(parser: argparse.ArgumentParser, several: bool = False, is_opti
 
 
 def add_sizes(parser: _Parser, several_batches: bool = False) -> None:
-    """Declare the sizes of named schedules, perhaps with several numbers of microbatches."""
+    """Declare the sizes of named schedules, optionally with several numbers of microbatches."""
     parser.add_argument("--ranks", type=int, metavar="P", help=f"number of ranks (default: {NUM_RANKS})")
     kind, letters = (whole_numbers, "M,…") if several_batches else (int, "M")
     help_text = f"number of microbatches (default: {NUM_MICROBATCHES})"
@@ -175,7 +175,7 @@ def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
 
 
 def schedule_and_costs(options: argparse.Namespace) -> tuple[Schedule | Program, Schedule | Program, Costs]:
-    """Return the schedule of a command for one step, the same for all its steps, and the costs; raise as the parts."""
+    """Return the schedule of a command for one step, the schedule for all steps, and the costs; raise their errors."""
     one_step = schedule_of(options.schedule, options)
     return one_step, all_steps(one_step, options), costs_of(options)
 
@@ -251,7 +251,7 @@ def read_costs(text: str, sends_block: bool) -> Costs:
 
 
 def memory_of(costs: Costs, schedule: ActionTable) -> Footprint | None:
-    """Return what a microbatch holds, if the costs say it; otherwise a memory limit counts pairs."""
+    """Return the memory of a microbatch, if the costs have it; otherwise None, and a memory limit counts pairs."""
     given = costs.activation, costs.weight_activation, costs.transient_activation, costs.weights, costs.keys_values
     return (
         None if given == (1.0, None, 0.0, 0.0, 0.0) else costs.sliced(schedule.num_slices).memory(schedule.num_stages)

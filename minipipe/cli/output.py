@@ -38,7 +38,7 @@ class ExitStatus(IntEnum):
     YES = 0
     NO = 1
     MISUSE = 2
-    INTERRUPTED = 130  # by Ctrl-C, the number that shells use
+    INTERRUPTED = 130  # by Ctrl-C, as in shells
 
     @classmethod
     def of(cls, error: MinipipeError) -> ExitStatus:
@@ -56,13 +56,13 @@ def answer(options: argparse.Namespace, data: object, text: object, status: Exit
 def write_file(
     path: Path, content: str | bytes, options: argparse.Namespace, more: str = "", **facts: object
 ) -> ExitStatus:
-    """Write a file, and answer with its name and further facts, in words and as data."""
+    """Write a file, and answer with its name and further results, as text and as data."""
     write_whole(path, content)
     return answer(options, {"wrote": str(path), **facts}, f"wrote {printable(str(path))}{more}")
 
 
 def ending_of(path: Path, known: Iterable[str], otherwise: str = "") -> str:
-    """Return the ending of a file name in small letters, or refuse it as misuse if it is not among the known ones."""
+    """Return the ending of a file name in lower case, or refuse it as misuse if it is unknown."""
     ending = path.suffix.lower()
     if ending not in known:
         given = f"ends in {printable(ending[:20])}" if ending else "has no ending"

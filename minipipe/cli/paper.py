@@ -114,14 +114,14 @@ def _runs(given: str) -> list[Run]:
 
 
 def _rates_of(hardware: Hardware) -> dict[str, float]:
-    """Return the rates by the names that the option --rates has for them."""
+    """Return the rates by their names in the option --rates."""
     links = {"node": hardware.node, "network": hardware.network}
     of_links = {f"{name}-{what}": rate for name, link in links.items() for what, rate in link._asdict().items()}
     return {"products": hardware.products, "memory": hardware.memory, **of_links}
 
 
 def _hardware(given: str | None) -> Hardware:
-    """Return the rates of an A100, but for those that are given."""
+    """Return the rates of an A100, except the rates in the option."""
     rates, seen = _rates_of(A100), set[str]()
     for part in given.split(",") if given else ():
         name, _, text = part.partition("=")
@@ -140,7 +140,7 @@ def _hardware(given: str | None) -> Hardware:
 
 
 def _row(run: Run, seconds: float) -> dict[str, Any]:
-    """Return what is printed of one run, as data; times in seconds, rates in operations a second and GPU."""
+    """Return the results of one run as data; times in seconds, rates in operations per second and GPU."""
     published, rate = run.seconds(), run.operations / run.gpus
     sizes = {"num_microbatches": run.num_microbatches, "chunks_per_rank": run.chunks, "recompute": run.recompute}
     return {

@@ -13,26 +13,26 @@ from minipipe.io import MARK, is_terminal, printable
 
 MOST_SECONDS = 7 * 24 * 3600.0
 """The longest time that a verb may be given: a week."""
-_INTERVAL = 8.0  # seconds between two lines: at least one in 10 s is promised, and a busy machine is late
+_INTERVAL = 8.0  # seconds between two lines: one in 10 s is promised, and a busy machine is late
 _REFRESH = 0.5  # seconds between two drawings of a bar
-_PATIENCE = 2.0  # seconds in which a verb that is usually quick says nothing
+_PATIENCE = 2.0  # seconds in which a verb that is usually quick prints nothing
 
 
 class Progress:
-    """Reports what happens inside its block: the work at once, the state at least every 10 s. Standard error only.
+    """Reports the progress of its block on standard error: the work at once, the state at least every 10 s.
 
     Parameters
     ----------
     work : str
-        What is done.
+        A description of the work.
     seconds : float, optional
-        How long it may take.
+        The time that it may take.
     is_at_most : bool
-        Whether it ends then; otherwise ``seconds`` is an estimate.
+        Whether ``seconds`` is a limit; otherwise it is an estimate.
     is_long : bool
-        Whether to say the work at once; otherwise only if it lasts.
+        Whether to print the work at once; otherwise only if it takes long.
     stream, clock
-        Standard error and a clock of seconds, unless a test gives others.
+        Standard error and a clock of seconds; tests pass others.
 
     Examples
     --------
@@ -76,17 +76,17 @@ class Progress:
                 self._bar.close()
 
     def tell(self, state: str) -> None:
-        """Note what happens now, and show it beside the bar."""
+        """Set the current state, and show it beside the bar."""
         self.watch(lambda: state)
         if self._bar is not None:
             self._draw(self._clock() - self._begun)
 
     def watch(self, describe: Callable[[], str]) -> None:
-        """Note a function that says what happens now, when it is asked."""
+        """Set a function that returns the current state."""
         self._describe = describe
 
     def beat(self) -> None:
-        """Say the state if it is time. A thread calls this several times a second."""
+        """Print the state if it is due. A thread calls this several times a second."""
         now = self._clock()
         if self._bar is not None:
             self._draw(now - self._begun)
@@ -140,7 +140,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in words, in one or two digits: nobody plans with more.
+    """Return a time as text, with a unit and one or two digits.
 
     Examples
     --------

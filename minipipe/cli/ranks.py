@@ -1,4 +1,4 @@
-"""Ranks that a verb starts by mpirun to answer a question; their rank 0 writes the answer to a file.
+"""Ranks that a verb starts with mpirun to answer a question; their rank 0 writes the answer to a file.
 
 The question is in an environment variable, because mpirun cannot pass braces.
 """
@@ -27,13 +27,13 @@ from minipipe.render.descriptions import format_memory
 
 _QUESTION = "MINIPIPE_QUESTION"  # the environment variable
 _ANSWER, _ERROR = "answer", "error"  # files
-_BUSY = 0.2  # the part of all cores that may be busy
+_BUSY = 0.2  # the fraction of all cores that may be busy
 
 
 def answer_of_ranks(
     launcher: str, num_ranks: int, module: Sequence[str], asked: Mapping[str, Any], failed: str, progress: Progress
 ) -> Any:
-    """Run a module on ranks; return what its rank 0 left with :func:`leave_answer`.
+    """Run a module on ranks; return the answer that its rank 0 wrote with :func:`leave_answer`.
 
     Local; starts processes, and returns when they have exited. They also exit when this process is ended.
 
@@ -44,18 +44,18 @@ def answer_of_ranks(
     module : sequence of str
         Its name, and its arguments.
     asked : mapping
-        What :func:`asked_of_ranks` returns there.
+        The question, which :func:`asked_of_ranks` returns on the ranks.
     failed : str
-        What to say if there is no answer.
+        The message if there is no answer.
     progress : Progress
-        It is told the lines of :func:`minipipe.tuning.race.teller`.
+        It shows the lines of :func:`minipipe.tuning.race.teller`.
 
     Raises
     ------
     LaunchError
         Code ``no-launcher``, with the error of the rank that failed.
     MinipipeError
-        That of the first rank that failed.
+        The error of the first rank that failed.
     """
 
     def hear(line: str) -> None:
@@ -84,7 +84,7 @@ def warn_if_busy() -> None:
 
 
 def check_room(num_ranks: int) -> None:
-    """Refuse more ranks than have room on this machine.
+    """Refuse more ranks than the memory of this machine can hold.
 
     Raises
     ------
@@ -109,7 +109,7 @@ def leave_answer(answer: Any) -> None:
 
 
 def leave_error(group: ProcessGroup, error: Exception) -> None:
-    """Leave an error of this rank instead of an answer, and print it. The first error counts: others follow from it."""
+    """Write an error of this rank instead of an answer, and print it. The first error counts: others follow from it."""
     found: dict[str, Any] = {"rank": group.rank, "kind": type(error).__name__, "message": str(error)}
     if isinstance(error, MinipipeError):
         found["code"] = str(error.code)
@@ -118,7 +118,7 @@ def leave_error(group: ProcessGroup, error: Exception) -> None:
     own = _path(f"{_ERROR}-{group.rank}")
     own.write_text(json.dumps(found))
     with suppress(FileExistsError):
-        os.link(own, _path(_ERROR))  # whole, and only if there is none
+        os.link(own, _path(_ERROR))  # complete, and only if no rank has written one
     traceback.print_exception(error)
 
 

@@ -1,4 +1,4 @@
-"""``minipipe run``: an MPI job that is started again when it fails."""
+"""``minipipe run``: start an MPI job, and restart it when it fails."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ after Ctrl-C, or 143 after SIGTERM.
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options; those after the script are the script's."""
+    """Declare the options; arguments after the script are passed to it."""
     parser.add_argument(
         "-n", type=int, dest="ranks", metavar="N", help="number of ranks (default: all slots of the hostfile)"
     )
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
         raise LaunchError("no-launcher", "minipipe has no MPI on Windows; use minipipe.spawn, whose ranks are threads.")
     job = _job(options)
     code = become_supervisor()
-    if code is not None:  # in the guard, after the supervisor has exited
+    if code is not None:  # in the guarding process, after the supervisor has exited
         return code
     result = supervise(job, options.restarts, complain)
     if options.json:

@@ -72,7 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
-    """Print what each named schedule costs and trades, or draw it."""
+    """Print the figures and the trade-off of each named schedule, or draw them."""
     batches = options.microbatches or [NUM_MICROBATCHES]
     if options.plot is not None:
         return _plot(batches, options)
@@ -132,13 +132,13 @@ def _plot(batches: Sequence[int], options: argparse.Namespace) -> ExitStatus:
 
 
 def _with_searched(of_batch: Tradeoff, costs: Costs, seconds: float, progress: Progress) -> Tradeoff:
-    """Return a batch with what searches find, of so many seconds each."""
+    """Return the trade-off of a batch with the results of searches of ``seconds`` each."""
     progress.tell(f"schedules of {counted(of_batch.num_microbatches, 'microbatch')}")
     return of_batch._replace(choices=(*of_batch.choices, *_found(of_batch, costs, seconds)))
 
 
 def _found(of_batch: Tradeoff, costs: Costs, seconds: float) -> Iterator[TradeoffPoint]:
-    """Yield what a search of so many seconds finds for each placement and limit of memory."""
+    """Yield the result of a search of ``seconds`` for each placement and memory limit."""
     from minipipe.tuning.weighing import searched_schedule
 
     for workload in _questions(of_batch, costs):
@@ -148,7 +148,7 @@ def _found(of_batch: Tradeoff, costs: Costs, seconds: float) -> Iterator[Tradeof
 
 
 def _questions(of_batch: Tradeoff, costs: Costs) -> Iterator[Workload]:
-    """Yield a workload for memory of one microbatch, two, and so on, as long as more lowers the bound."""
+    """Yield a workload with memory for one microbatch, two, and so on, while more memory lowers the bound."""
     share = max(costs.memory(of_batch.num_ranks).activation)
     for name, corners in of_batch.bounds.items():
         placement = PLACEMENTS[name](of_batch.num_ranks)

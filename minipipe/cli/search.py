@@ -1,4 +1,4 @@
-"""``minipipe search``: find a good schedule, and say how good the best one could be."""
+"""``minipipe search``: find a good schedule, and a lower bound for all schedules."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from minipipe.schedules.analysis.workload import Workload
 from minipipe.schedules.placement import check_sizes, looped_placement, v_placement
 from minipipe.schedules.search.finding import usual_evaluations
 
-_MOST_EVALUATIONS = 10**12  # of a schedule of a few actions, in more than a year
-_SECONDS = 60.0  # after which a search ends that is told no limit
+_MOST_EVALUATIONS = 10**12  # a search of a schedule with a few actions would take more than a year
+_SECONDS = 60.0  # the default time limit of a search
 PLACEMENTS = {"straight": looped_placement, "v": v_placement}
 EPILOG = """The memory limit has the unit of the cost activation, the memory that one
 microbatch needs on one stage from F until I (default: 1).
@@ -60,11 +60,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
-    """Search, and print the figures of what was found."""
+    """Search, and print the figures of the result."""
     ranks, microbatches = sizes_of(options)
     ending = "" if options.output is None else ending_of(options.output, _WRITERS)
     costs = costs_of(options)
-    check_sizes(ranks, microbatches)  # before there is a placement of so many
+    check_sizes(ranks, microbatches)  # before a placement of this size is built
     _check_limits(options.seconds, options.evaluations)
     workload = costs.workload(PLACEMENTS[options.placement](ranks), microbatches, options.memory_limit)
     seconds, evaluations = options.seconds, options.evaluations
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
 
 
 def _check_limits(seconds: float | None, evaluations: int | None) -> None:
-    """Refuse limits that no search reaches, and those that leave none."""
+    """Refuse limits that are out of range."""
     if seconds is not None and not 0 < seconds <= MOST_SECONDS:
         raise misuse(f"--seconds is {seconds:g}; expected a time above 0, and at most {MOST_SECONDS:g}, a week.")
     if evaluations is not None:

@@ -1,4 +1,4 @@
-"""``minipipe show``: a drawing, or a file that can be read again."""
+"""``minipipe show``: draw schedules, or write a schedule to a file."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
-    """Draw schedules above each other on one axis of time, or write one in a format that can be read again."""
+    """Draw schedules above each other on one time axis, or write one schedule in a format that can be read again."""
     schedules, costs = schedules_of(options.schedule, options), costs_of(options)
     options.format = _format(options)
     _check(options)
@@ -123,7 +123,7 @@ def _check(options: argparse.Namespace) -> None:
         check_picture(f"{options.output.stem}.{wanted}")
 
 
-# -- the formats, each imported when it is used, so that text does not wait for the others ----------------------------
+# -- the formats: each is imported at its first use, so that text does not load the others ----------------------------
 
 
 def _text(timelines: Sequence[Timeline], options: argparse.Namespace) -> str:

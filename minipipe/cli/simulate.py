@@ -1,4 +1,4 @@
-"""``minipipe simulate``: how long does a schedule take, and who waits?"""
+"""``minipipe simulate``: predict the time of a schedule, and the idle time of each rank."""
 
 from __future__ import annotations
 

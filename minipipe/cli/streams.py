@@ -12,11 +12,11 @@ from typing import NoReturn, TextIO
 
 
 def prepare_streams() -> None:
-    """Make the standard streams safe to use, whatever this process was started with.
+    """Make the standard streams safe to use, even if this process was started with closed ones.
 
-    A file that is opened while a standard descriptor is closed takes its number, and what children print then goes to
-    that file. So the null device takes these numbers first. Messages go nowhere if standard error is closed; whether
-    standard input or output may be closed depends on the verb, so these stay None.
+    A file that is opened while a standard descriptor is closed takes its number, and the output of child processes then
+    goes to that file. So the null device takes these numbers first. Messages are lost if standard error is closed;
+    whether standard input or output may be closed depends on the verb, so these stay None.
     """
     for number in range(3):  # the lowest free number is taken, so from below
         try:
@@ -32,7 +32,7 @@ def prepare_streams() -> None:
 
 
 class Signalled(BaseException):
-    """Leaves the command after a signal. It is no SystemExit: a program under ``advise`` may raise those."""
+    """Leaves the command after a signal. It is not a SystemExit, which a program under ``advise`` may raise."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -40,7 +40,7 @@ class Signalled(BaseException):
 
 
 def leave_by_signals() -> None:
-    """Let SIGTERM and SIGHUP leave the command as an exception does: files and jobs are then ended in good order."""
+    """Let SIGTERM and SIGHUP raise an exception, so that files are closed and jobs ended properly."""
     for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP
             signal.signal(number, _leave)
@@ -51,14 +51,14 @@ def _leave(number: int, _: FrameType | None) -> NoReturn:
 
 
 def put(text: object, end: str = "\n", flush: bool = False) -> bool:
-    """Print on standard output; return False if nobody reads it any more, as after ``| head``.
+    """Print on standard output; return False if it has no reader any more, as after ``| head``.
 
-    Then the command goes on, or stops early, and has the exit status of its answer all the same.
+    The command then continues or stops early; its exit status is still the status of its answer.
 
     Raises
     ------
     OSError
-        Where the output is lost, such as on a full disk.
+        If the output is lost, such as on a full disk.
     """
     try:
         print(text, end=end, flush=flush)
@@ -69,9 +69,9 @@ def put(text: object, end: str = "\n", flush: bool = False) -> bool:
 
 
 def discard(stream: TextIO) -> None:
-    """Send what is buffered, and all that follows, to the null device: Python would try to write it again at its exit.
+    """Send buffered and later output to the null device, because Python would try to write it again at its exit.
 
-    A failure there would replace the exit status.
+    A failure at exit would replace the exit status.
     """
     with suppress(OSError, ValueError):  # no file, or closed
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
@@ -79,7 +79,7 @@ def discard(stream: TextIO) -> None:
 
 
 def finish_messages() -> None:
-    """Write out standard error, or discard it where that fails."""
+    """Flush standard error, or discard it if that fails."""
     try:
         sys.stderr.flush()
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
 """Files for other graders: an archive for Gradescope and Docker, a workflow for GitHub Classroom.
 
-The archive holds minipipe as a wheel made here, of the files that are running, so that its grades agree with this
-machine: no clone, no build tools and no release are needed.
+The archive has a wheel of the running minipipe, so that its grades agree with this machine: it needs no clone, no build
+tools and no release.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def as_archive(exercises: Sequence[Exercise], options: str = "") -> bytes:
     Parameters
     ----------
     exercises : sequence of Exercise
-        They and their tests are in the archive.
+        The exercises; the archive has them and their tests.
     options : str
         Further options of ``minipipe grade``, each after a blank.
 
     Raises
     ------
     CourseworkError
-        Code ``not-written``, where minipipe runs without being installed.
+        Code ``not-written``, if minipipe runs without being installed.
     """
     name, wheel = _wheel()
     content = {each: _template(each).encode() for each in ("setup.sh", "Dockerfile")}
@@ -108,7 +108,7 @@ def _digest(content: bytes) -> str:
 
 
 def _zipped(content: Mapping[str, bytes]) -> bytes:
-    """Return a zip archive of files, which all may be executed; the same content gives the same bytes."""
+    """Return a zip archive of files, all executable; the same content gives the same bytes."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, each in content.items():

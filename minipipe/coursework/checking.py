@@ -1,4 +1,4 @@
-"""A student's module as tests see it, functions of plain data wherever the module is; a test, and its result.
+"""A student's module as seen by tests, functions of plain data in any process; a test, and its result.
 
 A test runs in the grader's process, the student's code in another. Only calls and values pass between the two, as
 plain data: numbers, text, None, arrays of numbers, and lists of them. So student code cannot replace a comparison, and
@@ -6,7 +6,7 @@ has neither the test nor the expected value. Arguments other than plain data, su
 around the call by a function of the checks that is marked ``remote``::
 
     @remote
-    def differentiated(task, a, b, gradient):      # runs beside the student's code; task is the module
+    def differentiated(task, a, b, gradient):      # runs in the student's process; task is the module
         x, y = Tensor(a, requires_grad=True), Tensor(b, requires_grad=True)
         result = task.multiply(x, y)
         result.backward(gradient)
@@ -47,7 +47,7 @@ class Task:
     Parameters
     ----------
     ask : function
-        Of the name of a student's function, or of a remote function of the checks, and its arguments.
+        A function of the name of a student's function, or of a remote function of the checks, and of its arguments.
 
     Examples
     --------
@@ -69,7 +69,7 @@ class Task:
 
 
 def remote(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a function of the checks that runs beside the student's code, where ``task`` is the module.
+    """Mark a function of the checks that runs in the student's process, with ``task`` the module.
 
     Arguments and result are plain data. Called with a module instead of a :class:`Task`, it runs in this process.
 
@@ -168,13 +168,13 @@ class CheckResult(NamedTuple):
     reason : str
         One sentence; empty if it passed.
     expected, got : str
-        Where two values were compared.
+        The two values, if values were compared.
     where : str
         A line of the student's file.
     compared : str
         The call that gave the compared value.
     drawing : str
-        Of a compared schedule, with its problem marked.
+        The drawing of a compared schedule, with its problem marked.
     is_unwritten : bool
         Whether the test reached a part that is not written yet.
     """
@@ -207,7 +207,7 @@ class Late(Ended):
 
 def load(name: str, text: str, path: str | Path = "", names: Mapping[str, Any] | None = None) -> ModuleType:
     """Return a module with this source text and these initial names; raise the exceptions of the text."""
-    sys.modules[name] = module = ModuleType(name)  # where dataclasses look up their module
+    sys.modules[name] = module = ModuleType(name)  # dataclasses look up their module there
     module.__file__ = str(path or f"{name}.py")
     module.__dict__.update(names or {})
     exec(compile(text, module.__file__, "exec", dont_inherit=True), module.__dict__)
@@ -230,7 +230,7 @@ def load_checks(name: str, text: str) -> ModuleType:
 
 
 def run_test(test: Callable[[Task], object], task: Task) -> CheckResult:
-    """Run one test of a student's task, a function that raises where something is wrong; ``Ended`` propagates."""
+    """Run one test of a student's task, a function that raises if something is wrong; ``Ended`` propagates."""
     try:
         test(task)
     except Failed as failed:
@@ -256,7 +256,7 @@ def value_of(reply: Mapping[str, Any]) -> Any:
     Raises
     ------
     Failed
-        With the result in place of a value.
+        With a result instead of a value.
     """
     try:
         if "outcome" not in reply:

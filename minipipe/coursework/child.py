@@ -4,8 +4,7 @@ Standard input has a line of JSON with the job, and then a line for each call. R
 output, which is moved to another descriptor before the student's code is loaded; standard output and error then both
 carry what the student prints.
 
-There is no test here, no expected value and no secret: student code that changes this process can only return other
-values.
+This process has no test, no expected value and no secret: student code that changes it can only return other values.
 """
 
 from __future__ import annotations

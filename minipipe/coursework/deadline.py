@@ -1,4 +1,4 @@
-"""How late a submission is, from times that are written down: never from a clock, nor from a file that has a date."""
+"""The lateness of a submission, from recorded times, never from a clock or the date of a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DAY = timedelta(days=1)
 
 
 class Handed(NamedTuple):
-    """When what was handed in.
+    """The times of submissions and their deadline.
 
     Attributes
     ----------
@@ -22,7 +22,7 @@ class Handed(NamedTuple):
         Time by name of the submission; an empty name stands for the only one.
     due : datetime, optional
     student : str, optional
-        The address of the student, or of a group's first by the alphabet.
+        The e-mail address of the student, or the alphabetically first one of a group.
     """
 
     times: dict[str, datetime]
@@ -30,7 +30,7 @@ class Handed(NamedTuple):
     student: str | None = None
 
     def days_late(self, name: str, deadline: datetime | None) -> int:
-        """Return the days from the deadline to a submission; a begun one counts whole."""
+        """Return the days from the deadline to a submission; a started day counts whole."""
         due = deadline or self.due
         if due is None:
             raise ArgumentError("value", "--late-factor needs a deadline: add --deadline TIME.")

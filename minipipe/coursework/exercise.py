@@ -3,7 +3,7 @@
 ``tutorials/exercises/README.md`` has every rule; :meth:`Exercise.check` refuses a file that breaks one.
 
 ``tutorials/exercises/05_bubble.py`` runs as the solution. Its docstring is the statement: the first line is ``05 title:
-subject.``, and a paragraph begins with ``Lesson 05``, the lesson that it belongs to. Markers enclose the part that the
+subject.``, and a paragraph begins with ``Lesson 05``, the lesson of the exercise. Markers enclose the part that the
 student does not get, and its replacement::
 
     # SOLUTION
@@ -16,11 +16,12 @@ The student may import from minipipe only what the stub imports.
 
 ``tutorials/exercises/checks/05_bubble.py`` holds functions ``test_…(task)``, worth one point each. They run in the
 grader; ``task`` calls the student's functions in another process, with plain data (``checking.py``). Functions marked
-``remote`` run beside the student's code, which can forge their results: compare lengths as well. The first paragraph of
-a docstring is the meaning of the test, a paragraph ``Hint: …`` its hint, and ``Points: 2`` its points, if not one. Only
-the instructor has the part after the line ``# HIDDEN``: tests with other numbers; ``WRONG_ANSWERS``, tuples of (why it
-is tempting, text of the solution, its replacement); and perhaps ``VARIANTS``, groups of alternatives, each a tuple of
-texts. The first has texts of the two files; another one replaces it for a student whose name draws it::
+``remote`` run in the student's process, whose code can forge their results: compare lengths as well. The first
+paragraph of a docstring is the meaning of the test, a paragraph ``Hint: …`` its hint, and ``Points: 2`` its points, if
+not one. Only the instructor has the part after the line ``# HIDDEN``: tests with other numbers; ``WRONG_ANSWERS``,
+tuples of (why it is tempting, text of the solution, its replacement); and optionally ``VARIANTS``, groups of
+alternatives, each a tuple of texts. The first alternative has texts of the two files; another one replaces it for a
+student whose name draws it::
 
     VARIANTS = [
         [("random.Random(1)",), ("random.Random(7)",)],
@@ -58,12 +59,12 @@ _HIDDEN = re.compile(r"^# HIDDEN\n", re.MULTILINE)
 _KEYS = ("Hint: ", "Points: ")  # of paragraphs in the docstring of a test
 _LONGEST = 1 << 20  # bytes of a file
 _HERE = Path(__file__).resolve().parent
-# A wheel has the exercises beside this file (setup.py), a clone among the lessons.
+# A wheel has the exercises beside this file (setup.py); a clone has them among the lessons.
 _OWN = next(filter(Path.is_dir, [_HERE / "exercises"]), _HERE.parent.parent / "tutorials" / "exercises")
 
 
 class Test(NamedTuple):
-    """A test of an exercise, worth one point, or as many as a paragraph ``Points: 2.5`` says."""
+    """A test of an exercise, worth one point, or the number in a paragraph ``Points: 2.5``."""
 
     name: str
     meaning: str
@@ -109,7 +110,7 @@ class Exercise:
 
     @property
     def lesson(self) -> str:
-        """The number of the lesson that it belongs to."""
+        """The number of its lesson."""
         found = re.search(r"^Lesson (\d\d)", self.statement, re.MULTILINE)
         if found is None:
             how = "begin a paragraph of it with 'Lesson 05', two digits"
@@ -127,7 +128,7 @@ class Exercise:
 
     @property
     def answer(self) -> str:
-        """The solution as a student would hand it in, without markers."""
+        """The solution as a student would submit it, without markers."""
         return _MARKED.sub(lambda found: found[1], self.solution)
 
     @cached_property
@@ -276,7 +277,7 @@ def _said(docstring: str) -> tuple[str, str, float]:
 
 
 def total(points: Iterable[float]) -> float:
-    """Return a sum of points, without the noise of its binary fractions; whole numbers as such.
+    """Return a sum of points, without binary rounding errors; a whole number as an int.
 
     Examples
     --------
@@ -315,7 +316,7 @@ def exercises_in(source: Path, student: str | None = None) -> list[Exercise]:
     Raises
     ------
     CourseworkError
-        Codes ``no-source``, if the checks of one are missing, and ``markers``, if a file breaks a rule.
+        Codes ``no-source``, if the checks of an exercise are missing, and ``markers``, if a file breaks a rule.
     FileError
     """
     exercises = []
@@ -381,7 +382,7 @@ def task(request):
     return local_task(import_module(request.path.stem.removeprefix("test_")))
 '''
 
-# With a configuration file, pytest takes this directory for the root wherever it is called from.
+# With a configuration file, pytest takes this directory as the root, independent of the current directory.
 _PYTEST_INI = """[pytest]
 pythonpath = .
 addopts = --tb=short
@@ -396,11 +397,11 @@ def write_coursework(
     Parameters
     ----------
     directory : str or Path
-        A new or empty one.
+        A new or empty directory.
     source : str or Path, optional
         The directory with solutions and tests; by default minipipe's own.
     student : str, optional
-        A name that draws numbers of its own, where exercises have ``VARIANTS``.
+        A name that draws the numbers of exercises with ``VARIANTS``.
 
     Returns
     -------

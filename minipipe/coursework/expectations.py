@@ -34,7 +34,7 @@ class Unexpected(AssertionError):
         The call, such as ``bubble_fraction(4, 8)``.
     expected, got : str
     drawing : str
-        Printed below them.
+        A drawing that is printed below them.
 
     Examples
     --------
@@ -118,7 +118,7 @@ def expect_close(got: Any, expected: Any, what: str, tolerance: float = 1e-9) ->
     value, wanted = np.asarray(got), np.asarray(expected)
     expect_that(value.shape == wanted.shape, what, f"the shape {wanted.shape}", f"the shape {value.shape}")
     allowed = tolerance * max(1.0, float(np.abs(wanted).max(initial=0.0)))
-    is_near = np.abs(value - wanted) <= allowed  # and not where anything is nan
+    is_near = np.abs(value - wanted) <= allowed  # False for nan
     if not is_near.all():
         raise _unexpected_element(what, value, wanted, ~is_near)
 
@@ -175,7 +175,7 @@ def expect_legal(schedule: Any, what: str, memory_limit: int | Sequence[int] | N
 
 
 def shown(value: object) -> str:
-    """Return a value as text, shortened if it is long; a failing repr does no harm.
+    """Return a value as text, shortened if it is long; errors of its repr are caught.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""Grading: the instructor's tests run here, and each task in contained processes of its own.
+"""Grading: the instructor's tests run in this process, and each task in its own contained processes.
 
-README.md says what is contained how, and what is not. Results are compared here, in the grader's process. A student's
-process gets his file, the visible checks, and call after call as plain data (:mod:`minipipe.coursework.checking`).
+README.md describes the containment and its limits. Results are compared in the grader's process. A student's process
+gets the student's file, the visible checks, and each call as plain data (:mod:`minipipe.coursework.checking`).
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class TaskReport:
     exercise : Exercise
     outcomes : tuple of (Test, CheckResult)
     problem : str
-        Why no test could run, or nothing.
+        The reason why no test could run, or empty.
     output : str
-        What the student's code printed.
+        The output of the student's code.
     is_as_given : bool
         Whether the file is still the stub.
     containment : Containment, optional
@@ -54,7 +54,7 @@ class TaskReport:
     flags : tuple of str
         Names that the task does not give, each with its line; see :mod:`minipipe.coursework.imports`.
     entries : tuple of Entry
-        Of a puzzle: the legal schedules, for a leaderboard.
+        The legal schedules of a puzzle, for a leaderboard.
     is_of_another : bool
         Whether the file's statement has other numbers than are graded.
 
@@ -77,7 +77,7 @@ class TaskReport:
 
     @property
     def points(self) -> float:
-        """Those of all tests that passed."""
+        """The points of all tests that passed."""
         return total(test.weight for test, result in self.outcomes if result.passed)
 
     @property
@@ -129,7 +129,7 @@ class TaskReport:
         }
 
     def without_hidden(self) -> TaskReport:
-        """Return the report without what is said of hidden tests, or could be by the student's code."""
+        """Return the report without texts that reveal hidden tests, such as the output of the student's code."""
         shown = [(test, result) for test, result in self.outcomes if not test.is_hidden]
         for number, (test, result) in enumerate((each for each in self.outcomes if each[0].is_hidden), 1):
             kept = CheckResult(result.passed, "" if result.passed else _KEPT)
@@ -152,7 +152,7 @@ class TaskReport:
 
 
 def _failure(test: Test, result: CheckResult) -> str:
-    """Return the meaning of a test, what went wrong, and the hint."""
+    """Return the meaning of a test, its failure, and the hint."""
     lines = [f"\n{test.name}{' (hidden)' if test.is_hidden else ''}", *wrap(test.meaning, _WIDTH)]
     lines += [indent(line, "  ") for line in _reason(result)]
     lines += [f"  {result.where}"] if result.where else []
@@ -182,13 +182,13 @@ class Report:
     directory : str
     tasks : tuple of TaskReport
     name : str
-        Of the student or group: the last part of the path, without .zip.
+        The name of the student or group: the last part of the path, without .zip.
     days_late : int
-        Days after the deadline, a begun one counted whole.
+        Days after the deadline; a started day counts whole.
     late_factor : float
-        What a day leaves of the points.
+        The factor on the points for each day of lateness.
     following : Exercise, optional
-        The one after the graded ones, in the order of lessons.
+        The exercise after the graded ones, in the order of lessons.
 
     Examples
     --------
@@ -216,7 +216,7 @@ class Report:
 
     @property
     def score(self) -> float:
-        """The points, less what is lost by lateness."""
+        """The points after the late factor."""
         return total([self.points * self.late_factor**self.days_late])
 
     @property
@@ -227,7 +227,7 @@ class Report:
 
     @property
     def containment(self) -> Containment | None:
-        """The layers of all tasks, and what any could reach; None where none was run."""
+        """The layers common to all tasks, and everything that any task could reach; None if none was run."""
         return weakest(task.containment for task in self.tasks)
 
     @property
@@ -236,9 +236,9 @@ class Report:
         return all(task.passed for task in self.tasks)
 
     def without_hidden(self) -> Report:
-        """Return the report for a student from whom hidden tests are kept: of each, only whether it passed.
+        """Return the report for a student who must not see hidden tests: for each, only whether it passed.
 
-        Without what the code printed, and without flags: a student can have both say the arguments of hidden tests.
+        It omits the output of the code and the flags, because both can reveal the arguments of hidden tests.
         """
         return replace(self, tasks=tuple(task.without_hidden() for task in self.tasks))
 
@@ -316,23 +316,23 @@ def grade(
     Parameters
     ----------
     directory : str or Path
-        As :func:`minipipe.coursework.write_coursework` wrote it, or a zip archive of it; or the file of one task in
-        it, which alone is graded. It is read and never written.
+        A directory that :func:`minipipe.coursework.write_coursework` wrote, a zip archive of it, or the file of one
+        task in it, to grade only that task. It is read and never written.
     source : str or Path, optional
         The directory with solutions and tests; by default minipipe's own.
     only : str or iterable of str, optional
         The names of tasks, by default all.
     student : str, optional
-        The student whose numbers the tasks have; by default everybody has the same.
+        The student whose numbers the tasks have; by default all students have the same.
     time_limit : float
         Seconds for each task.
     workers : int
         How many tasks run at once.
     days_late : int
     late_factor : float
-        What a day of lateness leaves of the points, from 0 to 1.
+        The factor on the points for each day of lateness, from 0 to 1.
     links : bool
-        Whether the directory may be given by a symbolic link: not where students could have made it.
+        Whether the directory may be a symbolic link; False if students could have made it.
 
     Returns
     -------
@@ -396,19 +396,19 @@ def _grade_task(submission: Submission, exercise: Exercise, time_limit: float, s
 def grade_text(
     exercise: Exercise, content: bytes, time_limit: float, directory: Path, students: Students
 ) -> TaskReport:
-    """Run all tests of a task. A crash costs the test in which it happened; after the time limit none is tried.
+    """Run all tests of a task. A crash fails only the test in which it happened; after the time limit no test runs.
 
     Parameters
     ----------
     exercise : Exercise
     content : bytes
-        Of the student's file.
+        The content of the student's file.
     time_limit : float
         In seconds.
     directory : Path
-        To hide from the file.
+        The directory to hide from the file.
     students : Students
-        Whose processes an exception ends.
+        The processes that an exception ends.
     """
     checks = load_checks(exercise.name, exercise.checks)
     results: dict[str, CheckResult] = {}
@@ -447,7 +447,7 @@ def grade_text(
 
 
 def _noting(answers: dict[str, str], ask: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``ask``, which notes the texts that the student's functions return without arguments, by their names."""
+    """Return ``ask`` wrapped to record, by name, the texts that functions without arguments return."""
 
     def asked(function: str | Callable[..., Any], given: tuple[Any, ...]) -> Any:
         value = ask(function, given)

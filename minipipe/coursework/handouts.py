@@ -24,7 +24,7 @@ _PATIENCE = 120.0  # seconds to print
 
 
 def as_html(exercises: Sequence[Exercise], *, solutions: bool = False) -> str:
-    """Return a page with statements, stubs and visible tests; with solutions: those, all tests, hints, wrong answers.
+    """Return a page with statements, stubs and visible tests, or with solutions, all tests, hints and wrong answers.
 
     Examples
     --------

@@ -1,8 +1,8 @@
-"""The names that a task gives: of minipipe, only those that its file imports already.
+"""The names that a task may use: from minipipe, only the names that its file already imports.
 
-The library contains solutions of its exercises. The imports of the student's copy therefore say what may be used; other
-imports of minipipe are refused when they run, and reported to the instructor, as are names that an exercise needs only
-to get around the refusal. Pasting the library's source into a file is not detected.
+The library contains solutions of its exercises. The imports of the student's copy therefore define the allowed names.
+Other imports of minipipe are refused when they run, and reported to the instructor. Names that are useful only to
+circumvent the refusal are also reported. Pasting the library's source into a file is not detected.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def given_names(stub: str) -> list[tuple[str, str]]:
 
 
 def findings(tree: ast.Module, given: Given) -> list[str]:
-    """Return the names in a student's file that its task does not give, each with its line.
+    """Return the names in a student's file that its task does not allow, each with its line.
 
     Examples
     --------
@@ -49,7 +49,7 @@ def findings(tree: ast.Module, given: Given) -> list[str]:
 
 
 def guarded_builtins(given: Given, found: list[str]) -> dict[str, Any]:
-    """Return builtins for a student's module, whose ``import`` refuses names that the task does not give.
+    """Return builtins for a student's module, whose ``import`` refuses names that the task does not allow.
 
     Refused names that are not among the findings, because the text hides them, are appended to ``found``.
     """
@@ -76,7 +76,7 @@ def _imports(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
 
 
 def _used(node: ast.AST) -> tuple[str, ...]:
-    """Return the name in a node; of an attribute, also with the name of its object."""
+    """Return the name in a node; for an attribute, also the name with its object."""
     if isinstance(node, ast.Attribute):
         return node.attr, f"{node.value.id if isinstance(node.value, ast.Name) else ''}.{node.attr}"
     return (node.id,) if isinstance(node, ast.Name) else ()

@@ -1,8 +1,8 @@
 """A leaderboard: for each student and level of a puzzle the best schedule, and how far it is above the proved bound.
 
-What a student's process returns is a claim, and so is a file: each schedule that is read or written here is checked,
-simulated and bounded again, for the level that the exercise has for this student. That a schedule was made by the
-student whose name it has cannot be checked; keep the file where students cannot write.
+Results of a student's process, and files, are not trusted: each schedule that is read or written here is checked,
+simulated and bounded again, for the level that the exercise has for this student. The name of the student cannot be
+checked, so keep the file in a place that students cannot write to.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Level(NamedTuple):
     memory_limit : int
         The most (stage, microbatch) pairs that a rank may hold.
     par : float
-        The shortest makespan, as the statement says it. A leaderboard has the bound that is known to the package.
+        The shortest makespan, as given in the statement. A leaderboard uses the largest bound known to the package.
 
     Examples
     --------
@@ -74,7 +74,7 @@ class Entry(NamedTuple):
     student, level : str
         The level is the name of the function that returned the schedule.
     asked : str
-        The level in words.
+        A description of the level.
     schedule : str
     makespan, bound : float
     bound_by : str
@@ -90,7 +90,7 @@ class Entry(NamedTuple):
 
     @classmethod
     def of(cls, student: str, name: str, level: Level, text: str) -> Entry:
-        """Return the entry for a schedule, or raise the ``ScheduleError`` of one that is no answer to the level."""
+        """Return the entry for a schedule, or raise ``ScheduleError`` if it does not solve the level."""
         schedule = Schedule.from_text(text, name=name)
         workload = level.costs.workload(range(level.num_ranks), level.num_microbatches, level.memory_limit)
         check_answer(split_backward(schedule), workload)  # the same order of work: a bound has no whole backwards
@@ -108,12 +108,12 @@ class Entry(NamedTuple):
 
 
 def levels_in(checks: ModuleType) -> dict[str, Level]:
-    """Return the levels of a puzzle by the names of the functions that return their schedules; of others, none."""
+    """Return the levels of a puzzle by the names of the functions that return their schedules; else an empty dict."""
     return {f"level_{number}": level for number, level in getattr(checks, "LEVELS", {}).items()}
 
 
 def entries_of(student: str, levels: Mapping[str, Level], answers: Mapping[str, str]) -> Iterator[Entry]:
-    """Yield the entries of a student, without schedules that are no answers: the report of the tests says why."""
+    """Yield the entries of a student for schedules that solve their levels; the tests report the other ones."""
     for name in filter(answers.__contains__, levels):
         with suppress(ScheduleError):
             yield Entry.of(student, name, levels[name], answers[name])
@@ -151,7 +151,7 @@ class Leaderboard:
     Raises
     ------
     CourseworkError
-        Code ``unknown-task``: when there is no puzzle, or more than one.
+        Code ``unknown-task``: if there is no puzzle, or more than one.
     """
 
     def __init__(self, path: Path, exercises: Iterable[Exercise], variants: bool) -> None:
@@ -173,7 +173,7 @@ class Leaderboard:
         Raises
         ------
         CourseworkError
-            Code ``unknown-task``: the file is of another puzzle, or of other levels.
+            Code ``unknown-task``: the file belongs to another puzzle, or to other levels.
         FileError
             Code ``damaged``, also if its values do not fit a schedule.
         """
@@ -197,7 +197,7 @@ class Leaderboard:
         return [self._checked(each) for each in told]
 
     def _checked(self, told: Mapping[str, Any]) -> Entry:
-        """Return an entry with the figures that are computed here, if it says the same."""
+        """Return an entry with the figures computed here, if they agree with the file."""
         level = self.levels(told["student"]).get(told["level"])
         which = f"{self._named} has an entry of {quoted(told['student'])} for {quoted(told['level'])}"
         if level is None or str(level) != told["asked"]:
@@ -218,8 +218,8 @@ class Leaderboard:
     def add(self, answers: Iterable[tuple[str, Mapping[str, str]]]) -> list[Entry]:
         """Add the schedules of students by level, and return the best of all. Raises the errors of reading.
 
-        The file is replaced as a whole. Processes that add to files of one folder wait for each other, so that none
-        loses what another has added; on Windows they do not.
+        The file is replaced as a whole. Processes that add to files of one folder wait for each other, so that no entry
+        is lost; on Windows they do not wait.
         """
         new = [entry for student, own in answers for entry in entries_of(student, self.levels(student), own)]
         with _alone_in(self._path.absolute().parent):
@@ -241,7 +241,7 @@ def _levels_of(exercise: Exercise, student: str | None) -> dict[str, Level]:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Hold a lock on a folder: a lock on a file is gone once the file is replaced."""
+    """Hold a lock on a folder, because a lock on a file would be lost when the file is replaced."""
     try:
         import fcntl
     except ImportError:
@@ -262,7 +262,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 class Standing(NamedTuple):
-    """A student's place. Equal ones share it."""
+    """A student's place. Equal students share a place."""
 
     place: int
     student: str

@@ -29,12 +29,12 @@ LONGEST_OUTPUT = 2000
 _LONGEST_REPLY = 8 << 20  # bytes, including unsolicited ones
 _MOST_FLAGS, _LONGEST_FLAG = 20, 200
 _ATOMIC = getattr(select, "PIPE_BUF", 1 << 30)
-_LAYERS = LAYERS  # to try; a test takes some away
+_LAYERS = LAYERS  # to try; a test removes some
 _PATIENCE = 5.0  # seconds for the supervisor to end all processes of a task, which takes milliseconds
 # The rest of the grader's environment may hold secrets.
 _KEPT = (
     *("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TEMP"),
-    # These choose the code of products and sums, and so the last bits, which tests compare with the grader's.
+    # These select the code of products and sums, and so the last bits, which tests compare with the grader's.
     *("OPENBLAS_CORETYPE", "MKL_CBWR", "BLIS_ARCH_TYPE", "NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES"),
 )
 
@@ -54,7 +54,7 @@ class Students:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            self._are_over = True  # before the loop, so that one that is just being started gives up as well
+            self._are_over = True  # before the loop, so that a process that is being started also ends
             for process in self._running.copy():
                 process.give_up()
 
@@ -81,18 +81,18 @@ class StudentProcess:
     seconds : float
         The time limit of all calls together.
     directory : Path
-        The student's, to hide.
+        The student's directory, to hide.
     students : Students
-        Those that an exception ends together.
+        The processes that an exception ends together.
 
     Attributes
     ----------
     containment : Containment, optional
         None if the process did not start.
     flags : dict of str
-        Names that the task does not give: the keys, in order.
+        Names that the task does not allow: the keys, in order.
     output : str
-        What the student's code printed; complete after the block.
+        The output of the student's code; complete after the block.
     is_loaded : bool
     """
 
@@ -150,7 +150,7 @@ class StudentProcess:
         self.is_loaded = True
 
     def ask(self, function: str | Callable[..., Any], given: tuple[Any, ...]) -> Any:
-        """Call a function of the student's, or a remote one of the checks; raise as :meth:`load`."""
+        """Call a function of the student, or a remote function of the checks; raise as :meth:`load`."""
         name = function if isinstance(function, str) else function.__name__
         self._give({"function": name, "is_remote": callable(function), "given": packed(given)})
         return value_of(self._reply("value"))
@@ -163,7 +163,7 @@ class StudentProcess:
             while line:
                 if sys.platform != "win32" and not select.select([], [stream], [], self._seconds_left())[1]:
                     raise Late
-                line = line[os.write(stream, line[:_ATOMIC]) :]  # this much has room, so it does not block
+                line = line[os.write(stream, line[:_ATOMIC]) :]  # this much fits into the pipe, so it does not block
 
     def _seconds_left(self) -> float:
         return min(
@@ -171,7 +171,7 @@ class StudentProcess:
         )  # some 290 years; select() takes no more
 
     def _reply(self, awaited: str) -> dict[str, Any]:
-        """Return the next event with this key, or with a result in its place."""
+        """Return the next event with this key, or with a result instead."""
         while True:
             line = self._replies.line(self._seconds_left())
             if line is None:
@@ -189,7 +189,7 @@ class StudentProcess:
             raise Late from None
 
     def _note(self, event: dict[str, Any]) -> None:
-        """Note what comes with replies. The first containment counts: it comes before the student's code has run."""
+        """Store the data that accompany replies. The first containment counts: the student's code has not yet run."""
         if self.containment is None and "contained" in event:
             self.containment = Containment(*map(tuple, event["contained"]))
         for flag in event.get("flags", ())[: _MOST_FLAGS - len(self.flags)]:
@@ -199,7 +199,7 @@ class StudentProcess:
 
 
 def _environment(folder: str, directory: Path) -> dict[str, str]:
-    """Return a small environment that finds minipipe but no module of the student's, with one BLAS thread."""
+    """Return a small environment that finds minipipe but no module of the student, with one BLAS thread."""
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     package = str(Path(__file__).resolve().parent.parent.parent)
     given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
@@ -235,7 +235,7 @@ class _Reader:
             self._changed.notify()
 
     def line(self, seconds: float) -> bytes | None:
-        """Take the next line, or None at the end of the stream; raise ``Late`` when none comes in time."""
+        """Take the next line, or None at the end of the stream; raise ``Late`` if none arrives in time."""
         with self._changed:
             if not self._changed.wait_for(lambda: b"\n" in self._kept or not self._is_open, seconds):
                 raise Late
@@ -245,7 +245,7 @@ class _Reader:
         return taken or None
 
     def text(self) -> str:
-        """Return what is kept, without waiting for a process that left its group and holds the other end."""
+        """Return the kept bytes, without waiting for a process that left its group and holds the other end."""
         self._thread.join(2.0)
         return bytes(self._kept).decode("utf-8", "replace")
 

@@ -1,7 +1,7 @@
 """Reports as tables and files for other programs: CSV, JUnit XML, Gradescope's results.json.
 
-All take reports as plain data (:meth:`Report.as_json <minipipe.coursework.Report.as_json>`). Names of folders and what
-students' code says are text of strangers: a spreadsheet must not run it, nor may it break the XML.
+All take reports as plain data (:meth:`Report.as_json <minipipe.coursework.Report.as_json>`). Names of folders and
+output of students' code are untrusted text: a spreadsheet must not run it, and it must not break the XML.
 
 References
 ----------
@@ -23,7 +23,7 @@ from minipipe.io import escaped, printable, printable_lines, text_table
 
 Data = dict[str, Any]
 _LONGEST_REMARK = 120  # characters, in a table for a terminal
-_FORMULAS = ("=", "+", "-", "@")  # how a cell begins that spreadsheets compute
+_FORMULAS = ("=", "+", "-", "@")  # first characters of a cell that a spreadsheet computes
 
 
 def as_table(reports: Sequence[Data]) -> str:
@@ -125,7 +125,7 @@ def _xml(text: str) -> str:
 
 
 def _words(test: Data) -> str:
-    """Return what a student reads of a failed test."""
+    """Return the text of a failed test for the student."""
     said = [test["meaning"], test["reason"], test["where"], test["hint"] and f"Hint: {test['hint']}"]
     return printable_lines("\n".join(filter(None, said)))
 
@@ -172,6 +172,6 @@ def _entries(task: Data) -> Iterator[Data]:
 
 
 def _for_instructors(task: Data) -> Iterable[tuple[str, str]]:
-    """Return what the student's code used and printed: it can say what hidden tests ask."""
+    """Return names used and output printed by the student's code, which can reveal hidden tests."""
     found = {"uses names that are not allowed": "\n".join(task["flags"]), "printed": task["output"]}
     return [(what, text) for what, text in found.items() if text]

@@ -1,13 +1,13 @@
-"""Containing student code: the tree of its processes, and what the process that runs the code gives up.
+"""Containing student code: the tree of its processes, and the rights that the process with the code gives up.
 
 ::
 
     grader ── supervisor ── process 0 ── process 1 ── process 2      with namespaces; 1 is the first process in them
                     └─────────────────────────────── process 2      without
 
-Process 2 runs the student's code, the others never do. Orphans are adopted by process 1, whose exit ends every process
-of the namespace, or by the supervisor, which ends them one by one. The supervisor also ends everything when its
-standard input closes: the grader closes it at the time limit, and the system closes it when the grader exits.
+Only process 2 runs the student's code. Orphans are adopted by process 1, whose exit ends every process of the
+namespace, or by the supervisor, which ends them one by one. The supervisor also ends everything when its standard input
+closes: the grader closes it at the time limit, and the system closes it when the grader exits.
 
 Namespaces carry the containment if the system grants them. If it does not (in most containers, an ordinary user
 may not create any), Landlock alone hides the files, and for root a user of its own protects the grader's processes.
@@ -72,9 +72,9 @@ class Containment(NamedTuple):
     Attributes
     ----------
     layers : tuple of str
-        Of ``LAYERS``, those in force.
+        The members of ``LAYERS`` in force.
     exposed : tuple of str
-        What student code could still reach or use; empty if the layers close everything.
+        Resources that student code could still reach or use; empty if the layers close everything.
 
     Examples
     --------
@@ -97,7 +97,7 @@ class Containment(NamedTuple):
 
 
 def weakest(each: Iterable[Containment | None]) -> Containment | None:
-    """Return the layers that all have in common, and what any exposes; None if no code was run.
+    """Return the layers that all have in common, and everything that any exposes; None if no code was run.
 
     Examples
     --------
@@ -121,7 +121,7 @@ _LOOK = 10  # milliseconds between looks at a child
 WITHOUT_USER = 0x00020000 | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000
 """New namespaces of mounts, host name, messages, processes and network; root may create them."""
 WITH_USER = WITHOUT_USER | 0x10000000
-"""And one of users, in which any user may create the others, if the system allows it."""
+"""Also a new namespace of users, in which any user may create the others, if the system allows it."""
 
 
 def contained(job: dict[str, Any], run: Callable[[], Events]) -> Events:
@@ -195,7 +195,7 @@ def _wait(child: int) -> int:
             return -signal.SIGKILL
 
 
-# -- what process 2 gives up --------------------------------------------------------------------------------------
+# -- restricting process 2 ----------------------------------------------------------------------------------------
 
 
 def _restrict(
@@ -206,9 +206,9 @@ def _restrict(
     Parameters
     ----------
     layers : sequence of str
-        Those that may be used; limits are always.
+        The layers that may be used; limits always apply.
     seconds : float
-        Of processor time.
+        The limit of processor time.
     readable : sequence of Path
     flags : int or None
         The namespaces that the process is in.
@@ -232,7 +232,7 @@ def _restrict(
 
 
 def _exposed(granted: set[str], abi: int) -> list[str]:
-    """Return what the layers leave open."""
+    """Return the resources that the layers leave open."""
     if NAMESPACES in granted:
         return []
     exposed = [] if abi else [FILES]
@@ -418,7 +418,7 @@ def _allow(ruleset: int, path: Path, rights: int) -> None:
         os.close(beneath)
 
 
-# -- what it may read: Python, its packages and system libraries, but no exercise and no student --------------------
+# -- readable files: Python, its packages and system libraries, but no exercise and no submission -------------------
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _CLONE = _PACKAGE.parent
@@ -441,10 +441,10 @@ def readable_paths(source: Path, directory: Path) -> list[Path]:
     ----------
     source : Path
         The directory with the solutions. The repository around it is hidden as a whole, since its history holds them
-        as well. So are minipipe's own solutions, which an installed package has inside; of a clone only the package
-        is readable.
+        as well. minipipe's own solutions, which an installed package contains, are also hidden; in a clone only the
+        package is readable.
     directory : Path
-        The student's; other students' may be beside it.
+        The student's directory; directories of other students may be beside it.
     """
     students = directory.resolve().parent
     inside = _PACKAGE / "coursework" / "exercises"

@@ -1,6 +1,6 @@
-"""Several submissions, each graded by a process of its own: ``python -m minipipe.coursework.several``, started here.
+"""Several submissions, each graded by a separate process, ``python -m minipipe.coursework.several``, started here.
 
-A student's results can then at worst end the grading of that student. A report comes back as the plain data of
+A student's code can then at worst end the grading of that student. A report is returned as the plain data of
 :meth:`Report.as_json <minipipe.coursework.Report.as_json>`.
 """
 
@@ -42,22 +42,22 @@ def grade_all(
     paths : iterable of str or Path
         Directories and zip archives; a folder without tasks stands for the submissions in it, by name.
     jobs : int, optional
-        How many are graded at once; by default as many as there are processors.
+        How many are graded at once; by default the number of processors.
     of_each : function, optional
-        Of the name of a submission: further options of that one. All are asked before any is graded.
+        Maps the name of a submission to its further options. It is called for all before any is graded.
     hide_hidden : bool
-        Whether the reports leave out what is said of hidden tests.
+        Whether the reports leave out the details of hidden tests.
     **options
-        Those of :func:`grade`, for all.
+        The options of :func:`grade`, for all submissions.
 
     Raises
     ------
     CourseworkError
-        Codes ``no-source``, ``markers``, ``unknown-task``, ``wrong-directory`` where two submissions have one name.
+        Codes ``no-source``, ``markers``, ``unknown-task``, ``wrong-directory`` if two submissions have one name.
     """
     exercises = exercises_in(find_source(options.get("source")))
     for exercise in chosen_of(exercises, options.get("only")):
-        load_checks(exercise.name, exercise.checks)  # what is wrong with them is no fault of a submission
+        load_checks(exercise.name, exercise.checks)  # their errors are no fault of a submission
     given = list(map(Path, paths))
     found = submissions_in(given, files_of(exercises))
     names = list(map(name_of, found))
@@ -88,13 +88,13 @@ class _Graders:
         self._are_over = threading.Event()
 
     def end(self) -> None:
-        """End all that run, and those that are just being started."""
+        """End all processes that run or are being started."""
         self._are_over.set()
         for process in self._running.copy():
             process.kill()
 
     def grade(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Grade one submission in a process of its own; one that crashes costs the points of its submission alone."""
+        """Grade one submission in a separate process; a crash costs the points of this submission only."""
         given = json.dumps({**job, "parent": os.getpid()}, default=str).encode()
         with _started() as process:
             self._running.add(process)

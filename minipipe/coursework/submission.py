@@ -1,6 +1,6 @@
 """A student's files, in a folder or a zip archive, read as bytes of bounded size; nothing is unpacked or followed.
 
-Kinds of paths are asked by ``os.path``: the methods of ``Path`` raise if a name is too long.
+The kind of a path is determined with ``os.path``, because the methods of ``Path`` raise if a name is too long.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Folder:
     ----------
     path : Path
     name : str
-        Of the student or group.
+        The name of the student or group.
     files : list of str
         Names of Python files, in order.
 
@@ -58,7 +58,7 @@ class Archive:
         content = read_bytes(path, LONGEST_ARCHIVE, pipes=False, links=False)
         try:
             self._zip = zipfile.ZipFile(io.BytesIO(content))
-        except Exception as error:  # zipfile raises whatever a forged archive leads it to, and each error is the same
+        except Exception as error:  # a forged archive may cause any exception in zipfile
             raise self._refusal(f"it is not a zip archive ({error})") from None
         members = [each for each in self._zip.infolist() if not each.filename.startswith("__MACOSX/")]
         folders = sorted({_folder(each) for each in members if PurePosixPath(each.filename).name in tasks})
@@ -125,7 +125,7 @@ def open_submission(path: Path, tasks: Collection[str], *, links: bool = True) -
     tasks : collection of str
         The names of the tasks' files, in order.
     links : bool
-        Whether the path may be a symbolic link: not where somebody else has filled the folder around it.
+        Whether the path may be a symbolic link; False if somebody else has filled the folder around it.
 
     Raises
     ------
@@ -163,7 +163,7 @@ def directories_of(
     Raises
     ------
     CourseworkError
-        Code ``wrong-directory``: beside a file stand names of tasks, or a path that has other tasks.
+        Code ``wrong-directory``: a file is combined with names of tasks, or with a path that has other tasks.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""A trial of exercises: do solutions pass, and stubs and wrong answers fail, whatever numbers are drawn?"""
+"""A trial of exercises: whether solutions pass, and stubs and wrong answers fail, with any drawn numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Tried(NamedTuple):
     what : str
         The file.
     problem : str
-        What is not as it should be, or nothing.
+        The unexpected result, or empty.
     """
 
     task: str
@@ -54,7 +54,7 @@ def wrong_answers(exercise: Exercise) -> list[tuple[str, str, str]]:
 
 
 def _texts(exercise: Exercise) -> Iterator[tuple[str, str, bool | None]]:
-    """Yield files by what they are; whether all tests pass, or none; None for some."""
+    """Yield each file with its description, and whether all tests must pass, or none; None for some."""
     yield "its solution", exercise.answer, True
     yield "its stub", exercise.stub, False
     for why, old, new in wrong_answers(exercise):

@@ -1,4 +1,4 @@
-"""Real data: handwritten digits that the package ships and a text that Python carries; and batches of any data."""
+"""Real data: handwritten digits shipped with the package, a text shipped with Python, and batches of any data."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ Examples = tuple[np.ndarray, np.ndarray]
 def split_examples(
     inputs: np.ndarray, targets: np.ndarray, test_fraction: float, seed: int = 0
 ) -> tuple[Examples, Examples]:
-    """Shuffle examples and divide them into those to train with and those to test with.
+    """Shuffle examples and split them into a training set and a test set.
 
     Parameters
     ----------
     inputs, targets : array of shape (samples, ...)
     test_fraction : float
-        Of the samples, 0 to 1.
+        The fraction of samples in the test set, 0 to 1.
     seed : int
-        The same seed gives the same division on every rank.
+        The same seed gives the same split on every rank.
 
     Returns
     -------
@@ -93,27 +93,28 @@ def batches(
 ) -> Iterator[tuple[Any, Any]]:
     """Yield the examples in a random order, batch after batch; every example once.
 
-    The sizes of the batches differ by at most one, so there is no small last one. A pipeline compares on all ranks
-    which batch was drawn last before a call.
+    The sizes of the batches differ by at most one, so there is no small last batch. At each call, a pipeline checks
+    that all ranks drew the same batch last.
 
     Parameters
     ----------
     inputs, targets : array of shape (samples, ...), or tuple, list or dict of arrays; or None
-        They are read when a batch is drawn, which has copies of its rows. Of an array in a file,
-        ``numpy.load(path, mmap_mode="r")``, only these are read.
+        They are read when a batch is drawn; the batch has copies of its rows. If an array is in a file,
+        ``numpy.load(path, mmap_mode="r")``, only these rows are read.
     batch_size : int
         The largest number of samples in a batch.
     seed, epoch : int
         The order depends on both, and is the same on every rank.
     needs : (bool, bool)
-        Whether this rank needs inputs, and targets: ``pipeline.needs``. The others are not read; they are None.
+        Whether this rank needs inputs, and targets: ``pipeline.needs``. Arrays that it does not need are not read; the
+        batch has None for them.
     num_samples : int, optional
-        Where this rank has neither inputs nor targets.
+        The number of samples, if this rank has neither inputs nor targets.
     start : int
-        The number of batches to skip: those used before the epoch was interrupted.
+        The number of batches to skip, which were used before the epoch was interrupted.
     only_share : bool
-        Whether to read, of each batch, only the rows that this rank's replica of a pipeline takes, by the ``needs`` of
-        that; they are :class:`minipipe.Share`, and :meth:`minipipe.Pipeline.step` takes them.
+        Whether to read only the rows of each batch that this rank's replica of a pipeline takes, according to the
+        pipeline's ``needs``. The rows are a :class:`minipipe.Share`, which :meth:`minipipe.Pipeline.step` takes.
 
     Examples
     --------
@@ -152,10 +153,10 @@ def _rows(given: Any, part: np.ndarray, rows: slice | None) -> Any:
 
 
 class Share:
-    """Some rows of the inputs or targets of a batch: those that one rank reads, where a pipeline has replicas.
+    """The rows of the inputs or targets of a batch that one rank reads if a pipeline has replicas.
 
-    It says which rows they are, and of how many, so that no rank can take them for others. ``pipeline.needs.share``
-    says which rows a rank needs.
+    It records which rows of the batch they are, so that no rank can mistake them for others. ``pipeline.needs.share``
+    tells which rows a rank needs.
 
     Parameters
     ----------
@@ -163,7 +164,7 @@ class Share:
     rows : slice
         The places of these rows in the whole batch.
     num_samples : int
-        In the whole batch.
+        The number of samples in the whole batch.
 
     Raises
     ------
@@ -228,7 +229,7 @@ def _table(content: bytes) -> np.ndarray:
     gzip = zlib.decompressobj(wbits=31)
     with suppress(zlib.error, ValueError):
         text = gzip.decompress(content, _MOST + 1).decode("ascii")
-        if text and gzip.eof:  # where zlib has compared the checksum
+        if text and gzip.eof:  # zlib compares the checksum at the end
             table = np.loadtxt(text.splitlines(), delimiter=",", dtype=np.int64, ndmin=2)
             if table.shape == _SHAPE:
                 return table
@@ -248,7 +249,7 @@ def load_text() -> str:
     >>> load_text()[:22]
     'The "assert" statement'
     """
-    from pydoc_data import topics  # large, and only of use here
+    from pydoc_data import topics  # large, and needed only here
 
     return "\n\n".join(topics.topics[name] for name in sorted(topics.topics))
 
@@ -280,7 +281,7 @@ class Alphabet:
         Raises
         ------
         ArgumentError
-            Code ``value``: for a character that is not in the alphabet.
+            Code ``value``, for a character that is not in the alphabet.
         """
         unknown = sorted(set(text) - set(self.characters))
         if unknown:
@@ -295,7 +296,7 @@ class Alphabet:
 def text_windows(
     numbers: np.ndarray, context: int, num_windows: int, key: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return windows of a text from random places, and for each position of them the character that follows.
+    """Return windows of a text from random places, and for each position the character that follows.
 
     Parameters
     ----------
@@ -305,7 +306,7 @@ def text_windows(
         The length of a window, in characters.
     num_windows : int
     key : sequence of int
-        The places depend on it alone, such as (seed, step), so every rank draws the same.
+        The seed of the places, such as (seed, step): every rank draws the same windows.
 
     Returns
     -------
@@ -326,7 +327,7 @@ def text_windows(
     return numbers[places], numbers[places + 1]
 
 
-# -- draws: where one rank reads the inputs and another the targets, both must draw the same batch ---------------
+# -- draws: if one rank reads the inputs and another the targets, both must draw the same batch ------------------
 
 _last_draw: ContextVar[int | None] = ContextVar("last_draw", default=None)
 

@@ -35,7 +35,7 @@ _CARRIES = {
 
 
 def darker_words(panels: Sequence[Panel]) -> str:
-    """Return what the shades of a kind of action tell.
+    """Return the meaning of the shades of a kind of action.
 
     Examples
     --------
@@ -50,7 +50,7 @@ def darker_words(panels: Sequence[Panel]) -> str:
 
 
 def held_words(is_memory: bool, panels: Sequence[Panel]) -> str:
-    """Return the name of a strip or bar that shows what a rank holds.
+    """Return the name of a strip or bar that shows the memory or activations of a rank.
 
     Examples
     --------
@@ -171,7 +171,7 @@ def caption(panel: Panel) -> str:
 
 
 def figures(panel: Panel) -> str:
-    """Return the figures of a caption, in the unit that the panel shares with those beside it.
+    """Return the figures of a caption, in the unit that all panels of the drawing share.
 
     Examples
     --------

@@ -17,7 +17,7 @@ from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.simulation.timeline import Timeline
 
 _PNG_SCALE = 2  # pixels for each pixel of the SVG, for printers and screens of high resolution
-_TEXT_WIDTH = 120  # columns: a file has more room than a terminal
+_TEXT_WIDTH = 120  # columns: a file may be wider than a terminal
 
 
 def _text(*drawn: ActionTable | Timeline, title: str | None = None, notes: Sequence[str] = ()) -> str:
@@ -63,7 +63,7 @@ def save(path: str | Path, *drawn: ActionTable | Timeline, **options: Any) -> Pa
         Code ``value``: if the ending is unknown, if CairoSVG is missing for ``.png`` or ``.pdf``, or as for
         :func:`minipipe.render.panel.panels_of`.
     FileError
-        Code ``unwritable``; then there is no file, or the earlier one.
+        Code ``unwritable``; an earlier file stays unchanged.
 
     Examples
     --------
@@ -106,7 +106,7 @@ def drawing(ending: str, *drawn: ActionTable | Timeline, **options: Any) -> str 
 def converted(content: str, ending: str) -> str | bytes:
     """Return an SVG as a PNG, with two pixels for each of its pixels, or as a PDF; anything else unchanged.
 
-    Both have a light ground. The PDF is one page, with 0.75 points for each pixel.
+    Both have a light background. The PDF is one page, with 0.75 points for each pixel.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def check_ending(path: str | Path, endings: Collection[str] = ENDINGS) -> str:
     ----------
     path : str or Path
     endings : collection of str, optional
-        Those to choose from, such as ``PICTURES``; by default all ``ENDINGS``.
+        The endings to choose from, such as ``PICTURES``; by default all ``ENDINGS``.
 
     Raises
     ------

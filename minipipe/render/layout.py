@@ -131,7 +131,7 @@ class Axis:
 
     @cached_property
     def ticks(self) -> tuple[tuple[float, str], ...]:
-        """The round times, as many as fit, each with its label."""
+        """The round times that fit, each with its label."""
         factor, _ = scale_of(self.unit)
         length = self.duration * factor
         if not self.scale:
@@ -189,13 +189,13 @@ class LogAxis(NamedTuple):
 
     @classmethod
     def over(cls, amounts: Iterable[float], start: float, end: float, floor: float = 0.0) -> LogAxis:
-        """Return an axis for the amounts, with a little room beyond them; it begins at ``floor`` or above."""
+        """Return an axis for the amounts, with a small margin beyond them; it begins at ``floor`` or above."""
         known = [max(amount, floor) for amount in amounts]
         room = 1.12 if max(known) < 8 * min(known) else 1.25
         return cls(max(min(known) / room, floor), max(known) * room, start, end)
 
     def at(self, amount: float) -> float:
-        """Return the coordinate of an amount, to a hundredth of a pixel; what is beyond an end is drawn there."""
+        """Return the coordinate of an amount, to a hundredth of a pixel; amounts beyond an end are drawn at the end."""
         inside = min(max(amount, self.least), self.most)
         share = math.log(inside / self.least) / math.log(self.most / self.least)
         return round(self.start + share * (self.end - self.start), 2)

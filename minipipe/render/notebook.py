@@ -45,14 +45,14 @@ def show(*drawn: ActionTable | Timeline) -> None:
 
 
 def show_picture(picture: str, text: str) -> None:
-    """Show a picture in a notebook, and the text that says the same elsewhere.
+    """Show a picture in a notebook, or an equivalent text elsewhere.
 
     Parameters
     ----------
     picture : str
         SVG, as :func:`draw_svg`, :func:`draw_graph` and :func:`draw_tradeoff` return it.
     text : str
-        What a terminal prints, and what stands for the picture where it cannot be drawn.
+        The text that a terminal prints, and that replaces the picture if it cannot be drawn.
 
     Examples
     --------

@@ -18,9 +18,9 @@ _BLACK, _WHITE = "#000000", "#ffffff"
 
 
 class Fill(NamedTuple):
-    """The fill and the text of a kind of action, as CSS colours, on a light ground and on a dark one.
+    """The fill and the text of a kind of action, as CSS colours, on a light and on a dark background.
 
-    These are for the first chunk of a rank; :func:`shade` returns those of the others.
+    These are for the first chunk of a rank; :func:`shade` returns the colours of the others.
     """
 
     light: str
@@ -30,7 +30,7 @@ class Fill(NamedTuple):
 
 
 class Theme(NamedTuple):
-    """The other colours of a drawing, on a light ground or on a dark one.
+    """The other colours of a drawing, on a light or on a dark background.
 
     Attributes
     ----------
@@ -124,7 +124,7 @@ def shade(fill: Fill, chunk: int) -> Fill:
     fill : Fill
         One of ``FILL``.
     chunk : int
-        The index of the stage among those of its rank, from 0.
+        The index of the stage among the stages of its rank, from 0.
 
     Examples
     --------

@@ -19,7 +19,7 @@ NARROW, TOGETHER = 3, 12
 
 
 class Beside(NamedTuple):
-    """A transfer beside the actions of a rank: a copy of activations, or its part of a gradient all-reduce."""
+    """A transfer concurrent with the actions of a rank: an activation copy, or its part of a gradient all-reduce."""
 
     action: Action
     start: float
@@ -34,15 +34,15 @@ class Panel:
     ----------
     timeline : Timeline
     pairs : int, optional
-        How many (stage, microbatch) pairs count as one microbatch: the stages of a rank. By default each pair counts.
+        How many (stage, microbatch) pairs count as one microbatch: the stages of a rank. The default is 1.
 
     Attributes
     ----------
     num_slices : int
-        Of a sequence; 1 where microbatches are whole.
+        The number of slices of a sequence; 1 if microbatches are whole.
     stages : tuple of tuple of int
-        The stages of each rank, its chunks: those whose replica here has the first microbatches come first, then
-        those of a second replica; of one replica, in ascending order.
+        The stages of each rank, its chunks. Stages whose replica on this rank has the first microbatches come first,
+        then the stages of a second replica; the stages of one replica ascend.
     has_replicas : bool
         Whether a stage is on several ranks.
     """
@@ -62,7 +62,7 @@ class Panel:
         return self._chunks[rank][stage]
 
     def beside(self, rank: int) -> list[Beside]:
-        """Return what goes on beside the actions of a rank, and takes some time; one after another of each kind.
+        """Return the transfers concurrent with the actions of a rank that take some time; one by one for each kind.
 
         Examples
         --------
@@ -77,7 +77,7 @@ class Panel:
         return [each for each in (*own, *starmap(Beside, copies)) if each.end > each.start]
 
     def kinds_beside(self) -> list[ActionKind]:
-        """Return the kinds of what goes on beside actions, each for a thin lane of its own."""
+        """Return the kinds of transfers concurrent with actions, each for a thin lane of its own."""
         found = {each.action.kind for rank in range(self.timeline.num_ranks) for each in self.beside(rank)}
         return [kind for kind in (REDUCE_GRAD, O, L) if kind in found]
 
@@ -107,7 +107,7 @@ class Panel:
         >>> from minipipe import schedules
         >>> panel = Panel(simulate(schedules.one_f_one_b(4, 8)))
         >>> [panel.idle_until(1, time) for time in (1, 10, 33)]
-        [1, 5, 9]
+        [1.0, 5.0, 9.0]
         """
         now = self.timeline.start + time
         return sum(min(slot.end, now) - slot.start for slot in self.timeline.idle[rank] if slot.start < now)
@@ -127,9 +127,9 @@ class Panel:
 
     @property
     def recomputes(self) -> bool:
-        """Whether some backward holds more while it runs than before and after it: what it computes again."""
+        """Whether some backward holds more while it runs than before and after it: recomputed activations."""
         memory, during = self.timeline.memory, self.timeline.memory_during
-        if memory is None or during is None or self.timeline.copies:  # beside copies, more than that may be held
+        if memory is None or during is None or self.timeline.copies:  # during copies, more may be held
             return False
         return any(
             span.action.kind.is_backward and most > max(before, after)
@@ -144,7 +144,7 @@ class Panel:
 
     @cached_property
     def joined(self) -> dict[Action, Span]:
-        """By each of two actions that run joined, the span of the other one."""
+        """Maps each of two overlapped actions to the span of the other."""
         groups = (group for row in self.timeline.spans for group in in_groups(row))
         pairs = (pair for group in groups for pair in permutations(group, 2))
         return {span.action: other for span, other in pairs}
@@ -155,7 +155,7 @@ class Panel:
 
 
 def side_by_side(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans of a rank as they are drawn: two that run joined beside each other, each in half of their time.
+    """Return the spans of a rank as they are drawn: overlapped spans side by side, each in half of their time.
 
     Examples
     --------
@@ -183,10 +183,10 @@ def _replicas(timeline: Timeline) -> dict[int, list[int]]:
 
 
 def shares(drawn: Sequence[ActionTable | Timeline]) -> list[int]:
-    """Return how many pairs of each count as one: those of a rank and sequence where these differ, otherwise one.
+    """Return, for each item, how many pairs count as one: all pairs of a rank and sequence if these differ, else 1.
 
-    Then all compare: a model cut into more stages has the same layers on each rank, and smaller stages; a sequence in
-    slices is a microbatch. Ranks that hold no whole number of stages on average share no such unit.
+    This makes the items comparable: a model cut into more stages has the same layers on each rank, but smaller stages;
+    a sequence in slices is a microbatch. There is no such unit if ranks hold no whole number of stages on average.
 
     Examples
     --------
@@ -213,14 +213,14 @@ def _num_stages(item: ActionTable | Timeline) -> int:
 
 
 def chunks_of(item: ActionTable | Timeline, share: int) -> int:
-    """Return how many stages of a rank count as one, where so many pairs do: a sequence in slices takes them apart."""
+    """Return how many stages of a rank count as one if a number of pairs does: pairs of slices belong together."""
     return max(1, share // item.num_slices)
 
 
 def panels_of(drawn: Sequence[ActionTable | Timeline]) -> tuple[Panel, ...]:
     """Return a panel for each schedule (F, I and W one unit each) or timeline.
 
-    Where ranks hold different numbers of stages, or sequences are cut into different numbers of slices, F, I and W of
+    If ranks hold different numbers of stages, or sequences are cut into different numbers of slices, F, I and W of
     a rank and sequence are one unit each, and an activation is a microbatch of all layers of its rank: see
     :func:`shares`.
 

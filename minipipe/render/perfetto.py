@@ -5,8 +5,8 @@ The format is Chrome's Trace Event Format, a list of events in JSON:
 ====  ==================================================================================================
 "ph"  here
 ====  ==================================================================================================
-M     a name: of a process (a timeline), or of a thread (a rank, its idle time, or what goes on beside it)
-X     a slice: an action, two joined ones or an idle time, with its start ``ts`` and its length ``dur`` in microseconds
+M     a name: of a process (a timeline), or of a thread (a rank, its idle time, or its concurrent transfers)
+X     a slice: an action, an overlapped pair or an idle time, with its start ``ts`` and its length ``dur`` in us
 s, f  a message: its arrow starts in the slice of the producer and ends in the slice of the consumer
 C     a counter: the activations, or the versions of weights, that a rank holds from ``ts`` on
 ====  ==================================================================================================
@@ -120,7 +120,7 @@ class _Process:
             )
         self.process = next(numbers)
         self.threads = [(next(numbers), next(numbers)) for _ in timeline.spans]  # by rank: actions, idle time
-        self.beside = {  # by rank, kind and stage of what goes on beside actions
+        self.beside = {  # by rank, kind and stage of concurrent transfers
             place: next(numbers)
             for rank in range(timeline.num_ranks)
             for place in dict.fromkeys((rank, each.action.kind, each.action.stage) for each in panel.beside(rank))
@@ -211,7 +211,7 @@ class _Process:
             yield self.event("C", f"rank {rank} {name}", self.threads[rank][0], ts=time, args={series: value})
 
     def going_on_beside(self, rank: int) -> Iterator[Event]:
-        """Draw the sums of gradients and the copies of a rank, which go on beside its actions."""
+        """Draw the gradient all-reduces and the copies of a rank, which run concurrently with its actions."""
         for action, start, end, whole in self.panel.beside(rank):
             about: Event = {"kind": KIND_NAMES[action.kind]}
             if whole:

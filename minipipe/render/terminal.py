@@ -14,7 +14,7 @@ from minipipe.schedules.action import ActionKind
 
 _GREYS = (247, 243, 240, 237)  # of SEND and RECV
 # The hues of palette.py in the nearest of a terminal's 256 colours: for the first chunk of a rank, then a shade darker
-# for each further chunk. Both ground and text are set, so that labels are legible on dark and on light terminals.
+# for each further chunk. Background and text are both set, so that labels are legible on dark and light terminals.
 SHADES = MappingProxyType(
     {
         ActionKind.FORWARD: (117, 74, 31, 24),
@@ -38,7 +38,7 @@ def has_colour(stream: TextIO | None = None, environment: Mapping[str, str] | No
     stream : TextIO, optional
         By default standard output.
     environment : mapping, optional
-        By default that of the process. Its variables decide in this order: ``NO_COLOR`` (any value: no),
+        By default the environment of the process. Its variables decide in this order: ``NO_COLOR`` (any value: no),
         ``FORCE_COLOR`` (any value but 0: yes), ``TERM`` (``dumb``: no). Without them, a terminal may be coloured.
 
     References
@@ -71,9 +71,9 @@ def paint(text: str, code: str) -> str:
 
 
 def ground(kind: ActionKind, chunk: int, is_label: bool = True) -> str:
-    """Return the colours of an action: its ground, and black or white for its label, the more legible one.
+    """Return the colours of an action: its background, and black or white for its label, the more legible one.
 
-    The fill characters after the label have the colour of the ground.
+    The fill characters after the label have the colour of the background.
     """
     shades = SHADES.get(kind, _GREYS)
     shade = shades[min(chunk, len(shades) - 1)]

@@ -31,7 +31,7 @@ class Columns(NamedTuple):
     makespan : float
         The longest makespan of the drawing.
     total, band : int
-        The columns of the whole makespan, and those of one band. Further bands are drawn below.
+        The columns of the whole makespan, and the columns of one band. Further bands are drawn below.
     names_stages : bool
         Whether labels name the stage on ranks with several stages. Otherwise lower case marks the second of two stages.
     """
@@ -51,7 +51,7 @@ class Columns(NamedTuple):
 
 
 def drawn_spans(spans: Sequence[Span]) -> list[Span]:
-    """Return the visible spans of a rank, all but sends and receives without duration; joined ones side by side."""
+    """Return the spans of a rank without sends and receives of no duration; overlapped ones side by side."""
     visible = (span for span in spans if not span.action.kind.is_communication or span.end > span.start)
     return side_by_side(list(visible))
 
@@ -79,7 +79,7 @@ def labels(panel: Panel, rank: int, action: Action, names_stages: bool) -> list[
 def fit_columns(panels: Sequence[Panel], room: int) -> Columns:
     """Choose the columns of the longest makespan and of one band.
 
-    If all labels fit into one band, there is one. Otherwise there are a few bands, with the longest labels that fit. If
+    If all labels fit into one band, there is one band. Otherwise there are a few, with the longest labels that fit. If
     none fit, all but the shortest actions get at least one column. Integral times get a whole number of columns per
     unit.
     """
@@ -96,7 +96,7 @@ def fit_columns(panels: Sequence[Panel], room: int) -> Columns:
 
 
 def places_of(spans: Sequence[Span], start: float, columns: Columns) -> list[tuple[int, int]]:
-    """Return the columns of each span: from its rounded start to its rounded end, but at least one if there is room.
+    """Return the columns of each span: from its rounded start to its rounded end, at least one column if it fits.
 
     A span that would be invisible pushes its neighbours to the right or, at the edge, to the left.
     """
@@ -146,7 +146,7 @@ def shortest_time(panels: Sequence[Panel]) -> float:
 
 
 def _of_whole_units(panels: Sequence[Panel], makespan: float, room: int, per_unit: int) -> Columns | None:
-    """Lay out times that are integral in so many parts of a unit, each of a whole number of columns.
+    """Lay out times that are multiples of a fraction of a unit, each fraction with a whole number of columns.
 
     Bands have nearly equal length.
     """
@@ -244,9 +244,9 @@ def draw_text(*drawn: ActionTable | Timeline, width: int = 80, colour: bool = Fa
         A row for each rank, then a legend and a caption. An action begins with as much of its label as fits: ``F3``, or
         ``2F3`` if its rank has several stages. If stages do not fit, lower case marks the second of two stages, ``f3``.
         ``-`` fills a forward, ``=`` a backward, ``~`` a weight gradient, ``#`` an update, ``:`` an R, ``+`` a send that
-        blocks, and ``·`` is idle time. ``F3-&B1=`` are a forward and a backward that run joined, each in half of their
-        time. Several bands, or several drawings, have an axis above them; its ``|`` marks the column where the time
-        next to it begins. Below a rank, ``%`` is a sum of gradients, while the rank continues.
+        blocks, and ``·`` is idle time. ``F3-&B1=`` are an overlapped forward and backward, each in half of their
+        time. Several bands, or several drawings, have an axis above them; its ``|`` marks the column at which the time
+        next to it begins. Below a rank, ``%`` is a gradient all-reduce, while the rank continues.
 
     Raises
     ------
@@ -290,7 +290,7 @@ def draw_text(*drawn: ActionTable | Timeline, width: int = 80, colour: bool = Fa
 
 
 def _named_rows(panel: Panel, columns: Columns) -> Iterator[tuple[str, list[Cell]]]:
-    """Yield the name and the cells of each rank, and below it of its sums of gradients and its copies."""
+    """Yield the name and the cells of each rank, followed by its gradient all-reduces and its copies."""
     for rank in range(panel.timeline.num_ranks):
         yield f"rank {rank}", row_cells(panel, rank, columns)
         lanes: dict[ActionKind, list[Cell]] = {}
@@ -319,9 +319,9 @@ def row_cells(panel: Panel, rank: int, columns: Columns) -> list[Cell]:
 def action_cells(
     panel: Panel, rank: int, action: Action, length: int, names_stages: bool, has_begun: bool = True
 ) -> list[Cell]:
-    """Return the cells of an action: as much of its label as fits, and its fill; a future one is its label alone.
+    """Return the cells of an action: as much of its label as fits, and its fill; for a future action, only the label.
 
-    Of two that run joined, the forward ends in ``&``.
+    The forward of an overlapped pair ends in ``&``.
     """
     mark = "&" if action.kind is ActionKind.FORWARD and action in panel.joined and length > 1 else ""
     label = next((text for text in labels(panel, rank, action, names_stages) if len(text + mark) <= length), "")
@@ -335,7 +335,7 @@ def action_cells(
 
 
 def legend(panels: Sequence[Panel], columns: Columns, width: int, colour: bool) -> list[str]:
-    """Return what the letters, fills and numbers of a drawing stand for, in lines of at most a width.
+    """Return the meanings of the letters, fills and numbers of a drawing, in lines of at most ``width`` columns.
 
     Examples
     --------
@@ -359,14 +359,14 @@ def legend(panels: Sequence[Panel], columns: Columns, width: int, colour: bool) 
 
 
 def _sample(kind: ActionKind) -> Iterator[Cell]:
-    """Yield how an action of a kind is drawn: its letter and its fill, or the fill of a lane beside the actions."""
+    """Yield how an action of a kind is drawn: its letter and its fill, or the fill of its lane below the actions."""
     if kind is not ActionKind.REDUCE_GRAD:
         yield _LETTERS.get(kind, kind.value), ground(kind, 0)
     yield FILL.get(kind, "+"), ground(kind, 0, is_label=False)
 
 
 def _numbers(panels: Sequence[Panel], columns: Columns) -> str:
-    """Return what the numbers of a label are."""
+    """Return the meanings of the numbers of a label."""
     several = any(panel.names_stage(rank) for panel in panels for rank in range(panel.timeline.num_ranks))
     has_slices = any(panel.num_slices > 1 for panel in panels)
     names_stages = several and columns.names_stages
@@ -383,7 +383,7 @@ def paint_cells(cells: Sequence[Cell], colour: bool) -> str:
 
 
 def draw_axis(columns: Columns, first: int, unit: str, margin: int) -> str:
-    """Return the axis above a band: ``|`` marks the column where the time next to it begins."""
+    """Return the axis above a band: ``|`` marks the column at which the time next to it begins."""
     scale, name = scale_of(unit)
     last = min(first + columns.band, columns.total)
     line = name[: margin - 1].ljust(margin)

@@ -7,7 +7,7 @@ load on demand.
 
 from minipipe._lazy import names_on_demand
 
-# Once a file is imported it would hide the function that is called like it; so these load first.
+# Importing a module later would hide the function of the same name, so these functions load first.
 from minipipe.schedules.one_f_one_b import one_f_one_b
 from minipipe.schedules.sequential import sequential
 

@@ -19,7 +19,8 @@ class ActionKind(StrEnum):
     A SEND is named after the producing stage, a RECV after the consuming stage: ``0SEND_F3`` on one rank matches
     ``1RECV_F3`` on another. ``0REDUCE_GRAD3`` sums the gradients of stage 0 over its replicas, and ``0U3`` updates its
     parameters: with the gradients of all microbatches of that row up to 3 that no earlier one took. ``0R3`` computes
-    again what ``0F3`` computed and dropped, ``0O3`` offloads what a backward needs of it, and ``0L3`` loads that again.
+    the dropped activations of ``0F3`` again, ``0O3`` offloads activations that its backward needs, and ``0L3`` loads
+    them again.
 
     Examples
     --------

@@ -36,7 +36,7 @@ class ShownInNotebooks:
     """A schedule or a timeline, which a notebook shows as a picture."""
 
     def _repr_html_(self: Any) -> str:
-        from minipipe.render.notebook import picture_or_text  # the door to the room above: drawings load on demand
+        from minipipe.render.notebook import picture_or_text  # loads the drawings on demand
 
         return picture_or_text(self)
 
@@ -55,7 +55,7 @@ class ActionTable(ShownInNotebooks):
     frozen: frozenset[int] = frozenset()
     overlaps: frozenset[Action] = frozenset()
     num_slices: int = 1
-    # Walks and verdicts of the rooms above. A table never changes, so each is worked out once.
+    # Cached walks and results of analyses. A table never changes, so each is computed once.
     _kept: dict[str, Any] = field(default_factory=dict, init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -97,7 +97,7 @@ class ActionTable(ShownInNotebooks):
 
     @cached_property
     def microbatches(self) -> Sequence[int]:
-        """The numbers of all microbatches. Those of slices are written as sequence and slice, ``1.0``."""
+        """The numbers of all microbatches. A slice is written as sequence and slice, ``1.0``."""
         return numbers_of(self.num_microbatches, self.num_slices)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
@@ -112,7 +112,7 @@ class ActionTable(ShownInNotebooks):
         return tuple(stage for stage, home in enumerate(self.placement) if rank in ranks_in(home))
 
     def ranks_of(self, stage: int) -> tuple[int, ...]:
-        """Return the rank of a stage; of a stage with replicas their ranks, by their lowest microbatches.
+        """Return the rank of a stage, or the ranks of its replicas, ordered by their lowest microbatches.
 
         Raises
         ------
@@ -134,7 +134,7 @@ class ActionTable(ShownInNotebooks):
         return any(len(ranks_in(home)) > 1 for home in self.placement)
 
     def rank_of(self, stage: int, microbatch: int) -> int:
-        """Return the rank that runs a microbatch on a stage: of replicas, that in whose row the microbatch stands.
+        """Return the rank that runs a microbatch on a stage; with replicas, the rank whose row has the microbatch.
 
         Examples
         --------
@@ -146,7 +146,7 @@ class ActionTable(ShownInNotebooks):
 
     @cached_property
     def _replica_of(self) -> dict[tuple[int, int], int]:
-        """By stage and microbatch, the replica that has it: its F or, where that is missing, another action of it."""
+        """By stage and microbatch, the replica that runs its F or, if the F is missing, another of its actions."""
         shared = {stage for stage, home in enumerate(self.placement) if len(ranks_in(home)) > 1}
         found: dict[tuple[int, int], int] = {}
         for is_forward in (False, True) if shared else ():
@@ -156,7 +156,7 @@ class ActionTable(ShownInNotebooks):
         return found
 
     def check_known(self, reader: str, *known: ScheduleCode) -> None:
-        """Refuse what a reader of the table does not know.
+        """Refuse features of the table that its reader does not support.
 
         Raises
         ------
@@ -183,7 +183,7 @@ class ActionTable(ShownInNotebooks):
 
     @cached_property
     def joined(self) -> dict[Action, Action]:
-        """By forward that runs joined with the next action of its row: that action, a B or I of another microbatch.
+        """Maps each overlapped forward to the next action of its row, a B or I of another microbatch.
 
         Members of ``overlaps`` with another next action, or none, are left out; the verifier refuses them.
 
@@ -198,7 +198,7 @@ class ActionTable(ShownInNotebooks):
         return {a: b for a, b in pairs if b.kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT)}
 
     def without_overlaps(self, reader: str) -> Self:
-        """Return the table itself, for a reader that knows no joined actions; refuse those.
+        """Return the table itself, for a reader that does not support overlapped actions; refuse tables with them.
 
         Raises
         ------
@@ -228,7 +228,7 @@ class ActionTable(ShownInNotebooks):
     def _cuts_between_ranks(self) -> tuple[bool, ...]:
         if not self.has_replicas:
             return (*(a != b for a, b in pairwise(self.placement)), False)
-        known = {k for _, k in self._replica_of}  # at a cut all microbatches change ranks, or none: the verifier's part
+        known = {k for _, k in self._replica_of}  # the verifier checks that one stands for all
         cuts = pairwise(range(self.num_stages))
         return (*(any(self.rank_of(a, k) != self.rank_of(b, k) for k in known) for a, b in cuts), False)
 
@@ -254,7 +254,7 @@ class ActionTable(ShownInNotebooks):
 
     @cached_property
     def first_backward_stage(self) -> int:
-        """The first stage with a backward: the first that is not frozen. ``num_stages`` where all are."""
+        """The first stage with a backward: the first that is not frozen. ``num_stages`` if all are frozen."""
         return min(set(range(self.num_stages)) - self.frozen, default=self.num_stages)
 
     def without_sums(self) -> Self:
@@ -270,7 +270,7 @@ class ActionTable(ShownInNotebooks):
         return {action: rank for rank in reversed(range(self.num_ranks)) for action in self.actions[rank]}
 
     def home_of(self, action: Action) -> int | None:
-        """Return the rank of an action; of a missing one the rank of its stage, or None without such a stage."""
+        """Return the rank of an action; if it is missing, the rank of its stage, or None if there is no such stage."""
         home = self.rank_of(action.stage, action.microbatch) if 0 <= action.stage < self.num_stages else None
         return self.first_rank_with.get(action, home)
 
@@ -283,7 +283,7 @@ class ActionTable(ShownInNotebooks):
     def is_reproducible(self) -> bool:
         """Whether every stage adds its gradients in ascending order of microbatches, as one process does.
 
-        The slices of a sequence descend. Floating-point sums depend on their order; where the orders agree, the bits
+        The slices of a sequence descend. Floating-point sums depend on their order; if the orders agree, the bits
         agree.
         """
         place = place_in_sum(self.num_slices)
@@ -332,8 +332,8 @@ class ActionTable(ShownInNotebooks):
         Raises
         ------
         ScheduleError
-            Code ``slices``, for a table with slices: that format has none, and PyTorch reads ``0F1.0`` as ``0F1``.
-            Code ``recompute``, for one with R, O or L, for which it has no words.
+            Code ``slices``, for a table with slices: the format has none, and PyTorch reads ``0F1.0`` as ``0F1``.
+            Code ``recompute``, for a table with R, O or L, which the format cannot express.
         """
         if self.num_slices > 1:
             message = (
@@ -358,7 +358,7 @@ class ActionTable(ShownInNotebooks):
     def from_text(cls, text: str, name: str = "text", ignore_sharding: bool = False) -> Self:
         """Read the output of :meth:`to_text`; ``#`` starts a comment, ``rank N:`` at a line's start may be left out.
 
-        Where each rank holds one stage, cells without a stage, ``F0 F1 B0``, are read as papers write them.
+        If each rank holds one stage, cells may omit the stage, ``F0 F1 B0``, as papers write them.
 
         Parameters
         ----------
@@ -379,7 +379,7 @@ class ActionTable(ShownInNotebooks):
     def from_csv(cls, text: str, name: str = "csv", ignore_sharding: bool = False) -> Self:
         """Read PyTorch's format. Empty cells are idle time; the line of a stage is its rank.
 
-        ``(0F3;3B1)OVERLAP_F_B`` is a forward and a backward that run joined; ``overlaps`` has the forward.
+        ``(0F3;3B1)OVERLAP_F_B`` is an overlapped forward and backward; ``overlaps`` has the forward.
 
         Parameters
         ----------
@@ -416,13 +416,13 @@ class ActionTable(ShownInNotebooks):
         Raises
         ------
         ScheduleError
-            Code ``file``, when there is no such file or it is no text; ``syntax``, with line and cell.
+            Code ``file``, if the file does not exist or is not text; ``syntax``, with line and cell.
         """
         return cls(Path(path).stem, *_read("file", path, ignore_sharding))
 
 
 def check_table(given: object, kind: type[ActionTable] | None = None) -> None:
-    """Refuse an argument that is neither a Schedule nor a Program, or not of the wanted kind; say how to get one.
+    """Refuse an argument that is neither a Schedule nor a Program, or not of the expected type; say how to get one.
 
     Raises
     ------
@@ -437,7 +437,7 @@ def check_table(given: object, kind: type[ActionTable] | None = None) -> None:
 
 
 def describe_sizes(num_ranks: int, num_stages: int, num_microbatches: int, num_slices: int = 1) -> str:
-    """Return the sizes in words.
+    """Return the sizes as text.
 
     Examples
     --------
@@ -457,8 +457,8 @@ def check_range(table: ActionTable) -> None:
     Raises
     ------
     ScheduleError
-        Codes ``out-of-range``, and ``missing`` where nearly all actions are: tables of their events would take
-        memory for nothing.
+        Codes ``out-of-range``, and ``missing`` if nearly all actions are missing: tables of their events would
+        waste memory.
     """
     for part, count, name in ((0, table.num_stages, "stage"), (2, table.num_microbatches, "microbatch")):
         for rank, row in enumerate(table.actions):
@@ -546,15 +546,16 @@ class Schedule(ActionTable):
         The name in drawings and reports.
     placement : tuple of int or tuple
         ``placement[stage]`` is the rank that holds the stage, or a tuple of ranks, its replicas. Each replica has
-        microbatches of its own: a microbatch runs where it stands. Their order is that of their lowest microbatches.
+        microbatches of its own: a microbatch runs on the rank whose row has it. Replicas are ordered by their lowest
+        microbatches.
     num_microbatches : int
     actions : tuple of tuple of Action
         ``actions[rank]`` are the actions of a rank. Cells such as ``"0F0"`` are read as actions.
     frozen : frozenset of int
         Stages without trained parameters, which have no W; those before the first other stage have no backward.
     overlaps : frozenset of Action
-        Forwards that run joined with the next action of their row, a B or I of another microbatch: the two begin at
-        once, with the inputs of both, and end at once. Cells such as ``"0F3"`` are read as actions.
+        Forwards that are overlapped with the next action of their row, a B or I of another microbatch: the two begin
+        together, when the inputs of both are available, and end together. Cells such as ``"0F3"`` are read as actions.
     num_slices : int
         The slices of a sequence, at least 1. Each slice is a microbatch: slice i of sequence s is microbatch
         ``s * num_slices + i``, which text writes ``0F1.2``, and ``num_microbatches`` counts slices.
@@ -562,8 +563,8 @@ class Schedule(ActionTable):
     Raises
     ------
     ScheduleError
-        Code ``not-a-schedule``, when a SEND or a RECV is among the actions; ``overlap``, when one of ``overlaps`` is no
-        forward of the rows.
+        Code ``not-a-schedule``, if a SEND or a RECV is among the actions; ``overlap``, if a member of ``overlaps`` is
+        not a forward in the rows.
 
     Examples
     --------
@@ -591,7 +592,7 @@ class Schedule(ActionTable):
 
     @property
     def message_cuts(self) -> tuple[bool, ...]:
-        """By stage, whether values travel to the next one by a SEND and a RECV: nowhere in a schedule."""
+        """By stage, whether values travel to the next stage by a SEND and a RECV: always False in a schedule."""
         return (False,) * self.num_stages
 
 
@@ -631,7 +632,7 @@ class Program(ActionTable):
 
     @property
     def message_cuts(self) -> tuple[bool, ...]:
-        """By stage, whether values travel to the next one by a SEND and a RECV: wherever that is on another rank."""
+        """By stage, whether values travel to the next stage by a SEND and a RECV: True if it is on another rank."""
         return self._cuts_between_ranks
 
 

@@ -1,7 +1,7 @@
 """Schedules without flushes: the order of 1F1B, in which every stage updates its own weights while others run on.
 
-They differ in where the U stand, and so in the version of the weights that each microbatch meets. Nothing else is
-written: ``schedules/analysis/updates.py`` reads versions and staleness off the rows.
+They differ in the positions of U, and therefore in the version of the weights that each microbatch uses. The rows
+contain nothing else: ``schedules/analysis/updates.py`` derives versions and staleness from them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.one_f_one_b import one_f_one_b
 from minipipe.schedules.placement import check_sizes
 
-# For the last microbatch of an update: before the F of which microbatch the U stands; None for right behind its B.
+# Maps the last microbatch of an update to the microbatch before whose F the U comes; to None if U follows its B.
 Before = Callable[[int], int | None]
 
 
@@ -28,7 +28,7 @@ def pipedream(num_ranks: int, num_microbatches: int) -> Schedule:
         rank 1:    F0 B0 U0 F1 B1 U1 F2 B2 U2 F3 B3 U3
 
     A backward runs with the weights of its forward, which are kept for it: stage s of p holds p - s versions, and the
-    staleness of its updates is p - 1 - s. In the steady state no rank is idle: a microbatch takes tF + tB, and the time
+    staleness of its updates is p - 1 - s. In the steady state no rank is idle: a microbatch takes tF + tB plus the time
     of U.
 
     Parameters
@@ -57,15 +57,15 @@ def pipedream(num_ranks: int, num_microbatches: int) -> Schedule:
 
 
 def vertical_sync(num_ranks: int, num_microbatches: int) -> Schedule:
-    """Return PipeDream with vertical sync: a microbatch meets the same version of the weights on all stages.
+    """Return PipeDream with vertical sync: a microbatch uses the same version of the weights on all stages.
 
     ::
 
         rank 0: F0 F1    B0 U0 F2 B1 U1 F3 B2 U2 B3 U3
         rank 1:    F0 B0 F1 B1 U0 F2 B2 U1 F3 B3 U2 U3
 
-    Stage s delays its U until the version is that of the first stage: microbatch k runs with version max(k - p + 1, 0)
-    everywhere, and the staleness is min(k, p - 1). Meanwhile it holds the sums of s + 1 updates.
+    Stage s delays its U so that its version equals the version of the first stage: microbatch k runs with version
+    max(k - p + 1, 0) on all stages, and the staleness is min(k, p - 1). Stage s holds the gradients of s + 1 updates.
 
     Parameters and result are as in :func:`pipedream`.
 
@@ -85,23 +85,24 @@ def vertical_sync(num_ranks: int, num_microbatches: int) -> Schedule:
 
 
 def two_buffered(num_ranks: int, num_microbatches: int, microbatches_per_update: int | None = None) -> Schedule:
-    """Return PipeDream-2BW: updates of several microbatches, each delayed until two versions of the weights do.
+    """Return PipeDream-2BW: updates of several microbatches, delayed so that two versions of the weights suffice.
 
     ::
 
         rank 0: F0 F1    B0 F2 B1 F3 B2 U1 F4 B3 F5 B4 U3 B5 U5
         rank 1:    F0 B0 F1 B1 F2 B2 F3 B3 U1 F4 B4 F5 B5 U3 U5
 
-    The U of batch b stands right before the first F of batch b + 2, on every stage. So microbatch k of batches of m
-    runs with version max(k // m - 1, 0), its staleness is 1 after the first batch, and a stage holds two versions.
+    The U of batch b comes right before the first F of batch b + 2, on every stage. With batches of m microbatches,
+    microbatch k runs with version max(k // m - 1, 0), its staleness is 1 after the first batch, and a stage holds two
+    versions.
 
     Parameters
     ----------
     num_ranks, num_microbatches : int
         At least 1.
     microbatches_per_update : int, optional
-        The batch of an update: at least as many as there are ranks, which is the default. The last update takes what is
-        left.
+        The batch of an update: at least the number of ranks, which is the default. The last update takes the
+        remaining microbatches.
 
     Returns
     -------
@@ -142,7 +143,7 @@ def paci(num_ranks: int, num_microbatches: int, microbatches_per_update: int = 2
     num_ranks, num_microbatches : int
         At least 1.
     microbatches_per_update : int
-        The batch of an update. The last update takes what is left.
+        The batch of an update. The last update takes the remaining microbatches.
 
     Returns
     -------
@@ -164,7 +165,7 @@ def paci(num_ranks: int, num_microbatches: int, microbatches_per_update: int = 2
 
 
 def _updated(name: str, num_ranks: int, num_microbatches: int, batch: int, before: Before) -> Schedule:
-    """Return 1F1B with updates of batches of microbatches, each as late as ``before`` says."""
+    """Return 1F1B with updates of batches of microbatches, each at the position that ``before`` specifies."""
     check_sizes(num_ranks, num_microbatches)
     whole_number("microbatches_per_update", batch, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
     one = one_f_one_b(num_ranks, num_microbatches)
@@ -174,7 +175,7 @@ def _updated(name: str, num_ranks: int, num_microbatches: int, batch: int, befor
 
 
 def _with_updates(row: Sequence[Action], ends: Sequence[int], before: Before) -> Iterator[Action]:
-    """Yield a row of 1F1B with the U of each batch, whose last microbatches are given."""
+    """Yield a row of 1F1B with the U of each batch, named by its last microbatch."""
     stage, last = row[0].stage, ends[-1]
     waiting = deque(Action(stage, U, k) for k in ends)
     has_forwards = True
@@ -183,7 +184,7 @@ def _with_updates(row: Sequence[Action], ends: Sequence[int], before: Before) ->
             yield waiting.popleft()
         yield action
         has_forwards = has_forwards and action != Action(stage, F, last)
-        # Without an F to stand before, a U comes as soon as no F is left that it would give newer weights.
+        # If there is no such F, the U comes once no later F would get newer weights from it.
         while waiting and action.kind is B and waiting[0].microbatch <= action.microbatch:
             if has_forwards and before(waiting[0].microbatch) is not None:
                 break

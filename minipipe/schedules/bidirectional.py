@@ -1,12 +1,12 @@
 """Schedules in slots, in each of which a microbatch moves by a stage: waves, and two pipelines in opposite directions.
 
-Waves go forth to the last stage and back to the first. Chimera's rule does it for one pipeline or several, and for any
-placement in which their slots never meet.
+A wave goes to the last stage and back to the first. Chimera's rule builds waves for one or several pipelines, and for
+any placement in which no two pipelines need the same slot of a rank.
 
-Of a bidirectional schedule the two pipelines have the same weights, and one goes down the ranks, the other up. Every
-stage has two replicas, on the ranks r and p - 1 - r, so that each rank holds twice the weights. The first half of
-the microbatches goes down the ranks, the other half up. Of an odd number, one more goes down; a single one has no
-replicas.
+In a bidirectional schedule, two pipelines have the same weights; one goes down the ranks, the other up. Every stage has
+two replicas, on the ranks r and p - 1 - r, so that each rank holds twice the weights. The first half of the
+microbatches goes down the ranks, the other half up. If their number is odd, one more goes down; with a single
+microbatch there are no replicas.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from minipipe.schedules.v_shaped import dualpipe_v
 def in_slots(name: str, pipelines: Sequence[Sequence[int]], unit: int, num_microbatches: int) -> Schedule:
     """Return the schedule of microbatches that move by a stage in each slot.
 
-    Of S stages, microbatch i of a unit has its F on stage s in slot s + 2i, and its B in slot 2S - 1 - s + 2i. The next
-    unit begins 2S slots later. Each rank runs its actions in the order of their slots.
+    With S stages, microbatch i of a unit has its F on stage s in slot s + 2i, and its B in slot 2S - 1 - s + 2i. The
+    next unit begins 2S slots later. Each rank runs its actions in the order of their slots.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def in_slots(name: str, pipelines: Sequence[Sequence[int]], unit: int, num_micro
     unit : int
         The microbatches of a pipeline that follow each other in every other slot.
     num_microbatches : int
-        They are divided between the pipelines as equally as can be, the first ones to the first pipeline.
+        They are divided between the pipelines as equally as possible; the first pipeline gets the first ones.
     """
     num_stages, share = len(pipelines[0]), -(-num_microbatches // len(pipelines))
     slots: list[list[tuple[int, Action]]] = [[] for _ in range(1 + max(pipelines[0]))]  # by rank
@@ -81,9 +81,9 @@ def hanayo(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> S
 
     Notes
     -----
-    The paper makes its first wave of Chimera, by swapping halves of the two pipelines, and draws p microbatches. The
-    order of more waves is that of the same slots here, and more microbatches are further units. Its own lists of
-    actions were not at hand to compare with.
+    The paper derives its first wave from Chimera, by swapping halves of the two pipelines, and draws p microbatches.
+    Here, further waves follow the same slots, and further microbatches form further units. The result was not compared
+    with the authors' lists of actions.
 
     References
     ----------
@@ -92,7 +92,7 @@ def hanayo(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> S
 
     Examples
     --------
-    1F1B takes 21 units of a rank's whole share.
+    1F1B takes 21 units; a unit is the time of an action over all chunks of a rank.
 
     >>> from minipipe import Costs, schedules, simulate
     >>> [simulate(schedules.hanayo(4, 4, 2 * w), Costs().cut(2 * w)).makespan for w in (1, 2, 4)]
@@ -121,7 +121,7 @@ def chimera(num_ranks: int, num_microbatches: int) -> Schedule:
     and its B in slot 2p - 1 - s + 2i; the next unit begins 2p slots later. The two directions never need a slot of one
     rank at once.
 
-    For m a multiple of p, the makespan is m(tF + tB) + (p - 2)(min(tF, tB) + (m/p) abs(tB - tF)); where F and B take
+    For m a multiple of p, the makespan is m(tF + tB) + (p - 2)(min(tF, tB) + (m/p) abs(tB - tF)); if F and B take
     one unit each, it is 2m + p - 2. Rank r holds the activations of p/2 + 1 + min(r, p - 1 - r) microbatches, and the
     weights of two stages.
 
@@ -143,8 +143,8 @@ def chimera(num_ranks: int, num_microbatches: int) -> Schedule:
 
     Notes
     -----
-    Where a backward takes longer than a forward, units leave bubbles between them. The paper fills them with "forward
-    doubling" or "backward halving", which are not here; nor are more than two pipelines.
+    If a backward takes longer than a forward, units leave bubbles between them. The paper fills them with "forward
+    doubling" or "backward halving", which are not implemented; neither are more than two pipelines.
 
     References
     ----------
@@ -173,8 +173,8 @@ def bitpipe(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> 
         rank 0: 0F0 1F1 2F1 3F0 3B0 2B1 1B1 0B0
         rank 1: 0F1 1F0 2F0 3F1 3B1 2B0 1B0 0B1
 
-    Of the pipeline down, rank r has the stages r and 2p - 1 - r, as in a V; of the one up, those of rank p - 1 - r. The
-    slots are Chimera's, for 2p stages: p/2 microbatches of each direction are a unit.
+    In the downward pipeline, rank r has the stages r and 2p - 1 - r, as in a V. In the upward pipeline it has the
+    stages p - 1 - r and p + r. The slots are Chimera's, for 2p stages: p/2 microbatches of each direction form a unit.
 
     For m a multiple of p, the makespan is m(tF + tB) + (p/2 - 1)(min(tF, tB) + (m/p) abs(tB - tF)), and rank r holds
     3p/2 + 1 + min(r, p - 1 - r) chunks, which are half stages, and the weights of two whole ones.
@@ -183,8 +183,8 @@ def bitpipe(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> 
 
     Notes
     -----
-    The order is that of the authors' program, which concatenates units. Their "early forwarding", for more
-    microbatches, is not here.
+    The order follows the authors' program, which concatenates units. Their "early forwarding", for more
+    microbatches, is not implemented.
 
     References
     ----------
@@ -193,7 +193,7 @@ def bitpipe(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> 
 
     Examples
     --------
-    Chimera takes 16 units of a rank's whole share, and 1F1B 21.
+    Chimera takes 16 units, and 1F1B 21; a unit is the time of an action over all chunks of a rank.
 
     >>> from minipipe import Costs, schedules, simulate
     >>> simulate(schedules.bitpipe(4, 4), Costs().cut(2)).makespan
@@ -218,15 +218,16 @@ def dualpipe(num_ranks: int, num_microbatches: int, joined: bool = False) -> Sch
     3m + p/2 - 1. Every rank is idle for at most p/2 - 1 units within its span, and holds at most p + 1 microbatches and
     the weights of two stages.
 
-    With ``joined``, forwards run joined with backwards as in :func:`dualpipe_v`. The ranks in the middle are then idle
-    for (p/2 - 1)(tP + tB - 3tW), the authors' formula, and no others longer, where a pair takes tP and tF = tI >= tW.
+    With ``joined``, forwards are overlapped with backwards as in :func:`dualpipe_v`. If an overlapped pair takes tP and
+    tF = tI >= tW, the ranks in the middle are then idle for (p/2 - 1)(tP + tB - 3tW), the authors' formula, and no
+    other rank is idle for longer.
 
-    For fewer than 2p microbatches, the schedule of 2p is cut, in both directions. Parameters, result and errors are
-    those of :func:`chimera`.
+    For fewer than 2p microbatches, the schedule for 2p is truncated, in both directions. Parameters, result and errors
+    are as in :func:`chimera`.
 
     References
     ----------
-    DeepSeek-AI 2024, "DeepSeek-V3 technical report", figure 5; the order is that of their ``DualPipe.step``.
+    DeepSeek-AI 2024, "DeepSeek-V3 technical report", figure 5; the order follows their ``DualPipe.step``.
 
     Examples
     --------

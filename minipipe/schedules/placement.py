@@ -13,7 +13,7 @@ from minipipe.io import MOST_ACTIONS, MOST_STAGES
 if TYPE_CHECKING:
     from minipipe.schedules.action import Action
 
-Placement = Sequence[int | tuple[int, ...]]  # by stage, its rank, or those of its replicas
+Placement = Sequence[int | tuple[int, ...]]  # by stage, its rank, or the ranks of its replicas
 
 
 def looped_placement(num_ranks: int, chunks_per_rank: int = 1) -> tuple[int, ...]:
@@ -39,7 +39,7 @@ def neighbouring_placement(num_ranks: int, chunks_per_rank: int = 1) -> tuple[in
 
 
 def v_placement(num_ranks: int, num_waves: int = 1) -> tuple[int, ...]:
-    """Return the placement in a V, or several: of the first, rank r has stages r and ``2 * num_ranks - 1 - r``.
+    """Return the placement in one or several V: in the first V, rank r has stages r and ``2 * num_ranks - 1 - r``.
 
     The first and the last stage are on rank 0. The two stages of the last rank are adjacent, so values between them
     need no message.
@@ -53,7 +53,7 @@ def v_placement(num_ranks: int, num_waves: int = 1) -> tuple[int, ...]:
 
 
 def pipelines_placement(pipelines: Sequence[Sequence[int]], num_microbatches: int) -> tuple[int | tuple[int, ...], ...]:
-    """Return the placement of several pipelines, each on ranks of its own; of a single microbatch, of the first alone.
+    """Return the placement of several pipelines, or of the first alone if there is a single microbatch.
 
     Examples
     --------

@@ -19,7 +19,7 @@ from minipipe.schedules.zero_bubble import zb_h1, zb_h2
 
 T = TypeVar("T")
 
-# By name: the builder, and the trade-off.
+# Maps each name to its builder and its trade-off.
 _ENTRIES: dict[str, tuple[Callable[..., Schedule], str]] = {
     "sequential": (sequential, "one rank works, the others wait"),
     "gpipe": (gpipe, "simple; keeps all microbatches"),
@@ -81,7 +81,7 @@ def build(
     microbatches_per_update : int, optional
         For ``"2bw"`` and ``"paci"``: the microbatches of one update.
     joined : bool, optional
-        For DualPipe: whether forwards run joined with backwards, as two that take less time at once.
+        For DualPipe: whether forwards are overlapped with backwards, which takes less time than one after the other.
     num_slices : int, optional
         For ``"seq1f1b"``: the slices of a microbatch, which is a sequence; 2 by default.
 

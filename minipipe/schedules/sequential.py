@@ -158,12 +158,12 @@ def forward_only_over(placement: Sequence[int], num_microbatches: int, num_ranks
 
 
 def forward_only_through(pipelines: Sequence[Sequence[int]], num_microbatches: int, num_ranks: int) -> Schedule:
-    """Return the forward-only schedule of several pipelines with the same stages, such as those of replicas.
+    """Return the forward-only schedule of several pipelines with the same stages, such as replicas.
 
     Parameters
     ----------
     pipelines : sequence of sequence of int
-        By pipeline, the rank of each stage. The first takes the first microbatches, and so on, as equally as can be.
+        By pipeline, the rank of each stage. The first takes the first microbatches, and so on, as equally as possible.
     num_microbatches, num_ranks : int
         At least 1. With fewer microbatches than pipelines, the last pipelines take none.
 
@@ -186,7 +186,7 @@ def forward_only_through(pipelines: Sequence[Sequence[int]], num_microbatches: i
         for row, stages in zip(rows, stages_by_rank(placement, num_ranks)):
             row += [(s + k, Action(s, F, first + k)) for s, _, k in order_table(F, stages, groups)]
         first += count
-    if len(used) > 1:  # a rank may be on several: by the time at which each of them, alone, could run the action
+    if len(used) > 1:  # a rank may be in several: order its actions by the time at which each, alone, could run them
         rows = [sorted(row) for row in rows]
     actions = tuple(tuple(action for _, action in row) for row in rows)
     placements = tuple(ranks if len(set(ranks)) > 1 else ranks[0] for ranks in zip(*used))

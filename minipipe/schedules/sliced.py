@@ -1,4 +1,4 @@
-"""Seq1F1B: 1F1B over slices of sequences; and where to cut a sequence, so that its slices have equal work."""
+"""Seq1F1B: 1F1B over slices of sequences, and the positions that cut a sequence into slices of equal work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def seq1f1b(num_ranks: int, num_microbatches: int, num_slices: int = 2) -> Sched
         rank 0: F0.0 F0.1 F1.0      B0.1 F1.1 B0.0      B1.1 B1.0
         rank 1:      F0.0 F0.1 B0.1 F1.0 B0.0 F1.1 B1.1 B1.0
 
-    A slice attends to those before it, so forwards of a sequence ascend, and backwards descend: the backward of the
+    A slice attends to earlier slices, so forwards of a sequence ascend, and backwards descend: the backward of the
     first sequence begins with its last slice. With p ranks, m sequences and k slices, the warm-up of rank r is
     w = min(p + k - 2 - r, m k) forwards. For slices of equal work the makespan is (m + (p - 1) / k)(tF + tB), with the
     times of a sequence: the bubble of 1F1B over k. Rank r holds at most p + k - 1 - r slices, each 1/k of a sequence.
@@ -30,7 +30,7 @@ def seq1f1b(num_ranks: int, num_microbatches: int, num_slices: int = 2) -> Sched
     num_ranks, num_microbatches : int
         At least 1. A microbatch is a whole sequence here; ``num_microbatches`` of the schedule counts slices.
     num_slices : int
-        Of a sequence, at least 1. With one it is 1F1B.
+        The number of slices of a sequence, at least 1. With one slice the result is 1F1B.
 
     Returns
     -------
@@ -66,9 +66,9 @@ def seq1f1b(num_ranks: int, num_microbatches: int, num_slices: int = 2) -> Sched
 def equal_work_cuts(num_tokens: int, num_slices: int, attention: float) -> tuple[int, ...]:
     """Return where to cut a sequence into slices of equal work under causal attention, in tokens from its start.
 
-    Token t attends to t others, so the work up to a part x of the sequence is (1 - a) x + a x², where a is the share of
-    attention in the work of the whole. It is j/k of the whole at x = 2 (j/k) / (1 - a + sqrt((1 - a)² + 4 a j/k)),
-    which is rounded to whole tokens.
+    Token t attends to t others. With a the fraction of attention in the whole work, the work up to a part x of the
+    sequence is (1 - a) x + a x². It is j/k of the whole at x = 2 (j/k) / (1 - a + sqrt((1 - a)² + 4 a j/k)), which is
+    rounded to whole tokens.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def equal_work_cuts(num_tokens: int, num_slices: int, attention: float) -> tuple
     Returns
     -------
     tuple of int
-        Ascending, ``num_slices + 1`` of them: slice i has the tokens from ``cuts[i]`` up to ``cuts[i + 1]``.
+        ``num_slices + 1`` ascending positions: slice i has the tokens from ``cuts[i]`` up to ``cuts[i + 1]``.
 
     Raises
     ------
@@ -111,14 +111,14 @@ def equal_work_cuts(num_tokens: int, num_slices: int, attention: float) -> tuple
 
 
 def slice_work(cuts: Sequence[int], attention: float) -> tuple[float, ...]:
-    """Return by slice its part of the work of a sequence under causal attention: of ``Costs(slice_work=…)``.
+    """Return, by slice, its part of the work of a sequence under causal attention, for ``Costs(slice_work=…)``.
 
     Parameters
     ----------
     cuts : sequence of int
-        Where slices begin, in tokens, and where the last one ends, as from :func:`equal_work_cuts`.
+        The starts of the slices, in tokens, and the end of the last one, as from :func:`equal_work_cuts`.
     attention : float
-        The share of attention in the work of the whole sequence, from 0 to 1.
+        The fraction of attention in the work of the whole sequence, from 0 to 1.
 
     Returns
     -------
@@ -132,7 +132,7 @@ def slice_work(cuts: Sequence[int], attention: float) -> tuple[float, ...]:
 
     Examples
     --------
-    Of slices of equal length, the last one has the most work. They take longer than 1F1B, which takes 33.
+    With slices of equal length, the last one has the most work. They take longer than 1F1B, which takes 33.
 
     >>> from minipipe import Costs, schedules, simulate
     >>> equal_length = slice_work((0, 500, 1000), attention=0.5)

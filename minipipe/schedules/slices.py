@@ -1,8 +1,9 @@
 """Slices of a sequence: microbatches whose numbers are written as sequence and slice.
 
-The microbatch of an action stays one number, ``sequence * num_slices + slice``, and every rule about microbatches holds
-for slices as it is. Three know better: the text, ``2F0.1`` for slice 1 of sequence 0; the order of gradients, in which
-one process adds the last slice of a sequence first; and ``schedules/analysis/rules.py``, the order within a row.
+The microbatch of an action stays one number, ``sequence * num_slices + slice``, and every rule about microbatches
+applies to slices unchanged. Three parts of the code distinguish slices: the text, ``2F0.1`` for slice 1 of sequence 0;
+the order of gradients, in which one process adds the last slice of a sequence first; and
+``schedules/analysis/rules.py``, the order within a row.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Slice(int):
 
 
 def check_slices(name: str, num_microbatches: int, num_slices: int) -> None:
-    """Refuse a number of slices that is none, or that leaves a sequence of a schedule without some of its slices.
+    """Refuse an invalid number of slices, or one that leaves a sequence of a schedule incomplete.
 
     Examples
     --------
@@ -85,9 +86,10 @@ def with_numbers(rows: Iterable[Sequence[Action]], num_slices: int) -> tuple[tup
 
 
 def place_in_sum(num_slices: int) -> Callable[[int], int]:
-    """Return by microbatch its place among the gradients that one process adds: sequences ascend, slices descend.
+    """Return, by microbatch, its place in the order in which one process adds gradients.
 
-    The last slice of a sequence goes back first, as the others get gradients of their keys and values from it.
+    Sequences ascend, slices descend: the backward of the last slice of a sequence comes first, because the others get
+    gradients of their keys and values from it.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Reading of schedules from text and CSV, and of other files of these rooms from JSON.
+"""Reading of schedules from text and CSV, and of the JSON files of this package.
 
 The CSV format is PyTorch's: one line per rank, with cells such as ``0F0``. Reading is strict, and errors name the line
 and the cell.
@@ -21,14 +21,14 @@ from minipipe.io import MOST_ACTIONS, MOST_BYTES, MOST_STAGES, printable
 from minipipe.schedules.action import Action, B, F, I
 from minipipe.schedules.slices import Slice
 
-# A forward and a backward that run joined, as PyTorch writes them: (0F3;3B1)OVERLAP_F_B.
+# An overlapped forward and backward, as PyTorch writes them: (0F3;3B1)OVERLAP_F_B.
 _OVERLAP = re.compile(r"\(([^;]*);([^;]*)\)OVERLAP_F_B", re.ASCII)
 # Cells of PyTorch's fully sharded data parallelism; they are not pipeline actions. A REDUCE_GRAD with a microbatch is.
 _SHARDING = re.compile(r"\d{1,9}((UNSHARD|RESHARD)\d{0,9}|REDUCE_GRAD)", re.ASCII)
 
 # Papers omit the stage if each rank has only one.
 _WITHOUT_STAGE = re.compile(r"([FBIWUROL]|REDUCE_GRAD)\d{1,9}(\.\d{1,9})?", re.ASCII)
-_SLICE = re.compile(r"(?<=\d)\.(\d{1,9})(?![\w.])", re.ASCII)  # of a sequence, behind its number: 2F0.1
+_SLICE = re.compile(r"(?<=\d)\.(\d{1,9})(?![\w.])", re.ASCII)  # of a sequence, after its number: 2F0.1
 _SLICED = re.compile(r"([^.]+)\.(\d{1,9})", re.ASCII)
 _FROZEN = re.compile(r"\ufeff?# .*\(frozen: (\d{1,9}(?:, \d{1,9})*)\): ", re.ASCII)
 _WITH_STAGE = re.compile(r"\(?\d+[A-Z]", re.ASCII)
@@ -37,7 +37,7 @@ _KNOWN = 2**16  # cells that are parsed once, however often they occur
 
 
 class Cells(NamedTuple):
-    """The content of a text: the fields of a table but its name."""
+    """The content of a text: all fields of a table except its name."""
 
     placement: tuple[int | tuple[int, ...], ...]
     num_microbatches: int
@@ -52,9 +52,9 @@ _Row = tuple[int, Iterable[str]]
 
 
 def read(form: str, given: Any, ignore_sharding: bool = False) -> Cells:
-    """Read a schedule from ``"text"``, ``"csv"``, the one that it is of ``"either"``, or the path of a ``"file"``.
+    """Read a schedule from ``"text"``, from ``"csv"``, from ``"either"`` of these, or from the path of a ``"file"``.
 
-    Errors have code ``syntax``, and code ``file`` for a file that cannot be read, is too large or is no text.
+    Errors have code ``syntax``, or code ``file`` for a file that cannot be read, is too large or is not text.
     """
     text = _text_of_file(given) if form == "file" else given
     if form in _READERS and (not isinstance(text, str) or text.strip().endswith((".csv", ".txt"))):
@@ -79,7 +79,7 @@ def _text_of_file(path: str | Path) -> str:
 def _read_text(text: str, ignore_sharding: bool) -> Cells:
     """Read the output of ``Schedule.to_text``. ``#`` starts a comment, and the label ``rank N:`` is optional.
 
-    Of comments, only the frozen stages of the first line are read: ``# 1f1b (frozen: 0, 1): …``.
+    Comments are ignored, except the frozen stages of the first line: ``# 1f1b (frozen: 0, 1): …``.
     """
     frozen = _FROZEN.match(text)
     stages = frozenset(map(int, frozen[1].split(","))) if frozen else frozenset()
@@ -152,7 +152,7 @@ _Rows = tuple[list[tuple[Action, ...]], frozenset[Action], int]
 
 
 def rows_of(text: str) -> _Rows:
-    """Return the rows of text or CSV in which anything may be missing, its joined forwards and number of slices.
+    """Return the rows of text or CSV in which anything may be missing, its overlapped forwards and number of slices.
 
     Examples
     --------
@@ -164,7 +164,7 @@ def rows_of(text: str) -> _Rows:
 
 
 def _rows_in(read: Callable[[], Iterator[_Row]], ignore_sharding: bool = False) -> _Rows:
-    # Of a typo, the other cells are read: one cell with a stage is enough.
+    # One cell with a stage is enough, so that a typo in one cell does not affect the others.
     names_stages = any(_WITH_STAGE.match(cell.strip()) for _, cells in read() for cell in cells)
     num_slices = _num_slices(read)
     parse = partial(_actions_of, ignore_sharding=ignore_sharding, num_slices=num_slices)
@@ -243,10 +243,10 @@ def _action_of(cell: str, num_slices: int) -> Action:
 
 
 def _placement(actions: Sequence[Sequence[Action]], frozen: frozenset[int]) -> tuple[int | tuple[int, ...], ...]:
-    """Place each stage on the rank with most of its actions, so that the verifier blames the stray ones.
+    """Place each stage on the rank with most of its actions, so that the verifier reports the stray actions.
 
-    A rank is a replica of a stage if one of its microbatches goes and comes back there: a stray F makes none. To the
-    first stages, if they are frozen, none comes back.
+    A rank is a replica of a stage if it has the forward and the backward of a microbatch: a stray F makes no replica.
+    The first stages, if they are frozen, have no backward.
     """
     counts: defaultdict[int, Counter[int]] = defaultdict(Counter)  # by stage and rank: the number of actions
     for rank, row in enumerate(actions):
@@ -275,7 +275,7 @@ def _placement(actions: Sequence[Sequence[Action]], frozen: frozenset[int]) -> t
 
 
 def json_object(text: str, head: Mapping[str, object]) -> dict[str, Any]:
-    """Return the object that is the text of a file, after comparing the members with which such files begin.
+    """Return the JSON object of a file's text, after checking the members with which such files begin.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Other schedules made of one: with other stages, split backwards, frozen stages, copies, or less memory.
+"""Transforms of a schedule: other stages, split backwards, frozen stages, copies, or less memory.
 
 Frozen stages are left out of the table instead of being skipped at run time. Empty messages
 would still order the ranks, and predicted times and memory would never be measured.
@@ -52,7 +52,7 @@ def _on_stages(row: Iterable[Action], pieces_of: Callable[[int], range]) -> tupl
 
 
 def spread_stages(schedule: Schedule, num_stages: int) -> Schedule:
-    """Cut a schedule with one stage on each rank into more stages, as equally as can be: first ranks take one more.
+    """Cut a schedule with one stage on each rank into more stages, as equally as possible; first ranks take one more.
 
     Examples
     --------
@@ -74,7 +74,7 @@ def spread_stages(schedule: Schedule, num_stages: int) -> Schedule:
 def first_stages(schedule: Schedule, num_stages: int) -> Schedule:
     """Return a schedule without its last stages. It stays legal: the loss then follows an earlier stage.
 
-    Ranks that are left without a stage stay idle.
+    Ranks without a stage stay idle.
 
     Examples
     --------
@@ -127,9 +127,9 @@ def _with_kinds(table: T, kinds_of: Callable[[int, ActionKind], tuple[ActionKind
 
 
 def neighbouring_weights(row: Iterable[Action]) -> dict[Action, list[int]]:
-    """Return by W which microbatches' work it can do: for the last of several W of a stage, all; for the others, none.
+    """Return, by W, the microbatches whose work it can do: the last of several adjacent W of a stage takes all.
 
-    Neighbours have no other computation between them.
+    Adjacent W have no other computation between them.
 
     Examples
     --------
@@ -146,26 +146,27 @@ def neighbouring_weights(row: Iterable[Action]) -> dict[Action, list[int]]:
 def freeze_stages(table: T, stages: Iterable[int]) -> T:
     """Return the schedule for stages without trained parameters.
 
-    A frozen stage has no W, no sum and no update: its B becomes I. No gradient goes back beyond the first stage that is
-    not frozen, so the stages before it have no backward and exchange no gradients. A forward-only schedule is returned
-    unchanged.
+    A frozen stage has no W, no REDUCE_GRAD and no U: its B becomes I. No gradient goes back beyond the first stage that
+    is not frozen, so the stages before it have no backward and exchange no gradients. A forward-only schedule is
+    returned unchanged.
 
     Parameters
     ----------
     table : Schedule or Program
-        A legal one.
+        A legal schedule.
     stages : iterable of int
         The frozen stages.
 
     Returns
     -------
     Schedule or Program
-        As given.
+        The same type as ``table``.
 
     Raises
     ------
     ScheduleError
-        Code ``out-of-range``, for a stage that does not exist; ``parameters`` for what is no sequence of them.
+        Code ``out-of-range``, for a stage that does not exist; ``parameters``, if ``stages`` is not a sequence of
+        stages.
 
     Examples
     --------
@@ -210,7 +211,7 @@ def repeat(table: T, num_steps: int) -> T:
     Returns
     -------
     Schedule or Program
-        As given. It is for simulation and drawings: a pipeline would take the steps for one.
+        The same type as the argument. It is for simulation and drawings: a pipeline would treat the steps as one.
 
     Raises
     ------
@@ -257,10 +258,10 @@ def overlaps_of_copies(table: ActionTable, count: int) -> frozenset[Action]:
 
 
 def with_pairs(rows: list[list[Action]], overlaps: Collection[Action]) -> list[list[Action]]:
-    """Move the message of each joined forward behind the backward: both values leave when the pair has ended.
+    """Move the message of each overlapped forward after the backward: both values are sent when the pair has ended.
 
-    In the rows of a program the message stands between the two, and nothing else does, since they are neighbours in the
-    one global order. The order of the messages stays as it was.
+    In the rows of a program only the message is between the two, since they are adjacent in the one global order. The
+    order of the messages does not change.
 
     Examples
     --------
@@ -276,16 +277,16 @@ def with_pairs(rows: list[list[Action]], overlaps: Collection[Action]) -> list[l
 
 
 def recomputed(schedule: Schedule, stages: Iterable[int] | None = None) -> Schedule:
-    """Return the schedule with an R right before each B or I: what F computed is dropped, and computed again.
+    """Return the schedule with an R right before each B or I: activations are dropped after F, and recomputed.
 
     An R needs no gradient, so it runs while its rank waits for one.
 
     Parameters
     ----------
     schedule : Schedule
-        Any one with a backward.
+        Any schedule with a backward.
     stages : iterable of int, optional
-        The stages that recompute; by default all. Where each B follows its F at once, as on the last rank of 1F1B, an R
+        The stages that recompute; by default all. If each B follows its F at once, as on the last rank of 1F1B, an R
         saves nothing.
 
     Returns
@@ -312,7 +313,7 @@ def recomputed(schedule: Schedule, stages: Iterable[int] | None = None) -> Sched
     check_trains(schedule, "activations to recompute")
     own = frozenset(range(schedule.num_stages) if stages is None else stages)
     for stage in own:
-        schedule.ranks_of(stage)  # or there is no such stage
+        schedule.ranks_of(stage)  # raises if there is no such stage
     has = {action[::2] for row in schedule.actions for action in row if action.kind is R}
     rows = []
     for groups in _in_groups(schedule):
@@ -325,16 +326,16 @@ def recomputed(schedule: Schedule, stages: Iterable[int] | None = None) -> Sched
 def offloaded(schedule: Schedule, num_held: int) -> Schedule:
     """Return the schedule with O and L, so that no rank holds more than some microbatches of its stages at once.
 
-    Where an F or an L needs room, the O is of what is needed last. An L stands before the action in front of its R, B
-    or I, beside which it is copied, if there is room; otherwise right before it.
+    If an F or an L needs memory, an O offloads the pair that is needed last. An L comes one action before its R, B or
+    I, so that its copy runs concurrently with that action, if memory permits; otherwise right before its R, B or I.
 
     Parameters
     ----------
     schedule : Schedule
-        Any one with a backward, and without O and slices.
+        Any schedule with a backward, and without O and slices.
     num_held : int
-        The most (stage, microbatch) pairs that a rank holds; at least 1. Those between an I and its W stay, and may be
-        more. For two, copies hide behind computations.
+        The most (stage, microbatch) pairs that a rank holds; at least 1. Pairs between an I and its W stay on the rank,
+        and may exceed it. With at least two, copies can hide behind computations.
 
     Returns
     -------
@@ -368,7 +369,7 @@ def offloaded(schedule: Schedule, num_held: int) -> Schedule:
     whole_number("num_held", num_held, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
     if O in schedule.kinds or schedule.num_slices > 1:
         what = "O and L already" if O in schedule.kinds else "slices, whose keys and values later slices need"
-        raise misuse(f"{schedule.title} has {what}; expected a schedule without.")
+        raise misuse(f"{schedule.title} has {what}; expected a schedule without them.")
     rows = tuple(tuple(_with_offloads(groups, num_held)) for groups in _in_groups(schedule))
     return replace(schedule, name=f"{schedule.name}, offloaded", actions=rows)
 
@@ -384,7 +385,7 @@ def _with_offloads(groups: Sequence[Sequence[Action]], most: int) -> list[Action
     held, away = set[tuple[int, int]](), set[tuple[int, int]]()
     for at, group in enumerate(groups):
         new = {action[::2] for action in group if action.kind is F} & needed.keys()
-        for until in (at, at + 1):  # first what this group needs, then what the next one does
+        for until in (at, at + 1):  # first the needs of this group, then of the next one
             loads = away.intersection(due.get(until, ()))
             room = most - len(new) - len(loads) if loads or until == at else most
             idle = sorted((pair for pair in held if needed[pair] > until), key=needed.__getitem__)
@@ -402,7 +403,7 @@ def _with_offloads(groups: Sequence[Sequence[Action]], most: int) -> list[Action
 
 
 def _in_groups(schedule: Schedule) -> Iterator[list[list[Action]]]:
-    """Yield the actions of each row one by one, but those that run joined together."""
+    """Yield the actions of each row one by one, but overlapped actions together."""
     for row in schedule.actions:
         groups: list[list[Action]] = []
         for action in row:
@@ -414,7 +415,7 @@ def _in_groups(schedule: Schedule) -> Iterator[list[list[Action]]]:
 
 
 def check_trains(schedule: Schedule, purpose: str) -> None:
-    """Refuse a schedule without a backward, and what is none.
+    """Refuse a schedule without a backward, and a value that is not a schedule.
 
     Examples
     --------

@@ -29,7 +29,7 @@ def zb_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Sch
     Parameters
     ----------
     num_ranks, num_microbatches : int
-        At least 1. For fewer than 2p - 1 microbatches, the schedule of 2p - 1 is cut.
+        At least 1. For fewer than 2p - 1 microbatches, the schedule for 2p - 1 is truncated.
     chunks_per_rank : int
         2. Rank r has stages r and 2p - 1 - r.
 
@@ -82,11 +82,13 @@ def dualpipe_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2, 
     A backward is split only if that saves time. If F, I and W of a chunk take one unit each, the makespan is
     6m + p - 1, the same as ZB-V's. Rank r is idle for p - 1 - r units within its span and holds at most 2p + 1 chunks.
 
-    With ``joined``, each forward runs joined with the backward behind it, wherever the authors' ``step`` computes both
-    as one: not where the last rank begins with these pairs, as its backward would have to wait. A pair gains time only
-    if it is shorter than its actions (``Costs.overlap``); otherwise its values come later: 6m + 2(p - 1) at unit costs.
+    With ``joined``, each forward is overlapped with the backward after it, if the authors' ``step`` computes both as
+    one. The first pairs of the last rank are not overlapped, because its backward would have to wait. A pair gains time
+    only if it takes less time than its two actions (``Costs.overlap``); otherwise its values come later: 6m + 2(p - 1)
+    at unit costs.
 
-    For fewer than 2p microbatches, the schedule of 2p is cut. Parameters, result and errors are as in :func:`zb_v`.
+    For fewer than 2p microbatches, the schedule for 2p is truncated. Parameters, result and errors are as in
+    :func:`zb_v`.
 
     References
     ----------
@@ -117,7 +119,7 @@ def dualpipe_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2, 
             row.repeat(1, ("B" if i <= r else "I") + chunk)
         row.repeat(p - 1 - r, "W I0")
         row.repeat(r + 1, "W")
-    # The backward of a pair is of an earlier microbatch, so that no pair is cut in two.
+    # The backward of a pair belongs to an earlier microbatch, so that truncation never splits a pair.
     overlaps = frozenset(a for row in rows for a in row.overlaps if a.microbatch < num_microbatches)
     kept = first_microbatches(rows, num_microbatches)
     return Schedule("dualpipe-v", v_placement(p), num_microbatches, kept, overlaps=overlaps)

@@ -19,8 +19,8 @@ class Row:
 
     A cell names a kind and a chunk of the rank: ``F0`` is the next forward of its first stage. The chunk may be omitted
     and is then 0. The exception is ``W``: without a chunk it completes the oldest pending I, whatever its chunk. The
-    microbatches of each stage are counted separately for F, for B and I, and for W. ``F0+B1`` are two, and ``overlaps``
-    has the forward: they run joined.
+    microbatches of each stage are counted separately for F, for B and I, and for W. ``F0+B1`` are two overlapped
+    actions, and ``overlaps`` has the forward.
 
     Parameters
     ----------
@@ -66,8 +66,8 @@ class Row:
 def first_microbatches(rows: Sequence[Row], num_microbatches: int) -> tuple[tuple[Action, ...], ...]:
     """Return the actions of the first ``num_microbatches`` microbatches.
 
-    Some patterns need a minimum number of microbatches. For fewer, the schedule is built with the minimum and then cut.
-    The rest stays legal, because no microbatch depends on another one.
+    Some patterns need a minimum number of microbatches. For fewer, the schedule is built with the minimum and then
+    truncated. The rest stays legal, because no microbatch depends on another one.
 
     Examples
     --------
@@ -93,7 +93,7 @@ def zb_h1(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Sc
     Parameters
     ----------
     num_ranks, num_microbatches : int
-        At least 1. For fewer microbatches than ranks, the schedule of p is cut.
+        At least 1. For fewer microbatches than ranks, the schedule for p is truncated.
     chunks_per_rank : int
         At least 1. Rank r has that many adjacent stages, from ``r * chunks_per_rank`` on, and runs them as one.
 
@@ -142,7 +142,7 @@ def zb_h2(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Sc
     Parameters
     ----------
     num_ranks, num_microbatches : int
-        At least 1. For fewer than 2p - 1 microbatches, the schedule of 2p - 1 is cut.
+        At least 1. For fewer than 2p - 1 microbatches, the schedule for 2p - 1 is truncated.
     chunks_per_rank : int
         At least 1. Rank r has that many adjacent stages, from ``r * chunks_per_rank`` on, and runs them as one.
 

@@ -1,4 +1,4 @@
-"""Advice for a model: measure its layers once, and weigh every choice."""
+"""Advice for a model: measure its layers once, and evaluate every choice."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from minipipe.tuning.stages import Messages, messages_of_this_machine
 from minipipe.tuning.weighing import Candidate, Choice, CostModel, Question, Weighing, by_worth, candidates, memory_size
 
 SECONDS = 4.0
-_REPLICATED = 3  # schedules that are weighed with replicas, too: the best without
+_REPLICATED = 3  # schedules that are also weighed with replicas: the best ones without
 
 
 def advise(
@@ -45,7 +45,7 @@ def advise(
     seed: int = 0,
     device: str | ModuleType = "cpu",
 ) -> Advice:
-    """Measure a model, and weigh cuts, schedules, chunks, replicas, numbers of microbatches and recomputation.
+    """Measure a model, and weigh partitions, schedules, chunks, replicas, numbers of microbatches and recomputation.
 
     Local. The layers are measured on this process alone, for each number of microbatches that is weighed, because the
     time of a layer need not be proportional to the size of a microbatch. Then every choice is simulated. The best is
@@ -54,30 +54,30 @@ def advise(
     Parameters
     ----------
     model : Sequential
-    inputs, targets : array of shape (samples, ...), or bundle
+    inputs, targets : array of shape (samples, ...), or pytree
         A batch, as for :meth:`minipipe.Pipeline.step`.
     num_ranks : int
     loss : function, optional
         Required with targets.
     memory_limit : number or str, optional
-        Of each rank: bytes, or text such as ``"500 MB"`` or ``"2 GiB"``. Counted as by :meth:`minipipe.Plan.memory`.
+        The limit of each rank: bytes, or text such as ``"500 MB"`` or ``"2 GiB"``. Memory is counted as by
+        :meth:`minipipe.Plan.memory`.
     num_microbatches, chunks_per_rank : int, optional
-        Only choices with these. Dropout and the last bits of the loss depend on the number of microbatches, which is
-        that of all replicas together.
+        Weigh only choices with these. Dropout and the last bits of the loss depend on the number of microbatches, which
+        counts the microbatches of all replicas together.
     recompute : bool, optional
-        Only choices with recomputation, or without. By default both are weighed if there is a limit.
+        Weigh only choices with recomputation, or only choices without it. The default is both if there is a limit.
     replicas : int, optional
-        Only choices with as many. By default, for each number that divides the ranks, the schedules that are best
-        without replicas, and 1F1B.
+        Weigh only choices with this number. The default is every number that divides the ranks, with 1F1B and the
+        schedules that are best without replicas.
     optimiser : function, optional
         ``parameters -> Optimiser``, for its state.
     messages : Messages or str, optional
         The costs of messages. By default they are measured between ranks that ``mpirun`` starts, or between thread
         ranks if there is no ``mpirun``; with ``"assumed"`` messages cost nothing.
     seconds : float, optional
-        How much to search for schedules beyond the named ones, all searches together, in the time of a quiet core: 4 by
-        default, 0 for none. The number of trials follows from it; the clock only stops a search that takes four times
-        as long.
+        The total time to search for schedules beyond the named ones, in seconds of an idle core: 4 by default, 0 for no
+        search. It determines the number of trials; the clock only stops a search that takes four times as long.
     repeats, seed, device
         As for :func:`minipipe.measure_layers`.
 
@@ -89,21 +89,21 @@ def advise(
     Raises
     ------
     ScheduleError
-        Code ``memory``, when no choice is within the limit; the message has the least memory of any.
+        Code ``memory``, if no choice is within the limit; the message has the least memory of any.
     ArgumentError
         Codes ``value`` and ``type``.
     ModelError, MicrobatchError
         Codes as for :func:`minipipe.measure_layers`.
     PartitionError
-        Code ``too-few-layers``, when there are fewer layers than ranks.
+        Code ``too-few-layers``, if there are fewer layers than ranks.
     LaunchError
-        Code ``no-launcher``, when ``mpirun`` cannot start the ranks.
+        Code ``no-launcher``, if ``mpirun`` cannot start the ranks.
 
     Notes
     -----
-    The predicted time is that of forward and backward of a batch; the optimiser takes equally long with any choice.
-    Actions may take longer on several ranks at work than alone. ``minipipe advise`` and ``Pipeline(…,
-    schedule="auto")`` therefore run the best choices on their ranks, in a race.
+    The predicted time covers the forward and the backward of a batch; the optimiser takes equally long with any choice.
+    Actions may take longer if several ranks compute at the same time. ``minipipe advise`` and ``Pipeline(…,
+    schedule="auto")`` therefore benchmark the best choices on their ranks.
 
     Examples
     --------

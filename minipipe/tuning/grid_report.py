@@ -1,4 +1,4 @@
-"""The comparison of grids as a table, and the reasons: each compares two rows by a figure."""
+"""The comparison of device meshes as a table, and the reasons: each compares two rows by a figure."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from minipipe.tuning.grids import CLOSE, GridSizes, Task
 from minipipe.tuning.hosts import on_hosts
 from minipipe.tuning.traffic import KINDS, OTHER
 
-MEMORY = ("parameters", "gradients", "optimiser_state", "activations")  # what is measured, by the plan's names
+MEMORY = ("parameters", "gradients", "optimiser_state", "activations")  # the measured kinds, by the plan's names
 ETHERNET = Link(5e-5, 1.25e9)  # of 10 Gbit/s
-_BANDWIDTHS = [10.0**power for power in range(10, 4, -1)]  # bytes a second: from links of a host to slow ones
+_BANDWIDTHS = [10.0**power for power in range(10, 4, -1)]  # bytes per second: from links within a host to slow ones
 _LOOKS: dict[str, ActionKind | IdleCause] = {
     "actions": ActionKind.BACKWARD,
     "idle": IdleCause.WAITING,
@@ -31,12 +31,12 @@ _LOOKS: dict[str, ActionKind | IdleCause] = {
     "gradients": ActionKind.REDUCE_GRAD,
     "shares": ActionKind.RECOMPUTE,
     "parameters": ActionKind.UPDATE,
-}  # as in pictures of schedules, where there is such a thing
-_PARTS = {"gradient sums": "gradients", "optimiser_state": "optimiser"}  # of bars: what has one colour has one name
+}  # as in pictures of schedules, if these have such a part
+_PARTS = {"gradient sums": "gradients", "optimiser_state": "optimiser"}  # of bars: parts of one colour have one name
 _WITHIN_ACTIONS = ("tensor sums", "shares")
 _HOW = ("measured", "simulated", "on_hosts")
 _WHOSE = ("sent", "promised_sent", "memory", "promised_memory")
-_LESS = 0.95  # of the winner's memory: from here on another grid is worth its time
+_LESS = 0.95  # of the winner's memory: below this, a slower mesh is worth reporting
 
 
 class Figures(NamedTuple):
@@ -46,9 +46,9 @@ class Figures(NamedTuple):
     ----------
     grid : str
     seconds : float
-        Of a step, with the optimiser.
+        The time of a step, with the optimiser.
     bubble : float
-        The part of the step before the optimiser in which its ranks are idle.
+        The fraction of the step before the optimiser in which its ranks are idle.
     update : float
         The seconds of the optimiser.
     """
@@ -66,7 +66,7 @@ class Figures(NamedTuple):
 
 
 def most(row: Mapping[str, Any], kinds: Sequence[str], whose: str) -> int:
-    """Return the bytes of some kinds of the rank that has most of them: ``"sent"``, ``"memory"``, or as promised."""
+    """Return the bytes of some kinds on the rank with the most: ``"sent"``, ``"memory"``, or their predictions."""
     return max(_total(rank, kinds, whose) for rank in row["ranks"])
 
 
@@ -78,19 +78,19 @@ class GridReport:
     ----------
     task : Task
     rows : list of dict
-        Of :func:`minipipe.tuning.grids.compare_on_ranks`.
+        The result of :func:`minipipe.tuning.grids.compare_on_ranks`.
     left_out : dict of str to str
-        The grids that do not fit, each with the reason.
+        The device meshes that do not fit, each with the reason.
     where : str
-        On which ranks they ran.
+        The ranks on which they ran.
     hosts : int, optional
         Number of hosts of an additional simulation.
     link : Link
-        Between these.
+        The link between these hosts.
     shares_cores : bool
-        Whether the ranks that were measured outnumber the cores.
+        Whether the measured ranks outnumber the cores.
     are_threads : bool
-        Whether they were threads, whose times do not say which grid is the fastest.
+        Whether the ranks were threads, whose times do not show which mesh is the fastest.
     """
 
     task: Task
@@ -141,7 +141,7 @@ class GridReport:
 
     @property
     def sentences(self) -> list[str]:
-        """Which grid is the fastest, why, and what would change that."""
+        """Sentences that name the fastest mesh, the reasons, and conditions under which another one is better."""
         if self.differing:
             names = ", ".join(self.differing)
             return [
@@ -156,7 +156,7 @@ class GridReport:
         return found + list(self._changes())
 
     def _reasons(self, figures: Sequence[Figures], how: str) -> Iterator[str]:
-        """Yield the fastest, and about each other one the part of its step that takes longer by most."""
+        """Yield the fastest mesh, and for each other one the part of its step with the largest difference."""
         best, *others = ranked(figures)
         yield f"{best.grid} is the fastest ({how}): {1e3 * best.seconds:.4g} ms per step."
         for other in others:
@@ -173,13 +173,13 @@ class GridReport:
             yield f"{other.grid} takes {other.seconds / best.seconds:.2f} times as long: {words}."
 
     def _spread(self) -> str:
-        """Return by how much the steps of one grid differed: a smaller difference between two grids means nothing."""
+        """Return how much the steps of one mesh differed: smaller differences between two meshes are noise."""
         spreads = [(max(row["seconds"]) - min(row["seconds"])) / median(row["seconds"]) for row in self.rows]
         differed = f"The slowest and the fastest step of one mesh differ by {median(spreads):.0%} (median)"
         return f"{differed}; smaller differences between meshes are noise."
 
     def _changes(self) -> Iterator[str]:
-        """Yield what would make another grid the choice: less memory, and slower links between two hosts."""
+        """Yield the conditions that favour another mesh: less memory, and slower links between two hosts."""
         best, *others = ranked(self.measured)
         needs, *less = (most(self._by_name[each.grid], MEMORY, "memory") for each in (best, *others))
         for other, needed in zip(others, less):
@@ -232,7 +232,7 @@ class GridReport:
         return "\n\n".join(filter(None, [texts[0], *tables, *texts[1:]]))
 
     def _times(self) -> str:
-        """Return the table of times: measured beside simulated, and on hosts."""
+        """Return the table of measured and simulated times, also on hosts."""
         columns = {"ms": self.measured, "simulated": self.simulated}
         columns |= {"on hosts": self.on_hosts} if self.hosts else {}
         cells = [["mesh", *(cell for name in columns for cell in (name, "idle")), "loss"]]
@@ -242,7 +242,7 @@ class GridReport:
         return text_table(cells, range(1, len(cells[0])), terminal_width())
 
     def _sizes(self, head: str, kinds: Sequence[str], whose: str, beside: Mapping[str, tuple[str, ...]]) -> str:
-        """Return a table of bytes, the most of any rank: counted, as promised, and what is not in both."""
+        """Return a table of bytes, the most of any rank: measured, predicted, and the kinds that are not in both."""
         cells = [[head, *kinds, "all", "promised", *beside]]
         for row in self.rows:
             sizes = [*(most(row, [kind], whose) for kind in kinds), most(row, kinds, whose)]
@@ -278,7 +278,7 @@ class GridReport:
         return {"task": asdict(self.task), "link": self.link._asdict(), **found, **times, "grids": self.rows}
 
     def flat(self) -> list[dict[str, Any]]:
-        """Return a row of figures for each rank of each grid: for CSV."""
+        """Return a row of figures for each rank of each mesh, for CSV."""
         found = []
         for i, row in enumerate(self.rows):
             own = {name: row[name] for name in ("grid", *GridSizes._fields)} | {"loss": row["losses"][0]}

@@ -1,8 +1,8 @@
-"""One model on some ranks, divided in every way: what each grid sends, holds and takes, measured beside promised.
+"""One model on some ranks, with every device mesh: bytes sent, memory and time of each, measured and predicted.
 
-Every grid computes the same batch in microbatches of the same size, so all have the same losses within rounding. Steps
-of the grids alternate, in short turns, because machines are noisy. What a grid sends follows from its program and the
-sizes of its layers; what it holds is promised by its plan; its time is simulated with its measured costs.
+Every mesh computes the same batch in microbatches of the same size, so all have the same losses within rounding. Steps
+of the meshes alternate, in short turns, because machines are noisy. The predictions: the bytes sent follow from the
+program and the sizes of its layers, the memory from the plan, and the time from a simulation with measured costs.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from minipipe.tuning.measuring import measure_on_this_rank
 from minipipe.tuning.race import MakePipeline, Tell, silent
 from minipipe.tuning.traffic import Sizes, Traffic, promised
 
-CLOSE = {"float64": 1e-12, "float32": 1e-5}  # relative: how far losses of two grids may differ, by dtype
+CLOSE = {"float64": 1e-12, "float32": 1e-5}  # by dtype, the relative difference that losses of two meshes may have
 _CALL = "minipipe compare"
-_COMPARED_LOSSES = 2  # the second one is that of parameters which were updated
-_STEPS = 2  # of a turn, after one that is not measured: it finds no parameters in the caches
+_COMPARED_LOSSES = 2  # the second one belongs to updated parameters
+_STEPS = 2  # of a turn, after one that is not measured because the caches have no parameters yet
 
 
 class GridSizes(NamedTuple):
-    """The sizes of a grid."""
+    """The sizes of a device mesh."""
 
     pipeline: int
     data: int
@@ -51,7 +51,7 @@ class GridSizes(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The sizes above 1 in words.
+        """A description of the sizes above 1.
 
         Examples
         --------
@@ -65,14 +65,14 @@ class GridSizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """A small GPT, and how its batch is cut; every rank makes the same.
+    """A small GPT, and the division of its batch; every rank makes the same.
 
     Attributes
     ----------
     layers, width, heads, symbols, length : int
-        Blocks, numbers of a vector, heads of attention, different tokens, tokens of a sequence.
+        Blocks, elements of a vector, attention heads, different tokens, tokens of a sequence.
     batch, microbatches : int
-        Sequences of a step, and how many microbatches they are, of all replicas together.
+        Sequences of a step, and their number of microbatches, of all replicas together.
     dtype : str
     """
 
@@ -107,13 +107,13 @@ class Task:
         return drawn[:, :-1].copy(), drawn[:, 1:].copy()
 
     def partition(self, num_stages: int) -> list[range]:
-        """Return as many blocks for each stage; the first one also embeds, the last one also scores."""
+        """Return the same number of blocks for each stage; the first one also embeds, the last one also scores."""
         size, last = self.layers // num_stages, self.layers + 4
         ends = [*(2 + size * stage for stage in range(1, num_stages)), last]
         return [range(start, end) for start, end in zip([0, *ends], ends)]
 
     def grids(self, num_ranks: int) -> tuple[list[GridSizes], dict[str, str]]:
-        """Return the grids of some ranks that fit, and by name of each other one the reason.
+        """Return the device meshes of ``num_ranks`` ranks that fit, and by name of each other mesh the reason.
 
         Examples
         --------
@@ -158,7 +158,7 @@ def _products(num_ranks: int) -> Iterator[GridSizes]:
 def compare_on_ranks(
     task: Task, group: ProcessGroup, make: MakePipeline, rounds: int = 5, tell: Tell = silent
 ) -> list[dict[str, Any]]:
-    """Run every grid of a task, and return what is known of each, as plain data, on every rank.
+    """Run every device mesh of a task, and return the figures of each, as plain data, on every rank.
 
     Collective. Times are in seconds, sizes in bytes.
 
@@ -169,7 +169,7 @@ def compare_on_ranks(
     make : function
         Makes a pipeline: ``(model, group, **options)``.
     rounds : int
-        Turns of each grid, of two steps each.
+        Turns of each mesh, of two steps each.
     tell : function
         Called with a line about each phase.
     """
@@ -187,7 +187,7 @@ def compare_on_ranks(
 
 
 class _Runner:
-    """One grid. Making it is collective: it takes the steps whose losses, bytes and memory are compared."""
+    """One device mesh. Its constructor is collective: it runs the steps whose losses, bytes and memory are compared."""
 
     def __init__(self, task: Task, sizes: GridSizes, group: ProcessGroup, make: MakePipeline) -> None:
         grid, self._group, self._batch = Grid(group, **sizes._asdict()), group, task.tokens()
@@ -195,7 +195,7 @@ class _Runner:
         cut = {"partition": task.partition(sizes.pipeline), "num_microbatches": count}
         self._pipeline = make(task.model(), grid, loss=loss, check_agreement=False, check_finite="off", **cut)
         self._optimiser = Adam(self._pipeline.parameters(), learning_rate=1e-3)
-        self._times: list[tuple[float, float]] = []  # of each step, and of the optimiser behind it
+        self._times: list[tuple[float, float]] = []  # of each step, and of the optimiser after it
         self._timelines: list[Timeline] = []
         plan: Plan = self._pipeline.plan
         layers = measure_on_this_rank(plan.model, *self._batch, loss, task.microbatches, 1, 0, np)
@@ -252,7 +252,7 @@ class _Runner:
             self._timelines.append(self._pipeline.timeline())
 
     def row(self) -> dict[str, Any]:
-        """Return what was found. Collective."""
+        """Return the results. Collective."""
         times = np.max(objects.gather(self._group, self._times, _CALL), axis=0)
         bubbles = [timeline.bubble_fraction for timeline in self._timelines]
         return {

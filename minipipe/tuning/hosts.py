@@ -1,7 +1,7 @@
-"""The time of a grid whose ranks are on several hosts, simulated: slower links for what passes between hosts.
+"""The simulated time of a device mesh with ranks on several hosts: transfers between hosts have slower links.
 
-A host has the ranks that follow each other, so that those that share a layer are on one host where they fit. What ranks
-of a host send to other hosts at once shares its link, and nothing else is slower than it was measured::
+A host has consecutive ranks, so that tensor-parallel ranks are on one host if they fit. Simultaneous transfers of a
+host to other hosts share its link, and nothing else is slower than measured::
 
     rank 0 --- rank 1 === rank 2 --- rank 3      two hosts: the message from 1 to 2 takes
     '--- host 0 ---'      '--- host 1 ---'       latency + bytes / bandwidth
@@ -23,7 +23,7 @@ from minipipe.tuning.traffic import Sizes
 
 
 def time_between_hosts(transfers: Iterable[tuple[int, int, float]], ranks_of_host: int, link: Link) -> float:
-    """Return the seconds of transfers that begin at once; 0 where none leaves its host.
+    """Return the seconds of transfers that begin at once; 0 if none leaves its host.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ def time_between_hosts(transfers: Iterable[tuple[int, int, float]], ranks_of_hos
         Source, destination, bytes.
     ranks_of_host : int
     link : Link
-        Of each host to all others.
+        The link of each host to all others.
 
     Examples
     --------
@@ -48,14 +48,14 @@ def time_between_hosts(transfers: Iterable[tuple[int, int, float]], ranks_of_hos
 
 
 def on_hosts(row: Mapping[str, Any], num_microbatches: int, ranks_of_host: int, link: Link) -> Timeline:
-    """Return the simulated timeline of a grid on hosts that such a link joins.
+    """Return the simulated timeline of a device mesh on hosts connected by a link.
 
     Parameters
     ----------
     row : mapping
-        Of :func:`minipipe.tuning.grids.compare_on_ranks`.
+        A row of :func:`minipipe.tuning.grids.compare_on_ranks`.
     num_microbatches : int
-        Of all replicas.
+        The microbatches of all replicas.
     ranks_of_host : int
     link : Link
     """
@@ -74,7 +74,7 @@ def on_hosts(row: Mapping[str, Any], num_microbatches: int, ranks_of_host: int, 
         return [((stage, r, k), (stage, other, k)) for k in range(t) for r, other in permutations(range(d), 2)]
 
     def within(stage: int, sums: Sequence[int], gathers: int) -> float:
-        """Return how much longer an action takes by sums over parts of layers, and by shares of fully sharded ones."""
+        """Return the additional time of an action for tensor-parallel all-reduces and gathers of sharded layers."""
         shares = sum(time(replicas(stage), max(layer)) for layer in sizes.shares[stage])
         return sum(time(parts(stage), size) for size in sums) + gathers * shares
 
@@ -91,7 +91,7 @@ def on_hosts(row: Mapping[str, Any], num_microbatches: int, ranks_of_host: int, 
         forward=[own + within(stage, sizes.forward_sums[stage], 1) for stage, own in enumerate(forward)],
         backward_input=[own + within(stage, sizes.backward_sums[stage], 2) for stage, own in enumerate(backward)],
         latency=0.0,
-        bandwidth=1.0,  # from here on the size of a message is its time
+        bandwidth=1.0,  # the size of a message is its time
         message_size=messages,
         gradient_size=[total * d / (2 * d - 2) if d > 1 else 0.0 for total in totals],
     )

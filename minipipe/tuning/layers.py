@@ -20,7 +20,7 @@ Buffers = Mapping[Hashable, int]  # bytes, by the identity of a buffer
 
 
 class Passed(NamedTuple):
-    """The values that pass over one cut, in one direction.
+    """The values that pass over one stage boundary, in one direction.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class Passed(NamedTuple):
     packed: int
 
     def where(self, message: str) -> dict[Hashable, tuple[Hashable, int]]:
-        """Return, by buffer, the message that holds it once it was received from another rank, and its bytes."""
+        """Return, by buffer, the message that holds it after it was received from another rank, and its bytes."""
         return {key: (message, self.packed) for key in self.buffers if self.packed}
 
 
@@ -68,25 +68,26 @@ def held_by_stage(
     came_back: Passed | None = None,
     batch: Buffers | None = None,
 ) -> tuple[int, int, int]:
-    """Return the bytes that a stage of layers holds after F, after I, and beyond the first while its I runs.
+    """Return the bytes that a stage of layers holds after F, after I, and additionally while its I runs.
 
     Parameters
     ----------
     layers : sequence of Holding
         Consecutive, at least one.
     loss : sequence of Holding
-        That of the loss, if it follows; otherwise empty.
+        The buffers of the loss, if it follows; otherwise empty.
     recompute : bool
         Whether the stage keeps only its input between F and I.
     came, came_back : Passed, optional
-        The values, and the gradients, received in a message by this stage, or by a neighbour on the same rank that may
-        pass them on.
+        The values, and the gradients, that this stage received in a message, or a neighbouring stage on the same rank
+        that may pass them on.
     batch : mapping, optional
-        The buffers of the batch, if it is here without a message. They do not count.
+        The buffers of the batch, if the rank has it without a message. They do not count.
 
     Examples
     --------
-    A layer holds its result, and the next one its input, which is the same; it holds a gradient of 8 bytes after I.
+    The result of a layer is the input of the next one, so it counts once. After I the stage also holds a gradient of
+    8 bytes.
 
     >>> first = Holding(Passed({"batch": 4}, 0), Passed({}, 0), {"result": 8}, {}, 0)
     >>> gradient = Passed({"gradient": 8}, 0)
@@ -140,11 +141,11 @@ class LayerCosts(NamedTuple):
     forward, backward_input, backward_weight : float
         The times of F, I and W, in seconds: medians.
     activation, weight_activation, transient_activation : int
-        The bytes held from F until I, from I until W, and beyond the first while I runs.
+        The bytes held from F until I, from I until W, and additionally while I runs.
     message_size : int
-        The bytes of the message to another rank, if a cut follows. The gradient has as many.
+        The bytes of the message to another rank, if a stage boundary follows. The gradient has as many.
     returns_gradient : bool
-        Whether a gradient is sent back over that cut.
+        Whether a gradient is sent back over that boundary.
     num_parameters : int
         The number of elements.
     parameter_bytes : int
@@ -246,15 +247,16 @@ class MeasuredLayers(Sequence[LayerCosts]):
     ) -> Costs:
         """Return the costs of the stages of a partition, in seconds and bytes, for ``simulate``.
 
-        The bytes equal those of :meth:`minipipe.Pipeline.measure_memory`: a buffer that two layers hold counts once.
-        The times are sums over layers. Messages were not measured: set ``latency`` and ``bandwidth``.
+        The bytes are the same as in :meth:`minipipe.Pipeline.measure_memory`: a buffer that two layers hold counts
+        once. The times are sums over layers. Messages were not measured: set ``latency`` and ``bandwidth``.
 
         Parameters
         ----------
         partition : iterable of range
             The layers of each stage.
         placement : sequence of int, optional
-            The rank of each stage, because a message of several tensors is one buffer; by default each has its own.
+            The rank of each stage, because a message of several tensors is one buffer. The default is a different rank
+            for every stage.
         recompute : bool
             Whether a stage keeps only its input between forward and backward.
 
@@ -298,7 +300,7 @@ class MeasuredLayers(Sequence[LayerCosts]):
         )
 
     def _with_loss(self, part: range) -> slice:
-        """Return where the layers of a stage are among the rows, with the loss if it follows."""
+        """Return the positions of a stage's layers among the rows, with the loss if it follows."""
         return slice(part.start, part.stop if part.stop < len(self) else None)
 
     def _held(self, part: range, recompute: bool, first: int, end: int) -> tuple[int, int, int]:

@@ -7,8 +7,8 @@ for its times and its memory::
     build layer i, F, drop it       i = 0, 1, ..., n - 1      keeps the values between layers
     build layer i, F I W, drop it   i = n, n - 1, ..., 0      layer n is the loss; keeps the gradients between layers
 
-A layer that a pipeline would replay (``autograd/replay``) is timed as it is replayed; its memory is that of its graph,
-which a script holds as well.
+A layer that a pipeline would replay (``autograd/replay``) is timed during replay. Its memory is the memory of its
+graph, which the captured program holds as well.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def measure_layers(
     seed: int = 0,
     device: str | ModuleType = "cpu",
 ) -> MeasuredLayers:
-    """Measure the costs of each layer of a model: times, memory, and the size of its message to the next one.
+    """Measure the costs of each layer of a model: times, memory, and the size of its message to the next layer.
 
     Local; no messages. It runs the first microbatch of a batch on this process alone, with one BLAS thread, in the mode
     and with the random numbers of a pipeline's step. Each layer runs as a stage of its own. Only one layer at a time
@@ -70,14 +70,14 @@ def measure_layers(
     Parameters
     ----------
     model : Sequential
-    inputs, targets : array of shape (samples, ...), or bundle
+    inputs, targets : array of shape (samples, ...), or pytree
         A batch, as for :meth:`minipipe.Pipeline.step`.
     loss : function, optional
         ``(outputs, targets) -> Tensor``. Without one, backward begins with gradients of ones.
     num_microbatches : int
         Into how many the batch is divided.
     repeats : int
-        The times are medians of this many runs of each layer, after some that are not timed; at least 1.
+        The times are medians of this many runs of each layer, after some untimed runs; at least 1.
     seed : int
         For initial values and random numbers.
     device : str or module
@@ -100,8 +100,8 @@ def measure_layers(
 
     Notes
     -----
-    Times are those of a layer alone, on a machine where nothing else computes: ranks that share a memory bus are
-    slower. The input of a layer is in the cache, like that of a stage.
+    A layer is timed alone, on a machine on which nothing else computes: ranks that share a memory bus are slower. The
+    input of a layer is in the cache, like the input of a stage.
 
     Examples
     --------
@@ -120,7 +120,7 @@ def measure_layers(
 
 
 def check_question(call: str, model: Sequential, targets: Any, loss: Loss | None) -> None:
-    """Refuse what is no sequence of layers, an unsuitable loss, and one of targets and loss without the other.
+    """Refuse a model that is not a sequence of layers, an unsuitable loss, and targets or a loss without the other.
 
     Raises
     ------
@@ -155,7 +155,7 @@ def measure_on_this_rank(
         return build_stages(plan, index, seed, xp=xp, replay=True)[index]
 
     with random_key(seed), enable_grad():
-        values = [batch.input(0)]  # by layer, what it receives
+        values = [batch.input(0)]  # by layer, its input
         for index in range(len(layers)):
             values.append(_forward(stage_of(index), values[-1], batch))
         behind = values[-1] if loss is None else _NOTHING
@@ -171,7 +171,7 @@ def measure_on_this_rank(
 
 
 class _Passing(NamedTuple):
-    """The input and the result of a layer, and the gradients after it: the last one is that of its result."""
+    """The input and the result of a layer, and the gradients after it, the last one for its result."""
 
     received: Payload
     result: Payload | None
@@ -238,7 +238,7 @@ def _measure(
 
 
 def _settle(stage: ReplayingStage, actions: Iterable[Callable[[], Any]]) -> None:
-    """Run the actions of a step until a script replays them, or until it is known that none will."""
+    """Run the actions of a step until a captured program replays them, or until it is known that none will."""
     for _ in range(_UNTIL_REPLAYED):
         stage.begin(accumulate=True)
         for act in actions:
@@ -254,7 +254,7 @@ def _held(
     targets = batch.objective.targets
     meter = MemoryMeter(targets.arrays if targets else ())
     result = actions[F]()
-    own = persistent_arrays(stage.module)  # after F, which makes the memory of fully sharded parameters
+    own = persistent_arrays(stage.module)  # after F, which allocates the memory of fully sharded parameters
     not_counted = [*own, *(targets.arrays if targets else ())]
     same = {}  # the next layer has the buffer of the result that was computed before
     if passing.result is not None:
@@ -324,21 +324,21 @@ def balance(
 ) -> list[range]:
     """Measure the layers of a model, and return the partition that minimises the largest cost of any rank.
 
-    Local; no messages. Two calls may differ, because times do: let one rank decide for all, as
+    Local; no messages. Results of two calls may differ, because times do: let one rank decide for all, as
     ``Pipeline(…, partition="measured", sample=(inputs, targets))`` does. :func:`minipipe.partition_by_cost` describes
     how close it is to the optimum if a rank has several stages.
 
     Parameters
     ----------
     model : Sequential
-    inputs, targets : array of shape (samples, ...), or bundle
+    inputs, targets : array of shape (samples, ...), or pytree
         A batch, as for :func:`minipipe.measure_layers`.
     num_stages : int, optional
-        Each on a rank of its own, unless there is a placement.
+        The number of stages, each on a rank of its own, unless there is a placement.
     by : str
         ``"time"``: the seconds of F, I and W, the loss among them. ``"parameters"``: their number. ``"memory"``: the
-        bytes that the microbatches in flight hold, with parameters, gradients and the optimiser's state; as if all
-        stages of a rank held most at once, and counting twice what two neighbouring layers hold.
+        bytes that the microbatches in flight hold, with parameters, gradients and the optimiser's state. This counts
+        all stages of a rank at their peaks, and buffers that two neighbouring layers hold twice.
     loss : function, optional
         Goes with the targets.
     placement : sequence of int, optional
@@ -363,8 +363,8 @@ def balance(
     Raises
     ------
     ArgumentError
-        Code ``name``: another ``by``. Code ``value``: neither ``num_stages`` nor a schedule, or both; and what
-        :func:`minipipe.measure_layers` raises.
+        Code ``name``: another ``by``. Code ``value``: neither ``num_stages`` nor a schedule, or both; and the errors of
+        :func:`minipipe.measure_layers`.
     PartitionError
         Codes ``zero-stages`` and ``too-few-layers``.
 
@@ -390,7 +390,7 @@ def batch_of(sample: Any, option: str) -> Sequence[Any]:
     Raises
     ------
     ArgumentError
-        Code ``value``: it is no pair.
+        Code ``value``: it is not a pair.
     """
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         raise ArgumentError("value", f"{option} needs a batch to measure: pass sample=(inputs, targets).")
@@ -415,7 +415,7 @@ def measured_partition(
     model : Sequential
     group : ProcessGroup
     options : mapping
-        Those of :class:`minipipe.Plan`, and ``sample=(inputs, targets)``, which only rank 0 needs.
+        The options of :class:`minipipe.Plan`, and ``sample=(inputs, targets)``, which only rank 0 needs.
     recompute : bool
     loss : function
     seed : int
@@ -424,7 +424,7 @@ def measured_partition(
     Raises
     ------
     ArgumentError
-        Code ``value``: on rank 0, when there is no sample.
+        Code ``value``: on rank 0, if there is no sample.
     """
     check_model(model)
     others = {name: value for name, value in options.items() if name not in ("partition", "sample")}

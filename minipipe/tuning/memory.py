@@ -1,4 +1,4 @@
-"""The memory that each rank of a plan takes: what it keeps, what graphs hold, what is under way, and what waits."""
+"""The memory of each rank of a plan: parameters, gradients, optimiser state, activations, messages and copies."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class RankMemory(NamedTuple):
     messages : int
         The most that is in flight at once, if every action takes equally long. A rank with a late consumer holds more.
     sums : int
-        The most that sums of gradients over replicas, over blocks, or for updates to come take beside the gradients:
-        parts in flight, and other sums. With several stages on a rank, if all of them are there at once. Of fully
-        sharded replicas, the largest layer whole, and its gradients.
+        The most memory, besides the gradients, for gradient all-reduces over replicas, for gradient blocks and for
+        later updates: parts in flight, and further accumulators. All stages of a rank count at the same time. If
+        replicas are fully sharded, it also includes the largest layer whole, and its gradients.
     versions : int
-        The most that weights take which are not the newest, and which backwards still need, on all stages at once.
+        The most memory of older weight versions that backwards still need, on all stages at once.
 
     Examples
     --------
@@ -108,7 +108,7 @@ def in_flight(schedule: Schedule, sizes: Sequence[tuple[int, int]]) -> list[int]
     ----------
     schedule : Schedule
     sizes : sequence of (int, int)
-        By stage, the bytes of its activation, and of the gradient of that.
+        By stage, the bytes of its activation, and of the gradient of the activation.
 
     Examples
     --------
@@ -145,9 +145,9 @@ def memory_of(
     ----------
     plan : Plan
     costs : Costs
-        What one microbatch holds, by stage.
+        By stage, the memory of one microbatch.
     messages : sequence of (int, int)
-        By stage, the bytes of its activation, and of the gradient of that.
+        By stage, the bytes of its activation, and of the gradient of the activation.
     optimiser, stash
         As for :meth:`minipipe.Plan.memory`.
     """
@@ -183,7 +183,7 @@ def uses_in(layers: Iterable[Module]) -> list[Parameter]:
 
 
 def _sums(plan: Plan, stage: int, rank: int) -> int:
-    """Return the bytes that sums of a stage's gradients take beside these, over its replicas or blocks."""
+    """Return the additional bytes that sums of a stage's gradients over its replicas or blocks take."""
     ranks = plan.program.ranks_of(stage)
     gradients = [(use.size, gradient_bytes([use])) for use in uses_in(plan.part(stage)) if not use.is_summed]
     of_blocks = most_sums_of_blocks(plan.gradient_blocks // len(ranks)) * sum(nbytes for _, nbytes in gradients)
@@ -192,16 +192,16 @@ def _sums(plan: Plan, stage: int, rank: int) -> int:
 
 
 def _whole_layer(layers: Iterable[Module]) -> int:
-    """Return the bytes of the workspace of fully sharded layers, and of as many gradients; 0 without."""
+    """Return the bytes of the workspace of fully sharded layers, and of as many gradients; 0 if there are none."""
     parts = (part for layer in layers for part in layer.modules() if isinstance(part, FullySharded))
     spaces = {id(part.workspace): part.workspace.sizes for part in parts}
     return sum(2 * size * backend.numpy_dtype(dtype).itemsize for of in spaces.values() for dtype, size in of.items())
 
 
 def _copies(plan: Plan, row: Sequence[Action], is_stashed: bool) -> tuple[int, int]:
-    """Return the bytes of sums of gradients that wait for their U, beside one of each stage, and of older versions.
+    """Return the bytes of gradient accumulators that wait for their U, beyond one per stage, and of older versions.
 
-    Of replicas, each sum is sent, comes from every other one, and then they are added.
+    With replicas, each accumulator is sent, arrives from every other replica, and then all are added.
     """
     most: dict[int, Copies] = {}
     for held in chain.from_iterable(copies_held(row)):
@@ -231,7 +231,7 @@ def state_bytes(make_optimiser: MakeOptimiser | None, parameters: Iterable[Param
     Raises
     ------
     ArgumentError
-        Code ``type``, when the function returns no optimiser.
+        Code ``type``, if the function returns no optimiser.
 
     Examples
     --------

@@ -1,10 +1,10 @@
-"""The race: the ranks of a pipeline measure together, run the best choices in turns, and take the fastest.
+"""The benchmark: the ranks of a pipeline measure together, run the best choices in turns, and take the fastest.
 
 A pipeline is made for each turn and dropped after it, so a rank has the memory of one at a time. Each choice has some
 turns of a few steps; then the faster half has twice as many, its faster half four times, until two are left.
-Turns are short and alternate because the steps of one turn are alike: where ranks share cores, the medians of two turns
-of one choice differed by a fifth, depending on where the system had placed the ranks, and steps within a turn by less
-than half as much.
+Turns are short and alternate because the steps of one turn are alike. With ranks that shared cores, the medians of two
+turns of one choice differed by a fifth, depending on the system's placement of the ranks, and steps within a turn by
+less than half as much.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from minipipe.tuning.stages import measure_messages
 from minipipe.tuning.weighing import Choice, Question, described, memory_size
 
 RACE_SECONDS = 40.0  # with 20, six choices of one model took 1.00 to 1.09 of the fastest; with 40, three at most 1.00
-_RUNNERS = 32  # how many choices race at most
-_STEPS = 2  # of a turn, after one that is not measured: it finds no parameters in the caches
+_RUNNERS = 32  # how many choices run at most
+_STEPS = 2  # of a turn, after one that is not measured because the caches have no parameters yet
 _LAST_TURNS = 16  # of the last two, at least
-_FIRST_TURNS = 0.2  # of the time of a race: about as long take those of each half, quarter, …
+_FIRST_TURNS = 0.2  # fraction of the benchmark's time; the turns of each half, quarter, … take about as long
 _CALL = 'schedule="auto"'
 
 MakePipeline = Callable[..., Any]  # (model, group, **options) -> Pipeline
@@ -59,7 +59,7 @@ def teller(group: ProcessGroup, progress: bool | None) -> Tell:
     ----------
     group : ProcessGroup
     progress : bool, optional
-        Whether to print; by default where standard error is a terminal.
+        Whether to print; by default if standard error is a terminal.
 
     Examples
     --------
@@ -73,7 +73,7 @@ def teller(group: ProcessGroup, progress: bool | None) -> Tell:
     return lambda line: print(f"{MARK}{line}", file=sys.stderr, flush=True)
 
 
-# -- what a pipeline asks for -----------------------------------------------------------------------------------------
+# -- the choice for a pipeline ----------------------------------------------------------------------------------------
 
 
 def decided(
@@ -88,10 +88,10 @@ def decided(
     model : Sequential
     group : ProcessGroup
     options : mapping
-        Those of :class:`minipipe.Plan`, and ``sample=(inputs, targets)``, which only rank 0 needs. With
-        ``schedule="auto"`` also those of :func:`chosen`.
+        The options of :class:`minipipe.Plan`, and ``sample=(inputs, targets)``, which only rank 0 needs. With
+        ``schedule="auto"`` also the options of :func:`chosen`.
     pipeline : type
-        The class that takes these options, and makes the pipelines that race.
+        The class that takes these options, and makes the pipelines of the benchmark.
     recompute : bool
     **run
         Further options of the pipeline: loss, seed and device among them.
@@ -128,7 +128,7 @@ def chosen(
     gradient_blocks: int | None = None,
     **others: Any,
 ) -> tuple[ChosenPlan, dict[str, Any], bool]:
-    """Return the plan that won the race, no further options, and whether to recompute.
+    """Return the fastest plan of the benchmark, no further options, and whether to recompute.
 
     Collective; see :func:`advice_on_ranks`. Rank 0 prints that it begins, and the choice.
 
@@ -145,10 +145,10 @@ def chosen(
     memory_limit, optimiser
         As for :func:`minipipe.advise`.
     progress : bool, optional
-        Whether rank 0 prints each phase, or nothing; by default each phase to a terminal.
+        Whether rank 0 prints each phase; by default if standard error is a terminal.
     schedule, partition, num_microbatches, chunks_per_rank, layer_costs, replicas, gradient_blocks
-        As for :class:`minipipe.Plan`: only choices with these. ``layer_costs`` and ``gradient_blocks`` are refused.
-        Where the number of replicas is not given, that of microbatches is of all replicas together.
+        As for :class:`minipipe.Plan`: weigh only choices with these. ``layer_costs`` and ``gradient_blocks`` are
+        refused. If ``replicas`` is not given, ``num_microbatches`` counts all replicas together.
     **others
         Further options of the plan and the pipeline.
 
@@ -157,9 +157,9 @@ def chosen(
     ArgumentError
         Code ``value``: without a sample, or with costs of layers.
     PartitionError
-        Code ``too-few-layers``, when there are fewer layers than ranks.
+        Code ``too-few-layers``, if there are fewer layers than ranks.
     ScheduleError
-        Code ``memory``: on rank 0, when nothing is within the limit.
+        Code ``memory``: on rank 0, if no choice is within the limit.
     """
     for name, given in (("layer_costs", layer_costs), ("gradient_blocks", gradient_blocks)):
         if given is not None:
@@ -191,10 +191,10 @@ def advice_on_ranks(
     seconds: float | None = None,
     tell: Tell = silent,
 ) -> Advice | None:
-    """Return advice from measurements on the ranks at hand, on rank 0; None on the others.
+    """Return advice from measurements on the ranks of a group, on rank 0; None on the others.
 
     Collective. Messages are measured between all ranks, layers on rank 0. Rank 0 weighs all choices; the best ones and
-    the program's own then race on all ranks.
+    the program's own choice then run in turns on all ranks.
 
     Parameters
     ----------
@@ -204,9 +204,9 @@ def advice_on_ranks(
     make : function
         As for :func:`chosen`.
     where : str
-        On which ranks, for the report.
+        A description of the ranks, for the report.
     seconds : float, optional
-        The length of the race: 40 by default. With 0, or without a loss, no choice runs.
+        The length of the benchmark: 40 by default. With 0, or without a loss, no choice runs.
     tell : function
         Called with a line about each phase.
 
@@ -239,10 +239,10 @@ def advice_on_ranks(
 
 
 def field_of(advice: Advice) -> tuple[list[Choice], int]:
-    """Return the choices that race, the most promising first, and how many of them run to the end: the own one.
+    """Return the choices to run, the most promising first, and how many run to the end: the program's own one.
 
     Choices that run the same program run once. The best choice of each number of microbatches, and of replicas, comes
-    first: all ranks at work slow actions down, by a factor that depends on the size of a microbatch and is not
+    first: actions are slower if all ranks compute, by a factor that depends on the size of a microbatch and is not
     predicted.
     """
     own = [] if advice.own is None else _allowed([advice.own])
@@ -294,8 +294,8 @@ class Race:
     def turn(self, choice: Mapping[str, Any]) -> list[float]:
         """Return the seconds of some steps: from the first start to the last end on any rank. Collective.
 
-        The pipeline is made for these steps: two pipelines of one choice lie elsewhere in memory, and one may be
-        faster by some percent every time.
+        The pipeline is made for these steps: two pipelines of one choice have different addresses in memory, so that
+        one may be consistently faster by some percent.
 
         Parameters
         ----------
@@ -317,22 +317,22 @@ class Race:
         tell: Tell = silent,
         names: Sequence[str] = (),
     ) -> dict[int, list[float]]:
-        """Run choices in turns; return the seconds of the steps of those that ran, by number. The winner has most.
+        """Run choices in turns; return, by number, the seconds of the steps of each. The winner has most steps.
 
         Collective.
 
         Parameters
         ----------
         choices : sequence of mapping
-            The most promising first: the last ones do not run where time is short.
+            The most promising first: the last ones do not run if time is short.
         seconds : float
-            About how long, on rank 0.
+            The approximate total time, on rank 0.
         kept : collection of int
             Numbers of choices that run to the end.
         tell : function
             Called with the leader, after 8, 16, 32, … turns.
         names : sequence of str
-            The choices in words, for these lines.
+            Descriptions of the choices, for these lines.
         """
         times: dict[int, list[float]] = {}
         coming = turns(len(choices), seconds, times, kept)
@@ -352,7 +352,7 @@ class Race:
     def _pipeline(self, choice: Mapping[str, Any]) -> Any:
         """Make a pipeline for a choice, after the memory of the previous one is free."""
         if any(parameter() is not None for parameter in self._last_parameters):
-            gc.collect()  # a layer of the user's is part of a reference cycle
+            gc.collect()  # a layer of the user is part of a reference cycle
         given = {**self.question.options, **choice, "check_agreement": False, "check_finite": "off"}
         pipeline = self._make(self.question.model, self.group, **given)
         self._last_parameters = list(map(ref, pipeline.parameters()))
@@ -362,17 +362,17 @@ class Race:
 def turns(
     number: int, seconds: float, times: Mapping[int, Sequence[float]], kept: Collection[int] = ()
 ) -> Iterator[int]:
-    """Yield which choice runs next.
+    """Yield the number of the choice that runs next.
 
     First each has a turn, or several; then, repeatedly, the faster half has twice as many as before. Their order is
-    shuffled: the choice before leaves its mark on caches and memory.
+    shuffled, because a choice affects the caches and the memory of the next one.
 
     Parameters
     ----------
     number : int
-        Of choices.
+        The number of choices.
     seconds : float
-        The length of the race. The first turns take a fifth of it: choices without a turn by then are out.
+        The length of the benchmark. The first turns take a fifth of it: choices without a turn by then are out.
     times : mapping of int to sequence of float
         The steps of each choice so far. The caller adds to it between two turns.
     kept : collection of int
@@ -419,7 +419,7 @@ def choices_of_rank_0(group: ProcessGroup, choices: Sequence[Choice] | None) -> 
     ----------
     group : ProcessGroup
     choices : sequence of Choice
-        None on other ranks.
+        The choices on rank 0; None on other ranks.
     """
     own = None if choices is None else list(map(_as_data, choices))
     return list(map(_as_options, objects.broadcast(group, 0, own, _CALL)))
@@ -451,7 +451,7 @@ def _shared(group: ProcessGroup, given: Any) -> Any:
 
 
 def _as_message(own: Samples) -> dict[str, Any]:
-    payload = Payload(own.arrays, [True] * len(own.arrays), own.form)  # it keeps tuples apart from lists
+    payload = Payload(own.arrays, [True] * len(own.arrays), own.form)  # the treedef distinguishes tuples from lists
     return {"payload": payload.to_message(), "replicated": sorted(own.replicated)}
 
 

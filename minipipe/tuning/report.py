@@ -1,7 +1,7 @@
 """Advice as a value: the choices, the best one, the reasons, and the table.
 
-Each reason is a sentence about two rows of the table, and true of their figures. It says whether these were predicted
-or measured, and gives no cause beyond them.
+Each reason is a sentence that compares figures of two rows of the table. It says whether these were predicted or
+measured, and names no cause that the figures do not show.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SPENT = {
     "overhead": "between two actions",
 }  # by cause of idle time; the rest is computing
 _EQUAL = 0.02  # smaller differences count as none
-_BUSY = 0.05  # the share of waiting for a core from which it is reported
+_BUSY = 0.05  # the fraction of time waiting for a core from which it is reported
 
 
 class Advice:
@@ -53,7 +53,8 @@ class Advice:
     Attributes
     ----------
     choices : tuple of Choice
-        Those within the memory limit first, the fastest first; those that ran before those that are only predicted.
+        All choices, in this order: first the choices within the memory limit, the fastest first; choices that ran come
+        before choices that are only predicted.
     best : Choice
         The first of them.
     own : Choice or None
@@ -65,7 +66,7 @@ class Advice:
     Raises
     ------
     ScheduleError
-        Code ``memory``, when no choice is within the limit.
+        Code ``memory``, if no choice is within the limit.
 
     Examples
     --------
@@ -94,7 +95,7 @@ class Advice:
 
     @property
     def reason(self) -> str:
-        """Why the best is the best: sentences about rows of the table, each true of the figures there."""
+        """Why the best choice is the best: sentences that compare rows of the table."""
         found, own = [each.text for each in self._reasons], self.own
         if own is not None and own.measured is not None and self.best.measured is not None:
             found += ["Your own choice is as fast; keep it."] if own.measured <= self.best.measured else []
@@ -102,7 +103,7 @@ class Advice:
 
     @property
     def summary(self) -> str:
-        """The best choice in a line, with its figures as predicted and as measured."""
+        """The best choice in a line, with its predicted and measured figures."""
         best = self.best
         ran = "" if best.measured is None else f", measured {1e3 * best.measured:.3f} ms"
         return f"{described(best.candidate)}: predicted {1e3 * best.time:.3f} ms per step{ran}."
@@ -138,7 +139,7 @@ class Advice:
         return sum(choice.measured is not None for choice in self.choices)
 
     def _shown(self) -> list[list[Choice]]:
-        """Return the choices of the table, those with the same figures together."""
+        """Return the choices of the table, in groups of the same figures."""
         best_by_name: dict[tuple[str, int], Choice] = {}
         for choice in self.choices:
             if choice.is_within_limit:
@@ -147,7 +148,7 @@ class Advice:
         return _alike([choice for choice in self.choices if any(choice is each for each in named)])
 
     def _table(self, names_all: bool = False) -> list[tuple[str, ...]]:
-        """Return the head, the best choice of each schedule, and those of the reasons; the program's own is marked."""
+        """Return the head, the best choice of each schedule, and the choices of the reasons; mark the program's own."""
         rows = [_HEAD]
         for first, *others in self._shown():
             names = ", ".join(dict.fromkeys(each.candidate.schedule for each in (first, *others)))
@@ -228,7 +229,7 @@ class Reason(NamedTuple):
     ----------
     text : str
     other : Choice
-        For the table, which has a row for each choice that a sentence is about.
+        The other choice; the table has a row for each choice that a sentence mentions.
     """
 
     text: str
@@ -305,7 +306,7 @@ def _name(choice: Choice, beside: Choice) -> str:
 
 
 def _spent(best: Choice, other: Choice) -> str:
-    """Return where a rank is predicted to save the most time, compared with a slower choice."""
+    """Return the part of a step in which a rank is predicted to save the most time, compared with a slower choice."""
     spent = [
         {"computing": each.time * (1 - each.bubble_fraction)}
         | {words: each.time * each.idle.get(cause, 0.0) for cause, words in _SPENT.items()}
@@ -392,7 +393,7 @@ class ChosenPlan(Plan):
     ----------
     advice : AdviceReport
     *plan, **options
-        Of :class:`minipipe.Plan`.
+        The arguments of :class:`minipipe.Plan`.
     """
 
     advice: AdviceReport
@@ -403,7 +404,7 @@ class ChosenPlan(Plan):
 
     @property
     def sentence(self) -> str:
-        """The choice in a sentence."""
+        """A sentence that describes the choice."""
         return f'schedule="auto" chose {self.advice.data["summary"]}'
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
 """Costs measured on ranks: the times of a pipeline's actions, the memory of its stages, and messages.
 
-If ranks outnumber cores, the wall time of an action includes the time in which its rank had no core. Its cost is the
-time for which its thread had a core instead, which sharing does not stretch. The same clock measures the overhead
+If ranks outnumber cores, the wall time of an action includes the time in which its rank had no core. Its cost is
+therefore the time for which its thread had a core, which sharing does not stretch. The same clock measures the overhead
 between two actions.
 
 Ranks do not get all of the cores: waiting ranks poll for messages, the system moves a rank to an idle core late, and
@@ -9,7 +9,7 @@ other programs run. The number of cores is therefore fitted, such that the simul
 long as they did. A watch warns if other programs had the cores.
 
 Messages are measured between the ranks at hand or between ranks that mpirun starts. Ping-pong gives the bandwidth.
-Latency, overhead and cores are those of a small pipeline over all ranks, because working ranks poll for messages
+Latency, overhead and cores are measured in a small pipeline over all ranks, because working ranks poll for messages
 between actions and may share cores.
 
 ``mpirun -n 4 python -m minipipe.tuning.stages`` prints the costs of messages as JSON.
@@ -101,14 +101,14 @@ class CoreWatch:
             sharing = f"; sharing cores explains at most {explained:.3f} s of it" if hosts else ""
             warnings.warn(
                 f"These costs were measured on a busy machine: of {wall:.3f} s on all ranks, the ranks had a core for "
-                f"{had:.3f} s of processor time, and waited for one for {waited:.3f} s{sharing}. A prediction from "
-                "them may be far from what is measured, now and later; measure again when no other program runs.",
+                f"{had:.3f} s of processor time, and waited for one for {waited:.3f} s{sharing}. Predictions "
+                "from them may be inaccurate; measure again when no other program runs.",
                 stacklevel=4,
             )
 
 
 _KINDS = F, I, W, R
-_PARTS = 2**20  # of the cores: finer than the times are worth
+_PARTS = 2**20  # of the cores: finer than the precision of the times
 # This part of the core time of waits counts as overhead: ranks poll for messages on cores that other ranks need, and on
 # idle ones. Worked out from one run of all schedules, the median error of the
 # predicted makespans was 3 and 11 % for 4 and 8 ranks on two cores with none of it, 6 and 7 % with half, 8 and 9 % with
@@ -142,9 +142,9 @@ class CoreTimes(NamedTuple):
     Attributes
     ----------
     actions : array of shape (4, num_stages)
-        The mean of an F, an I, a W and an R, by stage; 0 if there is none.
+        By stage, the mean time of an F, an I, a W and an R; 0 if there is none.
     overhead : float
-        Between two actions, the mean of all ranks, including half of the waits for messages.
+        The time between two actions, the mean of all ranks, including half of the waits for messages.
     """
 
     actions: np.ndarray
@@ -223,14 +223,14 @@ def costs_on_shared_cores(
     Parameters
     ----------
     costs : Costs
-        As measured, in wall time.
+        The measured costs, in wall time.
     hosts : Hosts
     program : Program
-        What ran.
+        The program that ran.
     timelines : sequence of Timeline
         One for each step.
     times : sequence of CoreTimes
-        Likewise.
+        One for each step.
     """
     actions = np.median([step.actions for step in times], axis=0)
     crowd = max(hosts.of_rank.count(host) / number for host, number in enumerate(hosts.cores))  # ranks for each core
@@ -251,7 +251,7 @@ def _fastest(timelines: Sequence[Timeline], num_stages: int) -> np.ndarray:
 
 
 def _with_cores(costs: Costs, hosts: Hosts, program: Program, makespan: float) -> Costs:
-    """Return the costs with the part of the cores with which the program takes this long; at most all."""
+    """Return the costs with the fraction of the cores with which the program takes this long; at most all."""
 
     def with_part(part: float) -> Costs:
         if len(hosts.cores) == 1:
@@ -301,7 +301,7 @@ def measure_memory(make_executor: MakeExecutor, program: Program, batch: Batch) 
     make_executor : function
         ``program -> Executor``, over this rank's stages.
     program : Program
-        Says on which rank each stage is; of replicas, the first one runs.
+        The program that places each stage on a rank; if a stage has replicas, the first one runs.
     batch : Batch
     """
     frozen = range(program.num_stages) if program.is_forward_only else program.frozen
@@ -334,7 +334,7 @@ def measure_costs(
 
     Collective; leaves no gradients, and changes no parameter. Parameters are as in :func:`measure_memory`, with
     a plan; the number of steps after two that are not measured, in which stages capture their halves of a backward; the
-    sums over replicas; and whether rank 0 warns where other programs had the cores.
+    gradient all-reduces over replicas; and whether rank 0 warns if other programs had the cores.
 
     Raises
     ------
@@ -366,9 +366,9 @@ def measure_costs(
 
 
 def _of_costs(schedule: Schedule) -> Schedule:
-    """Return a schedule without what is no cost of a stage.
+    """Return a schedule without the actions whose time is not a cost of a stage.
 
-    Copies to a file run beside computations. Updates, with their sums over replicas, would change parameters.
+    Copies to a file are concurrent with computations. Updates, with their all-reduces, would change parameters.
     """
     others = {O, L, U, REDUCE_GRAD} if U in schedule.kinds else {O, L}
     rows = ((action for action in row if action.kind not in others) for row in schedule.actions)
@@ -409,9 +409,9 @@ class Messages(NamedTuple):
     overhead : float
         Seconds of a rank between two actions.
     cores : float, optional
-        Where ranks outnumber the cores of one host, the share of the cores that they get.
+        If ranks outnumber the cores of one host, the number of cores that they get.
     measured_on : str
-        Which ranks were measured.
+        A description of the measured ranks.
 
     Examples
     --------
@@ -435,7 +435,7 @@ def measure_messages(group: ProcessGroup, measured_on: str) -> Messages:
     ----------
     group : ProcessGroup
     measured_on : str
-        For the result.
+        The description of the ranks for the result.
     """
     samples = np.array([sample for rank in range(group.size - 1) for sample in _pair(group, rank)]).reshape(-1, 2)
     gathered = group.all_gather(samples, what="the times of messages, which are measured for schedule='auto',")
@@ -482,7 +482,7 @@ def _costs_at_work(group: ProcessGroup) -> Costs:
 
 
 def messages_of_this_machine(num_ranks: int) -> Messages:
-    """Measure messages between ranks that mpirun starts or, where there is no mpirun, between thread ranks.
+    """Measure messages between ranks that mpirun starts or, without mpirun, between thread ranks.
 
     Local; starts processes. The result says which ranks were measured.
 
@@ -493,7 +493,7 @@ def messages_of_this_machine(num_ranks: int) -> Messages:
     Raises
     ------
     LaunchError
-        Code ``no-launcher``, when mpirun cannot start the ranks.
+        Code ``no-launcher``, if mpirun cannot start the ranks.
     """
     command = launcher_of_ranks()
     if command is None:

@@ -1,4 +1,4 @@
-"""Needs of a comparison of grids, before it runs: a lower bound of its memory, and its approximate time."""
+"""Needs of a comparison of device meshes, before it runs: a lower bound of its memory, and its approximate time."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _COPIES = 4  # of the parameters: values, gradients, and two of Adam
 _BYTES_OF_A_BLOCK = 10_000  # of its modules and parameters as Python objects, at least
 _SECONDS_OF_A_RANK = 1.5  # to start, on a core
 _SECONDS_OF_A_BLOCK = 2.5e-3  # of Python, for a microbatch, there and back
-_STEPS = 6  # of a grid before the first round: losses, memory, measurements
+_STEPS = 6  # of a mesh before the first round: losses, memory, measurements
 _STEPS_OF_A_ROUND = 3
-_SLOWER = 1.5  # the products of a model, of several shapes, than one that is timed alone
+_SLOWER = 1.5  # factor by which the products of a model, of several shapes, are slower than one timed alone
 _LARGEST_PROBE = 512  # rows and columns of a product
 
 
@@ -35,7 +35,7 @@ def num_parameters(task: Task) -> int:
 
 
 def least_bytes(task: Task, grids: Sequence[GridSizes], num_ranks: int) -> int:
-    """Return a lower bound of what all ranks together hold: every grid keeps its parameters to the end."""
+    """Return a lower bound on the memory of all ranks together: every mesh keeps its parameters to the end."""
     size = np.dtype(task.dtype).itemsize
     model = _COPIES * size * num_parameters(task)
     models = sum(1 if sizes.fully_sharded else sizes.data for sizes in grids) * model
@@ -46,7 +46,7 @@ def least_bytes(task: Task, grids: Sequence[GridSizes], num_ranks: int) -> int:
 
 
 def expected_seconds(task: Task, num_grids: int, rounds: int, num_ranks: int, num_cores: int) -> float:
-    """Return about how long a comparison takes, by a product of matrices that is timed now."""
+    """Return the approximate time of a comparison, estimated from a matrix product that is timed now."""
     at_once = min(num_ranks, num_cores)
     tokens = task.batch * task.length
     attention = 24 * task.layers * task.batch * task.length**2 * task.width

@@ -1,4 +1,4 @@
-"""Bytes that a rank of a grid sends in a step: counted in a run, and computed from the program and the layer sizes."""
+"""Bytes that a rank of a device mesh sends in a step: counted in a run, and computed from program and layer sizes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ OTHER = "other"  # losses, checks, and descriptions of packed messages
 
 
 class Traffic:
-    """Counts the bytes that this rank sends over the groups of a grid, by kind. Local.
+    """Counts the bytes that this rank sends over the groups of a device mesh, by kind. Local.
 
-    Of a packed message its numbers count, and its description is among ``"other"``.
+    The arrays of a packed message count with its kind, its description as ``"other"``.
 
     Parameters
     ----------
@@ -50,8 +50,8 @@ class Traffic:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Count inside this block."""
-        for group, kind_of in self._kinds:  # of these objects alone: their class stays as it is
+        """Count the bytes that are sent inside this block."""
+        for group, kind_of in self._kinds:  # replaced on these objects alone: their class is unchanged
             vars(group)["_post_send"] = partial(self._count_and_post, group._post_send, kind_of)
         try:
             yield
@@ -76,13 +76,13 @@ class Sizes(NamedTuple):
     Attributes
     ----------
     messages : tuple of int
-        By stage, its activation of a microbatch; the gradient of that has as many.
+        By stage, its activation of a microbatch; the gradient of the activation has as many.
     forward_sums, backward_sums : tuple of tuple of int
-        By stage, each sum over the ranks that share its layers, of a microbatch.
+        By stage, each all-reduce over its tensor-parallel ranks, of a microbatch.
     gradients : tuple of list of (int, int)
-        By stage, the elements of each gradient that replicas add up, and the bytes of one.
+        By stage, the elements of each gradient that replicas all-reduce, and the bytes of one element.
     shares : tuple of list of list of int
-        By stage and layer, the share of each rank, where replicas are fully sharded.
+        By stage and layer, the shard of each rank, if replicas are fully sharded.
     """
 
     messages: Sequence[int]
@@ -93,7 +93,7 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, plan: Plan, layers: MeasuredLayers, positions: int) -> Sizes:
-        """Return the sizes of a plan whose layers were measured, for microbatches of so many tokens. Local."""
+        """Return the sizes of a plan whose layers were measured, for microbatches of ``tokens`` tokens. Local."""
         parts = [plan.part(stage) for stage in range(plan.schedule.num_stages)]
         sums = [[[size * positions for size in way] for way in sums_in(part)] for part in parts]
         added = [[use for use in uses_in(part) if not use.is_summed] for part in parts]
@@ -105,10 +105,10 @@ class Sizes(NamedTuple):
 
 
 def promised(plan: Plan, grid: Grid, sizes: Sizes) -> dict[str, int]:
-    """Return what a rank of a grid sends in a step, in bytes by kind. Local; nothing has to run for it.
+    """Return the bytes that a rank of a device mesh sends in a step, by kind. Local; it runs nothing.
 
-    Activations and their gradients follow from the SENDs of its row, sums of gradients from their sizes. A sum over the
-    ranks that share a layer has one round, in which each rank sends what it has to all others.
+    Activations and their gradients follow from the SENDs of its row, gradient all-reduces from their sizes. An
+    all-reduce over tensor-parallel ranks has one round, in which each rank sends its array to all others.
     """
     rank = grid.pipeline.rank
     row, stages = plan.program.actions[rank], plan.schedule.stages_of(rank)
@@ -118,14 +118,14 @@ def promised(plan: Plan, grid: Grid, sizes: Sizes) -> dict[str, int]:
     gradients = [bytes_sent_in_sum(sizes.gradients[s], len(ranks), ranks.index(rank)) for s, ranks in places]
     n, place = grid.data.size, grid.data.rank
     layers = [layer for stage, kind, _ in row if kind is F for layer in sizes.shares[stage]]
-    # Its own share in F and in B, to all others; and of each gradient the shares of the others.
+    # Its own shard in F and in B, to all others; and the shards of the others of each gradient.
     shares = [2 * (n - 1) * layer[place] + sum(layer) - layer[place] for layer in layers]
     found = (sum(sizes.messages[cut] for cut in cuts), (grid.tensor.size - 1) * sum(sums), sum(gradients), sum(shares))
     return dict(zip(KINDS, found))
 
 
 def share_bytes(layer: FullySharded) -> list[int]:
-    """Return, by rank, the bytes of its share of a layer."""
+    """Return, by rank, the bytes of its shard of a layer."""
     sizes = [(share.shard.pieces, np.dtype(share.dtype).itemsize) for share in layer.shares]
     by_rank = zip(*([size * (piece.stop - piece.start) for piece in pieces] for pieces, size in sizes))
     return list(map(sum, by_rank))

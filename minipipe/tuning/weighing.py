@@ -1,6 +1,6 @@
 """The candidates, as data, and the predicted time, idle time and memory of each candidate. Nothing is timed here.
 
-No time of a layer is interpolated: each number of microbatches that is weighed is measured. A batch is measured in
+Times of layers are not interpolated: every weighed number of microbatches is measured. A batch is measured in
 microbatches of 1, 1/2, 1/4 … of it, one of each size, which takes little longer than the whole batch.
 """
 
@@ -70,10 +70,10 @@ class CostModel(NamedTuple):
     layers : mapping of int to MeasuredLayers
         By the number of microbatches.
     num_samples : int
-        In the batch.
+        The number of samples in the batch.
     messages : Messages
     waited : float
-        The share of the time that the process wanted a core and had none, because of other programs, while the layers
+        The fraction of the time in which the process waited for a core, because of other programs, while the layers
         were measured. Known on Linux only; elsewhere 0.
 
     Examples
@@ -95,7 +95,7 @@ class CostModel(NamedTuple):
         """Return the costs of a plan's stages: sums over layers, and messages.
 
         Each layer was measured as a stage of its own, so the sum counts the bookkeeping of a stage, some 30 µs for F, I
-        and W, for each of its layers. The ranks race the best choices, which do not depend on it.
+        and W, for each of its layers. The ranks then run the best choices, whose measured times do not depend on it.
 
         Parameters
         ----------
@@ -118,7 +118,7 @@ class Question:
     Attributes
     ----------
     model : Sequential
-    inputs, targets : array of shape (samples, ...), or bundle
+    inputs, targets : array of shape (samples, ...), or pytree
         A batch, as for :meth:`minipipe.Pipeline.step`.
     options : mapping
         The fixed options of a pipeline, such as ``loss``, ``seed`` and ``device``.
@@ -127,7 +127,7 @@ class Question:
     memory_limit : float
         Bytes of each rank; infinite if there is no limit.
     num_microbatches, chunks_per_rank, partition, recompute, replicas
-        Only choices with these. None if all are weighed. The microbatches are those of all replicas.
+        Weigh only choices with these; None if all are weighed. The microbatches of all replicas count.
     own : mapping, optional
         Options of a pipeline: the program's own choice, to be weighed beside the others.
     """
@@ -158,7 +158,7 @@ class Question:
         return self.plan(num_ranks=ranks, **{**self.own, "replicas": copies})
 
     def counts(self, num_ranks: int) -> list[int]:
-        """Return the numbers of microbatches to measure: the one asked for, that of a divided batch, or several."""
+        """Return the numbers of microbatches to measure: the requested one, the one of a divided batch, or several."""
         given = samples(self.inputs, "inputs")
         if self.num_microbatches is not None:
             return [self.num_microbatches]
@@ -183,10 +183,10 @@ class Candidate(NamedTuple):
     schedule : str
         A name, or ``"searched"``.
     num_microbatches : int
-        Of all replicas.
+        The microbatches of all replicas.
     chunks_per_rank : int
     cut : str
-        The cut balances ``"time"``, ``"memory"`` or ``"parameters"``; or ``"given"``.
+        The quantity that the partition balances, ``"time"``, ``"memory"`` or ``"parameters"``; or ``"given"``.
     recompute : bool
     replicas : int
         Copies of the pipeline, among which the ranks are divided.
@@ -207,7 +207,7 @@ class Candidate(NamedTuple):
     replicas: int = 1
 
     def build(self, num_ranks: int) -> Schedule:
-        """Return the named schedule of one replica, where all have a number of ranks.
+        """Return the named schedule of one replica, given the number of ranks of all replicas.
 
         Raises
         ------
@@ -222,7 +222,7 @@ class Candidate(NamedTuple):
 def candidates(
     num_ranks: int, num_layers: int, counts: Iterable[int], chunks_per_rank: int | None = None, replicas: int = 1
 ) -> Iterator[Candidate]:
-    """Yield every named schedule that is a step of any model and that fits the ranks and layers, cut by time.
+    """Yield every named schedule that is a step of any model and fits the ranks and layers, partitioned by time.
 
     Parameters
     ----------
@@ -230,7 +230,7 @@ def candidates(
     counts : iterable of int
         The numbers of microbatches.
     chunks_per_rank : int, optional
-        Only these; by default up to 4, as far as the schedule and the number of layers allow.
+        Only this number; by default up to 4, as far as the schedule and the number of layers allow.
     replicas : int
 
     Examples
@@ -262,11 +262,11 @@ def _fits(candidate: Candidate, num_ranks: int, num_layers: int) -> bool:
 
 
 def names_left_out() -> list[str]:
-    """Return the named schedules that train and are no candidates.
+    """Return the named schedules that train but are not candidates.
 
-    A pipeline runs them. Slices need layers that all take them, such as causal attention, and the layers are measured
-    without slices. Schedules with updates of their own run in :meth:`minipipe.Pipeline.run`; their gradients are others
-    than those of a step, and so their times alone do not compare.
+    A pipeline can run them. Slices need layers that all support them, such as causal attention, and the layers are
+    measured without slices. Schedules with U run in :meth:`minipipe.Pipeline.run`; their gradients differ from the
+    gradients of a step, so their times alone are not comparable.
 
     Examples
     --------
@@ -289,10 +289,10 @@ def numbers_of_microbatches(num_samples: int, num_ranks: int, own: int | None = 
     Parameters
     ----------
     num_samples : int
-        Of a batch.
+        The number of samples of a batch.
     num_ranks : int
     own : int, optional
-        One more.
+        A further number of microbatches.
 
     Examples
     --------
@@ -327,7 +327,7 @@ def searched_schedule(workload: Workload, seconds: float) -> Schedule | None:
     ----------
     workload : Workload
     seconds : float
-        How much to search, above 0: the number of schedules that a quiet core tries in this time. The result does not
+        The effort, above 0: the search tries as many schedules as an idle core tries in this time. The result does not
         depend on the machine or its load, unless these slow the search down more than four times: then it stops.
 
     Examples
@@ -369,9 +369,9 @@ def least_makespan(workload: Workload, cores: float | None) -> tuple[float, str]
     return bound.value, bound.reason
 
 
-_FORMS = 2  # numbers of microbatches, with their cuts, for which schedules are searched: those of the best named ones
+_FORMS = 2  # numbers of microbatches, with partitions, of the best named schedules for which schedules are searched
 
-Form = tuple[str, bool]  # what the cut balances, and whether activations are computed again
+Form = tuple[str, bool]  # the quantity that the partition balances, and whether activations are recomputed
 
 
 class Choice(NamedTuple):
@@ -381,13 +381,13 @@ class Choice(NamedTuple):
     ----------
     candidate : Candidate
     schedule : Schedule
-        Of one replica.
+        The schedule of one replica.
     partition : tuple of range
         The layers of each stage.
     time : float
         Seconds of forward and backward of a batch, from the first start to the last end on any rank.
     bubble_fraction : float
-        The idle share of the ranks' time.
+        The idle fraction of the ranks' time.
     idle : dict of str to float
         By cause, its part of ``bubble_fraction``.
     memory : tuple of int
@@ -401,7 +401,7 @@ class Choice(NamedTuple):
     measured : float or None
         The median seconds of a step, if the choice ran; None if it is only predicted.
     num_steps : int
-        The number of these steps. In a race, faster choices run longer.
+        The number of these steps. In a benchmark, faster choices run longer.
     spread : float
         How noisy the machine was: the interquartile range of these steps, relative to the median.
 
@@ -447,7 +447,7 @@ class Choice(NamedTuple):
         return self.schedule.actions, self.schedule.placement, self.partition, self.candidate[-2:]
 
     def ran(self, times: Sequence[float] | None) -> Choice:
-        """Return it with the seconds of its steps in a race; as it is, where it did not run.
+        """Return the choice with the seconds of its steps in a benchmark; unchanged, if it did not run.
 
         Examples
         --------
@@ -465,7 +465,7 @@ class Choice(NamedTuple):
         return self._replace(measured=middle, num_steps=len(times), spread=spread)
 
     def row(self) -> dict[str, Any]:
-        """Return it as plain data: strings, numbers and lists."""
+        """Return the choice as plain data: strings, numbers and lists."""
         figures = self._asdict()
         candidate, _, partition = (figures.pop(name) for name in ("candidate", "schedule", "partition"))
         layers = [[part.start, part.stop] for part in partition]
@@ -494,7 +494,7 @@ class Weighing:
         ----------
         candidates : iterable of Candidate
         forms : sequence of (str, bool)
-            Cut and recomputation, the fastest form first.
+            Partition and recomputation, the fastest form first.
         """
         for candidate in candidates:
             schedule = candidate.build(self.num_ranks)  # replicas only multiply it
@@ -506,14 +506,14 @@ class Weighing:
                     break
 
     def searched(self, choices: Iterable[Choice], seconds: float) -> Iterator[Choice]:
-        """Yield searched schedules, for the numbers of microbatches, cuts and recomputation of the best choices.
+        """Yield searched schedules, for the numbers of microbatches, partitions and recomputation of the best choices.
 
         Parameters
         ----------
         choices : iterable of Choice
-            Named ones.
+            Choices with named schedules.
         seconds : float
-            For all searches together, as for :func:`~minipipe.tuning.weighing.searched_schedule`.
+            The effort of all searches together, as for :func:`~minipipe.tuning.weighing.searched_schedule`.
         """
         best = [choice.candidate for choice in sorted(choices, key=by_worth) if choice.candidate.replicas == 1]
         forms = list(dict.fromkeys((c.num_microbatches, c.cut, c.recompute) for c in best))[:_FORMS]
@@ -541,7 +541,7 @@ class Weighing:
         return self.question.partition is None or len(self.question.partition) == schedule.num_stages
 
     def _cut(self, candidate: Candidate, schedule: Schedule) -> Plan:
-        """Return the plan of a schedule, cut as the candidate says, with as many replicas."""
+        """Return the plan of a schedule, with the partition and the replicas of the candidate."""
         layers, again, cut = self.cost_model.layers[candidate.num_microbatches], candidate.recompute, candidate.cut
         given = self.question.partition
         if given is None:
@@ -561,7 +561,7 @@ class Weighing:
             Its name in the table.
         plan : Plan
         schedule : Schedule
-            As given to the plan, of one replica; the plan may have removed actions of frozen stages.
+            The schedule passed to the plan, of one replica; the plan may have removed actions of frozen stages.
         """
         costs = self.cost_model.costs(plan, candidate.recompute)
         timeline = simulate(plan.schedule, costs)
@@ -576,7 +576,7 @@ class Weighing:
         return Choice(candidate, schedule, plan.partition, time, bubble, idle, memory, bound, bound_by, is_within_limit)
 
     def _bound(self, plan: Plan, schedule: Schedule, costs: Costs) -> tuple[float, str]:
-        """Return a lower bound for the makespan: that of one replica or, of a schedule with its own, of all work."""
+        """Return a lower bound for the makespan: for one replica or, if the schedule has replicas, for all work."""
         cores, n = self.cost_model.messages.cores, plan.schedule.num_ranks // schedule.num_ranks
         if not schedule.has_replicas:
             alone = self.question.plan(schedule=schedule, partition=plan.partition) if n > 1 else plan
@@ -588,12 +588,12 @@ class Weighing:
 
 
 def best_of(choices: Iterable[Choice], memory_limit: float) -> Choice:
-    """Return the best choice within the limit, as :func:`by_worth` has it.
+    """Return the best choice within the limit, by the order of :func:`by_worth`.
 
     Raises
     ------
     ScheduleError
-        Code ``memory``, when none is within the limit; the message has the least memory of any.
+        Code ``memory``, if none is within the limit; the message has the least memory of any.
     """
     ordered = sorted(choices, key=by_worth)
     if ordered[0].is_within_limit:
@@ -608,7 +608,7 @@ def best_of(choices: Iterable[Choice], memory_limit: float) -> Choice:
 
 
 def by_worth(choice: Choice) -> tuple[bool, int, float, bool, int]:
-    """Return the sort key of a choice, the best first; of equally fast ones, named schedules first.
+    """Return the sort key of a choice, the best first; among equally fast choices, named schedules first.
 
     Choices that ran precede the others, which were predicted to be slower.
     """
@@ -618,7 +618,7 @@ def by_worth(choice: Choice) -> tuple[bool, int, float, bool, int]:
 
 
 def described(candidate: Candidate) -> str:
-    """Return a candidate in words.
+    """Return a description of a candidate.
 
     Examples
     --------

@@ -104,7 +104,7 @@ def test_a_loss_that_differs_is_the_answer_no(ask, monkeypatch, measured):
         (["--layers", "-1"], "--layers is -1; expected a whole number, 1 to 1000000000."),
         (["--rounds", "0"], "--rounds is 0; expected a whole number, 1 to 1000000000."),
         (["--hosts", "3"], "--hosts is 3; expected a divisor of the 4 ranks."),
-        (["--links", "fast"], "--links is 'fast'; expected seconds and bytes a second, such as 5e-5,1.25e9."),
+        (["--links", "fast"], "--links is 'fast'; expected seconds and bytes per second, such as 5e-5,1.25e9."),
         (["--links", "0,0"], "--links is '0,0'; expected seconds"),
         (["--layers", "1000000000"], "the meshes of 4 ranks need at least 37581 TiB, and this machine has "),
         (["--ranks", "4096", "--batch", "4096", "--microbatches", "4096"], "the meshes of 4096 ranks need at least "),

@@ -78,7 +78,7 @@ def test_whoever_has_no_token_or_is_another_site_is_refused_and_changes_nothing(
     if wrong.get("path") == "":
         wrong = {**wrong, "path": page.path}
     reply, content = answered(page, body=body, **wrong)
-    assert reply.status == 403 and "whoever started it" in content
+    assert reply.status == 403 and "Only the user who started this page" in content
     assert page.path.strip("/") not in content and page.editor.draft is before
 
 

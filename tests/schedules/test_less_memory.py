@@ -104,7 +104,7 @@ def test_what_is_offloaded_can_be_recomputed_as_well(original, num_held, bandwid
         (
             lambda: schedules.offloaded(schedules.offloaded(schedules.gpipe(2, 3), 1), 1),
             "parameters",
-            "has O and L already; expected a schedule without",
+            "has O and L already; expected a schedule without them",
         ),
         (lambda: schedules.recomputed(schedules.lower(schedules.gpipe(2, 2))), "not-a-schedule", "its .schedule"),
     ],

@@ -25,7 +25,7 @@ PROBE = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=4", "HOST", "true")
 """The default command that probes a host."""
 _PATIENCE = 5.0  # seconds for a host to answer
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*(?=[\s:]|$)")  # never an option of ssh
-# As MPICH and as Open MPI write them; whole, so that no number is read from the beginning of 0x10 or 1.5.
+# The forms of MPICH and of Open MPI; matched whole, so that no number is read from the beginning of 0x10 or 1.5.
 _SLOTS = re.compile(r"\s*:\s*(\S*)|\s(?:.*\s)?slots\s*=\s*(\S*)")
 _HERE = ("localhost", "127.0.0.1")
 
@@ -59,7 +59,7 @@ def parse_hosts(text: str, name: str) -> tuple[Host, ...]:
     ----------
     text : str
     name : str
-        Of the file, for messages.
+        The name of the file, for messages.
 
     Raises
     ------
@@ -154,15 +154,15 @@ class JobSpec(NamedTuple):
     program : tuple of str
         A Python script and its arguments.
     ranks : int
-        Their number, with all hosts.
+        The number of ranks, with all hosts.
     launcher : tuple of str
         ``mpirun``, or a command with the same options ``-n`` and ``--hostfile``.
     hostfile : Path, optional
         None if the launcher chooses the hosts.
     hosts : tuple of Host
-        Of the hostfile.
+        The hosts of the hostfile.
     min_ranks : int
-        With fewer the job is not restarted.
+        The job is not restarted with fewer ranks.
     probe : tuple of str
         See :func:`silent_hosts`.
 

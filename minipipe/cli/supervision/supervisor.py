@@ -1,4 +1,4 @@
-"""Run a job under a supervisor, and restart it when it fails: whether, when and where."""
+"""Run a job under a supervisor: whether, when and on which hosts it is restarted when it fails."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class JobResult(NamedTuple):
     Attributes
     ----------
     code : int
-        For the shell: the code of the last attempt, or 128 and the signal that ended the supervisor.
+        For the shell: the code of the last attempt, or 128 plus the signal that ended the supervisor.
     restarts : int
     ranks : int
-        Of the last attempt.
+        The number of ranks of the last attempt.
     """
 
     code: int
@@ -38,8 +38,8 @@ def supervise(job: JobSpec, restarts: int, say: Callable[[str], object]) -> JobR
     """Run a job until it succeeds, or is not worth another attempt.
 
     Every attempt has the same command line, and its number, from 0, in the variable ``MINIPIPE_RESTART``. A script that
-    saves checkpoints can resume from the last one. Before a restart each host of the hostfile is probed, and the ranks
-    of those that do not answer are left out.
+    saves checkpoints can resume from the last one. Before a restart each host of the hostfile is probed, and hosts that
+    do not answer are left out.
 
     Parameters
     ----------
@@ -88,16 +88,16 @@ def reason_to_stop(endings: Sequence[Ending], restarts: int) -> str:
     Parameters
     ----------
     endings : sequence of Ending
-        Of all attempts, in order.
+        The endings of all attempts, in order.
     restarts : int
         The most restarts.
 
     Notes
     -----
     Other supervisors use only the clock or only a count. ``torchrun`` restarts up to ``--max-restarts`` times, at once;
-    systemd gives up a service that started five times within ten seconds; Kubernetes restarts for ever, with growing
-    pauses. A count alone repeats the traceback of a plain mistake to the last restart; the clock alone also gives up a
-    job that different hosts fail in turn.
+    systemd gives up a service that started five times within ten seconds; Kubernetes restarts forever, with growing
+    pauses. A count alone repeats the traceback of a simple mistake until the last restart; a clock alone also gives up
+    a job that fails on different hosts in turn.
 
     Examples
     --------
@@ -120,8 +120,8 @@ def reason_to_stop(endings: Sequence[Ending], restarts: int) -> str:
 def pause_before_restart(endings: Sequence[Ending]) -> float:
     """Return how many seconds to wait before the next attempt.
 
-    None after the first failure, nor after an attempt of more than 5 s; otherwise 1 s, then twice as long each time, up
-    to a minute: time for a host to come back, and for a log not to fill.
+    There is no pause after the first failure, nor after an attempt of more than 5 s. Otherwise it is 1 s, then twice as
+    long each time, up to a minute: a host may recover meanwhile, and logs do not fill up.
 
     Examples
     --------

@@ -1,8 +1,8 @@
 """The protocol of the editor: a message, which is a mapping, and its answer; JSON on both ways.
 
-A message says what to ``do``: one of the methods of :class:`Editor` that begin with ``do_``. Its other members are
-their arguments. The answer has ``said``, a sentence, and ``isRefused``; if something changed, also everything that the
-page shows. Where a text was refused at a place, ``place`` has the numbers of its line and cell, from 1.
+The member ``do`` of a message names a method of :class:`Editor` that begins with ``do_``. The other members are its
+arguments. The answer has ``said``, a sentence, and ``isRefused``; if something changed, also everything that the page
+shows. If a text was refused at a place, ``place`` has the numbers of its line and cell, from 1.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from minipipe.schedules.search.list_scheduling import schedule_of
 from minipipe.schedules.simulation.costs import Costs
 
 _PLACE = re.compile(r"Line (\d+), cell (\d+): ")
-_MOST_RECOGNISED = 1600  # actions: those of 8 ranks and 64 microbatches
+_MOST_RECOGNISED = 1600  # actions: as many as 8 ranks and 64 microbatches have
 Answer = dict[str, Any]
 
 
 class Editor:
-    """A draft with its past, costs and a limit of memory; it answers the messages of a page.
+    """A draft with its history, costs and a memory limit; it answers the messages of a page.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class Editor:
     costs : str
         For :meth:`minipipe.Costs.parse`.
     file : Path, optional
-        Where ``save`` writes to, and nowhere else.
+        The only file to which ``save`` writes.
 
     Examples
     --------
@@ -69,7 +69,7 @@ class Editor:
 
     def __init__(self, draft: Draft | None = None, costs: str = "", file: Path | None = None) -> None:
         self.draft = draft or Draft.of(build("1f1b", 4, 8))
-        # Tuples: what a message changes is assigned, and so can be taken back.
+        # Tuples: a message changes state only by assignment, so a change can be undone.
         self.past: tuple[Draft, ...] = ()
         self.future: tuple[Draft, ...] = ()
         self.costs_text, self.costs = costs, read_costs(costs)
@@ -83,7 +83,7 @@ class Editor:
     # -- messages and answers --------------------------------------------------------------------------------------
 
     def ask(self, text: str) -> str:
-        """Answer a message of JSON with one."""
+        """Answer a JSON message with JSON."""
         try:
             message = json_value(parse_json(text), dict, "the message")
         except ArgumentError as error:
@@ -115,7 +115,7 @@ class Editor:
         known = signature(do).parameters
         if not {name for name, it in known.items() if it.default is it.empty} <= set(arguments) <= set(known):
             expected, given = (", ".join(names) or "nothing" for names in (known, arguments))
-            return self._refused(f"The message {verb} has {expected} beside it; this one has {given}.")
+            return self._refused(f"The message {verb} takes {expected}; this one has {given}.")
         try:
             return do(**arguments)
         except ScheduleError as error:
@@ -124,7 +124,7 @@ class Editor:
             return self._refused(str(error))
 
     def _refused(self, sentence: str) -> Answer:
-        """Return the answer to what cannot be done."""
+        """Return the answer to a refused message."""
         found = _PLACE.match(sentence)
         return {"said": sentence, "isRefused": True, "place": found and [int(found[1]), int(found[2])]}
 
@@ -153,7 +153,7 @@ class Editor:
         }
 
     def _built(self) -> str:
-        """Return what is to be said of a draft that was finished by hand: its name and, in a puzzle, how good it is."""
+        """Return the message for a draft that was finished by hand: its name and, in a puzzle, how good it is."""
         if not self.sight.is_finished:
             return ""
         names = self._named_like(self.draft)
@@ -187,7 +187,7 @@ class Editor:
         return self.do_show(f"Par is {puzzle.par.value:g} units. {puzzle.hint}")
 
     def do_shared(self, fragment: str) -> Answer:
-        """Open what the end of an address holds."""
+        """Open the draft in the fragment of an address."""
         draft, costs, limit, puzzle = unpacked(json_value(fragment, str, "the address"))
         fresh = Editor(draft, costs, self.file)
         if puzzle:
@@ -197,7 +197,7 @@ class Editor:
         if (problem := draft.problem()) is not None:
             raise ScheduleError([problem])
         fresh.draft, fresh.puzzle = draft, 0
-        fresh.do_limit(cast(Any, limit))  # which refuses what is no whole number
+        fresh.do_limit(cast(Any, limit))  # refuses anything but a whole number
         fresh.puzzle = puzzle
         vars(self).update(vars(fresh))
         return self.do_show("This is the schedule of the address.")
@@ -216,7 +216,7 @@ class Editor:
         return self.do_show(self._built() if said is None else said)
 
     def do_place(self, rank: int, action: str | None = None, kind: str | None = None) -> Answer:
-        """Place an action at the end of a row: a given one, the next of a kind, or the one that is ready."""
+        """Place an action at the end of a row: the argument, the next of a kind, or the one that is ready."""
         choices = self._choices(self._rank(rank))
         if action is not None:
             chosen = Action.parse(json_value(action, str, "the action"))
@@ -235,17 +235,17 @@ class Editor:
         return self._change(self.draft.placed(rank, chosen))
 
     def do_back(self, rank: int) -> Answer:
-        """Take the last action of a rank back."""
+        """Remove the last action of a rank."""
         return self._change(self.draft.without_last(self._rank(rank)))
 
     def do_cut(self, time: float) -> Answer:
-        """Take back whatever begins at a time or later."""
+        """Remove all actions that begin at a time or later."""
         if type(time) not in (int, float) or not -inf <= time <= inf:  # NaN, and an int may exceed a float
             raise ArgumentError("type", f"The time is {quoted(time)}; expected a number.")
         return self._change(self.draft.cut(self.sight.timeline, time))
 
     def do_empty(self) -> Answer:
-        """Take everything back."""
+        """Remove all actions."""
         return self._change(replace(self.draft, rows=((),) * len(self.draft.rows)))
 
     def do_text(self, text: str) -> Answer:
@@ -341,7 +341,7 @@ class Editor:
     # -- searching -------------------------------------------------------------------------------------------------
 
     def do_search(self, seconds: float, again: bool = False) -> Answer:
-        """Search for so many seconds, at most 1, and say how far it is; a further message continues."""
+        """Search for a number of seconds, at most 1, and report progress; a further message continues."""
         if type(seconds) not in (int, float) or not 0 < seconds <= 1:
             raise ArgumentError("value", f"seconds is {quoted(seconds)}; expected at most 1, and another message.")
         draft = self.draft
@@ -358,7 +358,7 @@ class Editor:
     def do_take(self) -> Answer:
         """Take the best schedule that the search has found."""
         if self.search is None or self.search.best is None:
-            return self._refused("Nothing has been found yet; search first.")
+            return self._refused("The search has no schedule yet; search first.")
         found = schedule_of(self.search.best.run.words, self.search.facts.workload, self.draft.name)
         draft = Draft.of(found)
         self._check_fits_puzzle(draft)
@@ -368,7 +368,7 @@ class Editor:
     # -- leaving ---------------------------------------------------------------------------------------------------
 
     def do_share(self) -> Answer:
-        """Return the end of an address that holds the draft, its costs and its limit."""
+        """Return the fragment of an address that holds the draft, its costs and its limit."""
         fragment = packed(self.draft, self.costs_text, self.limit, self.puzzle)
         return {"said": "The address of this page now holds the schedule.", "isRefused": False, "fragment": fragment}
 

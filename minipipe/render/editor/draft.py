@@ -1,7 +1,7 @@
 """A draft: a schedule that is still being written, in which actions are missing.
 
-Placed actions stand at the beginning of their row, and the rest is added after them, one microbatch after another. This
-whole schedule is verified and simulated as any other; what was added cannot change the times before it.
+Placed actions are at the beginning of their row, and the rest is added after them, one microbatch after another. This
+whole schedule is verified and simulated like any other; the added actions cannot change the times before them.
 """
 
 from __future__ import annotations
@@ -85,20 +85,21 @@ class Draft:
         Raises
         ------
         ScheduleError
-            Codes ``replicas``, ``slices``, ``updates`` and ``recompute``, for what cannot be placed by hand yet;
-            ``not-a-schedule`` for a program; ``frozen`` for frozen stages and forwards alone.
+            Codes ``replicas``, ``slices``, ``updates`` and ``recompute``, for actions that the editor does not support;
+            ``not-a-schedule`` for a program; ``frozen`` for frozen stages and forward-only schedules.
         """
         placement = table.one_rank_each("the editor")
         if not isinstance(table, Schedule):
-            raise ScheduleError.of(ScheduleCode.NOT_A_SCHEDULE, "It has SEND and RECV; the editor places none.")
+            message = "It has SEND and RECV, which the editor does not support."
+            raise ScheduleError.of(ScheduleCode.NOT_A_SCHEDULE, message)
         if table.frozen or table.is_forward_only:
-            message = f"{table.title} trains not all of its stages; the editor expects a backward of each."
+            message = f"{table.title} does not train all of its stages; the editor expects a backward of each."
             raise ScheduleError.of(ScheduleCode.FROZEN, message)
         plain = table.without_overlaps("the editor")
         return cls(table.name, placement, table.num_microbatches, plain.actions)
 
     def written(self, text: str) -> Draft:
-        """Return the draft of a text or CSV: of the same size where its actions fit into it, or else of its own.
+        """Return the draft of a text or CSV, with the size of this draft if the actions fit, otherwise with their own.
 
         Raises
         ------
@@ -120,7 +121,7 @@ class Draft:
 
     @cached_property
     def missing(self) -> tuple[Action, ...]:
-        """The actions that are not, in an order in which they can run: whole backwards, unless they are begun as I."""
+        """The missing actions, in an order in which they can run: whole backwards, unless they are begun as I."""
         stages, found = range(len(self.placement)), []
         for k in range(self.num_microbatches):
             split = [s for s in stages if not self.there.isdisjoint((Action(s, I, k), Action(s, W, k)))]
@@ -138,14 +139,14 @@ class Draft:
             rows[self.placement[action.stage]].append(action)
         return Schedule(self.name, self.placement, self.num_microbatches, tuple(map(tuple, rows)))
 
-    # -- what is wrong ---------------------------------------------------------------------------------------------
+    # -- problems --------------------------------------------------------------------------------------------------
 
     def problem(self, memory_limit: float | None = None) -> Problem | None:
-        """Return the first problem that the verifier finds among what is placed."""
+        """Return the first problem that the verifier finds among the placed actions."""
         try:
             verify(self.whole, memory_limit)
         except ScheduleError as error:
-            # The limit may be exceeded by what is missing only, which nobody has placed there.
+            # Only the missing actions may exceed the limit, and the reader did not place them.
             late = (p.code is ScheduleCode.MEMORY and p.step >= len(self.rows[p.rank]) for p in error.problems)  # type: ignore[index, operator]
             first = next((p for p, is_late in zip(error.problems, late) if not is_late), None)
             has_place = first is not None and first.code is ScheduleCode.ORDER
@@ -153,15 +154,15 @@ class Draft:
         return None
 
     def refusal(self, rank: int, action: Action, memory_limit: float | None = None) -> Problem | None:
-        """Return what is wrong with an action as the next one of a rank, or None."""
+        """Return the problem of an action as the next one of a rank, or None."""
         after = self.placed(rank, action)
         problem = after.problem(memory_limit)
-        if problem is None or problem.code is ScheduleCode.ORDER:  # maybe of another action
+        if problem is None or problem.code is ScheduleCode.ORDER:  # it may concern another action
             return after._unmet(rank, len(self.rows[rank])) or problem
         return problem
 
     def _unmet(self, rank: int, position: int) -> Problem | None:
-        """Return what an action needs that is not placed: the verifier would name a position where it was added."""
+        """Return the problem of an action whose input is not placed; the verifier would name an added position."""
         action = self.rows[rank][position]
         for needed in Dependencies(self.whole).of(action):
             if needed not in self.there:
@@ -172,12 +173,12 @@ class Draft:
     # -- changes ---------------------------------------------------------------------------------------------------
 
     def placed(self, rank: int, action: Action) -> Draft:
-        """Return the draft with an action more at the end of a row."""
+        """Return the draft with one more action at the end of a row."""
         rows = (*self.rows[:rank], (*self.rows[rank], action), *self.rows[rank + 1 :])
         return replace(self, rows=rows)
 
     def cut(self, timeline: Timeline, time: float) -> Draft:
-        """Return the draft without what begins at a time or later in the timeline of the whole."""
+        """Return the draft without the actions that begin at a time or later in the timeline of the whole."""
         ends = [sum(span.start < time for span in row[: len(own)]) for row, own in zip(timeline.spans, self.rows)]
         return replace(self, rows=tuple(row[:end] for row, end in zip(self.rows, ends)))
 
@@ -187,7 +188,7 @@ class Draft:
         Raises
         ------
         ScheduleError
-            Code ``order``, where another action needs it; ``empty`` where there is none.
+            Code ``order``, if another action needs it; ``empty``, if the rank has no action.
         """
         if not self.rows[rank]:
             raise ScheduleError.of(ScheduleCode.EMPTY, f"Rank {rank} has no action to take back.", rank)
@@ -200,7 +201,7 @@ class Draft:
                 raise ScheduleError.of(ScheduleCode.ORDER, sentence, rank, len(others))
         return replace(self, rows=rows)
 
-    # -- what is next ----------------------------------------------------------------------------------------------
+    # -- choices ---------------------------------------------------------------------------------------------------
 
     def choices(self, has_room: Sequence[bool] | None = None) -> list[list[Choice]]:
         """Return, by rank, the next F, B, I and W of each of its stages, the lowest microbatch of each first.

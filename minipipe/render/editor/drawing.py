@@ -1,4 +1,4 @@
-"""The view of a draft on the page: data of the player for what is placed, choices and figures."""
+"""The view of a draft on the page: data of the player for the placed actions, choices and figures."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Sight:
         Legal so far.
     costs : Costs
     limit : float or None
-        Of (stage, microbatch) pairs on each rank.
+        The most (stage, microbatch) pairs on each rank.
     halves : bool
-        Whether I and W are offered, or whole backwards.
+        Whether I and W are offered instead of whole backwards.
     """
 
     def __init__(self, draft: Draft, costs: Costs, limit: float | None, halves: bool) -> None:
@@ -47,7 +47,7 @@ class Sight:
 
     @property
     def panel(self) -> Panel:
-        """The whole, for drawing; memory would say once more what is held."""
+        """The timeline of the whole schedule, for drawing, without memory, which would repeat the pairs held."""
         return Panel(replace(self.timeline, memory=None, peak_memory=None))
 
     @cached_property
@@ -58,13 +58,13 @@ class Sight:
         return [[choice for choice in row if choice.action.kind is not unwanted] for row in self.draft.choices(room)]
 
     def held(self, rank: int) -> int:
-        """Return how many pairs a rank holds after what is placed."""
+        """Return how many pairs a rank holds after its placed actions."""
         placed = len(self.draft.rows[rank])
         return self.timeline.held_activations[rank][placed - 1] if placed else 0
 
     @cached_property
     def bound(self) -> Bound:
-        """The makespan below which no schedule is: within the limit or, without one, what a finished draft holds."""
+        """A lower bound on the makespan: within the limit or, without a limit, the peak of a finished draft."""
         own = max(self.timeline.peak_activations) if self.is_finished else inf
         workload = workload_of(self.draft.whole, self.costs, own if self.limit is None else self.limit)
         found = known_bound(workload, Objective.MAKESPAN)
@@ -108,7 +108,7 @@ class Sight:
         }
 
     def _pruned(self, data: dict[str, Any]) -> dict[str, Any]:
-        """Return the data without what is not placed."""
+        """Return the data without the actions that are not placed."""
         (panel,) = data["panels"]
         panel["name"], there = self.draft.name, self.draft.there
         data["duration"] = max(self.end, self.bound.value)
@@ -126,7 +126,7 @@ class Sight:
         return data
 
     def export(self, form: str) -> str:
-        """Return the content of a file: ``csv`` or ``txt`` of what is placed, or ``svg`` of a finished draft."""
+        """Return the content of a file: ``csv`` or ``txt`` of the placed actions, or ``svg`` of a finished draft."""
         if form == "svg" and self.is_finished:
             return draw_svg(self.timeline)
         if form == "svg":

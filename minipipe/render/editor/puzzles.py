@@ -1,4 +1,4 @@
-"""Puzzles: workloads whose optimum is proved, to be met by hand. The last five are those of the coursework."""
+"""Puzzles: workloads with a proved optimum, to be reached by hand. The coursework uses the last five."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from minipipe.schedules.simulation.costs import Costs
 
 
 class Puzzle(NamedTuple):
-    """One stage on each rank.
+    """A workload with one stage on each rank.
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class Puzzle(NamedTuple):
 
     @property
     def par(self) -> Bound:
-        """The shortest makespan of all, which is proved."""
+        """The shortest possible makespan, which is proved."""
         placement = tuple(range(self.num_ranks))
         workload = Costs.parse(self.costs).workload(placement, self.num_microbatches, self.memory_limit)
         return known_bound(workload, Objective.MAKESPAN)

@@ -1,4 +1,4 @@
-"""A draft as the end of an address: compressed JSON in the letters of an address."""
+"""A draft as the fragment of an address: compressed JSON in characters that addresses allow."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def packed(draft: Draft, costs: str, limit: float | None, puzzle: int) -> str:
 
 
 def unpacked(text: str) -> tuple[Draft, str, float | None, int]:
-    """Return what was packed.
+    """Return the packed draft, costs, limit and puzzle.
 
     Raises
     ------
@@ -46,7 +46,7 @@ def unpacked(text: str) -> tuple[Draft, str, float | None, int]:
     except ScheduleError:
         raise
     except (ValueError, TypeError, zlib.error):  # also text that is no JSON, and other members
-        message = "The address holds no schedule: it is cut off, or of another program."
+        message = "The address holds no schedule: it is truncated, or belongs to another program."
         raise ScheduleError.of(ScheduleCode.SYNTAX, message) from None
 
 

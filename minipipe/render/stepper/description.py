@@ -1,4 +1,4 @@
-"""Snapshots of a walk in words, as text for people or as JSON for programs."""
+"""Descriptions of the snapshots of a walk, as text for people or as JSON for programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from minipipe.schedules.simulation.timeline import format_number, format_time
 
 
 def draw_snapshot(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
-    """Return a snapshot as text: the event, a line for each rank, a line for each message; the last adds the verdict.
+    """Return a snapshot as text: the event, each rank, each message; the last snapshot adds the diagnosis.
 
     Examples
     --------
@@ -104,7 +104,7 @@ def describe_state(walkthrough: Walkthrough, snapshot: Snapshot, rank: int) -> l
 
 
 def _describe_last_sum(walkthrough: Walkthrough, time: float, rank: int) -> Iterator[str]:
-    """Yield the last sum of gradients of a rank that is done otherwise, if it has not ended."""
+    """Yield the last gradient all-reduce of a rank that is otherwise done, if it has not ended."""
     sums = [found for found in walkthrough.timeline.sums if rank in found.ranks and found.end > time]
     if sums:
         last = max(sums, key=attrgetter("end"))
@@ -163,7 +163,7 @@ def describe_transit(walkthrough: Walkthrough, snapshot: Snapshot, message: Mess
 
 
 def describe_verdict(walkthrough: Walkthrough) -> list[str]:
-    """Return the verdict: the figures of a legal schedule, or the first problem, the cycle and the stuck ranks.
+    """Return the diagnosis: the figures of a legal schedule, or the first problem, the cycle and the stuck ranks.
 
     Examples
     --------
@@ -286,7 +286,7 @@ def write_snapshots(walkthrough: Walkthrough, numbers: Iterable[int], as_json: b
 
 
 def snapshot_as_data(walkthrough: Walkthrough, snapshot: Snapshot) -> dict[str, Any]:
-    """Return a snapshot as data for JSON; the last one has the verdict."""
+    """Return a snapshot as data for JSON; the last one has the diagnosis."""
     event = snapshot.event
     data: dict[str, Any] = {
         "step": snapshot.number,

@@ -38,7 +38,7 @@ _MOST_COLUMNS = 12
 
 
 class Grid:
-    """Draws the part of the grid around a snapshot: past actions are filled, future ones are labels alone.
+    """Draws the part of the timeline around a snapshot: past actions are filled, future ones are labels alone.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ class Grid:
             left = max(0, begin - first)
             cells[left : left + len(visible)] = visible
         state = snapshot.ranks[rank]
-        if state.action is not None and state.until is None:  # it waits for ever
+        if state.action is not None and state.until is None:  # it waits forever
             sign = [(letter, ALARM) for letter in f"{state.action}!"]
             cells[cursor - first : cursor - first + len(sign)] = sign
         return cells[: self.room]
@@ -164,7 +164,7 @@ class Frame:
             In columns and lines, at least ``LEAST_SIZE``. If not everything fits, the ranks far from the focus are left
             out first.
         focus : int, optional
-            The rank that stays visible if not all fit; by default that of the action that has just begun.
+            The rank that stays visible if not all fit; by default the rank of the action that has just begun.
         """
         is_last = snapshot.number == len(self.walkthrough) - 1
         head = self._head(snapshot, width)

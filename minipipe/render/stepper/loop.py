@@ -31,7 +31,7 @@ _ESCAPE = "\x1b"
 
 
 class Screen:
-    """A terminal without a cursor to move or without single keys: it appends lines, and a key is a letter and Enter.
+    """A terminal without cursor movement or single keys: it appends lines, and a key is a letter followed by Enter.
 
     A context manager that sets the terminal up and restores it.
     """
@@ -48,7 +48,7 @@ class Screen:
             size = os.get_terminal_size(sys.stdout.fileno())
         except OSError:
             return 79, 24
-        # One column less than there is: terminals differ in the position of the cursor after the last one.
+        # One column less than the width: terminals differ in the position of the cursor after the last column.
         return max(1, size.columns - 1) if size.columns else 79, size.lines or 24
 
     def show(self, lines: Sequence[str]) -> None:
@@ -96,7 +96,7 @@ class KeyScreen(Screen):
         self._write("\x1b[H" + "\n".join(f"{line}\x1b[K" for line in lines) + "\x1b[J")
 
     def read_key(self) -> str:
-        """Return the next key. An escape sequence, such as that of an arrow, is one key."""
+        """Return the next key. An escape sequence, such as an arrow key sends, is one key."""
         character = self._read()
         if character != _ESCAPE:
             return _NAMES.get(character, character)
@@ -165,7 +165,7 @@ _HELP = """
 
 
 def step_with_keys(walkthrough: Walkthrough, screen: Screen, colour: bool) -> bool:
-    """Walk through a schedule by keys; at the end, restore the terminal and print the verdict.
+    """Walk through a schedule by keys; at the end, restore the terminal and print the diagnosis.
 
     Returns
     -------

@@ -95,7 +95,7 @@ class Snapshot(NamedTuple):
         The action that has just begun.
     ranks : tuple of RankState
     messages : tuple of Message
-        The messages in flight, and those that are delivered but not yet consumed.
+        The messages that are in flight, or delivered but not yet consumed.
     """
 
     number: int
@@ -128,7 +128,7 @@ def problems_of(
 
 
 def timeline_in_rounds(walked: Walk) -> Timeline:
-    """Return the timeline of a walk up to where it gets stuck, each action a round long. Its peaks are not counted."""
+    """Return the timeline of a walk until it gets stuck, with actions of one round. Its peaks are not computed."""
     table = walked.table
     actions: list[Iterator[Action]] = [iter(row) for row in table.actions]
     rows: list[list[Span]] = [[] for _ in actions]
@@ -139,7 +139,7 @@ def timeline_in_rounds(walked: Walk) -> Timeline:
 
 
 def events_of(walked: Walk, timeline: Timeline) -> tuple[Event, ...]:
-    """Return the events of a walk. SEND and RECV take no time where the timeline has no spans of them."""
+    """Return the events of a walk. SEND and RECV take no time if the timeline has no spans of them."""
     takes_time = {span.action.kind for row in timeline.spans for span in row}
     spans = [iter(row) for row in timeline.spans]
     free, position = [0.0] * timeline.num_ranks, [0] * timeline.num_ranks
@@ -187,7 +187,7 @@ class Walkthrough:
     grid : str
         The verifier's grid of the first problem.
     partners : dict of Action to Action
-        By each of two joined actions, the other. They begin at once, in two snapshots.
+        Maps each of two overlapped actions to the other. They begin together, in two snapshots.
 
     Raises
     ------
@@ -223,7 +223,7 @@ class Walkthrough:
         else:
             self.program = schedule
             self.timeline = timeline_in_rounds(walk(schedule))
-            self.costs.durations(schedule.num_stages)  # the costs must suit an illegal schedule, too
+            self.costs.durations(schedule.num_stages)  # the costs must also fit an illegal schedule
             self.costs.message_times(schedule)
         self.events = events_of(walk(self.program), self.timeline)
         self.dependencies = Dependencies(self.program)
@@ -251,7 +251,7 @@ class Walkthrough:
             held = dict(zip(computations, without_copies(order, levels)))
             found.append([])
             now = Held((), 0)
-            for action in row:  # a RECV, with which a row may begin, a copy and a sum hold what was held before
+            for action in row:  # a RECV (possibly first), a copy and a REDUCE_GRAD hold what was held before
                 found[-1].append(held.get(action, (now, now)))
                 now = found[-1][-1][1]
         return found
@@ -330,7 +330,7 @@ class Walkthrough:
         return {message.used_by: message for message in self.timeline.messages} if self.is_timed else {}
 
     def _awaited(self, rank: int, action: Action, time: float) -> tuple[int | None, Action | None]:
-        """Return the rank and the action that an action waits for; None for both once that has come."""
+        """Return the rank and the action that an action waits for; None for both once it has arrived."""
         if not self.is_timed:
             return self._missing_sum(action, time) if action.kind is REDUCE_GRAD else self._missing(action, time)
         slots = self.timeline.idle[rank]
@@ -346,16 +346,16 @@ class Walkthrough:
 
     def _missing(self, action: Action, time: float) -> tuple[int | None, Action]:
         """Return the first dependency of an action that is missing in an illegal schedule, and its rank."""
-        pair = dict.fromkeys((action, self.partners.get(action, action)))  # joined actions wait for the inputs of both
+        pair = dict.fromkeys((action, self.partners.get(action, action)))  # overlapped actions wait for both inputs
         for need in chain.from_iterable(map(self.dependencies.of, pair)):
             if need.kind in _RECEIVES and not action.kind.is_communication and self._has_begun(need, time):
                 need = self.dependencies.partner_of(need)  # the RECV is posted; the SEND is not
             if need not in self._first or self.events[self._first[need]].end > time:
                 break
-        return self.program.home_of(need), need  # where none is missing, the last one is written twice
+        return self.program.home_of(need), need  # if none is missing, the last one is written twice
 
     def _missing_sum(self, action: Action, time: float) -> tuple[int | None, Action]:
-        """Return the first replica that has not come to a sum, and its REDUCE_GRAD; without one, the action itself."""
+        """Return the first replica that has not reached an all-reduce, with its REDUCE_GRAD; or the action itself."""
         others = next(filter(None, (members for members in gradient_sums(self.program) if action in members)))
         for other in filter(None, others):
             rank = self.program.home_of(other)

@@ -1,4 +1,4 @@
-"""Stacked bars in columns beside each other: some choices by several amounts, each on an axis of its own."""
+"""Stacked bars in columns side by side: choices compared by several amounts, each with its own axis."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Bar(NamedTuple):
     parts : mapping of str to float
         By name, from the left.
     label : str
-        Behind it.
+        The text after the bar.
     mark : float, optional
-        Another amount to compare with, as a line across.
+        Another amount to compare with, drawn as a line across the bar.
 
     Examples
     --------
@@ -60,13 +60,13 @@ def draw_bars(
     Parameters
     ----------
     names : sequence of str
-        Of the choices, from above.
+        The names of the choices, from top to bottom.
     columns : mapping of str to sequence of Bar
-        By what is said above the column.
+        By the heading of the column.
     looks : mapping of str to ActionKind or IdleCause
-        By name of a part, whose colour or hatching it has.
+        By name of a part, the kind or cause whose colour or hatching it has.
     marks : str
-        What the lines across the bars are.
+        The meaning of the lines across the bars.
     title, notes, width
         As for :func:`minipipe.render.draw_svg`.
 

@@ -36,7 +36,7 @@ def draw_svg(
 ) -> str:
     """Draw schedules (F, I and W one unit each) and timelines as SVG, above each other on one axis of time.
 
-    Each begins at its own start: a predicted and a measured timeline compare by eye.
+    Each begins at its own start, so that a predicted and a measured timeline can be compared by eye.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def draw_svg(
     messages : bool
         Whether to draw an arrow for each message, from its send to its arrival.
     memory : bool
-        Whether to draw a strip under each rank: the bytes that it holds, where the timeline knows them, and otherwise
+        Whether to draw a strip under each rank: the bytes that it holds, if the timeline has them, and otherwise
         the number of (stage, microbatch) pairs. Strips of the same quantity share one scale.
     width : int
         In pixels; at least 20 times the font size. A page may scale the picture.
@@ -56,8 +56,8 @@ def draw_svg(
     legend : bool
         Whether to explain colours, hatching and lines at the lower edge.
     font_size : float
-        Of captions, in pixels. All other text, the heights of the lanes and the legend scale with it; the width does
-        not.
+        The font size of captions, in pixels. All other text, the heights of the lanes and the legend scale with it; the
+        width does not.
     animated : bool
         Whether the actions appear one after another, in a loop of 13 seconds, with the bubble and the idle time of each
         rank until then. Viewers that do not animate, and readers who prefer reduced motion, see the end.
@@ -65,21 +65,21 @@ def draw_svg(
     Returns
     -------
     str
-        An SVG document without scripts or references, for light and dark grounds. Boxes have tooltips, and labels where
-        there is room. Converters without style sheets show the light drawing.
+        An SVG document without scripts or references, for light and dark backgrounds. Boxes have tooltips, and labels
+        if these fit. Converters without style sheets show the light drawing.
 
     Raises
     ------
     ArgumentError
         Code ``type``: for anything but schedules and timelines, and for ``notes`` that are one string.
-        Code ``value``: when there is nothing to draw, units differ, or the width or the font size is out of range.
+        Code ``value``: if there is nothing to draw, units differ, or the width or the font size is out of range.
     ScheduleError
-        Code ``deadlock``, when a schedule cannot run to its end.
+        Code ``deadlock``, if a schedule cannot run to its end.
 
     Notes
     -----
     Details too small to be seen are merged, which keeps files small. Actions narrower than three pixels join their
-    neighbours, twelve or more in a run, in which the height of each kind is its share of the time: areas are still
+    neighbours, twelve or more in a run, in which the height of each kind is its fraction of the time: areas still show
     times. Idle slots narrower than three pixels are left blank, and actions of length 0 are left out.
 
     All boxes of a kind have the same form of label, in all timelines of one name. A box too narrow for it has none.
@@ -149,7 +149,7 @@ class _TimelinePage(Page):
         self.boxes |= {(ActionKind.UPDATE, 0) for lane in self.rows if lane.instants}
         thin = ((lane, each.action) for lane in self.rows for each in lane.beside)
         self.boxes |= {(action.kind, lane.panel.chunk_of(lane.rank, action.stage)) for lane, action in thin}
-        # Panels of one name compare action by action, so their labels have one form.
+        # Panels of one name are compared action by action, so their labels have one form.
         alike = {name: [lane for lane in self.rows if lane.panel.timeline.name == name] for name in self._names()}
         self.labels = {name: Labels(lanes, self.axis, self.size.box, letters) for name, lanes in alike.items()}
 
@@ -176,7 +176,7 @@ class _TimelinePage(Page):
         return [panel.timeline.name for panel in self.panels]
 
     def _margins(self) -> tuple[float, float]:
-        """Return the room for names at the left, and for peaks at the right."""
+        """Return the space for names at the left, and for peaks at the right."""
         letters, gap = self.letters, self.letters.scaled(8)
         ranks = [f"rank {max(0, panel.timeline.num_ranks - 1)}" for panel in self.panels]
         peaks = [h.peak_label(rank) for h in chain(*self.strips) for rank in range(len(h.curves))]
@@ -192,7 +192,7 @@ class _TimelinePage(Page):
         """Draw a panel from ``y`` downwards; return it and its lower edge."""
         panel, size, lanes = self.panels[index], self.size, self.lanes[index]
         name, note, head = title_of(panel.timeline), panel.timeline.note, y
-        still = "" if self.motion else figures(panel)  # running figures stand on the line of the name, if it has room
+        still = "" if self.motion else figures(panel)  # animated figures are on the line of the name, if they fit
         parts, y = self.text([("name", name), ("figures", still), ("note", note)], y)
         if self.motion and self.letters.width("name", name) > self.motion.room_beside(panel):
             head, y = y, y + self.letters.line("name")

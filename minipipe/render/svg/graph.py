@@ -1,4 +1,4 @@
-"""Nodes in columns, and arrows between them: a calculation, or who waits for whom."""
+"""Nodes in columns, and arrows between them: a calculation, or ranks that wait for each other."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def draw_graph(
     columns : sequence of sequences of str
         The names of the nodes, each once: columns from the left, each from above.
     arrows : iterable of (str, str, str)
-        Source, target, and words beside the arrow, which may be empty. Several arrows may join the same nodes. Those
-        that do not lead to a column further right pass below all nodes.
+        Source, target, and a label beside the arrow, which may be empty. Several arrows may connect the same nodes.
+        Arrows that do not lead to a column further right pass below all nodes.
     title : str, optional
 
     Returns
@@ -35,7 +35,7 @@ def draw_graph(
     Raises
     ------
     ArgumentError
-        Code ``value``, for a name that occurs twice, and for an arrow at a node that there is not.
+        Code ``value``, for a name that occurs twice, and for an arrow at a node that does not exist.
 
     Examples
     --------
@@ -98,7 +98,7 @@ class _GraphPage(Page):
         return box + self.letters.draw("node", x, y + 4, name)
 
     def _arrow(self, source: str, target: str, words: str, bow: float) -> tuple[str, float]:
-        """Return an arrow, a curve that is bent downwards by ``bow``, with its words; and its lower edge."""
+        """Return an arrow, a curve that is bent downwards by ``bow``, with its label; and its lower edge."""
         (x0, y0), (x1, y1), span = self.places[source], self.places[target], self._span(source, target)
         if span == 1:
             x0, x1 = x0 + self.halves[source], x1 - self.halves[target]

@@ -34,25 +34,25 @@ _FORMS = (
     _Form(False, True, True),
     _Form(False, False, False),
 )
-_NOT_TURNED = tuple(form for form in _FORMS if not form.is_turned)  # where some kinds have no room: none is turned
+_NOT_TURNED = tuple(form for form in _FORMS if not form.is_turned)  # if some labels do not fit otherwise
 _UPRIGHT, _WITH_KIND = _FORMS[:2], _FORMS[:4]  # a smaller size upright, and with the kind, is better than a larger one
 
 
 class Labels:
     """The labels of several lanes, of one size. Each kind of action has one form in all of them.
 
-    The form is the first of ``2F3`` (where a rank holds several stages), ``F3``, these two turned, and ``3`` that fits
+    The form is the first of ``2F3`` (if a rank holds several stages), ``F3``, these two turned, and ``3`` that fits
     into nearly all boxes of the kind, measured with the longest label of the kind. A box that is too narrow for it has
-    no label, and neither have its neighbours of the kind where most of them are too narrow: a few labels in a row would
-    look accidental. F9 and F10 are therefore labelled alike in boxes of equal width.
+    no label. If most boxes of the kind in a row are too narrow, none of them has a label, because a few labels in a row
+    would look accidental. F9 and F10 are therefore labelled alike in boxes of equal width.
 
     Parameters
     ----------
     lanes : sequence of Lane
     axis : Axis
-        That of the lanes.
+        The axis of the lanes.
     height : float
-        Of the boxes, in pixels.
+        The height of the boxes, in pixels.
     letters : Letters
 
     Attributes
@@ -87,7 +87,7 @@ class Labels:
             yield f"<g {label_paint(kind, chunk)}>{''.join(texts)}</g>"
 
     def _most_have_room(self, kind: ActionKind, spans: Sequence[Span]) -> bool:
-        """Return whether at least half of the boxes of a kind, in one row, have room for their form."""
+        """Return whether at least half of the boxes of a kind, in one row, are wide enough for their form."""
         fits = [self._fits(kind, end - start) for action, start, end in spans if action.kind is kind]
         return 2 * sum(fits) >= len(fits)
 
@@ -102,7 +102,7 @@ class Labels:
 
     def _measure(self, lanes: Sequence[Lane]) -> None:
         """Note the widths of all boxes, and the longest label of each kind in each form."""
-        # Measured with the widest letter: otherwise a narrow I would have a longer form than the F beside it.
+        # Measured with the widest letter: otherwise a narrow I would have a longer form than the F next to it.
         kinds = {span.action.kind for lane in lanes for span in lane.spans}
         widest = max(kinds, key=lambda kind: text_width(kind, 1), default=ActionKind.FORWARD)
         for lane in lanes:
@@ -113,12 +113,12 @@ class Labels:
                     self._longest[action.kind, form] = max(self._longest[action.kind, form], width)
 
     def _has_room(self, kind: ActionKind, form: _Form, size: float, width: float) -> bool:
-        """Return whether a box of this width has room for the longest label of its kind."""
+        """Return whether a box of this width is wide enough for the longest label of its kind."""
         length = size * self._longest[kind, form] + 2 * _PADDING
         return length <= self._height and _CAPITALS * size + _PADDING <= width if form.is_turned else length <= width
 
     def _share(self, kind: ActionKind, form: _Form, size: float) -> float:
-        """Return the share of the boxes of a kind that have room for a form."""
+        """Return the fraction of the boxes of a kind that are wide enough for a form."""
         widths = self._widths[kind]
         return sum(self._has_room(kind, form, size, width) for width in widths) / len(widths)
 

@@ -23,7 +23,7 @@ from minipipe.schedules.simulation.timeline import format_number, format_time
 def hatch_path(left: float, right: float, height: float, cause: IdleCause) -> str:
     """Return the hatch lines of a slot as path data, clipped to the slot; its upper edge is at 0.
 
-    One line passes through the middle, so that the narrowest slot has a line too.
+    One line passes through the middle, so that even the narrowest slot has a line.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class Strip:
     curves : tuple of list of (float, float)
         ``curves[rank]`` is a curve of steps: (time, amount held).
     noun : str
-        What the amounts count: ``"bytes"`` or ``"units"`` of memory, ``"activations"`` as the panel does, or
+        The unit of the amounts: ``"bytes"`` or ``"units"`` of memory, ``"activations"`` as the panel counts them, or
         ``"versions"`` of weights.
     """
 
@@ -100,7 +100,7 @@ class Strip:
 def strip_of(panel: Panel) -> Strip:
     """Return the bytes that the ranks hold, if the timeline knows them, and otherwise their held activations.
 
-    Where an R computes activations again, those of before it are only in part there, and units of memory tell that.
+    If an R recomputes activations, only a part of them is held before it, which units of memory show.
 
     Examples
     --------
@@ -117,7 +117,7 @@ def strip_of(panel: Panel) -> Strip:
 
 
 def versions_of(panel: Panel) -> Strip:
-    """Return the versions of weights that the ranks hold; of a rank without updates, nothing.
+    """Return the versions of weights that the ranks hold; none for a rank without updates.
 
     Examples
     --------
@@ -138,7 +138,7 @@ _ROUNDED = 8.0  # pixels: wider boxes have rounded corners
 class LaneSize(NamedTuple):
     """Heights in pixels: of boxes, of strips (0 without), of each thin lane below the boxes, to the next lane.
 
-    ``beside`` are the kinds of the thin lanes: of sums of gradients and of copies, which go on beside the actions.
+    ``beside`` are the kinds of the thin lanes: gradient all-reduces and copies, which are concurrent with the actions.
     """
 
     box: int
@@ -180,15 +180,15 @@ class Lane:
     Attributes
     ----------
     spans : list of Span
-        The computations of some length, joined ones side by side. A SEND that blocks is an idle slot.
+        The computations of nonzero length, overlapped ones side by side. A SEND that blocks is an idle slot.
     instants : list of float
-        When updates are that take no time.
+        The times of updates that take no time.
     beside : list of Beside
-        What goes on beside them.
+        The transfers that are concurrent with them.
     slots : list of Idle
         The idle times of at least ``NARROW`` pixels; narrower ones are left blank.
     runs : list of list of Span
-        The spans, each wide enough for a box alone; together those that are narrower. A run has all that ends within
+        The spans: alone if wide enough for a box, otherwise together with others. A run has all spans that end within
         ``NARROW`` pixels of its start, and continues to a whole number of rounds, as in the player.
     """
 
@@ -258,7 +258,7 @@ class Lane:
             yield f'<path {box_paint(ActionKind.UPDATE, 0)} d="{"".join(marks)}"/>'
 
     def thin(self) -> Iterator[str]:
-        """Yield sums of gradients and copies in thin lanes: they go on while the rank runs its actions."""
+        """Yield gradient all-reduces and copies in thin lanes: they continue while the rank runs its actions."""
         unit, origin = self.panel.timeline.unit, self.panel.timeline.start
         for action, start, end, whole in self.beside:
             x, y = self.x(start), self.size.top_of(self.size.beside.index(action.kind))
@@ -273,7 +273,7 @@ class Lane:
             yield f"<rect {colours} {place}><title>{words}</title></rect>"
 
     def _frames(self) -> Iterator[str]:
-        """Yield frames around two actions that run joined, where both have boxes of their own."""
+        """Yield frames around two overlapped actions if both have boxes of their own."""
         alone = (run[0] for run in self.runs if len(run) == 1)
         for first, second in pairwise(alone):
             other = self.panel.joined.get(first.action)
@@ -284,7 +284,7 @@ class Lane:
     def _bands(self, run: Sequence[Span], following: Sequence[Span] | None) -> Iterator[tuple[ActionKind, str]]:
         """Yield the kinds of a run as bands above each other, each with the area of its actions' boxes.
 
-        They end where the next actions start, if these are near.
+        They extend to the start of the next actions, if these are near.
         """
         stop = following[0].start if following and self._is_narrow(run[-1].end, following[0].start) else run[-1].end
         first, last = self.x(run[0].start), self.x(stop)
@@ -306,7 +306,7 @@ class Lane:
         after: str = "",
         whole: tuple[float, float] | None = None,
     ) -> str:
-        """Return a rectangle from one time to another, with a tooltip, perhaps of the times of a ``whole``."""
+        """Return a rectangle from one time to another, with a tooltip, possibly with the times of a ``whole``."""
         x, unit, origin = self.x(start), self.panel.timeline.unit, self.panel.timeline.start
         begun, ended = whole or (start, end)
         when = escaped(f"{format_number(begun - origin, unit)} to {format_time(ended - origin, unit)}")
@@ -327,7 +327,7 @@ class Lane:
             yield f'<g {paint("slot")}>{slots}</g><path {paint("hatch")} d="{hatch}"/>'
 
     def steps(self) -> Iterator[str]:
-        """Yield a line wherever the rank begins another training step."""
+        """Yield a line at the start of each further training step of the rank."""
         if changes := self.panel.timeline.step_changes:
             lines = "".join(f"M{number(self.x(change.begun))} -2V{self.size.box + 2}" for change in changes[self.rank])
             yield f'<path {paint("step")} d="{lines}"/>'

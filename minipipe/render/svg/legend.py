@@ -25,9 +25,10 @@ def way_of(message: Message) -> str:
 def draw_messages(panel: Panel, axis: Axis, tops: Sequence[float], height: float, head: float) -> Iterator[str]:
     """Yield an arrow for each message, between the facing edges of the sender's and the receiver's lane.
 
-    Heads are paths: svglib and MuPDF draw no markers. A vertical arrow stands half a head beside its time, before it on
-    the way down and after it on the way up: where messages take no time, both often go at one time. The activation and
-    the gradient of two joined actions may go together; then the gradient stands a head farther.
+    Heads are paths, because svglib and MuPDF draw no markers. If messages take no time, an activation and a gradient
+    are often sent at the same time. Therefore a vertical arrow is drawn half a head beside its time: before it on the
+    way down, and after it on the way up. If the activation and the gradient of two overlapped actions are sent
+    together, the gradient is drawn a head farther.
 
     Parameters
     ----------
@@ -36,7 +37,7 @@ def draw_messages(panel: Panel, axis: Axis, tops: Sequence[float], height: float
     tops : sequence of float
         By rank, the upper edge of its boxes.
     height : float
-        Of the boxes.
+        The height of the boxes.
     head : float
         The length of arrowheads, in pixels.
     """
@@ -111,7 +112,7 @@ class Legend:
     Attributes
     ----------
     width, height : int
-        Of the picture of an entry, in pixels.
+        The size of the picture of an entry, in pixels.
     """
 
     def __init__(self, letters: Letters) -> None:
@@ -119,7 +120,7 @@ class Legend:
         self.width, self.height = letters.scaled(_WIDTH), letters.scaled(_HEIGHT)
 
     def kinds(self, boxes: Iterable[tuple[ActionKind, int]], darker: str) -> Iterator[Entry]:
-        """Yield the kinds of action, each with the shades of its chunks, and what darker ones are."""
+        """Yield the kinds of action, each with the shades of its chunks, and the meaning of darker shades."""
         found = chunks_by_kind(boxes)
         for kind, chunks in found.items():
             width = self.width / len(chunks)
@@ -144,7 +145,7 @@ class Legend:
         return Entry(f'<path {paint("step")} d="M{self.width / 2} 0V{self.height}"/>', "the rank begins the next step")
 
     def joined(self) -> Entry:
-        """Return the entry of the frames around joined actions."""
+        """Return the entry of the frames around overlapped actions."""
         frame = f'<path {paint("joined")} d="M0 0H{self.width}V{self.height}H0z"/>'
         return Entry(frame, "overlapped forward and backward, each drawn in half of their time")
 

@@ -1,4 +1,4 @@
-"""Colours, text and page of an SVG: presentation attributes for a light ground, a style sheet for a dark one.
+"""Colours, text and page of an SVG: presentation attributes for a light background, a style sheet for a dark one.
 
 Converters such as CairoSVG, svglib and MuPDF ignore media queries, and some of them ignore whole style sheets. The
 attributes therefore carry the complete light drawing. The style sheet holds only media queries, and every selector in
@@ -150,7 +150,7 @@ class Letters(NamedTuple):
         return self.size * _ROLES[role].size
 
     def wrapping_size(self, role: str) -> float:
-        """Return the size to wrap the text of a role with: larger than its letters where they are bold."""
+        """Return the size with which the text of a role is wrapped: larger than its letters if they are bold."""
         return self.size_of(role) * (_BOLD if _ROLES[role].is_bold else 1.0)
 
     def width(self, role: str, words: str) -> float:

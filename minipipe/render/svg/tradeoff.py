@@ -69,22 +69,22 @@ def place_names(
     page: Box,
     lines: Sequence[Box] = (),
 ) -> list[Callout | None]:
-    """Return a place for the name of each point, or None if there is no room.
+    """Return a place for the name of each point, or None if there is no space.
 
     Parameters
     ----------
     points : sequence of (float, float)
         In pixels.
     widths : sequence of float
-        Of the names, in pixels.
+        The widths of the names, in pixels.
     height : float
-        Of a line of text.
+        The height of a line of text.
     gap : float
         From the middle of a point to its name, which is also half the width of a point.
     page : Box
-        What no name may leave.
+        The rectangle that no name may leave.
     lines : sequence of Box
-        What names cover only where there is no other room near their points.
+        Rectangles that names cover only if there is no other space near their points.
 
     Examples
     --------
@@ -153,13 +153,13 @@ def draw_tradeoff(
     Returns
     -------
     str
-        An SVG document without scripts or references, for light and dark grounds. Points have tooltips. Both axes are
-        logarithmic; a bubble of less than 0.1 % is drawn there.
+        An SVG document without scripts or references, for light and dark backgrounds. Points have tooltips. Both axes
+        are logarithmic; a bubble below 0.1 % is drawn at 0.1 %.
 
     Raises
     ------
     ArgumentError
-        Code ``type``: for ``notes`` that are one string. Code ``value``: when there is nothing to draw, or the width is
+        Code ``type``: for ``notes`` that are one string. Code ``value``: if there is nothing to draw, or the width is
         out of range.
 
     Examples
@@ -211,7 +211,7 @@ class _TradeoffPage(Page):
     # -- a panel ------------------------------------------------------------------------------------------------
 
     def _panel(self, of_batch: Tradeoff) -> Iterator[str]:
-        """Yield a panel whose upper edge is at 0: first what lies below."""
+        """Yield a panel whose upper edge is at 0, from the lowest layer to the highest."""
         yield from self._grid()
         bounds = {name: self._steps(corners) for name, corners in of_batch.bounds.items()}
         for name, steps in bounds.items():
@@ -229,7 +229,7 @@ class _TradeoffPage(Page):
         return self.x.at(choice.memory), self.y.at(choice.bubble)
 
     def _grid(self) -> Iterator[str]:
-        """Yield the lines of round amounts, with the amounts beside them, and what they are upwards."""
+        """Yield the lines of round amounts, with the amounts beside them, and the vertical label of the axis."""
         memory, bubbles = self.x.powers_of_two(), self.y.round_amounts()
         lines = [f"M{number(self.x.at(amount))} 0V{_HEIGHT}" for amount in memory]
         lines += [f"M{number(self.left)} {number(self.y.at(bubble))}H{number(self.right)}" for bubble in bubbles]
@@ -250,7 +250,7 @@ class _TradeoffPage(Page):
         return [*points, (float(self.right), y)] if points else []
 
     def _names(self, choices: Iterable[TradeoffPoint], lines: Sequence[Box]) -> Iterator[str]:
-        """Yield the names of the named schedules; those at one point have one label."""
+        """Yield the names of the named schedules; schedules at one point have one label."""
         shown = sorted(choices, key=lambda choice: (self._point(choice), choice.name))
         labels: list[tuple[tuple[float, float], str]] = []
         for point, alike in groupby(shown, self._point):

@@ -1,4 +1,4 @@
-"""Activations held by a rank while each of its actions runs, and after it.
+"""Activations held by a rank: during each of its actions, and after it.
 
 A pair (stage, microbatch) is held from the start of its F to the end of its B, or of its W if the backward is split.
 It takes ``activation`` until I, and ``weight_activation`` from I until W. While a B or I runs it may take more,
@@ -10,10 +10,10 @@ It takes ``activation`` until I, and ``weight_activation`` from I until W. While
     │                   │weight_│            │                   │
     ┴                   ┴       ┴            ┴                   ┴
 
-A stage that has no W and no B gives its activation back with I, and one that has no backward with F: it is frozen.
+A stage without W and B, which is frozen, releases its activation after I; a stage without any backward, after F.
 
-What an R computes again is that ``transient`` part; it is there from the R on. Between an O and its L a pair takes
-nothing, as if both took no time; :func:`minipipe.simulate` knows when they begin and end::
+An R recomputes the ``transient`` part, which is then held from the R on. Between an O and its L a pair takes no
+memory, as if both took no time; :func:`minipipe.simulate` knows when they begin and end::
 
     F        R      B                        F   O        L   B
     ┌────────┬transient                      ┌───┐        ┌───┐
@@ -31,7 +31,7 @@ from typing import NamedTuple, TypeVar
 from minipipe.schedules.action import Action, ActionKind, B, F, I, L, O, R, W
 from minipipe.schedules.action_table import ActionTable, check_range
 
-_LATER = {F: {B, I, W}, I: {W}, B: set(), W: set()}  # the kinds that end it where a stage has them
+_LATER = {F: {B, I, W}, I: {W}, B: set(), W: set()}  # the kinds that end it, if a stage has them
 Pair = tuple[int, int]  # (stage, microbatch)
 
 
@@ -45,7 +45,7 @@ class Footprint(NamedTuple):
     weight_activation : sequence or mapping of float
         By stage, from I until W.
     transient : sequence or mapping of float
-        By stage, beyond that while B or I runs, or from R until then.
+        By stage, the additional memory while B or I runs, or from R until then.
     """
 
     activation: Sequence[float] | Mapping[int, float]
@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 
 def endings(actions: Iterable[Action]) -> set[tuple[int, ActionKind]]:
-    """Return (stage, kind) of the actions of a rank with which the time of a pair in memory ends.
+    """Return (stage, kind) of the actions of a rank that release the memory of a pair.
 
     Examples
     --------
@@ -146,7 +146,7 @@ def held_counts(actions: Sequence[Action]) -> Iterator[Level]:
 
 
 def without_copies(actions: Iterable[Action], levels: Iterable[tuple[T, T]]) -> list[tuple[T, T]]:
-    """Return the levels of a rank's computations and messages; what an O gives back is gone after the one before it.
+    """Return the levels of a rank's computations and messages; an O counts as part of the action before it.
 
     Examples
     --------
@@ -261,7 +261,7 @@ class Lifetime(NamedTuple):
 
 
 def lifetimes(actions: Sequence[Action]) -> list[Lifetime]:
-    """Return the lifetimes of the pairs of a rank, in the order of their F; after an L begins another one.
+    """Return the lifetimes of the pairs of a rank, in the order of their F; an L begins a new lifetime.
 
     Examples
     --------

@@ -1,8 +1,9 @@
 r"""Lower bounds on the time of every schedule of a workload.
 
-Notation, of one rank. ``low`` and ``high`` are its first and its last stage, with one stage the same; n is the number
-of its stages, m that of microbatches, and L the most memory that it may hold. tF, tI and tW are the times of its
-actions, M_B and M_W the memory of a microbatch from F until I and from I until W. The proofs use the following facts.
+Notation for one rank: ``low`` and ``high`` are its first and its last stage, the same if it has one stage. n is the
+number of its stages, m the number of microbatches, and L the most memory that it may hold. tF, tI and tW are the times
+of its actions, M_B and M_W the memory of a microbatch from F until I and from I until W. The proofs use the following
+facts.
 
 (order) All microbatches are equal. So the actions of each kind on each stage may be numbered in the order of their
 starts: F_j(s) is the j-th forward on stage s. Renumbering keeps all dependencies, since j actions have j different
@@ -14,18 +15,19 @@ a microbatch. Before that I it runs only forwards, because W comes after I. All 
 (last) Its last F is F_m-1(high), and its last I is I_m-1(low), for the same reason. When that F ends, the last
 microbatch waits for I on all n stages. If then a pairs wait for I and b for W, it holds a M_B + b M_W <= L.
 
-So the own span of a rank is, with the waits that no schedule avoids::
+The span of a rank, with the waits that no schedule avoids, is therefore::
 
     F_0(low)       I_0(high)                  F_m-1(high)              I_m-1(low)
     |-- forwards --|-- F, I and W ------------|-- I and W --------------|-- W --|
     |<- a round ->|  further rounds, if k < m  |<- a round, and the W -------->|
 
-An own span starts at time 0; a makespan starts before it, by the path to the rank, and ends after it, by the path back.
-So does the own span of the rank of stage 0, where the first microbatch begins and the last one ends.
+A rank's own span starts at time 0. The makespan starts earlier, by the path to the rank, and ends later, by the path
+back. The own span of the rank of stage 0 does so as well, because the first microbatch begins there and the last one
+ends there.
 An action occupies its rank for its time and the overhead after it. The last overhead of a rank does not count.
 
-Where stages of one rank differ, each counts as the longest of them that takes the least memory. With one stage on each
-rank this changes nothing. Messages that block, a contention of ranks, and updates only make a schedule longer.
+If the stages of one rank differ, each counts with the longest time and the least memory among them. With one stage on
+each rank this changes nothing. Blocking messages, contention of ranks, and updates only make a schedule longer.
 
 References
 ----------
@@ -64,16 +66,16 @@ class Formula(StrEnum):
 
 
 class Bound(NamedTuple):
-    """A value that no schedule is below.
+    """A lower bound: no schedule has a smaller value.
 
     Attributes
     ----------
     value : float
-        In the unit of the times.
+        The bound, in the unit of the times.
     name : str
-        What proves it: a :class:`Formula`, or an exact search.
+        The proof: a :class:`Formula`, or an exact search.
     reason : str
-        Why, in a sentence.
+        The explanation, in a sentence.
     """
 
     value: float
@@ -84,7 +86,7 @@ class Bound(NamedTuple):
 def lower_bounds(workload: Workload, objective: Objective = Objective.SPAN) -> list[Bound]:
     """Return lower bounds on the objective of every schedule of a workload, the largest first.
 
-    Each is the largest of its name over the ranks. A bound on a rank's own span is one on the largest, and on the
+    Each is the largest of its name over the ranks. A bound on one rank's own span also bounds the largest span and the
     makespan.
 
     Parameters
@@ -157,7 +159,7 @@ class _Paths:
 
 
 class _Rank:
-    """One rank: the times of its actions, each with the overhead after it; its paths, and what fits its memory."""
+    """One rank: the times of its actions, each with the overhead after it; its paths and its memory limit."""
 
     def __init__(self, workload: Workload, rank: int, stages: list[int], paths: _Paths) -> None:
         self.rank, self.stages, self.workload, self.paths = rank, stages, workload, paths
@@ -183,7 +185,7 @@ class _Rank:
         return self.how_many(self.activation, self.transient[self.stages[-1]])
 
     def how_many(self, amount: float, besides: float = 0.0) -> int:
-        """Return how many times an amount fits the memory besides another one."""
+        """Return how many times an amount fits into the memory in addition to another amount."""
         room = self.limit * (1 + ROUNDING) - besides
         return int(room // amount) if amount * self.num_pairs > room else self.num_pairs
 
@@ -230,8 +232,8 @@ def _warm_up(rank: _Rank) -> float:
 
     From the start of F_0(low) until I_0(high) can start, the microbatch goes from F(low) over all later stages and back
     to I(high). Until then the rank runs forwards only (first), and holds all of them while that I runs: at most k, with
-    k M_B and what I takes besides within L. The rest of the time it waits. With one stage on each rank, equal stages
-    and messages Tc, this is the bound of the zero-bubble paper::
+    k M_B and the transient memory of I within L. The rest of the time it waits. With one stage on each rank, equal
+    stages and messages Tc, this is the bound of the zero-bubble paper::
 
         m (tF + tI + tW) + max(0, (p - 1)(tI + 2 Tc) + (p - k) tF)
     """
@@ -241,13 +243,14 @@ def _warm_up(rank: _Rank) -> float:
 def _drain(rank: _Rank) -> float:
     """Return the wait after the last F.
 
-    When the last F, F_m-1(high), ends, a pairs wait for I and b for W with a M_B + b M_W <= L (last), so the rank has
-    no more to do than the largest a (tI + tW) + b tW that fits. It is not done before the last microbatch has gone over
-    all later stages, back to I_m-1(low), and on to its W or, in a makespan, to stage 0. The difference is a wait.
+    When the last F, F_m-1(high), ends, a pairs wait for I and b for W with a M_B + b M_W <= L (last), so the remaining
+    work of the rank is at most the largest a (tI + tW) + b tW that fits. The rank is not done before the last
+    microbatch has passed all later stages, returned to I_m-1(low), and reached its W or, in a makespan, stage 0. The
+    difference is a wait.
 
-    Or count from the end of I_m-1(low). All that the rank has to do then are W, as many as its memory keeps: while that
-    I runs, it holds M_B and b M_W. It waits while the gradient travels to stage 0. With one stage on each rank and
-    equal stages this is, on the last rank::
+    Alternatively, count from the end of I_m-1(low). The remaining work of the rank is then only W, as many as its
+    memory holds: while that I runs, it holds M_B and b M_W. It waits while the gradient travels to stage 0. With one
+    stage on each rank and equal stages the bound on the last rank is::
 
         (p - 1)(tF + tI + 2 Tc) + m (tF + tI) + (m - q) tW,   q = min(m - 1, floor((L - M_B) / M_W))
     """
@@ -255,7 +258,7 @@ def _drain(rank: _Rank) -> float:
 
 
 def _left_over(rank: _Rank, after: float) -> float:
-    """Return by how much the path behind the last F is at least longer than the work that is left; it may be less."""
+    """Return how much longer than the remaining work the path after the last F is, at least; it may be negative."""
     low = rank.stages[0]
     besides = rank.workload.footprint.activation[low] + rank.transient[low]
     num_weights = 1 + min(rank.num_pairs - 1, rank.how_many(rank.weight_activation, besides))
@@ -265,12 +268,12 @@ def _left_over(rank: _Rank, after: float) -> float:
 def _between(rank: _Rank) -> float:
     """Return the waits between warm-up and drain, of a rank with one stage.
 
-    A round is the time from the start of an F_x until the end of its I_x. The first round is that of F_0, and each
-    next one begins with the first F after the last round. In a round at most k forwards start, those which are held
-    when I_x starts. So F_x has x <= i k in round i, counted from 0, and rounds i < (m - 1) // k end before the last F
-    starts: they are apart from each other and from the drain. In a round the rank runs at most k forwards; and of I and
-    W, only those of pairs that were held when F_x had run, without the W of I_x: most_pending - tW. What is left of
-    the round is a wait. The first round is that of the warm-up.
+    A round is the time from the start of an F_x until the end of its I_x. The first round starts with F_0, and each
+    next round starts with the first F after the last round. At most k forwards start in a round, because all of them
+    are held when I_x starts. So F_x has x <= i k in round i, counted from 0, and rounds i < (m - 1) // k end before the
+    last F starts: they overlap neither each other nor the drain. In a round the rank runs at most k forwards. It runs
+    I and W only for pairs that were held when F_x had run, without the W of I_x: most_pending - tW. The rest of the
+    round is a wait. The first round is the warm-up.
     """
     k = rank.num_forwards
     num_rounds = (rank.num_pairs - 1) // k - 1
@@ -285,9 +288,9 @@ def _from_stage_0(rank: _Rank) -> Bound:
     """Return a bound on the own span of the rank of stage 0, by the work of another rank.
 
     That span begins with F_0(0), before which nothing runs, and ends with W_m-1(0) or later. In between are the path to
-    this rank, its wait before the first I and those between, its work but for what is left after its last F or its
-    last I, at most as much as in the drain, and the path from there back to stage 0 and its W. Work that is left may
-    be done after that span, so the difference may be less than nothing.
+    this rank, its wait before the first I and the waits between rounds, its work except the work left after its last F
+    or its last I (at most as much as in the drain), and the path from there back to stage 0 and its W. The work that
+    is left may run after that span, so the difference may be negative.
     """
     paths, low = rank.paths, rank.stages[0]
     until, back = paths.to[low], paths.back[low] + rank.workload.backward_weight[0]
@@ -302,12 +305,12 @@ def _from_stage_0(rank: _Rank) -> Bound:
 def _round_trips(rank: _Rank) -> Iterator[Bound]:
     """Yield, for each stage, the time of one round trip after another.
 
-    When I_j(s) starts, at most k microbatches are held on stage s between F and I, with k M_B and what I takes besides
-    within L. So F_j+k(s) starts after the end of I_j(s), and the time from F_j to I_j is that of a trip over all later
-    stages and back. Starting with F_j, j = (m - 1) mod k, before which the stage runs j forwards, ceil(m / k) trips
-    follow each other up to I_m-1(s), and what follows from that. Before them is the path from stage 0, whose own span
-    begins there, and behind them the path back to it. If k M_B + M_W is above L, then F_j+k also waits for
-    W_j or for I_j+1 to end.
+    When I_j(s) starts, at most k microbatches are held on stage s between F and I, with k M_B and the transient memory
+    of I within L. So F_j+k(s) starts after the end of I_j(s), and the time from F_j to I_j is at least the time of a
+    trip over all later stages and back. Starting with F_j, j = (m - 1) mod k, before which the stage runs j forwards,
+    ceil(m / k) trips follow each other up to I_m-1(s) and the actions that depend on it. The path from stage 0, whose
+    own span begins there, comes before them, and the path back to it after them. If k M_B + M_W is above L, then F_j+k
+    also waits for W_j or for I_j+1 to end.
     """
     workload, paths = rank.workload, rank.paths
     activation, weight_activation, transient = workload.footprint
@@ -333,8 +336,9 @@ def _round_trips(rank: _Rank) -> Iterator[Bound]:
 def _memory_over_time(rank: _Rank) -> Iterator[Bound]:
     """Yield the memory held, times the time for which it is held, over the limit.
 
-    A microbatch holds M_B on stage s at least for a trip over all later stages and back, M_W at least for tW, and what
-    I takes besides for tI. The rank never holds more than L, so the sum over all pairs is at most L times its own span.
+    A microbatch holds M_B on stage s at least for a trip over all later stages and back, M_W at least for tW, and the
+    transient memory of I for tI. The rank never holds more than L, so the sum over all pairs is at most L times its own
+    span.
     """
     workload, held = rank.workload, 0.0
     for s in rank.stages:

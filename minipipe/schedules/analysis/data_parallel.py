@@ -1,7 +1,7 @@
-"""Data parallelism: copies of a schedule side by side, and where in their rows the sums of gradients stand.
+"""Data parallelism: copies of a schedule side by side, and the positions of their gradient all-reduces.
 
-rank 0   0F0 0B0 0REDUCE_GRAD0         a sum stands behind the last gradient in it, or in those of all replicas of the
-rank 1   0F1 0B1 0REDUCE_GRAD1         schedule itself, so that its ranks come to their sums in one order
+rank 0   0F0 0B0 0REDUCE_GRAD0         a REDUCE_GRAD comes after the last gradient that it sums; if the schedule itself
+rank 1   0F1 0B1 0REDUCE_GRAD1         has replicas, after the last gradient of all of them, so the order is the same
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from minipipe.schedules.transforms import check_trains, overlaps_of_copies
 
 
 def data_parallel(schedule: Schedule, num_replicas: int) -> Schedule:
-    """Return copies of a schedule side by side, each with microbatches of its own, whose gradients are summed.
+    """Return copies of a schedule side by side, each with its own microbatches, which all-reduce their gradients.
 
-    Replica d has the ranks from ``d * num_ranks`` on and the microbatches from ``d * num_microbatches`` on. Behind the
-    last gradient of each stage, or of each of its updates, stands a REDUCE_GRAD; of a stage that has replicas itself,
-    behind the last of all of them in the order of the walk, so that no two ranks come to their sums in other orders.
+    Replica d has the ranks from ``d * num_ranks`` on and the microbatches from ``d * num_microbatches`` on. A
+    REDUCE_GRAD follows the last gradient of each stage, or of each of its updates. If a stage already has replicas, it
+    follows the last gradient of all of them in the order of the walk, so that all ranks reach their all-reduces in the
+    same order.
 
     Parameters
     ----------
     schedule : Schedule
-        Any one with a backward. Where it has REDUCE_GRADs of its own, these sum over the copies as well.
+        Any schedule with a backward. If it already has REDUCE_GRADs, these sum over the copies as well.
     num_replicas : int
-        At least 1. A single one is the schedule itself, with the sums of its own replicas where it has some.
+        At least 1. With 1 the result is the schedule itself, with all-reduces if its stages have replicas.
 
     Raises
     ------
@@ -66,7 +67,7 @@ def data_parallel(schedule: Schedule, num_replicas: int) -> Schedule:
 
 
 def _with_sums(row: Sequence[Action]) -> Iterator[Action]:
-    """Yield a row with a REDUCE_GRAD behind the last gradient of each stage, or of each of its updates."""
+    """Yield a row with a REDUCE_GRAD after the last gradient of each stage, or of each of its updates."""
     own: dict[int, list[int]] = {}
     for stage, kind, k in row:
         if kind is B or kind is W:
@@ -85,10 +86,11 @@ def _with_sums(row: Sequence[Action]) -> Iterator[Action]:
 
 
 def _in_one_order(schedule: Schedule, rows: list[list[Action]]) -> list[list[Action]]:
-    """Move each sum of a schedule's own replicas behind the last gradient of its stage, whichever replica has that.
+    """Move each all-reduce of a schedule's own replicas after the last gradient of its stage on any replica.
 
-    Otherwise, where one replica has more microbatches than another, rank 0 could come to the sums of stages 1 and 0,
-    and rank 1 to those of 0 and 1, for ever. The walk has all gradients in one order, and so their sums.
+    Otherwise, if one replica has more microbatches than another, rank 0 could reach the all-reduce of stage 1 before
+    the all-reduce of stage 0, and rank 1 the other way round: a deadlock. The walk orders all gradients, and therefore
+    all all-reduces.
     """
     if not schedule.has_replicas or {REDUCE_GRAD, U} & schedule.kinds:
         return rows

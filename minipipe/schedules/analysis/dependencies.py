@@ -1,4 +1,4 @@
-"""Data dependencies: who produces what for whom, and when an action is ready.
+"""Data dependencies: which action produces a value, which one consumes it, and when an action is ready.
 
 Every analysis of a schedule's order asks here: verifier, lowering, simulator, greedy schedules, the explanation of
 waits, the stepper, measured timelines and the executor. Stages depend on their neighbours. With F(s,k) for the forward
@@ -20,13 +20,13 @@ The **ready rule** has four parts, in this order. [1] and [3] are computed below
     [3] awaits     needed from elsewhere: the consumed value is available, or the partner is reached
     [4] completes  for its dependents: the value is computed or received; a buffered SEND completes as soon as it runs
 
-A forward that runs joined with the backward behind it (``ActionTable.joined``) also needs what that needs, [1] and [3]
-of both; both complete in one round.
+A forward that is overlapped with the backward after it (``ActionTable.joined``) also needs the inputs of the backward,
+[1] and [3] of both; both complete in one round.
 
 A schedule has computations only, and a value is available once it is computed. A **program** is a lowered schedule: it
-has SEND and RECV too, and a value between two ranks travels by message. Programs are checked with the strictest rule, a
-rendezvous: a SEND blocks until its RECV. The executor does not block there, so a program without deadlock here has none
-there::
+also has SEND and RECV, and a value between two ranks travels by message. Programs are checked with the strictest rule,
+a rendezvous: a SEND blocks until its RECV. The executor does not block at a SEND, so a program without deadlock under
+this rule has none in the executor::
 
     F(s,k) [4] -> [1] SEND_F(s,k) [2] -----> [3] RECV_F(s+1,k)
                       SEND_F(s,k) [3] <----- [2] RECV_F(s+1,k) [4] -> [3] F(s+1,k)
@@ -46,7 +46,7 @@ from minipipe.schedules.action_table import ActionTable
 
 
 class Direction(StrEnum):
-    """The way of a value: activations go forward, gradients backward."""
+    """The direction of a value: activations go forward, gradients backward."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -86,7 +86,7 @@ class Value(NamedTuple):
 
     @property
     def cut(self) -> int:
-        """The index of the cut between the two stages, which is that of the lower stage."""
+        """The index of the boundary between the two stages, which is the index of the lower stage."""
         return min(self.stage, self.consumer_stage)
 
     @property

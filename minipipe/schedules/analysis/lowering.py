@@ -2,7 +2,7 @@
 
 There is one global order of all actions (``Walk.order`` in ``schedules/analysis/walk.py``): round after round, every
 rank whose next action is ready runs it, lowest rank first. Each message is put at one position of this order, right
-behind the action that produces the value. For three ranks::
+after the action that produces the value. For three ranks::
 
     global order    0F0   0SEND_F0   1RECV_F0   0F1   0SEND_F1   1RECV_F1   1F0   1SEND_F0   2RECV_F0   …
     rank 0          0F0   0SEND_F0              0F1   0SEND_F1                                          …
@@ -56,7 +56,7 @@ def lower(schedule: ActionTable) -> Program:
     Raises
     ------
     ScheduleError
-        Code ``deadlock``, when the schedule cannot run to its end; :func:`minipipe.verify` says why.
+        Code ``deadlock``, if the schedule cannot run to its end; :func:`minipipe.verify` says why.
 
     Examples
     --------
@@ -80,11 +80,11 @@ def lower(schedule: ActionTable) -> Program:
                 send, consumer, receive, destinations = message
                 row.append(_new_action((stage, send, k)))
                 rows[destinations[k]].append(_new_action((consumer, receive, k)))
-    return schedule.with_rows(Program, with_pairs(rows, schedule.joined))  # a joined pair stays together
+    return schedule.with_rows(Program, with_pairs(rows, schedule.joined))  # an overlapped pair stays together
 
 
 def _message(table: ActionTable, stage: int, kind: ActionKind) -> tuple[ActionKind, int, ActionKind, list[int]] | None:
-    """Return the message behind an action: kind of SEND, consuming stage, kind of RECV, its rank by microbatch."""
+    """Return the message after an action: kind of SEND, consuming stage, kind of RECV, its rank by microbatch."""
     value = Value.produced_by(Action(stage, kind, 0))
     if value is None or not Dependencies(table).crosses_ranks(value):
         return None

@@ -1,4 +1,4 @@
-"""Stages on several ranks: the pipelines of a table, and the sums of gradients over the replicas of a stage.
+"""Stages on several ranks: the pipelines of a table, and the gradient all-reduces over the replicas of a stage.
 
 rank 0   0F0 0B0 0REDUCE_GRAD0 | 0U0        the first of each replica meet, the second of each, and so on. A sum begins
 rank 1       0F1 0B1 0REDUCE_GRAD1 | 0U1    when all have come; a rank continues meanwhile, and only a U waits for it
@@ -12,14 +12,14 @@ from itertools import zip_longest
 from minipipe.schedules.action import REDUCE_GRAD, Action
 from minipipe.schedules.action_table import ActionTable
 
-Pipeline = tuple[int, ...]  # by stage, its rank: the way of a microbatch through a table with replicas
+Pipeline = tuple[int, ...]  # by stage, its rank: the path of a microbatch through a table with replicas
 Members = tuple[Action | None, ...]  # by replica, in the order in which gradients are added; None if it has none
 
 
 def pipelines_of(table: ActionTable) -> dict[Pipeline, list[int]]:
     """Return the pipelines of a table, in the order of their lowest microbatches, and the microbatches of each.
 
-    Without replicas there is one. Two pipelines may share ranks, as those of :func:`~minipipe.schedules.chimera` do.
+    Without replicas there is one pipeline. Two pipelines may share ranks, as in :func:`~minipipe.schedules.chimera`.
 
     Examples
     --------
@@ -34,7 +34,7 @@ def pipelines_of(table: ActionTable) -> dict[Pipeline, list[int]]:
 
 
 def gradient_sums(table: ActionTable) -> list[Members]:
-    """Return the sums of a table, stage by stage, in the order in which replicas come to them.
+    """Return the gradient all-reduces of a table, stage by stage, in the order in which replicas reach them.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The rules within a row: replicas, slices, joined actions, sums and updates, and R, O and L.
+"""The rules within a row: replicas, slices, overlapped actions, all-reduces and updates, and R, O and L.
 
 Replicas: a stage that several ranks hold, each for microbatches of its own::
 
@@ -7,22 +7,23 @@ Replicas: a stage that several ranks hold, each for microbatches of its own::
     rank 2   0F1       0B1
     rank 3       1F1 1B1
 
-A microbatch comes back on the replica on which it went, since that has its activations. At a cut all microbatches
-change ranks, or none, so that a cut has messages or has none.
+The backward of a microbatch runs on the replica of its forward, which has its activations. At a stage boundary either
+all microbatches change ranks or none does, so that a boundary always has messages or never.
 
 Slices: causal attention attends to the slices before, whose keys and values stay on the stage. So all slices of a
-sequence are on one replica. Back, each adds to the gradients of those keys and values, so the last slice goes first.
+sequence are on one replica. The backward of each slice adds to the gradients of the earlier keys and values, so the
+backwards run from the last slice to the first.
 
-Joined actions: a forward and a backward that begin at once and end at once::
+Overlapped actions: a forward and a backward that begin together and end together::
 
-    rank 0   0F0 (0F1;0B0)         0F1 joined with 0B0 waits for both of their inputs, and 1F1 waits for both: here for
-    rank 1       1F0       1F1 1B0     ever, since 0B0 needs 1B0. Without the overlap 0F1 would run first.
+    rank 0   0F0 (0F1;0B0)         0F1 overlapped with 0B0 waits for the inputs of both, and 1F1 waits for both. This
+    rank 1       1F0       1F1 1B0     is a deadlock, since 0B0 needs 1B0. Without the overlap 0F1 would run first.
 
-Sums and updates: each gradient is in one sum where its stage has replicas, and applied by one update: in all stages, or
-in none, if the optimiser steps behind the schedule.
+All-reduces and updates: if its stage has replicas, each gradient belongs to one REDUCE_GRAD. It is applied by one U in
+all stages, or in none if the optimiser steps after the schedule.
 
-R, O and L: activations that are dropped or offloaded between a forward and its backward. Of what a stage has for a
-microbatch after F, an R computes again what was dropped, and an O and L take off the device, and back, what was not::
+R, O and L: activations that are dropped or offloaded between a forward and its backward. An R recomputes the
+activations that were dropped after F. An O moves the remaining ones off the device, and an L moves them back::
 
     row        0F0   0O0         0F1         0L0   0R0   0B0    0R1   0B1       a pair of stage and microbatch has them
     0F0 left   inputs    nothing             inputs  all              in this order: F, O, L, R, B or I
@@ -41,13 +42,13 @@ from minipipe.schedules.analysis.replicas import gradient_sums
 from minipipe.schedules.analysis.updates import Taken, gradients_of, taken
 
 MOST_PROBLEMS = 1000
-"""The problems of one kind that are listed: if one action is missing, thousands often are."""
+"""The most problems of one kind that are listed: if one action is missing, thousands often are."""
 
 
 def row_problems(table: ActionTable) -> list[Problem]:
-    """Return the problems of the first rule that a table breaks, in which every action is on a rank of its stage.
+    """Return the problems of the first rule that a table breaks.
 
-    Each computation occurs once.
+    In this table every action is on a rank of its stage, and each computation occurs once.
 
     Examples
     --------
@@ -133,16 +134,16 @@ def _slices(table: ActionTable) -> Iterator[Problem]:
 
 
 def _slice_before(kind: ActionKind, k: int, num_slices: int) -> int:
-    """Return the slice of a sequence that comes right before another one; itself, where none does."""
+    """Return the slice of a sequence that comes right before another one; the slice itself, if there is none."""
     index = k % num_slices
     return k - (index > 0) if kind is F else k + (index < num_slices - 1)
 
 
-# -- joined actions ----------------------------------------------------------------------------------------------------
+# -- overlapped actions ------------------------------------------------------------------------------------------------
 
 
 def _joined_with_others(table: ActionTable) -> Iterator[Problem]:
-    """Yield the forwards that are joined with anything but a backward of another microbatch."""
+    """Yield the forwards that are overlapped with anything but a backward of another microbatch."""
     wrong = table.overlaps - table.joined.keys()
     for rank, row in enumerate(table.actions if wrong else ()):
         for position, action in enumerate(row):
@@ -158,7 +159,7 @@ def _next(row: tuple[Action, ...], forward: Action) -> str:
     return f"{row[0]}, which needs it" if needs_it else str(row[0])
 
 
-# -- sums and updates --------------------------------------------------------------------------------------------------
+# -- all-reduces and updates -------------------------------------------------------------------------------------------
 
 _VERBS = {REDUCE_GRAD: "reduces", U: "applies"}
 _EARLY = {REDUCE_GRAD: ScheduleCode.EARLY_SUM, U: ScheduleCode.EARLY_UPDATE}
@@ -183,7 +184,7 @@ def _untaken(table: ActionTable) -> Iterator[Problem]:
 def _wrongly_taken(
     table: ActionTable, rank: int, found: Taken, position_of: dict[tuple[int, int], int]
 ) -> Iterator[Problem]:
-    """Yield what is wrong with the gradients of one sum or update."""
+    """Yield the problems of the gradients of one REDUCE_GRAD or U."""
     (stage, kind, k), position, microbatches = found
     row = table.actions[rank]
     late = [other for other in microbatches if position_of[stage, other] > position]
@@ -219,7 +220,7 @@ def _unsummed(table: ActionTable) -> Iterator[Problem]:
 
 
 def _absent(table: ActionTable) -> Iterator[Problem]:
-    """Yield what some stages or replicas have and others lack."""
+    """Yield the actions that some stages or replicas have and others lack."""
     for kind in (REDUCE_GRAD, U):
         for rank, row in enumerate(table.actions) if kind in table.kinds else ():
             present = {stage for stage, other, _ in row if other is kind}
@@ -244,7 +245,7 @@ _NEEDED: dict[ActionKind, tuple[tuple[ActionKind, ...], ...]] = {
     R: ((B, I),),
     O: ((L,), (B, I)),
     L: ((O,), (B, I)),
-}  # of each group, one has to be there
+}  # at least one member of each group is required
 
 
 def _alone(table: ActionTable) -> Iterator[Problem]:
@@ -260,7 +261,7 @@ def _alone(table: ActionTable) -> Iterator[Problem]:
 
 
 def _disordered(table: ActionTable) -> Iterator[Problem]:
-    """Yield each action that comes before one that it needs."""
+    """Yield each action that comes before an action that it needs."""
     for rank, row in enumerate(table.actions):
         last = {(stage, k): -1 for stage, kind, k in row if kind in _NEEDED}  # by pair, the position of its latest
         for position, (stage, kind, k) in enumerate(row):

@@ -1,4 +1,4 @@
-"""Closed forms for time and memory from the papers, each with its conditions, and the tick grid they are read off.
+"""Closed forms for time and memory from the papers, each with its conditions, and the grid of ticks behind them.
 
 Notation: p ranks, m microbatches, v chunks on each rank, r the rank. tF, tI and tW are the times of F, I and W of one
 microbatch over all chunks of a rank, so that a chunk takes 1/v of them; tB = tI + tW. All stages take the same time,
@@ -60,14 +60,14 @@ class Case(NamedTuple):
 
 
 class ClosedForms(NamedTuple):
-    """The formulas of a schedule, where they are known.
+    """The formulas of a schedule, if they are known.
 
     Attributes
     ----------
     makespan, span_bubble : function of Case, optional
         The second is the largest idle time within a rank's own span.
-    peak : function of p, m, v and r, and of k where sequences have slices, optional
-        At the peak, the number of chunks held between F and B or I, and between I and W; of slices of chunks.
+    peak : function of p, m, v and r, and of k if sequences have slices, optional
+        At the peak, the number of chunks (or slices of chunks) held between F and B or I, and between I and W.
     period : function of Case and latency, optional
         The time per microbatch in the steady state.
     conditions : tuple of str
@@ -387,7 +387,7 @@ def peak_memory(
     weight_activation : float
         M_W: its memory from I until W.
     num_slices : int, optional
-        Of a microbatch, for ``"seq1f1b"``; 2 by default.
+        For ``"seq1f1b"``: the number of slices of a microbatch; 2 by default.
 
     Returns
     -------
@@ -528,7 +528,7 @@ def tick_grid(schedule: ActionTable) -> tuple[tuple[Action | None, ...], ...]:
     Raises
     ------
     ScheduleError
-        Code ``deadlock``, when the schedule cannot run to its end; ``overlap``, where actions run joined.
+        Code ``deadlock``, if the schedule cannot run to its end; ``overlap``, if it has overlapped actions.
 
     Examples
     --------

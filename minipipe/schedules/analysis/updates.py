@@ -1,7 +1,8 @@
-"""The rules within a row: which gradients a REDUCE_GRAD sums and a U applies, and what that makes a rank hold.
+"""The rules within a row: which gradients a REDUCE_GRAD sums and a U applies, and which copies a rank then holds.
 
-Only positions matter. Both take the gradients of all microbatches of their row up to their own that no earlier one of
-their kind took. A version of the weights is the number of U before it, so that nothing written can contradict it::
+Only positions matter. A REDUCE_GRAD or U takes the gradients of all microbatches of its row up to its own that no
+earlier action of its kind took. A version of the weights is the number of U before it; it is not written in the rows,
+so it cannot contradict them::
 
     row        1F0   1F1   1B0   1U0   1F2   1B1   1U1   1B2   1U2        1F2 runs with version 1, and 1U2 makes
     version     0     0           1     1           2           3         version 3 of version 2: its staleness is 1
@@ -122,7 +123,7 @@ def _counted_updates(table: ActionTable, until: ActionKind, since: ActionKind | 
 
 
 class Copies(NamedTuple):
-    """How many versions of its weights, and how many sums of gradients, a rank holds for one stage."""
+    """How many versions of its weights, and how many gradient accumulators, a rank holds for one stage."""
 
     stage: int
     versions: int
@@ -130,10 +131,10 @@ class Copies(NamedTuple):
 
 
 def copies_held(row: Sequence[Action]) -> Iterator[tuple[Copies, Copies]]:
-    """Yield, for each action of a row, what its rank holds for the stage of that action, while it runs and after it.
+    """Yield, for each action of a row, the copies held for the stage of that action, while it runs and after it.
 
-    A version is held while it is the newest, and from each F that runs with it until the microbatch is released; a sum
-    of gradients, from the first gradient in it until its U.
+    A version is held while it is the newest, and from each F that runs with it until the microbatch is released. A
+    gradient accumulator is held from its first gradient until its U.
 
     Examples
     --------
@@ -161,7 +162,7 @@ def copies_held(row: Sequence[Action]) -> Iterator[tuple[Copies, Copies]]:
         if (stage, kind) in ends and (stage, k) in version_of:
             version = version_of.pop((stage, k))
             in_use[stage][version] -= 1
-            in_use[stage] += Counter()  # without those of no microbatch
+            in_use[stage] += Counter()  # drops versions that no microbatch uses
         if kind is U:
             sums[stage].discard(Action(stage, kind, k))
         yield during, held(stage)
@@ -172,9 +173,9 @@ def rank_levels(
 ) -> list[list[Level]]:
     """Return, by rank, the memory held while each of its actions runs and after it: activations, and copies.
 
-    Copies are the versions of a stage's weights beyond one, and its sums of gradients beyond one: a synchronous
-    schedule has none. Each takes the memory of the weights. ``keys_values`` is, by stage, the memory of those of one
-    slice of a sequence.
+    Copies are the versions of a stage's weights beyond one, and its gradient accumulators beyond one: a synchronous
+    schedule has none. Each takes the memory of the weights. ``keys_values`` is, by stage, the memory of the keys and
+    values of one slice of a sequence.
 
     Examples
     --------
@@ -205,9 +206,9 @@ def _with_copies(row: Sequence[Action], levels: Iterable[Level], weights: Sequen
 def _with_keys_values(
     row: Sequence[Action], levels: Iterable[Level], amounts: Sequence[float], num_slices: int
 ) -> Iterator[Level]:
-    """Yield the memory held while each action of a row runs and after it, with what slices keep for each other.
+    """Yield the memory held while each action of a row runs and after it, with the keys and values of slices.
 
-    On a stage without a backward, keys and values stay until the last slice of the sequence went forward::
+    On a stage without a backward, keys and values stay until the forward of the last slice of the sequence::
 
         row          1F0.0  1F0.1  1F0.2  1B0.2  1B0.1  1B0.0
         keys and values  0     0-1    0-2    0-2    0-1      0     part of a slice's activation, from its F until its B
@@ -235,7 +236,7 @@ def _with_keys_values(
     for (stage, kind, k), (during, after) in zip(row, levels):
         place, index = (stage, k // num_slices), k % num_slices
         before = now = later = kept.get(place, 0)
-        if kind is B or kind is I:  # gradients of all before it, and its own from those behind it
+        if kind is B or kind is I:  # the gradients of all earlier slices, and its own from later slices
             now, later = (amounts[stage] * n for n in (min(index + 1, num_slices - 1), index))
         elif kind is F and stage not in go_back:
             later = amounts[stage] * (index + 1) if index < num_slices - 1 else 0

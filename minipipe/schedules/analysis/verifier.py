@@ -9,7 +9,7 @@ A schedule is legal if
 3. each rank runs one action at a time, in the given order;
 4. the orders of all ranks together have no cycle, even if every send blocks until it is received.
 
-Where it has them, replicas, slices, joined actions, sums and updates obey rules of their own, in `rules.py`.
+Replicas, slices, overlapped actions, all-reduces and updates obey further rules, in `rules.py`.
 
 For a schedule without SEND and RECV, rule 4 means that its computations have no cycle. The messages that
 :func:`minipipe.schedules.lower` adds then cause no deadlock: it places each SEND together with its RECV in one global
@@ -67,11 +67,11 @@ def verify(
         By stage, the memory of one microbatch, in the unit of the limits: ``costs.memory(num_stages)`` of a
         :class:`minipipe.Costs`.
     weights : sequence of float, optional
-        By stage, the memory of its weights, ``costs.weight_memory(num_stages)``: that of each further version of them,
-        and of each sum of gradients that waits for its U while another one grows. By default none.
+        By stage, the memory of its weights, ``costs.weight_memory(num_stages)``. Each further version of the weights,
+        and each further gradient accumulator that waits for its U, takes as much. The default is no memory.
     keys_values : sequence of float, optional
-        By stage, the memory of the keys and values of one slice of a sequence, whose gradients later slices add to. By
-        default none.
+        By stage, the memory of the keys and values of one slice of a sequence, whose gradients later slices add to.
+        The default is no memory.
     max_versions : int, optional
         The most versions of its weights that a stage may hold at once; at least 1. Synchronous schedules hold one.
     max_staleness : int, optional
@@ -83,12 +83,12 @@ def verify(
         ``.problems`` lists every :class:`~minipipe.errors.Problem` with its code, message, rank and step, the cause
         first, without mere consequences. The codes, in the order of the checks: ``out-of-range``, ``wrong-rank``;
         ``duplicate``, ``tag-collision`` (a repeated SEND or RECV), ``missing``, ``mixed-backward``, ``frozen``,
-        ``no-partner``; ``other-replica``, ``mixed-cut`` (where stages have replicas); ``slice-order`` (slices of a
-        sequence out of order); ``overlap`` (a forward joined with anything but a backward of another microbatch);
-        ``early-sum`` (a REDUCE_GRAD before a gradient), ``early-update``, ``skipped`` (a gradient that no sum or update
-        takes), ``no-sum``; ``unpaired`` (an O without its L); ``order``, ``deadlock``, ``overlap-deadlock`` (one that
-        only joined actions cause), ``rendezvous-deadlock`` (one that buffered sends would avoid); ``memory``,
-        ``versions``, ``staleness``. Code ``parameters``, if a limit or the memory is none.
+        ``no-partner``; ``other-replica``, ``mixed-cut`` (only if stages have replicas); ``slice-order`` (slices of a
+        sequence out of order); ``overlap`` (a forward overlapped with anything but a backward of another microbatch);
+        ``early-sum`` (a REDUCE_GRAD before a gradient), ``early-update``, ``skipped`` (a gradient that no REDUCE_GRAD
+        or U takes), ``no-sum``; ``unpaired`` (an O without its L); ``order``, ``deadlock``, ``overlap-deadlock`` (a
+        deadlock that only overlapped actions cause), ``rendezvous-deadlock`` (a deadlock that buffered sends would
+        avoid); ``memory``, ``versions``, ``staleness``. Code ``parameters``, if a limit or the memory is not valid.
 
     Examples
     --------
@@ -187,13 +187,13 @@ def _missing(schedule: ActionTable, counts: Counter[Action]) -> Iterator[Problem
 
 
 def _expected_kinds(schedule: ActionTable, counts: Counter[Action], stage: int, k: int) -> list[ActionKind]:
-    """Return the expected kinds of a (stage, microbatch): of the complete sets, the one that was begun."""
+    """Return the expected kinds of a (stage, microbatch): the complete set of which some kinds are present."""
     is_split = (counts[Action(stage, I, k)] or counts[Action(stage, W, k)]) and not counts[Action(stage, B, k)]
     return _complete_sets(schedule, stage)[-1 if is_split else 0]
 
 
 def _complete_sets(schedule: ActionTable, stage: int) -> list[list[ActionKind]]:
-    """Return what each microbatch may have on a stage: F and B, or F, I and W; F and I if frozen; and its messages."""
+    """Return the kinds each microbatch may have on a stage: F, B or F, I, W; F, I if frozen; and its messages."""
     backwards = [[B], [I, W]]
     if stage in schedule.frozen:
         backwards = [[I]]

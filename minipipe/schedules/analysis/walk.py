@@ -38,7 +38,7 @@ class Walk(NamedTuple):
     ----------
     table : Schedule or Program
     rounds : list of list of int
-        The ranks that run their next action in each round, ascending; twice, if they run a joined pair.
+        The ranks that run their next action in each round, ascending; twice, if they run an overlapped pair.
     blocked : list of Blocked
     """
 
@@ -57,9 +57,10 @@ class Walk(NamedTuple):
 def walk(table: ActionTable, sends_are_buffered: bool = False) -> Walk:
     """Walk in topological order: in each round, every rank whose next action is ready runs it, lowest rank first.
 
-    Ready means ready given the rounds before; a joined pair (``overlaps`` of the table) needs the inputs of both.
+    An action is ready if the earlier rounds made its inputs available; an overlapped pair (``overlaps`` of the table)
+    needs the inputs of both.
     Local; no messages. Time is linear in the number of actions: each rank runs as far as it can, and a blocked rank is
-    looked at again only when it is woken. A table keeps its walks. A buffered SEND completes at once instead of meeting
+    checked again only when it is woken. A table caches its walks. A buffered SEND completes at once instead of meeting
     its RECV.
 
     Raises
@@ -82,7 +83,7 @@ def complete_walk(table: ActionTable, sends_are_buffered: bool = False) -> Walk:
     Raises
     ------
     ScheduleError
-        Code ``deadlock``, when it cannot end; :func:`minipipe.verify` says why.
+        Code ``deadlock``, if it cannot end; :func:`minipipe.verify` says why.
     """
     found = walk(table, sends_are_buffered)
     if found.blocked:
@@ -131,7 +132,7 @@ class NumberedRules:
 class _Walker:
     """Runs each rank as far as it can. The round of an action is one more than the latest round it depends on.
 
-    Rounds are counted from 1, so that 0 means: has not happened. The tags [1] to [4] are as in `dependencies.py`.
+    Rounds are counted from 1, so that 0 means "has not happened". The tags [1] to [4] are as in `dependencies.py`.
     """
 
     def __init__(self, dependencies: Dependencies) -> None:
@@ -145,10 +146,10 @@ class _Walker:
             self.sums.update(dict.fromkeys((action[::2] for action in members if action), (event, set(members))))
         self.position = [0] * self.table.num_ranks
         self.now = [0] * self.table.num_ranks
-        self.latest: dict[int, int] = {}  # by sum, the round in which the last one came so far
+        self.latest: dict[int, int] = {}  # by all-reduce, the round of the latest arrival so far
         self.waiting: dict[int, list[int]] = {}  # by event, the ranks blocked on it
         self.rounds: list[list[int]] = []
-        # By joined forward, the backward that runs with it, and the events that this needs.
+        # By overlapped forward, the backward that runs with it, and the events that the backward needs.
         self.joined = {a: (b, self.needs(b)) for a, b in self.table.joined.items()}
         self.has_pairs = bool(self.joined)
 
@@ -184,7 +185,7 @@ class _Walker:
                 if not before:
                     waiting.setdefault(own + k, []).append(rank)
                     break
-                if before > now:  # in an illegal schedule, where it is on another rank
+                if before > now:  # only in an illegal schedule, if it is on another rank
                     now = before
             if announces >= 0:  # [2]
                 happened[announces + k] = now or 1  # 0 means: not yet
@@ -200,7 +201,7 @@ class _Walker:
                     now = before
             now += 1
             position += 1
-            while now > len(rounds):  # once, except where sums begin an illegal schedule
+            while now > len(rounds):  # once, unless an illegal schedule begins with all-reduces
                 rounds.append([])
             rounds[now - 1].append(rank)
             if completes >= 0 and not happened[completes + k]:  # [4]
@@ -211,9 +212,9 @@ class _Walker:
         return woken
 
     def round_before(self, rank: int, position: int, now: int) -> int:
-        """Return the round before the next action of a rank, now or later; ``~now`` where it is blocked.
+        """Return the round before the next action of a rank, now or later; ``~now`` if it is blocked.
 
-        Both actions of a joined pair run in one round, once both are ready.
+        Both actions of an overlapped pair run in one round, once both are ready.
         """
         row = self.table.actions[rank]
         if position and self.joined.get(row[position - 1], (None,))[0] == row[position]:
@@ -226,7 +227,7 @@ class _Walker:
         return now
 
     def meet(self, action: Action, woken: list[int]) -> int:
-        """Come to a sum, which all replicas have to reach; return its event."""
+        """Enter a gradient all-reduce, which all replicas have to reach; return its event."""
         event, missing = self.sums[action[::2]]
         if action in missing:
             reached = self.rules.of[action.kind][action.stage][1] + action.microbatch
@@ -244,7 +245,7 @@ class _Walker:
             others = sorted(filter(None, self.sums[action[::2]][1]))
             return Blocked(rank, position, action, others[0] if others else action)
         is_ready = all(self.happened[event] for event in self.needs(action))
-        needy = self.joined[action][0] if is_ready else action  # a joined forward waits for its backward's needs, too
+        needy = self.joined[action][0] if is_ready else action  # also what its backward waits for
         event = self.rules.of[needy.kind][needy.stage][0]
         is_own = event >= 0 and not self.happened[event + needy.microbatch]
         awaited = self.dependencies.own(needy) if is_own else self.dependencies.awaited(needy)

@@ -85,7 +85,7 @@ class Workload(NamedTuple):
         )
 
     def least_memory(self, rank: int) -> float:
-        """Return the memory without which a rank cannot finish one microbatch, alone: all its F, then each I and W.
+        """Return the least memory with which a rank can finish one microbatch: all its F, then each I and W.
 
         Examples
         --------
@@ -158,7 +158,7 @@ def _is_real(value: object) -> bool:
 
 
 def amount_per_rank(given: float | Sequence[float], num_ranks: int) -> tuple[float, ...]:
-    """Return a limit of memory for each rank: one amount for all alike, or those given.
+    """Return a memory limit for each rank: the one amount for all, or the amount of each.
 
     Examples
     --------

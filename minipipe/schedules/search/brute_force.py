@@ -1,20 +1,20 @@
-"""Branch and bound in plain Python: all orders of a small workload, but for those that cannot be the best.
+"""Branch and bound in plain Python: all orders of a small workload, except orders that cannot be the best.
 
-It needs no package, and checks the solver of ``exact.py``, with which it shares neither model nor bound. The actions
-are placed one by one; what is placed has its time, as early as its order allows, as in the simulator::
+It needs no package, and checks the solver of ``exact.py``, with which it shares neither model nor bound. Actions are
+placed one by one. Each placed action starts as early as its order allows, as in the simulator::
 
     next rank: the one whose ready action can start first
       |-- its next action is this ready one        (a branch for each)
       `-- its next action is none of the ready ones: they are refused until it has done another one
 
-So each order of each rank comes up once. A branch is left where
+So each order of each rank comes up once. A branch is abandoned if
 
-    [1] bound      the rest takes so long, even if every rank may do what it has in the best order for itself, that no
-                   better schedule comes of it;
-    [2] gap        another ready I or W, or F where memory has no limit, would be over before the action that is to be
-                   next can start: in the gap before that one it delays nothing, and memory is given back sooner;
-    [3] dominance  the same actions are done and refused elsewhere, where every rank is free and every value is there no
-                   later.
+    [1] bound      the remaining actions take too long for a better schedule, even if every rank runs its own in the
+                   order that suits it best;
+    [2] gap        another ready I or W (or F, if memory has no limit) would end before the chosen next action can
+                   start: run in the gap before that action, it delays nothing and frees memory sooner;
+    [3] dominance  another branch has done and refused the same actions, and there every rank is free, and every value
+                   available, no later.
 
 The stages take their microbatches in ascending order; see
 :func:`minipipe.schedules.search.list_scheduling.in_microbatch_order`.
@@ -48,10 +48,10 @@ NAME = "branch and bound"
 def solve_by_branch_and_bound(workload: Workload, objective: Objective, seconds: float = inf) -> Certificate:
     """Return the best schedule of a small workload, such as 4 ranks and 6 microbatches.
 
-    A span only where the first stages are on as many ranks as there are, as in straight and V placements: the first F
-    of all ranks then have the same times in all schedules. Elsewhere a rank may gain by beginning late, and which order
-    makes it do so depends on more than what is placed. Stopped before the end, it has proved no more than its first
-    bound. The value is the simulated one.
+    It minimises a span only if the first p stages are on the p different ranks, as in straight and V placements: the
+    first F of all ranks then have the same times in all schedules. With other placements a rank may gain by beginning
+    late, and the order that makes it do so depends on more than the placed actions. If the search is stopped early, it
+    has proved no more than its first bound. The value is the simulated one.
 
     Raises
     ------
@@ -90,7 +90,7 @@ def solve_by_branch_and_bound(workload: Workload, objective: Objective, seconds:
 
 
 class _Search(PartialSchedule):
-    """The actions placed so far, and the best schedule found."""
+    """The actions placed so far, and the best schedule so far."""
 
     def __init__(self, workload: Workload, objective: Objective, deadline: float) -> None:
         super().__init__(Facts(workload))
@@ -98,7 +98,7 @@ class _Search(PartialSchedule):
         self.best, self.is_late = inf, False
         self.best_words: list[Word] | None = None
         stages = range(workload.num_stages)
-        # Each after the one whose value it needs.
+        # Each action comes after the producer of its input.
         self.cells = [*((F, s) for s in stages), *((kind, s) for s in reversed(stages) for kind in (I, W))]
         self.shortest = min(self.facts.times[cell] for cell in self.cells)
         self.source = {user: (cell, in_flight) for cell, (user, in_flight) in self.facts.consumer.items()}
@@ -109,20 +109,20 @@ class _Search(PartialSchedule):
     # -- branches -----------------------------------------------------------------------------------------------------
 
     def explore(self) -> None:
-        """Look at all schedules that go on from what is placed."""
+        """Visit all schedules that continue the placed actions."""
         self.is_late = self.is_late or perf_counter() > self.deadline
         bound = self.bound()
         if self.is_late or bound >= self.best * (1 - ROUNDING):  # [1]
             return
         if all(self.done[cell] == self.workload.num_microbatches for cell in self.cells):
-            self.best, self.best_words = bound, [word[:] for word in self.words]  # nothing is left: that is the value
+            self.best, self.best_words = bound, [word[:] for word in self.words]  # complete: the bound is the value
             return
         if self._is_dominated():
             return
         options = [self._options(rank) for rank in range(len(self.words))]
         soonest = [min((start for start, _, _ in choices), default=inf) for choices in options]
         rank = min(range(len(soonest)), key=soonest.__getitem__)
-        if isinf(soonest[rank]):  # all wait for what was refused
+        if isinf(soonest[rank]):  # all wait for a refused action
             return
         harmless = ((end, cell) for _, end, cell in options[rank] if self._gives_back(rank, cell))
         over, soonest_over = min(harmless, default=(inf, None))
@@ -146,11 +146,11 @@ class _Search(PartialSchedule):
         return found
 
     def _gives_back(self, rank: int, cell: Cell) -> bool:
-        """Tell whether an action may come sooner for all that memory says."""
+        """Tell whether memory permits running an action sooner."""
         return isinf(self.workload.memory_limit[rank]) or (cell[0] is not F and self.facts.change[cell] <= 0)
 
     def _branch(self, rank: int, cell: Cell, start: float) -> None:
-        """Place an action, go on from there, and take it back."""
+        """Place an action, visit the continuations, and undo the placement."""
         by_rank: list[list[Any]] = [self.held, self.begins, self.ends, self.free, self.refused]
         before = [state[rank] for state in by_rank]
         self.add(cell, start)
@@ -163,10 +163,10 @@ class _Search(PartialSchedule):
         for state, value in zip(by_rank, before):
             state[rank] = value
 
-    # -- what cannot be the best --------------------------------------------------------------------------------------
+    # -- bound and dominance ------------------------------------------------------------------------------------------
 
     def bound(self) -> float:
-        """Return a time below which the objective cannot be: of a complete schedule its value."""
+        """Return a lower bound on the objective, or its value if the schedule is complete."""
         heads = self._heads()
         longest = 0.0
         for rank, own in enumerate(self.facts.own):
@@ -181,7 +181,7 @@ class _Search(PartialSchedule):
         return longest
 
     def _heads(self) -> dict[Cell, list[float]]:
-        """Return by cell the times before which its actions that are left cannot start."""
+        """Return, by cell, the times before which its remaining actions cannot start."""
         heads: dict[Cell, list[float]] = {}
         for cell in self.cells:
             soonest, values = self.free[self.facts.rank_of[cell[1]]], self._values_there(cell)
@@ -195,12 +195,12 @@ class _Search(PartialSchedule):
         return heads
 
     def _values_there(self, cell: Cell) -> list[float]:
-        """Return the times of the values that a cell has not consumed yet; those of a W are on its rank."""
+        """Return the times of the values that a cell has not consumed yet; a W gets its values from its own rank."""
         kind, stage = cell
         return [0.0] * (self.done[I, stage] - self.done[cell]) if kind is W else self.arrivals[cell][self.done[cell] :]
 
     def _is_dominated(self) -> bool:  # [3]
-        """Tell whether the same actions were placed and refused before, and all ranks and values there no later."""
+        """Tell whether another branch placed and refused the same actions, with all ranks and values no later."""
         state = list(self.free)
         for stage, rank in enumerate(self.facts.rank_of):
             for kind in (F, I):

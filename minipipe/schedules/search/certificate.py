@@ -1,4 +1,4 @@
-"""A certificate: a schedule, the question that it answers, and how good it can be at most.
+"""A certificate: a schedule, the workload that it solves, and a lower bound on the objective.
 
 As a file it is JSON, with the workload and the schedule in full, so that anybody can check it; see
 :func:`minipipe.schedules.simulation.evaluation.check_claim`. Infinite limits of memory are written as null.
@@ -29,22 +29,22 @@ _BY_STAGE |= {name: name for name in ("activation", "weight_activation")} | {"tr
 
 
 class Certificate(NamedTuple):
-    """A schedule found for a workload, with a bound below which no schedule can be.
+    """A schedule found for a workload, with a lower bound for all schedules.
 
     Attributes
     ----------
     schedule : Schedule
     workload : Workload
     objective : Objective
-        What ``value`` and ``bound`` count.
+        The quantity that ``value`` and ``bound`` measure.
     value : float
-        Of the schedule, in the unit of the times.
+        The value of the schedule, in the unit of the times.
     bound : float
-        No schedule of the workload has less.
+        A lower bound on the value of every schedule of the workload.
     bound_by : str
-        What is said to prove the bound: a :class:`~minipipe.schedules.analysis.bounds.Formula`, or an exact search.
+        The claimed proof of the bound: a :class:`~minipipe.schedules.analysis.bounds.Formula`, or an exact search.
     found_by : str
-        What found the schedule.
+        The method that found the schedule.
     seconds : float
         The time that the search took.
 
@@ -103,13 +103,13 @@ class Certificate(NamedTuple):
 
     @classmethod
     def from_json(cls, text: str) -> Certificate:
-        """Return the certificate of a file, without checking what it says.
+        """Return the certificate of a file, without checking its claims.
 
         Raises
         ------
         ScheduleError
-            Code ``syntax``, if the text is no certificate; ``certificate``, if it is not what was written; the
-            codes of :class:`~minipipe.Schedule` and of :meth:`minipipe.Costs.workload`.
+            Code ``syntax``, if the text is not a certificate; ``certificate``, if it was changed after it was written;
+            the codes of :class:`~minipipe.Schedule` and of :meth:`minipipe.Costs.workload`.
         """
         certificate, is_unchanged = read_certificate(text)
         if not is_unchanged:
@@ -118,7 +118,7 @@ class Certificate(NamedTuple):
 
 
 def gap(value: float, bound: float) -> float:
-    """Return how far a value is above a lower bound, relative to it; up to rounding, nothing.
+    """Return how far a value is above a lower bound, relative to the bound; 0 up to rounding.
 
     Examples
     --------
@@ -130,7 +130,7 @@ def gap(value: float, bound: float) -> float:
 
 
 def read_certificate(text: str) -> tuple[Certificate, bool]:
-    """Return a certificate, and whether its digest is that of its content.
+    """Return a certificate, and whether its digest matches its content.
 
     Errors are as in :meth:`Certificate.from_json`, without ``certificate``.
 
@@ -157,7 +157,7 @@ def read_certificate(text: str) -> tuple[Certificate, bool]:
 
 
 def changed() -> ScheduleError:
-    """Return the error for a certificate that is not what was written."""
+    """Return the error for a certificate that was changed after it was written."""
     return ScheduleError.of(
         ScheduleCode.CERTIFICATE,
         "The certificate was changed after it was written: the SHA-256 of its content differs.",

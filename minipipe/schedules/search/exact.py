@@ -1,4 +1,4 @@
-"""Exact search: the best schedule of a workload, with the proof that there is no better one, by CP-SAT of OR-tools.
+"""Exact search with CP-SAT of OR-tools: the best schedule of a workload, with a proof that none is better.
 
 F, I and W of every microbatch and stage are intervals with a variable start. The tags are repeated at the code:
 
@@ -7,26 +7,26 @@ F, I and W of every microbatch and stage are intervals with a variable start. Th
     [2] values    F(s,k) ends, and its message arrives, before F(s + 1,k) starts; I(s + 1,k) likewise before I(s,k);
                   F(s,k) before I(s,k), and I(s,k) before W(s,k).
     [3] ranks     A rank computes one action at a time, with the overhead between two.
-    [4] memory    Of each pair (stage, microbatch) as in ``analysis/activations.py``, from the start of F to the end of
-                  W: the activation M_B until I ends, M_W after it, and while I runs M_B and the transient, or M_W if
-                  that is more. Where all is whole units, one stage on the rank and L of them, F(s, k + L) starts
-                  after W(s,k) has ended. F allocates memory at its start; I and W free memory at their end.
+    [4] memory    Each pair (stage, microbatch) takes, as in ``analysis/activations.py``, M_B from the start of F until
+                  I ends and M_W from then until W ends; while I runs, it takes M_B and the transient memory, or M_W if
+                  that is more. If the rank has one stage and its memory is L whole activations, F(s, k + L) simply
+                  starts after W(s,k) has ended. F allocates memory at its start; I and W free memory at their end.
                   Memory held for no time is not counted, so a workload whose actions take no time may keep a gap.
-                  Few actions of several amounts fill and empty a reservoir, so that CP-SAT decides which comes first;
-                  it tries times otherwise, for minutes where these are long numbers.
+                  A few actions with different amounts become a reservoir constraint, so that CP-SAT decides which
+                  comes first; otherwise it tries times, which takes minutes if these are long numbers.
     [5] objective The end of the last W: from time 0, or from the start of the rank's first F.
 
 A simulated rank starts as early as its order allows, and its own span is counted from there. A solver that lets a rank
-wait before its first F finds shorter spans than any order has. Here it cannot as long as each stage is on a new rank:
-the first F of these ranks follow one another with nothing in between, so their starts are constants [6]. That covers
-all ranks of straight, looped and V placements. For others the bound is that of ranks that may wait, which is a bound
-all the same; the value is always the simulated one.
+wait before its first F finds shorter spans than any order has. To prevent this, the starts of the first F are constants
+[6] as long as each stage is on a new rank: these F follow one another with nothing in between. This covers all ranks of
+straight, looped and V placements. For other placements ranks may wait in the model, so its bound is lower but still
+valid; the value is always the simulated one.
 
-A window is a part that is ordered anew, while the rest keeps its order (large-neighbourhood search): about so many
-actions, on all ranks or on two, around a point in time::
+A window is a part of the order that is optimised again, while the rest keeps its order (large-neighbourhood search). It
+has a few dozen actions, on all ranks or on two, around a point in time::
 
-    rank 0:  F0 F1 F2 | I0 W0 F3 I1 | W1 I2 W2       the order between the bars is free,
-    rank 1:     F0 F1 | I0 F2 I1 W0 | F3 I2 W1       what is before them stays before, what is behind stays behind
+    rank 0:  F0 F1 F2 | I0 W0 F3 I1 | W1 I2 W2       the order between the bars is free;
+    rank 1:     F0 F1 | I0 F2 I1 W0 | F3 I2 W1       actions before or after them stay there
 
 The effort of a window is limited in CP-SAT's own count of its work, not by a clock.
 
@@ -69,18 +69,18 @@ _TIMES = "forward", "backward_input", "backward_weight", "message"
 _MOST_TIME = 2**52  # of all actions and messages together: the solver tells its bound as a float
 _MOST_MEMORY = 10**6
 _MOST_PRODUCT = 2**62  # of the two: the solver multiplies them in 64 bits
-_MOST_DENOMINATOR = 10**4  # floats that are no such fractions are farther from all of them than they are exact
+_MOST_DENOMINATOR = 10**4  # other floats differ from all such fractions by more than their precision
 _EXACT = Fraction(1, 10**12)
 _ROUNDING = Fraction(2, 10**9)  # `fits` of schedules/analysis/workload.py allows half of it for the rounding of sums
 
 
 def in_whole_numbers(workload: Workload) -> tuple[Workload, Fraction]:
-    """Return a workload of whole numbers, which a solver needs, and its scale: the same question, or an easier one.
+    """Return a workload of whole numbers, which a solver needs, and its scale: the same problem, or an easier one.
 
     Times and memory are multiplied by a scale and rounded **down**. Every schedule of the workload is also one of the
     rounded workload, and takes no longer there, so a lower bound of the rounded workload is a lower bound of the
-    workload. Fractions of small denominators, such as 18.522 and 1/3, are not rounded. Of other numbers enough digits
-    are kept that the loss is below the rounding of sums, unless there are too many actions for that.
+    workload. Fractions of small denominators, such as 18.522 and 1/3, are not rounded. Other numbers keep enough digits
+    that the loss is below the rounding of sums, unless there are too many actions for that.
 
     Examples
     --------
@@ -106,9 +106,9 @@ def in_whole_numbers(workload: Workload) -> tuple[Workload, Fraction]:
 
 
 def scale_of(amounts: Iterable[float], largest: float, most: int) -> Fraction:
-    """Return the least scale by which all amounts become whole, or the one by which the largest becomes the most.
+    """Return the least scale that makes all amounts whole, or the scale that makes the largest one equal to ``most``.
 
-    An amount is the fraction of a small denominator that it is close to, or the decimal number that is printed for it:
+    An amount counts as the nearby fraction with a small denominator, or as the decimal number that is printed for it:
     0.1 is a tenth, and ``1 / 3`` a third.
 
     Examples
@@ -138,27 +138,27 @@ def _floors(amounts: Sequence[float], scale: Fraction) -> tuple[int, ...]:
     return tuple(_floor(amount, scale) for amount in amounts)
 
 
-_MANY = 1000  # actions: up to here one strategy proves sooner, and more surely, than several in turns
-_FEW = 120  # actions: up to here which of two comes first is a variable, so that no long times have to be tried
+_MANY = 1000  # actions: up to this number, one strategy proves sooner and more reliably than several in turns
+_FEW = 120  # actions: up to this number, a variable orders each two actions, so that long times need not be tried
 
 
 def solve(
     workload: Workload, objective: Objective, seconds: float, hint: Schedule | None = None, threads: int = 1
 ) -> Certificate:
-    """Return the best schedule of a workload that CP-SAT finds in some time, with what it proves about all others.
+    """Return the best schedule of a workload that CP-SAT finds in a time limit, with a lower bound for all schedules.
 
-    It begins with the hint, an answer to the workload, if there is one, and ends before its time where the schedule is
-    proved optimal. A single thread lets the solver's strategies take turns where the workload is large; searches of
-    large neighbourhoods are among them. The value is the simulated one, the bound the solver's or that of
-    ``schedules/analysis/bounds.py``, if that is larger.
+    It begins with the hint, a solution of the workload, if there is one, and ends early if the schedule is proved
+    optimal. A single thread lets the solver's strategies take turns if the workload is large; large-neighbourhood
+    searches are among them. The value is the simulated one. The bound is the larger one of the solver's bound and the
+    bounds of ``schedules/analysis/bounds.py``.
 
     Raises
     ------
     ArgumentError
-        Code ``value``, without OR-tools.
+        Code ``value``, if OR-tools are not installed.
     ScheduleError
         Code ``parameters``, if no schedule fits the memory; the codes of
-        :func:`~minipipe.schedules.simulation.evaluation.evaluate`, if the hint is no answer.
+        :func:`~minipipe.schedules.simulation.evaluation.evaluate`, if the hint is not a solution.
 
     References
     ----------
@@ -176,7 +176,7 @@ def solve(
     best = hint or one_after_another(workload)
     value, found_by = evaluate(best, workload, objective), best.name
     formula, formula_name, _ = lower_bound(workload, objective)
-    if value <= formula * (1 + ROUNDING):  # no need of a solver
+    if value <= formula * (1 + ROUNDING):  # no solver needed
         return Certificate(best, workload, objective, value, value, formula_name, found_by, perf_counter() - began)
     whole, scale = in_whole_numbers(workload)
     model = Model(cp_model, whole, objective)
@@ -191,7 +191,7 @@ def solve(
     found = model.schedule(solver.value) if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else best
     try:
         found_value = evaluate(found, workload, objective)
-    except ScheduleError:  # within rounded memory only, or of actions without length at one time
+    except ScheduleError:  # fits only rounded memory, or has actions of length 0 at one time
         found_value = value
     if found_value < value:
         best, value, found_by = found, found_value, name
@@ -240,7 +240,7 @@ class Model:
         # No schedule that starts everything as early as possible takes longer than all actions and messages together.
         per_microbatch = sum(self.times.values()) + 2 * sum(workload.message) + len(self.times) * workload.overhead
         self.horizon = workload.num_microbatches * int(per_microbatch)
-        # Each after those that it needs: where several take no time, they keep this order.
+        # Each action comes after its inputs: if several take no time, they keep this order.
         actions = (Action(stage, kind, k) for k in self.microbatches for stage, kind in kinds)
         self.spans = {action: self._span(self.times[action[:2]]) for action in actions}
         self._order_stages()
@@ -274,7 +274,7 @@ class Model:
                 self.follow(Action(upper, I, k), Action(lower, I, k), gap)
 
     def follow(self, first: Action, then: Action, gap: float) -> None:
-        """Let an action start only after the end of another one, and a time after it."""
+        """Let an action start only a given time after the end of another one."""
         self.cp.add(self.spans[then].start >= self.spans[first].end + int(gap))
 
     def _occupy(self, own: list[int]) -> None:  # [3]
@@ -307,7 +307,7 @@ class Model:
         self.cp.add_cumulative(intervals, [amount for _, _, amount in held], limit)
 
     def _parts(self, stage: int, k: int) -> Iterator[tuple[Any, Any, int]]:
-        """Yield from when until when a pair takes how much, in parts that add up."""
+        """Yield the intervals in which a pair holds memory, each with its amount; overlapping amounts add up."""
         before, after, transient = (int(amounts[stage]) for amounts in self.workload.footprint)
         forward, inputs, weights = (self.spans[Action(stage, kind, k)] for kind in (F, I, W))
         yield forward.start, weights.end, min(before, after)
@@ -327,7 +327,7 @@ class Model:
         self.cp.minimize(self.objective_variable)
 
     def begin_with(self, timeline: Timeline, least: int = 0) -> None:
-        """Give the solver a solution, and look below its value, above a bound."""
+        """Give the solver a solution, and search between a bound and its value."""
         value = int(value_of(timeline, self.objective))
         self.cp.add(self.objective_variable <= value)
         self.cp.add(self.objective_variable >= min(least, value))
@@ -348,7 +348,7 @@ class Model:
 
 
 def _first_starts(workload: Workload) -> Iterator[tuple[int, int]]:
-    """Yield (stage, time) of the first F of a rank, as far as every earlier rank has also begun with one of these."""
+    """Yield (stage, time) of the first F of each rank, while every earlier rank has also begun with such an F."""
     time, seen = 0, set()
     for stage, rank in enumerate(workload.placement):
         if rank in seen:
@@ -379,9 +379,9 @@ class WindowSearch:
         self._workload = in_whole_numbers(workload)[0]
 
     def reordered(self, words: list[Word], random: Random) -> list[Word]:
-        """Return the words with a random window in the best order for the objective and the mean over ranks.
+        """Return the order with a random window in the best order for the objective and the mean over ranks.
 
-        Where numbers had to be rounded, it may be too large for the memory.
+        If numbers had to be rounded, the result may exceed the memory.
         """
         timeline = simulate(schedule_of(words, self._workload, "window"), costs_of(self._workload))
         model, ranks = Model(self._cp_model, self._workload, self._objective), range(len(words))
@@ -412,7 +412,7 @@ class WindowSearch:
         return [(rank, position) for _, rank, position in sorted(distances)[: random.choice(_SIZES)]]
 
     def _keep_order(self, model: Any, row: list[Any], window: list[int]) -> None:
-        """Let the actions outside of a window follow each other, and those inside follow what is before it."""
+        """Let the actions outside of a window keep their order, and those inside follow the actions before it."""
         low, high = (min(window), max(window)) if window else (0, 0)
         overhead = self._workload.overhead
         for position, (action, following) in enumerate(pairwise(row)):

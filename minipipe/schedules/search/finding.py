@@ -17,7 +17,7 @@ from minipipe.schedules.search.heuristic import Search
 from minipipe.schedules.search.list_scheduling import schedule_of
 from minipipe.schedules.simulation.evaluation import evaluate
 
-_ACTIONS = 10**7  # of all schedules together that a search tries if it is not told
+_ACTIONS = 10**7  # of all schedules together that a search tries by default
 _MOST_ACTIONS = 10**6  # of one schedule: to build it, to time it and to print it takes half a minute
 _SECONDS = 20.0  # of the exact search, likewise
 
@@ -38,22 +38,22 @@ def find_schedule(
     Parameters
     ----------
     workload : Workload
-        Of any placement; :meth:`minipipe.Costs.workload` makes one.
+        A workload with any placement; :meth:`minipipe.Costs.workload` makes one.
     objective : Objective
-        What is made small.
+        The quantity to minimise.
     seconds : float, optional
-        The most that it may take. A slow machine evaluates less in this time, and may find less; where the clock ended
-        the search, ``found_by`` of the certificate says so.
+        The time limit. A slow machine evaluates fewer schedules in this time, and may find a worse one; if the clock
+        ended the search, ``found_by`` of the certificate says so.
     seed : int
-        Of its random numbers. Evaluations and seed decide what is found, on any machine.
+        The seed of the random numbers. Evaluations and seed determine the result on any machine.
     exact : bool
-        Whether CP-SAT goes on from what was found, to prove it, or find a better one: in the second half of the time,
-        or for 20 seconds. It needs OR-tools: ``pip install -e '.[search]'``.
+        Whether CP-SAT continues from the result, to prove it or to find a better schedule: in the second half of the
+        time, or for 20 seconds. It needs OR-tools: ``pip install -e '.[search]'``.
     evaluations : int, optional
-        The most schedules that it tries. Where neither this nor ``seconds`` is given, so many that all of them have
-        10 million actions, which takes up to a minute or so.
+        The most schedules that it tries. If neither this nor ``seconds`` is given, the schedules have 10 million
+        actions together, which takes up to about a minute.
     watch : function
-        Called at the beginning of each phase with a function that returns, in words, how far it is.
+        Called at the beginning of each phase with a function that returns a progress message.
 
     Returns
     -------
@@ -65,7 +65,7 @@ def find_schedule(
         Code ``parameters``, if there is no such objective, the time or the evaluations are not above 0, or a limit of
         memory is too small for one microbatch.
     ArgumentError
-        Code ``value``, if ``exact`` is wanted and OR-tools are not installed.
+        Code ``value``, if ``exact`` is true and OR-tools are not installed.
 
     Examples
     --------
@@ -77,7 +77,7 @@ def find_schedule(
     begun, objective = perf_counter(), _checked(objective, seconds, evaluations)
     _check_size(workload)
     if exact:
-        solver_module()  # which refuses at once, not after half of the time
+        solver_module()  # raises now, not after half of the time
     bound = known_bound(workload, objective)
     search = Search(workload, objective, bound.value, seed)
     usual = usual_evaluations(workload) if seconds is None else inf
@@ -101,12 +101,12 @@ def find_schedule(
 
 
 def usual_evaluations(workload: Workload) -> int:
-    """Return how many schedules a search tries that is told neither a number nor a time."""
+    """Return how many schedules a search tries if it gets neither a number nor a time."""
     return max(_ACTIONS // (3 * workload.num_stages * workload.num_microbatches), 1)
 
 
 def _check_size(workload: Workload) -> None:
-    """Refuse a workload of which even one schedule takes long to build."""
+    """Refuse a workload for which even one schedule takes long to build."""
     actions = 3 * workload.num_stages * workload.num_microbatches
     if actions > _MOST_ACTIONS:
         sizes = describe_sizes(workload.num_ranks, workload.num_stages, workload.num_microbatches)

@@ -1,9 +1,9 @@
 """The gallery: optima of small pipelines, proved once and shipped with the package.
 
 ``optima.csv`` has a line for each placement, number of ranks, times of F, I and W, objective and number of
-microbatches. It lists the optima for 1, 2, 3, … units of memory on each rank, a unit being what one microbatch holds of
-one stage; the last one also holds for all larger ones. ``?`` stands where no proof is known, and for 1 unit and the
-two stages of a rank of a V, which do not fit. Messages take no time, and stages are alike.
+microbatches. It lists the optima for 1, 2, 3, … units of memory on each rank, a unit being the activations of one
+microbatch on one stage; the last optimum also holds for all larger limits. ``?`` means that no proof is known, or that
+1 unit is too small for the two stages of a rank of a V. Messages take no time, and stages are alike.
 ``python -m tests.slow.gallery`` made it, with :func:`minipipe.schedules.search.exact.solve`.
 """
 
@@ -27,7 +27,7 @@ class Exhibit(NamedTuple):
     ----------
     placement : tuple of int
     times : tuple of int
-        Of F, I and W of a stage.
+        The times of F, I and W of a stage.
     objective : Objective
     num_microbatches : int
     """
@@ -45,10 +45,10 @@ Optima = dict[Exhibit, tuple[float | None, ...]]
 
 
 def proved_optimum(workload: Workload, objective: Objective) -> float | None:
-    """Return the least that any schedule of a workload takes, where the gallery has it; None elsewhere.
+    """Return the optimum of a workload, in the unit of its times, if the gallery has it; otherwise None.
 
-    In the unit of the times. The gallery has straight and V placements of up to 4 ranks and 16 microbatches, with equal
-    stages, F:I:W of 1:1:1, 2:2:1 or 1:1:2 in any unit, neither messages nor overhead, and the same limit on every rank.
+    The gallery has straight and V placements of up to 4 ranks and 16 microbatches, with equal stages, F:I:W of 1:1:1,
+    2:2:1 or 1:1:2 in any unit, neither messages nor overhead, and the same limit on every rank.
     A ``FileError`` with code ``damaged`` says that its file is not the one that was shipped.
 
     Examples
@@ -76,7 +76,7 @@ def proved_optimum(workload: Workload, objective: Objective) -> float | None:
 
 
 def known_bound(workload: Workload, objective: Objective) -> Bound:
-    """Return the largest lower bound that is known: that of a formula, or the optimum that the gallery records.
+    """Return the largest known lower bound: from a formula, or the optimum that the gallery records.
 
     Examples
     --------
@@ -118,7 +118,7 @@ def _gallery() -> Optima:
 
 
 def _units(workload: Workload) -> int | None:
-    """Return how many pairs (stage, microbatch) a rank may hold; None if the limits are not a matter of numbers."""
+    """Return how many pairs (stage, microbatch) a rank may hold; None if the limits do not amount to such a number."""
     activation, weight_activation, transient = workload.footprint
     limits, pairs = set(workload.memory_limit), workload.num_stages * workload.num_microbatches
     if all(map(isinf, limits)):

@@ -1,15 +1,15 @@
 """The heuristic: many list schedules, then many small changes, first of policies and then of the order itself.
 
 1. Seeds. Sweeps, the list scheduler under a grid of policies, the same for less memory, and the named schedules.
-2. Policies. Change those of a few ranks at a time.
-3. Orders. Move one action, or a few, and time the new order; ever less often for the worse.
-4. Windows. Let CP-SAT, if it is installed, order a part of the best schedule anew. Then again from 3.
+2. Policies. Change the policies of a few ranks at a time.
+3. Orders. Move one action, or a few, and time the new order; accept a worse order less and less often.
+4. Windows. Let CP-SAT, if it is installed, reorder a part of the best schedule. Then repeat from 3.
 
 A change is kept if it makes the schedule better or, with a small probability, slightly
 worse (simulated annealing). Half of the moves concern the critical path: with random moves
 alone the search got stuck.
-Work is counted in evaluations, of one schedule each. A clock may end a search, but chooses nothing: what is found is
-what as many evaluations find on any machine.
+Work is counted in evaluations, of one schedule each. A clock may end a search but chooses nothing: the same number of
+evaluations gives the same result on any machine.
 
 References
 ----------
@@ -48,7 +48,7 @@ _REACH = 6  # places by which an action is moved, at most
 
 
 def moved(word: Word, position: int, target: int) -> Word:
-    """Return a word with the action of one position at another.
+    """Return a rank's order with the action at one position moved to another.
 
     Examples
     --------
@@ -61,15 +61,15 @@ def moved(word: Word, position: int, target: int) -> Word:
 
 
 def with_any_move(word: Word, random: Random) -> Word:
-    """Return a word with one action moved by a few places."""
+    """Return a rank's order with one action moved by a few places."""
     position = random.randrange(len(word))
     return moved(word, position, position + random.choice((-1, 1)) * random.randint(1, _REACH))
 
 
 def without_delay(word: Word, position: int, random: Random) -> Word:
-    """Return a word in which an action comes before the one that delays it.
+    """Return a rank's order in which an action comes before the one that delays it.
 
-    It moves forward by a few places, or a W that delays it moves back, which may be far: memory alone urges a W.
+    It moves forward by a few places, or a W that delays it moves back, possibly far: only memory makes a W urgent.
     """
     if word[position - 1][0] is W and random.random() < 0.7:
         return moved(word, position - 1, random.randint(position, len(word) - 1))
@@ -77,7 +77,7 @@ def without_delay(word: Word, position: int, random: Random) -> Word:
 
 
 def is_possible(word: Word, rank: int, facts: Facts) -> bool:
-    """Tell whether a rank's word keeps F before I before W, and its limit of memory."""
+    """Tell whether a rank's order keeps F before I before W, and its memory limit."""
     done, held, limit = dict.fromkeys(facts.before, 0), 0.0, facts.workload.memory_limit[rank]
     for cell in word:
         done[cell] += 1
@@ -93,8 +93,8 @@ def is_possible(word: Word, rank: int, facts: Facts) -> bool:
 class TimedOrder:
     """The times of an order in which every action starts as early as it can, as the simulator has them.
 
-    A search times thousands of orders, and asks for nothing but ends and the critical path; that takes a fraction of
-    the time of a whole timeline. The tests compare both, and what is found is simulated.
+    A search times thousands of orders and needs only ends and the critical path, which takes a fraction of the time of
+    a whole timeline. The tests compare both, and the result of a search is simulated.
 
     Attributes
     ----------
@@ -110,7 +110,7 @@ class TimedOrder:
         self._taken = dict.fromkeys(facts.arrivals(), 0)
         self._arrivals = facts.arrivals()  # (time, (rank, position) of the producer)
         self._arrivals[F, 0] += [(0.0, None)] * facts.num_microbatches
-        self._awaited: list[list[tuple[int, int] | None]] = [[] for _ in words]  # by position: for whom it waited
+        self._awaited: list[list[tuple[int, int] | None]] = [[] for _ in words]  # by position: its producer
         self.begins, self.ends, self._free = ([0.0] * len(words) for _ in range(3))
         ready = [*range(len(words))]
         while ready:
@@ -147,8 +147,8 @@ class TimedOrder:
     def delays(self, rank: int) -> list[tuple[int, int]]:
         """Return the (rank, position) of critical actions that waited for the action before them on their rank.
 
-        The critical path leads from the last action of a rank to what it waited for, and so on. To shorten it, one of
-        these actions has to come earlier, or the one before it later.
+        The critical path leads from the last action of a rank to the action that it waited for, and so on. To shorten
+        it, one of these actions has to come earlier, or the one before it later.
         """
         found, position = [], len(self.words[rank]) - 1
         while position >= 0:
@@ -167,20 +167,20 @@ _WAITS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5)  # parts of an action's time
 
 
 class SearchState(NamedTuple):
-    """The words of all ranks, and what they are worth.
+    """The order of each rank, and its value.
 
     Attributes
     ----------
     energy : float
-        What annealing makes small: the value, and half of the mean over ranks, so that ranks beside the slowest count.
+        The quantity that annealing minimises: the value plus half of the mean over ranks, so that all ranks count.
     value : float
         The objective.
     slowest : int
         The rank that has this value.
     run : ListScheduler or TimedOrder
-        With the words.
+        The run that produced the order.
     policies : tuple of Policy
-        That made it; empty where none did.
+        The policies that made it; empty if none did.
     found_by : str
     """
 
@@ -195,7 +195,7 @@ class SearchState(NamedTuple):
 class Search:
     """A search for one workload and objective: a sequence of candidates, the same on every machine, and its best.
 
-    How many candidates are evaluated depends on the limits of :meth:`run` alone; which they are, on the seed.
+    The number of evaluated candidates depends only on the limits of :meth:`run`; the choice of candidates, on the seed.
 
     Attributes
     ----------
@@ -218,13 +218,13 @@ class Search:
         self.evaluations, self.is_late = 0, False
         try:
             self.windows: WindowSearch | None = WindowSearch(workload, objective)
-        except ArgumentError:  # without OR-tools
+        except ArgumentError:  # OR-tools are not installed
             self.windows = None
         self.progress: list[tuple[int, float]] = []
         self._coming = self.candidates()
 
     def run(self, evaluations: float, seconds: float = inf) -> SearchState:
-        """Evaluate candidates up to so many in all, at least one; fewer if one reaches the bound, or the time is over.
+        """Evaluate at least one and at most ``evaluations`` candidates; stop at the bound or at the time limit.
 
         Another call continues, unless the clock ended the last one.
         """
@@ -249,13 +249,13 @@ class Search:
             raise OutOfTime
 
     def describe(self, evaluations: float) -> str:
-        """Return how far the search is, of so many evaluations at most, in words."""
+        """Return a progress message: the number of evaluations, their limit, and the best value."""
         limit = "" if evaluations == inf else f", of {evaluations:,} at most"
         best = "none fits yet" if self.best is None else f"the best has {self.best.value:g}"
         return f"tried {counted(self.evaluations, 'schedule')}{limit}; {best}, the bound is {self.bound:g}"
 
     def candidates(self) -> Iterator[SearchState | None]:
-        """Yield candidates for ever; None stands for an order that is not possible."""
+        """Yield candidates without end; None stands for an illegal order."""
         yield from self.seeds()
         yield from self.anneal(Search.with_other_policies, 2000, 1 / 16, 1 / 16)
         while True:
@@ -273,7 +273,7 @@ class Search:
     def candidate(
         self, run: ListScheduler | TimedOrder, found_by: str, policies: tuple[Policy, ...] = ()
     ) -> SearchState:
-        """Return the words of a run with their value."""
+        """Return the order of a run with its value."""
         begins = run.begins if self.objective is Objective.SPAN else [0.0] * len(run.begins)
         times = [end - begin for begin, end in zip(begins, run.ends)]
         value = max(times)
@@ -292,7 +292,7 @@ class Search:
             yield other
 
     def reorder(self, number: int) -> Iterator[SearchState | None]:
-        """Let CP-SAT, if it is installed, order so many windows of the best candidate anew, one after another."""
+        """Let CP-SAT, if it is installed, reorder a number of windows of the best candidate, one after another."""
         now = self.best
         for _ in range(number if self.windows else 0):
             assert now is not None and self.windows is not None
@@ -313,7 +313,7 @@ class Search:
             yield from self.built(facts)
 
     def built(self, facts: Facts) -> Iterator[SearchState | None]:
-        """Yield what sweeps and the list scheduler build within the memory of some facts."""
+        """Yield the schedules that sweeps and the list scheduler build within the memory of ``facts``."""
         for decisions in product((True, False), repeat=3):
             sweeps = Sweeps(facts, *decisions)
             yield self.order_of(sweeps.words, range(len(sweeps.words)), "sweeps") if sweeps.is_complete else None
@@ -321,7 +321,7 @@ class Search:
             yield self.candidate(ListScheduler(facts, policies), "list scheduling", policies)
 
     def with_less_memory(self) -> Iterator[Facts]:
-        """Yield the facts for one microbatch of memory less, two, and so on.
+        """Yield the problem data with memory for one microbatch less, two less, and so on.
 
         Greedy construction may use more memory than it needs. A schedule built for a smaller limit is also legal.
         """
@@ -356,7 +356,7 @@ class Search:
             try:
                 schedule = split_backward(build(name, workload.num_ranks, workload.num_microbatches))
                 schedule.one_rank_each("a search")
-            except ScheduleError:  # of other sizes only, or with replicas or updates
+            except ScheduleError:  # it needs other sizes, or has replicas or updates
                 continue
             words = words_of(schedule)
             if schedule.placement == workload.placement and schedule_of(words, workload, name) == schedule:

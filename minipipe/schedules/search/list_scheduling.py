@@ -1,10 +1,10 @@
-"""List scheduling: a rank that is free takes what its policy finds most urgent, or waits for something better.
+"""List scheduling: a free rank takes the action that its policy ranks highest, or waits for a better one.
 
-Every stage runs its F, its I and its W in ascending order of microbatches, so a row is a word of (kind, stage), and
-the microbatch of an action is the number of its kind and stage before it::
+Every stage runs its F, its I and its W in ascending order of microbatches. So a row is a list of (kind, stage), a
+``Word``, and the microbatch of an action is the number of earlier actions with its kind and stage::
 
     rank 0:  F0 F0 F0 . I0 W0 F0 I0 W0 ...
-                      ^ waits for a gradient on its way, rather than begin a W that would delay it
+                      ^ waits for an arriving gradient instead of starting a W that would delay it
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from minipipe.schedules.transforms import repeat
 
 Cell = tuple[ActionKind, int]  # (kind, stage)
 Word = list[Cell]  # of one rank
-_UNTIL_A_LOOK = 4096  # actions of a schedule, which take some hundredths of a second
+_UNTIL_A_LOOK = 4096  # actions between two looks at the clock; they take some hundredths of a second
 
 
 def one_after_another(workload: Workload) -> Schedule:
-    """Return the schedule that takes one microbatch after another, which no other schedule undercuts in memory.
+    """Return the schedule that runs one microbatch after another, which takes the least memory of all schedules.
 
     Any schedule computes F of a rank's last stage while it holds the same microbatch on all its other stages, since
-    their I come later; likewise before each I. This one holds nothing else then.
+    their I come later; likewise before each I. This schedule holds nothing else at these times.
 
-    Where not even one microbatch fits, it raises code ``parameters``: then no schedule does.
+    If not even one microbatch fits, it raises code ``parameters``, because then no schedule fits.
 
     Examples
     --------
@@ -58,7 +58,7 @@ def one_after_another(workload: Workload) -> Schedule:
 
 
 def words_of(schedule: Schedule) -> list[Word]:
-    """Return the words of all ranks of a schedule."""
+    """Return the rows of all ranks of a schedule as words: lists of (kind, stage)."""
     return [[(kind, stage) for stage, kind, _ in row] for row in schedule.actions]
 
 
@@ -79,11 +79,11 @@ def schedule_of(words: Sequence[Word], workload: Workload, name: str) -> Schedul
 def in_microbatch_order(schedule: Schedule) -> Schedule:
     """Return a schedule with its microbatches renumbered: F, I and W of each stage take them in ascending order.
 
-    It holds as much, and every action can keep its time. Microbatches are equal. When the k-th F of a stage starts, k
-    microbatches have passed the stage before, or the stage could not have begun the k-th; so the k-th F there has ended
-    and arrived. The same is true between I of neighbouring stages, between F and I of a stage, and between I and W. So
-    the k-th F, I and W of every stage may be those of microbatch k. What a rank holds depends on how many of each kind
-    it has done, not on which.
+    It holds as much memory, and every action can keep its time. Microbatches are equal. When the k-th F of a stage
+    starts, k microbatches have passed the stage before, so the k-th F there has ended and its value has arrived. The
+    same is true between I of neighbouring stages, between F and I of a stage, and between I and W. So the k-th F, I and
+    W of every stage may belong to microbatch k. The memory of a rank depends only on how many actions of each kind it
+    has done.
 
     Examples
     --------
@@ -117,9 +117,9 @@ class Facts:
     before : dict of Cell to Cell or None
         The cell of the same stage that comes before, for each microbatch.
     consumer : dict of Cell to (Cell, float)
-        Of a value, and its time in flight. The loss turns the last activation into the first gradient.
+        The consumer of a value, and the time in flight. The loss turns the last activation into the first gradient.
     during, change : dict of Cell to float
-        The memory of the rank while an action runs, beyond that before it; and what the action adds to it.
+        The additional memory of the rank while an action runs; and the change of its memory after the action.
     least : list of float
         By rank, the memory for one microbatch alone.
     look_at_clock : function
@@ -151,7 +151,7 @@ class Facts:
                 self.consumer[kind, stage] = (kind, value.consumer_stage), workload.message[value.cut]
 
     def arrivals(self) -> dict[Cell, list[Any]]:
-        """Return, by cell that consumes values, an empty list for those that arrive."""
+        """Return, by cell that consumes values, an empty list for the arriving values."""
         return {(kind, stage): [] for kind in (F, self.gradient) for stage in range(self.workload.num_stages)}
 
 
@@ -197,7 +197,7 @@ class PartialSchedule:
             self.arrivals[consumer].append(end + in_flight)
 
     def fits(self, rank: int, amount: float) -> bool:
-        """Tell whether a rank may hold so much more."""
+        """Tell whether an additional amount fits into the memory of a rank."""
         return fits(self.held[rank] + amount, self.facts.workload.memory_limit[rank])
 
     def next_at(self, cell: Cell) -> float:
@@ -235,7 +235,7 @@ class EventScheduler(PartialSchedule):
 
     @abstractmethod
     def choose(self, rank: int, now: float) -> Cell | None:
-        """Return what a free rank begins now; None, if it waits for the next event."""
+        """Return the action that a free rank begins now; None, if it waits for the next event."""
 
     def forwards_left(self, rank: int) -> tuple[int, int]:
         """Return the oldest microbatch of a rank that has not passed all its F, and how many of them are left."""
@@ -251,8 +251,8 @@ class Policy(NamedTuple):
     in_flight : int
         The most microbatches with F done and I not, each counted for every stage of the rank.
     before_first, before_forward, before_weight, before_last : float
-        For an F before the first I, and a later one, for a W, and one after the last F: it starts only if no known
-        gradient arrives before this part of its time is over. 0 never waits.
+        For an F before the first I, for a later F, for a W, and for a W after the last F: the action starts only if no
+        known gradient arrives before this part of its time is over. With 0 it never waits.
     """
 
     in_flight: int
@@ -275,7 +275,7 @@ class ListScheduler(EventScheduler):
         self.run()
 
     def choose(self, rank: int, now: float) -> Cell | None:
-        """Let a rank that is free do what its policy says, or wait until it knows more."""
+        """Let a free rank act by its policy, or wait until it knows more."""
         own, policy, times = self.facts.own[rank], self.policies[rank], self.facts.times
         gradient, gradient_at = self._gradient(rank, now)
         if gradient is not None and self.fits(rank, self.facts.during[I, gradient]):
@@ -305,7 +305,7 @@ class ListScheduler(EventScheduler):
         return found, soon
 
     def _forward(self, rank: int, now: float) -> tuple[int | None, float, bool]:
-        """Return the stage whose F may start, when the next one may, and whether memory alone forbids one."""
+        """Return the stage whose F may start, when the next F may start, and whether only memory prevents one."""
         own = self.facts.own[rank]
         oldest, needed = self.forwards_left(rank)
         in_flight = sum(self.done[F, s] - self.done[I, s] for s in own)

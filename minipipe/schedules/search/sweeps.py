@@ -3,7 +3,7 @@
 A sweep goes down the stages with at most one F on each, and up again with one I on each; the W fill the gaps::
 
     sweep 0:  down F on every stage, and the F of the warm-up;  up I of microbatch 0
-    sweep k:  down F where the rank may run one;                up I of microbatch k
+    sweep k:  down F on each rank that may run one;             up I of microbatch k
     the end:  every W that is left
 
 Before an F or an I that does not fit, or has not arrived, the rank runs W. Three decisions are open, and which of their
@@ -11,8 +11,8 @@ eight combinations is the best depends on the workload, so a search tries them a
 
 References
 ----------
-Qi et al. 2024, "Zero Bubble Pipeline Parallelism", section 3.1; the eight combinations are those of the scheduler that
-its authors published, https://github.com/sail-sg/zero-bubble-pipeline-parallelism.
+Qi et al. 2024, "Zero Bubble Pipeline Parallelism", section 3.1; the eight combinations come from the scheduler that its
+authors published, https://github.com/sail-sg/zero-bubble-pipeline-parallelism.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Sweeps(PartialSchedule):
     may_wait : bool
         Before its first I, a rank runs no F that would delay it, and waits instead.
     gradients_first : bool
-        A rank skips the F of a sweep where that would delay its next I, if it can afford the wait.
+        A rank skips the F of a sweep if the F would delay its next I and the rank can afford the wait.
     fills_gaps : bool
         A W that is longer than a gap always runs in it; otherwise only if the rank cannot afford the wait. A rank can
-        afford what another one has already waited more.
+        afford a wait if another rank has already waited longer.
 
     Attributes
     ----------
@@ -65,10 +65,10 @@ class Sweeps(PartialSchedule):
     # -- how many F ----------------------------------------------------------------------------------------------
 
     def _warm_up(self) -> list[int]:
-        """Return, by stage, how many F more to run before the first I: as many as fit, in memory and in time.
+        """Return, by stage, how many additional F to run before the first I: as many as fit, in memory and in time.
 
         The gradient of microbatch 0 goes up the stages, and each fills the time until it arrives with F. Their inputs
-        come from the stage before, which therefore runs one more, if there is one more.
+        come from the stage before, which therefore runs one more F, if there is one more.
         """
         facts, free, held, gradient = self.facts, self.free[:], self.held[:], self.arrivals[I, self._stages[-1]][0]
         counts, most = [0 for _ in self._stages], facts.num_microbatches - 1
@@ -88,7 +88,7 @@ class Sweeps(PartialSchedule):
         return counts
 
     def _later_forwards(self) -> list[int]:
-        """Return, by stage, whether it runs an F in this sweep: 1 or 0. Where a stage skips one, so do those before."""
+        """Return, by stage, whether it runs an F in this sweep: 1 or 0. If a stage skips one, so do all before it."""
         counts, is_skipped = [0 for _ in self._stages], False
         for stage in reversed(self._stages):
             is_left = self.done[F, stage] < self.facts.num_microbatches
@@ -113,7 +113,7 @@ class Sweeps(PartialSchedule):
     # -- what a rank runs ----------------------------------------------------------------------------------------
 
     def _run_when_there(self, cell: Cell) -> bool:
-        """Run an F or an I, after those W that make room for it or fill the gap before it; False if it does not fit."""
+        """Run an F or an I, after each W that frees memory for it or fills the gap before it; False if it fits not."""
         rank = self.facts.rank_of[cell[1]]
         while not self.fits(rank, self.facts.during[cell]):
             if not self._run_weight(rank):

@@ -30,7 +30,7 @@ class Gap(NamedTuple):
     ----------
     objective : Objective
     workload : Workload
-        What all schedules have to do. Each rank may hold as much as the rank of this one that holds most.
+        The work of all schedules. Each rank may hold as much memory as the fullest rank of this schedule.
     value : float
         Makespan or longest own span, in the unit of the times.
     bound : Bound
@@ -43,20 +43,20 @@ class Gap(NamedTuple):
 
     @property
     def relative(self) -> float:
-        """How far the value is above the bound, relative to the bound; at most that is left to gain."""
+        """How far the value is above the bound, relative to the bound: the largest possible gain."""
         return max(0.0, self.value / self.bound.value - 1) if self.bound.value else 0.0
 
 
 def gaps(schedule: ActionTable, costs: Costs, timeline: Timeline) -> tuple[Gap, ...]:
     """Return the gaps of makespan and longest own span; none if no bound is proved.
 
-    That is so for several steps, forwards alone, frozen stages, replicas, R, O and L, and joined actions of which one
-    hides time.
+    No bound is proved for several steps, forwards alone, frozen stages, replicas, R, O and L, and overlapped actions
+    that hide time.
 
     Notes
     -----
-    Each rank of the best schedule may hold as much as the rank of this one that holds most: ranks are equal machines.
-    It may split backwards that are whole here.
+    Each rank of the best schedule may hold as much as the fullest rank of this one: ranks are equal machines. The best
+    schedule may split backwards that are whole here.
 
     Examples
     --------
@@ -105,15 +105,15 @@ def table(
 ) -> list[dict[str, Any]]:
     """Return a plain dictionary for each named schedule, in the order of the registry: for csv, JSON or a data frame.
 
-    Times and peaks are of a rank's whole share: where it holds v chunks, each takes 1/v of the time and of the memory.
-    So schedules with different numbers of chunks compare.
+    Times and peaks refer to all layers of a rank: if it holds v chunks, each takes 1/v of the time and of the memory.
+    So schedules with different numbers of chunks are comparable.
 
     Parameters
     ----------
     num_ranks, num_microbatches : int
     costs : Costs, optional
-        Of each rank's whole share, so of as many stages as there are ranks; by default F, I and W take one unit each.
-        A message takes its time, however many chunks there are.
+        The costs of all layers of each rank, as if it had one stage; by default F, I and W take one unit each. A
+        message takes the same time for any number of chunks.
     memory_limit : float, optional
         The most microbatches that a rank may hold, each counted for all layers of its rank. Schedules that exceed it
         are left out.
@@ -123,12 +123,11 @@ def table(
     list of dict
         The same keys in each: ``schedule``, ``num_ranks``, ``num_stages``, ``num_microbatches``, ``chunks_per_rank``,
         ``placement``, ``makespan``, ``bubble_fraction``, ``bubble_over_ideal``, ``span_bubble_rate``, ``peak`` (of all
-        ranks) and ``peak_activations`` (by rank) in microbatches, each counted for all layers of its rank (a timeline's
-        are pairs of stage and microbatch: v times as many), ``peak_memory`` (by rank), ``bound`` and ``gap`` (below
-        which no makespan is for the same stages and memory, and how far this one is above it, relatively:
-        :func:`gaps`), ``is_reproducible``, ``trades`` and ``error``. Where these
-        sizes do not fit a schedule, ``error`` says why, and the figures are None; so are ``bound`` and ``gap`` of one
-        that does not train.
+        ranks) and ``peak_activations`` (by rank) in microbatches, each counted for all layers of its rank (a timeline
+        counts pairs of stage and microbatch: v times as many), ``peak_memory`` (by rank), ``bound`` (a lower bound on
+        the makespan with the same stages and memory) and ``gap`` (the relative distance of the makespan above it:
+        :func:`gaps`), ``is_reproducible``, ``trades`` and ``error``. If the sizes do not fit a schedule, ``error`` says
+        why, and the figures are None. ``bound`` and ``gap`` are also None for a schedule that does not train.
 
     Raises
     ------
@@ -175,22 +174,22 @@ def sweep(
     chunks_per_rank : iterable of (int or None)
         Stages on each rank; None is the default of each schedule.
     costs : mapping of str to Costs
-        By a name of your choice, each as for :func:`table`. By default one, whose name is empty: F, I and W take one
-        unit each.
+        Maps names of your choice to costs, each as for :func:`table`. By default there is one, with an empty name:
+        F, I and W take one unit each.
     watch : function
-        Called once with a function that returns, in words, how far it is.
+        Called once with a function that returns a progress message.
 
     Returns
     -------
     list of dict
         The keys of :func:`table`, and first ``costs``, the name of the costs. Schedules vary fastest, then chunks,
-        microbatches, ranks and costs. Where sizes or costs do not fit, ``error`` says why, and the figures are None.
+        microbatches, ranks and costs. If sizes or costs do not fit, ``error`` says why, and the figures are None.
 
     Raises
     ------
     ScheduleError
-        Code ``unknown``, for a schedule; ``parameters`` and ``too-large``, for a count that fits no combination, and
-        where there is nothing to combine; ``costs``, for what is no Costs.
+        Code ``unknown``, for an unknown schedule; ``parameters`` and ``too-large``, for a count that fits no
+        combination, or if there is nothing to combine; ``costs``, for a value that is not a Costs.
 
     Examples
     --------
@@ -230,7 +229,7 @@ def _values(name: str, given: Iterable[Any]) -> list[Any]:
 
 
 def _row(name: str, num_ranks: int, num_microbatches: int, costs: Costs, given: int | None = None) -> dict[str, Any]:
-    """Return the row of a schedule with as many chunks as are given, or its default number of them."""
+    """Return the row of a schedule with the given number of chunks, or with its default number."""
     row: dict[str, Any] = {"schedule": name, "num_ranks": num_ranks, **dict.fromkeys(_KEYS), "trades": TRADES[name]}
     row |= {"num_microbatches": num_microbatches, "chunks_per_rank": given}
     try:
@@ -243,7 +242,7 @@ def _row(name: str, num_ranks: int, num_microbatches: int, costs: Costs, given: 
 
 
 def figures(schedule: Schedule, costs: Costs) -> dict[str, Any]:
-    """Return the figures of a schedule, as in :func:`table`, under the costs of each rank's whole share.
+    """Return the figures of a schedule, as in :func:`table`, under the costs of all layers of each rank.
 
     Each rank has equally many stages.
 
@@ -289,7 +288,7 @@ def _shape(schedule: Schedule, chunks: int) -> str:
 
 
 PLACEMENTS = MappingProxyType({"straight": neighbouring_placement, "V": v_placement})  # for which there are bounds
-_PIECES = 8  # of a microbatch: steps of the bounds, where amounts of memory are no multiples of one
+_PIECES = 8  # of a microbatch: steps of the bounds, if amounts of memory are not multiples of one
 _ROUNDING = 1e-6  # by which a limit of memory is below the next one
 
 
@@ -304,11 +303,11 @@ class TradeoffPoint(NamedTuple):
     memory : float
         The peak of the fullest rank, in the memory unit of the costs.
     bubble : float
-        The fraction of total rank time that is not work: idle, or lost where ranks share cores.
+        The fraction of total rank time that is not work: idle, or lost because ranks share cores.
     makespan : float
         In the time unit of the costs.
     is_searched : bool
-        Whether a search found it; otherwise it is a named one.
+        Whether a search found it; otherwise it is a named schedule.
     """
 
     name: str
@@ -328,7 +327,7 @@ class Tradeoff(NamedTuple):
     choices : tuple of TradeoffPoint
     bounds : mapping of str to tuple of (float, float)
         By placement, the corners (memory, bubble) of a curve of steps: the least bubble of all schedules with this
-        placement and at most that memory. Memory grows, and the last corner is that of unlimited memory.
+        placement and at most that memory. Memory ascends, and the last corner is for unlimited memory.
     counts_microbatches : bool
         Whether memory is in microbatches, each counted for all layers of its rank.
     """
@@ -349,21 +348,21 @@ def tradeoff(num_ranks: int, num_microbatches: int, costs: Costs | None = None) 
         At least 2: one rank has no bubble.
     num_microbatches : int
     costs : Costs, optional
-        Of each rank's whole share, as for :func:`minipipe.schedules.table`.
+        The costs of all layers of each rank, as for :func:`minipipe.schedules.table`.
 
     Raises
     ------
     ScheduleError
-        Code ``parameters``, for fewer than two ranks or a count below 1; ``costs``, where activations take no memory
+        Code ``parameters``, for fewer than two ranks or a count below 1; ``costs``, if activations take no memory
         or actions no time.
 
     Notes
     -----
-    The bounds are of makespans with a split backward, for straight stages and for a V. Where stages hold different
+    The bounds are for makespans with a split backward, for straight stages and for a V. If stages hold different
     amounts, or I and W do, a step is an eighth of a microbatch long, and as high as the bound at its right end.
 
-    The memory is that of activations. Schedules with replicas or updates are left out, since they hold more weights;
-    those with slices too, since the bounds are for whole microbatches.
+    Only the memory of activations counts. Schedules with replicas or updates are left out because they hold more
+    weights, and schedules with slices because the bounds are for whole microbatches.
 
     Examples
     --------
@@ -398,7 +397,7 @@ def tradeoff(num_ranks: int, num_microbatches: int, costs: Costs | None = None) 
 
 
 def searched_choice(schedule: Schedule, costs: Costs) -> TradeoffPoint:
-    """Return the point of a schedule that a search has found, under the costs of each rank's whole share.
+    """Return the point of a schedule that a search has found, under the costs of all layers of each rank.
 
     Examples
     --------
@@ -411,7 +410,7 @@ def searched_choice(schedule: Schedule, costs: Costs) -> TradeoffPoint:
 
 
 def pareto_front(choices: Iterable[TradeoffPoint]) -> list[TradeoffPoint]:
-    """Return the choices than which none has less memory and no larger bubble, or a smaller bubble and no more memory.
+    """Return the choices that no other choice beats in memory or bubble without being worse in the other.
 
     If several are at one point, it returns the first.
 
@@ -446,7 +445,7 @@ def _bound(costs: Costs, placement: Sequence[int], num_microbatches: int, most: 
     share, own = max(costs.memory(num_ranks).activation), costs.cut(len(placement) // num_ranks)
     footprint = own.memory(len(placement))
     is_whole = len({*footprint.activation, *footprint.weight_activation}) == 1 and not any(footprint.transient)
-    # Where all amounts are alike, only their multiples are ever held. Otherwise a step has the height of its right end.
+    # If all amounts are equal, only their multiples are ever held. Otherwise a step has the height of its right end.
     step, holds = (footprint.activation[0], 0.0) if is_whole else (share / _PIECES, (1 - _ROUNDING) * share / _PIECES)
     work = _work(costs, num_ranks, num_microbatches)
     unlimited = _least_bubble(work, own.workload(placement, num_microbatches))

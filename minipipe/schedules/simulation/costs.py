@@ -44,7 +44,7 @@ class Hosts(NamedTuple):
     of_rank : tuple of int
         By rank, its host.
     cores : tuple of float
-        By host; infinite where each of its ranks has a core of its own.
+        By host; infinite if each of its ranks has a core of its own.
     """
 
     of_rank: tuple[int, ...]
@@ -91,7 +91,7 @@ class Costs:
         have no latency between them.
     bandwidth : float
         Units of size per unit of time. A message takes its size over the bandwidth in addition to the latency.
-        Messages slow each other down only where they share the link of a host, see ``hosts``.
+        Messages slow each other down only if they share the link of a host, see ``hosts``.
     message_size : float or sequence of float
         By stage, the size of its activation. The gradient of the activation has the same size.
     activation : float or sequence of float
@@ -103,40 +103,40 @@ class Costs:
     overhead : float
         The time of a rank between two actions of a step: bookkeeping and the start of transfers.
     update : float or sequence of float
-        By stage, the time of a U or, in a schedule without, of a rank between two training steps: the optimiser, and
-        whatever else it does there.
-        ``Costs.measured(pipeline.timeline(num_steps=4)).update`` is a measured one.
+        By stage, the time of a U or, in a schedule without U, the time of a rank between two training steps: the
+        optimiser and everything else that it does there.
+        ``Costs.measured(pipeline.timeline(num_steps=4)).update`` is a measured time.
     sends_block : bool
         Whether a SEND blocks its rank until the receiver has reached the RECV and the message has been transferred.
         Otherwise a SEND takes no time.
     unit, memory_unit : str
         The units in captions: ``"s"`` or ``"units"``, ``"bytes"`` or ``"units"``.
     cores : float or sequence of float, optional
-        The cores of a host, or of each. An action, an overhead and an update each need one. While n of them are at work
-        on a host with fewer cores, each runs at the rate cores / n. By default every rank has a core of its own.
+        The cores of all hosts, or of each host. An action, an overhead and an update each need one. While n of them run
+        on a host with fewer cores, each runs at the rate cores / n. The default is a core for every rank.
     hosts : sequence of int, optional
         By rank, the number of its host, counted from 0. Between two hosts messages share links: each host has one out
         and one in, with the bandwidth above, and those that share a link get max-min fair parts. The latency is not
         shared. By default all ranks are on one host, where messages share nothing.
     overlap : float
-        The part of the shorter of two joined actions that the longer one hides: from 0, the default, where a pair takes
-        as long as both, to 1, where it takes as long as the longer one.
+        The part of the shorter of two overlapped actions that the longer one hides: with 0, the default, a pair takes
+        as long as both in turn; with 1, as long as the longer one.
     copy_bandwidth : float
-        Units of memory per unit of time, of a rank's copies of activations to the memory of its host, an O, and as
-        many at once back, an L.
+        Units of memory per unit of time at which a rank copies activations to the memory of its host (O) and, at the
+        same time and with the same rate, back (L).
     gradient_size : float or sequence of float
-        By stage, the size of the gradients of its weights, for the sums over replicas; see :meth:`sum_times`.
+        By stage, the size of the gradients of its weights, for the all-reduces over replicas; see :meth:`sum_times`.
     weights : float or sequence of float
-        By stage, the memory of its weights. Each further version of them that a rank holds takes as much, and so does
-        each sum of gradients that waits for its U while another one grows.
+        By stage, the memory of its weights. Each further version of the weights that a rank holds takes as much, and so
+        does each further gradient accumulator that waits for its U.
     slice_work : sequence of float, optional
         By slice of a sequence, its part of the work, in any one unit, such as :func:`minipipe.schedules.slice_work`
-        returns. By default all are equal. The other costs are those of a whole sequence, and a slice takes its part of
-        F, I and W, and an equal part of memory and of the size of a message.
+        returns. The default is equal parts. The other costs refer to a whole sequence: a slice takes its part of F, I
+        and W, and an equal part of memory and of the size of a message.
     keys_values : float or sequence of float
-        By stage, the part of ``activation`` that is keys and values of attention, where sequences have slices. Their
-        gradients take as much again, from the backward of a later slice until their own. A stage without a backward
-        keeps them until the last slice of the sequence.
+        By stage, the part of ``activation`` that is keys and values of attention, if sequences have slices. Their
+        gradients take as much again, from the backward of a later slice until their own backward. A stage without a
+        backward keeps them until the last slice of the sequence.
 
     Examples
     --------
@@ -148,7 +148,7 @@ class Costs:
     >>> print(f"{simulate(schedule).bubble_fraction:.0%}, {simulate(schedule, costs).bubble_fraction:.0%}")
     27%, 41%
 
-    Four ranks on two cores: no less than half of their work, 4 * 8 * 3 units.
+    Four ranks on two cores take at least half of their total work, 4 * 8 * 3 units.
 
     >>> simulate(schedule).makespan, simulate(schedule, Costs(cores=2)).makespan
     (33.0, 51.0)
@@ -194,11 +194,12 @@ class Costs:
 
         The times of actions and the overhead are means within a timeline and medians over several. Updates come from
         timelines of several steps. Latency and bandwidth are fitted to the messages whose receivers waited for them,
-        and to the rounds of sums over replicas during which their ranks did not compute. If all of these have about the
-        same size, the latency is their whole time: the fit cannot separate latency and bandwidth.
+        and to the rounds of gradient all-reduces during which their ranks did not compute. If all of these have about
+        the same size, the latency is their whole time: the fit cannot separate latency and bandwidth.
 
-        Of joined actions the times are not used, where a stage has others of that kind that ran alone; the overlap is
-        the median of the parts that they hid. If a stage has whole backwards only, B counts as ``backward_input``. If
+        The times of overlapped actions are not used if the stage has other actions of that kind that ran alone; the
+        overlap is the median of the parts that they hid. If a stage has whole backwards only, B counts as
+        ``backward_input``. If
         it has both kinds, I and W are measured if the backward is split. A timeline does not contain the size of
         activations; :meth:`minipipe.Pipeline.measure_costs` also measures that.
 
@@ -243,9 +244,9 @@ class Costs:
         return replace(self, **times, message_size=_sizes_between(self.message_size, pieces))
 
     def sliced(self, num_slices: int) -> Costs:
-        """Return the costs of one slice of a sequence, an equal part of those of the sequence.
+        """Return the costs of one slice of a sequence, an equal part of the costs of the sequence.
 
-        The simulator does it for a schedule with slices.
+        The simulator does this for a schedule with slices.
 
         Examples
         --------
@@ -263,8 +264,8 @@ class Costs:
     def parse(cls, text: str) -> Costs:
         """Parse the costs of a command line, such as ``"F=1,I=1,W=0.5:1:1:2,latency=0.1"``.
 
-        ``F``, ``I`` and ``W`` are the times of one stage. The other names are those of the attributes. A value by stage
-        may be several numbers, separated by colons.
+        ``F``, ``I`` and ``W`` are the times of one stage. The other names are the names of the attributes. A value by
+        stage may be several numbers, separated by colons.
 
         Raises
         ------
@@ -307,8 +308,8 @@ class Costs:
         """Write the costs to a file, from which :meth:`load` and ``--costs FILE`` of the command line read them.
 
         The file is an object of JSON: ``format`` is ``"minipipe costs"``, ``version`` is 1; every other member has the
-        name of an attribute, and its value, a list where there is one number for each stage, rank or host. What is left
-        out has its default.
+        name of an attribute, and its value: a list if there is one number for each stage, rank or host. Attributes that
+        are left out have their defaults.
 
         Parameters
         ----------
@@ -352,7 +353,7 @@ class Costs:
         Raises
         ------
         ScheduleError
-            Code ``costs``: where it is not the JSON that :meth:`save` describes, it names the member.
+            Code ``costs``, if the file is not the JSON that :meth:`save` describes; the message names the member.
         FileError
             Codes as for :func:`minipipe.io.read_text`.
         """
@@ -396,7 +397,7 @@ class Costs:
         return [size / bandwidth for size in self.by_stage("activation", num_stages)]
 
     def pair_times(self, schedule: ActionTable) -> dict[Action, float]:
-        """Return the time of each joined pair of actions, by its forward.
+        """Return the time of each overlapped pair of actions, by its forward.
 
         Raises
         ------
@@ -453,11 +454,11 @@ class Costs:
         )
 
     def sum_times(self, schedule: ActionTable) -> list[tuple[float, float]]:
-        """Return, by stage, the time of each part of a sum of its gradients, and of the whole sum.
+        """Return, by stage, the time of one part of its gradient all-reduce, and of the whole all-reduce.
 
         Replica j of n adds part j, 1/n of the gradients, in the order of the replicas, and sends the sum to all others:
-        a reduce-scatter and an all-gather, in each of which every replica sends n - 1 parts one after another. So a sum
-        takes 2 (latency + (n - 1) / n * gradient_size / bandwidth), and nothing without replicas.
+        a reduce-scatter and an all-gather, in each of which every replica sends n - 1 parts one after another. So an
+        all-reduce takes 2 (latency + (n - 1) / n * gradient_size / bandwidth), and no time without replicas.
 
         Raises
         ------
@@ -532,12 +533,12 @@ class Costs:
     ) -> Workload:
         """Return the workload of a batch: the scheduling problem that a schedule solves.
 
-        A workload knows no hosts: each rank has a core of its own, and each message a link.
+        A workload does not model hosts: each rank has a core of its own, and each message a link.
 
         Parameters
         ----------
         placement : sequence of int
-            The rank of each stage. Searches and bounds know no replicas.
+            The rank of each stage. Searches and bounds do not support replicas.
         num_microbatches : int
         memory_limit : float or sequence of float, optional
             The most that a rank may hold, in the memory unit of the costs: one limit for all ranks, or one for each.
@@ -640,7 +641,7 @@ def _host_numbers(hosts: object, num_ranks: int) -> tuple[int, ...]:
 
 
 def _numbers(given: Any, count: int) -> list[Any]:
-    """Return the items of a sequence; of anything else, as many of it as are wanted."""
+    """Return the items of a sequence; repeat any other value the given number of times."""
     return list(given) if isinstance(given, Sequence) and not isinstance(given, str | bytes) else [given] * count
 
 

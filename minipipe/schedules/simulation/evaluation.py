@@ -1,7 +1,7 @@
-"""Evaluation: does a schedule solve a workload, how good is it, and is a claim about it true?
+"""Evaluation: whether a schedule solves a workload, how good it is, and whether a claim about it is true.
 
 The check of a certificate's claim uses the verifier, the simulator and the formulas of
-``schedules/analysis/bounds.py``, and nothing of the searches. A bound that no formula proves here stays a claim.
+``schedules/analysis/bounds.py``, but no search. A bound that no formula proves remains a claim.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from minipipe.schedules.simulation.timeline import Timeline
 
 
 def costs_of(workload: Workload) -> Costs:
-    """Return the costs of a workload, for the simulator: what :meth:`minipipe.Costs.workload` was made of.
+    """Return the costs of a workload, for the simulator: the inverse of :meth:`minipipe.Costs.workload`.
 
     Examples
     --------
@@ -57,13 +57,13 @@ def value_of(timeline: Timeline, objective: Objective) -> float:
 
 
 def evaluate(schedule: Schedule, workload: Workload, objective: Objective) -> float:
-    """Return how long a schedule takes for a workload, simulated, after checking that it is an answer to it.
+    """Return the simulated time of a schedule for a workload, after checking that the schedule solves it.
 
     Raises
     ------
     ScheduleError
         The codes of :func:`minipipe.verify`; ``placement`` and ``missing`` for a schedule of other sizes,
-        ``mixed-backward`` for one with whole backwards, ``memory`` for one that takes too much.
+        ``mixed-backward`` for a schedule with whole backwards, ``memory`` for one that takes too much memory.
 
     Examples
     --------
@@ -79,8 +79,8 @@ def evaluate(schedule: Schedule, workload: Workload, objective: Objective) -> fl
 def check_answer(schedule: Schedule, workload: Workload) -> None:
     """Refuse a schedule that does not do the work of a workload, or exceeds its memory.
 
-    Codes ``placement``, ``missing``, ``overlap``, ``mixed-backward``, ``memory``, ``replicas`` and ``updates``, and
-    those of :func:`minipipe.verify`.
+    The codes are ``placement``, ``missing``, ``overlap``, ``mixed-backward``, ``memory``, ``replicas`` and ``updates``,
+    and the codes of :func:`minipipe.verify`.
 
     Examples
     --------
@@ -132,7 +132,7 @@ class Claim(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """The result of a successful check: facts, computed here.
+    """The result of a successful check, computed from the schedule and the workload.
 
     Attributes
     ----------
@@ -155,8 +155,8 @@ def check_claim(schedule: Schedule, workload: Workload, claim: Claim) -> Finding
     Raises
     ------
     ScheduleError
-        Code ``certificate``, if a number is not what it should be; the codes of
-        :func:`~minipipe.schedules.simulation.evaluation.evaluate`, where the schedule is no answer to the workload.
+        Code ``certificate``, if a number is wrong; the codes of
+        :func:`~minipipe.schedules.simulation.evaluation.evaluate`, if the schedule does not solve the workload.
 
     Examples
     --------
@@ -180,7 +180,7 @@ def check_claim(schedule: Schedule, workload: Workload, claim: Claim) -> Finding
     if claim.bound_by in list(Formula):
         proved = [min(bound.value, value) for bound in formulas if bound.name == claim.bound_by]
         if not any(_is_same(bound, claim.bound) for bound in proved):
-            is_given = f"which is {proved[0]:.12g}" if proved else "which says nothing about this workload"
+            is_given = f"which is {proved[0]:.12g}" if proved else "which gives no bound for this workload"
             raise _refusal(f"names {claim.bound:.12g} as the bound {quoted(str(claim.bound_by))}, {is_given}")
     return Finding(value, formulas[0], claim.bound <= formulas[0].value * (1 + ROUNDING))
 

@@ -22,7 +22,7 @@ Position = tuple[int, int]  # a rank, and the index of one of its spans
 
 
 def explain(timeline: Timeline) -> Explanation:
-    """Explain a timeline; its properties ``idle``, ``messages`` and ``critical_path`` are those of the explanation.
+    """Explain a timeline: the source of its properties ``idle``, ``messages`` and ``critical_path``.
 
     Examples
     --------
@@ -37,7 +37,7 @@ def explain(timeline: Timeline) -> Explanation:
 class Explanation:
     """The waits in a timeline: which rank waited for which, for which value, and why.
 
-    Each property is worked out when it is first asked for.
+    Each property is computed at its first use.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ class Explanation:
         yield from self._drain(rank, free, self._timeline.end)
 
     def _drain(self, rank: int, free: float, until: float) -> Iterator[Idle]:
-        """Explain why a rank was idle behind its last span of a step: first for its last sum, then for nothing."""
+        """Explain why a rank was idle after its last span of a step: until its last all-reduce ended, then drained."""
         pending = [found for found in self._sums[rank].values() if found.came(rank) <= free < found.end]
         if pending:
             last = max(pending, key=attrgetter("end"))
@@ -120,7 +120,7 @@ class Explanation:
 
     @cached_property
     def _sums(self) -> list[dict[Action, GradientSum]]:
-        """The sums of each rank, each by the U that would apply it."""
+        """The gradient all-reduces of each rank, each by the U that would apply it."""
         sums: list[dict[Action, GradientSum]] = [{} for _ in self._spans]
         for found in self._timeline.sums:
             for rank, action in zip(found.ranks, found.actions):
@@ -128,7 +128,7 @@ class Explanation:
         return sums
 
     def _load(self, rank: int, index: int) -> Span | None:
-        """Return the L for a span, or for the one joined with it, if any."""
+        """Return the L for a span, or for the span overlapped with it, if any."""
         actions = (self._spans[rank][i].action for i in self._joined(rank, index) if self._loads)
         pairs = (action[::2] for action in actions if action.kind in _NEED_LOADS)  # an F comes before its L
         return next(filter(None, map(self._loads.get, pairs)), None)
@@ -141,7 +141,7 @@ class Explanation:
 
     @cached_property
     def _changes(self) -> list[dict[int, StepChange]]:
-        """By rank, the changes of step by the index of the first span behind each."""
+        """By rank, the changes of step, by the index of the first span after each."""
         timeline = self._timeline
         lengths = (len(row) // timeline.num_steps for row in self._spans)
         changes = timeline.step_changes or [()] * timeline.num_ranks
@@ -178,14 +178,14 @@ class Explanation:
         return source if source and source[1] != rank else None
 
     def _joined(self, rank: int, index: int) -> range:
-        """Return the indices of a span and of the one that runs joined with it, if any."""
+        """Return the indices of a span and of the span overlapped with it, if any."""
         row = self._spans[rank]
         is_second = index > 0 and row[index].start < row[index - 1].end
         is_first = index + 1 < len(row) and row[index + 1].start < row[index].end
         return range(index - is_second, index + 1 + is_first)
 
     def _last_source(self, rank: int, index: int) -> tuple[float, int, int, Action] | None:
-        """Return the source of the last value for a span, or the one joined with it, and the consumer."""
+        """Return the source of the last value for a span or the span overlapped with it, and the consumer."""
         actions = [self._spans[rank][i].action for i in self._joined(rank, index)]
         found = [(*source, action) for action in actions if (source := self._source(rank, action))]
         return max(found, default=None, key=itemgetter(0))
@@ -212,14 +212,14 @@ class Explanation:
         return times[value.cut] if times and value.cut >= 0 else 0.0
 
     def _earliest_arrival(self, message: Message) -> float:
-        """Return when a measured message arrived; where its receiver came later, when it may have at the earliest."""
+        """Return when a measured message arrived, or its earliest possible arrival if the receiver came later."""
         if message.was_awaited:
             return message.arrived
         return min(message.arrived, message.sent + self._fastest.get((message.source, message.destination), 0.0))
 
     @cached_property
     def _fastest(self) -> dict[tuple[int, int], float]:
-        """By the two ranks, the shortest time in flight of an awaited message, by clocks that may be apart."""
+        """By pair of ranks, the shortest time in flight of an awaited message, by clocks that may differ."""
         fastest: dict[tuple[int, int], float] = {}
         for message in self._timeline.measured_messages:
             if message.was_awaited:
@@ -247,7 +247,7 @@ class Explanation:
         return {span.action: (r, index) for r, row in enumerate(self._spans) for index, span in enumerate(row)}
 
     def _before_sum(self, found: GradientSum) -> Position | None:
-        """Return the position of the span after which the last replica came to a sum."""
+        """Return the position of the span after which the last replica reached an all-reduce."""
         return self._last_ended(found.last_rank, found.begin)
 
     def _last_ended(self, rank: int, time: float) -> Position | None:

@@ -21,7 +21,7 @@ def fit_costs(timelines: Sequence[Timeline]) -> dict[str, Any]:
 
     A time is the mean within each timeline and the median over several, so that one step disturbed by another program
     has no influence. Latency and bandwidth are fitted to the messages whose receivers waited for them; the arrival
-    times of other messages are unknown. The rounds of sums over replicas count as messages.
+    times of other messages are unknown. The rounds of gradient all-reduces count as messages.
 
     Raises
     ------
@@ -33,7 +33,7 @@ def fit_costs(timelines: Sequence[Timeline]) -> dict[str, Any]:
     times = [_mean_times(timeline) for timeline in timelines]
 
     def usual(kind: ActionKind, stage: int) -> float:
-        found = zip(timelines, times)  # of slices, the time of a whole sequence
+        found = zip(timelines, times)  # with slices, the time of a whole sequence
         return _median(own[kind, stage] * timeline.num_slices for timeline, own in found if (kind, stage) in own)
 
     latency, bandwidth = fit_messages([*_message_samples(timelines), *_sum_samples(timelines)])
@@ -111,7 +111,7 @@ def _stages_of(timeline: Timeline) -> range:
 
 
 def _mean_times(timeline: Timeline) -> dict[tuple[ActionKind, int], float]:
-    """Return the mean times of actions that ran alone; where a stage has none of a kind, those of its pairs."""
+    """Return the mean times of actions that ran alone, or of overlapped pairs if a stage has no others of a kind."""
     groups = [group for row in timeline.spans for group in in_groups(row)]
     joined, alone = (
         _grouped(((action.kind, action.stage), end - start) for group in groups for action, start, end in group
@@ -122,7 +122,7 @@ def _mean_times(timeline: Timeline) -> dict[tuple[ActionKind, int], float]:
 
 
 def _overlaps(timeline: Timeline, times: dict[tuple[ActionKind, int], float]) -> Iterator[float]:
-    """Yield, for each joined pair, the part of the shorter action that was hidden."""
+    """Yield, for each overlapped pair, the part of the shorter action that was hidden."""
     for group in (group for row in timeline.spans for group in in_groups(row) if len(group) > 1):
         both = [times[action.kind, action.stage] for action, _, _ in group]
         if min(both) > 0:
@@ -157,10 +157,10 @@ def _message_samples(timelines: Iterable[Timeline]) -> Iterator[tuple[float, flo
 
 
 def _sum_samples(timelines: Sequence[Timeline]) -> Iterator[tuple[float, float]]:
-    """Yield (size, mean time) of a round of the sums, for each timeline and each size: all but one of its parts.
+    """Yield (size, mean time) of a round of the all-reduces, for each timeline and each size: all but one of its parts.
 
-    They are those during which no rank of theirs computed, or all if there is none: between two of its actions alone a
-    rank looks whether parts have come.
+    Only rounds during which none of their ranks computed count, or all rounds if there is no such round: a rank checks
+    for arrived parts only between two of its actions.
     """
     rounds: dict[bool, list[list[tuple[float, float]]]] = {True: [], False: []}
     for timeline in timelines:

@@ -1,7 +1,7 @@
 """The simulation of ranks that share cores, and of messages that share links: work flows, like a fluid.
 
-Each rank runs its row; the tags are explained in ``simulator.py``. An action, an overhead and an update need a
-core. While more of them are at work on a host than it has cores, all of them get the same part of one::
+Each rank runs its row; the tags are explained in ``simulator.py``. An action, an overhead and an update each need a
+core. While more of them run on a host than it has cores, all of them get the same fraction of a core::
 
     two ranks, one core     rank 0   |0F0|---- 0F1 ----|        0F1 and 1F0 take 1 each, and run at rate 1/2
                             rank 1       |---- 1F0 ----|1F1|    until both end; then 1F1 has the core to itself
@@ -9,8 +9,8 @@ core. While more of them are at work on a host than it has cores, all of them ge
 Each host has a clock of its own, which goes at the rate of its actions: work of 1 that begins at 3 on that clock ends
 at 4, however often the rate changes meanwhile. So only the earliest end of each host has to be known.
 
-A sum of gradients begins when its last replica comes, and takes two rounds. In each, all replicas send their parts: to
-other hosts all at once, over links that they share with messages; within a host one after another.
+A gradient all-reduce begins when its last replica arrives, and takes two rounds. In each, all replicas send their
+parts: to other hosts all at once, over links that they share with messages; within a host one after another.
 
 A message between two hosts leaves at its fair rate, and arrives after the latency; ``fair_rates`` has the rates.
 """
@@ -38,7 +38,7 @@ Then = Callable[[], object]
 
 
 class Fluid(Timing):
-    """Lets all ranks go at once, from event to event; parameters are as in :class:`Timing`, and the hosts."""
+    """Runs all ranks concurrently, from event to event; parameters are as in :class:`Timing`, plus the hosts."""
 
     def __init__(self, step: ActionTable, costs: Costs, num_steps: int, hosts: Hosts) -> None:
         super().__init__(step, costs, num_steps)
@@ -52,7 +52,7 @@ class Fluid(Timing):
         self.ready = deque(range(self.table.num_ranks))  # ranks that can run
         self.num_over = 0  # ranks that have finished
         self.timers: list[tuple[float, int, Then]] = []
-        self.serial = count()  # of timers: those of one moment keep their order
+        self.serial = count()  # numbers the timers, so that simultaneous timers keep their order
 
     def run(self, wait: bool) -> float:
         """Run all steps, and return the latest end: infinite, if no number can hold the time of an event."""
@@ -106,7 +106,7 @@ class Fluid(Timing):
         self.num_over += 1
 
     def run_pair(self, rank: int, forward: Action, has_begun: bool) -> Waits:
-        """Run a forward joined with a backward: [1] to [4] of both, at once, on one core."""
+        """Run a forward overlapped with a backward: [1] to [4] of both, at once, on one core."""
         if has_begun:
             yield from self.work(rank, self.overhead)
         pair = self.pair(forward)
@@ -134,7 +134,7 @@ class Fluid(Timing):
         self.changes[rank].append(StepChange(left, self.now, last if left > end else rank))
 
     def pass_message(self, rank: int, action: Action) -> Waits:
-        """Come to a SEND or RECV. Where sends block, the later half of the two lets the message pass."""
+        """Reach a SEND or RECV. If sends block, the later one of the two starts the message."""
         value, start, spans = Value.carried_by(action), self.now, self.spans[rank]
         _, announces, awaits, _ = self.rules[action.kind][action.stage]
         if action != value.send:
@@ -153,7 +153,7 @@ class Fluid(Timing):
             self.transfer(value, received)
 
     def work(self, rank: int, time: float) -> Waits:
-        """Take a time on a core of the rank's own."""
+        """Occupy a core for a time."""
         if time:
             self.cores[self.hosts.of_rank[rank]].begin(rank, time)
             yield
@@ -165,7 +165,7 @@ class Fluid(Timing):
             yield
 
     def until_copied(self, rank: int, action: Action) -> Waits:
-        """Wait until the copies of what an action needs have ended."""
+        """Wait until the copies of the activations that an action needs have ended."""
         end = self.copied.get(action[::2], 0.0)
         if end > self.now:
             self.at(end, partial(self.ready.append, rank))
@@ -199,10 +199,10 @@ class Fluid(Timing):
             self.sent[value] = self.now, *self.sent[value][1:]
         self.happen(event)
 
-    # -- sums of gradients: two rounds, a reduce-scatter and an all-gather ---------------------------------------------
+    # -- gradient all-reduces: two rounds, a reduce-scatter and an all-gather ------------------------------------------
 
     def contribute(self, action: Action) -> None:
-        """Come to a sum; the last replica lets its first round begin."""
+        """Reach an all-reduce; the last replica starts its first round."""
         found = self.come(action, self.now)
         if found:
             self.exchange(found, rounds=2 if len(found.ranks) > 1 else 0)
@@ -305,7 +305,7 @@ class _Links:
         return min((self.since + message.time / message.rate for message in self.passing), default=inf)
 
     def ended(self, now: float) -> list[Then]:
-        """Take away the messages that have passed by now; return what comes after each."""
+        """Remove the messages that have passed by now; return the continuation of each."""
         over = [message for message in self.passing if self.since + message.time / message.rate <= now]
         if over:
             self._change(now, [message for message in self.passing if message not in over])
@@ -321,9 +321,9 @@ class _Links:
 
 
 def fair_rates(links_of: Mapping[M, Sequence[Link]]) -> dict[M, float]:
-    """Return the max-min fair rate of each message: none can get more without taking from one that has no more.
+    """Return the max-min fair rate of each message: none can get more without slowing a message that is no faster.
 
-    Link by link, the one that leaves its messages the least is filled: they share evenly what is left of it.
+    Repeatedly, the link with the lowest rate per message is filled: its messages share its remaining bandwidth evenly.
 
     A rate is a part of the bandwidth of a link.
 

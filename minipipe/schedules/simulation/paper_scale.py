@@ -1,11 +1,11 @@
 """The time of a training iteration on thousands of GPUs, from the shape of a transformer and rates of the hardware.
 
-Nothing is fitted to a published time: others measured the rates of products, memory and links, each alone. What a stage
-computes and sends follows from the shape of the model, as the times of a :class:`Costs`, and the simulator runs the
-schedule of the paper over them. ``published.csv`` has the rows of three tables to compare with.
+Nothing is fitted to a published time: the rates of products, memory and links were each measured alone, by others. The
+work and the messages of a stage follow from the shape of the model; they give the times of a :class:`Costs`, and the
+simulator runs the schedule of the paper with them. ``published.csv`` has the rows of three tables to compare with.
 
-Not modelled: the loading of data, gaps between kernels, stragglers, clocks that fall under load, and processors that a
-collective operation takes from the products.
+The model omits the loading of data, gaps between kernels, stragglers, clocks that fall under load, and processors that
+a collective operation takes from the products.
 
 References
 ----------
@@ -54,7 +54,7 @@ TABLES = ("megatron-table-1", "megatron-table-2", "korthikanti-table-5")
 
 
 class Link(NamedTuple):
-    """A link of one GPU: seconds until a message begins, and bytes a second."""
+    """A link of one GPU: latency in seconds, and bandwidth in bytes per second."""
 
     latency: float
     bandwidth: float
@@ -66,13 +66,13 @@ class Hardware(NamedTuple):
     Attributes
     ----------
     products : float
-        Operations a second of a matrix product, beside the time of its operands.
+        Operations per second of a matrix product, without the time to read its operands.
     memory : float
-        Bytes a second.
+        Bytes per second.
     node : Link
-        To the other GPUs of its host, in a sum of activations.
+        The link to the other GPUs of its host, in an all-reduce of activations.
     network : Link
-        To another host.
+        The link to another host.
     """
 
     products: float
@@ -97,7 +97,7 @@ _FIELDS = ("heads", "hidden", "layers", "tensor", "pipeline", "chunks", "gpus", 
 
 
 class Run(NamedTuple):
-    """One row of a table: a model, its cut, and the published time or rate of an iteration.
+    """One row of a table: a model, its partition, and the published time or rate of an iteration.
 
     Attributes
     ----------
@@ -105,17 +105,18 @@ class Run(NamedTuple):
     heads, hidden, layers : int
         The shape of the model, whose sequences have 2,048 tokens of 51,200.
     tensor, pipeline, chunks : int
-        GPUs that share a layer; ranks of the pipeline; stages on each rank.
+        Tensor-parallel GPUs of a layer; ranks of the pipeline; stages on each rank.
     gpus, batch, microbatch : int
         All GPUs; sequences of an iteration; sequences of a microbatch.
     recompute : str
-        What a backward computes again: ``"full"``, the whole layer; ``"selective"``, attention only, with the sequence
-        divided among the GPUs that share a layer.
+        The part that a backward recomputes: ``"full"``, the whole layer; ``"selective"``, attention only, with the
+        sequence divided among the tensor-parallel GPUs.
     overlap : str
-        What runs beside the backward: ``"nothing"``; ``"replicas"``, the sums of gradients over replicas;
-        ``"tensor"``, sums over the GPUs that share a layer, where accumulation is part of the product, too.
+        The communication that overlaps with the backward: ``"nothing"``; ``"replicas"``, the gradient all-reduces over
+        replicas; ``"tensor"``, the all-reduces over tensor-parallel GPUs, with gradient accumulation as part of the
+        product.
     published : str
-        ``"138TF"`` for 138e12 operations a second and GPU, ``"1.42s"`` for seconds, or nothing.
+        ``"138TF"`` for 138e12 operations per second and GPU, ``"1.42s"`` for seconds, or nothing.
     """
 
     table: str
@@ -158,7 +159,7 @@ class Run(NamedTuple):
         return number if self.published.endswith("s") else self.operations / self.gpus / (number * 1e12)
 
     def schedule(self) -> Schedule:
-        """Return the schedule of one replica: 1F1B, interleaved where a rank has several chunks."""
+        """Return the schedule of one replica: 1F1B, or interleaved 1F1B if a rank has several chunks."""
         if self.chunks == 1:
             return one_f_one_b(self.pipeline, self.num_microbatches)
         return interleaved_1f1b(self.pipeline, self.num_microbatches, self.chunks)
@@ -191,7 +192,7 @@ def read_runs(text: str) -> list[Run]:
 
 
 def _run_of(row: dict[str, str]) -> Run:
-    """Return one row, or say what does not fit."""
+    """Return one row, or raise an error that names the wrong cell."""
     where = f"The row of {quoted(row['model'])}"
     try:
         numbers = {name: parse_whole(row[name] or "") for name in _FIELDS}
@@ -201,7 +202,8 @@ def _run_of(row: dict[str, str]) -> Run:
         raise ArgumentError("value", f"{where} has a wrong cell; expected whole numbers in {', '.join(_FIELDS)}.")
     if not _PUBLISHED.fullmatch(row["published"]):
         given = quoted(row["published"])
-        raise ArgumentError("value", f"{where}: published is {given}; expected such as 138TF or 1.42s, or nothing.")
+        message = f"{where}: published is {given}; expected a value such as 138TF or 1.42s, or nothing."
+        raise ArgumentError("value", message)
     run = Run(**{**row, **numbers})  # type: ignore[arg-type]
     for name, known in (("recompute", ("full", "selective")), ("overlap", ("nothing", "replicas", "tensor"))):
         if getattr(run, name) not in known:
@@ -227,14 +229,14 @@ def _run_of(row: dict[str, str]) -> Run:
 
 @dataclass(frozen=True)
 class _Model:
-    """The times of the parts of a run, in seconds, without what is left out."""
+    """The times of the parts of a run, in seconds, without the terms that are left out."""
 
     run: Run
     hardware: Hardware
     without: Collection[str]
 
     def costs(self) -> Costs:
-        """Return the times of each stage; a message takes both of its ranks its time, as it did in these programs."""
+        """Return the times of each stage; a message occupies both of its ranks, as in the measured programs."""
         run, message = self.run, self._message()
         layers = run.layers // (run.pipeline * run.chunks)
         last = run.pipeline * run.chunks - 1
@@ -251,7 +253,7 @@ class _Model:
         )
 
     def after_the_last_backward(self) -> float:
-        """Return the time of the sums over replicas and of the optimiser."""
+        """Return the time of the gradient all-reduces over replicas and of the optimiser."""
         run = self.run
         parameters = (12 * run.hidden**2 + 13 * run.hidden) * run.layers / (run.tensor * run.pipeline)
         parameters += VOCABULARY * run.hidden / run.tensor
@@ -293,7 +295,7 @@ class _Model:
         forward = products[0] + attention + self._kept("memory", self._moved(22 * replicated + 20 * n / t))
         forward += 2 * self._tensor_sum()
         inputs = products[1] + attention_backward + self._kept("memory", self._moved(46 * replicated + 48 * n / t))
-        # The other half of a divided sum, a gather, hides behind the weights' products, as does a whole sum.
+        # The all-gather of a divided all-reduce hides behind the weights' products, as does a whole all-reduce.
         inputs += (2 if run.overlap != "tensor" else 1 if is_selective else 0) * self._tensor_sum()
         inputs += self._kept("recomputation", attention if is_selective else forward)
         is_fused = run.overlap == "tensor"
@@ -311,7 +313,7 @@ class _Model:
         )
 
     def _tensor_sum(self) -> float:
-        """Return the time of a sum of one activation over the GPUs that share a layer, or of its two halves."""
+        """Return the time of an all-reduce of one activation over the tensor-parallel GPUs, or of its two halves."""
         t = self.run.tensor
         if t == 1:
             return 0.0
@@ -347,7 +349,7 @@ def costs_of(run: Run, hardware: Hardware = A100, without: Collection[str] = ())
 
 
 def predict(run: Run, hardware: Hardware = A100, without: Collection[str] = ()) -> float:
-    """Return the time of an iteration, in seconds: the schedule simulated, then sums over replicas and the optimiser.
+    """Return the time of an iteration, in seconds: the simulated schedule, then all-reduces and the optimiser.
 
     Parameters
     ----------

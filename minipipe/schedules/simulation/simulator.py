@@ -10,11 +10,11 @@ It visits the actions in topological order. The tags are repeated at the code::
                      [2] the value that it consumes is available
                      [3] it ends after the time that it takes
 
-Of a forward and a backward that run joined, each waits for the values of both, and both end at once.
+An overlapped forward and backward each wait for the inputs of both, and both end at once.
 
-An O or L takes its rank no time. The copy runs beside it, behind earlier ones the same way, and the R, B or I behind an
-L waits for it. A REDUCE_GRAD takes its rank no time, either. The sum begins when all replicas have come, takes the time
-of its two rounds of messages, and only a U waits for it: the rank continues meanwhile.
+An O or L takes its rank no time. The copy runs concurrently, after earlier copies in the same direction, and the R, B
+or I after an L waits for it. A REDUCE_GRAD also takes its rank no time. The all-reduce begins when all replicas have
+arrived and takes the time of its two rounds of messages. Only a U waits for it: the rank continues meanwhile.
 """
 
 from __future__ import annotations
@@ -44,32 +44,32 @@ MEMORY_TOO_LARGE = "The sum of the memory is too large for a number; choose a la
 def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int = 1, wait: bool = False) -> Timeline:
     """Predict the timeline of a schedule: each action starts once its rank is free and its value is available.
 
-    Local; no messages. Exact, and linear in the number of actions. Where ranks share cores or links
+    Local; no messages. The result is exact; the time is linear in the number of actions. If ranks share cores or links
     (``costs.cores``, ``costs.hosts``), actions and messages take longer while they share;
     ``schedules/simulation/fluid.py`` has the rules.
 
     Parameters
     ----------
     schedule : Schedule or Program
-        A legal one. In a program a value leaves when its SEND is reached, in a schedule when it is computed.
+        A legal schedule. In a program a value is sent when its SEND is reached, in a schedule when it is computed.
     costs : Costs, optional
-        By default F, I and W take one unit each, and messages nothing.
+        By default F, I and W take one unit each, and messages take no time.
     num_steps : int
         Training steps, one after another. Between them each rank takes ``costs.update`` for its stages.
     wait : bool
-        Whether a rank leaves a step only with the loss, as from ``Pipeline.step``: when the rank of the last stage has
-        also ended the step. Otherwise it continues at once, as with ``Pipeline.step(…, wait=False)``.
+        Whether a rank waits for the loss at the end of a step, as in ``Pipeline.step``: until the rank of the last
+        stage has also ended the step. Otherwise it continues at once, as with ``Pipeline.step(…, wait=False)``.
 
     Returns
     -------
     Timeline
-        Its spans are computations; where sends block, SEND and RECV too.
+        Its spans are computations and, if sends block, SEND and RECV.
 
     Raises
     ------
     ScheduleError
-        When the schedule is not legal, with the codes of :func:`minipipe.verify` (``rendezvous-deadlock`` only where
-        sends block); code ``costs``, when the costs do not fit.
+        If the schedule is not legal, with the codes of :func:`minipipe.verify` (``rendezvous-deadlock`` only if sends
+        block); code ``costs``, if the costs do not fit.
 
     Examples
     --------
@@ -113,7 +113,7 @@ def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int =
 
 
 def check_costs(given: object) -> None:
-    """Refuse what is neither None nor Costs."""
+    """Refuse a value that is neither None nor Costs."""
     if not (given is None or isinstance(given, Costs)):
         message = (
             f"costs is {quoted(given)}; expected Costs, such as Costs(forward=2) or Costs.parse('F=2,latency=0.1')."
@@ -122,7 +122,7 @@ def check_costs(given: object) -> None:
 
 
 def _check_legal(schedule: ActionTable, costs: Costs) -> None:
-    """Refuse what is not legal. A deadlock that buffered sends avoid counts only where sends block."""
+    """Refuse an illegal schedule. A deadlock that buffered sends avoid counts only if sends block."""
     try:
         verify(schedule)
     except ScheduleError as error:
@@ -168,9 +168,9 @@ class _Exact(Timing):
         order = complete_walk(step, sends_are_buffered=not costs.sends_block).order()
         self.order = order if num_steps == 1 else list(order)
         self.num_microbatches = step.num_microbatches
-        self.available = [0.0] * self.num_events  # by event: when others can use what it completes
+        self.available = [0.0] * self.num_events  # by event: when other ranks can use its value
         self.free = [0.0] * self.table.num_ranks
-        self.summed = [0.0] * self.table.num_ranks  # by rank: when its last sum was there
+        self.summed = [0.0] * self.table.num_ranks  # by rank: when its last all-reduce ended
         self.reached: dict[Action, float] = {}  # by SEND: when the first half of a message was reached, if sends block
 
     def run(self, wait: bool) -> float:
@@ -213,7 +213,7 @@ class _Exact(Timing):
             append[rank](new_span((action, start, end)))
 
     def run_pair(self, rank: int, forward: Action, free: float) -> None:
-        """Run a forward joined with a backward: [1] to [4] of both, at once."""
+        """Run a forward overlapped with a backward: [1] to [4] of both, at once."""
         pair = self.pair(forward)
         values = (self.available[awaits] for _, awaits, _, _ in pair if awaits >= 0)
         start = max([free, self.copied.get(self.joined[forward][::2], 0.0), *values])
@@ -232,14 +232,14 @@ class _Exact(Timing):
             self.changes[rank].append(StepChange(ends[after], self.free[rank], after))
 
     def come_to(self, rank: int, action: Action) -> None:
-        """Come to an action that takes its rank no time: a copy, a sum or a message."""
+        """Reach an action that takes its rank no time: a copy, an all-reduce or a message."""
         if action.kind is O or action.kind is L:
             self.copy(rank, action, self.free[rank])
         else:
             (self.contribute if action.kind is REDUCE_GRAD else self.pass_message)(rank, action)
 
     def contribute(self, rank: int, action: Action) -> None:
-        """Come to a sum; the last replica lets it begin."""
+        """Reach an all-reduce; the last replica starts it."""
         found = self.come(action, self.free[rank])
         if found:
             end = found.begin + self.sum_times[action.stage][1]
@@ -249,7 +249,7 @@ class _Exact(Timing):
                 self.summed[replica] = max(end, self.summed[replica])
 
     def pass_message(self, rank: int, action: Action) -> None:
-        """Come to a SEND or RECV. Where sends block, the later half of the two lets the message pass."""
+        """Reach a SEND or RECV. If sends block, the later one of the two starts the message."""
         now, value = self.free[rank], Value.carried_by(action)
         is_send, time = action == value.send, self.message_times[value.cut]
         if not self.sends_block:

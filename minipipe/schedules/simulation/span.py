@@ -27,9 +27,10 @@ class Span(NamedTuple):
 
 
 def with_copies(spans: Sequence[Span], copies: Sequence[Span]) -> list[Action]:
-    """Return the actions of the spans and of the copies of a rank, in the order in which they change what it holds.
+    """Return the actions of the spans and of the copies of a rank, in the order in which they change its memory.
 
-    An L takes memory from the computation on in which it begins, an O gives it back behind that in which it ends.
+    An L takes memory from the computation on during which it begins; an O frees memory after the computation during
+    which it ends.
 
     Examples
     --------
@@ -52,13 +53,13 @@ def with_copies(spans: Sequence[Span], copies: Sequence[Span]) -> list[Action]:
             places[Action(stage, L, k)] = min(bisect_right(ends, start), until), 0
         else:
             last = max(bisect_left(starts, end) - 1, index_of[Action(stage, F, k)])
-            # While one computation runs, it may be away and come back: it counts as there, and once.
+            # It may leave and return during one computation: it then counts as held, and once.
             places[Action(stage, O, k)] = min((last, 2), places[Action(stage, L, k)])
     return sorted(places, key=lambda action: (places[action], action.kind is L))
 
 
 def in_groups(spans: Sequence[Span]) -> list[list[Span]]:
-    """Return the spans of a rank one by one, but two that run joined together: the second starts before the first ends.
+    """Return the spans of a rank in groups: overlapped pairs together, all others alone.
 
     Examples
     --------
@@ -82,10 +83,10 @@ class StepChange(NamedTuple):
     Attributes
     ----------
     left, begun : float
-        When it left the one step, and began the next; in between it updates its parameters and, if measured, does
-        whatever else the program does there.
+        When it left the one step, and began the next. In between it updates its parameters; if measured, the time also
+        includes everything else that the program does there.
     after : int
-        The rank whose end of the step it waited for: itself, or that of the last stage, which has the loss.
+        The rank whose end of the step it waited for: itself, or the rank of the last stage, which has the loss.
 
     Examples
     --------
@@ -130,7 +131,8 @@ class Idle(NamedTuple):
     awaited : Action or None
         The action of that rank that is waited for.
     running : Action or None
-        Where that is a REDUCE_GRAD: what its rank was still at when the wait began; None once all replicas had come.
+        If ``awaited`` is a REDUCE_GRAD: the action that its rank was still running when the wait began; None if all
+        replicas had arrived.
 
     Examples
     --------
@@ -162,12 +164,12 @@ class Message(NamedTuple):
     source, destination : int
         Ranks.
     sent, arrived : float
-        In the unit of its timeline. A measured message has arrived when its receiver took it, which may be long after
+        In the unit of the timeline. A measured message has arrived when its receiver took it, which may be long after
         it was delivered.
     was_awaited : bool
         Whether the receiver was waiting when it was sent, so that ``arrived`` tells the time in flight.
     size : float or None
-        In the memory unit of its timeline, where it is known.
+        The size in the memory unit of its timeline, if it is known.
 
     Examples
     --------
@@ -188,7 +190,7 @@ class Message(NamedTuple):
 
 
 class GradientSum(NamedTuple):
-    """A sum of the gradients of a stage over its replicas; it begins when the last of them has come.
+    """The gradient all-reduce of a stage over its replicas; it begins when the last of them has arrived.
 
     Attributes
     ----------
@@ -197,11 +199,11 @@ class GradientSum(NamedTuple):
     ranks : tuple of int
         By replica, its rank.
     reached : tuple of float
-        By replica, when it came. It continues at once.
+        By replica, when it arrived. It continues at once.
     end : float
-        When the sum is complete, on all of them.
+        When the all-reduce is complete, on all of them.
     size : float
-        Of the gradients of each replica, in bytes where it was measured.
+        The size of the gradients of each replica, in bytes if measured.
 
     Examples
     --------
@@ -218,15 +220,15 @@ class GradientSum(NamedTuple):
     size: float = 0.0
 
     def came(self, rank: int) -> float:
-        """Return when a rank came."""
+        """Return when a rank arrived."""
         return self.reached[self.ranks.index(rank)]
 
     @property
     def begin(self) -> float:
-        """When the last replica came."""
+        """When the last replica arrived."""
         return max(self.reached)
 
     @property
     def last_rank(self) -> int:
-        """The rank that came last."""
+        """The rank that arrived last."""
         return self.ranks[self.reached.index(self.begin)]

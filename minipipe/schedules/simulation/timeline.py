@@ -18,7 +18,7 @@ from minipipe.schedules.simulation.explanation import Explanation, explain
 from minipipe.schedules.simulation.span import GradientSum, Idle, Message, Span, StepChange, in_groups, with_copies
 from minipipe.schedules.slices import Slice
 
-_MOST = 1e15  # of any unit: from here on a power of ten says more than its digits
+_MOST = 1e15  # of any unit: from here on a power of ten is clearer than all digits
 
 
 def format_time(time: float, unit: str) -> str:
@@ -56,7 +56,7 @@ def format_number(time: float, unit: str) -> str:
     return f"{shown:.0f}" if has_more_digits else f"{shown:.{digits}g}"
 
 
-_MOST_LISTED = 8  # ranks: of more, the most and the least say more than a list
+_MOST_LISTED = 8  # ranks: for more, only the largest and the smallest amount are shown
 ONE_UNIT = "microbatches over all stages of a rank"
 """The unit in which drawings and tables count activations: the (stage, microbatch) pairs of all stages of a rank."""
 
@@ -70,14 +70,14 @@ class Timeline(ShownInNotebooks):
     name : str
         The schedule's name.
     spans : tuple of tuple of Span
-        ``spans[rank]``, in order of execution. Two that ran joined have the same times. SEND and RECV have spans only
-        if sends block.
+        ``spans[rank]``, in order of execution. Two overlapped actions have the same times. SEND and RECV have spans
+        only if sends block.
     peak_activations : tuple of int
         By rank: the largest number of (stage, microbatch) pairs whose activations were held at once.
     peak_memory : tuple of float or None
         By rank: the peak memory of the activations held, if known.
     unit, memory_unit : str
-        ``"s"`` for seconds, ``"bytes"`` for bytes, ``"units"`` for those of the costs.
+        ``"s"`` for seconds, ``"bytes"`` for bytes, ``"units"`` for the units of the costs.
     note : str
         A remark on the interpretation of the times.
     message_times : tuple of float
@@ -86,7 +86,7 @@ class Timeline(ShownInNotebooks):
         For values with a SEND of their own: the arrival time, the sending rank, and the index of that rank's last span
         before the SEND.
     arrived : dict of Value to float
-        When messages arrived in a simulation in which something is shared; empty otherwise.
+        When messages arrived in a simulation in which ranks share cores or links; empty otherwise.
     memory : tuple of tuple of float or None
         ``memory[rank][i]`` is the memory of the activations held after span ``i`` of the rank, if known.
     memory_during : tuple of tuple of float or None
@@ -100,9 +100,10 @@ class Timeline(ShownInNotebooks):
         By rank, its changes from one training step to the next; empty for one step. Microbatch k of step s has the
         number ``s * num_microbatches + k``.
     sums : tuple of GradientSum
-        The sums of gradients over replicas, in the order of their microbatches. They have no spans: a rank continues.
+        The gradient all-reduces over replicas, in the order of their microbatches. They have no spans, because a rank
+        continues meanwhile.
     copies : tuple of tuple of Span
-        By rank, its O and L: copies beside what it computes. Empty if there are none.
+        By rank, its O and L: copies concurrent with its computations. Empty if there are none.
 
     Examples
     --------
@@ -133,7 +134,7 @@ class Timeline(ShownInNotebooks):
     copies: tuple[tuple[Span, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        for text in ("name", "unit", "memory_unit", "note"):  # the name may be that of a file
+        for text in ("name", "unit", "memory_unit", "note"):  # the name may come from a file
             object.__setattr__(self, text, printable(getattr(self, text)))
 
     @property
@@ -143,7 +144,7 @@ class Timeline(ShownInNotebooks):
 
     @property
     def num_slices(self) -> int:
-        """The number of slices of a sequence; 1 where microbatches are whole."""
+        """The number of slices of a sequence; 1 if microbatches are whole."""
         first = next((span.action.microbatch for row in self.spans for span in row), 0)
         return first.num_slices if isinstance(first, Slice) else 1
 
@@ -154,7 +155,7 @@ class Timeline(ShownInNotebooks):
 
     @property
     def time_of_further_step(self) -> float:
-        """The time from the end of the first step to the end of the last, for each step: that of one, if it is alone.
+        """The mean time of a step after the first one, from end to end; with a single step, its time.
 
         Examples
         --------
@@ -174,7 +175,7 @@ class Timeline(ShownInNotebooks):
 
     @cached_property
     def end(self) -> float:
-        """The latest end on any rank, of sums too."""
+        """The latest end on any rank, including all-reduces."""
         spans = (span.end for row in self.spans for span in row)
         return max(chain(spans, (found.end for found in self.sums)), default=0.0)
 
@@ -184,7 +185,7 @@ class Timeline(ShownInNotebooks):
         return self.end - self.start
 
     def busy(self, rank: int) -> float:
-        """Return the computing time of a rank. Two actions that run joined count once."""
+        """Return the computing time of a rank. Two overlapped actions count once."""
         row = [span for span in self.spans[rank] if not span.action.kind.is_communication]
         return sum(group[-1].end - group[0].start for group in in_groups(row))
 
@@ -358,12 +359,12 @@ class Timeline(ShownInNotebooks):
         ]
 
     def describe(self) -> str:
-        """Return the main figures in words, without the name."""
+        """Return the main figures as one line of text, without the name."""
         return ", ".join(f"{name} {value}" for name, value in self.figures())
 
     @property
     def pairs_per_microbatch(self) -> int | None:
-        """How many (stage, microbatch) pairs each rank holds of a microbatch; None if their numbers differ.
+        """How many (stage, microbatch) pairs each rank has for a microbatch; None if their numbers differ.
 
         Examples
         --------
@@ -386,7 +387,7 @@ class Timeline(ShownInNotebooks):
         Parameters
         ----------
         pairs : int, optional
-            How many (stage, microbatch) pairs count as one microbatch, beside timelines with other numbers of them; by
+            How many (stage, microbatch) pairs count as one microbatch, to compare timelines with different numbers; by
             default :attr:`pairs_per_microbatch`.
 
         Examples
@@ -415,7 +416,7 @@ class Timeline(ShownInNotebooks):
 
 
 def by_rank(amounts: Sequence[float], write: Callable[[float], str] = "{:.9g}".format) -> str:
-    """Return amounts by rank as text: all of them, or of many ranks the most and the least.
+    """Return amounts by rank as text: all of them, or only the largest and the smallest if there are many ranks.
 
     Examples
     --------

@@ -26,7 +26,7 @@ class Timing:
     Parameters
     ----------
     step : Schedule or Program
-        Of one training step; lowered, where sends block.
+        One training step; lowered, if sends block.
     costs : Costs
     num_steps : int
 
@@ -37,7 +37,7 @@ class Timing:
     changes : list of list of StepChange
         By rank.
     sent, arrived : dict
-        As in :class:`Timeline`.
+        The attributes of :class:`Timeline`.
     sums : list of GradientSum
         In the order in which they ended.
     copies : list of list of Span
@@ -70,7 +70,7 @@ class Timing:
         self.copies: list[list[Span]] = [[] for _ in range(table.num_ranks)]
         self.copied: dict[tuple[int, int], float] = {}
         self.lanes: dict[tuple[int, ActionKind], float] = {}  # by rank and kind, when its last copy ended
-        self.coming: dict[Action, tuple[Members, dict[Action, float]]] = {}  # by REDUCE_GRAD: its sum, and who has come
+        self.coming: dict[Action, tuple[Members, dict[Action, float]]] = {}  # by REDUCE_GRAD
         for members in gradient_sums(table):
             self.coming.update(dict.fromkeys(filter(None, members), (members, {})))
 
@@ -87,7 +87,7 @@ class Timing:
         }
 
     def pair(self, forward: Action) -> list[tuple[Action, int, int, float]]:
-        """Return two joined actions, each with the event it awaits, its event and its time in flight."""
+        """Return two overlapped actions, each with the event it awaits, its event and its time in flight."""
         pair = (forward, self.joined[forward])
         rules = (self.plan[kind][stage] for stage, kind, _ in pair)
         return [
@@ -96,11 +96,11 @@ class Timing:
         ]
 
     def part_of(self, kind: ActionKind, k: int) -> float:
-        """Return the time of an action over the mean of all slices; an update is of no slice."""
+        """Return the time of an action relative to the mean of all slices; an update belongs to no slice."""
         return 1.0 if kind is U or not self.parts else self.parts[k % len(self.parts)]
 
     def come(self, action: Action, time: float) -> GradientSum | None:
-        """Note that a replica has come to a sum; return the sum once all have, without its end."""
+        """Note that a replica has reached an all-reduce; return it once all have, without its end."""
         members, times = self.coming[action]
         times[action] = time
         if len(times) < len(members):
@@ -111,7 +111,7 @@ class Timing:
         return GradientSum(actions, ranks, came, inf, self.sum_sizes[action.stage])
 
     def copy(self, rank: int, action: Action, time: float) -> None:
-        """Come to an O or L. It begins behind its rank's copies the same way and, of an L, behind the O."""
+        """Reach an O or L. It begins after its rank's earlier copies in this direction; an L also after the O."""
         stage, kind, k = action
         start = max(time, self.lanes.get((rank, kind), 0.0), self.copied.get((stage, k), 0.0))
         end = self.lanes[rank, kind] = self.copied[stage, k] = start + self.copy_times[stage]

@@ -176,7 +176,7 @@ def test_a_search_continues_from_message_to_message_and_what_it_found_is_taken()
 
 
 def test_nothing_is_taken_before_a_search(editor):
-    assert asked(editor, do="take")["said"] == "Nothing has been found yet; search first."
+    assert asked(editor, do="take")["said"] == "The search has no schedule yet; search first."
 
 
 def test_a_search_counts_its_evaluations_over_messages():

@@ -149,10 +149,10 @@ def test_a_text_that_fits_keeps_the_size_and_any_other_has_its_own():
     ("table", "words"),
     [
         (schedules.chimera(4, 4), "replicas"),
-        (schedules.forward_only(2, 2), "trains not all"),
+        (schedules.forward_only(2, 2), "does not train all"),
         (schedules.lower(schedules.gpipe(2, 2)), "SEND and RECV"),
         (schedules.seq1f1b(2, 2), "slices"),
-        (schedules.freeze_stages(schedules.gpipe(2, 2), [0]), "trains not all"),
+        (schedules.freeze_stages(schedules.gpipe(2, 2), [0]), "does not train all"),
     ],
 )
 def test_what_cannot_be_placed_by_hand_is_refused(table, words):

@@ -104,7 +104,7 @@ def test_a_formula_that_says_nothing_about_the_workload_proves_nothing(name):
     if name in known:
         assert check_claim(schedule, workload, claim).value == 20
     else:
-        with pytest.raises(ScheduleError, match="which says nothing about this workload"):
+        with pytest.raises(ScheduleError, match="which gives no bound for this workload"):
             check_claim(schedule, workload, claim)
     assert {Formula.MEMORY, Formula.BOTH}.isdisjoint(known) and Formula.WORK in known
 
