@@ -68,9 +68,11 @@ def run(options: argparse.Namespace) -> ExitStatus:
     exercises = exercises_in(find_source(options.source), options.student)
     chosen = chosen_of(exercises, options.only)
     if form == "autograder":
+        ending_of(target, (".zip",))
         late = "" if options.late_factor is None else f" --late-factor {options.late_factor}"
         return write_file(target, as_archive(chosen, late + " --variants" * options.variants), options)
     if form == "classroom":
+        ending_of(target, (".yml", ".yaml"))
         return write_file(target, as_workflow(chosen, is_own=options.source is not None), options)
     ending, page = ending_of(target, (".html", ".pdf")), as_html(chosen, solutions=form == "solutions")
     return write_file(target, as_pdf(page) if ending == ".pdf" else page, options)

@@ -20,7 +20,7 @@ from minipipe.coursework.several import grade_all
 from minipipe.coursework.submission import directories_of, name_of, submissions_in
 from minipipe.coursework.trial import as_text as trial_as_text
 from minipipe.coursework.trial import try_exercises
-from minipipe.errors import counted, misuse
+from minipipe.errors import counted, misuse, whole_number
 from minipipe.io import write_whole
 
 EPILOG = """examples:
@@ -65,6 +65,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> ExitStatus:
     """Run the tests, and print points and what failed; ``NO`` unless all passed."""
     of_each = _of_each(options)
+    if options.jobs is not None:
+        whole_number("--jobs", options.jobs, 1)
     exercises = exercises_in(find_source(options.source))
     options.submissions, options.only = directories_of(options.submissions, files_of(exercises), options.only)
     board = _leaderboard(options, exercises) if options.leaderboard else None
@@ -107,8 +109,6 @@ def _check(options: argparse.Namespace, count: int) -> None:
         raise misuse(
             f"--student names the student of one submission, and there are {count}; --variants uses the name of each."
         )
-    if options.jobs is not None and options.jobs < 1:
-        raise misuse(f"--jobs is {options.jobs}; expected at least 1.")
 
 
 def _leaderboard(options: argparse.Namespace, exercises: list[Exercise]) -> Leaderboard:
@@ -147,6 +147,8 @@ def _of_each(options: argparse.Namespace) -> Callable[[str], dict[str, Any]]:
         raise misuse(f"--late-factor is {factor}; expected a number from 0 to 1.")
     if factor is not None and handed is None:
         raise misuse("--late-factor needs the times of submissions: add --times FILE.")
+    if factor is None and deadline is not None:
+        raise misuse("--deadline changes no points without --late-factor: add --late-factor F, such as 0.9.")
 
     def of_each(name: str) -> dict[str, Any]:
         found: dict[str, Any] = {"student": student or name} if options.variants or options.student else {}

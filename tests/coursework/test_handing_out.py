@@ -112,6 +112,8 @@ def test_without_chromium_a_pdf_is_refused_with_what_to_do(tmp_path, capsys, mon
         ["page.html", "--as", "handout", "--late-factor", "0.5"],
         ["a.zip", "--as", "autograder", "--late-factor", "1.5"],
         ["page.html", "--as", "handout", "--only", "05"],
+        ["archive", "--as", "autograder"],
+        ["workflow.zip", "--as", "classroom"],
     ],
 )
 def test_what_does_not_fit_together_is_refused(words, tmp_path, monkeypatch, capsys):
