@@ -239,6 +239,20 @@ def test_a_time_that_is_not_there_or_has_no_zone_is_refused_before_grading(
     assert re.search(words, capsys.readouterr().err)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--jobs", "0"], "--jobs is 0; expected a whole number, at least 1"),
+        (["--deadline", "2026-12-01T00:00:00Z"], "add --late-factor F, such as 0.9"),
+        (["--late-factor", "0.5"], "add --times FILE"),
+    ],
+)
+def test_an_option_without_effect_is_refused_also_for_one_submission(source, classroom, options, words, capsys):
+    classroom("ada", SOLUTION)
+    assert main(["grade", str(classroom.folder / "ada"), "--source", str(source), *options]) == 2
+    assert words in capsys.readouterr().err
+
+
 def test_gradescope_s_metadata_has_the_time_and_the_deadline(source, classroom, tmp_path, capsys):
     classroom("submission", SOLUTION)
     users = [{"email": "zoe@x.edu", "id": 1, "name": "Zoë"}, {"email": "ada@x.edu", "id": 2, "name": "Ada"}]
