@@ -4,6 +4,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -50,7 +51,10 @@ def test_it_opens_with_one_sentence_and_a_moving_picture():
     assert title == "# minipipe" and sentence.count(". ") == 0 and sentence.endswith(".")
     (path,) = re.findall(r"^!\[.+\]\((.+)\)$", picture)
     moving = (ROOT / path).read_text()
-    assert len(moving) < 1_000_000 and "animation" in moving
+    assert len(moving.encode()) < 1_000_000
+    assert ElementTree.fromstring(moving).tag == "{http://www.w3.org/2000/svg}svg"  # it is XML
+    moved = re.findall(r"animation:(\S+) [^;}]*infinite", moving)
+    assert moved and all(f"@keyframes {name}{{" in moving for name in moved)
 
 
 def test_its_first_two_commands_have_one_line_each():
