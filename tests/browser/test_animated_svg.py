@@ -59,7 +59,10 @@ def test_the_finished_picture_is_complete_and_legible(open_page, scheme, theme):
 def test_a_loop_begins_and_ends_with_the_finished_picture(open_page, second):
     page = open_page(PICTURE, ending="svg")
     page.evaluate(FREEZE, 1000 * second)
-    assert page.evaluate("[...document.querySelectorAll('.end')].every((end) => getComputedStyle(end).opacity === '1')")
+    assert page.evaluate("document.querySelectorAll('.saved').length") == 1
+    assert page.evaluate(
+        "[...document.querySelectorAll('.end, .saved')].every((end) => getComputedStyle(end).opacity === '1')"
+    )
     curtains = "[...document.querySelectorAll('.curtain')].map((curtain) => getComputedStyle(curtain).transform)"
     assert set(page.evaluate(curtains)) == {"matrix(0, 0, 0, 1, 0, 0)"}
     assert page.evaluate("[...document.querySelectorAll('.now')].every((now) => getComputedStyle(now).opacity === '0')")

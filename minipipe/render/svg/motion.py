@@ -70,7 +70,9 @@ class Motion:
             yield f'<g class="frame" display="none" {delay}>{self._figures(panel, time, tops, height, baseline)}</g>'
         figures = self._figures(panel, end, tops, height, baseline)
         gap = "".join(self._gap(panel, (top + bottom) / 2))
-        yield f'<g class="end end-{len(self._ends)}">{figures}{finished}{gap}</g>'
+        yield f'<g class="end end-{len(self._ends)}">{figures}{finished}</g>'
+        if gap:  # after the line of the current time has crossed it
+            yield f'<g class="saved">{gap}</g>'
         self._ends.append(end)
 
     def room_beside(self, panel: Panel) -> float:
@@ -128,9 +130,10 @@ class Motion:
         for index, end in enumerate(self._ends):
             finished = f"{number(100 * (_LEAD + end * self._seconds) / total)}%"
             frames[f"end-{index}"] = f"0%{{opacity:1}}{begins}{{opacity:0}}{finished},100%{{opacity:1}}"
-        shown = (
-            f"#{name} .curtain,#{name} .now,#{name} .frame{{display:inline}}#{name} .frame,#{name} .end{{opacity:0}}"
-        )
+        if max(self._ends) > min(self._ends):
+            frames["saved"] = f"0%{{opacity:1}}{begins}{{opacity:0}}{ends},100%{{opacity:1}}"
+        hidden = ",".join(f"#{name} .{each}" for each in ("frame", "end", "saved"))
+        shown = f"#{name} .curtain,#{name} .now,#{name} .frame{{display:inline}}{hidden}{{opacity:0}}"
         rules = []
         for each, steps in frames.items():
             timing = "linear" if each in ("curtain", "now") else "step-end"
