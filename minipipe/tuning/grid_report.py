@@ -233,9 +233,9 @@ class GridReport:
 
     def _times(self) -> str:
         """Return the table of times: measured beside simulated, and on hosts."""
-        columns = {"": self.measured, " (simulated)": self.simulated}
-        columns |= {" (on hosts)": self.on_hosts} if self.hosts else {}
-        cells = [["grid", *(f"{name}{how}" for how in columns for name in ("ms", "idle")), "loss"]]
+        columns = {"": self.measured, "simulated ": self.simulated}
+        columns |= {"hosts ": self.on_hosts} if self.hosts else {}
+        cells = [["grid", *(f"{how}{name}" for how in columns for name in ("ms", "idle")), "loss"]]
         for row, *found in zip(self.rows, *columns.values()):
             times = ((f"{1e3 * each.seconds:.2f}", f"{100 * each.bubble:.0f} %") for each in found)
             cells.append([row["grid"], *chain(*times), f"{row['losses'][0]:.6f}"])
