@@ -103,6 +103,8 @@ def draw_svg(
         )
     if width > MOST_PIXELS:
         raise ArgumentError("value", f"width is {quoted(width)}; expected at most {MOST_PIXELS} pixels.")
+    if animated:
+        title, notes = title or heading(panels), [*note_lines(notes), *filter(None, [unit_note(panels)])]
     letters = Letters(font_size)
     page = _TimelinePage(
         panels, width, title, notes, letters, has_memory=memory, has_messages=messages, is_animated=animated
@@ -125,9 +127,6 @@ class _TimelinePage(Page):
         has_messages: bool,
         is_animated: bool,
     ) -> None:
-        if is_animated:
-            title = title or heading(panels)
-            notes = [*note_lines(notes), *filter(None, [unit_note(panels)])]
         super().__init__(width, title, notes, letters)
         self.panels, self.has_messages, self.is_animated = panels, has_messages, is_animated
         timelines = [panel.timeline for panel in panels]
