@@ -127,4 +127,4 @@ def test_the_title_names_the_task_and_the_ranks():
 
 def test_the_spread_of_steps_is_the_median_over_grids():
     rows = [{**row, "seconds": [1.0, 1.0 + width, 1.0]} for row, width in zip(tiny(), (0.1, 0.3, 0.2, 0.9))]
-    assert any("differed by 25%: smaller" in text for text in report(rows).sentences)
+    assert any("differ by 25% (median); smaller" in text for text in report(rows).sentences)
