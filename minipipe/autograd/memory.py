@@ -1,4 +1,4 @@
-"""Memory held by graphs. Walks them and looks into every vjp; never in the hot path."""
+"""Memory held by graphs: a walk through them and into every vjp. Never in the hot path."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def held_bytes(held: Iterable[Node | WeightWork], not_counted: Iterable[Array]) 
 def held_buffers(held: Iterable[Node | WeightWork], not_counted: Iterable[Array]) -> dict[int, int]:
     """Return the buffers that the graphs keep alive: the bytes of each, by its identity.
 
-    Views count as the buffer that they look at, once.
+    Views of the same buffer count once, as that buffer.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ def arrays_in(item: Any) -> Iterator[Array]:
 
 
 def captured_by(item: Any) -> Iterator[Any]:
-    """Yield what a vjp has captured: arrays, those of tensors among them, and any object that is not looked into.
+    """Yield what a vjp has captured: arrays (also the arrays of tensors), and any object that is not searched.
 
     Examples
     --------

@@ -42,8 +42,8 @@ class ThreadGroup(ProcessGroup):
         super().__init__(rank, len(members), timeout)
         self._switchboard = switchboard
         self.activity = switchboard.activities[members[rank]]
-        self._members = self.world_ranks = members  # by rank here: the number of the thread
-        self._name = name  # tells the messages of one group from those of another
+        self._members = self.world_ranks = members  # the number of the thread, by rank in this group
+        self._name = name  # distinguishes the messages of this group from others
         self._num_splits = 0  # calls of ProcessGroup.split
 
     def _post_send(self, header: Header, array: np.ndarray, destination: int, tag: int) -> Request:

@@ -40,7 +40,7 @@ def rotary(x: Operand, positions: Operand | None = None, base: float = 10000.0) 
     x : Tensor of shape (..., t, d)
         Queries or keys; d is even.
     positions : array or Tensor of whole numbers, of shape (t,) or (n, t), optional
-        Of the vectors; where each sample has its own, n is the first axis of x. By default 0 to t - 1.
+        The positions of the vectors. If they differ between samples, n is the first axis of x. By default 0 to t - 1.
     base : float
         Above 0. The larger it is, the slower the slowest planes turn.
 
@@ -152,7 +152,7 @@ def attention(
         The axes before the last two are the same in all three: samples, heads. But the last of them, the heads, may be
         a multiple in the queries: (n, h * g, t, d) beside (n, h, s, d) and (n, h, s, e).
     is_causal : bool
-        Whether query i sees keys 0 to i only, and among them those of the mask.
+        Whether query i sees only keys 0 to i, and among them only keys that the mask allows.
     mask : array or Tensor of truth values, or of 0 and 1, optional
         Which keys are seen, True or 1: of shape (n, s), by key, for instance all but padding; or (n, t, s), by query
         and key. Two axes are (n, s), whatever the lengths. n is the first axis of the queries, or 1 for all samples
@@ -246,7 +246,8 @@ def self_attention(
     dropout : float
         The probability with which a weight is set to 0, as there.
     num_key_value_heads : int, optional
-        Heads of keys and values, a divisor of num_heads, by default as many; neighbouring heads of queries share one.
+        Heads of keys and values, a divisor of num_heads, by default equal to it; neighbouring heads of queries share
+        one.
     rotary_base : float, optional
         Turns queries and keys by their positions, 0 to t - 1, with this base; see :func:`minipipe.functional.rotary`.
     part : tuple of int
@@ -311,15 +312,15 @@ def self_attention(
 class _Head(NamedTuple):
     """Values that attention keeps: queries (scaled), keys, values and weights of all heads, over the last two axes.
 
-    Queries of heads that share keys and values stand one behind the other, as if they were of one head.
+    Queries of heads that share keys and values are stored one after the other, as if they belonged to one head.
     """
 
     queries: Array
     keys: Array
     values: Array
     weights: Array
-    dropped: Array  # the weights after dropout; without, the weights themselves
-    shape: tuple[int, ...]  # of the queries that were given
+    dropped: Array  # the weights after dropout; without dropout, the weights themselves
+    shape: tuple[int, ...]  # of the query argument
 
     @classmethod
     def of(
@@ -364,7 +365,7 @@ class _Head(NamedTuple):
 
 
 def _beside(rows: Array, shared: Array) -> Array:
-    """Return the rows of heads that share keys one behind the other: (..., h * g, t, d) as (..., h, g * t, d)."""
+    """Return the rows of heads that share keys one after the other: (..., h * g, t, d) as (..., h, g * t, d)."""
     if rows.shape[:-2] == shared.shape[:-2]:
         return rows
     num_rows = rows.shape[-3] // shared.shape[-3] * rows.shape[-2]

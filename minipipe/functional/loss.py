@@ -82,10 +82,10 @@ def log_softmax(a: Operand, axis: int = -1) -> Tensor:
 
 @with_hints
 def logsumexp(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the logarithm of the sum of e^a over the given axes, by default all.
+    """Return the logarithm of the sum of e^a over some axes, by default all.
 
-    Shifted by the largest element, so that nothing overflows. Where all are -inf the result is -inf, its gradient 0;
-    so it is over an empty axis.
+    Shifted by the largest element, so that nothing overflows. If all elements are -inf, the result is -inf and its
+    gradient 0; the same holds for an empty axis.
 
     Parameters, result and errors are as in :func:`minipipe.functional.total`.
 
@@ -127,8 +127,7 @@ def mean_squared_error(prediction: Tensor, target: Operand, reduction: str = "me
     Returns
     -------
     Tensor of shape ()
-        0 where nothing counts.
-        Of float16 and bfloat16 it is computed and returned in float32.
+        0 if no element counts. For float16 and bfloat16 it is computed and returned in float32.
 
     Raises
     ------
@@ -223,7 +222,7 @@ def cross_entropy(
     Returns
     -------
     Tensor of shape ()
-        0 where no row counts. Of scores in float16 or bfloat16 it is computed and returned in float32.
+        0 if no row counts. For scores in float16 or bfloat16 it is computed and returned in float32.
 
     Raises
     ------

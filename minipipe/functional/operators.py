@@ -1,10 +1,10 @@
-"""Attaches arithmetic, methods, NumPy's protocols and hints to Tensor, which knows no operation itself.
+"""Attaches arithmetic, methods, NumPy's protocols and hints to Tensor, whose own file defines no operations.
 
-Type checkers take :class:`TensorMethods` for a base of Tensor, so each method is listed once. It cannot be one: the
-operations make tensors, and imports point one way.
+Type checkers see :class:`TensorMethods` as a base of Tensor, so each method is listed once. It cannot be a real base:
+the operations make tensors, and imports point one way.
 
-NumPy's functions of a tensor are refused, with the method to use: they would compute without a graph. Only
-``array * tensor`` and the like pass: NumPy then asks the tensor. ``numpy.asarray(tensor)`` returns the values.
+NumPy's functions refuse a tensor and name the method to use: they would compute without a graph. Only
+``array * tensor`` and the like work: NumPy then calls the tensor. ``numpy.asarray(tensor)`` returns the values.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _restored(kind: type[Tensor], data: Array, requires_grad: bool, gradient: Ar
 
 
 class TensorMethods:
-    """The methods of Tensor that its own file does without; ``self`` is a Tensor."""
+    """The methods of Tensor that are defined outside its own file; ``self`` is a Tensor."""
 
     __slots__ = ()
 
@@ -135,7 +135,7 @@ class TensorMethods:
         return backend.values(self.data).item()
 
     def numpy(self: Any) -> np.ndarray:
-        """Return the values as a NumPy array, without a copy where they are in NumPy's memory already.
+        """Return the values as a NumPy array, without a copy if they are already in NumPy's memory.
 
         Examples
         --------

@@ -5,9 +5,9 @@ each output channel is a row of weights:
 
     result = weights @ columns                (o, n * oh * ow) = (o, c * kh * kw) @ (c * kh * kw, n * oh * ow)
 
-So its gradients are those of a product, ``weights.T @ g`` and ``g @ columns.T``; the first is a gradient of columns,
-and every column is added back to the window that it came from. With groups it is one such product for each group, of
-its own rows and columns: (groups, o / groups, …) @ (groups, c / groups * kh * kw, …).
+So its gradients are the gradients of a product, ``weights.T @ g`` and ``g @ columns.T``; the first is a gradient of the
+columns, and every column is added back to the window that it came from. With groups there is one such product for each
+group, with its own rows and columns: (groups, o / groups, …) @ (groups, c / groups * kh * kw, …).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def per_axis(name: str, what: str, value: Any, num_axes: int, smallest: int = 1,
     Raises
     ------
     TensorError
-        Code ``range``, which begins with ``name``, the operation or layer; ``or_else`` says what else is allowed.
+        Code ``range``; the message begins with ``name``, the operation or layer; ``or_else`` names other legal values.
     """
     values = tuple(value) if isinstance(value, tuple | list) else (value,) * num_axes
     if len(values) != num_axes or not all(isinstance(each, Integral) and int(each) >= smallest for each in values):
@@ -495,7 +495,7 @@ def _max_pool(name: str, num_axes: int, x: Operand, kernel: Any, stride: Any) ->
 
 @backend.one_line
 def _to_winners(g: Array, winner: Array, windows: Windows) -> Array:
-    """Return the gradient of the input: that of each window, at the place that won there."""
+    """Return the gradient of the input: the gradient of each window, at the place of its largest element."""
     return windows.added(windows.shape, (backend.masked(g, winner == number) for number in itertools.count()), g)
 
 
@@ -517,7 +517,7 @@ def _means(x: Array, windows: Windows) -> Array:
 
 @backend.one_line
 def _to_all(g: Array, windows: Windows) -> Array:
-    """Return the gradient of the input: an equal part of that of each window, at all of its places."""
+    """Return the gradient of the input: an equal part of the gradient of each window, at all of its places."""
     return windows.added(windows.shape, itertools.repeat(g / backend.prod(windows.kernel)), g)
 
 

@@ -1,6 +1,6 @@
 """Operations of traced arrays: they compute as NumPy's arrays do, and the trace notes the line.
 
-Every attribute of ``numpy.ndarray`` is noted, harmless, or spoils the trace: no value is read unnoticed by a method.
+Every attribute of ``numpy.ndarray`` is noted, harmless, or breaks the trace: no method reads a value unnoticed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _noted(
     changed: tuple[Any, ...] = (),
     has_effect: bool = False,
 ) -> Any:
-    """Compute, and note the line that ``write`` returns; only compute once the trace is spoilt."""
+    """Compute, and note the line that ``write`` returns; only compute if the trace is broken."""
     trace = next((each.trace for each in traced_in(given)), None)
     if trace is None or trace.reason is not None:
         return compute()

@@ -1,11 +1,11 @@
-"""Which rank blocks the others, concluded from the reports of all ranks.
+"""The diagnosis: which rank blocks the others, concluded from the reports of all ranks.
 
 In this order:
 
 1. A rank that does not answer is stopped, or runs compiled code that holds the interpreter.
 2. A rank that answers and does not wait is busy in its own code.
-3. If all ranks wait, a message is missing: the one whose sender is already past the action that sends it, or in whose
-   place another message lies unread.
+3. If all ranks wait, a message is missing: its sender is already past the action that sends it, or another message
+   lies unread in its place.
 4. Otherwise each rank waits for another, so following them ends in a circle. The longest wait of the circle is the
    likely cause.
 """
@@ -31,9 +31,9 @@ def verdict(reports: Sequence[RankReport], roles: Mapping[int, str]) -> str:
     Parameters
     ----------
     reports : sequence of RankReport
-        Of all ranks.
+        The reports of all ranks.
     roles : mapping of int to str
-        By rank, what the program calls it, where it does.
+        By rank, the program's name for it, if it has one.
 
     Examples
     --------
