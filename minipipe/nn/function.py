@@ -1,4 +1,4 @@
-"""Any function of tensors as a layer, and the text by which ranks notice that they were given different ones."""
+"""Any function of tensors as a layer, and the text by which ranks notice that their functions differ."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from minipipe.tensor import Tensor
 
 
 class Function(Module):
-    """A function as a layer: of the one value that the layer before hands on, a tensor or a bundle of them.
+    """A function as a layer: its argument is the one value of the layer before, a tensor or a pytree of them.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def text_of(value: Any, *outer: Any) -> str:
     if isinstance(value, FunctionType):
         return _text_of_function(value, outer)
     if isinstance(value, CodeType):
-        # Neither the lines, nor where the file lies.
+        # Neither the lines nor the path of the file.
         names = value.co_names, value.co_varnames, value.co_argcount
         return text_of((value.co_code, names, value.co_consts), *outer)
     if isinstance(value, tuple | list | set | frozenset | dict):
@@ -110,7 +110,7 @@ def _check_trains_nothing(value: Any) -> None:
 
 def _text_of_function(function: FunctionType, outer: tuple[Any, ...]) -> str:
     referred = dict((*closure_of(function), *globals_of(function)))
-    if "<" not in function.__qualname__:  # it can be imported, so its name says it all
+    if "<" not in function.__qualname__:  # it can be imported, so its name is sufficient
         for value in referred.values():
             _check_trains_nothing(value)
         return name_of(function)

@@ -1,4 +1,4 @@
-"""Attributes of layers that look like weights and are none: no optimiser, checkpoint or comparison would see them."""
+"""Attributes of layers that look like weights but are not: no optimiser, checkpoint or comparison would see them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from minipipe.tensor import Tensor
 
 
 def warn_of_untrained(modules: Iterable[Any], stacklevel: int) -> None:
-    """Warn, at once of all modules, of attributes that may be weights and are not trained.
+    """Warn, once for all modules, of attributes that may be weights and are not trained.
 
-    Such are, of a layer of one's own: an array or a tensor of real numbers, alone or in a list, tuple or dict; and a
-    parameter or a module with some in a set, in a slot, or in an object that is no module, where no module looks. Not
-    such are whole numbers and truth values; attributes whose names begin with an underscore; those that the class names
-    in ``not_trained``, or in ``not_compared``; and attributes of minipipe's layers that these do not use.
+    The following are reported if they belong to a custom layer: an array or a tensor of real numbers, alone or in a
+    list, tuple or dict; and a parameter, or a module with parameters, in a set, in a slot, or in an object that is not
+    a module, since modules do not search these. The following are not: whole numbers and truth values; attributes whose
+    names begin with an underscore; attributes that the class names in ``not_trained`` or in ``not_compared``; and
+    attributes of minipipe's layers that these do not use.
 
     Parameters
     ----------
