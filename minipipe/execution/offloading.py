@@ -1,15 +1,15 @@
-"""R, O and L, run: activations that are computed again, or kept in a file, between a forward and its backward.
+"""The actions R, O and L: activations are computed again, or kept in a file, between a forward and its backward.
 
 An observer of the executor runs these actions. A forward whose microbatch has an R records nothing but its inputs
-(:class:`minipipe.nn.Recompute`), and R computes the graph that the backward will find. O takes the arrays out of a
-graph, to be written by a thread; L has them read again, and the backward waits for that::
+(:class:`minipipe.nn.Recompute`), and R computes the graph for the backward. O takes the arrays out of a graph, and a
+thread writes them; L has them read again, and the backward waits for that::
 
     rank     0F0   0O0      0F1      0F2   0L0     0B2   0B0
-    thread         |-- writes --|          |-- reads --| ^ waits, if they are not there yet
+    thread         |-- writes --|          |-- reads --| ^ waits, if they have not arrived yet
 
-Values and bits stay as they are: an array that comes back has the bytes and the strides that it had. What is no
+Values and bits stay as they are: an array that comes back has its old bytes and strides. Everything that is not an
 activation stays in memory: parameters, also those that a fully sharded layer has for a moment, arrays that layers keep,
-and inputs of the batch. So does what an object refers to that is no tensor, container, closure or partial function.
+and inputs of the batch. So do arrays inside objects other than tensors, containers, closures and partial functions.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Parked:
     """The arrays of a graph, in a file. The graph refers to stand-ins until they are put back.
 
     Layers and other graphs may refer to the same functions, tensors and containers. So none of these is changed: the
-    graph gets copies of those that lead to an array that is taken out.
+    graph gets copies of the objects that lead to an array that is taken out.
 
     Parameters
     ----------
@@ -231,7 +231,7 @@ def _with_data(tensor: Tensor, data: Any) -> Tensor:
 
 
 def _put_back(buffers: Sequence[np.ndarray], item: Any) -> Any:
-    """Return the array that something stands for; anything else as it is."""
+    """Return the array for which a stand-in was made; any other item as it is."""
     if type(item) is Tensor:
         return _with_data(item, _put_back(buffers, item.data))
     if not isinstance(item, _Seen):

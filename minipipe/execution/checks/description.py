@@ -25,8 +25,8 @@ from minipipe.nn.function import closure_of, globals_of, name_of, text_of
 from minipipe.nn.untrained import names_of
 from minipipe.tensor import Tensor
 
-_LONGEST = 100  # characters of a value that are shown; of a longer one a digest follows
-_LEFT_OUT = {"is_training", "not_compared", "_is_filled", "__weakref__", "__dict__"}  # among them what is said apart
+_LONGEST = 100  # characters of a value that are shown; a longer one ends in a digest
+_LEFT_OUT = {"is_training", "not_compared", "_is_filled", "__weakref__", "__dict__"}  # some are described separately
 _OF_A_RANK = {"rank", "local_rank", "world_rank"}  # differ by their nature
 _PLAIN = bool | int | float | complex | str | bytes | range | slice | np.generic | np.dtype | None
 
@@ -44,10 +44,10 @@ def description(value: Any, name: str) -> str:
       that they call by name;
     - modules, dataclasses, and objects of classes of your own: the attributes, and the code of such a class.
 
-    All else counts by its type, since it may differ from rank to rank: files, locks, generators of random numbers,
-    groups of ranks. Not compared are, furthermore, global variables; lists, dicts and sets in a closure, which are most
-    often for taking notes; attributes whose names begin with an underscore, but for numbers, texts, functions and
-    parts of a model, since caches are called so; ``rank`` and ``local_rank``; and the attributes that a class names in
+    All other objects count by their type, since they may differ from rank to rank: files, locks, generators of random
+    numbers, groups of ranks. The following are not compared: global variables; lists, dicts and sets in a closure,
+    which usually collect notes; attributes whose names begin with an underscore, as caches do, except for numbers,
+    texts, functions and parts of a model; ``rank`` and ``local_rank``; and the attributes that a class names in
     ``not_compared``, a tuple.
 
     Parameters
@@ -151,7 +151,7 @@ class _Walk:
             yield from self._all(path, ((name, v) for name, v in globals_of(function) if _is_called_by_name(v)))
 
     def _class(self, path: str, kind: type) -> Iterator[tuple[str, str]]:
-        """Yield the code and the numbers of classes of one's own: those of minipipe are compared as files."""
+        """Yield the code and the numbers of custom classes; minipipe's classes are compared as files."""
         for each in kind.__mro__:
             if _is_ones_own(each) and id(each) not in self._met:
                 self._met[id(each)] = each

@@ -1,7 +1,7 @@
-"""Are the losses and gradients of a step finite? Asked at its end; all ranks know before one of them updates.
+"""Are the losses and gradients of a step finite? Checked at its end; all ranks know before one of them updates.
 
 Each rank checks its own gradients, and sends the result along with the loss (``intake.py``). If something is not
-finite the step is run once more, to find where that began (``probe.py``).
+finite, the step is run once more, to locate the first such value (``probe.py``).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ WhenNotFinite = Literal["stop", "warn", "off"]
 
 
 class FiniteCheck:
-    """Looks at the gradients of this rank after every step; the executor has run the step.
+    """Checks the gradients of this rank after every step; the executor has run the step.
 
-    On a grid the ranks that share each layer look together, so that all of them stop, or none.
+    On a device mesh, tensor-parallel ranks check together, so that all of them stop, or none.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class FiniteCheck:
         self._may_overflow = np.dtype(np.float16) in dtypes
 
     def of_step(self, batch: Batch, waits: bool) -> StepCheck | None:
-        """Look at the gradients that a step has left here; ``waits`` is whether this rank waits for its loss.
+        """Check the gradients that a step has left here; ``waits`` is whether this rank waits for its loss.
 
-        Local, but for the ranks that share each layer.
+        Local, except among tensor-parallel ranks.
         """
         if self.when_not_finite == "off":
             return None
@@ -67,7 +67,7 @@ class FiniteCheck:
         for leaf in self._leaves:
             if leaf.grad is not None:
                 total += float(backend.sum_of_squares(leaf.grad))
-        if not isfinite(total):  # large gradients have squares that overflow: look again
+        if not isfinite(total):  # large gradients have squares that overflow: check again
             for name, parameter in self._parameters.items():
                 if not gradients_are_finite([parameter]):
                     return self.names.index(name)
@@ -75,7 +75,7 @@ class FiniteCheck:
 
 
 class StepCheck:
-    """The findings of this rank after one step, and the verdict once all ranks have sent theirs.
+    """The findings of this rank after one step, and the diagnosis once all ranks have sent theirs.
 
     Attributes
     ----------
@@ -96,12 +96,12 @@ class StepCheck:
         ----------
         loss : BatchLoss
         findings : sequence of (float, float)
-            Those of all ranks.
+            The findings of all ranks.
 
         Raises
         ------
         NotFiniteError
-            Any of its codes: where the first value was made that is not finite.
+            Any of its codes, for the place of the first value that is not finite.
         """
         losses = () if self._batch.objective.is_given else (loss, *loss.losses)
         if all(map(isfinite, losses)) and all(parameter < 0 for parameter, _ in findings):
@@ -149,11 +149,11 @@ _NOT_FOUND = (
 def culprit_of(
     plan: Plan, executor: Executor, batch: Batch, with_gradients: bool = True, grid: Grid | None = None
 ) -> tuple[NotFiniteCode, str]:
-    """Run a step once more, and say where the first value was made that is not finite; the same on every rank.
+    """Run a step once more, and locate the first value that is not finite; the same on every rank.
 
     Collective. It changes no parameter and no gradient, and draws the random numbers of the first run. Metrics are not
-    computed again. A second run differs from the first in one thing: gradients of what passes between two layers are
-    added up there, which may change their last bits. Gradients do not count where a loss scale will look at them.
+    computed again. A second run differs from the first in one respect: gradients of values between two layers are added
+    up there, which may change their last bits. Gradients do not count if a loss scale will check them.
     """
     probe = Probe(plan)
     probe.look_at_batch(batch)
@@ -179,7 +179,7 @@ def culprit_of(
     sightings = [Seen(*row) for part in rows for row in part.tolist()]
     if not with_gradients:
         sightings = [seen for seen in sightings if seen.what not in (What.GRADIENT, What.WEIGHT_GRADIENT)]
-    if any(parameter.is_summed for parameter in parameters):  # over replicas: it says nothing of a microbatch
+    if any(parameter.is_summed for parameter in parameters):  # over replicas: it does not identify a microbatch
         sightings = [seen for seen in sightings if seen.what != What.WEIGHT_GRADIENT] or sightings
     culprit = find_culprit(sightings, len(batch.slices), len(plan.layers))
     if culprit is None:
