@@ -1,7 +1,7 @@
-"""The state of a pipeline's optimisers by the names of parameters: of one rank, or merged of several.
+"""The state of a pipeline's optimisers by the names of parameters: for one rank, or merged for several.
 
-Names are those of the whole model, so any rank finds what it needs, whatever the partition was. Copies of elastic
-training are made of it, too.
+Names are those of the whole model, so any rank finds its state, whatever the partition was. Elastic training also
+makes its copies with these functions.
 """
 
 from __future__ import annotations
@@ -243,15 +243,15 @@ def with_arrays(state: OptimiserState, key: str, arrays: Mapping[str, np.ndarray
 
 
 def everyone(pipeline: Pipeline) -> ProcessGroup:
-    """Return the group of all ranks that save and restore together: on a grid, those of all parts."""
+    """Return the group of all ranks that save and restore together: on a device mesh, the ranks of all parts."""
     return pipeline.grid.group if pipeline.grid else pipeline.group
 
 
 def begin_call(pipeline: Pipeline, call: str) -> None:
     """Check that all ranks are in the same call. Collective.
 
-    The question goes over the groups, and from the ranks, that a step asks first: a rank that is in a step is told so,
-    where another group would let both wait.
+    The check uses the groups and the order of ranks of a step's first check. So a rank that is in a step learns of the
+    difference; over another group, both would wait.
 
     Raises
     ------
@@ -270,7 +270,7 @@ def named(optimisers: Optimisers) -> str | None:
 
 
 def checked(call: str, folder: Any, pipeline: Any, optimiser: Any) -> dict[str, Optimiser]:
-    """Return the optimisers that a call was given, by name. Refuse arguments in another order, and a model.
+    """Return the optimisers of a call, by name. Refuse arguments in another order, and a model.
 
     Raises
     ------

@@ -41,7 +41,7 @@ class SurvivorGroup(MPIGroup):
 
     @classmethod
     def of(cls, group: MPIGroup) -> SurvivorGroup:
-        """Return a group of the same ranks, with messages of its own. Collective."""
+        """Return a group of the same ranks, with separate messages. Collective."""
         group.job.process.line.survive(True)
         return cls(group.job, group.comm.Dup(), group.timeout, group)
 
@@ -74,7 +74,7 @@ class SurvivorGroup(MPIGroup):
             # A vote ends on no rank before the last one has entered it. Without it a rank could notice another loss
             # and revoke the new group while others are still in Shrink, where Open MPI 5.0 then crashes.
             _vote(self.comm)
-        # Those that the vote told of the loss have not revoked their groups yet.
+        # Ranks that learned of the loss in the vote have not revoked their groups yet.
         self._continue_without(set(self.world_ranks) - _world_ranks(comm.group))
         self.close()
         return SurvivorGroup(self.job, comm, self.timeout, self._outer)
