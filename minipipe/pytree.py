@@ -13,7 +13,7 @@ Bundle = Tensor | tuple["Bundle", ...] | list["Bundle"] | dict[str, "Bundle"]
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors of a bundle, in their order.
+    """Return the tensors of a pytree, in their order.
 
     Raises
     ------
@@ -44,9 +44,9 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def flattened(given: Any) -> tuple[list[Any], Any]:
-    """Return the arrays that a batch was given as, and their form: the same bundle, with None for each.
+    """Return the arrays of a batch, and their treedef: the same pytree, with None for each.
 
-    A tuple and a dict are bundles, and so is a list of those or of arrays; a list of numbers, nested or not, is an
+    A tuple and a dict are pytrees, and so is a list of those or of arrays; a list of numbers, nested or not, is an
     array.
 
     Examples
@@ -75,12 +75,12 @@ def _is_list_of_arrays(given: Any) -> bool:
 
 
 def leaves_like(bundle: Bundle, given: Any) -> list[Any]:
-    """Return what was given for each tensor of a bundle, in the order of the bundle.
+    """Return the items for the tensors of a pytree, in the order of the pytree.
 
     Raises
     ------
     TensorError
-        Code ``shape``, for another form.
+        Code ``shape``, for another structure.
 
     Examples
     --------
@@ -100,7 +100,7 @@ def leaves_like(bundle: Bundle, given: Any) -> list[Any]:
 
 
 def rebuilt(form: Any, items: list[Any]) -> Any:
-    """Return items in the form of a bundle.
+    """Return items in the structure of a pytree.
 
     Examples
     --------
@@ -119,7 +119,7 @@ def _rebuilt(form: Any, items: Iterator[Any]) -> Any:
 
 
 def as_tensors(given: Any) -> Any:
-    """Return a bundle of arrays, or an array, as one of tensors; tensors stay what they are.
+    """Return a pytree of arrays, or an array, as one of tensors; tensors stay as they are.
 
     Examples
     --------

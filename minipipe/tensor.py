@@ -182,7 +182,7 @@ def record(data: Array, *inputs: tuple[Tensor, Vjp]) -> Tensor:
     result.data = data
     result.node = None
     is_enabled, creation, watch = mode()  # see autograd/modes.py
-    order = next(creation)  # also where nothing is recorded: a recomputation gets the same numbers
+    order = next(creation)  # even if nothing is recorded: a recomputation gets the same numbers
     if not is_enabled:
         return result
     edges: list[Edge] = []
@@ -193,7 +193,7 @@ def record(data: Array, *inputs: tuple[Tensor, Vjp]) -> Tensor:
             is_activation = is_activation or node.is_activation
             if node.needs_gradient:
                 edges.append((node, vjp))
-    if edges or is_activation:  # without edges, too: autograd/split.py asks what depends on the stage's input
+    if edges or is_activation:  # also without edges: autograd/split.py asks what depends on the stage's input
         result.node = Node(edges, order, bool(edges), is_activation, data.shape, data.dtype)
         if watch is not None:
             result.node = watch(result.node, [data, *(tensor.data for tensor, _ in inputs)])

@@ -139,9 +139,9 @@ def one_process_step(
     seed, step : int
         Of the random numbers in the model, as for Dropout. A pipeline counts its steps from 0.
     loss_weight : function, optional
-        As for a pipeline.
+        The pipeline's ``loss_weight``.
     blocks : sequence of sequence of int, optional
-        Microbatches whose gradients are added apart, and then in pairs: those of each replica.
+        Microbatches whose gradients are added separately, and then in pairs: the microbatches of each replica.
 
     Examples
     --------
@@ -239,7 +239,7 @@ def check_same_as_one_process(
 
 
 def blocks_of(schedule: Schedule) -> list[list[int]]:
-    """Return by replica the microbatches whose gradients it adds, where those of all stages have the same ones.
+    """Return by replica the microbatches whose gradients it adds, if they are the same on all of its stages.
 
     Examples
     --------
@@ -260,14 +260,14 @@ def check_independent_of_microbatches(
 ) -> None:
     """Check that the loss of a batch and its gradients do not depend on the number of microbatches, but for rounding.
 
-    Collective; the pipeline is not changed. They do where the loss is a mean over something else than samples and has
-    no ``weight``, or if a layer takes statistics over a microbatch. Dropout and the like and auxiliary
-    losses are left out.
+    Collective; the pipeline is not changed. They do depend on it if the loss is a mean over something else than samples
+    and has no ``weight``, or if a layer takes statistics over a microbatch. Dropout and the like and auxiliary losses
+    are left out.
 
     Parameters
     ----------
     pipeline : Pipeline
-    inputs, targets : array of shape (samples, ...), or bundle
+    inputs, targets : array of shape (samples, ...), or pytree
     counts : iterable of int
         Numbers of microbatches, each at most the number of samples.
     tolerance : float
@@ -314,7 +314,7 @@ def check_independent_of_microbatches(
 
 def _relative_difference(value: np.ndarray, expected: np.ndarray) -> float:
     worst = float(np.abs(value - expected).max()) / (float(np.abs(expected).max()) or 1.0)
-    return worst if worst == worst else np.inf  # NaN is no agreement
+    return worst if worst == worst else np.inf  # NaN is not agreement
 
 
 def _check_alike(by_rank: list[StepResult], expected: StepResult) -> None:
