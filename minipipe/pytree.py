@@ -37,7 +37,7 @@ def tensors_in(value: Any) -> list[Tensor]:
         )
         raise TensorError(
             "not-a-tensor",
-            "What passes between layers is a tensor, or a tuple, list or dict (with names of type str) of tensors; "
+            "Values between layers must be tensors, or tuples, lists or dicts (with str keys) of tensors; "
             f"this is {type(value).__name__}{inside}.",
         )
     return [tensor for item in items for tensor in tensors_in(item)]
@@ -95,7 +95,7 @@ def leaves_like(bundle: Bundle, given: Any) -> list[Any]:
         return [leaf for name, part in bundle.items() for leaf in leaves_like(part, given[name])]
     if expected == found and not isinstance(bundle, dict):
         return [leaf for part, own in zip(bundle, given) for leaf in leaves_like(part, own)]
-    message = f"The model returns a {type(bundle).__name__} of {expected}; what was given for it is"
+    message = f"The model returns a {type(bundle).__name__} of {expected}; the matching argument is"
     raise TensorError("shape", f"{message} {f'a {type(given).__name__} of {found}' if found else 'one array'}.")
 
 

@@ -160,10 +160,10 @@ def record(data: Array, *inputs: tuple[Tensor, Vjp]) -> Tensor:
     data : array
         The values of the result.
     *inputs : (Tensor, function)
-        Each input with its vjp: from the gradient of the result, of its shape, to that of the input, of the input's
-        shape and dtype; anything else is refused. A vjp changes no array. It returns a new array, its argument, or a
-        view of that, but no captured array: its result may be added to in place. Inputs without a graph are left out,
-        and the arrays that their vjp captured are released.
+        Each input with its vjp: a function from the gradient of the result, of the result's shape, to the gradient of
+        the input, of the input's shape and dtype; other shapes and dtypes are refused. A vjp changes no array. It
+        returns a new array, its argument, or a view of its argument, but no captured array: its result may be added
+        to in place. Inputs without a graph are left out, and the arrays that their vjp captured are released.
 
     Examples
     --------

@@ -251,7 +251,7 @@ def blocks_of(schedule: Schedule) -> list[list[int]]:
     for stage in range(schedule.num_stages):
         ranks = schedule.ranks_of(stage)
         found.append([[k for k in m if schedule.rank_of(stage, k) == rank] for rank in ranks])
-    assert all(blocks == found[0] for blocks in found), "the replicas of some stages have other microbatches"
+    assert all(blocks == found[0] for blocks in found), "the replicas of some stages have different microbatches"
     return found[0]
 
 

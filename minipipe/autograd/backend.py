@@ -74,15 +74,17 @@ def as_array(data: Any, dtype: Any = None, like: Array | None = None) -> Array:
         ``several-tensors``, for a pytree of tensors: NumPy would make one array of them, without their graphs.
     """
     if isinstance(data, np.ndarray) and type(data) not in (np.ndarray, np.memmap) and not hasattr(data, "note_call"):
-        raise TensorError("dtype", f"A {type(data).__name__} is no plain array; give numpy.asarray(x) or x.filled(0).")
+        raise TensorError(
+            "dtype", f"A {type(data).__name__} is not a plain array; pass numpy.asarray(x) or x.filled(0)."
+        )
     if is_array(data):
         return data if dtype is None or data.dtype == dtype else array_module(data).astype(data, dtype)
     items = data.values() if isinstance(data, dict) else data if isinstance(data, tuple | list) else ()
     if any(hasattr(item, "node") for item in items):
         raise TensorError(
             "several-tensors",
-            f"A {type(data).__name__} of tensors was given; expected one tensor. nn.Take('x') passes one of them on, "
-            "nn.On('x', layer) calls a layer with it; functional.stack makes one tensor of them all.",
+            f"A {type(data).__name__} of tensors was passed; expected one tensor. nn.Take('x') selects one of them, "
+            "nn.On('x', layer) calls a layer with it; functional.stack combines them into one tensor.",
         )
     return (np if like is None else array_module(like)).asarray(data, dtype=dtype)
 

@@ -149,7 +149,7 @@ def _way_out(own: str, other: str) -> str:
     if other.strip('"').rpartition(": ")[0] != path or value not in ("True", "False") or "." not in path:
         return ""
     name = path.rpartition(".")[2]
-    return f' If {name} changes no number, let its class say so: not_compared = ("{name}",).'
+    return f' If {name} changes no number, declare this in its class: not_compared = ("{name}",).'
 
 
 def _shortened(text: str, width: int = 200) -> str:

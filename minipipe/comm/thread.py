@@ -34,7 +34,7 @@ class ThreadGroup(ProcessGroup):
     ['<ThreadGroup: rank 0 of 2>', '<ThreadGroup: rank 1 of 2>']
     """
 
-    takes_device_arrays, note = True, "thread ranks share one interpreter: times are not those of real ranks"
+    takes_device_arrays, note = True, "thread ranks share one interpreter: times differ from real ranks"
 
     def __init__(
         self, switchboard: Switchboard, members: list[int], rank: int, timeout: float, name: tuple = ()

@@ -57,7 +57,7 @@ def replicated(
     if replicas == 1 and (not found.has_replicas or REDUCE_GRAD in found.kinds):
         return found
     if isinstance(found, Program):
-        message = f"{found.name} has sends and receives; replicas need its computations alone, schedule.schedule."
+        message = f"{found.name} has sends and receives; replicas need only its computations: schedule.schedule."
         raise ScheduleError.of(ScheduleCode.NOT_A_SCHEDULE, message)
     verify(found)
     if not found.is_forward_only:

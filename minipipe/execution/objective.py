@@ -374,7 +374,7 @@ class GivenGradient:
         shapes = [None if array is None else array.shape for array in arrays]
         expected = [tensor.shape for tensor in tensors]
         if any(shape not in (None, own) for shape, own in zip(shapes, expected)):
-            message = f"The outputs of a microbatch have shapes {expected}; the gradients given have {shapes}."
+            message = f"The outputs of a microbatch have shapes {expected}; the gradients have {shapes}."
             raise TensorError(
                 "shape", f"{message} Expected one for each, of the same shape (or None, from a function)."
             )

@@ -100,7 +100,7 @@ class OutputDivision:
         if self.division is not Division.UNKNOWN or self.taken is not Division.WHOLE:
             return
         if not all(are_same(tensor.data, self.group) for tensor in tensors_in(outputs)):
-            message = f"The outputs differ on the {self.group.size} ranks that share the layers, and the loss takes"
+            message = f"The outputs differ on the {self.group.size} tensor-parallel ranks, but the loss takes"
             raise TensorError("divided", f"{message} whole ones. {_TO_GATHER}")
 
     def check_loss(self, loss: float) -> None:
@@ -116,7 +116,7 @@ class OutputDivision:
         if self.is_certain or self.taken is not Division.UNKNOWN:
             return
         if not are_same(np.array([loss]), self.group):
-            message = f"The ranks that share the layers have other losses than {loss} for a microbatch; expected one."
+            message = f"The tensor-parallel ranks have other losses than {loss} for a microbatch; expected one loss."
             raise TensorError("divided", f"{message} {_TO_GATHER}")
 
     def whole(self, outputs: Bundle) -> list[Array]:
@@ -136,7 +136,7 @@ class OutputDivision:
                 check_scores("ParallelCrossEntropyLoss", outputs, self.group)
             return [gathered(arrays[0], self.group)[0]]
         if not self.is_certain and not all(are_same(array, self.group) for array in arrays):
-            message = "The ranks that share the layers have different outputs, and metrics take whole ones."
+            message = "The tensor-parallel ranks have different outputs, but metrics take whole ones."
             raise TensorError("divided", f"{message} {_TO_GATHER}")
         return arrays
 
@@ -164,11 +164,9 @@ def output_division(model: Sequential, loss: Any, grid: Grid | None) -> OutputDi
     if group is None:
         return None
     if takes_parts and list(loss.group.world_ranks) != list(group.world_ranks):
-        message = (
-            f"ParallelCrossEntropyLoss is given the ranks {list(loss.group.world_ranks)}, and the layers are shared"
-        )
+        message = f"ParallelCrossEntropyLoss has the ranks {list(loss.group.world_ranks)}, but the layers are divided"
         raise ModelError(
-            "loss", f"{message} by {list(group.world_ranks)}; give it the group of the layers, grid.tensor."
+            "loss", f"{message} among {list(group.world_ranks)}; give it the group of the layers, grid.tensor."
         )
     if takes_parts and division is Division.WHOLE:
         message = f"ParallelCrossEntropyLoss takes a part of the scores from each of {loss.group.size} ranks, and after"

@@ -362,9 +362,7 @@ class Plan:
            1       1,320      1,320      2,640        1,680     1,280     0         0        8,240
         """
         if not callable(getattr(layers, "memory", None)):
-            message = (
-                f"The layers are given as {type(layers).__name__}; expected the result of minipipe.measure_layers."
-            )
+            message = f"The layers are of type {type(layers).__name__}; expected the result of minipipe.measure_layers."
             raise ArgumentError("type", message)
         return layers.memory(self, optimiser=optimiser, recompute=recompute, stash=stash)
 
@@ -408,7 +406,7 @@ def check_model(model: Any) -> None:
         own = ", with a forward of its own" if isinstance(model, Sequential) else ""
         raise ModelError(
             "not-a-sequence",
-            f"A pipeline cuts an nn.Sequential between its layers; this model is {type(model).__name__}{own}. "
+            f"A pipeline partitions an nn.Sequential between its layers; this model is {type(model).__name__}{own}. "
             "Write nn.Sequential(*layers), or Pipeline.from_modules([part, …], group, …).",
         )
 

@@ -70,7 +70,7 @@ class Kind:
         if self.first is None or inputs != self.inputs:
             return inputs
         if len(inputs) > _LARGE:
-            self.reason, self.first = "gets the same inputs in every step, which are large", None
+            self.reason, self.first = "gets the same large inputs in every step", None
             return None
         return None if self.num_steps < _HOPE else inputs
 
@@ -324,7 +324,7 @@ def reason_against(module: Sequential) -> str:
                 return f"layer {first + i}, {name}, runs code of its own, and its class lacks is_replayable = True"
     parameters = [p for layer in module.layers for p in parameters_of(layer)]
     if any(not p.is_filled or type(p.data) is not np.ndarray or p.data.itemsize == 2 for p in parameters):
-        return "its parameters are no arrays of NumPy of full precision"
+        return "its parameters are not NumPy arrays of full precision"
     return ""
 
 

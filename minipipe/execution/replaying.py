@@ -35,7 +35,7 @@ from minipipe.tensor import Tensor
 
 _PATIENCE = 3  # a capture takes as long as some ten steps: not in the first steps in which its kind comes
 _data_of, _is_trained = attrgetter("data"), attrgetter("needs_gradient")
-_OTHER_LOSS = "the loss is not minipipe's own, or more than the loss was asked for"
+_OTHER_LOSS = "the loss is custom, or results other than the loss were requested"
 
 
 class ReplayingStage(Stage):
@@ -74,7 +74,7 @@ class ReplayingStage(Stage):
             return payload
         kind.is_wanted = payload.wanted[0]
         if payload.form is not None or (microbatch in self._held and not kind.is_wanted):
-            trace.spoil("the stage hands on a bundle, or what needs no gradient")
+            trace.spoil("the stage passes on a pytree, or a tensor without gradient")
         return payload._replace(arrays=self._returned(microbatch, payload.arrays))
 
     def forward_with_loss(self, microbatch: int, received: Payload, objective: SeededLoss) -> None:
@@ -213,7 +213,7 @@ class ReplayingStage(Stage):
     def _begin_capture(self, microbatch: int, kind: Kind, arrays: Sequence[Array]) -> None:
         """Begin to capture a microbatch, unless one of its kind is captured now, or it adds no information."""
         if kind.script is not None:  # replaying it has just raised
-            kind.script, kind.reason = None, "replaying raised what the layers may not"
+            kind.script, kind.reason = None, "replaying raised an error that the layers may not raise"
             return
         if kind.is_captured_now or (self._is_foreign and sys.getprofile() is not None):
             return
@@ -291,7 +291,7 @@ class ReplayingStage(Stage):
                 try:
                     kind.keep(Script(trace, f"script of stage {self.index}"), self._step, capture.inputs)
                 except SyntaxError as error:
-                    kind.reason = f"has a line that is no Python: {error.text}"
+                    kind.reason = f"has a line that is not valid Python: {error.text}"
         return plain
 
     # -- replay ---------------------------------------------------------------------------------------------

@@ -274,7 +274,7 @@ def samples(given: Any, name: str, dtype: Any = None, xp: ModuleType | None = No
             cast(Samples, samples(part, f"{name}, microbatch {k},", dtype, xp)) for k, part in enumerate(given.parts)
         ]
         if not parts:
-            raise MicrobatchError("wrong-number", f"The {name} are no microbatches; expected at least one.")
+            raise MicrobatchError("wrong-number", f"The {name} contain no microbatches; expected at least one.")
         return Pieces(parts)
     leaves, form = flattened(given)
     replicated = frozenset(i for i, leaf in enumerate(leaves) if isinstance(leaf, Replicated))
@@ -299,7 +299,7 @@ def samples(given: Any, name: str, dtype: Any = None, xp: ModuleType | None = No
 
 
 def divided(num_samples: int, count: int, *given: Samples | Pieces | Portion | None) -> list[slice]:
-    """Return the microbatches: those of the batch if it is divided already, or else of equal sizes.
+    """Return the microbatches: the parts of the batch if it is divided already, or else parts of equal sizes.
 
     Raises
     ------
@@ -386,8 +386,8 @@ def joined(parts: Sequence[Payload], slices: Sequence[slice], is_cut: bool) -> P
     shapes = [[array.shape for array in part.arrays] for part in parts]
     lengths = [part.stop - part.start for part in slices]
     if any((n, *first[1:]) != shape for n, row in zip(lengths, shapes) for shape, first in zip(row, shapes[0])):
-        message = f"The outputs of the microbatches have shapes {shapes}, which make no array of shape (samples, ...)"
-        raise TensorError("shape", f"{message}; give the batch as minipipe.Microbatches, and you get such.")
+        message = f"The outputs of the microbatches have shapes {shapes}, which do not form one array (samples, ...)"
+        raise TensorError("shape", f"{message}; pass the batch as minipipe.Microbatches to get microbatches.")
     rows = zip(*(map(backend.to_numpy, part.arrays) for part in parts))
     return parts[0]._replace(arrays=[np.concatenate(row) for row in rows])
 

@@ -62,13 +62,13 @@ def check_sliceable(model: nn.Sequential, schedule: Schedule, recompute: bool, i
     ]
     for option, is_given in given:
         if is_given:
-            message = f"{option} does not go with a schedule that cuts sequences into slices."
+            message = f"{option} is not supported by a schedule that divides sequences into slices."
             raise ModelError("slices", f"{message} Leave it out, or give a schedule without slices, such as '1f1b'.")
     for module in model.modules():
         is_sliceable = getattr(type(module), "is_sliceable", False) and computes_as(module, type(module))
         if not is_sliceable and not is_exactly(module, *_BY_POSITION):
-            message = f"{module.brief()} may mix the positions of a sequence, which a schedule with slices cuts."
-            raise ModelError("slices", f"{message} A layer that does not says is_sliceable = True in its class.")
+            message = f"{module.brief()} may mix the positions of a sequence, which a schedule with slices divides."
+            raise ModelError("slices", f"{message} If it does not, set is_sliceable = True in its class.")
         if isinstance(module, nn.MultiHeadAttention) and not module.is_causal:
             message = f"{module.brief()} sees later positions, which slices of a sequence do not have yet."
             raise ModelError("slices", f"{message} Give is_causal=True, or a schedule without slices.")
@@ -81,7 +81,7 @@ def _option_behind(module: nn.Module) -> str:
     if isinstance(module, nn.FullySharded):
         return "A fully sharded layer, of Grid(fully_sharded=True),"
     if type(module).__module__ == nn.ParallelAttention.__module__:
-        return "A layer that ranks share, of Grid(tensor=…),"
+        return "A tensor-parallel layer, of Grid(tensor=…),"
     return ""
 
 
@@ -108,7 +108,7 @@ def into_slices(given: Samples | Pieces, name: str, num_sequences: int, num_slic
     if len(lengths) > 1 or min(lengths) < num_slices:
         message = f"The {name} have {sorted(lengths)} positions on their second axis; expected one number, at least"
         raise MicrobatchError(
-            "unequal-lengths", f"{message} {num_slices}, to cut sequences into {counted(num_slices, 'slice')}."
+            "unequal-lengths", f"{message} {num_slices}, to divide sequences into {counted(num_slices, 'slice')}."
         )
     columns, parts = partition_evenly(lengths.pop(), num_slices), []
     for rows in split_microbatches(given.num_samples, num_sequences):

@@ -179,7 +179,7 @@ class Updating:
         return {index: own.most for index, own in self._stages.items()}
 
     def _apply(self, num_updates: int) -> None:
-        """Change the parameters that have a gradient now: those of one stage. All stages of a rank make one step."""
+        """Change the parameters that have a gradient now, in one stage. All stages of a rank make one step."""
         if num_updates > self._num_steps:
             self._num_steps += 1
             self._optimiser.step()

@@ -404,7 +404,7 @@ def _visible(name: str, mask: Operand | None, like: Array, num_keys: int) -> Arr
 def _truth_values(name: str, mask: Array) -> Array:
     xp = array_module(mask)
     if not backend.is_integer(mask.dtype):
-        message = f"{name}: the mask is {mask.dtype}; expected truth values, or 1 where a key is seen and 0 elsewhere."
+        message = f"{name}: the mask is {mask.dtype}; expected truth values, or 1 for visible keys and 0 for others."
         raise TensorError("dtype", message)
     is_seen = mask == 1
     if not bool(xp.all(is_seen | (mask == 0))):

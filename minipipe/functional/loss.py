@@ -147,7 +147,7 @@ def mean_squared_error(prediction: Tensor, target: Operand, reduction: str = "me
     check_whole("mean_squared_error", prediction, target)
     prediction, target = operands(in_full(prediction), in_full(target))
     if prediction.shape != target.shape:
-        expected = "equal shapes, such as target.reshape(prediction.shape) where only an axis of length 1 is missing"
+        expected = "equal shapes, such as target.reshape(prediction.shape) if only an axis of length 1 is missing"
         raise shape_error("mean_squared_error", expected, prediction=prediction.shape, target=target.shape)
     difference = prediction.data - target.data
     check_reduction("mean_squared_error", reduction)
@@ -331,7 +331,7 @@ def _check_options(label_smoothing: float, class_weights: Any, reduction: str, k
     least = min(given)
     if least < 0 or (label_smoothing and class_weights is not None and not least):
         # With smoothing a label of weight 0 adds to the sum, but not to what it is divided by.
-        expected = "above 0, where there is label_smoothing" if label_smoothing else "at least 0"
+        expected = "above 0, because of label_smoothing" if label_smoothing else "at least 0"
         raise ArgumentError("value", f"cross_entropy: the least of the class weights is {least}; expected {expected}.")
 
 

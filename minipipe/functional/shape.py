@@ -138,8 +138,8 @@ def identity(a: Tensor) -> Tensor:
 def contiguous(a: Tensor) -> Tensor:
     """Return the tensor in C order, and bring its gradient into C order as well.
 
-    A sequence does this between its layers, whether or not a stage boundary of a pipeline is there: a product sums in
-    an order that depends on the strides of its operands, and an array from a message is always in C order.
+    A sequence does this between its layers, whether or not a pipeline has a stage boundary there: a product sums
+    in an order that depends on the strides of its operands, and an array from a message is always in C order.
 
     Examples
     --------

@@ -163,7 +163,7 @@ def _listed(layer: str, entries: Any) -> list[Entry]:
 def _entry(layer: str, bundle: Any, name: Entry) -> Any:
     kind = type(bundle)
     if kind not in (tuple, list) and not isinstance(bundle, dict):
-        message = f"{layer}: the entry {name!r} is wanted from a {kind.__name__}"
+        message = f"{layer}: the entry {name!r} is read from a {kind.__name__}"
         raise ArgumentError("type", f"{message}; expected a dict, tuple or list of tensors.")
     try:
         return bundle[name]

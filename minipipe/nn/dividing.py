@@ -82,7 +82,7 @@ def check_not_sharded(module: Module) -> None:
     >>> check_not_sharded(nn.Linear(2, 2))
     """
     if any(parameter.is_summed for parameter in module.parameters()):
-        raise ArgumentError("value", "The layers are fully sharded, and cannot be divided then; give the plain model.")
+        raise ArgumentError("value", "Fully sharded layers cannot be divided; pass the plain model.")
 
 
 def is_container(module: Module) -> bool:

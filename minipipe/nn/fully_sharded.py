@@ -212,7 +212,7 @@ def _gather(layers: Sequence[FullySharded], into: Sequence[dict[Any, Array]]) ->
         xp = of_dtype[0][0].xp
         own = backend.to_numpy(xp.concat([share.data for share, *_ in of_dtype]))
         group = layers[0].workspace.group
-        for rank, part in enumerate(group.all_gather(own, what="a share of the parameters of a layer")):
+        for rank, part in enumerate(group.all_gather(own, what="a shard of the parameters of a layer")):
             part, done = backend.moved(part, xp), 0
             for share, array, first in of_dtype:
                 piece = share.shard.pieces[rank]
@@ -479,7 +479,7 @@ def _sharded(module: Module, workspace: Workspace) -> Module:
         module.module = _sharded(module.module, workspace)
         return module
     if any(isinstance(part, Recompute) for part in module.modules()):
-        message = f"{module.brief()} has nn.Recompute inside, which would compute with shares of its parameters"
+        message = f"{module.brief()} has nn.Recompute inside, which would compute with shards of its parameters"
         raise ArgumentError("value", f"{message}; put nn.Recompute around the layer.")
     return FullySharded(module, workspace) if _places_in(module) else module
 

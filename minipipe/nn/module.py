@@ -281,7 +281,7 @@ def computes_as(module: Any, kind: type[Kind]) -> TypeGuard[Kind]:
     """Return whether a module computes by the code of a class: itself or a base class without an override.
 
     Neither a class between the two nor the instance itself replaces ``forward``, a hook, or another method or property
-    that ``kind`` adds to those of every module. Names, states and texts may differ.
+    that ``kind`` adds to every module's. Names, states and texts may differ.
 
     Examples
     --------
@@ -420,7 +420,9 @@ def _check_same_numbers(name: str, given: np.ndarray, own: np.dtype) -> None:
         is_same = is_real and np.array_equal(given.astype(own).astype(given.dtype), given, equal_nan=True)
     if not is_same:
         why = (
-            "which it would round; give the layer that dtype, or" if is_real else "which are no real numbers; if meant,"
+            "which it would round; give the layer that dtype, or"
+            if is_real
+            else "which are not real numbers; if meant,"
         )
         here = f"{name} has dtype {own.name}, and the state holds {given.dtype.name}, {why}"
         raise ParameterError("dtype", f"{here} convert the array: .astype({own.name!r}).")

@@ -23,7 +23,7 @@ class Sequential(Module):
     """Layers, each applied to the result of the one before. A pipeline partitions them into stages.
 
     The value between two layers is a tensor, or a tuple, list or dict of tensors. Both the activation and its gradient
-    are made contiguous, whether or not a stage boundary is there, so that no partition changes a bit (see
+    are made contiguous, with or without a stage boundary, so that no partition changes a bit (see
     :func:`minipipe.functional.contiguous`). For the same reason a parameter that occurs in several layers (a tied
     embedding, a layer used twice) is an alias in the later ones: each accumulates its own gradients, and the owner adds
     the sums in the order in which they were declared.

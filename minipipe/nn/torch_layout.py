@@ -138,7 +138,7 @@ class _Walk:
         is_known = isinstance(module, _ALIKE) or len(parameter.whole_shape) < 2
         if self._is_strict and not is_known:
             message = f"{path} belongs to {type(module).__name__}, whose counterpart in PyTorch is not known"
-            advice = "Bring its axes into the order that they have here, and give all arrays to model.load_state_dict."
+            advice = "Bring its axes into minipipe's order, and give all arrays to model.load_state_dict."
             raise ArgumentError("type", f"layout='torch': {message}. {advice}")
         return _Piece((place,), _as_it_is)
 
@@ -150,7 +150,7 @@ class _Walk:
         self._used.update(piece.names)
         array = piece.make(*(self._state[name] for name in piece.names))
         if first in self.taken and not np.array_equal(self.taken[first], array, equal_nan=True):
-            message = f"{first} and {path} are one parameter in this model, and the state has two for them"
+            message = f"{first} and {path} are one parameter in this model, but the state has two"
             raise ParameterError("shape", f"{message}: {', '.join(piece.names)} holds other numbers.")
         self.taken.setdefault(first, array)
 

@@ -38,13 +38,13 @@ def warn_of_untrained(modules: Iterable[Any], stacklevel: int) -> None:
     ...     warnings.simplefilter("always")
     ...     warn_of_untrained([Scale()], stacklevel=1)
     >>> print(caught[0].message)
-    Scale.scale holds real numbers that are not trained: it is no parameter. A weight is an nn.Parameter(values), ...
+    Scale.scale holds real numbers that are not trained: it is not a parameter. A weight is an nn.Parameter(values), ...
     """
     distinct = {id(module): module for module in modules}.values()
     found = dict.fromkeys(f"{type(module).__name__}.{name}" for module in distinct for name in _untrained_in(module))
     if found:
         names, holds = ", ".join(found), "holds" if len(found) == 1 else "hold"
-        message = f"{names} {holds} real numbers that are not trained: it is no parameter. A weight is an"
+        message = f"{names} {holds} real numbers that are not trained: it is not a parameter. A weight is an"
         message += (
             " nn.Parameter(values), in an attribute or in a list, tuple or dict of them. A constant is named by its"
         )

@@ -189,7 +189,7 @@ def _annealed(fall: Callable[[float], float], num_steps: int, warmup_steps: int,
     """Return the factor that warms up, follows ``fall`` from progress 0 to progress 1, and stays at ``final``."""
     whole_number("num_steps", num_steps)
     whole_number("warmup_steps", warmup_steps, 0, num_steps, advice="The warm-up is a part of num_steps.")
-    final = real_number("final", final, "[0, 1]", advice="It is a share of the learning rate.")
+    final = real_number("final", final, "[0, 1]", advice="It is a fraction of the learning rate.")
     return partial(_factor_at, fall, num_steps, warmup_steps, final)
 
 

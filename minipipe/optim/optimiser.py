@@ -65,7 +65,7 @@ class ParameterGroup(Familiar, SimpleNamespace):
 
     def __getitem__(self, name: str) -> NoReturn:
         raise ArgumentError(
-            "name", f"A group of parameters is no dict; instead: {instead_of('ParameterGroup')['__getitem__']}."
+            "name", f"A group of parameters is not a dict; instead: {instead_of('ParameterGroup')['__getitem__']}."
         )
 
     @property
@@ -200,7 +200,7 @@ class Optimiser(Familiar, ABC):
         self.groups = [self._group(given, defaults) for given in groups]
         _check_each_stands_once(self.groups)
         if any(parameter.is_divided for parameter in self.parameters) and not vars(type(self)).get("is_elementwise"):
-            message = f"{type(self).__name__} may look at a parameter as a whole, and ranks keep parts of these"
+            message = f"{type(self).__name__} may read a parameter as a whole, but ranks keep parts of these"
             raise ArgumentError("value", f"{message}; if it does not, write is_elementwise = True into the class.")
         self._defaults = dict(defaults)
         self._is_one_group = len(groups) == 1 and groups[0].keys() == {"parameters"}
@@ -405,7 +405,7 @@ class Optimiser(Familiar, ABC):
         """Describe the error in a state, apart from the numbers of its groups; None if there is no error."""
         if not isinstance(state, Mapping) or {"groups", "states"} - state.keys():
             found = ", ".join(map(str, state)) if isinstance(state, Mapping) else f"a {type(state).__name__}"
-            return f'the state is {found or "empty"}; expected that of state_dict(), with "groups" and "states"'
+            return f'the state is {found or "empty"}; expected the result of state_dict(), with "groups" and "states"'
         known = [sorted(group.hyper_parameters) for group in self.groups]
         for groups in (state["groups"], state.get("first") or state["groups"]):
             if known != (given := [sorted(numbers) for numbers in groups]):
@@ -486,7 +486,7 @@ def _check_each_stands_once(groups: list[ParameterGroup]) -> None:
         for parameter in group.parameters:
             owner = id(parameter.owner)
             if owner in first_group:
-                message = f"A parameter of shape {parameter.shape} stands in group {first_group[owner]} and again in"
+                message = f"A parameter of shape {parameter.shape} is in group {first_group[owner]} and again in"
                 raise ArgumentError("value", f"{message} group {i}; each step would change it twice. Leave one out.")
             first_group[owner] = i
 

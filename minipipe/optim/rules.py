@@ -195,7 +195,7 @@ class AdamW(Adam):
     """Adam with decoupled weight decay: every value shrinks by the same fraction, whatever its gradients were.
 
     Local; no messages. Roughly: ``p -= learning_rate * weight_decay * p``, and then the step of :class:`Adam` without
-    weight decay. Its parameters are those of Adam, but weight_decay is 0.01 by default, as in PyTorch.
+    weight decay. It has the parameters of Adam, but weight_decay is 0.01 by default, as in PyTorch.
 
     References
     ----------

@@ -339,7 +339,7 @@ class LossScale(Familiar):
         """
         value, steps = map(state.get, self.state_dict()) if isinstance(state, Mapping) else (None, None)
         if type(value) is not float or not self._minimum <= value < inf or type(steps) is not int or steps < 0:
-            message = f"the state is {state!r:.80}; expected that of state_dict(), such as {self.state_dict()}."
+            message = f"the state is {state!r:.80}; expected the result of state_dict(), such as {self.state_dict()}."
             raise ArgumentError("value", f"LossScale: {message}")
         self.value, self.num_good_steps = value, steps
 
@@ -348,7 +348,7 @@ class LossScale(Familiar):
             raise ParameterError(
                 "not-finite",
                 f"The gradients are not finite, even at a loss scale of {self.value:g}. The model's own "
-                "values overflow, or the loss is no number: look at the loss, use a smaller learning rate, or float32.",
+                "values overflow, or the loss is not a number: check it, use a smaller learning rate, or float32.",
             )
         self.value, self.num_good_steps = self.value / self._factor, 0
 

@@ -111,7 +111,7 @@ def over_grid(model: Any, grid: Grid, options: Mapping[str, Any]) -> tuple[Any, 
     Raises
     ------
     ArgumentError
-        Code ``value``: replicas in addition to those of the mesh; a plan of a whole model, or of another number of
+        Code ``value``: replicas in addition to the mesh's; a plan of a whole model, or of another number of
         replicas; a fully sharded model together with tensor parallelism.
     ModelError
         Code ``not-a-sequence``.

@@ -35,7 +35,7 @@ class PlanOptions(TypedDict, total=False):
 
 
 class ModulesOptions(TypedDict, total=False):
-    """Keywords of :meth:`minipipe.Pipeline.from_modules`: those of the pipeline itself, and two of its plan."""
+    """Keywords of :meth:`minipipe.Pipeline.from_modules`: keywords of the pipeline itself, and two of its plan."""
 
     loss: Loss | None
     seed: int

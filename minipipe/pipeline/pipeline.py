@@ -97,7 +97,7 @@ class Pipeline(FamiliarPipeline):
         less memory, one more forward, the same bits. :class:`minipipe.nn.Recompute` does it for single layers.
     stack_weight_gradients : bool
         Whether neighbouring W of a stage are computed as one product for each weight. This is faster, but the last bits
-        differ from those of one process. All W are held until the last has run; in a timeline they share their time
+        differ from one process. All W are held until the last has run; in a timeline they share their time
         equally. ``measure_costs`` measures each W alone.
     loss_weight : function, optional
         ``targets -> number``: the number of items in the mean of a microbatch, such as the number of tokens that count.
@@ -399,8 +399,8 @@ class Pipeline(FamiliarPipeline):
             Whether to add the gradients to the existing ones, instead of overwriting them: the result is the sum
             over the steps. For their mean over n steps each has ``scale=1/n`` or, if steps count differently, its
             weight, such as its tokens / all tokens. A parameter that several ranks share adds up the sums of the steps,
-            so its last bits may differ from those of one process. Gradients of the inputs are not added. A step that
-            fails leaves no gradients, and also removes those of earlier steps.
+            so its last bits may differ from one process. Gradients of the inputs are not added. A step that
+            fails leaves no gradients, and also removes gradients of earlier steps.
         scale : float
             Multiplies the gradients, and not the loss: 1/n for a mean over n steps, or the value of a
             :class:`minipipe.optim.LossScale`.
@@ -462,7 +462,7 @@ class Pipeline(FamiliarPipeline):
         Returns
         -------
         RunLosses
-            A list with the loss of each batch, whose ``losses`` are those of its microbatches; the same on every rank.
+            A list with the loss of each batch, with the ``losses`` of its microbatches; the same on every rank.
             Its ``copies`` give the most that the stages of this rank held: versions of their weights, and bytes.
 
         Raises
@@ -852,10 +852,10 @@ class Pipeline(FamiliarPipeline):
 
         Collective, and so are its ``step`` and ``state_dict``: every rank calls them. Ranks that have the same
         parameters, such as the replicas of a stage or the stages that share one, each keep the optimiser state of a
-        shard, update this shard and send its values to each other. The bits are those of ``rule(pipeline.parameters(),
-        …)``, and so is the state: training continues from a checkpoint with any number of replicas, sharded or not.
-        While a checkpoint is saved, each rank temporarily has the state of all its parameters. A rank sends half as
-        much again as for the gradient all-reduce alone. Gradients are not sharded: ``clip_grad_norm`` and
+        shard, update this shard and send its values to each other. Bits and state are the same as with
+        ``rule(pipeline.parameters(), …)``: training continues from a checkpoint with any number of replicas, sharded
+        or not. While a checkpoint is saved, each rank temporarily has the state of all its parameters. A rank sends
+        half as much again as for the gradient all-reduce alone. Gradients are not sharded: ``clip_grad_norm`` and
         ``unscale_gradients`` work as usual.
 
         Parameters

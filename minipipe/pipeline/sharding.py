@@ -69,8 +69,8 @@ def sharings_of(plan: Plan, own: Mapping[str, Parameter], trained: Sequence[Para
 class ShardedOptimiser(Optimiser):
     """An optimiser that keeps the state of a shard of its parameters' elements; :meth:`minipipe.Pipeline.sharded`.
 
-    ``step`` and ``state_dict`` are collective among the ranks that have the same parameters. The state is that of a
-    plain optimiser, so any number of replicas can load it, sharded or not.
+    ``step`` and ``state_dict`` are collective among the ranks that have the same parameters. The state equals the state
+    of a plain optimiser, so any number of replicas can load it, sharded or not.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ class ShardedOptimiser(Optimiser):
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse to be copied and pickled."""
-        raise not_copyable(self, "each rank has a share of its state", "state_dict() and load_state_dict() move it.")
+        raise not_copyable(self, "each rank has a shard of its state", "state_dict() and load_state_dict() move it.")
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -195,7 +195,7 @@ class ShardedOptimiser(Optimiser):
             came = {}
             for place, rank in enumerate(sharing.ranks):
                 if arrays and rank != self._process_group.rank:
-                    words = f"{what} of share {place} of {len(sharing.ranks)}"
+                    words = f"{what} of shard {place} of {len(sharing.ranks)}"
                     message = self._process_group.irecv(rank, OwnTag.COPY, what=words).wait()
                     came[place] = Payload.from_message(message, backend.array_module(arrays[0])).arrays
             found.append(came)
@@ -219,7 +219,7 @@ def check_elementwise(rule: Any) -> type[Optimiser]:
     if not vars(rule).get("is_elementwise"):
         raise ArgumentError(
             "type",
-            f"{rule.__name__} may look at a parameter as a whole, such as at its norm; a rank that updates a share of "
+            f"{rule.__name__} may read a parameter as a whole, such as its norm; a rank that updates a shard of "
             "its elements cannot. If its update of an element follows from that element's own value, gradient and "
             "state, write is_elementwise = True into the class; otherwise use it without pipeline.sharded.",
         )

@@ -76,8 +76,8 @@ _TO_DO = {
     "mode": "Every rank must call pipeline.train() and pipeline.eval() alike.",
     "request for metrics and outputs": "Every rank must ask for the same metrics, in the same order, and for "
     'outputs="everywhere" or not.',
-    "inputs": "Every rank must be given the same batch, or None where it needs none of it (see pipeline.needs).",
-    "targets": "Every rank must be given the same batch, or None where it needs none of it (see pipeline.needs).",
+    "inputs": "Every rank must pass the same batch, or None if it needs none of it (see pipeline.needs).",
+    "targets": "Every rank must pass the same batch, or None if it needs none of it (see pipeline.needs).",
     "number of optimiser steps": "Every rank must call optimiser.step() equally often.",
     "learning rate": "Every rank must set the same one, and change it alike.",
     "optimiser": "Every rank must make the same one, and change its numbers alike.",
@@ -86,7 +86,7 @@ _TO_DO = {
     "batch of data": "Every rank must draw the same one: the same seed, epoch, size and start of data.batches(), the "
     "same key of data.text_windows().",
     "state of the gradients": "Every rank must call zero_grad(), or set p.grad = None, between the same calls of the "
-    "pipeline. A parameter that is not to be trained has requires_grad = False, or is not given to the optimiser.",
+    "pipeline. A parameter that is not to be trained has requires_grad = False, or is not passed to the optimiser.",
     "loaded state": "Every rank must call pipeline.load_state_dict() equally often, with the same state.",
 }
 
@@ -132,7 +132,7 @@ def check_marks(
     marks: tuple[Sequence[float], Sequence[float]],
     words: Callable[[], Mapping[str, str]] = dict,
 ) -> None:
-    """Compare this rank's fingerprints with those of the rank that the others follow, and name the difference. Local.
+    """Compare the fingerprints of this rank and of the rank that the others follow, and name the difference. Local.
 
     Parameters
     ----------

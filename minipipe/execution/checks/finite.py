@@ -113,7 +113,7 @@ class StepCheck:
             end = "No parameter was changed: every rank has stopped before the update."
         else:
             code, words = NotFiniteCode.NOT_FOUND, f"Step {step}: {self._symptom(loss, findings)} not finite."
-            end = "It was not waited for, so parameters may have been changed; step(…, wait=True) finds where it began."
+            end = "Nothing waited for the loss, so parameters may have changed; step(…, wait=True) finds the place."
         if check.when_not_finite == "stop":
             for stage in check.executor.stages.values():
                 stage.begin()  # a step that fails leaves no gradients
@@ -141,8 +141,8 @@ class StepCheck:
 
 _NOT_FOUND = (
     "a loss or a gradient was not finite, but in a second run of the step every value between two layers was. Either a "
-    "layer computes something else each time; or only a sum has overflowed, such as the gradients of several steps, or "
-    "those of several uses of a parameter."
+    "layer computes different values each time, or only a sum has overflowed, such as gradients of several steps or "
+    "gradients of several uses of a parameter."
 )
 
 
@@ -200,8 +200,8 @@ def _described(
         return NotFiniteCode.INPUTS, f"the inputs have {made}, {where} (microbatch {k})."
     is_loss = layer == len(plan.layers)
     stage = len(plan.partition) - 1 if is_loss else next(i for i, part in enumerate(plan.partition) if layer in part)
-    name = f"the loss, behind layer {layer - 1}," if is_loss else f"layer {layer}, {plan.layers[layer].brief()},"
-    finite = "finite inputs (but for -inf, a mask perhaps)" if has_masks else "finite inputs"
+    name = f"the loss, after layer {layer - 1}," if is_loss else f"layer {layer}, {plan.layers[layer].brief()},"
+    finite = "finite inputs (except -inf, perhaps a mask)" if has_masks else "finite inputs"
     what = f"{'added a loss of' if seen.what == What.AUXILIARY_LOSS else 'returned'} {made} for {finite}"
     if culprit.is_backward:
         of = names[seen.which] if culprit.is_weight else "its input"

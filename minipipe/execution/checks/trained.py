@@ -67,8 +67,8 @@ class Trained:
         found = self._first_difference(lambda one: id(one.owner) in given)
         if found is not None:
             name, without, having = found
-            message = f"The optimiser of rank {without} is not given {name}, unlike that of rank {having}."
-            raise RankError("disagreement", f"{message} Give it the same parameters on all ranks that have them.")
+            message = f"The optimiser of rank {without} lacks {name}, which the optimiser of rank {having} has."
+            raise RankError("disagreement", f"{message} Pass it the same parameters on all ranks that have them.")
 
     def _first_difference(self, is_so: Callable[[Parameter], bool]) -> tuple[str, int, int] | None:
         """Return the first parameter for which ranks differ, one for which it is not so, and one for which it is."""

@@ -74,7 +74,7 @@ def restore(
     """Load the newest undamaged checkpoint of a folder: training resumes as if it had never stopped.
 
     Collective. The number of ranks, of replicas and of tensor-parallel ranks, the schedule, the partition and the
-    device may differ from those of the saved run. Each rank reads the files with data of its stages, and compares their
+    device may differ from the saved run. Each rank reads the files with data of its stages, and compares their
     length and SHA-256 with the manifest, before it changes anything.
 
     Parameters
@@ -86,7 +86,7 @@ def restore(
         pipeline has, it keeps that, and rank 0 reports it.
     optimiser : Optimiser, or mapping of str to Optimiser
         As for :func:`save`; None for a pipeline that is no longer trained. Its learning rate and its other
-        hyper-parameters become those of the checkpoint. If the program's values differ from the saved ones, a warning
+        hyper-parameters are restored from the checkpoint. If the program's values differ from the saved ones, a warning
         on rank 0 names both. To keep the program's values, set them afterwards, such as ``optimiser.learning_rate =
         0.1``; with a ``LearningRateSchedule``, load ``{**state, "first_rates": [0.1]}``.
     required : bool
@@ -311,7 +311,7 @@ class _Found:
         values = {name: arrays.get(f"parameters/{name}") for name in own}
         for name, value in values.items():
             if value is None or (value.dtype.name, value.shape) != manifest.parameters[name][1:]:
-                raise damage(path, f"its files do not hold {name} as {storage.MANIFEST} says.")
+                raise damage(path, f"its files do not hold {name}, although {storage.MANIFEST} lists it.")
         states = {}
         for key, optimiser in optimisers.items():
             try:

@@ -1,6 +1,6 @@
 """The state of a pipeline's optimisers by the names of parameters: for one rank, or merged for several.
 
-Names are those of the whole model, so any rank finds its state, whatever the partition was. Elastic training also
+Names refer to the whole model, so any rank finds its state, whatever the partition was. Elastic training also
 makes its copies with these functions.
 """
 
@@ -288,5 +288,5 @@ def checked(call: str, folder: Any, pipeline: Any, optimiser: Any) -> dict[str, 
             message = f"optimiser is {one!r:.60}; expected an optimiser, or a mapping of names to optimisers."
             raise ArgumentError("type", message)
         if not isinstance(name, str) or "/" in name or name in ("", "parameters"):
-            raise ArgumentError("value", f"{name!r} is no name for an optimiser; expected a word, such as 'body'.")
+            raise ArgumentError("value", f"{name!r} is not a name for an optimiser; expected a string, such as 'body'.")
     return found

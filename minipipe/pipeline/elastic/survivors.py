@@ -64,12 +64,12 @@ class SurvivorGroup(MPIGroup):
             if error.Get_error_class() not in _LOST:
                 raise
             self._continue_without(_world_ranks(self.comm.Get_failed()))
-        with self.job.watching(self.timeout, None, lambda: "every rank that is left to say how far it is"):
+        with self.job.watching(self.timeout, None, lambda: "every surviving rank to report its step"):
             return _vote(self.comm, is_done)
 
     def of_survivors(self) -> SurvivorGroup:
         """Return the group of the ranks that are left, in their order. Collective among them; ends this group."""
-        with self.job.watching(self.timeout, None, lambda: "the ranks that are left to form a group"):
+        with self.job.watching(self.timeout, None, lambda: "the surviving ranks to form a group"):
             comm = self.comm.Shrink()
             # A vote ends on no rank before the last one has entered it. Without it a rank could notice another loss
             # and revoke the new group while others are still in Shrink, where Open MPI 5.0 then crashes.

@@ -1,4 +1,4 @@
-"""The in-memory checkpoint of a rank: copies of parameters and optimiser state, its own and those of other ranks."""
+"""The in-memory checkpoint of a rank: copies of parameters and optimiser state, its own and other ranks'."""
 
 from __future__ import annotations
 
