@@ -205,7 +205,7 @@ class ModelCode(StrEnum):
     LOSS_WITH_PARAMETERS = "loss-with-parameters"
     PLANNED = "planned"  # an option that a plan has already
     FROZEN = "frozen"
-    NOT_COPYABLE = "not-copyable"  # also of a pipeline and of what else exchanges messages
+    NOT_COPYABLE = "not-copyable"  # also a pipeline, and other objects that exchange messages
     SLICES = "slices"
 
 
@@ -390,7 +390,7 @@ class FileCode(StrEnum):
     NOT_A_FILE = "not-a-file"  # a directory, a device or a socket; a pipe or a link where those are refused
     TOO_LARGE = "too-large"
     NOT_TEXT = "not-text"
-    DAMAGED = "damaged"  # not what was written there
+    DAMAGED = "damaged"  # not the contents that were written there
 
 
 class FileError(MinipipeError, OSError):
@@ -417,7 +417,7 @@ class CheckpointCode(StrEnum):
     """The codes of a :class:`CheckpointError`."""
 
     NOT_FOUND = "not-found"  # there is none
-    DAMAGED = "damaged"  # not what was written there, or not all of it
+    DAMAGED = "damaged"  # not the contents that were written there, or not all of them
     MISMATCH = "mismatch"  # of another model, optimiser or seed
     VERSION = "version"  # of a form that this version does not know
     UNWRITABLE = "unwritable"  # the system refuses, or a rank has failed
@@ -614,7 +614,7 @@ def quoted(given: object, most: int = 60) -> str:
     """
     try:
         text = repr(given[: most + 1] if isinstance(given, str | bytes) else given)
-    except Exception:  # whatever a class does in its __repr__
+    except Exception:  # a class may do anything in its __repr__
         text = f"a value of type {type(given).__name__}"
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: most + 1])
     return text if len(text) <= most else f"{text[: most - 1]}…"
@@ -661,7 +661,7 @@ def misuse(message: str, code: ScheduleCode = ScheduleCode.PARAMETERS) -> Schedu
 
 
 def unfit(name: str, given: object, expected: str, code: ScheduleCode = ScheduleCode.PARAMETERS) -> ScheduleError:
-    """Return the error of an argument, about schedules, that is not what was expected.
+    """Return the error of an unexpected argument, about schedules.
 
     Examples
     --------

@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 @cache
 def _tables() -> dict[str, Any]:
-    import tomllib  # what only errors need is imported with the first
+    import tomllib  # modules that only errors need are imported with the first error
     from importlib.resources import files
 
     return tomllib.loads((files("minipipe") / "hints.toml").read_text(encoding="utf-8"))
@@ -117,7 +117,7 @@ def _in_another_package(owner: str, name: str) -> str | None:
 
     for package in ("nn", "functional", "optim"):  # the stubs are read, because their packages need NumPy
         stub = files("minipipe") / package / "__init__.pyi"
-        is_here = stub.is_file()  # the playground has only what needs no NumPy
+        is_here = stub.is_file()  # the playground has only files that need no NumPy
         if is_here and f" as {name}\n" in stub.read_text(encoding="utf-8") and owner != f"minipipe.{package}":
             return f"minipipe.{package}.{name}"
     return None
@@ -351,7 +351,7 @@ def _refuse(
 
 
 def explain(error: BaseException) -> None:
-    """Add a note to an error of Python's about an array or a number, if what was written has an equivalent here.
+    """Add a note to Python's own error about an array or a number, if the expression has an equivalent here.
 
     Nothing else can: a gradient is an array of NumPy's, and the size of a tensor is an int.
 
@@ -409,7 +409,7 @@ def _near(name: str, taken: list[str]) -> str | None:
 
 
 def _closest(name: str, known: Iterable[str], least: float = 0.6) -> str | None:
-    """Return the known name that is most like another one, unless they are less alike than ``least``."""
+    """Return the most similar known name, unless the similarity is below ``least``."""
     from difflib import get_close_matches
 
     return next(iter(get_close_matches(name, list(known), 1, least)), None)

@@ -437,7 +437,7 @@ def read_text(path: str | Path, most: int = MOST_BYTES, *, pipes: bool = True, l
 
 
 def read_stream(stream: TextIO | None, name: str, most: int = MOST_BYTES) -> str:
-    """Return what is left in a stream of text, such as standard input.
+    """Return the rest of a stream of text, such as standard input.
 
     Parameters
     ----------
@@ -553,7 +553,7 @@ def _write_and_rename(target: str, data: bytes) -> None:
     mode = None
     if os.path.exists(target):
         mode = stat.S_IMODE(os.stat(target).st_mode)
-        os.close(os.open(target, os.O_WRONLY))  # what may not be written is not to be replaced either
+        os.close(os.open(target, os.O_WRONLY))  # a file that may not be written must not be replaced either
     partial = os.path.join(
         os.path.dirname(target), f".minipipe-{os.urandom(8).hex()}.partial"
     )  # its name may be at its limit

@@ -167,7 +167,7 @@ def record(data: Array, *inputs: tuple[Tensor, Vjp]) -> Tensor:
 
     Examples
     --------
-    An operation of your own: three times a tensor.
+    A custom operation: three times a tensor.
 
     >>> def triple(a):
     ...     return record(3 * a.data, (a, lambda g: 3 * g))

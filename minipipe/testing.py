@@ -127,7 +127,7 @@ def one_process_step(
 ) -> StepResult:
     """Accumulate the gradients of a batch's microbatches in ascending order, in one process and with plain autograd.
 
-    This is what every pipelined step must equal, bit for bit. Compute it with one BLAS thread.
+    Every pipelined step must equal this result, bit for bit. Compute it with one BLAS thread.
 
     Parameters
     ----------
@@ -258,7 +258,7 @@ def blocks_of(schedule: Schedule) -> list[list[int]]:
 def check_independent_of_microbatches(
     pipeline: Pipeline, inputs: Any, targets: Any, counts: Iterable[int] = (1, 2, 4), tolerance: float = 1e-4
 ) -> None:
-    """Check that the loss of a batch and its gradients do not depend on the number of microbatches, but for rounding.
+    """Check that the loss of a batch and its gradients do not depend on the number of microbatches, up to rounding.
 
     Collective; the pipeline is not changed. They do depend on it if the loss is a mean over something else than samples
     and has no ``weight``, or if a layer takes statistics over a microbatch. Dropout and the like and auxiliary losses
@@ -276,7 +276,7 @@ def check_independent_of_microbatches(
     Raises
     ------
     AssertionError
-        Says which differ, by how much, and what may be the reason.
+        Names those that differ, by how much, and a possible reason.
 
     Examples
     --------

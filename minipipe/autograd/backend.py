@@ -34,7 +34,7 @@ def array_module(array: Array) -> ModuleType:
 
 
 def one_line(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that a captured step calls in one line, whatever it does inside (``replay/trace.py``).
+    """Return a function that a captured step calls in one line, without noting its inside (``replay/trace.py``).
 
     It takes arrays by position, and what follows from shapes alone; changes none of them; and returns a new array, or a
     tuple of these, or nothing if it checks their values.
@@ -113,7 +113,7 @@ def is_half(dtype: Any) -> bool:
 
 
 def dtype_name(dtype: np.dtype) -> str:
-    """Return the name from which NumPy makes a dtype again: its code, but for bfloat16, whose code is not enough."""
+    """Return NumPy's name for a dtype: its code, except for bfloat16, whose code is ambiguous."""
     return dtype.name if dtype.kind == "V" else dtype.str
 
 

@@ -48,7 +48,7 @@ def observe_recomputation(roots: Iterable[Node], observe: Callable[[list[Node]],
     roots : iterable of Node
         Of the graphs.
     observe : function
-        Takes the roots of the part that was computed, before the backward goes through it. Not a closure: what a
+        Takes the roots of a recomputed part, before the backward goes through it. Not a closure: objects that a
         closure refers to would count as held.
     """
     for node in behind(list(roots)):
@@ -140,7 +140,7 @@ def _data_of(item: Any) -> Array | None:
 
 
 def _inside(item: Any) -> list[Any] | None:
-    """Return what a function or a container refers to; None for an object of any other class."""
+    """Return the objects that a function or a container refers to; None for an object of any other class."""
     if isinstance(item, tuple | list):
         return [*item]
     if isinstance(item, dict):
@@ -164,7 +164,7 @@ def contents_of(cell: CellType) -> list[Any]:
 
 
 def buffer_of(array: Array) -> Array:
-    """Return the array that owns the memory of a view, through whatever lies between; any other array as it is.
+    """Return the array that owns the memory of a view, through any number of views; any other array as it is.
 
     Of an array of another module in host memory it is one of NumPy's.
 

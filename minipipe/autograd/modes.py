@@ -49,7 +49,7 @@ class setting(ContextDecorator):  # noqa: N801
         self._variable, self._value = variable, value
 
     def _recreate_cm(self) -> setting:
-        return setting(self._variable, self._value)  # of its own for each call of a decorated function
+        return setting(self._variable, self._value)  # a separate setting for each call of a decorated function
 
     def __enter__(self) -> None:
         self._token = self._variable.set(self._value)

@@ -40,7 +40,7 @@ class WatchedNode(Node):
         self.before = [(ref(array), array.tobytes()) for array in arrays if isinstance(array, np.ndarray)]
 
     def release(self, gradient: Array) -> list[Edge]:
-        """Compare the arrays with what they held."""
+        """Compare the arrays with their earlier contents."""
         for reference, before in self.before:
             array = reference()
             if array is not None and array.tobytes() != before:

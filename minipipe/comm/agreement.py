@@ -59,7 +59,7 @@ def check_agreement(
 
 
 def compare_arguments(group: ProcessGroup, call: str, arguments: Mapping[str, Any]) -> None:
-    """Compare the numbers and names that a collective call was given. Collective.
+    """Compare the numeric and string arguments of a collective call. Collective.
 
     Call it before they are checked: then no rank waits for one whose argument was refused. It must be certain already
     that all ranks are in the same call.

@@ -1,4 +1,4 @@
-"""The grid: ranks by three coordinates, for pipeline, data and tensor parallelism."""
+"""The device mesh: ranks by three coordinates, for pipeline, data and tensor parallelism."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ class MPIGroup(ProcessGroup):
             raise MessageError("timeout", f"{waited}.\n{verdict(reports, self.activity.roles)}")
 
     def describe_ranks(self, roles: Mapping[int, str]) -> None:
-        """Tell messages, those about a killed rank too, what this program calls its ranks. Local."""
+        """Set the program's names for its ranks, for messages, also about a killed rank. Local."""
         super().describe_ranks(roles)
         self.job.process.describe(roles.get(self.name(), ""))
 

@@ -121,7 +121,7 @@ class ProcessGroup(Familiar, ABC):
         """Wait for a message, check it, and return its array."""
 
     def has_arrived(self, source: int, tag: int) -> bool:
-        """Return whether a message has arrived for which a receive was started; False where nobody can tell. Local.
+        """Return whether a message has arrived for which a receive was started; False if this is unknown. Local.
 
         Examples
         --------
@@ -215,7 +215,7 @@ class ProcessGroup(Familiar, ABC):
         what : str
             A description of the message, for the error of a timeout.
         allocate : function
-            ``(shape, dtype) -> array`` for what arrives.
+            ``(shape, dtype) -> array`` for the arriving array.
 
         Examples
         --------
@@ -318,7 +318,7 @@ class ProcessGroup(Familiar, ABC):
         Parameters
         ----------
         array : array
-            On the root, what is sent. On other ranks None, or an array of the same shape and dtype to be filled.
+            On the root, the array to send. On other ranks None, or an array of the same shape and dtype to be filled.
         root : int
             A rank.
         what : str
@@ -365,7 +365,7 @@ class ProcessGroup(Familiar, ABC):
         Parameters
         ----------
         array : array
-            On the root, what is sent and ``wait()`` returns; not to be changed before that. None on other ranks.
+            On the root, the array to send, which ``wait()`` returns; unchanged until then. None on other ranks.
         root : int
             A rank.
         step : int
@@ -535,7 +535,7 @@ class ProcessGroup(Familiar, ABC):
         return self.world_ranks[self.rank if rank is None else rank]
 
     def describe_ranks(self, roles: Mapping[int, str]) -> None:
-        """Tell messages about ranks what this program calls them, by their numbers in the world. Local.
+        """Set the program's names for ranks, for messages, by their numbers in the world. Local.
 
         Examples
         --------
@@ -561,7 +561,7 @@ class ProcessGroup(Familiar, ABC):
         return f"{self._num_programs} of {self.name(0)}-{self.name(self.size - 1)}"
 
     def next_serial(self) -> int:
-        """Return 1, 2, … by turns: a number for something that all ranks make in the same order. Local.
+        """Return 1, 2, … in successive calls: a number for an object that all ranks make in the same order. Local.
 
         Examples
         --------

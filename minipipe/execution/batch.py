@@ -18,8 +18,8 @@ class Batch:
 
     Attributes
     ----------
-    The method that received it.
-        The method that it was given to.
+    call : str
+        The method that received it.
     slices : list of slice
         The microbatches, along the first axis.
     inputs : Samples, Pieces, Portion or None

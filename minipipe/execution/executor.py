@@ -221,7 +221,7 @@ class Executor:
         return 2 * pair + (value.direction is Direction.BACKWARD)
 
 
-_METHODS: dict[Any, Any] = dict.fromkeys(ActionKind, lambda *_: lambda *_: None)  # what an observer runs: sums.py, …
+_METHODS: dict[Any, Any] = dict.fromkeys(ActionKind, lambda *_: lambda *_: None)  # observers run the others: sums.py, …
 _METHODS |= {F: Executor._forward, B: Executor._backward, I: Executor._backward, W: Executor._backward_weight}
 _METHODS |= {SEND_F: Executor._send, SEND_B: Executor._send, RECV_F: Executor._receive, RECV_B: Executor._receive}
 

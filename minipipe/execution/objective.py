@@ -165,7 +165,7 @@ class BatchObjective:
             if isinstance(self._loss, GivenGradient):  # a sum; an auxiliary loss is a mean over the batch all the same
                 auxiliary = auxiliary * (tensors_in(outputs)[0].shape[0] / self._num_samples)
             loss = AuxiliaryLosses([auxiliary]).added_to(loss)
-        return loss, self.note(microbatch, backend.to_numpy(loss.data).item())  # read apart from what is captured
+        return loss, self.note(microbatch, backend.to_numpy(loss.data).item())  # read outside the captured computation
 
     def note(self, microbatch: int, loss: float) -> float:
         """Note the loss of a microbatch; return the gradient with which its backward begins."""
@@ -219,7 +219,7 @@ class BatchObjective:
     def numbers(self, *others: float) -> np.ndarray:
         """Return the losses of the batch and of its microbatches, its metrics and other numbers, in one array.
 
-        The sums ascend through the microbatches, whatever the order in which these were computed.
+        The sums ascend through the microbatches, in whatever order these were computed.
         """
         order = sorted(self.losses)
         # A microbatch that does not count may have a loss that is not a number, such as a mean over nothing.
@@ -399,7 +399,7 @@ class BatchLoss(float, Familiar):
         The loss of each microbatch.
     metrics : dict of str to float
         Over the microbatches, the means by the weights of the losses; sums, if the loss is a sum.
-    outputs : array of shape (samples, ...), bundle, or None
+    outputs : array of shape (samples, ...), pytree, or None
         As :meth:`minipipe.Pipeline.predict` returns them, on the ranks that receive them.
 
     Examples
@@ -435,7 +435,7 @@ class BatchLoss(float, Familiar):
 
     @classmethod
     def read(cls, numbers: list[float], num_microbatches: int, metrics: Iterable[str], outputs: Any) -> BatchLoss:
-        """Return the loss of what :meth:`BatchObjective.numbers` wrote, for the metrics that all ranks ask for."""
+        """Return the loss from the array of :meth:`BatchObjective.numbers`, for the metrics that all ranks request."""
         (loss, *losses), values = numbers[: 1 + num_microbatches], numbers[1 + num_microbatches :]
         return cls(loss, losses, dict(zip(metrics, values)), outputs)
 

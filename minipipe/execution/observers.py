@@ -56,7 +56,7 @@ class StackedWeights:
 
 
 def observers_of(row: Sequence[Action], stacks_weights: bool) -> list[Observer]:
-    """Return the observers of a row that trains: what it offloads, stacks, and writes about itself."""
+    """Return the observers of a training row: offloading, stacking, and debug output."""
     return [*Offloading(row).observers, *([StackedWeights(row)] if stacks_weights else ()), *journal()]
 
 

@@ -62,16 +62,16 @@ class Offloading:
 
     def __init__(self, row: Sequence[Action]) -> None:
         self.observers = (self,) if any(kind in (R, O, L) for _, kind, _ in row) else ()
-        self._away: dict[_Place, tuple[Parked, Any]] = {}  # with what the stage holds of it otherwise
+        self._away: dict[_Place, tuple[Parked, Any]] = {}  # with the stage's own record of the microbatch
         self._threads = ThreadPoolExecutor(1)  # which begins with the first O
-        # By stage and microbatch that has an O, the action that needs its arrays: what follows its L.
+        # By stage and microbatch that has an O, the action that needs its arrays: the one after its L.
         self._needed_by = {}
         for stage, _, k in (action for action in row if action.kind is O):
             later = (a for a in row if a.kind in (R, B, I) and a[::2] == (stage, k))
             self._needed_by[stage, k] = next(later)
 
     def watch(self, action: Action, step: Step) -> Step:
-        """Return a step that runs R, O or L; or a backward that first waits for what it needs."""
+        """Return a handler that runs R, O or L; or a backward that first waits for its arrays."""
         stage, kind, k = action
 
         def recompute(executor: Executor, batch: Batch) -> None:
@@ -131,7 +131,7 @@ class Parked:
         self._nodes = behind(roots)
         self._own_cells: list[CellType] = []
         self._buffers: dict[int, np.ndarray] = {}
-        self._copies: dict[int, tuple[Any, Any]] = {}  # by identity: a function or a cell, and what replaces it
+        self._copies: dict[int, tuple[Any, Any]] = {}  # by identity: a function or a cell, and its replacement
         self._replace(self._taken_out)
         buffers = list(self._buffers.values())
         self._buffers.clear()
@@ -146,7 +146,7 @@ class Parked:
         return sum(self._sizes)
 
     def read(self) -> None:
-        """Begin to read, behind what is to be written."""
+        """Begin to read, after pending writes."""
         self._done = self._threads.submit(_read, self._done, self._file, self._sizes)
 
     def put_back(self) -> None:
@@ -157,7 +157,7 @@ class Parked:
         self._replace(partial(_put_back, buffers))
 
     def _replace(self, change: Callable[[Any], Any]) -> None:
-        """Replace what the vjps of the graph refer to."""
+        """Replace the objects that the vjps of the graph refer to."""
         for node in self._nodes:
             if isinstance(node, RecomputedNode) and node.recomputation is not None:
                 recomputation = node.recomputation
@@ -245,6 +245,6 @@ def _write(file: IO[bytes], buffers: Iterable[np.ndarray]) -> None:
 
 
 def _read(written: Future[Any], file: IO[bytes], sizes: Iterable[int]) -> list[np.ndarray]:
-    written.result()  # raises what went wrong there, such as a full disk
+    written.result()  # raises an error of the writing thread, such as a full disk
     file.seek(0)
     return [np.frombuffer(bytearray(file.read(size)), np.uint8) for size in sizes]

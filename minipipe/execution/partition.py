@@ -281,7 +281,7 @@ def _with_a_stage(
 
 
 def _most_even_ways(ways: list[_Way], ranks: Sequence[int], count: int) -> list[_Way]:
-    """Return the most even ways, one of those that are alike to the ranks with stages to come."""
+    """Return the most even candidates, one of those that agree for the ranks with stages to come."""
     kept: dict[tuple[float, ...], _Way] = {}
     for loads, cuts in sorted(ways, key=lambda way: _unevenness(way[0])):
         kept.setdefault(tuple(loads[rank] for rank in ranks), (loads, cuts))

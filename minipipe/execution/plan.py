@@ -209,7 +209,7 @@ class Plan:
         return lower(freeze_stages(table, self.schedule.frozen))
 
     def is_stashed(self, stash: bool | None) -> bool:
-        """Return whether a run keeps the weights of a forward for its backward: by default, but for PACI by name."""
+        """Return whether a run keeps the weights of a forward for its backward: by default, except for PACI by name."""
         return self.built_as != "paci" if stash is None else bool(stash)
 
     @property
@@ -348,7 +348,7 @@ class Plan:
         Notes
         -----
         Not counted: the batch, temporary arrays of one operation, copies of gradients that ranks with shared parameters
-        exchange, Python, NumPy and MPI themselves, about 60 MB for each process, and what the allocator keeps.
+        exchange, Python, NumPy and MPI themselves, about 60 MB for each process, and memory that the allocator keeps.
 
         Examples
         --------

@@ -26,7 +26,7 @@ from minipipe.nn.module import is_exactly
 from minipipe.nn.sequential import parameters_of
 
 MOST_SCRIPTS = 16
-"""Scripts kept for one stage; the least recently used one is dropped."""
+"""Programs kept for one stage; the least recently used one is dropped."""
 _HOPE = 5  # steps with a kind of microbatch, after which other inputs are no longer expected
 _LARGE = 1 << 20  # bytes of inputs: comparing larger ones in each step costs more than replaying saves
 _DEEPEST = 9  # nesting of attributes that is searched
@@ -183,11 +183,11 @@ class Replayed:
     seed: Array | None = None  # the gradient with which its backward begins
 
 
-# -- what layers are like ---------------------------------------------------------------------------------------------
+# -- fingerprints of layers -------------------------------------------------------------------------------------------
 
 
 class Undescribed(Exception):
-    """An attribute that cannot be compared with what it was."""
+    """An attribute that cannot be compared with its earlier value."""
 
 
 class Same:
@@ -346,7 +346,7 @@ def words_about(kinds: list[Kind], why_not: str, why_not_the_loss: str, has_run:
 
 @contextmanager
 def observed(stages: Mapping[int, Stage], is_observed: bool = True, is_halved: bool = False) -> Iterator[None]:
-    """Measure inside this block: graphs, which are not replayed; or what runs with every backward in halves."""
+    """Measure inside this block: graphs, which are not replayed; or runs with every backward in halves."""
     for stage in stages.values():
         stage.is_observed, stage.is_halved = is_observed, is_halved
     try:

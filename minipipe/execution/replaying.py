@@ -47,7 +47,7 @@ class ReplayingStage(Stage):
         self._halved = {action.microbatch for action in actions if action.stage == index and action.kind is I}
         self._kinds = Kinds()
         self._captures: dict[int, Capture] = {}
-        self._numbers: dict[Any, int] = {}  # of what layers, parameters and losses were like; none is used again
+        self._numbers: dict[Any, int] = {}  # by fingerprint of layers, parameters and losses; numbers are not reused
         self._next_number = count()
         self._step, self._order, self._is_eager, self._eager_loss = 0, 0, True, ""
         self._why_not = reason_against(self.module)  # nothing is replayed, in any step
@@ -138,7 +138,7 @@ class ReplayingStage(Stage):
         self._returned(microbatch, [])
 
     def look(self) -> None:
-        """Begin a step, forward only or not. The state of layers and parameters determines which scripts are valid."""
+        """Begin a step, forward only or not. The state of layers and parameters determines which programs are valid."""
         self._step, self._order = self._step + 1, next_order()
         for capture in self._captures.values():
             capture.kind.is_captured_now = False
@@ -172,10 +172,10 @@ class ReplayingStage(Stage):
     def _is_foreign(self) -> bool:
         return self._look.attributes.is_foreign or self._loss_attributes.is_foreign
 
-    # -- what is known --------------------------------------------------------------------------------------
+    # -- fingerprints and cache entries ---------------------------------------------------------------------
 
     def _number_of(self, *what: Any) -> int:
-        """Return a number for what layers, parameters or a loss are like: the same for the same."""
+        """Return a number for the fingerprint of layers, parameters or a loss: the same for the same."""
         if what not in self._numbers:
             if len(self._numbers) >= 2 * replayed.MOST_SCRIPTS:
                 self._numbers.clear()

@@ -223,7 +223,7 @@ class SlicedStage(Stage):
         return roots
 
     def _hand_back(self, k: int) -> None:
-        """Add the gradients of the keys and values of earlier slices to what came of them already."""
+        """Add the gradients of the keys and values of earlier slices to their gradients so far."""
         del self._made[k]
         for before, inputs in enumerate(self._used.pop(k), k - k % self._num_slices):
             came = self._returned.get(before, [None] * len(inputs))

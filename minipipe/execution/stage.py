@@ -2,7 +2,7 @@
 
 File 6 of 12 on the first path through the code (README.md):
 after ``execution/executor.py``, before ``functional/linear.py``. You will meet its nodes, ``Node`` and ``StageInput``,
-in file 9, and ``WeightWork``, what I leaves for W, in file 11.
+in file 9, and ``WeightWork``, the part that I leaves for W, in file 11.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Stage:
     Attributes
     ----------
     weight_work : dict of int to WeightWork
-        By microbatch, what I has left for W.
+        By microbatch, the part that I has left for W.
 
     Examples
     --------
@@ -95,7 +95,7 @@ class Stage:
         self.parameters = parameters
         self._leaves = [leaf for parameter in parameters.values() for leaf in parameter.leaves.values()]
         self._forward = forward or module
-        self._held: dict[int, Any] = {}  # a Held, or what replaying.py keeps in place of it
+        self._held: dict[int, Any] = {}  # a Held, or the record of replaying.py in its place
         self.weight_work: dict[int, Any] = {}
 
     # -- the actions ----------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class Stage:
     # -- memory ---------------------------------------------------------------------------------------------
 
     def begin(self, accumulate: bool = False) -> None:
-        """Forget whatever a step that failed has left, and the gradients, unless others are to be added to them."""
+        """Clean up after a failed step, including its gradients, unless gradients are accumulated."""
         self.look()
         self._held.clear()
         self.weight_work.clear()

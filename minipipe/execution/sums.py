@@ -244,7 +244,7 @@ class _Sum:
         return all(self._group.has_arrived(self._ranks[j], self._tag + self.is_added) for j in self._arriving)
 
     def go_on(self) -> None:
-        """Wait for the messages of the others, then add or take what came."""
+        """Wait for the messages of the others, then add or take their parts."""
         came = {j: Payload.from_message(request.wait(), self._xp).arrays for j, request in self._arriving.items()}
         if not self.is_added:  # [2]
             came[self._place] = self._part(self._place)

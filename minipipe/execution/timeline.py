@@ -1,4 +1,4 @@
-"""The measured timeline of all ranks, put together from what each recorded while it ran.
+"""The measured timeline of all ranks, assembled from the record of each rank.
 
 Apart from ``record.py``, which executors import.
 """

@@ -172,7 +172,7 @@ class Updating:
         return {U: run_update, REDUCE_GRAD: contribute}.get(kind, run_with_own_weights)
 
     def finish(self) -> dict[int, HeldCopies]:
-        """End the run: graphs of other computations that are still there are out of date. Return what was held."""
+        """End the run: graphs of other computations that still exist are out of date. Return the most that was held."""
         for own in self._stages.values():
             for parameter in own.parameters:
                 parameter.note_change()
@@ -221,12 +221,12 @@ class StageWeights:
             self._needed[microbatch] = self._newest
 
     def release(self, microbatch: int) -> None:
-        """Let go of what was kept for a microbatch."""
+        """Release the weights that were kept for a microbatch."""
         self._needed.pop(microbatch, None)
 
     @contextmanager
     def of_microbatch(self, microbatch: int, update: Action | None) -> Iterator[None]:
-        """Compute with the weights of a microbatch inside this block; what it adds counts for an update."""
+        """Compute with the weights of a microbatch inside this block; its gradients count for an update."""
         weights = self._needed.get(microbatch, self._newest)
         self._put(weights)
         if update is not None:
@@ -257,7 +257,7 @@ class StageWeights:
         self._put_gradients(None)
 
     def measure(self) -> None:
-        """Note what is held now."""
+        """Note the versions and bytes that are held now."""
         versions = {id(weights) for weights in (*self._needed.values(), self._newest)}
         alive = [array for each in self._replaced if (array := each()) is not None]
         self._replaced = list(map(ref, alive))

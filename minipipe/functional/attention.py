@@ -32,7 +32,8 @@ def rotary(x: Operand, positions: Operand | None = None, base: float = 10000.0) 
 
     Elements i and i + d / 2 are a point in a plane, which is turned by position * base^(-2 i / d). These are the pairs
     of GPT-NeoX and of Llama's weights in Hugging Face's form; the paper pairs neighbours, elements 2 i and 2 i + 1,
-    which is the same but for the order of the elements. The product of a query and a key that are both turned depends
+    which is the same except for the order of the elements. The product of a query and a key that are both turned
+    depends
     on the distance of their positions alone.
 
     Parameters
@@ -154,10 +155,10 @@ def attention(
     is_causal : bool
         Whether query i sees only keys 0 to i, and among them only keys that the mask allows.
     mask : array or Tensor of truth values, or of 0 and 1, optional
-        Which keys are seen, True or 1: of shape (n, s), by key, for instance all but padding; or (n, t, s), by query
-        and key. Two axes are (n, s), whatever the lengths. n is the first axis of the queries, or 1 for all samples
-        alike; heads share the mask. It has no gradient. Keys and values that are not seen must be finite all the same:
-        their weight is 0, and 0 * inf is NaN, as in PyTorch.
+        Which keys are visible, True or 1: of shape (n, s), by key, for instance all except padding; or (n, t, s), by
+        query and key. Two axes always mean (n, s). n is the first axis of the queries, or 1 for all samples alike;
+        heads share the mask. It has no gradient. Keys and values that are not visible must still be finite: their
+        weight is 0, and 0 * inf is NaN, as in PyTorch.
     dropout : float
         The probability with which a weight is set to 0, after the softmax; see :func:`minipipe.functional.dropout`.
     part : tuple of int
@@ -181,7 +182,7 @@ def attention(
 
     Examples
     --------
-    A query that finds all keys equally near gets the mean of their values.
+    A query that is equally near to all keys gets the mean of their values.
 
     >>> from minipipe import Tensor, functional
     >>> key, value = Tensor([[1.0, 2.0], [3.0, 4.0]]), Tensor([[10.0], [20.0]])

@@ -58,7 +58,7 @@ def einsum(subscripts: str, *tensors: Operand) -> Tensor:
 
     Notes
     -----
-    Operands are taken in pairs from left to right, whatever their sizes; write first what makes the smallest
+    Operands are taken in pairs from left to right, whatever their sizes; write first the operands with the smallest
     intermediate results, which the graph keeps. Letters that occur twice in one term (a diagonal) are refused.
 
     Examples
@@ -161,7 +161,7 @@ class _Term(NamedTuple):
 
 
 def _product(a: _Term, b: _Term, lengths: dict[Index, int], needed: set[Index]) -> _Term:
-    """Return two terms as one, summed over what only they have and nothing behind them needs."""
+    """Return two terms as one, summed over the indices that only they have and no later term needs."""
     a, b = a.summed(needed | set(b.indices)), b.summed(needed | set(a.indices))
     common = [index for index in a.indices if index in b.indices]
     batch = [index for index in common if index in needed]

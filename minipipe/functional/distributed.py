@@ -117,7 +117,7 @@ def are_same(array: Array, group: ProcessGroup) -> bool:
     """
     step = max(1, backend.prod(array.shape) // _COMPARED) | 1  # odd, so that it meets every column
     own = backend.to_numpy(backend.reshape(array, (-1,))[::step]).astype(np.float64)
-    first, *others = group.all_gather(own)  # all ranks compare the same two, and so find the same
+    first, *others = group.all_gather(own)  # all ranks compare the same two, with the same result
     return all(_are_close(first, other) for other in others)
 
 

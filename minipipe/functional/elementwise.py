@@ -349,7 +349,7 @@ def dropout(a: Operand, probability: float) -> Tensor:
 def drawn(
     name: str, like: Array, probability: float, part: tuple[int, int] = (0, 1)
 ) -> Callable[[Array], Array] | None:
-    """Return what dropout does here to arrays of the shape of ``like``, and to their gradients; None for nothing.
+    """Return a function that drops elements of arrays like ``like``, or of their gradients; None for no dropout.
 
     With ``part`` (i, count) these are part i of all heads, the last axis but two, for which it draws.
     """

@@ -108,7 +108,7 @@ def _erf_double(x: Array) -> Array:
 
 
 def _polynomial(x: Array, coefficients: tuple[float, ...]) -> Array:
-    """Return c0 + c1 x + c2 x^2 + …, in place but for the first product (Horner's scheme)."""
+    """Return c0 + c1 x + c2 x^2 + …, in place except for the first product (Horner's scheme)."""
     *others, last = coefficients
     result = x * last
     for coefficient in reversed(others[1:]):

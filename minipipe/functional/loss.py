@@ -273,7 +273,7 @@ def cross_entropy(
     wanted = _distribution(columns, ignore_index, label_smoothing, class_weights, log_probabilities)
 
     def counted(array: Array, weights: Array) -> Array:
-        """Leave out what has the weight 0: a score of -inf, or NaN in padding, times 0 would be NaN."""
+        """Leave out elements with the weight 0: a score of -inf, or NaN in padding, times 0 would be NaN."""
         return array if counts_all else backend.masked(array, weights != 0)
 
     def vjp(g: Array) -> Array:
@@ -330,7 +330,7 @@ def _check_options(label_smoothing: float, class_weights: Any, reduction: str, k
         raise ArgumentError("value", f"cross_entropy: the class weights are {given!r:.80}; expected finite numbers.")
     least = min(given)
     if least < 0 or (label_smoothing and class_weights is not None and not least):
-        # With smoothing a label of weight 0 adds to the sum, but not to what it is divided by.
+        # With smoothing a label of weight 0 adds to the sum, but not to its divisor.
         expected = "above 0, because of label_smoothing" if label_smoothing else "at least 0"
         raise ArgumentError("value", f"cross_entropy: the least of the class weights is {least}; expected {expected}.")
 

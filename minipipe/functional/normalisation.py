@@ -183,7 +183,7 @@ def _norm_of_rows(name: str, x: Tensor, vectors: tuple[Tensor, ...], epsilon: fl
 
 
 def _normalised(rows: Array, epsilon: float) -> tuple[Array, Array]:
-    """Return each row with mean 0 and variance 1, and what it was multiplied by: shapes (n, k) and (n, 1)."""
+    """Return each row with mean 0 and variance 1, and its factor: shapes (n, k) and (n, 1)."""
     centred = rows - _row_means(rows)
     centred -= _row_means(centred)  # the rounding error of a mean that is large compared to the differences
     scale = _inverse_root(centred, epsilon)
@@ -192,7 +192,7 @@ def _normalised(rows: Array, epsilon: float) -> tuple[Array, Array]:
 
 
 def _scaled(rows: Array, epsilon: float) -> tuple[Array, Array]:
-    """Return each row with mean square 1, and what it was multiplied by: shapes (n, k) and (n, 1)."""
+    """Return each row with mean square 1, and its factor: shapes (n, k) and (n, 1)."""
     scale = _inverse_root(rows, epsilon)
     return rows * scale, scale
 

@@ -66,7 +66,7 @@ def as_constant(value: Operand, like: Tensor) -> Tensor:
 
 
 def data_of(value: Operand, like: Array) -> Array:
-    """Return the array of an operand without gradient, such as a mask; what is none goes to the module of ``like``."""
+    """Return the array of an operand without gradient, such as a mask; other values go to the module of ``like``."""
     return value.data if isinstance(value, Tensor) else backend.as_array(value, like=like)
 
 

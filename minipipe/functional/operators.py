@@ -42,7 +42,7 @@ def _unpacked(numbers: tuple[Any, ...]) -> Sequence[int]:
     return numbers[0] if len(numbers) == 1 and not isinstance(numbers[0], Integral) else numbers
 
 
-_REFLECTED = {  # what NumPy calls an operator, and the method with which a tensor on its right answers
+_REFLECTED = {  # NumPy's name of an operator, and the method of a tensor on its right
     **{"add": "__radd__", "subtract": "__rsub__", "multiply": "__rmul__", "divide": "__rtruediv__"},
     **{"power": "__rpow__", "matmul": "__rmatmul__", "equal": "__eq__", "not_equal": "__ne__"},
     **{"less": "__gt__", "less_equal": "__ge__", "greater": "__lt__", "greater_equal": "__le__"},
@@ -170,7 +170,7 @@ class TensorMethods:
         return twin
 
     def __reduce__(self: Any) -> tuple[Any, ...]:
-        """Return what a deep copy and a pickle are made of: the values, and the gradient of a leaf.
+        """Return the arguments of a deep copy and a pickle: the values, and the gradient of a leaf.
 
         Raises
         ------

@@ -52,7 +52,7 @@ def copy_to(x: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def reduce_from(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Return the sum of what the ranks have; the backward hands each of them the gradient.
+    """Return the sum of the ranks' tensors; the backward passes the gradient to each of them.
 
     Examples
     --------

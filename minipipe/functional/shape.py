@@ -163,7 +163,7 @@ def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     Parameters
     ----------
     tensors : sequence of Tensor
-        Of one dtype, and of one shape but for that axis.
+        Of one dtype, and of one shape except for that axis.
     axis : int
 
     Returns

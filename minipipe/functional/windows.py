@@ -79,7 +79,7 @@ class Windows:
         return ..., *(slice(before, before + length) for length, (before, _) in each)
 
     def places(self) -> Iterator[tuple[Any, ...]]:
-        """Yield, for each element of the kernel, the index of what it meets in all windows at once: (..., *number).
+        """Yield, for each element of the kernel, the index of its partners in all windows at once: (..., *number).
 
         A kernel has few elements and an image many windows, so a loop over these is as fast as NumPy's
         ``sliding_window_view``, and works with every array module.
@@ -201,7 +201,7 @@ def conv2d(
     Returns
     -------
     Tensor of shape (n, out_channels, oh, ow)
-        With oh = (height + 2 * padding - dilation * (kernel height - 1) - 1) // stride + 1, and ow alike.
+        With oh = (height + 2 * padding - dilation * (kernel height - 1) - 1) // stride + 1, and ow accordingly.
 
     Raises
     ------
@@ -446,7 +446,7 @@ def avg_pool2d(x: Operand, kernel: int | Shape, stride: int | Shape | None = Non
 
 
 def global_avg_pool(x: Operand) -> Tensor:
-    """Return the mean of each channel over all its positions, whatever their number.
+    """Return the mean of each channel over all its positions, for any number of positions.
 
     Parameters
     ----------

@@ -282,7 +282,7 @@ class _Call:
         layer.gather(space.arrays)
 
     def _filled(self, gradient: Array) -> Array:
-        """Return the gradient of a result. The first one finds the parameters of a layer behind this one."""
+        """Return the gradient of a result. The first one finds the parameters of a later layer in the workspace."""
         if not self._is_back or self._layer.workspace.holder is not self:
             self._is_back = True
             self._fill()
@@ -306,7 +306,7 @@ class _Call:
         return inside
 
     def _look_after(self, inside: dict[Node, None]) -> None:
-        """Let gradients that W computes from parameters find these in their place: other layers have come between.
+        """Restore the parameters before W computes gradients from them: other layers have used the workspace since.
 
         I computes its results from them before any other layer runs.
         """
@@ -316,7 +316,7 @@ class _Call:
                 node.edges = [(parent, partial(self._with, vjp)) for parent, vjp in edges]
 
     def _needs_parameters(self, vjp: Vjp) -> bool:
-        """Return whether a gradient is computed from parameters, or may be: what an object refers to is not known."""
+        """Return whether a gradient is computed from parameters, or may be, if the references are unknown."""
         for item in captured_by(vjp):
             if backend.is_array(item):
                 if self._is_whole(item):

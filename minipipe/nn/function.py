@@ -23,13 +23,14 @@ class Function(Module):
     Parameters
     ----------
     function : function
-        Takes a tensor, or a tuple, list or dict of them, and returns such. It has nothing to train: what has parameters
-        is a :class:`Module`. Random numbers come from Dropout and the like, so that every rank draws the same.
+        Takes a tensor, or a tuple, list or dict of tensors, and returns the same kinds. It has no parameters; for
+        layers with parameters write a :class:`Module`. Random numbers come from Dropout and the like, so that every
+        rank draws the same.
 
     Raises
     ------
     ArgumentError
-        Code ``type``, also for a function that refers to a module or a parameter, which nobody would train.
+        Code ``type``, also for a function that refers to a module or a parameter, which would not be trained.
 
     Notes
     -----
@@ -56,17 +57,17 @@ class Function(Module):
         self.function = function
 
     def forward(self, x: Any) -> Any:
-        """Return what the function returns."""
+        """Return the result of the function."""
         return self.function(x)
 
 
 def text_of(value: Any, *outer: Any) -> str:
-    """Return a text that is the same on every rank, and another one for another value; ``outer`` is what it lies in.
+    """Return a text that is the same on every rank, and differs for other values; ``outer`` is the enclosing value.
 
     Raises
     ------
     ArgumentError
-        Code ``type``, for a function that refers to a module or a parameter, which nobody would train.
+        Code ``type``, for a function that refers to a module or a parameter, which would not be trained.
 
     Examples
     --------

@@ -122,7 +122,7 @@ def he_normal(fan_in: int) -> Initialiser:
 
 
 def glorot_uniform(fan_in: int, fan_out: int) -> Initialiser:
-    """Draw uniformly from ±sqrt(6 / (fan_in + fan_out)): forward and backward weigh alike, for tanh and softmax.
+    """Draw uniformly from ±sqrt(6 / (fan_in + fan_out)), a compromise of forward and backward, for tanh and softmax.
 
     References
     ----------

@@ -25,9 +25,9 @@ class Module(Familiar):
     """A part of a model. Subclasses set parameters and modules as attributes and define ``forward``.
 
     A Parameter, a Module, or a list, tuple or dict of those, set as an attribute, is registered automatically. An array
-    or a Tensor is a constant, which nobody trains or saves. If it holds real numbers, the first call of the module, or
-    a pipeline, warns of it once; a class names its constants in ``not_trained``, a tuple, or begins their names with an
-    underscore.
+    or a Tensor is a constant, which is neither trained nor saved. If it holds real numbers, the first call of the
+    module, or a pipeline, warns of it once; a class lists its constants in ``not_trained``, a tuple, or begins their
+    names with an underscore.
 
     Attributes
     ----------

@@ -104,7 +104,7 @@ class ColumnParallelLinear(Module):
 
 
 class RowParallelLinear(Module):
-    """A linear layer of which each rank of a group has some of the inputs; the ranks add up what they compute.
+    """A linear layer of which each rank of a group has some of the inputs; the ranks add up their results.
 
     Parameters
     ----------

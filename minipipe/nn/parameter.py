@@ -296,7 +296,7 @@ class Parameter(Tensor):
         return __newobj__, (type(self),), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy and a pickle are made of, the array module by its name."""
+        """Return the arguments of a copy and a pickle, the array module by its name."""
         state = {name: getattr(self, name) for name in (*_COPIED, "requires_grad")}
         state["xp"] = self.xp.__name__
         state["attributes"] = dict(getattr(self, "__dict__", {}))  # of a subclass

@@ -131,7 +131,7 @@ class Recompute(Module):
 
 
 def _look(results: list[Tensor], is_whole: bool) -> list[tuple[Any, ...]]:
-    """Return what of results is compared: a sample that meets every column, since its step is odd; or everything."""
+    """Return the compared part of results: a sample that meets every column, since its step is odd; or all."""
     looks = []
     for data in (backend.plain(result.data) for result in results):
         step = 1 if is_whole else max(1, backend.prod(data.shape) // _COMPARED) | 1

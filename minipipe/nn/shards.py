@@ -166,11 +166,11 @@ class ShardedParameter(Parameter):
     whole_shape = property(lambda self: self.shard.shape, doc="The shape of all ranks' parts together.")
 
     def joined(self, values: Array) -> Array:
-        """Return the parts of all ranks together; what has another shape than a part is returned as it is."""
+        """Return the parts of all ranks together; an array of another shape than a part is returned as it is."""
         return self.shard.joined(values) if values.shape == self.shape else values
 
     def cut(self, values: Array) -> Array:
-        """Return this rank's part; what has another shape than the whole is returned as it is."""
+        """Return this rank's part; an array of another shape than the whole is returned as it is."""
         return self.shard.cut(values) if values.shape == self.whole_shape else values
 
     def load(self, values: Array, name: str) -> None:

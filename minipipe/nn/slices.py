@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from minipipe.functional import contiguous
 from minipipe.tensor import Tensor
 
-Carried = list[tuple[Tensor, ...]]  # in the order of the calls in a forward: what later slices need of one
+Carried = list[tuple[Tensor, ...]]  # in the order of the calls in a forward: tensors of one slice for later slices
 
 
 class SequenceSlice:

@@ -43,7 +43,7 @@ class _Convolution(Module):
         self.padding: Any = check_padding(name, padding, self.stride)
         self.dilation: Any = per_axis(name, "dilation", dilation, axes)
         self.groups = check_groups(name, groups, ins, outs)
-        met = (ins // self.groups, *kernel)  # what each output meets at each position
+        met = (ins // self.groups, *kernel)  # inputs of each output at each position
         self.weight = Parameter((outs, *met), initialiser or he_uniform(prod(met)), dtype)
         self.bias = Parameter((outs,), constant(0.0), dtype) if bias else None
 

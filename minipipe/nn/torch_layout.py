@@ -174,7 +174,7 @@ _OF_LSTM = {
 
 
 def _of_attention(attention: MultiHeadAttention | CrossAttention, is_joined: bool) -> dict[str, _Piece]:
-    """Return what makes the projections of an attention, from one matrix or from one for each of q, k and v."""
+    """Return the arrays of the projections of an attention, from one matrix or from one for each of q, k and v."""
     if isinstance(attention, MultiHeadAttention):
         return {
             "projections.weight": _Piece(("in_proj_weight",), np.transpose),

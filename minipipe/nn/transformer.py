@@ -272,7 +272,7 @@ def described(width: int, num_heads: int, **options: Any) -> str:
 class ResidualAttention(Residual):
     """x + dropout(attention(norm(x), …)): the residual connection around an attention that takes more than x.
 
-    Its layers are the norm, the attention, which takes ``(x, *memory, mask=None)``, and what is applied to its result.
+    Its layers are the norm, the attention, which takes ``(x, *memory, mask=None)``, and a layer for its result.
 
     Examples
     --------

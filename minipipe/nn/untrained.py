@@ -80,7 +80,7 @@ def _untrained_in(module: Any) -> Iterator[str]:
 
 
 def _are_weights(value: Any) -> Iterator[bool]:
-    """Yield for each part of an attribute whether it may be a weight that nobody trains."""
+    """Yield for each part of an attribute whether it may be an untrained weight."""
     if isinstance(value, Parameter):
         return
     if isinstance(value, list | tuple | dict):

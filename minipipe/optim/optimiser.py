@@ -121,8 +121,8 @@ class Optimiser(Familiar, ABC):
     they have the same bits on any rank. An optimiser may have no parameters: a rank may hold only layers without any.
     A new rule defines ``_update``.
 
-    A deep copy has copies of the parameters, with what it keeps for them. To train a copy of a model, copy both at
-    once: ``model, optimiser = copy.deepcopy((model, optimiser))``. A pickle also has the parameters. On disk, a
+    A deep copy has copies of the parameters and of their states. To train a copy of a model, copy both at once:
+    ``model, optimiser = copy.deepcopy((model, optimiser))``. A pickle also has the parameters. On disk, a
     checkpoint or :meth:`state_dict` needs neither.
 
     For a parameter in half precision (float16 or bfloat16) it keeps a float32 copy, the master values. It updates these
@@ -496,7 +496,7 @@ def _copied(value: Any) -> Any:
 
 
 def _problem(value: Any, least: float, shape: tuple[int, ...], dtype: np.dtype) -> str | None:
-    """Describe what is wrong with a number or an array whose least value is known; None if nothing is."""
+    """Describe the error in a number or an array whose least value is known; None if there is no error."""
     if isinstance(least, int):
         is_right = type(value) is int and least <= value < 2**63
         return None if is_right else f"{value!r:.40}; expected a whole number, at least {least}"

@@ -319,7 +319,7 @@ class LossScale(Familiar):
         return True
 
     def state_dict(self) -> dict[str, float]:
-        """Return the value and what it depends on, in numbers. Local.
+        """Return the value and the numbers on which its next changes depend. Local.
 
         Examples
         --------

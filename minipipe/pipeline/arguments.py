@@ -32,9 +32,9 @@ def agreed(
     run: Mapping[str, Any],
     **more: Any,
 ) -> tuple[Plan, ProcessGroup, Grid | None, bool, bool]:
-    """Return what :func:`planned` returns, the same on all ranks, and whether all calls are compared.
+    """Return the result of :func:`planned`, the same on all ranks, and whether all calls are compared.
 
-    Collective. Arguments are compared first, and then what became of them: the actions of a file, the layers of each
+    Collective. Arguments are compared first, and then their results: the actions of a file, the layers of each
     stage.
 
     Parameters
@@ -134,7 +134,7 @@ def _plain(value: Any) -> Any:
 
 
 def _described(schedule: Any) -> Any:
-    """Return what to compare of a schedule: its name, or the rows of a table. A file is compared once it is read."""
+    """Return the compared properties of a schedule: its name, or the rows of a table. A file is compared once read."""
     schedule = spelled(schedule)
     if isinstance(schedule, Schedule | Program):
         return str(schedule).splitlines()

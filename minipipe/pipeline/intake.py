@@ -144,7 +144,7 @@ def over_grid(model: Any, grid: Grid, options: Mapping[str, Any]) -> tuple[Any, 
 
 
 def objective_of(plan: Plan, loss: Any, loss_weight: Weight | None, grid: Grid | None) -> partial[BatchObjective]:
-    """Return what every call takes the results of the last stage by, after checking that the loss fits the last layer.
+    """Return the function by which every call takes the results of the last stage, after checking the loss.
 
     Raises
     ------
@@ -156,7 +156,7 @@ def objective_of(plan: Plan, loss: Any, loss_weight: Weight | None, grid: Grid |
 
 
 def roles_of(plan: Plan, group: ProcessGroup, grid: Grid | None) -> dict[int, str]:
-    """Return what messages call the ranks, by their numbers in the world: on a grid by coordinates, and by stage."""
+    """Return the names of ranks in messages, by their numbers in the world: by mesh coordinates, and by stage."""
     if grid is None:
         return {group.name(rank): role for rank, role in plan.roles.items()}
     places, found = grid.pipeline.size // grid.replicas, {}
@@ -226,7 +226,7 @@ class Intake:
     compares : bool
         Whether batches are compared.
     grid : Grid, optional
-        Whose pipeline the group is.
+        The device mesh to which the group, a pipeline, belongs.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ class AllParameters:
     compares : bool
         Whether to compare the first values, and the optimisers from then on.
     grid : Grid, optional
-        Whose pipeline the group is.
+        The device mesh to which the group, a pipeline, belongs.
 
     Attributes
     ----------

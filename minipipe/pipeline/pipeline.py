@@ -150,7 +150,7 @@ class Pipeline(FamiliarPipeline):
     seed, dropout_seed : int
     num_steps : int
         How many training steps were taken. Dropout and the like draw from the dropout seed and this number. May be
-        set, on every rank alike.
+        set, to the same number on every rank.
     measures_memory : bool
         Whether ``step`` measures the bytes held after each action. Slow; off by default. May be set.
 
@@ -587,7 +587,7 @@ class Pipeline(FamiliarPipeline):
         return found
 
     def wait(self) -> None:
-        """Wait for the losses of the steps that were not waited for, and so for what is wrong with them.
+        """Wait for the losses of earlier steps with ``wait=False``, and raise the errors of these steps.
 
         Raises
         ------
@@ -1042,10 +1042,10 @@ class Pipeline(FamiliarPipeline):
     def measure_memory(self, inputs: Any, targets: Any) -> Any:
         """Return the bytes that one microbatch holds on each stage, after F and after I.
 
-        Collective; runs the first microbatch alone, and leaves no gradients. With it ``simulate`` predicts the bytes of
-        any schedule over these stages, exactly where microbatches are equal:
-        ``Costs(**pipeline.measure_memory(x, y)._asdict(), memory_unit="bytes")``. Counted is what the graph keeps
-        alive for the backward to come, by stage; not parameters, their gradients, or the batch itself.
+        Collective; runs the first microbatch alone, and leaves no gradients. With the result ``simulate`` predicts the
+        bytes of any schedule over these stages, exactly if microbatches are equal:
+        ``Costs(**pipeline.measure_memory(x, y)._asdict(), memory_unit="bytes")``. It counts the arrays that the graph
+        keeps for the backward, by stage; not parameters, their gradients, or the batch itself.
 
         Parameters
         ----------

@@ -150,7 +150,7 @@ class Runs:
     Raises
     ------
     ScheduleError
-        Codes ``slices`` and ``updates``: what cannot be updated at different times.
+        Codes ``slices`` and ``updates``: parts of the plan that cannot be updated at different times.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ def updates_of(table: ActionTable) -> list[list[int]]:
 
 
 def _check_plan(plan: Plan) -> None:
-    """Refuse what a run with updates would get wrong."""
+    """Refuse plans for which a run with updates would compute wrong results."""
     name = plan.schedule.name
     num_replicas = max(len(plan.program.ranks_of(stage)) for stage in range(plan.schedule.num_stages))
     if plan.schedule.num_slices > 1:

@@ -53,9 +53,9 @@ class Sharing(NamedTuple):
 
 
 def sharings_of(plan: Plan, own: Mapping[str, Parameter], trained: Sequence[Parameter]) -> Iterator[Sharing]:
-    """Yield what this rank has in common with others, of the parameters of an optimiser.
+    """Yield the parameters of an optimiser that this rank has in common with others.
 
-    Frozen parameters, which have no state, are shared apart, so that the others are divided equally.
+    Frozen parameters, which have no state, are divided separately, so that the others are divided equally.
     """
     wanted, found = {id(parameter.owner) for parameter in trained}, dict[tuple, Sharing]()
     for name, stages in plan.uses.items():

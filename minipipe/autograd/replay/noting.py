@@ -99,7 +99,7 @@ class _Noting:
 
     @staticmethod
     def note_call(function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
-        """Note a call of a function of :func:`minipipe.autograd.backend.one_line`, whatever it does inside."""
+        """Note a call of a function of :func:`minipipe.autograd.backend.one_line` as one line."""
 
         def write(trace: Trace) -> str:
             return f"{trace.callable(function)}({_arguments(trace, given, {})})"
@@ -202,7 +202,7 @@ def _spoiling(name: str) -> Any:
 
 
 def attach() -> None:
-    """Give the class every attribute of an array: noted, harmless, or spoiling."""
+    """Give the class every attribute of an array: noted, harmless, or one that breaks the trace."""
     made: dict[str, Any] = {"T": _view("T"), "mT": _view("mT")}
     made |= {name: _method(name) for name in _METHODS.split()}
     for name, symbol in _SYMBOLS.items():

@@ -79,7 +79,7 @@ class Script:
 
 
 def have_changed(trace: Trace) -> bool:
-    """Return whether a constant no longer holds what it held when a line used it.
+    """Return whether a constant has changed since a line used it.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """A trace: arrays that compute as NumPy's do, and note each call as one line of a program.
 
 A :class:`Traced` array is an ``ndarray`` with a name. Its operators, methods, ufuncs and the functions of NumPy compute
-on the plain array, and the trace notes what was called::
+on the plain array, and the trace notes the call::
 
     result = a.data.dot(w)        v0 = x0.dot(p0)
     result += bias                v0 += p1
@@ -67,7 +67,7 @@ class Trace:
     roots : dict of str to str
         By variable, the variable that owns its memory: itself, unless it is a view.
     constants : dict
-        By what they are (dtype, shape, strides, bytes): name and object.
+        By their properties (dtype, shape, strides, bytes): name and object.
     functions : dict of str to object
         What the lines call, by name.
     draws : bool
@@ -131,7 +131,7 @@ class Trace:
         return plain_of(array)
 
     def spoil(self, what: str) -> None:
-        """Give up, and keep the reason: what was done, in which layer, in which line of whose program."""
+        """Break the trace, and keep the reason: the operation, in which layer, in which line of whose program."""
         if self.reason is None:
             layer = current_place().layer
             where = "" if layer is None else f"layer {layer} "
@@ -143,7 +143,7 @@ class Trace:
     def note(
         self, text: str, made: Any, given: tuple[Any, ...], changed: tuple[Any, ...] = (), has_effect: bool = False
     ) -> Any:
-        """Note a line, and return what it made, traced."""
+        """Note a line, and return its result, traced."""
         reads = tuple(dict.fromkeys(name for each in given for name in _names_in(each)))
         changes = tuple(each.name for each in changed)
         if any(self.roots[name][0] not in "v" for name in changes):

@@ -132,7 +132,7 @@ class Line:
         self._said(f"survive {'yes' if is_so else 'no'}")
 
     def describe(self, role: str) -> None:
-        """Set what the program calls this rank, for a message about its sudden end."""
+        """Set the program's name for this rank, for a message about its sudden end."""
         self._said(f"describe {role}")
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""This process as a rank that a launcher started: what it prints, and how it ends all ranks, with MPI and before.
+"""This process as a rank that a launcher started: its output, and how it ends all ranks, with MPI and before.
 
 Without it, an uncaught exception or ``sys.exit(n)`` on one rank would leave the others waiting for ever.
 """
@@ -78,7 +78,7 @@ class RankProcess:
         self._has_started = True
 
     def describe(self, role: str) -> None:
-        """Set what the program calls this rank, for the message about its end, even a sudden one."""
+        """Set the program's name for this rank, for the message about its end, even a sudden one."""
         self.role = role
         self.line.describe(role)
 

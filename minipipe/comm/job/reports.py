@@ -154,7 +154,7 @@ class RankActivity:
     has_ended : bool
         Whether the program of this rank has finished.
     roles : dict of int to str
-        By world rank, what a program calls it in messages, such as "replica 1, stage 0".
+        By world rank, the program's name for it in messages, such as "replica 1, stage 0".
     round : int
         The round of a collective operation; set by the operation.
     thread : int or None
@@ -231,7 +231,7 @@ class RankActivity:
 
     @contextmanager
     def waiting(self, patience: Patience, peer: int | None, words: Callable[[], str]) -> Iterator[None]:
-        """Note inside this block what this rank is blocked on."""
+        """Note, inside this block, the message for which this rank waits."""
         before, self._wait = self._wait, (patience, peer, words)
         try:
             yield
@@ -317,7 +317,7 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def last_words(error: BaseException) -> str:
-    """Return what a rank prints when an exception ends it: its notes, then a sentence or a traceback.
+    """Return the final message of a rank that an exception ends: its notes, then a sentence or a traceback.
 
     At most a screen, with the cause last.
 

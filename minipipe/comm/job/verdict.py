@@ -58,7 +58,7 @@ def verdict(reports: Sequence[RankReport], roles: Mapping[int, str]) -> str:
 
 
 def titled(rank: int, roles: Mapping[int, str]) -> str:
-    """Return the number of a rank, and what the program calls it.
+    """Return the number of a rank, and the program's name for it.
 
     Examples
     --------
@@ -139,7 +139,7 @@ def _longest_waiter_in_a_circle(reports: Sequence[RankReport]) -> list[RankRepor
         path.append(rank)
         rank = waits[rank].peer
     circle = path[path.index(rank) :] if rank in path else path[-1:]
-    # A rank in a later round of a collective operation has sent what others await in an earlier one.
+    # A rank in a later round of a collective operation has already sent the messages of earlier rounds.
     return [waits[min(circle, key=lambda r: (waits[r].round, -waits[r].seconds))]]
 
 

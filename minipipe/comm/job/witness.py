@@ -301,7 +301,7 @@ class Witness:
         self.survives = answer == "yes"
 
     def describe(self, rank: Rank, *words: str) -> None:
-        """``describe ROLE``: what the program calls the rank."""
+        """``describe ROLE``: the program's name for the rank."""
         rank.role = " ".join(words)
 
     def who(self, rank: Rank) -> None:

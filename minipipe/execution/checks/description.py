@@ -32,17 +32,17 @@ _PLAIN = bool | int | float | complex | str | bytes | range | slice | np.generic
 
 
 def description(value: Any, name: str) -> str:
-    """Return lines of text, one for each part of a value that changes what it computes.
+    """Return lines of text, one for each part of a value that affects its computations.
 
     Two values with the same text compute the same, as far as it looks; two that were made by the same program, on this
     rank and on another, have the same text. It includes
 
-    - numbers, texts and dtypes, and whatever tuples, lists, dicts and sets hold;
+    - numbers, texts and dtypes, and the contents of tuples, lists, dicts and sets;
     - arrays and tensors, by a digest of their bytes; parameters by shape, dtype, whether they are trained, and
       initialiser (their values are compared by :func:`minipipe.execution.checks.comparison.check_first_values`);
-    - functions: code, defaults, and the values of the functions around them; and the code of the functions of your own
-      that they call by name;
-    - modules, dataclasses, and objects of classes of your own: the attributes, and the code of such a class.
+    - functions: code, defaults, and the values of the functions around them; and the code of user functions that
+      they call by name;
+    - modules, dataclasses, and objects of custom classes: the attributes, and the code of such a class.
 
     All other objects count by their type, since they may differ from rank to rank: files, locks, generators of random
     numbers, groups of ranks. The following are not compared: global variables; lists, dicts and sets in a closure,
@@ -68,7 +68,7 @@ def description(value: Any, name: str) -> str:
 
 
 class _Walk:
-    """One description: what was met already is not described again, so circles end."""
+    """One description: an object is described once, so circles end."""
 
     def __init__(self) -> None:
         self._met: dict[int, Any] = {}  # by identity; kept alive, so that no other object gets the same one

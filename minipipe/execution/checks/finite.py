@@ -60,7 +60,7 @@ class FiniteCheck:
             return None
         return StepCheck(self, batch, waits, not self._may_overflow and batch.objective.scale <= 1)
 
-    @backend.quietly  # NumPy would warn of what is looked for
+    @backend.quietly  # NumPy would warn of the values that this looks for
     def first_not_finite(self) -> int:
         """Return which parameter of the model has the first gradient that is not finite here; -1 without one."""
         total = 0.0
@@ -192,7 +192,7 @@ def culprit_of(
 def _described(
     culprit: Culprit, plan: Plan, executor: Executor, batch: Batch, has_masks: bool, rank: int
 ) -> tuple[NotFiniteCode, str]:
-    """Return the code, and who made what where."""
+    """Return the code, and a sentence: which layer or loss made which value, and where."""
     k, layer, seen, cause = culprit.microbatch, culprit.layer, culprit.seen, culprit.cause
     made, first, names = words_of(seen.kinds), batch.slices[k].start, list(plan.owners)
     if layer < 0:

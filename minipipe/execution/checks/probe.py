@@ -30,7 +30,7 @@ from minipipe.tensor import record
 
 
 class Probe:
-    """Notes what of a step is not finite on this rank, in ``sightings``."""
+    """Notes the values of a step that are not finite on this rank, in ``sightings``."""
 
     def __init__(self, plan: Plan) -> None:
         self.sightings: list[Seen] = []
@@ -176,7 +176,7 @@ class Culprit(NamedTuple):
 
 
 def kinds_of(array: Array) -> int:
-    """Return what of nan, inf and -inf is in an array.
+    """Return which of nan, inf and -inf are in an array.
 
     Examples
     --------
@@ -223,7 +223,7 @@ def find_culprit(sightings: Iterable[Seen], num_microbatches: int, num_layers: i
 
 
 def _before_the_loss(places: dict[tuple[int, int, int], Seen], k: int, num_layers: int) -> Culprit | None:
-    """Return who made the loss of a microbatch what it is."""
+    """Return the source of the value of a microbatch's loss."""
     loss = places.get((What.LOSS, k, num_layers))
     if loss is None:
         return None

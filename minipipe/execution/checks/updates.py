@@ -144,12 +144,12 @@ _MOST_ELEMENTS = 32  # of each array, and so at most as many pages of a file
 def fingerprint(batch: Any) -> int | None:
     """Return a number for inputs or targets: from their form, shapes, dtypes, and some elements of each array.
 
-    Local. Two batches that differ in a few samples may have the same number; two that were drawn apart hardly ever do.
-    Of arrays that are not NumPy's only form, shape and dtype count: a GPU would have to wait.
+    Local. Two batches that differ in a few samples may have the same number; two that were drawn independently hardly
+    ever do. For arrays of other modules than NumPy only structure, shape and dtype count: a GPU would have to wait.
 
     Parameters
     ----------
-    batch : array of shape (samples, ...), bundle, or Microbatches
+    batch : array of shape (samples, ...), pytree, or Microbatches
 
     Returns
     -------
@@ -184,7 +184,7 @@ def fingerprint(batch: Any) -> int | None:
 
 
 def batch_marks(inputs: Any, targets: Any) -> dict[str, int | None]:
-    """Return what of a batch all ranks must have alike, None if this rank does not know it. Local.
+    """Return the properties of a batch that all ranks must have alike, None if this rank does not know it. Local.
 
     Where a rank has only the inputs and another only the targets, the draw shows whether they belong
     together.

@@ -195,6 +195,6 @@ def results(attempts: Iterable[Sequence[Any]]) -> list[Any]:
 
 
 def from_rank_0(group: ProcessGroup, call: str, act: Callable[..., Any], *given: Any) -> Any:
-    """Return on every rank what a function returns on rank 0, or raise its CheckpointError. Collective."""
+    """Return on every rank the result of a function on rank 0, or raise its CheckpointError. Collective."""
     mine = attempt(act, *given) if group.rank == 0 else None
     return results([broadcast(group, 0, mine, call)])[0]

@@ -91,7 +91,7 @@ def restore(
         0.1``; with a ``LearningRateSchedule``, load ``{**state, "first_rates": [0.1]}``.
     required : bool
         Whether it is an error that the folder does not exist or has no checkpoint; otherwise None is returned. One
-        that cannot be read is an error in any case: training must not begin anew by mistake.
+        that cannot be read is an error in any case: training must not restart by mistake.
 
     Returns
     -------
@@ -146,7 +146,7 @@ def restore(
 def _first_whole(
     names: Sequence[str], folder: Path, pipeline: Pipeline, optimisers: Mapping[str, Optimiser]
 ) -> tuple[_Found, list[str]]:
-    """Return this rank's part of the first checkpoint that all ranks can read, and what is wrong with those before it.
+    """Return this rank's part of the first checkpoint that all ranks can read, and the problems of those before it.
 
     Collective.
 

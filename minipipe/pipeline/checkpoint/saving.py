@@ -210,7 +210,7 @@ class BackgroundSaver:
     def save(self, step: int, extra: Mapping[str, Any] | None = None) -> None:
         """Take a copy, and begin to write it; wait for the checkpoint before, if that is still being written.
 
-        Collective. Parameters and errors are as in :func:`save`; what goes wrong later is raised by the next call,
+        Collective. Parameters and errors are as in :func:`save`; the next call raises later errors,
         on every rank.
         """
         begin_call(self._pipeline, "BackgroundSaver.save()")
@@ -271,7 +271,7 @@ class BackgroundSaver:
         except CheckpointError as failure:
             if error is None:
                 raise
-            error.add_note(failure.message)  # what went wrong first counts
+            error.add_note(failure.message)  # the first error counts
 
 
 def _begin(

@@ -6,7 +6,7 @@ A folder of checkpoints::
         000001-step-20/            the serial number of the save, and the step that was reached
             rank-0.safetensors     parameters and optimiser state of the layers on rank 0 when it was saved
             rank-1.safetensors
-            manifest.json          what is in them, with the size and the SHA-256 of each
+            manifest.json          their contents, with the size and the SHA-256 of each
             complete               the SHA-256 of the manifest; written last
         000002-step-40/
         .000003-step-60.partial-5f0c9e27/     is being written, or was when its job was killed
@@ -76,7 +76,7 @@ def is_name_of_file(name: str) -> bool:
 
 
 def begin(folder: Path, step: int) -> Path:
-    """Make the folder of a new checkpoint, under its partial name, and delete what killed jobs have left behind."""
+    """Make the folder of a new checkpoint, under its partial name, and delete the remains of killed jobs."""
     folder.mkdir(parents=True, exist_ok=True)
     entries, serial = os.listdir(folder), 1
     if MANIFEST in entries:
@@ -144,7 +144,7 @@ def keep_last(folder: Path, number: int) -> None:
 
 
 def _delete(path: Path) -> None:
-    """Take a checkpoint's name, in one step, and then its files; what is left of them the next save deletes."""
+    """Remove a checkpoint's name, in one step, and then its files; the next save deletes any remains."""
     name = path.name.removeprefix(".").partition(".")[0]
     deleted = path.with_name(f".{name}.partial-{_DELETED}")
     os.rename(path, deleted)

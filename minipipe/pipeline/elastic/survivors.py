@@ -47,7 +47,7 @@ class SurvivorGroup(MPIGroup):
 
     def end_together(self) -> None:
         """From now on a loss ends the job. Local."""
-        self.job.process.line.survive(False)  # then it is the failure, and what it does to other ranks is not printed
+        self.job.process.line.survive(False)  # then it is the failure, and its effects on other ranks are not printed
 
     def is_done_by_all(self, act: Callable[[], None]) -> bool:
         """Call a function; return whether all ranks completed it before any rank was lost.

@@ -20,7 +20,7 @@ adjacent ranks, or both replicas of a stage.
 training learn of the loss in the final vote. The living ranks form a group, in their old order, and each of them
 
 * finds the newest generation that all of them have [3], and drops all others;
-* makes pipeline and optimiser anew [4]: the user's function plans schedule and partition for this number of ranks;
+* makes a new pipeline and optimiser [4]: the user's function plans schedule and partition for this number of ranks;
 * fills them by name [5], from its own copies or from the copies of the first rank that has one;
 * makes a copy, of a new generation, and resumes with the step before which the old one was made.
 
@@ -104,9 +104,9 @@ def train(
     Parameters
     ----------
     make : function
-        ``group -> (pipeline, optimiser)``, for any number of ranks: called at the beginning, and after a loss for those
-        that are left. Other objects that training changes, alike on all ranks, may follow; they need ``state_dict()``
-        and ``load_state_dict()``, of numbers, strings, arrays, and lists and dicts of them.
+        ``group -> (pipeline, optimiser)``, for any number of ranks: called at the beginning, and after a loss for the
+        remaining ranks. Other objects that training changes in the same way on all ranks may follow; they need
+        ``state_dict()`` and ``load_state_dict()``, of numbers, strings, arrays, and lists and dicts of them.
     step : function
         ``(k, pipeline, optimiser, …) -> result``: runs step k, from 0, and updates the parameters. Everything in it
         follows from k: after a loss it is called again for steps that it has run before, maybe on other stages. What it

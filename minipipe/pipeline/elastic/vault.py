@@ -202,7 +202,7 @@ def _words(noun: str, numbers: Iterable[int]) -> str:
     return f"{noun}s {', '.join(first)} and {last}" if first else f"{noun} {last}"
 
 
-# -- what training has changed ----------------------------------------------------------------------------------------
+# -- the state that training changes ----------------------------------------------------------------------------------
 
 
 class Made(NamedTuple):
@@ -213,7 +213,8 @@ class Made(NamedTuple):
     pipeline : Pipeline
     optimiser : Optimiser
     others : tuple
-        Whatever else training changes, alike on all ranks: with ``state_dict()`` and ``load_state_dict()``.
+        All other objects that training changes, in the same way on all ranks: with ``state_dict()`` and
+        ``load_state_dict()``.
     """
 
     pipeline: Pipeline
@@ -222,13 +223,13 @@ class Made(NamedTuple):
 
     @classmethod
     def checked(cls, made: Any) -> Made:
-        """Return what was made, once it is looked at.
+        """Return the result of ``make``, after checking it.
 
         Raises
         ------
         ArgumentError
-            Code ``type``: it is not what ``make`` has to return. Code ``value``: the optimiser changes other
-            parameters, or the pipeline runs on a grid.
+            Code ``type``: it is not the expected result of ``make``. Code ``value``: the optimiser changes other
+            parameters, or the pipeline runs on a device mesh.
         """
         is_row = isinstance(made, Sequence) and len(made) >= 2
         if not (is_row and isinstance(made[0], Pipeline) and isinstance(made[1], Optimiser)):
@@ -262,7 +263,7 @@ class Made(NamedTuple):
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take a copy of what :meth:`state` returned, from ranks with other stages, perhaps. Local."""
+        """Load a copy of the result of :meth:`state`, perhaps from ranks with other stages. Local."""
         saved = OptimiserState.from_dict(state["optimiser"]).state_dict(self.pipeline, self.optimiser)
         put(self.pipeline, {"optimiser": self.optimiser}, state["values"], {"optimiser": saved})
         self.pipeline.num_steps = state["num_steps"]
