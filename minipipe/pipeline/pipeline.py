@@ -116,8 +116,8 @@ class Pipeline(FamiliarPipeline):
         is above 1. ``evaluate`` and ``predict`` check nothing, since they change nothing.
     check_agreement : bool
         Whether to compare everything that changes numbers, now and at the beginning of every collective call: see
-        Notes. In any case, all ranks are checked to make the same calls, in the same mode, for the same metrics, with
-        the same arguments that determine messages.
+        Notes. In any case, all ranks are checked to make the same calls, in the same mode, for the same metrics, and
+        with equal values of the arguments that determine messages.
     replay : bool
         Whether a stage of minipipe's own layers captures the NumPy calls of a microbatch, and replays them for later
         ones: the same bits, with less work in Python. A custom module takes part with ``is_replayable = True``: its
@@ -263,9 +263,9 @@ class Pipeline(FamiliarPipeline):
     ) -> Pipeline:
         """Make a pipeline with explicit stages: module i is stage i.
 
-        Collective. It equals the pipeline of their ``Sequential`` with this partition. Stage i is on rank ``i %
-        num_ranks``, unless the schedule places it elsewhere: straight schedules, such as ``"gpipe"``, keep neighbours
-        together.
+        Collective. It equals the pipeline of their ``Sequential`` with this partition. Stage i is on rank
+        ``i % num_ranks``, unless the schedule places it elsewhere: straight schedules, such as ``"gpipe"``, keep
+        neighbours together.
 
         Parameters
         ----------

@@ -87,8 +87,8 @@ def restore(
     optimiser : Optimiser, or mapping of str to Optimiser
         As for :func:`save`; None for a pipeline that is no longer trained. Its learning rate and its other
         hyper-parameters are restored from the checkpoint. If the program's values differ from the saved ones, a warning
-        on rank 0 names both. To keep the program's values, set them afterwards, such as ``optimiser.learning_rate =
-        0.1``; with a ``LearningRateSchedule``, load ``{**state, "first_rates": [0.1]}``.
+        on rank 0 names both. To keep the program's values, set them afterwards, such as
+        ``optimiser.learning_rate = 0.1``; with a ``LearningRateSchedule``, load ``{**state, "first_rates": [0.1]}``.
     required : bool
         Whether it is an error that the folder does not exist or has no checkpoint; otherwise None is returned. One
         that cannot be read is an error in any case: training must not restart by mistake.
