@@ -43,8 +43,8 @@ class SGD(Optimiser):
     -----
     *Delayed Nesterov*, for gradients that come some updates late, multiplies each by ``1 - momentum``, so that with a
     momentum near 1 the look-ahead predicts the weights at the time of the update. To use it, set
-    ``learning_rate=rate * (1 - momentum), nesterov=True`` in a run of :func:`minipipe.schedules.pipedream`. :class:`Adam` has that factor
-    already.
+    ``learning_rate=rate * (1 - momentum), nesterov=True`` in a run of :func:`minipipe.schedules.pipedream`.
+    :class:`Adam` has that factor already.
 
     References
     ----------
