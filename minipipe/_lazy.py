@@ -1,7 +1,7 @@
-"""Public names that a package loads when they are first asked for (PEP 562), as its stub ``__init__.pyi`` lists them.
+"""Public names that a package loads on first access (PEP 562), as its stub ``__init__.pyi`` lists them.
 
-Editors and type checkers read the same stub, so each name is listed once. This file imports nothing that is a file,
-not even ``__future__``: ``minipipe.__main__`` says why.
+Editors and type checkers read the same stub, so each name is listed once. This file imports no module that is a file,
+not even ``__future__``, for the reason given in ``minipipe.__main__``.
 """
 
 import sys
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class Equivalents:
-    """The last that Python asks for a module: an import of another library's name ends with its equivalent here.
+    """The last finder that Python tries: an import of another library's name raises an error that names its equivalent.
 
-    It stands in ``sys.meta_path``, since nothing else sees ``import minipipe.nn.functional``, nor what is missing in
+    It is in ``sys.meta_path``, since nothing else sees ``import minipipe.nn.functional``, or the missing name in
     ``from minipipe.data import DataLoader``: Python drops the error of ``__getattr__`` there.
     """
 
@@ -60,7 +60,7 @@ def names_on_demand(package: str, file: str) -> "tuple[Callable[[str], Any], Cal
         from importlib import import_module
 
         home = home_of[name]
-        # To ask the package itself for a module of its own would end here again.
+        # Asking the package itself for one of its modules would end here again.
         found = None if home == package else getattr(import_module(home), name, None)
         found = import_module(f"{home}.{name}") if found is None else found
         setattr(import_module(package), name, found)  # from now on without this function
@@ -69,4 +69,4 @@ def names_on_demand(package: str, file: str) -> "tuple[Callable[[str], Any], Cal
     return load, lambda: names, names
 
 
-sys.meta_path.append(Equivalents)  # at the end: asked for what nothing else has found
+sys.meta_path.append(Equivalents)  # at the end: tried after all other finders

@@ -1,7 +1,7 @@
 """One tree of errors, each with a code for programs and a sentence for people.
 
-Programs and tests compare ``error.code``; people read the sentence: what was given, what was expected, what to do.
-At the end are the checks of arguments that are common to all rooms. Every room imports this file, so it imports none.
+Programs and tests compare ``error.code``; people read the sentence: the value, the expected value, what to do.
+At the end are the checks of arguments that all packages use. Every package imports this file, so it imports none.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class MinipipeError(Exception):
     Parameters
     ----------
     code : str
-        A short word that never changes, for programs: ``"too-few-layers"``.
+        A short constant name for programs: ``"too-few-layers"``.
     message : str
         A sentence for people.
 
@@ -49,7 +49,7 @@ class MinipipeError(Exception):
     codes : StrEnum
         The codes of the class. A code equals its text: ``error.code == "too-few-layers"``.
     is_self_explaining : bool
-        Whether the sentence says all; then a failing rank prints it without a traceback.
+        Whether the sentence is sufficient; then a failing rank prints it without a traceback.
 
     Examples
     --------
@@ -81,7 +81,7 @@ class ArgumentCode(StrEnum):
 
     VALUE = "value"  # a number that is out of range, or does not fit the others
     TYPE = "type"  # something of another kind
-    NAME = "name"  # a name that is not there, often that of another library
+    NAME = "name"  # a name that does not exist, often from another library
 
 
 class ArgumentError(MinipipeError, ValueError, TypeError):
@@ -108,15 +108,15 @@ class TensorCode(StrEnum):
     DTYPE = "dtype"
     RANGE = "range"  # an index or a number that does not exist
     NOT_A_TENSOR = "not-a-tensor"
-    SEVERAL_TENSORS = "several-tensors"  # where one was expected
-    NOT_SCALAR = "not-scalar"  # where a gradient begins, or from a metric
+    SEVERAL_TENSORS = "several-tensors"  # expected one
+    NOT_SCALAR = "not-scalar"  # at the start of a gradient, or from a metric
     NO_GRAPH = "no-graph"
     NO_GRADIENT = "no-gradient"  # a vjp returned None
     BACKWARD_TWICE = "backward-twice"
     CHANGED_IN_PLACE = "changed-in-place"
     NO_RANDOM_KEY = "no-random-key"
     NOT_REPEATABLE = "not-repeatable"  # computed again, a module gave other values
-    DIVIDED = "divided"  # among ranks, where a whole was expected; or the other way round
+    DIVIDED = "divided"  # among ranks, although a whole was expected; or the reverse
     NOT_COPYABLE = "not-copyable"  # a result, which belongs to its graph
 
 
@@ -166,7 +166,7 @@ class ParameterError(MinipipeError, ValueError):
 
 
 class NotFiniteCode(StrEnum):
-    """The codes of a :class:`NotFiniteError`: where the first value was that is not finite."""
+    """The codes of a :class:`NotFiniteError`: the place of the first value that is not finite."""
 
     INPUTS = "inputs"
     TARGETS = "targets"
@@ -174,7 +174,7 @@ class NotFiniteCode(StrEnum):
     FORWARD = "forward"
     LOSS = "loss"
     BACKWARD = "backward"
-    NOT_FOUND = "not-found"  # a second run found every value finite, or there was none
+    NOT_FOUND = "not-found"  # every value was finite in a second run, or there was none
 
 
 class NotFiniteError(MinipipeError, ArithmeticError):
@@ -205,12 +205,12 @@ class ModelCode(StrEnum):
     LOSS_WITH_PARAMETERS = "loss-with-parameters"
     PLANNED = "planned"  # an option that a plan has already
     FROZEN = "frozen"
-    NOT_COPYABLE = "not-copyable"  # also of a pipeline and of what else exchanges messages
+    NOT_COPYABLE = "not-copyable"  # also a pipeline, and other objects that exchange messages
     SLICES = "slices"
 
 
 class ModelError(MinipipeError, TypeError):
-    """A model cannot be cut into stages, or something cannot be copied or pickled.
+    """A model cannot be partitioned into stages, or an object cannot be copied or pickled.
 
     Examples
     --------
@@ -283,7 +283,7 @@ class RankCode(StrEnum):
     OUT_OF_RANGE = "out-of-range"
     WRONG_NUMBER = "wrong-number"
     DISAGREEMENT = "disagreement"  # ranks run different programs
-    NOT_ALL_RANKS = "not-all-ranks"  # one rank's part, where a decision depends on all of them
+    NOT_ALL_RANKS = "not-all-ranks"  # one rank's part, but a decision depends on all of them
 
 
 class RankError(MinipipeError, ValueError):
@@ -308,7 +308,7 @@ class MessageCode(StrEnum):
     SHAPE = "shape"
     DTYPE = "dtype"
     STEP = "step"  # of another call
-    HEADER = "header"  # not one of ours
+    HEADER = "header"  # not minipipe's
     TIMEOUT = "timeout"
     DEADLOCK = "deadlock"
     PEER_LEFT = "peer-left"
@@ -347,7 +347,7 @@ class LaunchCode(StrEnum):
 
 
 class LaunchError(MinipipeError, RuntimeError):
-    """The ranks cannot be started as asked.
+    """The ranks cannot be started as requested.
 
     Examples
     --------
@@ -390,11 +390,11 @@ class FileCode(StrEnum):
     NOT_A_FILE = "not-a-file"  # a directory, a device or a socket; a pipe or a link where those are refused
     TOO_LARGE = "too-large"
     NOT_TEXT = "not-text"
-    DAMAGED = "damaged"  # not what was written there
+    DAMAGED = "damaged"  # not the contents that were written there
 
 
 class FileError(MinipipeError, OSError):
-    """A file cannot be read or written, or is not what it says.
+    """A file cannot be read or written, or has other contents than it claims.
 
     Examples
     --------
@@ -417,7 +417,7 @@ class CheckpointCode(StrEnum):
     """The codes of a :class:`CheckpointError`."""
 
     NOT_FOUND = "not-found"  # there is none
-    DAMAGED = "damaged"  # not what was written there, or not all of it
+    DAMAGED = "damaged"  # not the contents that were written there, or not all of them
     MISMATCH = "mismatch"  # of another model, optimiser or seed
     VERSION = "version"  # of a form that this version does not know
     UNWRITABLE = "unwritable"  # the system refuses, or a rank has failed
@@ -455,7 +455,7 @@ class CourseworkCode(StrEnum):
 
 
 class CourseworkError(MinipipeError, ValueError):
-    """Coursework cannot be written or graded as asked.
+    """Coursework cannot be written or graded as requested.
 
     Examples
     --------
@@ -490,7 +490,7 @@ class ScheduleCode(StrEnum):
     EMPTY = "empty"
     PLACEMENT = "placement"
     NOT_A_SCHEDULE = "not-a-schedule"
-    # The schedule is not legal. In this order the verifier looks for them.
+    # The schedule is not legal. The verifier checks in this order.
     OUT_OF_RANGE = "out-of-range"
     WRONG_RANK = "wrong-rank"
     DUPLICATE = "duplicate"
@@ -564,7 +564,7 @@ class ScheduleError(MinipipeError, ValueError):
     Parameters
     ----------
     problems : sequence of Problem
-        Ordered, the cause first. The message is that of the first.
+        Ordered, the cause first. Its message becomes the message of the error.
     grid : str
         A drawing of the schedule with the step marked, or nothing.
 
@@ -599,13 +599,13 @@ class ScheduleError(MinipipeError, ValueError):
         return type(self), (self.problems, self.grid)
 
 
-# -- checks of arguments that share their words -----------------------------------------------------------------
+# -- checks of arguments with common messages -------------------------------------------------------------------
 
 
 def quoted(given: object, most: int = 60) -> str:
     """Return the repr of anything in at most ``most`` printable characters, for a message.
 
-    It always succeeds: a repr may fail, as that of an integer with more than 4300 digits does.
+    It always succeeds, although a repr may fail: for example of an integer with more than 4300 digits.
 
     Examples
     --------
@@ -614,14 +614,14 @@ def quoted(given: object, most: int = 60) -> str:
     """
     try:
         text = repr(given[: most + 1] if isinstance(given, str | bytes) else given)
-    except Exception:  # whatever a class does in its __repr__
+    except Exception:  # a class may do anything in its __repr__
         text = f"a value of type {type(given).__name__}"
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: most + 1])
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def not_copyable(given: object, why: str, instead: str) -> ModelError:
-    """Return the error of an attempt to copy or pickle something that is no value.
+    """Return the error of an attempt to copy or pickle an object that is not a value.
 
     Examples
     --------
@@ -661,7 +661,7 @@ def misuse(message: str, code: ScheduleCode = ScheduleCode.PARAMETERS) -> Schedu
 
 
 def unfit(name: str, given: object, expected: str, code: ScheduleCode = ScheduleCode.PARAMETERS) -> ScheduleError:
-    """Return the error of an argument, about schedules, that is not what was expected.
+    """Return the error of an unexpected argument, about schedules.
 
     Examples
     --------
@@ -686,7 +686,7 @@ def whole_number(
     Parameters
     ----------
     name : str
-        Of the argument; after ``"operation: "`` where the caller's name helps.
+        Name of the argument; after ``"operation: "`` if the caller's name helps.
     value : Any
         An int, or an integer of NumPy.
     least, most : int, optional
@@ -720,7 +720,7 @@ def whole_number(
 def divisor(name: str, value: Any, *numbers: int, of: str, error: Refusal = ArgumentError, code: str = "value") -> int:
     """Return an argument that divides numbers; refuse anything else.
 
-    Parameters other than ``numbers`` and ``of``, which says what they are, are as in :func:`whole_number`.
+    ``of`` describes ``numbers``; the other parameters are as in :func:`whole_number`.
 
     Examples
     --------
@@ -748,7 +748,7 @@ def as_float(number: Any) -> float:
 
 
 def real_number(name: str, value: Any, interval: str, advice: str = "") -> float:
-    """Return an argument as a float; refuse what is no number, and what lies outside of an interval.
+    """Return an argument as a float; refuse an object that is not a number, and a number outside an interval.
 
     Parameters other than ``interval`` are as in :func:`whole_number`.
 

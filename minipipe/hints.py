@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 @cache
 def _tables() -> dict[str, Any]:
-    import tomllib  # what only errors need is imported with the first
+    import tomllib  # modules that only errors need are imported with the first error
     from importlib.resources import files
 
     return tomllib.loads((files("minipipe") / "hints.toml").read_text(encoding="utf-8"))
@@ -62,7 +62,7 @@ class Familiar:
     if not TYPE_CHECKING:  # a type checker is to report a missing attribute
 
         def __getattr__(self, name: str) -> NoReturn:
-            # Reached only when the normal look-up found nothing.
+            # Reached only when the normal look-up has failed.
             if hasattr(type(self), name):  # a property that failed: again, for its own error
                 return object.__getattribute__(self, name)
             # NumPy, copy and pickle ask every object for private names: no tables and no directory for them.
@@ -100,7 +100,7 @@ def missing(owner: str, name: str, known: Iterable[str], *kinds: str) -> Attribu
     AttributeError("minipipe has no attribute 'get_rank'; instead: group.rank and group.size.")
     """
     instead = near = None
-    if not name.startswith("_"):  # such names are asked of everything: by copy, pickle, inspect and pytest
+    if not name.startswith("_"):  # copy, pickle, inspect and pytest look such names up on every object
         instead = next((found[name] for kind in kinds or (owner,) if name in (found := instead_of(kind))), None)
         near = _closest(name, (one for one in known if not one.startswith("_")))
         if instead is None and owner.startswith("minipipe"):
@@ -117,7 +117,7 @@ def _in_another_package(owner: str, name: str) -> str | None:
 
     for package in ("nn", "functional", "optim"):  # the stubs are read, because their packages need NumPy
         stub = files("minipipe") / package / "__init__.pyi"
-        is_here = stub.is_file()  # the playground has only what needs no NumPy
+        is_here = stub.is_file()  # the playground has only files that need no NumPy
         if is_here and f" as {name}\n" in stub.read_text(encoding="utf-8") and owner != f"minipipe.{package}":
             return f"minipipe.{package}.{name}"
     return None
@@ -182,7 +182,7 @@ def check_import(name: str) -> None:
 
 
 def not_an_action(cell: str, is_action: Callable[[str], object]) -> str:
-    """Return what to say of a cell that is not an action.
+    """Return a message about a cell that is not an action.
 
     Examples
     --------
@@ -254,7 +254,7 @@ def check_arguments(
 ) -> None:
     """Refuse arguments, ``self`` among them, that a function does not take. A constructor has the name of its class.
 
-    Python's own words would name the class that has the constructor, which may be a private base.
+    Python's own message would name the class that has the constructor, which may be a private base.
 
     Raises
     ------
@@ -336,7 +336,7 @@ def with_hints(function: Callable[P, Result]) -> Callable[P, Result]:
             refuse(error, function, positional, given)
             raise
 
-    # With the globals of the function: doctest looks only at functions that have those of the module that it reads.
+    # With the globals of the function: doctest runs only functions with the globals of the module that it reads.
     twin = FunctionType(called.__code__, getattr(function, "__globals__", {}), closure=called.__closure__)
     return update_wrapper(twin, function)
 
@@ -344,14 +344,14 @@ def with_hints(function: Callable[P, Result]) -> Callable[P, Result]:
 def _refuse(
     error: TypeError, function: Callable[..., Any], positional: tuple[Any, ...], given: Mapping[str, Any]
 ) -> None:
-    if not isinstance(error, ArgumentError):  # which says what is wrong already
+    if not isinstance(error, ArgumentError):  # which already names the mistake
         is_constructor = function.__name__ == "__init__"
         owner = type(positional[0]).__name__ if is_constructor else function.__qualname__
         check_arguments(owner, function, positional, given)
 
 
 def explain(error: BaseException) -> None:
-    """Add a note to an error of Python's about an array or a number, if what was written has an equivalent here.
+    """Add a note to Python's own error about an array or a number, if the expression has an equivalent here.
 
     Nothing else can: a gradient is an array of NumPy's, and the size of a tensor is an int.
 
@@ -379,7 +379,7 @@ def explain(error: BaseException) -> None:
 def check_pipeline_options(kind: type, plan: type, chosen: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Refuse options that a pipeline does not take, and those that only ``chosen`` takes without ``schedule="auto"``.
 
-    The error lists both. An option of the plan is no such one, although ``chosen`` also takes some of these.
+    The error lists both. An option of the plan is legal, although ``chosen`` also takes some of these.
 
     Raises
     ------
@@ -409,7 +409,7 @@ def _near(name: str, taken: list[str]) -> str | None:
 
 
 def _closest(name: str, known: Iterable[str], least: float = 0.6) -> str | None:
-    """Return the known name that is most like another one, unless they are less alike than ``least``."""
+    """Return the most similar known name, unless the similarity is below ``least``."""
     from difflib import get_close_matches
 
     return next(iter(get_close_matches(name, list(known), 1, least)), None)

@@ -42,7 +42,8 @@ MARK = "minipipe: "
 
 # -- text --------------------------------------------------------------------------------------------------------
 # Names in files and arguments may hold escape sequences that clear the screen or retitle the window, line breaks that
-# forge a line of a log, marks that reverse the direction of writing, and surrogates that no stream can encode.
+# forge a line of a log, control characters that reverse the direction of writing, and surrogates that no stream
+# encodes.
 
 
 def printable(text: str) -> str:
@@ -125,7 +126,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def terminal_width() -> int:
-    """Return the columns of the terminal, or of the variable COLUMNS; 100 where the output is no terminal."""
+    """Return the columns of the terminal, or of the variable COLUMNS; 100 if the output is not a terminal."""
     return shutil.get_terminal_size((100, 24)).columns
 
 
@@ -280,9 +281,9 @@ def parse_csv(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def parse_whole(text: str) -> int:
-    """Return the whole number, at least 0, that is a text of at most 18 digits.
+    """Return the whole number, at least 0, of a text with at most 18 digits.
 
-    :func:`int` also takes signs, blanks, underscores and the digits of other scripts; ``str.isdigit`` also takes a
+    :func:`int` also takes signs, blanks, underscores and the digits of other alphabets; ``str.isdigit`` also takes a
     superscript, which ``int`` does not.
 
     Raises
@@ -324,7 +325,7 @@ def parse_integer(text: str) -> int:
 
 
 def parse_real(text: str) -> float:
-    """Return the number that is a text; unlike :func:`float`, refuse underscores and the digits of other scripts.
+    """Return the number of a text; unlike :func:`float`, refuse underscores and the digits of other alphabets.
 
     It may be NaN or infinite.
 
@@ -403,7 +404,7 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES, *, pipes: bool = True, 
     # Without waiting: opening a pipe without a writer would block for ever.
     flags = ["O_NONBLOCK", "O_BINARY", *([] if links else ["O_NOFOLLOW"])]
     with _named(path, "read", FileCode.UNREADABLE):
-        if not links and os.path.islink(path):  # the flag refuses one that is made meanwhile, in other words
+        if not links and os.path.islink(path):  # the flag refuses a link that is made meanwhile, with another message
             raise _refusal(path, FileCode.NOT_A_FILE, "it is a link; expected a file")
         descriptor = os.open(path, sum((getattr(os, flag, 0) for flag in flags), os.O_RDONLY))
         try:
@@ -436,7 +437,7 @@ def read_text(path: str | Path, most: int = MOST_BYTES, *, pipes: bool = True, l
 
 
 def read_stream(stream: TextIO | None, name: str, most: int = MOST_BYTES) -> str:
-    """Return what is left in a stream of text, such as standard input.
+    """Return the rest of a stream of text, such as standard input.
 
     Parameters
     ----------
@@ -502,7 +503,7 @@ def _pieces(path: str | Path, descriptor: int, most: int) -> Iterator[bytes]:
 
 
 def write_whole(path: str | Path, content: str | bytes) -> Path:
-    """Write a file whole or not at all: to a temporary name beside it, which then becomes the file's.
+    """Write a file whole or not at all: under a temporary name in the same folder, which is then renamed.
 
     A failure, such as a full disk, leaves no partial file, and does not change an earlier file. Devices and pipes are
     written to directly.
@@ -517,7 +518,7 @@ def write_whole(path: str | Path, content: str | bytes) -> Path:
     Returns
     -------
     Path
-        The path as given.
+        The path argument.
 
     Raises
     ------
@@ -542,9 +543,9 @@ def write_whole(path: str | Path, content: str | bytes) -> Path:
 
 
 def _is_stream(path: str | Path) -> bool:
-    """Return whether a name stands for a device or a pipe, which has no earlier content and cannot be replaced."""
+    """Return whether a name denotes a device or a pipe, which has no earlier content and cannot be replaced."""
     is_special = os.path.exists(path) and not os.path.isfile(path)
-    # /dev/stdout may be a file, and not ours to replace; /dev/shm is a folder as any.
+    # /dev/stdout may be a file, which must not be replaced; /dev/shm is an ordinary folder.
     return is_special or os.path.abspath(path).startswith(("/dev/std", "/dev/fd/", "/proc/self/fd/"))
 
 
@@ -552,7 +553,7 @@ def _write_and_rename(target: str, data: bytes) -> None:
     mode = None
     if os.path.exists(target):
         mode = stat.S_IMODE(os.stat(target).st_mode)
-        os.close(os.open(target, os.O_WRONLY))  # what may not be written is not to be replaced either
+        os.close(os.open(target, os.O_WRONLY))  # a file that may not be written must not be replaced either
     partial = os.path.join(
         os.path.dirname(target), f".minipipe-{os.urandom(8).hex()}.partial"
     )  # its name may be at its limit

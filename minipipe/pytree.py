@@ -13,7 +13,7 @@ Bundle = Tensor | tuple["Bundle", ...] | list["Bundle"] | dict[str, "Bundle"]
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors of a bundle, in their order.
+    """Return the tensors of a pytree, in their order.
 
     Raises
     ------
@@ -37,16 +37,16 @@ def tensors_in(value: Any) -> list[Tensor]:
         )
         raise TensorError(
             "not-a-tensor",
-            "What passes between layers is a tensor, or a tuple, list or dict (with names of type str) of tensors; "
+            "Values between layers must be tensors, or tuples, lists or dicts (with str keys) of tensors; "
             f"this is {type(value).__name__}{inside}.",
         )
     return [tensor for item in items for tensor in tensors_in(item)]
 
 
 def flattened(given: Any) -> tuple[list[Any], Any]:
-    """Return the arrays that a batch was given as, and their form: the same bundle, with None for each.
+    """Return the arrays of a batch, and their treedef: the same pytree, with None for each.
 
-    A tuple and a dict are bundles, and so is a list of those or of arrays; a list of numbers, nested or not, is an
+    A tuple and a dict are pytrees, and so is a list of those or of arrays; a list of numbers, nested or not, is an
     array.
 
     Examples
@@ -75,12 +75,12 @@ def _is_list_of_arrays(given: Any) -> bool:
 
 
 def leaves_like(bundle: Bundle, given: Any) -> list[Any]:
-    """Return what was given for each tensor of a bundle, in the order of the bundle.
+    """Return the items for the tensors of a pytree, in the order of the pytree.
 
     Raises
     ------
     TensorError
-        Code ``shape``, for another form.
+        Code ``shape``, for another structure.
 
     Examples
     --------
@@ -95,12 +95,12 @@ def leaves_like(bundle: Bundle, given: Any) -> list[Any]:
         return [leaf for name, part in bundle.items() for leaf in leaves_like(part, given[name])]
     if expected == found and not isinstance(bundle, dict):
         return [leaf for part, own in zip(bundle, given) for leaf in leaves_like(part, own)]
-    message = f"The model returns a {type(bundle).__name__} of {expected}; what was given for it is"
+    message = f"The model returns a {type(bundle).__name__} of {expected}; the matching argument is"
     raise TensorError("shape", f"{message} {f'a {type(given).__name__} of {found}' if found else 'one array'}.")
 
 
 def rebuilt(form: Any, items: list[Any]) -> Any:
-    """Return items in the form of a bundle.
+    """Return items in the structure of a pytree.
 
     Examples
     --------
@@ -119,7 +119,7 @@ def _rebuilt(form: Any, items: Iterator[Any]) -> Any:
 
 
 def as_tensors(given: Any) -> Any:
-    """Return a bundle of arrays, or an array, as one of tensors; tensors stay what they are.
+    """Return a pytree of arrays, or an array, as one of tensors; tensors stay as they are.
 
     Examples
     --------

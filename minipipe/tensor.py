@@ -160,14 +160,14 @@ def record(data: Array, *inputs: tuple[Tensor, Vjp]) -> Tensor:
     data : array
         The values of the result.
     *inputs : (Tensor, function)
-        Each input with its vjp: from the gradient of the result, of its shape, to that of the input, of the input's
-        shape and dtype; anything else is refused. A vjp changes no array. It returns a new array, its argument, or a
-        view of that, but no captured array: its result may be added to in place. Inputs without a graph are left out,
-        and the arrays that their vjp captured are released.
+        Each input with its vjp: a function from the gradient of the result, of the result's shape, to the gradient of
+        the input, of the input's shape and dtype; other shapes and dtypes are refused. A vjp changes no array. It
+        returns a new array, its argument, or a view of its argument, but no captured array: its result may be added
+        to in place. Inputs without a graph are left out, and the arrays that their vjp captured are released.
 
     Examples
     --------
-    An operation of your own: three times a tensor.
+    A custom operation: three times a tensor.
 
     >>> def triple(a):
     ...     return record(3 * a.data, (a, lambda g: 3 * g))
@@ -182,7 +182,7 @@ def record(data: Array, *inputs: tuple[Tensor, Vjp]) -> Tensor:
     result.data = data
     result.node = None
     is_enabled, creation, watch = mode()  # see autograd/modes.py
-    order = next(creation)  # also where nothing is recorded: a recomputation gets the same numbers
+    order = next(creation)  # even if nothing is recorded: a recomputation gets the same numbers
     if not is_enabled:
         return result
     edges: list[Edge] = []
@@ -193,7 +193,7 @@ def record(data: Array, *inputs: tuple[Tensor, Vjp]) -> Tensor:
             is_activation = is_activation or node.is_activation
             if node.needs_gradient:
                 edges.append((node, vjp))
-    if edges or is_activation:  # without edges, too: autograd/split.py asks what depends on the stage's input
+    if edges or is_activation:  # also without edges: autograd/split.py asks what depends on the stage's input
         result.node = Node(edges, order, bool(edges), is_activation, data.shape, data.dtype)
         if watch is not None:
             result.node = watch(result.node, [data, *(tensor.data for tensor, _ in inputs)])

@@ -127,7 +127,7 @@ def one_process_step(
 ) -> StepResult:
     """Accumulate the gradients of a batch's microbatches in ascending order, in one process and with plain autograd.
 
-    This is what every pipelined step must equal, bit for bit. Compute it with one BLAS thread.
+    Every pipelined step must equal this result, bit for bit. Compute it with one BLAS thread.
 
     Parameters
     ----------
@@ -139,9 +139,9 @@ def one_process_step(
     seed, step : int
         Of the random numbers in the model, as for Dropout. A pipeline counts its steps from 0.
     loss_weight : function, optional
-        As for a pipeline.
+        The pipeline's ``loss_weight``.
     blocks : sequence of sequence of int, optional
-        Microbatches whose gradients are added apart, and then in pairs: those of each replica.
+        Microbatches whose gradients are added separately, and then in pairs: the microbatches of each replica.
 
     Examples
     --------
@@ -239,7 +239,7 @@ def check_same_as_one_process(
 
 
 def blocks_of(schedule: Schedule) -> list[list[int]]:
-    """Return by replica the microbatches whose gradients it adds, where those of all stages have the same ones.
+    """Return by replica the microbatches whose gradients it adds, if they are the same on all of its stages.
 
     Examples
     --------
@@ -251,23 +251,23 @@ def blocks_of(schedule: Schedule) -> list[list[int]]:
     for stage in range(schedule.num_stages):
         ranks = schedule.ranks_of(stage)
         found.append([[k for k in m if schedule.rank_of(stage, k) == rank] for rank in ranks])
-    assert all(blocks == found[0] for blocks in found), "the replicas of some stages have other microbatches"
+    assert all(blocks == found[0] for blocks in found), "the replicas of some stages have different microbatches"
     return found[0]
 
 
 def check_independent_of_microbatches(
     pipeline: Pipeline, inputs: Any, targets: Any, counts: Iterable[int] = (1, 2, 4), tolerance: float = 1e-4
 ) -> None:
-    """Check that the loss of a batch and its gradients do not depend on the number of microbatches, but for rounding.
+    """Check that the loss of a batch and its gradients do not depend on the number of microbatches, up to rounding.
 
-    Collective; the pipeline is not changed. They do where the loss is a mean over something else than samples and has
-    no ``weight``, or if a layer takes statistics over a microbatch. Dropout and the like and auxiliary
-    losses are left out.
+    Collective; the pipeline is not changed. They do depend on it if the loss is a mean over something else than samples
+    and has no ``weight``, or if a layer takes statistics over a microbatch. Dropout and the like and auxiliary losses
+    are left out.
 
     Parameters
     ----------
     pipeline : Pipeline
-    inputs, targets : array of shape (samples, ...), or bundle
+    inputs, targets : array of shape (samples, ...), or pytree
     counts : iterable of int
         Numbers of microbatches, each at most the number of samples.
     tolerance : float
@@ -276,7 +276,7 @@ def check_independent_of_microbatches(
     Raises
     ------
     AssertionError
-        Says which differ, by how much, and what may be the reason.
+        Names those that differ, by how much, and a possible reason.
 
     Examples
     --------
@@ -314,7 +314,7 @@ def check_independent_of_microbatches(
 
 def _relative_difference(value: np.ndarray, expected: np.ndarray) -> float:
     worst = float(np.abs(value - expected).max()) / (float(np.abs(expected).max()) or 1.0)
-    return worst if worst == worst else np.inf  # NaN is no agreement
+    return worst if worst == worst else np.inf  # NaN is not agreement
 
 
 def _check_alike(by_rank: list[StepResult], expected: StepResult) -> None:

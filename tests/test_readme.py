@@ -8,8 +8,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from minipipe import Pipeline
+from minipipe import Pipeline, schedules, simulate
 from minipipe.cli.main import VERBS, main
+from minipipe.render.editor import Editor
+from minipipe.render.editor.draft import Draft
 from minipipe.schedules.search import finding
 from tests.launch import ROOT, mpirun, needs_mpi, run
 
@@ -27,12 +29,7 @@ def all_blocks(language):
 
 PROSE = re.sub(r"^```.*?^```$", "", README, flags=re.DOTALL | re.MULTILINE)
 # The commands that draw the pictures of README.md; the other one is drawn by tutorials/site/screenshot.py.
-DRAWN = {
-    "tutorials/site/zero-bubble.svg": (
-        *("show", "1f1b", "zb-h1", "--animated", "--width", "880"),
-        *("--title", "One training step: 8 microbatches on 4 ranks"),
-    )
-}
+DRAWN = {"tutorials/site/zero-bubble.svg": ("show", "1f1b", "zb-h1", "--animated")}
 
 
 def test_it_is_short_and_every_link_leads_to_a_file():
@@ -60,6 +57,8 @@ def test_it_opens_with_one_sentence_and_a_moving_picture():
 def test_its_first_two_commands_have_one_line_each():
     run_line, test_line = blocks("sh")[:2]
     assert README.index("```") == README.index(f"```sh\n{run_line}")
+    assert f"Try it in a clone of this repository (about a minute):\n\n```sh\n{run_line}" in README
+    assert f"Run the tests (about four minutes):\n\n```sh\n{test_line}" in README
     for line in (run_line, test_line):
         assert line.count("\n") == 1
         assert line.startswith("python3 -m venv .venv && . .venv/bin/activate && pip install -e '.[mpi")
@@ -82,9 +81,10 @@ def test_it_explains_a_term_where_it_first_says_it():
 
 
 def test_it_has_one_link_for_a_student_an_instructor_and_a_researcher():
-    lines = re.search(r"## Who it is for\n\n(.*?)\n\n##", README, flags=re.DOTALL)[1].splitlines()
-    assert [re.match(r"- \*\*(\w+)\*\*", line)[1] for line in lines] == ["Students", "Instructors", "Researchers"]
-    assert [line.count("](") for line in lines] == [1, 1, 1]
+    (paragraph,) = [part for part in PROSE.split("\n\n") if "for researchers" in part]
+    links = [link.start() for link in re.finditer(r"\]\(", paragraph)]
+    readers = [paragraph.index(f"for {reader}") for reader in ("students", "instructors", "researchers")]
+    assert len(links) == 3 and sorted(links + readers) == [place for pair in zip(links, readers) for place in pair]
 
 
 @pytest.fixture
@@ -150,10 +150,12 @@ def test_the_map_is_the_tree():
 def test_the_ranks_of_the_language_model_are_drawn_as_it_shows_them():
     done = mpirun(4, ROOT / "tutorials" / "train_lm.py", "--steps", "2")
     assert done.code == 0, done.err
-    shown = blocks("text")[1].splitlines()
+    *shown, legend = blocks("text")[1].splitlines()
     rows = [[re.match(r"rank \d ", line)[0], *re.findall(r"[FB]\d", line)] for line in shown]
     drawn = [line for line in done.out.splitlines() if re.match(r"rank \d [F·]", line)]
     assert [[line[:7], *re.findall(r"[FB]\d", line)] for line in drawn] == rows
+    assert legend in done.out.splitlines()
+    assert "The last step, predicted for 4 ranks with one core each:" in done.out
 
 
 def test_the_proof_that_it_shows_is_found(tmp_path, monkeypatch, capsys):
@@ -167,6 +169,43 @@ def test_the_proof_that_it_shows_is_found(tmp_path, monkeypatch, capsys):
     assert [line for line in printed if line in shown] == shown
 
 
+def test_the_figures_beside_the_proof_are_those_of_the_schedules():
+    timelines = [simulate(schedules.build(name, 4, 8)) for name in ("1f1b", "zb-h1")]
+    assert [max(timeline.peak_activations) for timeline in timelines] == [4, 4]
+    assert "a step takes {} or {} units".format(*(f"{each.makespan:g}" for each in timelines)) in " ".join(
+        PROSE.split()
+    )
+
+
+def test_the_error_of_the_predicted_times_is_the_one_that_paper_prints(capsys):
+    assert main(["paper", "megatron-table-1"]) == 0
+    error = re.search(r"error: (mean \S+ %)", (printed := capsys.readouterr().out))[1]
+    most = max(int(line.split()[1]) for line in printed.splitlines() if re.match(r"\d", line))
+    assert f"up to {most} GPUs ({error.replace('mean', 'mean error')})" in " ".join(PROSE.split())
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_training_with_a_schedule_of_the_editor_gives_the_loss_of_the_first_command(tmp_path):
+    (command,) = re.findall(r"`minipipe edit (.+?)`", PROSE)
+    name, _, count, _, file = command.split()
+    answer = Editor(Draft.of(schedules.build(name, 4, int(count))), file=tmp_path / file).answer({"do": "save"})
+    assert not answer["isRefused"]
+    train = [ROOT / "tutorials" / "train.py", "--epochs", "2"]
+    done = [mpirun(4, *train), mpirun(4, *train, "--schedule", str(tmp_path / file))]
+    losses = [re.findall(r"^test loss .*", each.out, flags=re.MULTILINE) for each in done]
+    assert len(losses[0]) == 1 and losses[0] == losses[1], done[1].err
+
+
+@needs_mpi
+@pytest.mark.slow
+def test_the_first_command_reaches_the_accuracy_that_it_says():
+    done = mpirun(4, ROOT / "tutorials" / "train.py")
+    reached = float(re.search(r"^test accuracy ([\d.]+) %$", done.out, flags=re.MULTILINE)[1])
+    shown = float(re.search(r"test accuracy of ([\d.]+) %", " ".join(PROSE.split()))[1])
+    assert reached == pytest.approx(shown, abs=1)  # CPUs differ in the last digits of the gradients
+
+
 @needs_mpi
 @pytest.mark.slow
 def test_the_kinds_of_parallelism_that_it_shows_are_compared():
@@ -178,12 +217,24 @@ def test_the_kinds_of_parallelism_that_it_shows_are_compared():
     names = [re.split(r"  +", line)[0] for line in printed[start + 1 : start + 1 + len(rows)]]
     assert names == [re.split(r"  +", row)[0] for row in rows]
     assert {row.split()[-1] for row in rows} == {printed[start + 1].split()[-1]}  # the losses
+    held, sent = ([bytes_of(printed, table, name) for name in ("data 2", "pipeline 2")] for table in ("held", "sent"))
+    assert "needs {1} instead of {0} MiB".format(*(f"{size / 2**20:.1f}" for size in held)) in " ".join(PROSE.split())
+    assert round(sent[0] / sent[1]) == 3 and "sends a third of the bytes" in PROSE
+
+
+def bytes_of(printed, table, name):
+    """Return the sum of a row in one of the tables of bytes that ``minipipe compare`` prints."""
+    start = next(i for i, line in enumerate(printed) if line.startswith(f"{table} bytes"))
+    head, *rows = ([*re.split(r"  +", line)] for line in printed[start : start + 5])
+    (row,) = (row for row in rows if row[0] == name)
+    return int(row[head.index("all")].replace(",", ""))
 
 
 def test_every_command_of_minipipe_that_it_shows_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(finding, "_ACTIONS", 10**6)
     lines = [line.split("#")[0].split() for block in all_blocks("sh") for line in block.splitlines()]
+    lines += [command.split() for command in re.findall(r"`(minipipe [^`]+)`", PROSE)]
     commands = {tuple(words[1:]): None for words in lines if words[:1] == ["minipipe"]}
     assert {command[0] for command in commands} == set(VERBS)
     for command in commands:

@@ -1,7 +1,7 @@
-"""The array module of the data at hand, and the differences between array modules.
+"""The array module of some data, and the differences between array modules.
 
-NumPy, CuPy and array-api-strict share most of their names. Operations ask for ``array_module(x)`` and use the shared
-names; the few calls that differ hide here. This is the only file that may import CuPy.
+NumPy, CuPy and array-api-strict share most of their names. Operations call ``array_module(x)`` and use the shared
+names; this file hides the few calls that differ. No other file may import CuPy.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def array_module(array: Array) -> ModuleType:
 
 
 def one_line(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that a captured step calls in one line, whatever it does inside (``replay/trace.py``).
+    """Return a function that a captured step calls in one line, without noting its inside (``replay/trace.py``).
 
     It takes arrays by position, and what follows from shapes alone; changes none of them; and returns a new array, or a
     tuple of these, or nothing if it checks their values.
@@ -51,7 +51,7 @@ def one_line(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def plain(array: Array) -> Array:
-    """Return an array to look at: what is seen in it does not become a part of a captured step."""
+    """Return an array for inspection: a captured step does not depend on the values that are read from it."""
     return getattr(array, "plain", array)
 
 
@@ -69,20 +69,22 @@ def as_array(data: Any, dtype: Any = None, like: Array | None = None) -> Array:
     Raises
     ------
     TensorError
-        Code ``dtype``, for a matrix, a masked array and other classes whose sums and products are not an array's:
-        a message would carry the bare values, so the results would depend on the number of ranks. Code
-        ``several-tensors``, for a bundle of tensors: NumPy would make one array of them, without their graphs.
+        Code ``dtype``, for a matrix, a masked array and other classes that do not add and multiply as arrays do: a
+        message carries only the bare values, so the results would depend on the number of ranks. Code
+        ``several-tensors``, for a pytree of tensors: NumPy would make one array of them, without their graphs.
     """
     if isinstance(data, np.ndarray) and type(data) not in (np.ndarray, np.memmap) and not hasattr(data, "note_call"):
-        raise TensorError("dtype", f"A {type(data).__name__} is no plain array; give numpy.asarray(x) or x.filled(0).")
+        raise TensorError(
+            "dtype", f"A {type(data).__name__} is not a plain array; pass numpy.asarray(x) or x.filled(0)."
+        )
     if is_array(data):
         return data if dtype is None or data.dtype == dtype else array_module(data).astype(data, dtype)
     items = data.values() if isinstance(data, dict) else data if isinstance(data, tuple | list) else ()
     if any(hasattr(item, "node") for item in items):
         raise TensorError(
             "several-tensors",
-            f"A {type(data).__name__} of tensors was given; expected one tensor. nn.Take('x') passes one of them on, "
-            "nn.On('x', layer) calls a layer with it; functional.stack makes one tensor of them all.",
+            f"A {type(data).__name__} of tensors was passed; expected one tensor. nn.Take('x') selects one of them, "
+            "nn.On('x', layer) calls a layer with it; functional.stack combines them into one tensor.",
         )
     return (np if like is None else array_module(like)).asarray(data, dtype=dtype)
 
@@ -102,7 +104,7 @@ def num_bytes(array: Array) -> int:
 def is_floating(dtype: Any) -> bool:
     """Return whether a dtype holds real numbers, the only kind that has gradients."""
     found = numpy_dtype(dtype)
-    return found.kind == "f" or (found.kind == "V" and found.name == "bfloat16")  # that of ml_dtypes
+    return found.kind == "f" or (found.kind == "V" and found.name == "bfloat16")  # bfloat16 of ml_dtypes
 
 
 def is_half(dtype: Any) -> bool:
@@ -111,7 +113,7 @@ def is_half(dtype: Any) -> bool:
 
 
 def dtype_name(dtype: np.dtype) -> str:
-    """Return the name from which NumPy makes a dtype again: its code, but for bfloat16, whose code is not enough."""
+    """Return NumPy's name for a dtype: its code, except for bfloat16, whose code is ambiguous."""
     return dtype.name if dtype.kind == "V" else dtype.str
 
 
@@ -140,7 +142,7 @@ def contiguous(array: Array) -> Array:
 
 
 def copy(array: Array) -> Array:
-    """Return a copy that shares no memory, in C order: a transposed array gives the same bits once loaded."""
+    """Return a copy in C order with its own memory: a transposed array gives the same bits once loaded."""
     if isinstance(array, np.ndarray):
         return np.array(values(array), order="C")
     return contiguous(array_module(array).asarray(array, copy=True))
@@ -158,7 +160,7 @@ _INTEGERS = {2: np.int16, 4: np.int32, 8: np.int64}  # by size in bytes
 
 @one_line
 def masked(array: Array, mask: Array) -> Array:
-    """Return the array where the mask is true, and 0 elsewhere, also where the array is infinite or NaN.
+    """Return the array with 0 wherever the mask is false, even if the array is infinite or NaN there.
 
     Examples
     --------
@@ -168,8 +170,8 @@ def masked(array: Array, mask: Array) -> Array:
     integer = _INTEGERS.get(array.itemsize) if isinstance(array, np.ndarray) else None
     if integer is None:
         return array_module(array).where(mask, array, 0)
-    # inf * 0 is NaN, but the bits of inf, as an integer, times 0 are those of 0. np.where branches at every element,
-    # and takes up to 20 times as long.
+    # inf * 0 is NaN, but the bits of inf, as an integer, times 0 are the bits of 0. np.where branches at every
+    # element, and takes up to 20 times as long.
     return (array.view(integer) * mask).view(array.dtype)
 
 
@@ -248,9 +250,9 @@ def reduce_sum(array: Array, axis: Any = None, keepdims: bool = False) -> Array:
 
 
 def index_add(target: Array, index: Any, values: Array) -> None:
-    """Add ``values`` to ``target[index]`` in place; where an index repeats, all its values add, halves in float32.
+    """Add ``values`` to ``target[index]`` in place; if an index repeats, all its values add, halves in float32.
 
-    Other modules than NumPy do it on the host, in NumPy's order: a GPU's own additions come in another order every
+    The arrays of other modules than NumPy are added on the host, in NumPy's order: a GPU adds in another order every
     time.
     """
     parts = index if isinstance(index, tuple) else (index,)
@@ -277,7 +279,7 @@ def uniform(like: Array, key: tuple[int, ...], part: tuple[int, int] = (0, 1)) -
     place, count = part
     shape = like.shape if count == 1 else (*like.shape[:-3], like.shape[-3] * count, *like.shape[-2:])
     seed, layer, *counter = key
-    # The generator counts the numbers that it draws in the lowest word of the counter.
+    # The generator counts the numbers that it draws in the lowest 64 bits of the counter.
     bits = np.random.Philox(key=[seed % 2**64, layer], counter=[0, *counter])
     drawn = np.random.Generator(bits).random(shape, dtype=np.float32)
     return moved(drawn if count == 1 else np.split(drawn, count, axis=-3)[place], array_module(like))
@@ -298,15 +300,16 @@ def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def module_for(device: str | ModuleType, local_rank: int = 0) -> ModuleType:
-    """Return the array module of a device: ``"cpu"``, ``"gpu"``, or an array module, which is its own.
+    """Return the array module of a device: ``"cpu"``, ``"gpu"``, or an array module, which is returned as it is.
 
-    With ``"gpu"`` this thread uses GPU ``local_rank`` from now on; more ranks than GPUs take turns among them.
-    PyTorch's names are taken as well: ``"cuda"`` is ``"gpu"``, and ``"cuda:1"`` is the second GPU on any rank.
+    With ``"gpu"`` this thread uses GPU ``local_rank`` from now on; if there are more ranks than GPUs, ranks share them
+    round-robin. PyTorch's names are also accepted: ``"cuda"`` is ``"gpu"``, and ``"cuda:1"`` is the second GPU on any
+    rank.
 
     Raises
     ------
     LaunchError
-        Code ``no-gpu``, saying what is missing.
+        Code ``no-gpu``; the message says what is missing.
     """
     if isinstance(device, ModuleType):
         return device
@@ -334,7 +337,7 @@ def module_for(device: str | ModuleType, local_rank: int = 0) -> ModuleType:
 
 
 def moved(array: Array, xp: ModuleType, dtype: Any = None) -> Array:
-    """Return an array as one of a module, in a dtype if one is given; copied only where it is elsewhere."""
+    """Return an array in a module and, if one is given, a dtype; copied only if it is in another memory."""
     if array_module(array) is not xp:
         array = to_numpy(array)
         if xp is not np:
@@ -347,14 +350,14 @@ def moved(array: Array, xp: ModuleType, dtype: Any = None) -> Array:
 
 
 def to_numpy(array: Array) -> np.ndarray:
-    """Return the values in NumPy's memory, copied only where they are elsewhere; from a GPU through pinned memory."""
+    """Return the values in NumPy's memory, copied only if they are elsewhere; from a GPU through pinned memory."""
     if not hasattr(array, "get"):
         return np.asarray(array)
     return array.get(out=empty_on_host(array_module(array))(array.shape, array.dtype))
 
 
 def values(array: Array) -> np.ndarray:
-    """Return the values in NumPy's memory for a program that looks at them: a captured step cannot be replayed then."""
+    """Return the values in NumPy's memory for code that reads them: a captured step cannot be replayed then."""
     if hasattr(array, "note_call") and array.trace is not None:
         array.trace.spoil("reads a value")
         return array.plain

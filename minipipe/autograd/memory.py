@@ -1,4 +1,4 @@
-"""Memory held by graphs. Walks them and looks into every vjp; never in the hot path."""
+"""Memory held by graphs: a walk through them and into every vjp. Never in the hot path."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def held_bytes(held: Iterable[Node | WeightWork], not_counted: Iterable[Array]) 
 def held_buffers(held: Iterable[Node | WeightWork], not_counted: Iterable[Array]) -> dict[int, int]:
     """Return the buffers that the graphs keep alive: the bytes of each, by its identity.
 
-    Views count as the buffer that they look at, once.
+    Views of the same buffer count once, as that buffer.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def observe_recomputation(roots: Iterable[Node], observe: Callable[[list[Node]],
     roots : iterable of Node
         Of the graphs.
     observe : function
-        Takes the roots of the part that was computed, before the backward goes through it. Not a closure: what a
+        Takes the roots of a recomputed part, before the backward goes through it. Not a closure: objects that a
         closure refers to would count as held.
     """
     for node in behind(list(roots)):
@@ -106,7 +106,7 @@ def arrays_in(item: Any) -> Iterator[Array]:
 
 
 def captured_by(item: Any) -> Iterator[Any]:
-    """Yield what a vjp has captured: arrays, those of tensors among them, and any object that is not looked into.
+    """Yield what a vjp has captured: arrays (also the arrays of tensors), and any object that is not searched.
 
     Examples
     --------
@@ -140,7 +140,7 @@ def _data_of(item: Any) -> Array | None:
 
 
 def _inside(item: Any) -> list[Any] | None:
-    """Return what a function or a container refers to; None for an object of any other class."""
+    """Return the objects that a function or a container refers to; None for an object of any other class."""
     if isinstance(item, tuple | list):
         return [*item]
     if isinstance(item, dict):
@@ -164,7 +164,7 @@ def contents_of(cell: CellType) -> list[Any]:
 
 
 def buffer_of(array: Array) -> Array:
-    """Return the array that owns the memory of a view, through whatever lies between; any other array as it is.
+    """Return the array that owns the memory of a view, through any number of views; any other array as it is.
 
     Of an array of another module in host memory it is one of NumPy's.
 

@@ -17,17 +17,17 @@ from minipipe.errors import TensorError, whole_number
 
 
 class Mode(NamedTuple):
-    """How operations record here.
+    """The settings by which operations record.
 
     Attributes
     ----------
     is_enabled : bool
         Whether they record a graph.
     creation : iterator of int
-        Numbers the results, also where nothing is recorded: a module that is computed a second time to be recorded
+        Numbers the results, even if nothing is recorded: a module that is computed a second time to be recorded
         gets the numbers of the first time.
     watch : function or None
-        ``(node, arrays) -> node``: returns a node in front of that one, which watches the arrays.
+        ``(node, arrays) -> node``: returns a node in front of the node it receives, which watches the arrays.
     """
 
     is_enabled: bool
@@ -49,7 +49,7 @@ class setting(ContextDecorator):  # noqa: N801
         self._variable, self._value = variable, value
 
     def _recreate_cm(self) -> setting:
-        return setting(self._variable, self._value)  # of its own for each call of a decorated function
+        return setting(self._variable, self._value)  # a separate setting for each call of a decorated function
 
     def __enter__(self) -> None:
         self._token = self._variable.set(self._value)
@@ -152,7 +152,7 @@ _key: ContextVar[RandomKey | None] = ContextVar("random key", default=None)
 
 
 def current_place() -> RandomKey:
-    """Return the random key of the current computation: one for each thread, or that of :func:`random_key`."""
+    """Return the random key of the current computation: the one of :func:`random_key`, or else one for each thread."""
     key = _key.get()
     if key is None:
         key = RandomKey()
@@ -172,7 +172,7 @@ def next_key() -> Key:
     if key.seed is None:
         message = "Random numbers were drawn in training, for instance by Dropout, without a key. A pipeline sets one."
         example = "with minipipe.random_key(seed, step): loss = …"
-        raise TensorError("no-random-key", f"{message} In a loop of your own write {example}, or call model.eval().")
+        raise TensorError("no-random-key", f"{message} In your own loop write {example}, or call model.eval().")
     key.num_draws += 1
     layer = (key.sequence << 32) + (0 if key.layer is None else key.layer + 1)
     return Key(key.seed, layer, key.step, key.microbatch, key.num_draws)
@@ -186,7 +186,7 @@ def at(key: RandomKey) -> setting:
 def random_key(seed: int, step: int = 0, microbatch: int = 0) -> setting:
     """Draw random numbers inside this block from (seed, layer, step, microbatch).
 
-    A pipeline does this by itself; in a loop of your own, give the number of the step.
+    A pipeline does this by itself; in your own loop, pass the number of the step.
 
     Parameters
     ----------
@@ -196,7 +196,7 @@ def random_key(seed: int, step: int = 0, microbatch: int = 0) -> setting:
     Raises
     ------
     ArgumentError
-        Code ``value``: when one of them is no such number.
+        Code ``value``: when an argument is not such a number.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The walk in two halves: the gradients of activations now (I), those of weights at any later time (W).
+"""The walk in two halves: activation gradients now (I), weight gradients at any later time (W).
 
 A node that depends on the stage's input is an *activation*; every other node is on the *weight side*. The first half
 follows the edges to activations and postpones the others, each with the gradient for it; the second half walks from

@@ -40,7 +40,7 @@ class WatchedNode(Node):
         self.before = [(ref(array), array.tobytes()) for array in arrays if isinstance(array, np.ndarray)]
 
     def release(self, gradient: Array) -> list[Edge]:
-        """Compare the arrays with what they held."""
+        """Compare the arrays with their earlier contents."""
         for reference, before in self.before:
             array = reference()
             if array is not None and array.tobytes() != before:
@@ -90,7 +90,7 @@ def check_contribution(contribution: Array | None, parent: Node, vjp: Vjp) -> No
     returned = f"{name} returned a gradient of"
     if parent.shape is not None and contribution.shape != parent.shape:
         message = f"{returned} shape {contribution.shape} for an input of shape {parent.shape}: a vjp must return the"
-        raise TensorError("shape", f"{message} shape of its input (where that was broadcast, sum over those axes).")
+        raise TensorError("shape", f"{message} shape of its input (if the input was broadcast, sum over those axes).")
     if parent.dtype is not None and backend.numpy_dtype(contribution.dtype) != backend.numpy_dtype(parent.dtype):
         message = f"{returned} {contribution.dtype} for an input of {parent.dtype}: a vjp must return the dtype of its"
         raise TensorError("dtype", f"{message} input. Convert the result, or the constant that has changed the dtype.")

@@ -1,4 +1,4 @@
-"""Agreement: digests travel and, where they differ, the texts, so that the error names what is not the same."""
+"""Agreement: ranks exchange digests and, if these differ, the texts, so that the error names the difference."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def check_agreement(
     ----------
     group : ProcessGroup
     descriptions : mapping of str to str
-        The same keys on all ranks, such as ``"seed"``, in the same order. Where there are fewer on a rank, one that it
-        has must differ from that of the others.
+        The same keys on all ranks, such as ``"seed"``, in the same order. If a rank has fewer keys than the others,
+        the text of one of its keys must differ from the others' text.
     what : str
         A description of the message, for the error of a timeout.
 
@@ -59,10 +59,10 @@ def check_agreement(
 
 
 def compare_arguments(group: ProcessGroup, call: str, arguments: Mapping[str, Any]) -> None:
-    """Compare numbers and words that a collective call was given. Collective.
+    """Compare the numeric and string arguments of a collective call. Collective.
 
-    Call it before they are checked: then no rank waits for one whose argument was refused. That all ranks are in the
-    same call must be known already.
+    Call it before they are checked: then no rank waits for one whose argument was refused. It must be certain already
+    that all ranks are in the same call.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def compare_arguments(group: ProcessGroup, call: str, arguments: Mapping[str, An
 
 
 def _text_of(value: Any) -> str:
-    """Return a text for a number or a word, the same for the same on every rank; of other things their type."""
+    """Return a text for a number or a string, equal for equal values; for other objects their type."""
     if isinstance(value, Integral):
         return str(value)
     return repr(value) if value is None or isinstance(value, str | float) else f"a {type(value).__name__}"
@@ -115,7 +115,9 @@ def digest(data: Any) -> int:
 def differences(
     group: ProcessGroup, digests: Mapping[str, int], what: str = "its part of a comparison"
 ) -> list[tuple[str, int, list[int]]]:
-    """Return each name whose digests differ, a rank that has that of most, and the ranks that have another; 0 is none.
+    """Return each name whose digests differ, a rank with the most frequent digest, and the ranks with another one.
+
+    Digest 0 means that the rank has no such text.
 
     Collective.
     """
@@ -142,12 +144,12 @@ def _first_difference(one: str, other: str) -> tuple[str, str]:
 
 
 def _way_out(own: str, other: str) -> str:
-    """Return what to do where a layer's switch, such as ``verbose = rank == 0``, is to differ."""
+    """Return what to do if a layer's switch, such as ``verbose = rank == 0``, must differ between ranks."""
     path, _, value = own.strip('"').rpartition(": ")
     if other.strip('"').rpartition(": ")[0] != path or value not in ("True", "False") or "." not in path:
         return ""
     name = path.rpartition(".")[2]
-    return f' If {name} changes no number, let its class say so: not_compared = ("{name}",).'
+    return f' If {name} changes no number, declare this in its class: not_compared = ("{name}",).'
 
 
 def _shortened(text: str, width: int = 200) -> str:

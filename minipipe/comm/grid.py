@@ -1,4 +1,4 @@
-"""The grid: ranks by three coordinates, for pipeline, data and tensor parallelism."""
+"""The device mesh: ranks by three coordinates, for pipeline, data and tensor parallelism."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from minipipe.errors import RankError, counted, of_kind, whole_number
 
 
 class Grid:
-    """The ranks of a group by three coordinates, and the groups along them. Making one is collective.
+    """A device mesh: the ranks of a group by three coordinates, and the groups along them. Making one is collective.
 
-    The ranks that share a layer are neighbours, then come replicas, then the ranks of a pipeline: rank
+    Tensor-parallel ranks are neighbours, then come replicas, then the ranks of a pipeline: rank
     ``(stage * data + replica) * tensor + part`` of ``group``, which has the ranks of a host side by side, whatever
-    the launcher did. So the ranks that talk most are on one host, where each has a multiple of ``tensor`` ranks;
-    otherwise there is a warning on rank 0.
+    the launcher did. So the ranks that communicate most are on one host if each host has a multiple of ``tensor``
+    ranks; otherwise there is a warning on rank 0.
 
     Parameters
     ----------
     group : ProcessGroup
         All ranks.
     pipeline, data, tensor : int
-        Ranks of a pipeline, replicas of it, and ranks that share each layer. Their product is the size of the group.
+        Ranks of a pipeline, its replicas, and tensor-parallel ranks. Their product is the size of the group.
     fully_sharded : bool
-        Whether each replica keeps only a share of the parameters, see :func:`minipipe.nn.fully_shard`. Also an
+        Whether each replica keeps only a shard of the parameters, see :func:`minipipe.nn.fully_shard`. Also an
         attribute.
 
     Attributes
     ----------
     group : ProcessGroup
-        All ranks, host by host in the order of their first ranks; the given group, if it has that order.
+        All ranks, host by host in the order of their first ranks; the argument itself, if it has that order.
     pipeline : ProcessGroup
         The ranks of all replicas with the same part of each layer, on which ``Pipeline(model, grid)`` runs.
     data : ProcessGroup
         The replicas of this rank: those at the same place of their pipelines, with the same part of each layer.
     tensor : ProcessGroup
-        The ranks that share each layer: the group of :func:`minipipe.nn.parallelise`.
+        The tensor-parallel ranks of this rank: the group of :func:`minipipe.nn.parallelise`.
     replicas : int
         The number of replicas.
     coordinates : tuple of int
@@ -49,7 +49,7 @@ class Grid:
     ------
     RankError
         Code ``wrong-number``, if the product is not the size of the group. Code ``disagreement``, on every rank,
-        where the ranks give other numbers, or another ``fully_sharded``.
+        if the ranks pass different numbers or a different ``fully_sharded``.
 
     References
     ----------
@@ -94,7 +94,7 @@ class Grid:
 
     @property
     def roles(self) -> dict[int, str]:
-        """By the number in the world of each rank, its coordinates in words."""
+        """The coordinates of each rank as a text, by its number in the world."""
         words = "pipeline rank {}, replica {}, part {}"
         return {name: words.format(*self.coordinates_of(rank)) for rank, name in enumerate(self.group.world_ranks)}
 
@@ -111,7 +111,7 @@ class Grid:
 
 
 def _by_host(group: ProcessGroup, hosts: list[str], tensor: int) -> ProcessGroup:
-    """Return a group with the ranks of each host side by side; warn where a layer is shared over a network."""
+    """Return a group with the ranks of each host side by side; warn if tensor-parallel ranks span a network."""
     places = [hosts.index(host) for host in hosts]
     if sorted(places) != places:
         group = cast(ProcessGroup, group.split(0, key=places[group.rank]))

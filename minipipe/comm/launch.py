@@ -1,4 +1,4 @@
-"""Starting a group: MPI where a launcher started several ranks, one rank otherwise; or ranks that are threads."""
+"""Starting a group: MPI if a launcher started several ranks, otherwise one rank; or ranks that are threads."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def init_process_group(*, timeout: float | None = None, blas_threads: int = 1) -
     manager, or without: either way an exception or ``sys.exit(n)`` on one rank ends every rank, with n.
 
     Children that the rank forks later, as data loaders do, end with it: wait for those whose work matters. They, and
-    other programs that a rank starts, are no ranks and cannot call this.
+    other programs that a rank starts, are not ranks and cannot call this.
 
     Parameters
     ----------
     timeout : float, optional
-        Seconds that a rank waits for another before the job ends, with a table of what every rank does and the rank
+        Seconds that a rank waits for another before the job ends, with a table of the state of every rank and the rank
         that blocks the others. By default the variable ``MINIPIPE_TIMEOUT``, or 300; may be infinite. The clock stops
         while a rank is in a debugger or the whole job is suspended. Starting may take 10 s in any case.
     blas_threads : int
@@ -132,7 +132,7 @@ def _this_process(size: int) -> RankProcess:
     from minipipe.comm.job.process import RankProcess
 
     rank = launcher_number(os.environ, RANK)
-    with suppress(Exception):  # where stderr is no file
+    with suppress(Exception):  # stderr may not be a file
         if not faulthandler.is_enabled():
             faulthandler.enable(all_threads=False)  # a crash in compiled code shows the Python lines that led there
     return RankProcess(rank, line_to_witness(rank, size, os.environ))
@@ -164,9 +164,9 @@ def spawn(
     timeout : float, optional
         Seconds that a wait may last; as for :func:`init_process_group`. A deadlock of all ranks is noticed at once.
     blas_threads : int
-        For each matrix product, on every rank alike.
+        Threads of each matrix product, the same on every rank.
     take_turns : bool
-        Run one rank at a time, and switch only where it waits: every run takes the same course. For debuggers.
+        Run one rank at a time, and switch only when it waits: every run takes the same course. For debuggers.
 
     Raises
     ------

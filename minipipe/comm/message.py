@@ -211,7 +211,7 @@ class Request(ABC):
         Parameters
         ----------
         timeout : float, optional
-            In seconds; the group's own by default.
+            In seconds; the group's timeout by default.
 
         Raises
         ------
@@ -277,7 +277,7 @@ class Done(Request):
 
 
 class Given(Request):
-    """The part of the root in a broadcast: its own array, once it is sent."""
+    """The root's part of a broadcast: its own array, once it is sent."""
 
     def __init__(self, array: np.ndarray, sends: list[Request]) -> None:
         self._array, self._sends = array, sends
@@ -298,7 +298,7 @@ def finish(requests: Iterable[Request], timeout: float | None = None) -> None:
 
 
 def chosen_timeout(argument: float | None) -> float:
-    """Return the timeout given, else that of the variable ``MINIPIPE_TIMEOUT``, else the default, in seconds.
+    """Return the timeout argument, else the value of ``MINIPIPE_TIMEOUT``, else the default, in seconds.
 
     Raises
     ------

@@ -3,12 +3,13 @@
 A message is a header and the bytes of one array: in one piece up to 32 KiB, otherwise in two.
 
 Sending. If ranks cannot read each other's memory, a large send progresses only while the sender is inside MPI. So a
-send gets about the time that its copy takes, in case the receiver is ready, and is otherwise finished later. Not in an
-exchange, where a receive from there is posted under the same tag and nothing has come: who still has to send is not
-ready. (A fixed 3 ms made pipelines of small messages five times slower, and was never better.)
+send gets about the time that its copy takes, in case the receiver is ready, and is otherwise finished later. It gets no
+time in an exchange: a receive from the same rank is posted under the same tag and nothing has come, so that rank, which
+still has to send, is not ready. (A fixed 3 ms made pipelines of small messages five times slower, and was never
+better.)
 
 Waiting. A spinning wait takes the core that another rank needs, and a sleeping loop around ``Test`` of a large receive
-moves one chunk at a time. So the receive that is posted beforehand is for the header, with room for a small array, and
+moves one chunk at a time. So the receive that is posted beforehand is for the header, with space for a small array, and
 is polled politely (yield, then short sleeps). The bytes of a large array are received in one blocking call once its
 header has arrived.
 
@@ -38,14 +39,14 @@ from minipipe.comm.message import HEADER_SIZE, Done, Expectation, Header, Reques
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.errors import ArgumentError, MessageError
 
-_YIELDS = 400  # looks before the sleeps begin (100 made two ranks 10 % slower)
+_YIELDS = 400  # polls before the sleeps begin (100 made two ranks 10 % slower)
 _INLINE = 1 << 15  # bytes of an array that travels with its header, in one message
 _SPARE = 16  # buffers of finished receives, kept for the next ones
 _DONE = Done()
 _SLEEPS = (20e-6, 100e-6)  # seconds, shortest and longest
 _SEND_PATIENCE = 0.25e-9  # seconds for each byte before a send is left to finish later
 _SLOWEST = 1e6  # bytes per second of the slowest link
-_LOOK_AROUND = 0.05  # seconds between looks for goodbyes, while waiting
+_LOOK_AROUND = 0.05  # seconds between checks for shutdown handshakes, while waiting
 _TAGS_BELOW_ZERO = 8  # the library's own; MPI's begin at zero
 
 
@@ -148,7 +149,7 @@ class MPIGroup(ProcessGroup):
     def withdraw(self) -> None:
         """Cancel the receives that are posted."""
         for request, _ in self._posted.values():
-            with suppress(MPI.Exception):  # where the group is revoked
+            with suppress(MPI.Exception):  # the group may be revoked
                 request.Cancel()
                 request.Wait()
         self._posted.clear()
@@ -200,7 +201,7 @@ class MPIGroup(ProcessGroup):
                         self._give_up(waited, is_over, timeout)
                         patience.renew()
                     self.job.attend()
-                    if peer_is_gone:  # and still no message, a while after its goodbye
+                    if peer_is_gone:  # and still no message, a while after its shutdown handshake
                         sentence = f"{waited}; but rank {titled(world_peer, roles)} has exited."
                         self.job.complain(world_peer, sentence)
                         raise MessageError("peer-left", sentence)
@@ -211,13 +212,13 @@ class MPIGroup(ProcessGroup):
     def _give_up(self, waited: str, is_over: Callable[[], bool], timeout: float | None) -> None:
         """Raise a timeout that names the rank to blame; return if the wait is to continue."""
         if timeout is not None:
-            raise MessageError("timeout", f"{waited}.")  # the caller's own limit, which it may handle
+            raise MessageError("timeout", f"{waited}.")  # the limit that the caller passed, which it may handle
         reports = self.job.judge(is_over)
         if reports is not None:
             raise MessageError("timeout", f"{waited}.\n{verdict(reports, self.activity.roles)}")
 
     def describe_ranks(self, roles: Mapping[int, str]) -> None:
-        """Tell messages, those about a killed rank too, what this program calls its ranks. Local."""
+        """Set the program's names for its ranks, for messages, also about a killed rank. Local."""
         super().describe_ranks(roles)
         self.job.process.describe(roles.get(self.name(), ""))
 

@@ -29,7 +29,7 @@ from minipipe.hints import Familiar, explain, with_hints
 
 
 class OwnTag(IntEnum):
-    """The tags of the library's own messages, below zero; those of users begin at zero."""
+    """The tags of the library's own messages, below zero; the tags of users begin at zero."""
 
     BROADCAST = -1
     GATHER = -2
@@ -53,7 +53,7 @@ class ProcessGroup(Familiar, ABC):
     size : int
         The number of ranks.
     timeout : float
-        Seconds that a wait may last, unless the call says otherwise.
+        Seconds that a wait may last, unless the call sets a limit.
     note : str
         A remark on times measured in this group.
     clock_offset : float
@@ -61,7 +61,7 @@ class ProcessGroup(Familiar, ABC):
     takes_device_arrays : bool
         Whether arrays in the memory of a GPU can be sent as they are.
     local_rank : int
-        The number of this rank on its host, if the launcher says so.
+        The number of this rank on its host, if the launcher reports it.
     world_ranks : sequence of int
         For each rank of this group its number among all ranks that were started, which error messages use.
     world_size : int
@@ -94,7 +94,7 @@ class ProcessGroup(Familiar, ABC):
         self._resources = ExitStack()
         self._under_way: deque[Receive] = deque()  # of ibroadcast
 
-    # -- copies: a group is no value, so copies of what refers to it, such as a layer or a loss, share it -------------
+    # -- copies: a group is not a value, so copies of objects that refer to it, such as a layer or a loss, share it ---
 
     def __copy__(self) -> Self:
         return self
@@ -121,7 +121,7 @@ class ProcessGroup(Familiar, ABC):
         """Wait for a message, check it, and return its array."""
 
     def has_arrived(self, source: int, tag: int) -> bool:
-        """Return whether a message has arrived for which a receive was started; False where nobody can tell. Local.
+        """Return whether a message has arrived for which a receive was started; False if this is unknown. Local.
 
         Examples
         --------
@@ -155,10 +155,10 @@ class ProcessGroup(Familiar, ABC):
         Parameters
         ----------
         array : array
-            Of numbers, with at most 8 axes; its shape and dtype travel along. One of another module than NumPy only
-            where the group ``takes_device_arrays``.
+            Of numbers, with at most 8 axes; its shape and dtype travel along. Arrays of another module than NumPy are
+            accepted only if the group ``takes_device_arrays``.
         destination : int
-            A rank; oneself is allowed.
+            A rank; the sender itself is allowed.
         tag : int
             At least 0. Messages of one sender and one tag arrive in order.
         step : int
@@ -215,7 +215,7 @@ class ProcessGroup(Familiar, ABC):
         what : str
             A description of the message, for the error of a timeout.
         allocate : function
-            ``(shape, dtype) -> array`` for what arrives.
+            ``(shape, dtype) -> array`` for the arriving array.
 
         Examples
         --------
@@ -247,7 +247,7 @@ class ProcessGroup(Familiar, ABC):
         tag : int
             At least 0.
         timeout : float, optional
-            In seconds; the group's own by default.
+            In seconds; the group's timeout by default.
 
         Raises
         ------
@@ -274,7 +274,7 @@ class ProcessGroup(Familiar, ABC):
         """Wait for an array and return it.
 
         Local; the partner is ``source``, which sends with the same tag. Shape and dtype come with the message; if
-        ``out`` is given, they must be its own, and it is filled.
+        ``out`` is given, it must have this shape and dtype, and it is filled.
 
         Parameters
         ----------
@@ -284,7 +284,7 @@ class ProcessGroup(Familiar, ABC):
             At least 0.
         out : array, optional
         timeout : float, optional
-            In seconds; the group's own by default.
+            In seconds; the group's timeout by default.
 
         Raises
         ------
@@ -318,7 +318,7 @@ class ProcessGroup(Familiar, ABC):
         Parameters
         ----------
         array : array
-            On the root, what is sent. On other ranks None, or an array of the same shape and dtype to be filled.
+            On the root, the array to send. On other ranks None, or an array of the same shape and dtype to be filled.
         root : int
             A rank.
         what : str
@@ -365,7 +365,7 @@ class ProcessGroup(Familiar, ABC):
         Parameters
         ----------
         array : array
-            On the root, what is sent and ``wait()`` returns; not to be changed before that. None on other ranks.
+            On the root, the array to send, which ``wait()`` returns; unchanged until then. None on other ranks.
         root : int
             A rank.
         step : int
@@ -393,7 +393,7 @@ class ProcessGroup(Familiar, ABC):
                     try:
                         first.wait(timeout)
                     except MessageError:
-                        if self._under_way[0] is first:  # not arrived; any other error belongs to its own wait()
+                        if self._under_way[0] is first:  # not arrived; any other error belongs to that message's wait()
                             raise
                 return self._take(expected, timeout)
 
@@ -485,7 +485,7 @@ class ProcessGroup(Familiar, ABC):
         exchange(self, np.zeros(0), distances, OwnTag.BARRIER, "a barrier")
 
     def split(self, color: int | None, key: int = 0) -> ProcessGroup | None:
-        """Divide the ranks: those that give the same color form a group of their own.
+        """Divide the ranks: ranks with the same color form a new group.
 
         Collective. In the new group ranks are ordered by key, then by their rank here.
 
@@ -498,7 +498,7 @@ class ProcessGroup(Familiar, ABC):
         Raises
         ------
         ArgumentError
-            Code ``value``, for another color, such as those of all ranks.
+            Code ``value``, for an invalid color, such as a list with the color of every rank.
 
         Examples
         --------
@@ -535,7 +535,7 @@ class ProcessGroup(Familiar, ABC):
         return self.world_ranks[self.rank if rank is None else rank]
 
     def describe_ranks(self, roles: Mapping[int, str]) -> None:
-        """Tell messages about ranks what this program calls them, by their numbers in the world. Local.
+        """Set the program's names for ranks, for messages, by their numbers in the world. Local.
 
         Examples
         --------
@@ -561,7 +561,7 @@ class ProcessGroup(Familiar, ABC):
         return f"{self._num_programs} of {self.name(0)}-{self.name(self.size - 1)}"
 
     def next_serial(self) -> int:
-        """Return 1, 2, … by turns: a number for something that all ranks make in the same order. Local.
+        """Return 1, 2, … in successive calls: a number for an object that all ranks make in the same order. Local.
 
         Examples
         --------
@@ -589,7 +589,7 @@ class ProcessGroup(Familiar, ABC):
         return time.perf_counter() + self.clock_offset
 
     def align_clocks(self, rounds: int = 10) -> None:
-        """Align the clocks with that of rank 0.
+        """Align the clocks with the clock of rank 0.
 
         Collective. Each rank asks rank 0 for the time; of several answers the quickest counts, as in Cristian 1989,
         "Probabilistic clock synchronization".
@@ -697,7 +697,7 @@ class ProcessGroup(Familiar, ABC):
 def exchange(
     group: ProcessGroup, array: np.ndarray, distances: Iterable[int], tag: OwnTag, what: str
 ) -> list[np.ndarray]:
-    """Send an array to the ranks at some distances ahead, and return those of the ranks as far behind, cyclically.
+    """Send an array to the ranks at some distances ahead; return the arrays of the ranks as far behind, cyclically.
 
     Collective, a round for each distance: a rank sends in the next one when it has received in this one.
     """

@@ -55,7 +55,7 @@ class Switchboard:
             self.changed.notify_all()
 
     def letters(self, *box: Any) -> deque[tuple[Header, np.ndarray]]:
-        """Return what lies in a box; only its rank takes letters out, and needs no lock for it."""
+        """Return the contents of a box; only its rank takes messages out, so this needs no lock."""
         with self.changed:
             return self.mailboxes[box]
 

@@ -34,7 +34,7 @@ class ThreadGroup(ProcessGroup):
     ['<ThreadGroup: rank 0 of 2>', '<ThreadGroup: rank 1 of 2>']
     """
 
-    takes_device_arrays, note = True, "thread ranks share one interpreter: times are not those of real ranks"
+    takes_device_arrays, note = True, "thread ranks share one interpreter: times differ from real ranks"
 
     def __init__(
         self, switchboard: Switchboard, members: list[int], rank: int, timeout: float, name: tuple = ()
@@ -42,8 +42,8 @@ class ThreadGroup(ProcessGroup):
         super().__init__(rank, len(members), timeout)
         self._switchboard = switchboard
         self.activity = switchboard.activities[members[rank]]
-        self._members = self.world_ranks = members  # by rank here: the number of the thread
-        self._name = name  # tells the messages of one group from those of another
+        self._members = self.world_ranks = members  # the number of the thread, by rank in this group
+        self._name = name  # distinguishes the messages of this group from others
         self._num_splits = 0  # calls of ProcessGroup.split
 
     def _post_send(self, header: Header, array: np.ndarray, destination: int, tag: int) -> Request:

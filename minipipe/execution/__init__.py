@@ -1,4 +1,4 @@
-"""One rank's part of a step: what goes in, which layers are here, what runs, and what comes out."""
+"""One rank's part of a step: inputs, layers, computations and results."""
 
 from minipipe.execution.objective import BatchLoss, PendingLoss
 from minipipe.execution.samples import Microbatches, Replicated, split_microbatches

@@ -19,13 +19,13 @@ class Batch:
     Attributes
     ----------
     call : str
-        The method that it was given to.
+        The method that received it.
     slices : list of slice
         The microbatches, along the first axis.
     inputs : Samples, Pieces, Portion or None
-        Arrays of shape (samples, ...), where this rank has the first stage.
+        Arrays of shape (samples, ...), if this rank has the first stage.
     objective : BatchObjective
-        What the last stage does with its outputs; where this rank has that, it has the targets.
+        Processes the outputs on the last stage; if this rank has that stage, it also holds the targets.
     step : int
         The number of this call of step, evaluate or predict. It travels with every message, so that ranks out of step
         are noticed.
@@ -37,7 +37,7 @@ class Batch:
     inputs_require_grad : bool
         Whether to compute the gradients of the inputs.
     num_slices : int
-        Into how many slices each of its sequences was cut.
+        The number of slices into which each of its sequences is divided.
     """
 
     call: str
@@ -55,7 +55,7 @@ class Batch:
         """Return a microbatch of the inputs, as the first stage takes it."""
         assert self.inputs is not None
         part = self.inputs.cut(self.slices[microbatch])
-        assert part is not None  # intake has looked
+        assert part is not None  # intake has checked this
         wanted = [False] * len(part.arrays)
         if self.inputs_require_grad:
             wanted = [backend.is_floating(array.dtype) for array in part.arrays]
@@ -67,7 +67,7 @@ class Batch:
         return [array for given in (self.inputs, self.objective.targets) if given is not None for array in given.arrays]
 
     def input_gradients(self, by_microbatch: dict[int, Payload]) -> Any:
-        """Take out the gradients of the inputs, in their form, where they are wanted and this rank has the inputs."""
+        """Take out the gradients of the inputs, as their pytree, if they are requested and this rank has the inputs."""
         if not self.inputs_require_grad or not isinstance(self.inputs, Samples | Pieces):
             return None
         gradients = [by_microbatch.pop(k).arrays for k in range(len(self.slices))]

@@ -1,4 +1,4 @@
-"""The schedule of a plan: what was given by name, as a file or as a table, for a number of ranks and of replicas."""
+"""The schedule of a plan, from a name, a file or a table, for a number of ranks and of replicas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _resolved(
     num_microbatches: int | None,
     chunks_per_rank: int | None,
 ) -> Schedule | Program:
-    """Return the schedule that was given, named or written in a file, after checking that the numbers fit it."""
+    """Return the schedule, from its name or file if necessary, after checking that the numbers fit it."""
     if isinstance(schedule, Path) or (isinstance(schedule, str) and schedule.endswith((".csv", ".txt"))):
         schedule = read_schedule(schedule)
     if not isinstance(schedule, Schedule | Program):
@@ -57,7 +57,7 @@ def replicated(
     if replicas == 1 and (not found.has_replicas or REDUCE_GRAD in found.kinds):
         return found
     if isinstance(found, Program):
-        message = f"{found.name} has sends and receives; replicas need its computations alone, schedule.schedule."
+        message = f"{found.name} has sends and receives; replicas need only its computations: schedule.schedule."
         raise ScheduleError.of(ScheduleCode.NOT_A_SCHEDULE, message)
     verify(found)
     if not found.is_forward_only:
@@ -78,13 +78,13 @@ def ranks_of_each(num_ranks: int, replicas: int) -> int:
 
 
 def checked_blocks(given: int | None, schedule: Schedule | Program) -> int:
-    """Return the number of blocks of microbatches whose gradients are added apart: by default one for each replica.
+    """Return the number of blocks of microbatches whose gradients are summed separately: one per replica by default.
 
     Raises
     ------
     ArgumentError
-        Code ``value``, if the replicas of some stage cannot have equally many, or if these would not add up in
-        pairs of their own.
+        Code ``value``, if the replicas of some stage cannot have equally many, or if the blocks of a replica would
+        not add up in separate pairs.
     """
     replicas = [len(schedule.ranks_of(stage)) for stage in range(schedule.num_stages)]
     if given is None:
@@ -103,7 +103,7 @@ def checked_blocks(given: int | None, schedule: Schedule | Program) -> int:
 def schedule_of_modules(
     num_modules: int, num_ranks: int, schedule: str | Path | Schedule | Program | None, num_microbatches: int | None
 ) -> Schedule | Program:
-    """Return the schedule that was given, or is the default, with a stage for each module."""
+    """Return the schedule argument, or the default, with a stage for each module."""
     if num_modules < 1:
         raise RankError("wrong-number", "There is no module; expected at least one for the stages of the pipeline.")
     chunks = -(-num_modules // num_ranks)

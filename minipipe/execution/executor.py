@@ -2,10 +2,10 @@
 
 File 5 of 12 on the first path through the code (README.md):
 after ``schedules/analysis/lowering.py``, before ``execution/stage.py``. Begin at ``_forward``, then return to ``run``.
-Not on the path: a ``Batch`` has this rank's inputs and targets, and the ``objective``, which is the loss with each
-microbatch's share of it; a ``Payload`` has the arrays of a value, which of them want a gradient, and the form of their
-bundle (None for one array); a ``Record`` is what a run leaves behind, and ``activity`` the position of the rank, for
-error messages.
+Not on the path: a ``Batch`` has this rank's inputs and targets, and the ``objective``, which is the loss with the
+weight of each microbatch; a ``Payload`` has the arrays of a value, which of them require a gradient, and the structure
+of their pytree (None for one array); a ``Record`` is the result of a run, and ``activity`` the position of the rank,
+for error messages.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Observer(Protocol):
     """Observes a run: its memory, its times on a core, its values. A run without observers pays nothing for them."""
 
     def watch(self, action: Action, step: Step) -> Step:
-        """Return a step that does the same, observed; or the step itself, where there is nothing to observe."""
+        """Return a handler that does the same, observed; or the handler itself, if there is nothing to observe."""
 
 
 class Executor:
@@ -98,7 +98,7 @@ class Executor:
         self._forget()
 
     def run(self, batch: Batch, *observers: Observer, finishes_sends: bool = True) -> Record:
-        """Run the program once. Collective: every rank runs its own, and exchanges messages with neighbouring stages.
+        """Run the program once. Collective: every rank runs its part, and exchanges messages with neighbouring stages.
 
         Sends that do not have to finish now finish, at the latest, at the end of the next run.
         """
@@ -221,7 +221,7 @@ class Executor:
         return 2 * pair + (value.direction is Direction.BACKWARD)
 
 
-_METHODS: dict[Any, Any] = dict.fromkeys(ActionKind, lambda *_: lambda *_: None)  # what an observer runs: sums.py, …
+_METHODS: dict[Any, Any] = dict.fromkeys(ActionKind, lambda *_: lambda *_: None)  # observers run the others: sums.py, …
 _METHODS |= {F: Executor._forward, B: Executor._backward, I: Executor._backward, W: Executor._backward_weight}
 _METHODS |= {SEND_F: Executor._send, SEND_B: Executor._send, RECV_F: Executor._receive, RECV_B: Executor._receive}
 

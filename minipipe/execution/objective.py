@@ -34,12 +34,12 @@ Where = bool | Literal["everywhere"]
 
 
 class BatchObjective:
-    """The results that a call wants of the last stage, where it is called for each microbatch.
+    """The results that a call requests from the last stage, which is called for each microbatch.
 
     Parameters
     ----------
     loss : function, optional
-        ``(outputs, targets) -> Tensor`` with one element. Without one only the outputs are of interest.
+        ``(outputs, targets) -> Tensor`` with one element. Without it, only the outputs are computed.
     loss_weight : function, optional
         ``targets -> number``, instead of the loss' own ``weight``.
     metrics : mapping of str to function, optional
@@ -47,9 +47,9 @@ class BatchObjective:
     outputs : bool or "everywhere"
         Whether to keep the outputs, for the rank of the last stage or for every rank.
     scale : float
-        Of the gradients, not of the loss.
+        Factor of the gradients, not of the loss.
     division : OutputDivision, optional
-        Where ranks share layers: whether a rank has all outputs, or a part of them.
+        For tensor-parallel ranks: whether a rank has all outputs, or a part of them.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class BatchObjective:
         Codes ``type`` and ``value``.
     """
 
-    num_microbatches: int | None = None  # where they are others than the schedule's
+    num_microbatches: int | None = None  # if they differ from the schedule's number
 
     def __init__(
         self,
@@ -99,12 +99,12 @@ class BatchObjective:
 
     @property
     def is_given(self) -> bool:
-        """Whether the gradient of the outputs is given. Then the loss itself has no meaning."""
+        """Whether the gradient of the outputs is an argument. Then the loss itself has no meaning."""
         return isinstance(self._loss, GivenGradient)
 
     @property
     def needs_targets(self) -> bool:
-        """Whether targets must be given."""
+        """Whether targets are required."""
         return self.has_loss and not (isinstance(self._loss, GivenGradient) and self._loss.is_function)
 
     @property
@@ -125,9 +125,9 @@ class BatchObjective:
     def begin(
         self, slices: Sequence[slice], targets: Samples | Pieces | Portion | None, exchange: Exchange | None = None
     ) -> None:
-        """Take the microbatches of a batch, and its targets; with some of them here, exchange weights with other ranks.
+        """Take the microbatches of a batch, and its targets; if some are here, exchange weights with other ranks.
 
-        Collective among the ranks of the last stage where there is such a function.
+        Collective among the ranks of the last stage if there is an ``exchange`` function.
         """
         self.targets, self._num_samples = targets, slices[-1].stop
         self.parts = None if targets is None else [targets.cut(part) for part in slices]
@@ -142,7 +142,7 @@ class BatchObjective:
     def of(
         self, microbatch: int, outputs: Bundle | WithLosses, arrays: list[Any] | None
     ) -> tuple[Tensor | None, float]:
-        """Return the loss and its seed, for these arrays as the targets if they are given."""
+        """Return the loss and its seed, with these arrays as the targets if there are any."""
         outputs, auxiliary = outputs if isinstance(outputs, WithLosses) else (outputs, None)
         targets = None if self.parts is None else self.parts[microbatch]
         if targets is not None and arrays is not None:
@@ -165,7 +165,7 @@ class BatchObjective:
             if isinstance(self._loss, GivenGradient):  # a sum; an auxiliary loss is a mean over the batch all the same
                 auxiliary = auxiliary * (tensors_in(outputs)[0].shape[0] / self._num_samples)
             loss = AuxiliaryLosses([auxiliary]).added_to(loss)
-        return loss, self.note(microbatch, backend.to_numpy(loss.data).item())  # read apart from what is captured
+        return loss, self.note(microbatch, backend.to_numpy(loss.data).item())  # read outside the captured computation
 
     def note(self, microbatch: int, loss: float) -> float:
         """Note the loss of a microbatch; return the gradient with which its backward begins."""
@@ -174,7 +174,7 @@ class BatchObjective:
 
     @property
     def replayable_loss(self) -> Any:
-        """The loss, if a replayed script may compute it: one of minipipe's own, and it alone was asked for; or None."""
+        """The loss, if a replayed program may compute it: minipipe's, with no other result requested; or None."""
         loss = self._loss
         own = type(loss).__module__ == "minipipe.nn.losses" or getattr(type(loss), "is_replayable", False)
         own = own and not {"forward", "compute", "__call__"} & getattr(loss, "__dict__", {}).keys()
@@ -206,20 +206,20 @@ class BatchObjective:
         return twin
 
     def found(self) -> dict[str, Any]:
-        """Return what was found for the microbatches of this rank, as a tree for :meth:`take` of another replica."""
+        """Return the results for the microbatches of this rank, as a tree for :meth:`take` of another replica."""
         outputs = [(k, payload.to_message()) for k, payload in self.outputs.items()]
         return {"losses": [*self.losses.items()], "measured": [*self._measured.items()], "outputs": outputs}
 
     def take(self, found: Mapping[str, Any]) -> None:
-        """Add what another replica found for its microbatches."""
+        """Add the results of another replica for its microbatches."""
         self.losses.update(found["losses"])
         self._measured.update(found["measured"])
         self.outputs.update((k, Payload.from_message(message)) for k, message in found["outputs"])
 
     def numbers(self, *others: float) -> np.ndarray:
-        """Return the loss of the batch, those of its microbatches, its metrics and other numbers, in one array.
+        """Return the losses of the batch and of its microbatches, its metrics and other numbers, in one array.
 
-        The sums ascend through the microbatches, whatever the order in which these were computed.
+        The sums ascend through the microbatches, in whatever order these were computed.
         """
         order = sorted(self.losses)
         # A microbatch that does not count may have a loss that is not a number, such as a mean over nothing.
@@ -231,7 +231,7 @@ class BatchObjective:
 
     @staticmethod
     def _mean(found: Sequence[tuple[float, float | None, float]]) -> float:
-        """Return the mean of a metric's values by its own weights or, without, what they add up to by their shares."""
+        """Return the mean of a metric by its weights or, without any, the sum weighted as the loss."""
         if all(weight is None for _, weight, _ in found):
             return added(value * share for value, _, share in found if share)
         weighted = [(value, weight) for value, weight, _ in found if weight]
@@ -251,7 +251,7 @@ def _check_asked(metrics: Any, outputs: Any, scale: Any) -> None:
 
 
 def added(numbers: Iterable[float]) -> float:
-    """Return the sum, from left to right. Python's own compensates for rounding since 3.12, and so has other bits.
+    """Return the sum, from left to right. Python's ``sum`` compensates for rounding since 3.12, so its bits differ.
 
     Examples
     --------
@@ -262,13 +262,13 @@ def added(numbers: Iterable[float]) -> float:
 
 
 def _beside(tensor: Tensor, given: Any) -> Tensor:
-    """Return what was given as a constant in the module and the dtype of a tensor."""
+    """Return the argument as a constant in the module and the dtype of a tensor."""
     array, own = Tensor(given).data, tensor.data
     return record(backend.moved(array, backend.array_module(own), backend.numpy_dtype(own.dtype)))
 
 
 def _measured(name: str, found: Any) -> tuple[float, float | None]:
-    """Return what a metric, or another function of a microbatch, found, and the weight that it gave to it, if any."""
+    """Return the result of a metric, or of another function of a microbatch, and its weight, if any."""
     value, weight = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     try:
         return float(value), None if weight is None else float(weight)
@@ -291,20 +291,20 @@ def shares(
     targets: Sequence[Samples | None] | None,
     exchange: Exchange | None = None,
 ) -> list[float]:
-    """Return each microbatch's share of the loss of the batch: by its weight or, without one, by its samples.
+    """Return each microbatch's weight in the loss of the batch: by its own weight or, without one, by its samples.
 
     Parameters
     ----------
     slices : sequence of slice
     loss : function
-        May have a method ``weight(targets)``, for what its mean is over, and a ``reduction``: if that is ``"sum"``,
-        each share is 1.
+        May have a method ``weight(targets)``, the number of items in its mean, and a ``reduction``: if that is
+        ``"sum"``, each weight is 1.
     weight : function, optional
-        Instead of the loss' own.
+        Replaces the loss' own weight.
     targets : sequence of Samples, optional
-        Those of each microbatch. Not needed where the loss is a sum, or has no weight. None for those of other ranks.
+        The targets of each microbatch, None on other ranks. Not needed if the loss is a sum, or has no weight.
     exchange : function, optional
-        Returns all weights, where it is given those of this rank, and None for the others.
+        Takes the weights of this rank, with None for the others, and returns all weights.
 
     Raises
     ------
@@ -342,7 +342,7 @@ def _shared_out(weights: Sequence[float]) -> list[float]:
 
 
 class GivenGradient:
-    """A loss whose gradient is given: the sum of the products of the outputs and their gradients.
+    """A loss with a prescribed gradient: the sum of the products of the outputs and their gradients.
 
     Parameters
     ----------
@@ -374,7 +374,7 @@ class GivenGradient:
         shapes = [None if array is None else array.shape for array in arrays]
         expected = [tensor.shape for tensor in tensors]
         if any(shape not in (None, own) for shape, own in zip(shapes, expected)):
-            message = f"The outputs of a microbatch have shapes {expected}; the gradients given have {shapes}."
+            message = f"The outputs of a microbatch have shapes {expected}; the gradients have {shapes}."
             raise TensorError(
                 "shape", f"{message} Expected one for each, of the same shape (or None, from a function)."
             )
@@ -391,16 +391,16 @@ class GivenGradient:
 
 
 class BatchLoss(float, Familiar):
-    """The loss of a batch: a float, with what else was asked for. The numbers are the same on every rank.
+    """The loss of a batch: a float, with the other results of the call. The numbers are the same on every rank.
 
     Attributes
     ----------
     losses : tuple of float
-        Of each microbatch.
+        The loss of each microbatch.
     metrics : dict of str to float
-        Over the microbatches, the means by the weights that the losses have; sums, if the loss is a sum.
-    outputs : array of shape (samples, ...), bundle, or None
-        As :meth:`minipipe.Pipeline.predict` returns them, on the ranks that were to have them.
+        Over the microbatches, the means by the weights of the losses; sums, if the loss is a sum.
+    outputs : array of shape (samples, ...), pytree, or None
+        As :meth:`minipipe.Pipeline.predict` returns them, on the ranks that receive them.
 
     Examples
     --------
@@ -435,7 +435,7 @@ class BatchLoss(float, Familiar):
 
     @classmethod
     def read(cls, numbers: list[float], num_microbatches: int, metrics: Iterable[str], outputs: Any) -> BatchLoss:
-        """Return the loss of what :meth:`BatchObjective.numbers` wrote, for the metrics that all ranks ask for."""
+        """Return the loss from the array of :meth:`BatchObjective.numbers`, for the metrics that all ranks request."""
         (loss, *losses), values = numbers[: 1 + num_microbatches], numbers[1 + num_microbatches :]
         return cls(loss, losses, dict(zip(metrics, values)), outputs)
 

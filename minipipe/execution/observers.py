@@ -56,12 +56,12 @@ class StackedWeights:
 
 
 def observers_of(row: Sequence[Action], stacks_weights: bool) -> list[Observer]:
-    """Return the observers of a row that trains: what it offloads, stacks, and writes about itself."""
+    """Return the observers of a training row: offloading, stacking, and debug output."""
     return [*Offloading(row).observers, *([StackedWeights(row)] if stacks_weights else ()), *journal()]
 
 
 def journal() -> tuple[Observer, ...]:
-    """Return the observers that ``MINIPIPE_DEBUG`` asks for: a :class:`Journal`, or none."""
+    """Return the observers that ``MINIPIPE_DEBUG`` requests: a :class:`Journal`, or none."""
     return () if os.environ.get("MINIPIPE_DEBUG", "0") in ("", "0") else (Journal(),)
 
 
@@ -92,8 +92,8 @@ class MemoryMeter:
     Attributes
     ----------
     held_bytes : dict of Action to (int, int)
-        By computation, the bytes that its stage held after it, and at most while it recomputed something (0 where it
-        did not).
+        By computation, the bytes that its stage held after it, and the most during a recomputation (0 if it did not
+        recompute).
     """
 
     def __init__(self, not_counted: Sequence[Array]) -> None:
@@ -129,7 +129,7 @@ class MemoryMeter:
     def measure(self, action: Action, stage: Stage) -> tuple[tuple[int, int], tuple[int, int]]:
         """Return the bytes held after an action, and at most while it ran: by its stage, and by all stages.
 
-        For its stage, the second is 0 where nothing was recomputed. An array that two stages hold counts for both.
+        For its stage, the second is 0 if nothing was recomputed. An array that two stages hold counts for both.
         """
         before = self._held.get(action.stage, 0)
         after = self._held[action.stage] = self._bytes_of(stage.held, stage)

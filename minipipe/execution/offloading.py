@@ -1,15 +1,15 @@
-"""R, O and L, run: activations that are computed again, or kept in a file, between a forward and its backward.
+"""The actions R, O and L: activations are computed again, or kept in a file, between a forward and its backward.
 
 An observer of the executor runs these actions. A forward whose microbatch has an R records nothing but its inputs
-(:class:`minipipe.nn.Recompute`), and R computes the graph that the backward will find. O takes the arrays out of a
-graph, to be written by a thread; L has them read again, and the backward waits for that::
+(:class:`minipipe.nn.Recompute`), and R computes the graph for the backward. O takes the arrays out of a graph, and a
+thread writes them; L has them read again, and the backward waits for that::
 
     rank     0F0   0O0      0F1      0F2   0L0     0B2   0B0
-    thread         |-- writes --|          |-- reads --| ^ waits, if they are not there yet
+    thread         |-- writes --|          |-- reads --| ^ waits, if they have not arrived yet
 
-Values and bits stay as they are: an array that comes back has the bytes and the strides that it had. What is no
+Values and bits stay as they are: an array that comes back has its old bytes and strides. Everything that is not an
 activation stays in memory: parameters, also those that a fully sharded layer has for a moment, arrays that layers keep,
-and inputs of the batch. So does what an object refers to that is no tensor, container, closure or partial function.
+and inputs of the batch. So do arrays inside objects other than tensors, containers, closures and partial functions.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ class Offloading:
 
     def __init__(self, row: Sequence[Action]) -> None:
         self.observers = (self,) if any(kind in (R, O, L) for _, kind, _ in row) else ()
-        self._away: dict[_Place, tuple[Parked, Any]] = {}  # with what the stage holds of it otherwise
+        self._away: dict[_Place, tuple[Parked, Any]] = {}  # with the stage's own record of the microbatch
         self._threads = ThreadPoolExecutor(1)  # which begins with the first O
-        # By stage and microbatch that has an O, the action that needs its arrays: what follows its L.
+        # By stage and microbatch that has an O, the action that needs its arrays: the one after its L.
         self._needed_by = {}
         for stage, _, k in (action for action in row if action.kind is O):
             later = (a for a in row if a.kind in (R, B, I) and a[::2] == (stage, k))
             self._needed_by[stage, k] = next(later)
 
     def watch(self, action: Action, step: Step) -> Step:
-        """Return a step that runs R, O or L; or a backward that first waits for what it needs."""
+        """Return a handler that runs R, O or L; or a backward that first waits for its arrays."""
         stage, kind, k = action
 
         def recompute(executor: Executor, batch: Batch) -> None:
@@ -114,7 +114,7 @@ class Parked:
     """The arrays of a graph, in a file. The graph refers to stand-ins until they are put back.
 
     Layers and other graphs may refer to the same functions, tensors and containers. So none of these is changed: the
-    graph gets copies of those that lead to an array that is taken out.
+    graph gets copies of the objects that lead to an array that is taken out.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ class Parked:
         self._nodes = behind(roots)
         self._own_cells: list[CellType] = []
         self._buffers: dict[int, np.ndarray] = {}
-        self._copies: dict[int, tuple[Any, Any]] = {}  # by identity: a function or a cell, and what replaces it
+        self._copies: dict[int, tuple[Any, Any]] = {}  # by identity: a function or a cell, and its replacement
         self._replace(self._taken_out)
         buffers = list(self._buffers.values())
         self._buffers.clear()
@@ -146,7 +146,7 @@ class Parked:
         return sum(self._sizes)
 
     def read(self) -> None:
-        """Begin to read, behind what is to be written."""
+        """Begin to read, after pending writes."""
         self._done = self._threads.submit(_read, self._done, self._file, self._sizes)
 
     def put_back(self) -> None:
@@ -157,7 +157,7 @@ class Parked:
         self._replace(partial(_put_back, buffers))
 
     def _replace(self, change: Callable[[Any], Any]) -> None:
-        """Replace what the vjps of the graph refer to."""
+        """Replace the objects that the vjps of the graph refer to."""
         for node in self._nodes:
             if isinstance(node, RecomputedNode) and node.recomputation is not None:
                 recomputation = node.recomputation
@@ -231,7 +231,7 @@ def _with_data(tensor: Tensor, data: Any) -> Tensor:
 
 
 def _put_back(buffers: Sequence[np.ndarray], item: Any) -> Any:
-    """Return the array that something stands for; anything else as it is."""
+    """Return the array for which a stand-in was made; any other item as it is."""
     if type(item) is Tensor:
         return _with_data(item, _put_back(buffers, item.data))
     if not isinstance(item, _Seen):
@@ -245,6 +245,6 @@ def _write(file: IO[bytes], buffers: Iterable[np.ndarray]) -> None:
 
 
 def _read(written: Future[Any], file: IO[bytes], sizes: Iterable[int]) -> list[np.ndarray]:
-    written.result()  # raises what went wrong there, such as a full disk
+    written.result()  # raises an error of the writing thread, such as a full disk
     file.seek(0)
     return [np.frombuffer(bytearray(file.read(size)), np.uint8) for size in sizes]

@@ -1,8 +1,8 @@
-"""Whether a rank has all of a model's outputs, where several ranks share its layers; and what that asks of a loss.
+"""Whether a tensor-parallel rank has all of a model's outputs, and which losses are legal for them.
 
 A head that is divided among ranks leaves each of them a part of the scores, which looks like whole scores of fewer
-classes. A loss for the other kind computes a wrong number without an error. The last layers say which kind it is; where
-code of one's own comes last, the values that the ranks have do.
+classes. A loss for the other kind computes a wrong number without an error. The last layers determine the kind; if
+custom code comes last, the values on the ranks determine it.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ class Division(Enum):
 
 @dataclass(frozen=True)
 class OutputDivision:
-    """How the outputs of a model are divided among the ranks that share its layers.
+    """The division of a model's outputs among tensor-parallel ranks.
 
     Attributes
     ----------
     group : ProcessGroup
         These ranks, at least two.
     division : Division
-        What each of them has.
+        The part of the outputs that each of them has.
     taken : Division
-        What the loss is for. A function of one's own may be for either.
+        The division that the loss expects. A custom function may expect either.
     """
 
     group: ProcessGroup
@@ -82,7 +82,7 @@ class OutputDivision:
         return self.division is Division.WHOLE
 
     def marked(self, outputs: Bundle) -> Bundle:
-        """Return the outputs of a microbatch as its loss takes them: one that is not for them refuses the mark."""
+        """Return the outputs of a microbatch as its loss takes them: a loss of the other kind refuses the mark."""
         if not isinstance(outputs, Tensor) or self.division is Division.UNKNOWN:
             return outputs
         return marked(outputs, self.group, is_whole=self.division is Division.WHOLE)
@@ -90,7 +90,7 @@ class OutputDivision:
     def check_whole(self, outputs: Bundle) -> None:
         """Refuse outputs that differ from rank to rank, for a loss of whole ones. Collective, unless they are known.
 
-        A loss of parts looks at them itself.
+        A loss of parts checks them itself.
 
         Raises
         ------
@@ -100,11 +100,11 @@ class OutputDivision:
         if self.division is not Division.UNKNOWN or self.taken is not Division.WHOLE:
             return
         if not all(are_same(tensor.data, self.group) for tensor in tensors_in(outputs)):
-            message = f"The outputs differ on the {self.group.size} ranks that share the layers, and the loss takes"
+            message = f"The outputs differ on the {self.group.size} tensor-parallel ranks, but the loss takes"
             raise TensorError("divided", f"{message} whole ones. {_TO_GATHER}")
 
     def check_loss(self, loss: float) -> None:
-        """Refuse losses of a microbatch that differ from rank to rank: those of parts, by a function of one's own.
+        """Refuse losses of a microbatch that differ from rank to rank, which a custom function computed of parts.
 
         Collective, unless outputs or loss are known.
 
@@ -116,38 +116,38 @@ class OutputDivision:
         if self.is_certain or self.taken is not Division.UNKNOWN:
             return
         if not are_same(np.array([loss]), self.group):
-            message = f"The ranks that share the layers have other losses than {loss} for a microbatch; expected one."
+            message = f"The tensor-parallel ranks have other losses than {loss} for a microbatch; expected one loss."
             raise TensorError("divided", f"{message} {_TO_GATHER}")
 
     def whole(self, outputs: Bundle) -> list[Array]:
-        """Return the arrays of outputs, joined from the part of each rank. Collective, unless all are known as whole.
+        """Return the arrays of outputs, concatenated from all ranks. Collective, unless they are known as whole.
 
         Raises
         ------
         TensorError
-            Code ``divided``, if this rank may have parts of some outputs, and nothing says of which; and if it
-            has all, and the loss is for parts.
+            Code ``divided``, if this rank may have parts of some outputs but it is unknown of which; and if it has
+            whole outputs, and the loss is for parts.
         """
         arrays = [tensor.data for tensor in tensors_in(outputs)]
         is_part = isinstance(outputs, DistributedTensor) and not outputs.is_whole
         if isinstance(outputs, Tensor) and (self.are_parts or is_part):
-            # Code of one's own may have gathered them already, and joined again each class would be there twice.
+            # Custom code may have gathered them already; concatenated again, each class would occur twice.
             if self.division is Division.UNKNOWN:
                 check_scores("ParallelCrossEntropyLoss", outputs, self.group)
             return [gathered(arrays[0], self.group)[0]]
         if not self.is_certain and not all(are_same(array, self.group) for array in arrays):
-            message = "The ranks that share the layers have different outputs, and metrics take whole ones."
+            message = "The tensor-parallel ranks have different outputs, but metrics take whole ones."
             raise TensorError("divided", f"{message} {_TO_GATHER}")
         return arrays
 
 
 def output_division(model: Sequential, loss: Any, grid: Grid | None) -> OutputDivision | None:
-    """Return how the outputs of a model are divided; None if no ranks share its layers. Local.
+    """Return how the outputs of a model are divided; None without tensor-parallel ranks. Local.
 
     Raises
     ------
     ModelError
-        Code ``loss``: one for whole outputs, and a last layer that leaves each rank a part; or the other way round.
+        Code ``loss``: the loss is for whole outputs and the last layer leaves each rank a part; or the reverse.
 
     Examples
     --------
@@ -164,11 +164,9 @@ def output_division(model: Sequential, loss: Any, grid: Grid | None) -> OutputDi
     if group is None:
         return None
     if takes_parts and list(loss.group.world_ranks) != list(group.world_ranks):
-        message = (
-            f"ParallelCrossEntropyLoss is given the ranks {list(loss.group.world_ranks)}, and the layers are shared"
-        )
+        message = f"ParallelCrossEntropyLoss has the ranks {list(loss.group.world_ranks)}, but the layers are divided"
         raise ModelError(
-            "loss", f"{message} by {list(group.world_ranks)}; give it the group of the layers, grid.tensor."
+            "loss", f"{message} among {list(group.world_ranks)}; give it the group of the layers, grid.tensor."
         )
     if takes_parts and division is Division.WHOLE:
         message = f"ParallelCrossEntropyLoss takes a part of the scores from each of {loss.group.size} ranks, and after"
@@ -211,7 +209,7 @@ def _sharing(parameter: Parameter) -> list[ProcessGroup]:
 def _after(
     layers: Iterable[Module], division: Division, group: ProcessGroup | None
 ) -> tuple[Division, ProcessGroup | None]:
-    """Return what a rank has after some layers, given what it has before, and among which ranks it was divided."""
+    """Return which part a rank has after some layers, from the part before them and the group that divided it."""
     for layer in layers:
         if is_exactly(layer, Sequential):
             division, group = _after(layer.flat_layers, division, group)
@@ -231,7 +229,7 @@ def _after(
 
 
 def _returns_whole(layer: Module) -> bool:
-    """Return whether a layer makes whole values of whole ones: any with whole parameters, and those of minipipe."""
+    """Return whether a layer turns whole values into whole values: layers with whole parameters, and minipipe's."""
     if is_exactly(layer, On):
         return _after([layer.layer], Division.WHOLE, None)[0] is Division.WHOLE
     is_known = type(layer).__module__.partition(".")[0] == "minipipe" and is_exactly(layer, type(layer))

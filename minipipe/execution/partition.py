@@ -10,7 +10,7 @@ from minipipe.errors import ArgumentError, PartitionError, counted
 
 
 def partition_evenly(num_layers: int, num_stages: int) -> list[range]:
-    """Divide layers among stages by number; the first stages get one more where they do not divide.
+    """Divide layers among stages by number; if the division leaves a remainder, the first stages get one more.
 
     Parameters
     ----------
@@ -40,18 +40,19 @@ def partition_evenly(num_layers: int, num_stages: int) -> list[range]:
 def partition_by_cost(costs: Sequence[float], num_stages: int, placement: Sequence[int] | None = None) -> list[range]:
     """Divide layers among stages so that the most expensive rank costs least.
 
-    With one stage on each rank that is the exact optimum, and among those partitions the most even one (the least sum
-    of squares of the stages' costs, then of their numbers of layers). "Close a stage once it has its share" can be
-    twice as bad; this is dynamic programming over cut points, O(layers^2 stages). Where a rank has several stages,
-    their sum counts: see :func:`minipipe.execution.partition.smallest_largest_rank` for how near it comes.
+    With one stage on each rank the result is the exact optimum, and the most even of the optimal partitions (the least
+    sum of squares of the stages' costs, then of their numbers of layers). "Close a stage once it has its part of the
+    cost" can be twice as bad; this is dynamic programming over stage boundaries, O(layers^2 stages). If a rank has
+    several stages, their sum counts: see :func:`minipipe.execution.partition.smallest_largest_rank` for the distance
+    from the optimum.
 
     Parameters
     ----------
     costs : sequence of float
-        Of each layer, in any unit, at least 0.
+        Cost of each layer, in any unit, at least 0.
     num_stages : int
     placement : sequence of int, optional
-        The rank of each stage, such as ``schedule.placement``; by default each stage has a rank of its own.
+        The rank of each stage, such as ``schedule.placement``; by default each stage is on a separate rank.
 
     Returns
     -------
@@ -81,9 +82,9 @@ def partition_by_cost(costs: Sequence[float], num_stages: int, placement: Sequen
 def partition_by_stage_cost(
     costs: Sequence[Sequence[float]], num_stages: int, placement: Sequence[int] | None = None
 ) -> list[range]:
-    """Divide layers among stages, where a layer costs another amount on each: in memory, say, by what is in flight.
+    """Divide layers among stages if the cost of a layer depends on the stage, as its memory does.
 
-    Parameters, result and errors are as in :func:`partition_by_cost`, but that ``costs`` has a row for each stage.
+    Parameters, result and errors are as in :func:`partition_by_cost`, except that ``costs`` has a row for each stage.
 
     Examples
     --------
@@ -108,16 +109,17 @@ def partition_of(
     partition: Sequence[range] | None = None,
     layer_costs: Sequence[float] | None = None,
 ) -> list[range]:
-    """Return the flat layers of each stage: as given, or so that the largest rank is as small as can be.
+    """Return the flat layers of each stage: as requested, or so that the cost of the largest rank is minimal.
 
-    A partition and costs may count the layers of the model, where a nested sequence is one, or the flat ones.
+    A partition and costs may count the layers of the model, in which a nested sequence is one layer, or the flat
+    layers.
 
     Parameters
     ----------
     sizes : sequence of int
         How many flat layers each layer of the model has.
     numbers : sequence of float
-        How many parameters each flat layer has; balanced, unless something else is given.
+        How many parameters each flat layer has; these are balanced unless layer_costs is passed.
     placement : sequence of int
         The rank of each stage.
     partition : sequence of range, optional
@@ -152,7 +154,7 @@ def partition_of(
 
 
 def check_partition(partition: Sequence[range], num_layers: int, num_stages: int) -> list[range]:
-    """Return a partition given by hand, after checking that it covers every layer once, in order.
+    """Return an explicit partition, after checking that it covers every layer once, in order.
 
     Raises
     ------
@@ -192,23 +194,23 @@ def _check_counts(num_layers: int, num_stages: int) -> None:
         )
 
 
-# -- where to cut: searches over numbers alone ------------------------------------------------------------------------
+# -- searches for stage boundaries, over numbers alone ----------------------------------------------------------------
 
 
 Costs = Sequence[Sequence[float]]  # by stage, the cost that each layer has there
-_Way = tuple[tuple[float, ...], tuple[int, ...]]  # the cost of each rank so far, and the cuts
+_Way = tuple[tuple[float, ...], tuple[int, ...]]  # the cost of each rank so far, and the stage boundaries
 
 
 def smallest_largest_stage(costs: Costs) -> list[range]:
     """Return the partition whose most expensive stage costs least: the exact optimum.
 
-    Of several it is the most even one: the least sum of squares of the stages' costs, then of their numbers of layers.
-    Dynamic programming over cut points, O(layers^2 stages).
+    Ties go to the most even partition: the least sum of squares of the stages' costs, then of their numbers of layers.
+    Dynamic programming over stage boundaries, O(layers^2 stages).
 
     Parameters
     ----------
     costs : sequence of sequence of float
-        By stage, the cost that each layer has there, at least 0. There are at least as many layers as stages.
+        The cost of each layer on each stage, in a row per stage, at least 0. No fewer layers than stages.
 
     Examples
     --------
@@ -222,13 +224,13 @@ def smallest_largest_stage(costs: Costs) -> list[range]:
 def smallest_largest_rank(costs: Costs, placement: Sequence[int]) -> list[range]:
     """Return a partition in which the rank whose stages cost most costs least; a rank may have several stages.
 
-    Stage by stage it keeps, for each number of layers used up, the ways to cut them: the costs of each rank so far. Of
-    ways that give the same to the ranks with stages to come, only the most even one is kept. With one stage on each
-    rank one way is left, and the result is exact. In general the ways multiply (to cut between two alternating ranks is
-    to solve a subset sum), so only the ``40,000 / (layers stages)`` most even ones are kept, at least 4. It is exact
-    as long as there are no more, such as for 12 layers in 6 stages; never worse than :func:`smallest_largest_stage`;
-    and so at most as many times the optimum as a rank has stages. Of partitions
-    that are equally good it prefers even ones.
+    For each stage and number of assigned layers, the search keeps candidates: the stage boundaries and the cost of each
+    rank so far. If candidates agree in the costs of the ranks with stages to come, only the most even one is kept. With
+    one stage on each rank a single candidate is left, and the result is exact. In general the candidates multiply
+    (dividing layers between two alternating ranks solves a subset sum), so only the ``40,000 / (layers stages)`` most
+    even ones are kept, at least 4. The result is exact as long as there are no more, such as for 12 layers in 6 stages.
+    It is never worse than :func:`smallest_largest_stage`, so its cost is at most the optimum times the number of stages
+    on a rank. Among equally good partitions it prefers even ones.
 
     Parameters
     ----------
@@ -279,7 +281,7 @@ def _with_a_stage(
 
 
 def _most_even_ways(ways: list[_Way], ranks: Sequence[int], count: int) -> list[_Way]:
-    """Return the most even ways, one of those that are alike to the ranks with stages to come."""
+    """Return the most even candidates, one of those that agree for the ranks with stages to come."""
     kept: dict[tuple[float, ...], _Way] = {}
     for loads, cuts in sorted(ways, key=lambda way: _unevenness(way[0])):
         kept.setdefault(tuple(loads[rank] for rank in ranks), (loads, cuts))

@@ -21,16 +21,16 @@ from minipipe.pytree import Bundle, rebuilt, tensors_in
 
 
 class Payload(NamedTuple):
-    """The arrays that pass between two neighbouring stages: forward, or backward their gradients.
+    """The arrays between two neighbouring stages: activations forward, or their gradients backward.
 
     Attributes
     ----------
     arrays : list of array or None
-        In the order of the bundle. None if there is no gradient.
+        In the order of the pytree. None if there is no gradient.
     wanted : list of bool
-        By array, whether a gradient of it is of use.
+        For each array, whether its gradient is used.
     form : tuple, list, dict or None
-        The bundle that they make, nested or not, with None for each array; None for a single one.
+        The structure of their pytree, nested or not, with None for each array; None for a single one.
     """
 
     arrays: list[Any]
@@ -51,7 +51,7 @@ class Payload(NamedTuple):
     # -- in flight -----------------------------------------------------------------------------------------
 
     def to_message(self, may_be_on_device: bool = False) -> Array:
-        """Return the payload as one array, in NumPy's memory unless a single one may stay where it is."""
+        """Return the payload as one array, in NumPy's memory unless a single one may stay elsewhere."""
         first = self.arrays[0]
         if self.form is None and type(first) is np.ndarray and first.dtype.kind == "f" and self.wanted[0]:
             return first  # like most of them
@@ -79,7 +79,7 @@ class Payload(NamedTuple):
         return cls(arrays, list(found["wanted"]), _as_form(found["form"]))
 
 
-# Payloads of one cut are alike, so each description is written and read once.
+# Payloads of one stage boundary are alike, so each description is written and read once.
 @lru_cache(maxsize=256)
 def _written(form: tuple | None, wanted: tuple[bool, ...], parts: tuple) -> bytes:
     return json.dumps({"form": form, "wanted": wanted, "parts": parts}).encode()
@@ -91,7 +91,7 @@ def _read(description: bytes) -> dict[str, Any]:
 
 
 def _as_lists(form: Any) -> tuple | None:
-    """Return a form for JSON: the kind of bundle, and its parts."""
+    """Return the structure of a pytree for JSON: its kind, and its parts."""
     if isinstance(form, dict):
         return "dict", *((name, _as_lists(part)) for name, part in form.items())
     return None if form is None else (type(form).__name__, *map(_as_lists, form))

@@ -1,6 +1,6 @@
 """The plan: which layers of a model are on which stage, on which rank, and which ranks share a parameter.
 
-A plan needs no ranks: look at it before you run it. A :class:`minipipe.Pipeline` is a plan, a group and stages.
+A plan can be inspected without any ranks, before it runs. A :class:`minipipe.Pipeline` is a plan, a group and stages.
 """
 
 from __future__ import annotations
@@ -44,28 +44,28 @@ class Plan:
     Parameters
     ----------
     model : Sequential
-        The layers. A cut may fall between any two.
+        The layers. A stage boundary may lie between any two.
     schedule : str, Path, Schedule or Program
-        A name in ``schedules.REGISTRY``, in any case, a file (``.csv`` or ``.txt``), or a Schedule of your own, with or
+        A name in ``schedules.REGISTRY``, in any case, a file (``.csv`` or ``.txt``), or a custom Schedule, with or
         without its sends and receives. It runs exactly as written.
     num_ranks : int, optional
-        Needed for a named schedule; others have their own.
+        Needed for a named schedule; other schedules set it themselves.
     num_microbatches : int, optional
-        For each batch; 8 by default, whatever the number of ranks.
+        In each batch; 8 by default, whatever the number of ranks.
     chunks_per_rank : int, optional
         Stages on each rank, for schedules that take it.
     partition : list of range, optional
-        The layers of each stage; by default the rank that has most parameters has as few as can be.
+        The layers of each stage; by default the most parameters on one rank are as few as possible.
     layer_costs : sequence of float, optional
-        Balances these, one for each layer, instead of numbers of parameters.
+        Costs to balance, one for each layer, instead of numbers of parameters.
     inputs_require_grad : bool
         Whether every step also computes the gradients of the inputs.
     replicas : int
-        Copies of the pipeline side by side, each with its share of a batch: ``num_microbatches`` of each. The ranks
-        are divided among them. A Schedule is that of one replica.
+        Copies of the pipeline, each with its part of a batch: ``num_microbatches`` microbatches each. The ranks are
+        divided among them. A Schedule argument describes one replica.
     gradient_blocks : int, optional
-        Blocks of microbatches whose gradients are added apart, and then in pairs: one for each replica by default. With
-        as many blocks, other numbers of replicas have the same bits; each replica has a power of two of them.
+        Blocks of microbatches whose gradients are summed separately, and then in pairs: one for each replica by
+        default. With as many blocks, other numbers of replicas have the same bits; each replica has a power of two.
 
     Attributes
     ----------
@@ -73,9 +73,9 @@ class Plan:
     program : Program
         The lowered schedule, which the ranks run.
     schedule : Schedule
-        Its computations. Where parameters are frozen, a stage that trains none has no W, and before the first stage
-        that does there is no backward. A model without frozen parameters runs its schedule exactly as written, and so
-        does any where the inputs require gradients.
+        Its computations. If parameters are frozen, a stage that trains none has no W, and stages before the first
+        stage that trains have no backward. A model without frozen parameters runs its schedule exactly as written, and
+        so does any model if the inputs require gradients.
     partition : tuple of range
         The layers of each stage.
     placement : tuple of int or tuple
@@ -87,7 +87,7 @@ class Plan:
     Raises
     ------
     RankError, PartitionError, ScheduleError, ModelError
-        What does not fit: given, expected, what to do.
+        The message names the value that does not fit, the expected value, and a fix.
 
     Examples
     --------
@@ -106,9 +106,9 @@ class Plan:
     pipelines: tuple[tuple[int, ...], ...]
     inputs_require_grad: bool
     gradient_blocks: int
-    replicas: int  # as given: those that a schedule has itself are not among them
-    built_as: str | None  # the name of the schedule, where it was given by that
-    _tied: Sequential  # the model, whose layers share nothing but by aliases
+    replicas: int  # the argument: replicas inside a schedule are not among them
+    built_as: str | None  # the name of the schedule, if the argument was a name
+    _tied: Sequential  # the model, whose layers have no common parameters but aliases
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class Plan:
         Raises
         ------
         RankError
-            Code ``wrong-number``, when there is no module, or a given schedule has another number of stages.
+            Code ``wrong-number``, when there is no module, or a custom schedule has another number of stages.
         """
         schedule = spelled(schedule)
         resolved = schedule_of_modules(len(modules), ranks_of_each(num_ranks, replicas), schedule, num_microbatches)
@@ -197,9 +197,9 @@ class Plan:
         return self.program.schedule
 
     def program_of_run(self, num_microbatches: int) -> Program:
-        """Return the program of a run in which weights are updated, with so many microbatches in all.
+        """Return the program of a run in which weights are updated, with a total number of microbatches.
 
-        A table is that of its run; a schedule that was given by its name is built for as many microbatches.
+        A table is the schedule of its run; a named schedule is built for the number of microbatches.
         """
         if self.built_as is None or num_microbatches == self.program.num_microbatches:
             return self.program
@@ -209,7 +209,7 @@ class Plan:
         return lower(freeze_stages(table, self.schedule.frozen))
 
     def is_stashed(self, stash: bool | None) -> bool:
-        """Return whether a run keeps the weights of a forward for its backward: by default, but for PACI by name."""
+        """Return whether a run keeps the weights of a forward for its backward: by default, except for PACI by name."""
         return self.built_as != "paci" if stash is None else bool(stash)
 
     @property
@@ -219,7 +219,7 @@ class Plan:
 
     @cached_property
     def rank_of_layer(self) -> tuple[int, ...]:
-        """The rank of each layer; with replicas, that of the first one."""
+        """The rank of each layer; with replicas, the rank in the first replica."""
         return tuple(self.pipelines[0][stage] for stage in self.stage_of_layer)
 
     @cached_property
@@ -229,7 +229,7 @@ class Plan:
 
     @property
     def layers(self) -> list[Module]:
-        """The layers that a cut may divide: those of the model, and instead of a sequence among them its own."""
+        """The flat layers, between which a stage boundary may lie: a sequence in the model counts as its layers."""
         return self._tied.flat_layers
 
     def part(self, stage: int) -> Sequential:
@@ -238,7 +238,7 @@ class Plan:
 
     @property
     def owners(self) -> dict[str, int]:
-        """By name of a parameter, the first rank that has it; of a shared one, that of the first layer that has it."""
+        """By name of a parameter, the first rank that has it; for a shared one, the rank of the first layer with it."""
         return {name: self.pipelines[0][next(iter(stages.values()))] for name, stages in self.uses.items()}
 
     @property
@@ -300,9 +300,9 @@ class Plan:
 
     @cached_property
     def dtypes(self) -> dict[str, Any]:
-        """The dtypes that floating inputs and targets are taken in: those of the first and the last parameter.
+        """The dtypes of floating inputs and targets: the dtypes of the first and the last parameter.
 
-        Beside halves, targets are float32, as losses are.
+        If parameters are in half precision, targets are float32, as losses are.
         """
         dtypes = [parameter.dtype for parameter in self.model.parameters()] or [np.dtype(np.float32)]
         return {"inputs": dtypes[0], "targets": np.dtype(np.float32) if backend.is_half(dtypes[-1]) else dtypes[-1]}
@@ -317,16 +317,17 @@ class Plan:
     ) -> Any:
         """Return how much memory each rank will take in a training step, before anything is allocated.
 
-        Local; no messages. Parameters, gradients and the optimiser's state follow from shapes. What one microbatch
-        holds was measured; how many a rank holds at once follows from the schedule. For microbatches of the measured
-        size, the bytes of activations are exactly those that graphs keep alive. Of a schedule that updates weights
-        itself it is the memory of a run, and of a long one where the schedule was given by its name.
+        Local; no messages. Parameters, gradients and the optimiser's state follow from shapes. The memory of one
+        microbatch is measured; the number of microbatches that a rank holds at once follows from the schedule. For
+        microbatches of the measured size, the bytes of activations are exactly the bytes that graphs keep alive. For a
+        schedule that updates weights itself, the result is the memory of a run, and of a long one if the schedule is a
+        name.
 
         Parameters
         ----------
         layers : MeasuredLayers
-            Of this model, with the loss, from :func:`minipipe.measure_layers`. One measurement serves any plan with
-            microbatches of that size: ``num_microbatches`` there are those of all replicas.
+            Measured for this model, with the loss, by :func:`minipipe.measure_layers`. One measurement serves any plan
+            with microbatches of that size; its ``num_microbatches`` counts the microbatches of all replicas.
         optimiser : function, optional
             ``parameters -> Optimiser``, such as ``optim.Adam``.
         recompute : bool
@@ -347,7 +348,7 @@ class Plan:
         Notes
         -----
         Not counted: the batch, temporary arrays of one operation, copies of gradients that ranks with shared parameters
-        exchange, Python, NumPy and MPI themselves, about 60 MB for each process, and what the allocator keeps.
+        exchange, Python, NumPy and MPI themselves, about 60 MB for each process, and memory that the allocator keeps.
 
         Examples
         --------
@@ -361,9 +362,7 @@ class Plan:
            1       1,320      1,320      2,640        1,680     1,280     0         0        8,240
         """
         if not callable(getattr(layers, "memory", None)):
-            message = (
-                f"The layers are given as {type(layers).__name__}; expected the result of minipipe.measure_layers."
-            )
+            message = f"The layers are of type {type(layers).__name__}; expected the result of minipipe.measure_layers."
             raise ArgumentError("type", message)
         return layers.memory(self, optimiser=optimiser, recompute=recompute, stash=stash)
 
@@ -396,7 +395,7 @@ class Plan:
 
 
 def check_model(model: Any) -> None:
-    """Refuse a model that cannot be cut.
+    """Refuse a model that cannot be partitioned.
 
     Raises
     ------
@@ -407,7 +406,7 @@ def check_model(model: Any) -> None:
         own = ", with a forward of its own" if isinstance(model, Sequential) else ""
         raise ModelError(
             "not-a-sequence",
-            f"A pipeline cuts an nn.Sequential between its layers; this model is {type(model).__name__}{own}. "
+            f"A pipeline partitions an nn.Sequential between its layers; this model is {type(model).__name__}{own}. "
             "Write nn.Sequential(*layers), or Pipeline.from_modules([part, …], group, …).",
         )
 
@@ -455,10 +454,10 @@ class HalfStage(Stage):
 def build_stages(
     plan: Plan, rank: int, seed: int, recompute: bool = False, xp: ModuleType = np, replay: bool = False
 ) -> dict[int, Stage]:
-    """Return the stages of a rank. Only their layers are copied, values too where they have them.
+    """Return the stages of a rank. Only their layers are copied, including existing values.
 
     Parameters without values are filled from the seed and their names in the whole model. A parameter that several of
-    these stages share is one parameter here as well.
+    these stages share remains one parameter.
 
     Parameters
     ----------
@@ -471,8 +470,7 @@ def build_stages(
     xp : module
         The array module that holds their parameters.
     replay : bool
-        Whether stages replay what they captured, where the model is neither in half precision nor adds losses of its
-        own.
+        Whether stages replay captured programs. Stages of a model in half precision, or with auxiliary losses, do not.
     """
     names = {id(parameter.owner): name for name, parameter in plan.model.named_parameters()}
     has_losses = any(isinstance(module, AuxiliaryLoss) for module in plan.model.modules())

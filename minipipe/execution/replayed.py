@@ -1,4 +1,4 @@
-"""Conditions under which a script of a stage is valid: the state of its layers, and the kind of a microbatch."""
+"""Conditions under which a captured program of a stage is valid: the layers' state, and a cache entry's guards."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from minipipe.nn.module import is_exactly
 from minipipe.nn.sequential import parameters_of
 
 MOST_SCRIPTS = 16
-"""Scripts kept for one stage; the least recently used one is dropped."""
-_HOPE = 5  # steps in which a kind has come, after which other inputs are no longer expected
-_LARGE = 1 << 20  # bytes of inputs: a step takes so long that comparing them in each costs more than replaying brings
-_DEEPEST = 9  # nesting of attributes that is looked into
+"""Programs kept for one stage; the least recently used one is dropped."""
+_HOPE = 5  # steps with a kind of microbatch, after which other inputs are no longer expected
+_LARGE = 1 << 20  # bytes of inputs: comparing larger ones in each step costs more than replaying saves
+_DEEPEST = 9  # nesting of attributes that is searched
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
 _BUILTIN = (*_VALUES, dict, list, tuple, set, frozenset, deque)
 _THEMSELVES = type | FunctionType | BuiltinFunctionType | np.ufunc | ModuleType
@@ -42,7 +42,7 @@ class Kind:
     reason: str = ""  # why it is refused
     first: Script | None = None
     first_step: int = -1
-    inputs: bytes | None = None  # of the first capture; of a script, the only ones that it serves, None if any
+    inputs: bytes | None = None  # of the first capture; for a program, the only inputs that it serves, None if any
     is_captured_now: bool = False
     script: Script | None = None
     num_inputs: int = 0  # of the stage
@@ -63,14 +63,14 @@ class Kind:
             self.reason, self.first = "two microbatches left different lines or constants", None
 
     def news_in(self, arrays: Iterable[Array], step: int) -> bytes | None:
-        """Return the contents of inputs whose capture tells more than the first; of the same, after some steps."""
+        """Return the contents of inputs whose capture adds information; of the same inputs, after some steps."""
         if self.first is not None and self.first_step == step:
             return None
         inputs = bytes_of(arrays)
         if self.first is None or inputs != self.inputs:
             return inputs
         if len(inputs) > _LARGE:
-            self.reason, self.first = "gets the same inputs in every step, which are large", None
+            self.reason, self.first = "gets the same large inputs in every step", None
             return None
         return None if self.num_steps < _HOPE else inputs
 
@@ -81,7 +81,7 @@ class Kind:
         return self.seed
 
     def serves(self, arrays: Iterable[Array]) -> bool:
-        """Return whether a script serves these inputs. One that saw no others is compared with a capture of them."""
+        """Return whether a program serves these inputs. If it has seen no others, they are captured and compared."""
         if self.script is None or self.inputs is None or self.inputs == bytes_of(arrays):
             return self.script is not None
         self.first, self.script = self.script, None
@@ -89,7 +89,7 @@ class Kind:
 
 
 def bytes_of(arrays: Iterable[Array]) -> bytes:
-    """Return the contents of arrays, to be compared with those of others of the same shapes."""
+    """Return the contents of arrays, for a comparison with other arrays of the same shapes."""
     return b"".join(array.tobytes() for array in arrays)
 
 
@@ -130,11 +130,11 @@ class Kinds:
         ----------
         microbatch : int
         how : tuple
-            What its lines depend on beside the arrays.
+            Everything except the arrays on which its lines depend.
         received : Payload
-            What the stage got.
+            The input of the stage.
         arrays : sequence of array
-            All that its lines read: what the stage got, and the targets.
+            All arrays that its lines read: the input of the stage, and the targets.
         step : int
         """
         last = self._last.get(microbatch)
@@ -171,11 +171,11 @@ class Capture:
 class Replayed:
     """A microbatch between its actions, with all that its backward needs.
 
-    The kind of microbatch may get another script, or none, while this one is on its way.
+    The cache entry may get another program, or none, while this microbatch is in flight.
     """
 
     script: Script
-    kept: list[Any] | None  # by the script; None once no gradient has come back, so that W has nothing to do
+    kept: list[Any] | None  # by the program; None once no gradient has come back, so that W has nothing to do
     order: int
     num_inputs: int
     shape: tuple[int, ...]  # of the result
@@ -183,15 +183,15 @@ class Replayed:
     seed: Array | None = None  # the gradient with which its backward begins
 
 
-# -- what layers are like ---------------------------------------------------------------------------------------------
+# -- fingerprints of layers -------------------------------------------------------------------------------------------
 
 
 class Undescribed(Exception):
-    """An attribute that cannot be compared with what it was."""
+    """An attribute that cannot be compared with its earlier value."""
 
 
 class Same:
-    """An object that is compared by identity, and kept: no other gets its ``id`` while a script is keyed by it."""
+    """An object that is compared by identity, and kept: no other gets its ``id`` while it keys a program."""
 
     __slots__ = ("value",)
 
@@ -206,7 +206,7 @@ class Same:
 
 
 class Attributes:
-    """The attributes of modules, as they are now, with those of the objects that they hold.
+    """The current attributes of modules and of the objects that they hold.
 
     Attributes
     ----------
@@ -214,9 +214,9 @@ class Attributes:
         Equal for equal attributes: values and arrays by value, functions, classes, modules and parameters by identity,
         any other object by its class and its attributes.
     is_foreign : bool
-        Whether a class among theirs is not minipipe's own.
+        Whether one of their classes is not minipipe's.
     reason : str
-        Why they cannot be compared, if so.
+        Why they cannot be compared, if they cannot.
 
     Examples
     --------
@@ -276,7 +276,7 @@ class Attributes:
         named = (name for each in type(value).__mro__ for name in getattr(each, "__slots__", ()))
         slots = [name for name in named if hasattr(value, name)]
         if slots or isinstance(value, np.ndarray):
-            self._is_quick = False  # their items are no live view of names and values
+            self._is_quick = False  # their items are not a live view of names and values
         if isinstance(value, np.ndarray):
             return value.dtype, value.shape, value.strides, blake2b(value.tobytes()).digest()
         if depth == _DEEPEST or not (slots or hasattr(value, "__dict__")):
@@ -301,14 +301,14 @@ class Look:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """The properties that scripts depend on: the form of parameters, not their values."""
+        """The guards of programs: shapes and dtypes of parameters, not their values."""
         arrays = [look() for look in self.arrays]
         looks = tuple((array.shape, array.strides, array.dtype) for array in arrays if array is not None)
         return looks, tuple(self.trained), self.attributes.key
 
 
 def is_foreign(part: Any) -> bool:
-    """Return whether the class of a layer or a loss is not minipipe's own."""
+    """Return whether the class of a layer or a loss is custom, not minipipe's."""
     return type(part).__module__.partition(".")[0] != "minipipe"
 
 
@@ -324,12 +324,12 @@ def reason_against(module: Sequential) -> str:
                 return f"layer {first + i}, {name}, runs code of its own, and its class lacks is_replayable = True"
     parameters = [p for layer in module.layers for p in parameters_of(layer)]
     if any(not p.is_filled or type(p.data) is not np.ndarray or p.data.itemsize == 2 for p in parameters):
-        return "its parameters are no arrays of NumPy of full precision"
+        return "its parameters are not NumPy arrays of full precision"
     return ""
 
 
 def words_about(kinds: list[Kind], why_not: str, why_not_the_loss: str, has_run: bool) -> str:
-    """Return in words whether a stage replays its kinds of microbatch, or why it does not."""
+    """Return a message: whether a stage replays its kinds of microbatch, or why it does not."""
     count = sum(kind.script is not None for kind in kinds)
     reasons = dict.fromkeys(kind.reason for kind in kinds if kind.reason)
     words = [f"replays {counted(count, 'kind')} of microbatch"] if count else []
@@ -346,7 +346,7 @@ def words_about(kinds: list[Kind], why_not: str, why_not_the_loss: str, has_run:
 
 @contextmanager
 def observed(stages: Mapping[int, Stage], is_observed: bool = True, is_halved: bool = False) -> Iterator[None]:
-    """Measure inside this block: graphs, which are not replayed; or what runs with every backward in halves."""
+    """Measure inside this block: graphs, which are not replayed; or runs with every backward in halves."""
     for stage in stages.values():
         stage.is_observed, stage.is_halved = is_observed, is_halved
     try:
@@ -357,7 +357,7 @@ def observed(stages: Mapping[int, Stage], is_observed: bool = True, is_halved: b
 
 
 def report_of(stages: Mapping[int, Stage]) -> str:
-    """Return in words which stages of a rank replay, and why others do not."""
+    """Return a message: which stages of a rank replay, and why others do not."""
     off = "replaying is off for this stage"
     lines = [f"stage {i}: {getattr(s, 'report', lambda: off)()}" for i, s in stages.items()]
     return "\n".join(lines)

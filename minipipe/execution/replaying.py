@@ -1,8 +1,8 @@
-"""A stage that captures what it computes for a microbatch, and replays it for those that follow (``autograd/replay``).
+"""A stage that captures its computation of a microbatch, and replays it for later ones (``autograd/replay``).
 
 Two captures of different steps and different inputs must leave the same lines and the same constants before anything is
-replayed; where no other inputs come, a script serves those that it saw. Whatever is not captured is computed as by any
-stage.
+replayed; if no other inputs come, a program serves only the inputs that it has seen. Everything that is not captured is
+computed as in any stage.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from minipipe.tensor import Tensor
 
 _PATIENCE = 3  # a capture takes as long as some ten steps: not in the first steps in which its kind comes
 _data_of, _is_trained = attrgetter("data"), attrgetter("needs_gradient")
-_OTHER_LOSS = "the loss is not minipipe's own, or more than the loss was asked for"
+_OTHER_LOSS = "the loss is custom, or results other than the loss were requested"
 
 
 class ReplayingStage(Stage):
-    """A :class:`Stage` that replays a script where it has one; results, gradients and bits are the same."""
+    """A :class:`Stage` that replays a captured program if it has one; results, gradients and bits are the same."""
 
     def __init__(self, module: Sequential, index: int, schedule: Schedule, *given: Any, **options: Any) -> None:
         super().__init__(module, index, schedule, *given, **options)
@@ -47,7 +47,7 @@ class ReplayingStage(Stage):
         self._halved = {action.microbatch for action in actions if action.stage == index and action.kind is I}
         self._kinds = Kinds()
         self._captures: dict[int, Capture] = {}
-        self._numbers: dict[Any, int] = {}  # of what layers, parameters and losses were like; none is used again
+        self._numbers: dict[Any, int] = {}  # by fingerprint of layers, parameters and losses; numbers are not reused
         self._next_number = count()
         self._step, self._order, self._is_eager, self._eager_loss = 0, 0, True, ""
         self._why_not = reason_against(self.module)  # nothing is replayed, in any step
@@ -74,7 +74,7 @@ class ReplayingStage(Stage):
             return payload
         kind.is_wanted = payload.wanted[0]
         if payload.form is not None or (microbatch in self._held and not kind.is_wanted):
-            trace.spoil("the stage hands on a bundle, or what needs no gradient")
+            trace.spoil("the stage passes on a pytree, or a tensor without gradient")
         return payload._replace(arrays=self._returned(microbatch, payload.arrays))
 
     def forward_with_loss(self, microbatch: int, received: Payload, objective: SeededLoss) -> None:
@@ -138,7 +138,7 @@ class ReplayingStage(Stage):
         self._returned(microbatch, [])
 
     def look(self) -> None:
-        """Begin a step, forward only or not. The state of layers and parameters determines which scripts are valid."""
+        """Begin a step, forward only or not. The state of layers and parameters determines which programs are valid."""
         self._step, self._order = self._step + 1, next_order()
         for capture in self._captures.values():
             capture.kind.is_captured_now = False
@@ -158,10 +158,10 @@ class ReplayingStage(Stage):
         self._why_not = look.attributes.reason or reason_against(self.module)
         self._is_eager = bool(self._why_not)
         look.number = self._number_of(*look.key)
-        self._looks = [look, *self._looks[:1]]  # that of training and that of evaluation, by turns
+        self._looks = [look, *self._looks[:1]]  # of training and of evaluation, alternately
 
     def note_update(self) -> None:
-        """Begin a step within a run: a microbatch that follows an update tells more than one before it."""
+        """Begin a step within a run: a microbatch after an update gives more information than one before it."""
         self._step += 1
 
     @property
@@ -172,10 +172,10 @@ class ReplayingStage(Stage):
     def _is_foreign(self) -> bool:
         return self._look.attributes.is_foreign or self._loss_attributes.is_foreign
 
-    # -- what is known --------------------------------------------------------------------------------------
+    # -- fingerprints and cache entries ---------------------------------------------------------------------
 
     def _number_of(self, *what: Any) -> int:
-        """Return a number for what layers, parameters or a loss are like: the same for the same."""
+        """Return a number for the fingerprint of layers, parameters or a loss: the same for the same."""
         if what not in self._numbers:
             if len(self._numbers) >= 2 * replayed.MOST_SCRIPTS:
                 self._numbers.clear()
@@ -199,7 +199,7 @@ class ReplayingStage(Stage):
         return None if self._loss is None else objective.parts[microbatch]
 
     def _kind_of(self, microbatch: int, received: Payload, arrays: Sequence[Array], *loss: Any) -> Kind | None:
-        """Return what is known of such microbatches; None if this one is to be computed without a script."""
+        """Return the cache entry of such microbatches; None if this one is to be computed without a program."""
         if self._is_eager:
             return None
         is_halved = self.is_halved or microbatch in self._halved
@@ -211,9 +211,9 @@ class ReplayingStage(Stage):
     # -- capture --------------------------------------------------------------------------------------------
 
     def _begin_capture(self, microbatch: int, kind: Kind, arrays: Sequence[Array]) -> None:
-        """Begin to capture a microbatch, unless one of its kind is captured now, or it tells nothing new."""
+        """Begin to capture a microbatch, unless one of its kind is captured now, or it adds no information."""
         if kind.script is not None:  # replaying it has just raised
-            kind.script, kind.reason = None, "replaying raised what the layers may not"
+            kind.script, kind.reason = None, "replaying raised an error that the layers may not raise"
             return
         if kind.is_captured_now or (self._is_foreign and sys.getprofile() is not None):
             return
@@ -291,13 +291,13 @@ class ReplayingStage(Stage):
                 try:
                     kind.keep(Script(trace, f"script of stage {self.index}"), self._step, capture.inputs)
                 except SyntaxError as error:
-                    kind.reason = f"has a line that is no Python: {error.text}"
+                    kind.reason = f"has a line that is not valid Python: {error.text}"
         return plain
 
     # -- replay ---------------------------------------------------------------------------------------------
 
     def _replay(self, microbatch: int, kind: Kind, arrays: Sequence[Array]) -> Any:
-        """Return the result; None after an error, which computing without the script raises as well, with its layer."""
+        """Return the result; None after an error, which computing without the program also raises, with its layer."""
         script, key = kind.script, None
         if script is None:
             return None
@@ -341,9 +341,9 @@ class ReplayingStage(Stage):
         return results
 
     def settle(self) -> bool:
-        """Let scripts serve any inputs, where no others come; return whether no script is to come any more.
+        """Let programs serve any inputs, if no others come; return whether no new program is expected.
 
-        It is for measuring: to compare the inputs with those that a script has seen would be timed as well.
+        For measurements: comparing the inputs with those that a program has seen would be timed as well.
         """
         for kind in self._kinds:
             kind.inputs = kind.inputs if kind.script is None else None
@@ -352,12 +352,12 @@ class ReplayingStage(Stage):
     # -- report ---------------------------------------------------------------------------------------------
 
     def source(self) -> str:
-        """Return the source of the script that was used last."""
+        """Return the source of the program that was used last."""
         scripts = [kind.script for kind in sorted(self._kinds, key=lambda kind: kind.used) if kind.script]
         if not scripts:
             raise ArgumentError("value", f"Stage {self.index} replays nothing: {self.report()}.")
         return scripts[-1].source
 
     def report(self) -> str:
-        """Return in words whether the stage replays, or why it does not."""
+        """Return a message: whether the stage replays, or why it does not."""
         return replayed.words_about(list(self._kinds), self._why_not, self._eager_loss, has_run=self._step > 0)

@@ -1,4 +1,4 @@
-"""A batch: an array or a bundle of arrays, each with all samples, or microbatches; its division, and joined results."""
+"""A batch: an array or a pytree of arrays, each with all samples, or microbatches; its division, and merged results."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class Samples(NamedTuple):
     Attributes
     ----------
     arrays : list of array
-        Each of shape (samples, ...), but for those that are replicated.
+        Each of shape (samples, ...), except replicated ones.
     form : tuple, list, dict or None
-        The bundle that they make, nested or not, with None for each array; None for a single one.
+        The structure of their pytree, nested or not, with None for each array; None for a single one.
     replicated : frozenset of int
         The positions of arrays that are not divided.
     """
@@ -88,9 +88,9 @@ class Samples(NamedTuple):
 
 
 class Microbatches:
-    """A batch that is cut already: its microbatches, each an array or a bundle, of any lengths and numbers of samples.
+    """A batch as microbatches: each is an array or a pytree, of any length and number of samples.
 
-    Both inputs and targets of a step are given so, with as many parts as the schedule has microbatches.
+    Both inputs and targets of a step must be in this form, with as many parts as the schedule has microbatches.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ class Microbatches:
     Raises
     ------
     MicrobatchError
-        Code ``wrong-number``, for a single array or bundle.
+        Code ``wrong-number``, for a single array or pytree.
 
     Examples
     --------
@@ -172,13 +172,13 @@ def copied(given: Any) -> Any:
 
 @dataclass
 class Pieces:
-    """Inputs or targets that came as microbatches; it offers what those of a whole batch do."""
+    """Inputs or targets that came as microbatches, with the interface of a whole batch."""
 
     parts: list[Samples]
 
     @property
     def num_samples(self) -> int:
-        """Of all parts."""
+        """The number of samples of all parts."""
         return self.slices[-1].stop
 
     @cached_property
@@ -204,25 +204,25 @@ class Pieces:
 
 @dataclass
 class Portion:
-    """Inputs or targets of which this rank has some samples; it offers what those of a whole batch do.
+    """Inputs or targets of which this rank has some samples, with the interface of a whole batch.
 
     Attributes
     ----------
     own : Samples
     rows : slice
-        Which of the batch they are.
+        Their rows in the batch.
     num_samples : int
-        In the batch.
+        The number of samples of the batch.
     """
 
     own: Samples
     rows: slice
     num_samples: int
-    layout: ClassVar[int] = 2  # that of no microbatches
+    layout: ClassVar[int] = 2  # the layout of no microbatches
 
     @classmethod
     def of(cls, given: Share, name: str, dtype: Any, xp: ModuleType) -> Portion:
-        """Return what was given; parameters and errors are as in :func:`samples`."""
+        """Return the argument as samples; parameters and errors are as in :func:`samples`."""
         own, n = samples(given.value, name, dtype, xp), given.rows.stop - given.rows.start
         if not isinstance(own, Samples) or own.num_samples != n:
             message = f"The {name} are given as {given}, with {counted(own.num_samples, 'sample')}"
@@ -245,14 +245,14 @@ class Portion:
 
 
 def samples(given: Any, name: str, dtype: Any = None, xp: ModuleType | None = None) -> Samples | Pieces:
-    """Return inputs or targets: an array, a bundle of arrays with equally many samples, or microbatches of these.
+    """Return inputs or targets: an array, a pytree of arrays with equally many samples, or microbatches of these.
 
     Parameters
     ----------
     given : array, or tuple, list or dict of arrays, nested or not; or Microbatches
-        In a bundle an array may be :class:`Replicated`.
+        In a pytree an array may be :class:`Replicated`.
     name : str
-        What they are, for errors.
+        "inputs" or "targets", for errors.
     dtype : dtype, optional
         That floating arrays get.
     xp : module, optional
@@ -274,7 +274,7 @@ def samples(given: Any, name: str, dtype: Any = None, xp: ModuleType | None = No
             cast(Samples, samples(part, f"{name}, microbatch {k},", dtype, xp)) for k, part in enumerate(given.parts)
         ]
         if not parts:
-            raise MicrobatchError("wrong-number", f"The {name} are no microbatches; expected at least one.")
+            raise MicrobatchError("wrong-number", f"The {name} contain no microbatches; expected at least one.")
         return Pieces(parts)
     leaves, form = flattened(given)
     replicated = frozenset(i for i, leaf in enumerate(leaves) if isinstance(leaf, Replicated))
@@ -299,7 +299,7 @@ def samples(given: Any, name: str, dtype: Any = None, xp: ModuleType | None = No
 
 
 def divided(num_samples: int, count: int, *given: Samples | Pieces | Portion | None) -> list[slice]:
-    """Return the microbatches: as they were given, or else of equal sizes.
+    """Return the microbatches: the parts of the batch if it is divided already, or else parts of equal sizes.
 
     Raises
     ------
@@ -329,7 +329,7 @@ def split_microbatches(num_samples: int, num_microbatches: int) -> list[slice]:
     Returns
     -------
     list of slice
-        Of the first axis; the first ones are longer where they do not divide.
+        Of the first axis; the first ones are longer if the division leaves a remainder.
 
     Raises
     ------
@@ -359,7 +359,7 @@ _split_before = lru_cache(maxsize=64)(split_microbatches)  # batches are often a
 
 
 def joined(parts: Sequence[Payload], slices: Sequence[slice], is_cut: bool) -> Payload:
-    """Return the outputs of microbatches as those of their batch, in NumPy's memory.
+    """Return the outputs of microbatches as the outputs of their batch, in NumPy's memory.
 
     Parameters
     ----------
@@ -386,22 +386,22 @@ def joined(parts: Sequence[Payload], slices: Sequence[slice], is_cut: bool) -> P
     shapes = [[array.shape for array in part.arrays] for part in parts]
     lengths = [part.stop - part.start for part in slices]
     if any((n, *first[1:]) != shape for n, row in zip(lengths, shapes) for shape, first in zip(row, shapes[0])):
-        message = f"The outputs of the microbatches have shapes {shapes}, which make no array of shape (samples, ...)"
-        raise TensorError("shape", f"{message}; give the batch as minipipe.Microbatches, and you get such.")
+        message = f"The outputs of the microbatches have shapes {shapes}, which do not form one array (samples, ...)"
+        raise TensorError("shape", f"{message}; pass the batch as minipipe.Microbatches to get microbatches.")
     rows = zip(*(map(backend.to_numpy, part.arrays) for part in parts))
     return parts[0]._replace(arrays=[np.concatenate(row) for row in rows])
 
 
 def returned(found: Payload, is_cut: bool) -> Any:
-    """Return joined outputs in the form in which a user gets them."""
+    """Return merged outputs as the pytree that a user gets."""
     outputs = found.rebuilt(found.arrays)
     return Microbatches(outputs) if is_cut else outputs
 
 
 def joined_gradients(inputs: Samples | Pieces, slices: Sequence[slice], gradients: Sequence[list[Any]]) -> Any:
-    """Return the gradients of a batch of inputs, in NumPy's memory and in the form that the inputs have.
+    """Return the gradients of a batch of inputs, in NumPy's memory and as the same pytree as the inputs.
 
-    They are None for whole numbers. Those of a replicated array are added up in ascending order of microbatches.
+    They are None for whole numbers. Gradients of a replicated array are added up in ascending order of microbatches.
 
     Parameters
     ----------
@@ -409,7 +409,7 @@ def joined_gradients(inputs: Samples | Pieces, slices: Sequence[slice], gradient
     slices : sequence of slice
         The microbatches.
     gradients : sequence of list of array
-        By microbatch, those of the arrays; None for an array that was not used.
+        By microbatch, the gradients of the arrays; None for an array that was not used.
     """
     parts = [inputs.cut(part) for part in slices]
     rows = [list(map(_gradient, part.arrays, own)) for part, own in zip(parts, gradients)]

@@ -1,4 +1,4 @@
-"""Slices of sequences: how a batch is cut into them, and a stage that computes a sequence slice by slice.
+"""Slices of sequences: the division of a batch into them, and a stage that computes a sequence slice by slice.
 
 Keys and values pass from slice to slice on the rank of the stage, and their gradients come back in reverse::
 
@@ -6,7 +6,7 @@ Keys and values pass from slice to slice on the rank of the stage, and their gra
     slice 1                       '──> F ────|──.               .── B <───────────────────|──.       |
     slice 2                                  '──'──> F B ───────'─────────────────────────'──'───────'
 
-To the graph of a later slice they are inputs, as what comes from the stage before; to their own they are results.
+A later slice's graph takes them as inputs, like the values of the stage before; in their own slice they are results.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from minipipe.schedules.action import R
 from minipipe.schedules.action_table import Schedule
 from minipipe.tensor import record
 
-# Of these, each position of a sequence is computed on its own, or from those before it.
+# These layers compute each position of a sequence separately, or from those before it.
 _BY_POSITION = {
     *(nn.Linear, nn.Identity, nn.Dropout, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.GELU, nn.LayerNorm, nn.RMSNorm),
     *(nn.Embedding, nn.PositionalEmbedding, nn.Unembedding, nn.Residual, ResidualAttention, nn.MultiHeadAttention),
@@ -45,14 +45,14 @@ _BY_POSITION = {
 
 
 def check_sliceable(model: nn.Sequential, schedule: Schedule, recompute: bool, inputs_require_grad: bool) -> None:
-    """Refuse what would not be the same, slice by slice, as for a whole sequence.
+    """Refuse layers whose results, slice by slice, would differ from the results of a whole sequence.
 
     A recomputation would not have the earlier slices, and the values passed to them have no graph.
 
     Raises
     ------
     ModelError
-        Code ``slices``. A layer of one's own says ``is_sliceable = True``, if it computes each position on its own.
+        Code ``slices``. A custom layer declares ``is_sliceable = True``, if it computes each position separately.
     """
     given = [(option, True) for option in filter(None, map(_option_behind, model.modules()))]
     given += [
@@ -62,13 +62,13 @@ def check_sliceable(model: nn.Sequential, schedule: Schedule, recompute: bool, i
     ]
     for option, is_given in given:
         if is_given:
-            message = f"{option} does not go with a schedule that cuts sequences into slices."
+            message = f"{option} is not supported by a schedule that divides sequences into slices."
             raise ModelError("slices", f"{message} Leave it out, or give a schedule without slices, such as '1f1b'.")
     for module in model.modules():
         is_sliceable = getattr(type(module), "is_sliceable", False) and computes_as(module, type(module))
         if not is_sliceable and not is_exactly(module, *_BY_POSITION):
-            message = f"{module.brief()} may mix the positions of a sequence, which a schedule with slices cuts."
-            raise ModelError("slices", f"{message} A layer that does not says is_sliceable = True in its class.")
+            message = f"{module.brief()} may mix the positions of a sequence, which a schedule with slices divides."
+            raise ModelError("slices", f"{message} If it does not, set is_sliceable = True in its class.")
         if isinstance(module, nn.MultiHeadAttention) and not module.is_causal:
             message = f"{module.brief()} sees later positions, which slices of a sequence do not have yet."
             raise ModelError("slices", f"{message} Give is_causal=True, or a schedule without slices.")
@@ -81,7 +81,7 @@ def _option_behind(module: nn.Module) -> str:
     if isinstance(module, nn.FullySharded):
         return "A fully sharded layer, of Grid(fully_sharded=True),"
     if type(module).__module__ == nn.ParallelAttention.__module__:
-        return "A layer that ranks share, of Grid(tensor=…),"
+        return "A tensor-parallel layer, of Grid(tensor=…),"
     return ""
 
 
@@ -91,7 +91,7 @@ def into_slices(given: Samples | Pieces, name: str, num_sequences: int, num_slic
     Parameters
     ----------
     given : Samples or Pieces
-        Arrays of shape (samples, positions, ...); or pieces, which are slices already.
+        Arrays of shape (samples, positions, ...); or pieces, which are already slices.
     name : str
         For errors.
     num_sequences, num_slices : int
@@ -108,7 +108,7 @@ def into_slices(given: Samples | Pieces, name: str, num_sequences: int, num_slic
     if len(lengths) > 1 or min(lengths) < num_slices:
         message = f"The {name} have {sorted(lengths)} positions on their second axis; expected one number, at least"
         raise MicrobatchError(
-            "unequal-lengths", f"{message} {num_slices}, to cut sequences into {counted(num_slices, 'slice')}."
+            "unequal-lengths", f"{message} {num_slices}, to divide sequences into {counted(num_slices, 'slice')}."
         )
     columns, parts = partition_evenly(lengths.pop(), num_slices), []
     for rows in split_microbatches(given.num_samples, num_sequences):
@@ -132,7 +132,7 @@ class Slices(Pieces):
 
 
 def weight_of_loss(schedule: Schedule, loss: Any, given: Weight | None) -> Weight | None:
-    """Return the weight of a microbatch: as given; of a slice whose loss has none, its samples times its positions."""
+    """Return the weight of a microbatch; for a slice of a loss without weight, its samples times its positions."""
     has_own = callable(getattr(loss, "weight", None)) or getattr(loss, "reduction", "mean") == "sum"
     if given or schedule.num_slices == 1 or has_own:
         return given
@@ -140,7 +140,7 @@ def weight_of_loss(schedule: Schedule, loss: Any, given: Weight | None) -> Weigh
 
 
 def out_of_slices(outputs: Sequence[Payload], num_slices: int) -> list[Payload]:
-    """Return the outputs of microbatches of sequences, from those of their slices."""
+    """Return the outputs of microbatches of sequences, from the outputs of their slices."""
     groups = (outputs[i : i + num_slices] for i in range(0, len(outputs), num_slices))
     return [
         group[0]._replace(
@@ -156,9 +156,9 @@ class SlicedStage(Stage):
     def __init__(self, module: nn.Sequential, index: int, schedule: Any, *given: Any, **options: Any) -> None:
         super().__init__(module, index, schedule, *given, **options)
         self._num_slices, self._current = schedule.num_slices, 0
-        self._made: dict[int, tuple[Carried, int]] = {}  # by slice, until its backward: its own, and its positions
+        self._made: dict[int, tuple[Carried, int]] = {}  # by slice, until its backward: its tensors, and positions
         self._used: dict[int, list[list[StageInput]]] = {}  # by slice: its inputs from each earlier slice
-        self._returned: dict[int, list[Array | None]] = {}  # by slice: gradients of what it made
+        self._returned: dict[int, list[Array | None]] = {}  # by slice: gradients of its own tensors
 
     def forward(self, microbatch: int, received: Payload) -> Payload:
         """F: see :meth:`Stage.forward`."""
@@ -214,7 +214,7 @@ class SlicedStage(Stage):
         return found
 
     def _roots(self, held: Held, gradient: Payload | None) -> dict[Node, Array]:
-        """Return where the walk begins: at the results, and at the keys and values that later slices used."""
+        """Return the start of the walk: the results, and the keys and values that later slices used."""
         roots, (made, _) = super()._roots(held, gradient), self._made[self._current]
         nodes = [tensor.node for tensors in made for tensor in tensors]
         for node, array in zip(nodes, self._returned.pop(self._current, ())):
@@ -223,7 +223,7 @@ class SlicedStage(Stage):
         return roots
 
     def _hand_back(self, k: int) -> None:
-        """Add the gradients of the keys and values of earlier slices to what came of them already."""
+        """Add the gradients of the keys and values of earlier slices to their gradients so far."""
         del self._made[k]
         for before, inputs in enumerate(self._used.pop(k), k - k % self._num_slices):
             came = self._returned.get(before, [None] * len(inputs))

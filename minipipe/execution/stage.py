@@ -2,7 +2,7 @@
 
 File 6 of 12 on the first path through the code (README.md):
 after ``execution/executor.py``, before ``functional/linear.py``. You will meet its nodes, ``Node`` and ``StageInput``,
-in file 9, and ``WeightWork``, what I leaves for W, in file 11.
+in file 9, and ``WeightWork``, the part that I leaves for W, in file 11.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Held(NamedTuple):
     """The graph of one microbatch from F until B or I; after I, a WeightWork holds the rest until W."""
 
     inputs: list[StageInput]
-    results: list[tuple[Node | None, tuple[int, ...]]]  # (node, shape); no node where nothing behind needs a gradient
+    results: list[tuple[Node | None, tuple[int, ...]]]  # (node, shape); no node if nothing before needs a gradient
     seed: Array | None  # on the last stage, the gradient of the loss, with which the backward begins
 
 
@@ -45,16 +45,16 @@ class Stage:
     index : int
         The stage, from 0.
     schedule : Schedule
-        Says where the stage is: the last one is followed by the loss; a frozen one has no W, or no backward at all.
+        Gives the position of the stage: the last one is followed by the loss; a frozen one has no W, or no backward.
     parameters : dict of str to Parameter
-        Those of its layers, by their names in the whole model.
+        The parameters of its layers, by their names in the whole model.
     forward : function, optional
         Computes the layers in another way, such as :class:`minipipe.nn.Recompute`.
 
     Attributes
     ----------
     weight_work : dict of int to WeightWork
-        By microbatch, what I has left for W.
+        By microbatch, the part that I has left for W.
 
     Examples
     --------
@@ -71,7 +71,7 @@ class Stage:
     array([2.], dtype=float32)
     """
 
-    is_observed = is_halved = False  # what replaying.py asks: are graphs looked at, and all backwards in halves?
+    is_observed = is_halved = False  # for replaying.py: are graphs inspected, and all backwards in halves?
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         """Refuse to be copied and pickled."""
@@ -95,7 +95,7 @@ class Stage:
         self.parameters = parameters
         self._leaves = [leaf for parameter in parameters.values() for leaf in parameter.leaves.values()]
         self._forward = forward or module
-        self._held: dict[int, Any] = {}  # a Held, or what replaying.py keeps in place of it
+        self._held: dict[int, Any] = {}  # a Held, or the record of replaying.py in its place
         self.weight_work: dict[int, Any] = {}
 
     # -- the actions ----------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class Stage:
         microbatch : int
         received : Payload
         objective : function
-            ``(microbatch, outputs) -> (loss, share)``. The backward begins with this microbatch's share of the batch
+            ``(microbatch, outputs) -> (loss, share)``. The backward begins with this microbatch's weight in the batch
             instead of 1, which scales every gradient. None instead of a loss: nothing is held for a backward.
         """
         inputs, outputs = self._compute(received)
@@ -137,7 +137,7 @@ class Stage:
         ----------
         microbatch : int
         gradient : Payload or None
-            Of the stage's results. None on the last stage, where the loss begins it.
+            The gradient of the stage's results. None on the last stage, whose backward begins at the loss.
         """
         held = self._held.pop(microbatch)
         autograd.backward(self._roots(held, gradient))
@@ -174,7 +174,7 @@ class Stage:
             self._held[microbatch] = Held(inputs, results, seed)
 
     def _roots(self, held: Held, gradient: Payload | None) -> dict[Node, Array]:
-        """Return where the walk begins, and with which gradients."""
+        """Return the start of the walk: nodes, and their gradients."""
         arrays = [held.seed] if gradient is None else gradient.arrays
         roots, fits = {}, len(arrays) == len(held.results)
         for array, (node, shape) in zip(arrays, held.results):
@@ -190,17 +190,17 @@ class Stage:
 
     @staticmethod
     def _gradients(held: Held) -> Payload:
-        """Return the gradients in their order; the stage before knows what bundle, if any, they belong to."""
+        """Return the gradients in their order; the stage before knows the structure of their pytree, if any."""
         arrays = [stage_input.grad for stage_input in held.inputs]
         return Payload(arrays, [True] * len(arrays), None if len(arrays) == 1 else ())
 
     def look(self) -> None:
-        """Begin a step, forward only or not: nothing to look at here, see ``replaying.py``."""
+        """Begin a step, forward only or not; a replaying stage overrides this, see ``replaying.py``."""
 
     # -- memory ---------------------------------------------------------------------------------------------
 
     def begin(self, accumulate: bool = False) -> None:
-        """Forget whatever a step that failed has left, and the gradients, unless others are to be added to them."""
+        """Clean up after a failed step, including its gradients, unless gradients are accumulated."""
         self.look()
         self._held.clear()
         self.weight_work.clear()

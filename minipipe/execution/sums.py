@@ -1,4 +1,4 @@
-"""The sums of gradients over the replicas of a stage, beside what their ranks still compute.
+"""The gradient all-reduce over the replicas of a stage, overlapped with the computations of their ranks.
 
 Replica j of n adds part j of the gradients, and sends the sum to the others; two replicas, one stage::
 
@@ -6,9 +6,10 @@ Replica j of n adds part j of the gradients, and sends the sum to the others; tw
                                               \\ /                                          \\ /
     rank 1   0B1 0REDUCE_GRAD1 --[1] part 0----'---- [2] adds part 1 --[3] sum of part 1----'---- [4] has both parts
 
-That is a reduce-scatter and an all-gather: every rank sends 2 (n - 1) / n of the gradients. No rank waits at [1]. After
-each of its actions a rank looks which messages have arrived, and continues with [2] to [4]; at the end of the step it
-waits. There [2] of all sums comes before [4] of any, so that it does not matter which sum a rank comes to first.
+This is a reduce-scatter and an all-gather: every rank sends 2 (n - 1) / n of the gradients. No rank waits at [1]. After
+each of its actions a rank checks which messages have arrived, and continues with [2] to [4]; at the end of the step it
+waits. In that wait, [2] of all sums comes before [4] of any, so the order in which ranks begin their sums is
+irrelevant.
 Contributions are added in pairs, in the order of the replicas, so that the bits depend on their number alone.
 """
 
@@ -61,7 +62,7 @@ class GradientSums:
     def __init__(self, plan: Plan, stages: Mapping[int, Stage], group: ProcessGroup, xp: ModuleType) -> None:
         program = plan.program
         self._group, self._xp, self._ranks_of = group, xp, program.ranks_of
-        first_tag = 2 * program.num_stages * program.num_microbatches  # behind those of the executor
+        first_tag = 2 * program.num_stages * program.num_microbatches  # after the executor's tags
         sums = gradient_sums(program)
         self._tags = {action: first_tag + 2 * i for i, members in enumerate(sums) for action in members if action}
         self.last_tag = first_tag + 2 * len(sums)
@@ -74,7 +75,7 @@ class GradientSums:
         self.observers = (self,) if plan.gradient_blocks > 1 else ()
 
     def begin(self, accumulate: bool) -> None:
-        """Begin a step. To gradients of earlier steps those of this one are added as a sum."""
+        """Begin a step. Its gradients are added to the gradients of earlier steps as a sum."""
         if not self.observers:
             return
         self._pending, self._sends = [], []
@@ -140,7 +141,7 @@ class GradientSums:
 
 
 class Blocks:
-    """Adds the gradients of a stage by blocks of microbatches: each block on its own, and then the blocks in pairs.
+    """Adds the gradients of a stage by blocks of microbatches: each block separately, and then the blocks in pairs.
 
     A block is complete before the next one begins, so there are no more gradients at once than the number of blocks
     has binary digits.
@@ -149,7 +150,7 @@ class Blocks:
     ----------
     leaves : list of Leaf
     size : int
-        Microbatches of a block; 0 if all are one.
+        Microbatches of a block; 0 if all form one block.
     """
 
     def __init__(self, leaves: list[Leaf], size: int) -> None:
@@ -243,7 +244,7 @@ class _Sum:
         return all(self._group.has_arrived(self._ranks[j], self._tag + self.is_added) for j in self._arriving)
 
     def go_on(self) -> None:
-        """Wait for the messages of the others, then add or take what came."""
+        """Wait for the messages of the others, then add or take their parts."""
         came = {j: Payload.from_message(request.wait(), self._xp).arrays for j, request in self._arriving.items()}
         if not self.is_added:  # [2]
             came[self._place] = self._part(self._place)
@@ -286,7 +287,7 @@ class _Sum:
                 self.sends.append(self._group.isend(message, self._ranks[j], tag, step=self._step))
 
     def _receives(self, tag: int) -> dict[int, Any]:
-        """Return the requests of the messages that come: first for the own part, then with those of the others."""
+        """Return the requests of the incoming messages: first for this rank's part, then for the others' parts."""
         found = {}
         for j in self._others:
             part = self._place if tag == self._tag else j
@@ -300,8 +301,8 @@ class _Sum:
 def bytes_of_sum(gradients: Sequence[tuple[int, int]], n: int, place: int) -> int:
     """Return the most bytes that a sum over n replicas takes beside its gradients, on one of their ranks.
 
-    These are the parts that it sent, which may be in flight until the end, that of its own which it added, and those
-    that came: [2] or [4] of this file's picture, whichever are more.
+    These are the parts that it sent, which may be in flight until the end; its own part, to which it added; and the
+    parts that it received: [2] or [4] of this file's picture, whichever are more.
 
     Parameters
     ----------
@@ -323,7 +324,7 @@ def bytes_of_sum(gradients: Sequence[tuple[int, int]], n: int, place: int) -> in
 def bytes_sent_in_sum(gradients: Sequence[tuple[int, int]], n: int, place: int) -> int:
     """Return the bytes of gradients that one rank sends in a sum over n replicas: [1] and [3] of this file's picture.
 
-    Of n equal parts they are 2 (n - 1) / n of the gradients. Parameters are as in :func:`bytes_of_sum`.
+    For n equal parts they are 2 (n - 1) / n of the gradients. Parameters are as in :func:`bytes_of_sum`.
 
     Examples
     --------
@@ -342,11 +343,11 @@ def _bytes_of_parts(gradients: Sequence[tuple[int, int]], n: int) -> list[int]:
 
 
 def most_sums_of_blocks(num_blocks: int) -> int:
-    """Return how many gradients of each parameter there are at most, where they are added in blocks, beside the sum.
+    """Return the maximal number of gradients of each parameter, besides the sum, if they are added in blocks.
 
     Examples
     --------
-    With 4 blocks: the sum of the first two, the third, and that of the third and the fourth, beside the fourth.
+    With 4 blocks: the sum of the first two, the third, and, next to the fourth, the sum of the third and the fourth.
 
     >>> list(map(most_sums_of_blocks, (1, 2, 4, 8)))
     [0, 2, 3, 4]
@@ -356,6 +357,6 @@ def most_sums_of_blocks(num_blocks: int) -> int:
 
 
 def leaves_of(stage: Stage) -> list[Leaf]:
-    """Return where the gradients that replicas add up are: a leaf for each use of a parameter in a stage's layers."""
+    """Return the leaves of the gradients that replicas add up: one for each use of a parameter in a stage's layers."""
     uses = (use for layer in stage.module.layers for use in parameters_of(layer) if not use.is_summed)
     return list({id(use.node): use.node for use in uses}.values())

@@ -1,4 +1,4 @@
-"""The measured timeline of all ranks, put together from what each recorded while it ran.
+"""The measured timeline of all ranks, assembled from the record of each rank.
 
 Apart from ``record.py``, which executors import.
 """
@@ -50,7 +50,7 @@ class Recorded(NamedTuple):
 def measured_timeline(program: Program, ranks: Sequence[Recorded], note: str = "") -> Timeline:
     """Return the timeline of all ranks, in seconds from its beginning.
 
-    The program is that of one step, and the records of all ranks are on one clock.
+    The program describes one step, and the records of all ranks are on one clock.
 
     Examples
     --------
@@ -107,7 +107,7 @@ def _changes(ranks: Sequence[Recorded], rank: int, last: int, origin: float) -> 
 
 
 def _peak_activations(program: Program, rank: int, held_after: Sequence[int]) -> int:
-    """Return the most (stage, microbatch) pairs that a rank held at once; a frozen F holds its own while it runs."""
+    """Return the most (stage, microbatch) pairs that a rank held at once; a frozen F holds its pair while it runs."""
     held, peak = dict.fromkeys(program.stages_of(rank), 0), 0
     for action, after in zip(program.schedule.actions[rank], held_after):
         held[action.stage] = after
@@ -117,7 +117,7 @@ def _peak_activations(program: Program, rank: int, held_after: Sequence[int]) ->
 
 
 def _messages(program: Program, ranks: Sequence[Recorded], origin: float) -> Iterator[Message]:
-    """Yield every message between ranks. The program says whose times a rank recorded."""
+    """Yield every message between ranks. The program determines whose times a rank recorded."""
     sends, receives = _values(program, "send"), _values(program, "receive")
     sent = {
         value: (source, time - origin)
@@ -133,7 +133,7 @@ def _messages(program: Program, ranks: Sequence[Recorded], origin: float) -> Ite
 
 
 def _sums(program: Program, ranks: Sequence[Recorded], origin: float) -> Iterator[GradientSum]:
-    """Yield the sums of gradients; each is complete on all of its ranks once the last of them has it."""
+    """Yield the gradient all-reduces; each is complete on all of its ranks once the last of them has it."""
     rows = ([a for a in row if a.kind is ActionKind.REDUCE_GRAD] for row in program.actions)
     times = {action: (r, *times) for r, row in enumerate(rows) for action, times in zip(row, ranks[r].sums)}
     for members in gradient_sums(program):

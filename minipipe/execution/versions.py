@@ -1,15 +1,15 @@
-"""U, run: each stage updates its weights while others run on, and a backward still finds the weights of its forward.
+"""The action U: each stage updates its weights while others run on, and a backward uses the weights of its forward.
 
-An observer of the executor runs the U of a rank. What it applies follows from positions alone
-(``schedules/analysis/updates.py``): gradients add up apart for each U, and each of its microbatches adds to that sum::
+An observer of the executor runs the U of a rank. Positions alone determine which gradients it applies
+(``schedules/analysis/updates.py``): each U has a separate sum, to which each of its microbatches adds::
 
     row              0F0  0F1  0B0    0U0        0F2  0B1       0U1
     weights          v0   v0   v0     v0 -> v1   v1   v0 again  v1 -> v2      a copy, since 1 or 2 still needs the old
     sum of gradients           of U0  applied         of U1     applied
 
-Before a backward the weights of its forward are put back into the parameters, and afterwards the newest: so whatever it
-reads is of one version, whether it was recorded, captured or is computed again. That is *weight stashing*. A version
-that no microbatch needs any more is updated in place; without stashing, all are, and a backward finds newer weights.
+Before a backward the weights of its forward are put back into the parameters, and afterwards the newest: so it reads
+weights of one version, whether it was recorded, captured or is computed again. That is *weight stashing*. A version
+that no microbatch needs any more is updated in place; without stashing, all are, and a backward uses newer weights.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class HeldCopies(NamedTuple):
     Attributes
     ----------
     versions : int
-        Of its weights, the newest among them.
+        Versions of its weights, including the newest.
     stashed_bytes : int
-        Of all versions but the newest, as long as anything refers to their arrays.
+        Bytes of all versions except the newest, as long as anything refers to their arrays.
     gradient_bytes : int
-        Of the sums of gradients that waited for their U.
+        Bytes of the sums of gradients that waited for their U.
     """
 
     versions: int = 1
@@ -60,7 +60,7 @@ class HeldCopies(NamedTuple):
 
 
 class ReplicaSums:
-    """The sums over the replicas of a stage that its updates apply: each replica sends its own gradients to all others.
+    """The sums over the replicas of a stage that its updates apply: each replica sends its gradients to all others.
 
     ::
 
@@ -68,8 +68,8 @@ class ReplicaSums:
                                       \\ /
         rank 2   0B3 0REDUCE_GRAD3 ---'-'--- 0F4  0U3 adds both, in the order of the replicas
 
-    A U waits for nothing but these messages, which are sent without waiting: no more than the verifier knows of. In the
-    two rounds of ``sums.py``, which send less from three replicas on, it would wait for ranks that may be blocked.
+    A U waits only for these messages, which are sent without waiting and which the verifier knows. In the two rounds of
+    ``sums.py``, which send less from three replicas on, it would wait for ranks that may be blocked.
 
     Parameters
     ----------
@@ -81,13 +81,13 @@ class ReplicaSums:
 
     def __init__(self, program: Program, group: ProcessGroup, xp: ModuleType) -> None:
         self._group, self._xp, self._ranks_of = group, xp, program.ranks_of
-        first_tag = 2 * program.num_stages * program.num_microbatches  # behind those of the executor
+        first_tag = 2 * program.num_stages * program.num_microbatches  # after the executor's tags
         self._tags = {a: first_tag + i for i, each in enumerate(gradient_sums(program)) for a in each if a}
-        self._sends: dict[int, list[Request]] = {}  # by stage, those of its last sum: whoever took it took all before
+        self._sends: dict[int, list[Request]] = {}  # by stage, of its last sum: its receivers have received all before
         self._coming: dict[tuple[int, int], tuple[dict[int, Request], list[float]]] = {}
 
     def send(self, action: Action, own: Sequence[Array | None], step: int) -> list[float]:
-        """Send the own gradients of a REDUCE_GRAD; return its times, for the record: now, the end, and the bytes."""
+        """Send this rank's gradients of a REDUCE_GRAD; return its times for the record: now, the end, and the bytes."""
         times = [perf_counter(), 0.0, float(sum(backend.num_bytes(each) for each in own if each is not None))]
         others = [rank for rank in self._ranks_of(action.stage) if rank != self._group.rank]
         if own:
@@ -99,7 +99,7 @@ class ReplicaSums:
         return times
 
     def total(self, update: Action, own: list[Array | None]) -> list[Array | None]:
-        """Return the sum that an update applies: the own gradients, where the stage has no replicas."""
+        """Return the sum that an update applies: this rank's gradients, if the stage has no replicas."""
         coming, times = self._coming.pop((update.stage, update.microbatch), ({}, [0.0, 0.0]))
         came = {rank: Payload.from_message(request.wait(), self._xp).arrays for rank, request in coming.items()}
         came[self._group.rank], times[1] = own, perf_counter()
@@ -172,14 +172,14 @@ class Updating:
         return {U: run_update, REDUCE_GRAD: contribute}.get(kind, run_with_own_weights)
 
     def finish(self) -> dict[int, HeldCopies]:
-        """End the run: graphs of other computations that are still there are out of date. Return what was held."""
+        """End the run: graphs of other computations that still exist are out of date. Return the most that was held."""
         for own in self._stages.values():
             for parameter in own.parameters:
                 parameter.note_change()
         return {index: own.most for index, own in self._stages.items()}
 
     def _apply(self, num_updates: int) -> None:
-        """Change the parameters that have a gradient now: those of one stage. All stages of a rank make one step."""
+        """Change the parameters that have a gradient now, in one stage. All stages of a rank make one step."""
         if num_updates > self._num_steps:
             self._num_steps += 1
             self._optimiser.step()
@@ -198,11 +198,11 @@ class StageWeights:
     Attributes
     ----------
     parameters : list of Parameter
-        That are trained; the others have one version.
+        The trained parameters; the others have one version.
     sums : dict of Action to list of array or None
         By update, its sum of gradients so far.
     most : HeldCopies
-        So far.
+        The maxima so far.
     """
 
     def __init__(self, stage: Stage, is_stashed: bool) -> None:
@@ -221,12 +221,12 @@ class StageWeights:
             self._needed[microbatch] = self._newest
 
     def release(self, microbatch: int) -> None:
-        """Let go of what was kept for a microbatch."""
+        """Release the weights that were kept for a microbatch."""
         self._needed.pop(microbatch, None)
 
     @contextmanager
     def of_microbatch(self, microbatch: int, update: Action | None) -> Iterator[None]:
-        """Compute with the weights of a microbatch inside this block; what it adds counts for an update."""
+        """Compute with the weights of a microbatch inside this block; its gradients count for an update."""
         weights = self._needed.get(microbatch, self._newest)
         self._put(weights)
         if update is not None:
@@ -257,7 +257,7 @@ class StageWeights:
         self._put_gradients(None)
 
     def measure(self) -> None:
-        """Note what is held now."""
+        """Note the versions and bytes that are held now."""
         versions = {id(weights) for weights in (*self._needed.values(), self._newest)}
         alive = [array for each in self._replaced if (array := each()) is not None]
         self._replaced = list(map(ref, alive))

@@ -32,7 +32,8 @@ def rotary(x: Operand, positions: Operand | None = None, base: float = 10000.0) 
 
     Elements i and i + d / 2 are a point in a plane, which is turned by position * base^(-2 i / d). These are the pairs
     of GPT-NeoX and of Llama's weights in Hugging Face's form; the paper pairs neighbours, elements 2 i and 2 i + 1,
-    which is the same but for the order of the elements. The product of a query and a key that are both turned depends
+    which is the same except for the order of the elements. The product of a query and a key that are both turned
+    depends
     on the distance of their positions alone.
 
     Parameters
@@ -40,7 +41,7 @@ def rotary(x: Operand, positions: Operand | None = None, base: float = 10000.0) 
     x : Tensor of shape (..., t, d)
         Queries or keys; d is even.
     positions : array or Tensor of whole numbers, of shape (t,) or (n, t), optional
-        Of the vectors; where each sample has its own, n is the first axis of x. By default 0 to t - 1.
+        The positions of the vectors. If they differ between samples, n is the first axis of x. By default 0 to t - 1.
     base : float
         Above 0. The larger it is, the slower the slowest planes turn.
 
@@ -152,12 +153,12 @@ def attention(
         The axes before the last two are the same in all three: samples, heads. But the last of them, the heads, may be
         a multiple in the queries: (n, h * g, t, d) beside (n, h, s, d) and (n, h, s, e).
     is_causal : bool
-        Whether query i sees keys 0 to i only, and among them those of the mask.
+        Whether query i sees only keys 0 to i, and among them only keys that the mask allows.
     mask : array or Tensor of truth values, or of 0 and 1, optional
-        Which keys are seen, True or 1: of shape (n, s), by key, for instance all but padding; or (n, t, s), by query
-        and key. Two axes are (n, s), whatever the lengths. n is the first axis of the queries, or 1 for all samples
-        alike; heads share the mask. It has no gradient. Keys and values that are not seen must be finite all the same:
-        their weight is 0, and 0 * inf is NaN, as in PyTorch.
+        Which keys are visible, True or 1: of shape (n, s), by key, for instance all except padding; or (n, t, s), by
+        query and key. Two axes always mean (n, s). n is the first axis of the queries, or 1 for all samples alike;
+        heads share the mask. It has no gradient. Keys and values that are not visible must still be finite: their
+        weight is 0, and 0 * inf is NaN, as in PyTorch.
     dropout : float
         The probability with which a weight is set to 0, after the softmax; see :func:`minipipe.functional.dropout`.
     part : tuple of int
@@ -181,7 +182,7 @@ def attention(
 
     Examples
     --------
-    A query that finds all keys equally near gets the mean of their values.
+    A query that is equally near to all keys gets the mean of their values.
 
     >>> from minipipe import Tensor, functional
     >>> key, value = Tensor([[1.0, 2.0], [3.0, 4.0]]), Tensor([[10.0], [20.0]])
@@ -246,7 +247,8 @@ def self_attention(
     dropout : float
         The probability with which a weight is set to 0, as there.
     num_key_value_heads : int, optional
-        Heads of keys and values, a divisor of num_heads, by default as many; neighbouring heads of queries share one.
+        Heads of keys and values, a divisor of num_heads, by default equal to it; neighbouring heads of queries share
+        one.
     rotary_base : float, optional
         Turns queries and keys by their positions, 0 to t - 1, with this base; see :func:`minipipe.functional.rotary`.
     part : tuple of int
@@ -311,15 +313,15 @@ def self_attention(
 class _Head(NamedTuple):
     """Values that attention keeps: queries (scaled), keys, values and weights of all heads, over the last two axes.
 
-    Queries of heads that share keys and values stand one behind the other, as if they were of one head.
+    Queries of heads that share keys and values are stored one after the other, as if they belonged to one head.
     """
 
     queries: Array
     keys: Array
     values: Array
     weights: Array
-    dropped: Array  # the weights after dropout; without, the weights themselves
-    shape: tuple[int, ...]  # of the queries that were given
+    dropped: Array  # the weights after dropout; without dropout, the weights themselves
+    shape: tuple[int, ...]  # of the query argument
 
     @classmethod
     def of(
@@ -364,7 +366,7 @@ class _Head(NamedTuple):
 
 
 def _beside(rows: Array, shared: Array) -> Array:
-    """Return the rows of heads that share keys one behind the other: (..., h * g, t, d) as (..., h, g * t, d)."""
+    """Return the rows of heads that share keys one after the other: (..., h * g, t, d) as (..., h, g * t, d)."""
     if rows.shape[:-2] == shared.shape[:-2]:
         return rows
     num_rows = rows.shape[-3] // shared.shape[-3] * rows.shape[-2]
@@ -403,7 +405,7 @@ def _visible(name: str, mask: Operand | None, like: Array, num_keys: int) -> Arr
 def _truth_values(name: str, mask: Array) -> Array:
     xp = array_module(mask)
     if not backend.is_integer(mask.dtype):
-        message = f"{name}: the mask is {mask.dtype}; expected truth values, or 1 where a key is seen and 0 elsewhere."
+        message = f"{name}: the mask is {mask.dtype}; expected truth values, or 1 for visible keys and 0 for others."
         raise TensorError("dtype", message)
     is_seen = mask == 1
     if not bool(xp.all(is_seen | (mask == 0))):

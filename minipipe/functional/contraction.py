@@ -6,8 +6,8 @@ An operand and its indices are a *term*. From left to right two terms become one
     batch       in both, and needed later: b         left, right     in one of them: i and k
     contracted  in both, and needed no more: j
 
-so the pair is the product of (b, i, j) and (b, j, k), after axes have been put in this order and those of each kind but
-the first made one. An index that only one term has and nothing needs is summed before.
+so the pair is the product of (b, i, j) and (b, j, k), after its axes have been put in this order and the axes of each
+kind except the first have been merged. An index that only one term has and no later product needs is summed before.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def einsum(subscripts: str, *tensors: Operand) -> Tensor:
 
     Notes
     -----
-    Operands are taken in pairs from left to right, whatever their sizes; write first what makes the smallest
+    Operands are taken in pairs from left to right, whatever their sizes; write first the operands with the smallest
     intermediate results, which the graph keeps. Letters that occur twice in one term (a diagonal) are refused.
 
     Examples
@@ -97,7 +97,7 @@ def matmul(a: Operand, b: Operand) -> Tensor:
     Returns
     -------
     Tensor of shape (..., n, m)
-        Without n where a is a vector, and without m where b is.
+        Without n if a is a vector, and without m if b is a vector.
 
     Raises
     ------
@@ -161,7 +161,7 @@ class _Term(NamedTuple):
 
 
 def _product(a: _Term, b: _Term, lengths: dict[Index, int], needed: set[Index]) -> _Term:
-    """Return two terms as one, summed over what only they have and nothing behind them needs."""
+    """Return two terms as one, summed over the indices that only they have and no later term needs."""
     a, b = a.summed(needed | set(b.indices)), b.summed(needed | set(a.indices))
     common = [index for index in a.indices if index in b.indices]
     batch = [index for index in common if index in needed]
@@ -189,7 +189,7 @@ def _product(a: _Term, b: _Term, lengths: dict[Index, int], needed: set[Index]) 
 
 
 def _parsed(subscripts: str, shapes: list[tuple[int, ...]]) -> tuple[list[list[Index]], list[Index]]:
-    """Return the indices of each operand and those of the result."""
+    """Return the indices of each operand and of the result."""
     arrow = subscripts.find("->")
     end = len(subscripts) if arrow < 0 else arrow
     commas = [position for position in range(end) if subscripts[position] == ","]
@@ -214,7 +214,7 @@ def _parsed(subscripts: str, shapes: list[tuple[int, ...]]) -> tuple[list[list[I
 
 
 def _letters(subscripts: str, start: int, stop: int) -> list[str]:
-    """Return the letters of one term, and ``...`` where it stands."""
+    """Return the letters of one term, with ``...`` at its place."""
     found: list[str] = []
     for match in _SIGN.finditer(subscripts, start, stop):
         sign, position = match[0], match.start()
@@ -228,7 +228,7 @@ def _letters(subscripts: str, start: int, stop: int) -> list[str]:
 
 
 def _indices(subscripts: str, number: int, letters: list[str], shape: tuple[int, ...]) -> list[Index]:
-    """Return the index of each axis of an operand; those of ``...`` are numbers."""
+    """Return the index of each axis of an operand; numbers stand for the axes of ``...``."""
     covered = len(shape) - sum(letter != _ELLIPSIS for letter in letters)
     if covered < 0 or (covered and _ELLIPSIS not in letters):
         expected = f"{counted(len(shape) - covered, 'axis')}, as in {subscripts!r}, or '...' for the others"

@@ -1,7 +1,7 @@
-"""Tensors that know whether a rank has all of them: results of layers that several ranks share.
+"""Tensors that record whether a rank has all of them: results of layers on tensor-parallel ranks.
 
-A part and a whole tensor look alike, and a loss of the wrong one is a wrong number without an error. So what
-``parallel.py`` returns is marked, and a loss refuses what is not for it. Any other operation drops the mark.
+A part and a whole tensor look alike, and a loss of the wrong one is a wrong number without an error. So ``parallel.py``
+marks the tensors that it returns, and a loss refuses the wrong kind. Any other operation drops the mark.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _CLOSE = 1e-3  # replicas of one computation differ by rounding at most, and par
 
 
 class DistributedTensor(Tensor):
-    """A tensor of ranks that share a layer; :func:`marked` makes them.
+    """A tensor of tensor-parallel ranks; :func:`marked` makes them.
 
     Attributes
     ----------
     group : ProcessGroup
         The ranks.
     is_whole : bool
-        Whether each rank has all of it, or its own part along the last axis.
+        Whether each rank has the whole tensor, or only its part along the last axis.
     """
 
     __slots__ = ("group", "is_whole")
@@ -71,7 +71,7 @@ def check_whole(operation: str, *tensors: Any) -> None:
 
 
 def check_part(operation: str, tensor: Any, group: ProcessGroup) -> None:
-    """Refuse a tensor of which every rank has all, or whose parts are those of other ranks; without a mark take any.
+    """Refuse a tensor that every rank has whole, or parts on other ranks; accept any tensor without a mark.
 
     Raises
     ------
@@ -88,10 +88,10 @@ def check_part(operation: str, tensor: Any, group: ProcessGroup) -> None:
 
 
 def check_scores(operation: str, scores: Tensor, group: ProcessGroup) -> None:
-    """Refuse scores that are no part of all: by their mark or, without one, if they are the same on all ranks.
+    """Refuse scores that are whole, not parts: by their mark or, without one, if they are the same on all ranks.
 
-    Collective for scores without a mark. Scores that do not depend on the class may be parts, of a layer that begins
-    at 0, and are taken.
+    Collective for scores without a mark. Scores that do not depend on the class are accepted, since they may be parts
+    of a layer that begins at 0.
 
     Raises
     ------
@@ -117,7 +117,7 @@ def are_same(array: Array, group: ProcessGroup) -> bool:
     """
     step = max(1, backend.prod(array.shape) // _COMPARED) | 1  # odd, so that it meets every column
     own = backend.to_numpy(backend.reshape(array, (-1,))[::step]).astype(np.float64)
-    first, *others = group.all_gather(own)  # all ranks compare the same two, and so find the same
+    first, *others = group.all_gather(own)  # all ranks compare the same two, with the same result
     return all(_are_close(first, other) for other in others)
 
 

@@ -1,4 +1,4 @@
-"""Operations on each element. Each stands with its gradients, one vjp for each input.
+"""Operations on each element. Each is defined together with its gradients, one vjp for each input.
 
 ============  =======================  ===================================================
 operation     result                   gradients, for the gradient g of the result
@@ -136,14 +136,14 @@ def divide(a: Operand, b: Operand) -> Tensor:
     return record(
         result,
         (a, lambda g: unbroadcast(g / y, a_shape)),
-        (b, lambda g: unbroadcast(-g * (result / y), b_shape)),  # y * y might be 0 or inf where the quotient is neither
+        (b, lambda g: unbroadcast(-g * (result / y), b_shape)),  # y * y may be 0 or inf although the quotient is not
     )
 
 
 def power(a: Operand, b: Operand) -> Tensor:
     """Return a ** b, broadcast. Squares are computed as products, three times as fast.
 
-    The gradient of a base under an exponent of 0 is 0, and so is that of an exponent, at least 0, over a base of 0.
+    The gradient of a base is 0 if the exponent is 0. The gradient of an exponent of at least 0 is 0 if the base is 0.
 
     Examples
     --------
@@ -272,7 +272,7 @@ def _sigmoid(x: Array) -> Array:
 
 @with_hints
 def relu(a: Operand) -> Tensor:
-    """Return a where it is positive, and 0 elsewhere. The gradient at 0 is 0.
+    """Return max(a, 0), element by element. The gradient at 0 is 0.
 
     Examples
     --------
@@ -349,7 +349,7 @@ def dropout(a: Operand, probability: float) -> Tensor:
 def drawn(
     name: str, like: Array, probability: float, part: tuple[int, int] = (0, 1)
 ) -> Callable[[Array], Array] | None:
-    """Return what dropout does here to arrays of the shape of ``like``, and to their gradients; None for nothing.
+    """Return a function that drops elements of arrays like ``like``, or of their gradients; None for no dropout.
 
     With ``part`` (i, count) these are part i of all heads, the last axis but two, for which it draws.
     """

@@ -42,7 +42,7 @@ def embedding(weight: Tensor, ids: Operand) -> Tensor:
     return record(
         backend.reshape(result, (*ids.shape, width)),
         (weight, lambda g: add_rows((count, width), rows, backend.reshape(g, (-1, width)))),
-        (ids, _no_gradient),  # only says that the result depends on the ids: it is an activation
+        (ids, _no_gradient),  # only marks the result as dependent on the ids: it is an activation
     )
 
 

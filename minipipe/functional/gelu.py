@@ -40,7 +40,7 @@ _FAR_BOTTOM = (
     1.57449261107098347e1,
     1.0,
 )
-# float32: one ratio for all x, that of Eigen and XLA.
+# float32: one ratio for all x, as in Eigen and XLA.
 _SINGLE_TOP = (
     -1.60960333262415e-2,
     -2.95459980854025e-3,
@@ -108,7 +108,7 @@ def _erf_double(x: Array) -> Array:
 
 
 def _polynomial(x: Array, coefficients: tuple[float, ...]) -> Array:
-    """Return c0 + c1 x + c2 x^2 + …, in place but for the first product (Horner's scheme)."""
+    """Return c0 + c1 x + c2 x^2 + …, in place except for the first product (Horner's scheme)."""
     *others, last = coefficients
     result = x * last
     for coefficient in reversed(others[1:]):
@@ -129,7 +129,7 @@ def gelu(a: Operand, approximate: bool = False) -> Tensor:
 
     Notes
     -----
-    The slope is computed beside the value, so that one array waits for the backward pass and not two.
+    The slope is computed together with the value, so that one array waits for the backward pass and not two.
 
     References
     ----------

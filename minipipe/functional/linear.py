@@ -1,8 +1,8 @@
-"""The product of a linear layer: the result, and beside it the gradients.
+"""The product of a linear layer: the result and its gradients.
 
 File 7 of 12 on the first path through the code (README.md): after ``execution/stage.py``, before ``autograd/graph.py``.
-Each operation ends in ``record``, which takes for each input a vjp: a function from the gradient of the result to that
-of the input.
+Each operation ends in ``record``, which takes a vjp for each input: a function that turns the gradient of the result
+into the gradient of the input.
 """
 
 from __future__ import annotations

@@ -82,10 +82,10 @@ def log_softmax(a: Operand, axis: int = -1) -> Tensor:
 
 @with_hints
 def logsumexp(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the logarithm of the sum of e^a over the given axes, by default all.
+    """Return the logarithm of the sum of e^a over some axes, by default all.
 
-    Shifted by the largest element, so that nothing overflows. Where all are -inf the result is -inf, its gradient 0;
-    so it is over an empty axis.
+    Shifted by the largest element, so that nothing overflows. If all elements are -inf, the result is -inf and its
+    gradient 0; the same holds for an empty axis.
 
     Parameters, result and errors are as in :func:`minipipe.functional.total`.
 
@@ -127,8 +127,7 @@ def mean_squared_error(prediction: Tensor, target: Operand, reduction: str = "me
     Returns
     -------
     Tensor of shape ()
-        0 where nothing counts.
-        Of float16 and bfloat16 it is computed and returned in float32.
+        0 if no element counts. For float16 and bfloat16 it is computed and returned in float32.
 
     Raises
     ------
@@ -148,7 +147,7 @@ def mean_squared_error(prediction: Tensor, target: Operand, reduction: str = "me
     check_whole("mean_squared_error", prediction, target)
     prediction, target = operands(in_full(prediction), in_full(target))
     if prediction.shape != target.shape:
-        expected = "equal shapes, such as target.reshape(prediction.shape) where only an axis of length 1 is missing"
+        expected = "equal shapes, such as target.reshape(prediction.shape) if only an axis of length 1 is missing"
         raise shape_error("mean_squared_error", expected, prediction=prediction.shape, target=target.shape)
     difference = prediction.data - target.data
     check_reduction("mean_squared_error", reduction)
@@ -223,7 +222,7 @@ def cross_entropy(
     Returns
     -------
     Tensor of shape ()
-        0 where no row counts. Of scores in float16 or bfloat16 it is computed and returned in float32.
+        0 if no row counts. For scores in float16 or bfloat16 it is computed and returned in float32.
 
     Raises
     ------
@@ -274,7 +273,7 @@ def cross_entropy(
     wanted = _distribution(columns, ignore_index, label_smoothing, class_weights, log_probabilities)
 
     def counted(array: Array, weights: Array) -> Array:
-        """Leave out what has the weight 0: a score of -inf, or NaN in padding, times 0 would be NaN."""
+        """Leave out elements with the weight 0: a score of -inf, or NaN in padding, times 0 would be NaN."""
         return array if counts_all else backend.masked(array, weights != 0)
 
     def vjp(g: Array) -> Array:
@@ -331,8 +330,8 @@ def _check_options(label_smoothing: float, class_weights: Any, reduction: str, k
         raise ArgumentError("value", f"cross_entropy: the class weights are {given!r:.80}; expected finite numbers.")
     least = min(given)
     if least < 0 or (label_smoothing and class_weights is not None and not least):
-        # With smoothing a label of weight 0 adds to the sum, but not to what it is divided by.
-        expected = "above 0, where there is label_smoothing" if label_smoothing else "at least 0"
+        # With smoothing a label of weight 0 adds to the sum, but not to its divisor.
+        expected = "above 0, because of label_smoothing" if label_smoothing else "at least 0"
         raise ArgumentError("value", f"cross_entropy: the least of the class weights is {least}; expected {expected}.")
 
 

@@ -1,8 +1,8 @@
 """Normalisation within each sample, over the last axis or over groups of channels; each kind one fused operation.
 
-The normalised values are computed once, forward, and kept; the input itself is not. Every vjp works on its own, because
-in a split backward that of the weight may run long after that of the input. Sums over rows are products with a vector,
-which take a quarter of the time of a reduction.
+The forward pass computes the normalised values once and keeps them; it does not keep the input. The vjps are
+independent of each other: in a split backward, the vjp of the weight may run long after the vjp of the input. Sums over
+rows are products with a vector, which take a quarter of the time of a reduction.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -
     x : Tensor of shape (..., k)
     weight, bias : Tensor of shape (k,)
     epsilon : float
-        Keeps the division from blowing up where all elements of a row are equal.
+        Bounds the division if all elements of a row are equal.
 
     Returns
     -------
@@ -64,7 +64,7 @@ def group_norm(x: Tensor, num_groups: int, weight: Tensor, bias: Tensor, epsilon
         groups as channels ("instance normalisation"), are the extremes.
     weight, bias : Tensor of shape (c,)
     epsilon : float
-        Keeps the division from blowing up where all elements of a group are equal.
+        Bounds the division if all elements of a group are equal.
 
     Returns
     -------
@@ -127,7 +127,7 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-5) -> Tensor:
     x : Tensor of shape (..., k)
     weight : Tensor of shape (k,)
     epsilon : float
-        Keeps the division from blowing up where all elements of a row are 0.
+        Bounds the division if all elements of a row are 0.
 
     Returns
     -------
@@ -183,16 +183,16 @@ def _norm_of_rows(name: str, x: Tensor, vectors: tuple[Tensor, ...], epsilon: fl
 
 
 def _normalised(rows: Array, epsilon: float) -> tuple[Array, Array]:
-    """Return each row with mean 0 and variance 1, and what it was multiplied by: shapes (n, k) and (n, 1)."""
+    """Return each row with mean 0 and variance 1, and its factor: shapes (n, k) and (n, 1)."""
     centred = rows - _row_means(rows)
-    centred -= _row_means(centred)  # what rounding left of a mean that is large beside the differences
+    centred -= _row_means(centred)  # the rounding error of a mean that is large compared to the differences
     scale = _inverse_root(centred, epsilon)
     centred *= scale
     return centred, scale
 
 
 def _scaled(rows: Array, epsilon: float) -> tuple[Array, Array]:
-    """Return each row with mean square 1, and what it was multiplied by: shapes (n, k) and (n, 1)."""
+    """Return each row with mean square 1, and its factor: shapes (n, k) and (n, 1)."""
     scale = _inverse_root(rows, epsilon)
     return rows * scale, scale
 

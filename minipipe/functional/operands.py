@@ -46,10 +46,10 @@ def operands(left: Operand, right: Operand) -> tuple[Tensor, Tensor]:
 
 
 def as_constant(value: Operand, like: Tensor) -> Tensor:
-    """Return a value as a constant beside a tensor: in its module, and in its dtype where that is real.
+    """Return a value as a constant operand for a tensor: in its module and, if its dtype is real, in its dtype.
 
-    NumPy promotes float32 to float64 on the slightest occasion (a ``numpy.float64``, an integer array); a constant
-    takes the tensor's dtype instead.
+    NumPy promotes float32 to float64 for many operands (a ``numpy.float64``, an integer array); a constant takes the
+    tensor's dtype instead.
 
     Examples
     --------
@@ -66,7 +66,7 @@ def as_constant(value: Operand, like: Tensor) -> Tensor:
 
 
 def data_of(value: Operand, like: Array) -> Array:
-    """Return the array of an operand without gradient, such as a mask; what is none goes to the module of ``like``."""
+    """Return the array of an operand without gradient, such as a mask; other values go to the module of ``like``."""
     return value.data if isinstance(value, Tensor) else backend.as_array(value, like=like)
 
 
@@ -92,7 +92,7 @@ def axis_of(axis: int, shape: tuple[int, ...]) -> int:
 
 
 def astype(a: Operand, dtype: Any) -> Tensor:
-    """Return the elements of a in another dtype of real numbers. The gradient is returned in that of a.
+    """Return the elements of a in another real dtype. The gradient is returned in the dtype of a.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def astype(a: Operand, dtype: Any) -> Tensor:
     Returns
     -------
     Tensor of the same shape
-        a itself, where it has this dtype already.
+        a itself, if it already has this dtype.
 
     Raises
     ------

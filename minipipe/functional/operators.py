@@ -1,10 +1,10 @@
-"""Attaches arithmetic, methods, NumPy's protocols and hints to Tensor, which knows no operation itself.
+"""Attaches arithmetic, methods, NumPy's protocols and hints to Tensor, whose own file defines no operations.
 
-Type checkers take :class:`TensorMethods` for a base of Tensor, so each method is listed once. It cannot be one: the
-operations make tensors, and imports point one way.
+Type checkers see :class:`TensorMethods` as a base of Tensor, so each method is listed once. It cannot be a real base:
+the operations make tensors, and imports point one way.
 
-NumPy's functions of a tensor are refused, with the method to use: they would compute without a graph. Only
-``array * tensor`` and the like pass: NumPy then asks the tensor. ``numpy.asarray(tensor)`` returns the values.
+NumPy's functions refuse a tensor and name the method to use: they would compute without a graph. Only
+``array * tensor`` and the like work: NumPy then calls the tensor. ``numpy.asarray(tensor)`` returns the values.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _unpacked(numbers: tuple[Any, ...]) -> Sequence[int]:
     return numbers[0] if len(numbers) == 1 and not isinstance(numbers[0], Integral) else numbers
 
 
-_REFLECTED = {  # what NumPy calls an operator, and the method with which a tensor on its right answers
+_REFLECTED = {  # NumPy's name of an operator, and the method of a tensor on its right
     **{"add": "__radd__", "subtract": "__rsub__", "multiply": "__rmul__", "divide": "__rtruediv__"},
     **{"power": "__rpow__", "matmul": "__rmatmul__", "equal": "__eq__", "not_equal": "__ne__"},
     **{"less": "__gt__", "less_equal": "__ge__", "greater": "__lt__", "greater_equal": "__le__"},
@@ -74,7 +74,7 @@ def _restored(kind: type[Tensor], data: Array, requires_grad: bool, gradient: Ar
 
 
 class TensorMethods:
-    """The methods of Tensor that its own file does without; ``self`` is a Tensor."""
+    """The methods of Tensor that are defined outside its own file; ``self`` is a Tensor."""
 
     __slots__ = ()
 
@@ -135,7 +135,7 @@ class TensorMethods:
         return backend.values(self.data).item()
 
     def numpy(self: Any) -> np.ndarray:
-        """Return the values as a NumPy array, without a copy where they are in NumPy's memory already.
+        """Return the values as a NumPy array, without a copy if they are already in NumPy's memory.
 
         Examples
         --------
@@ -170,7 +170,7 @@ class TensorMethods:
         return twin
 
     def __reduce__(self: Any) -> tuple[Any, ...]:
-        """Return what a deep copy and a pickle are made of: the values, and the gradient of a leaf.
+        """Return the arguments of a deep copy and a pickle: the values, and the gradient of a leaf.
 
         Raises
         ------

@@ -1,6 +1,6 @@
-"""Operations of tensor parallelism: what the ranks that share a layer send each other, forward and backward.
+"""Operations of tensor parallelism: the messages between tensor-parallel ranks, forward and backward.
 
-All are collective over the group: each of its ranks calls them in one order, in the forward and in the backward.
+All are collective over the group: all of its ranks call them in the same order, in the forward and in the backward.
 ``copy_to`` and ``reduce_from`` are conjugate: the forward of one is the backward of the other. Between them each rank
 computes with its part of a layer's parameters.
 
@@ -52,7 +52,7 @@ def copy_to(x: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def reduce_from(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Return the sum of what the ranks have; the backward hands each of them the gradient.
+    """Return the sum of the ranks' tensors; the backward passes the gradient to each of them.
 
     Examples
     --------
@@ -64,12 +64,12 @@ def reduce_from(x: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def gather_from(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Return the parts of all ranks behind each other, along the last axis; a part gets its own gradient.
+    """Return the concatenated parts of all ranks, along the last axis; each part gets its own gradient.
 
     Raises
     ------
     TensorError
-        Code ``divided``, for a tensor of which every rank has all.
+        Code ``divided``, for a tensor that every rank has whole.
 
     Examples
     --------
@@ -101,12 +101,12 @@ def gathered(array: Array, group: ProcessGroup) -> tuple[Array, int]:
 def parallel_cross_entropy(
     logits: Tensor, labels: Operand, group: ProcessGroup, ignore_index: int | None = None, reduction: str = "mean"
 ) -> Tensor:
-    """Return the cross-entropy of logits of which each rank has those of its classes, by three small sums.
+    """Return the cross-entropy of logits whose classes are divided among the ranks, by three small all-reduces.
 
     Parameters
     ----------
     logits : Tensor of shape (..., k / size of the group)
-        Of the classes of this rank, which follow those of the ranks before.
+        Of the classes of this rank; ranks have consecutive ranges of classes.
     labels : array of integers of shape (...)
         The right class of each row, 0 to k - 1, the same on all ranks.
     group : ProcessGroup

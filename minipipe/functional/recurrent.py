@@ -1,14 +1,14 @@
 """Long short-term memory, as one fused operation with its own backward through time.
 
-At time s, with the input x_s, the hidden state h and the cell c of the time before, both 0 at first:
+At time s, with the input x_s, and the hidden state h and the cell c of the previous time, both 0 at first:
 
     z = x_s W + h U + b                     i, f, o = sigmoid of their parts of z, and u = tanh of its part
     c_s = f * c + i * u                     h_s = o * tanh(c_s), the result
 
-Only h U has to wait for the time before: x W of all times is one product. Backward, dz of all times comes from a walk
+Only h U has to wait for the previous time: x W of all times is one product. Backward, dz of all times comes from a walk
 back through time that needs U alone, and then each gradient is one product over all times:
 
-    dx = dz W^T        dW = x^T dz        dU = h^T dz, with h of the time before        db = sum of dz
+    dx = dz W^T        dW = x^T dz        dU = h^T dz, with h of the previous time      db = sum of dz
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from minipipe.tensor import Tensor, record
 def once(compute: Callable[[Array], Array]) -> Callable[[Array], Array]:
     """Return a function that computes an array from the gradient of a result at its first call, and keeps it.
 
-    Most vjps are independent. Those of an LSTM share the walk back through time: in a split backward the vjp of the
-    input computes it in I, and those of the weights only take their products in W. The captured arrays of ``compute``
-    are freed after the first call. Another gradient is refused: a graph is walked once.
+    Most vjps are independent. The vjps of an LSTM share the walk back through time: in a split backward, the vjp of the
+    input computes it in I, and the vjps of the weights only multiply in W. The captured arrays of ``compute`` are freed
+    after the first call. A different gradient is refused: a graph is walked once.
 
     Examples
     --------
@@ -39,7 +39,7 @@ def once(compute: Callable[[Array], Array]) -> Callable[[Array], Array]:
     computing
     (array([2., 4.]), array([2., 4.]))
     """
-    state: list[Any] = [compute]  # then [gradient, array]; a list, for autograd/memory.py to look into
+    state: list[Any] = [compute]  # then [gradient, array]; a list, so that autograd/memory.py can search it
 
     def computed(g: Array) -> Array:
         if len(state) == 1:
@@ -60,10 +60,10 @@ def lstm(x: Tensor, input_weight: Tensor, hidden_weight: Tensor, bias: Tensor | 
     x : Tensor of shape (n, t, k)
         Sequences of t vectors.
     input_weight : Tensor of shape (k, 4 * h)
-        Its columns are those of the input gate, the forget gate, the candidate and the output gate, h of each. This is
-        PyTorch's order (i, f, g, o).
+        h columns each for the input gate, the forget gate, the candidate and the output gate. This is PyTorch's order
+        (i, f, g, o).
     hidden_weight : Tensor of shape (h, 4 * h)
-        The same, from the hidden state of the time before.
+        The same, for the hidden state of the previous time.
     bias : Tensor of shape (4 * h,), optional
         PyTorch's two biases are one here, their sum.
 
@@ -79,8 +79,8 @@ def lstm(x: Tensor, input_weight: Tensor, hidden_weight: Tensor, bias: Tensor | 
 
     Notes
     -----
-    The graph keeps the gates and the cells, five numbers for each hidden unit and time, beside input and result. The
-    vjps share the walk back through time: the first one that is called makes it, and from then on dz takes the place
+    The graph keeps the gates and the cells, five numbers for each hidden unit and time, besides input and result. The
+    vjps share the walk back through time: the first vjp that is called computes it, and from then on dz takes the place
     of gates and cells.
 
     References
@@ -162,7 +162,7 @@ def _through_time(inputs: Array, u: Array) -> tuple[Array, Array, Array]:
 
 @backend.one_line
 def _back_through_time(g: Array, gates: Array, cells: Array, u: Array) -> Array:
-    """Return the gradient of z at all times, (n * t, 4 * h), from that of the hidden states, (n, t, h)."""
+    """Return the gradient of z at all times, (n * t, 4 * h), from the gradient of the hidden states, (n, t, h)."""
     xp, (n, t, _, h) = array_module(g), gates.shape
     i, f, candidate, o = (gates[:, :, part, :] for part in range(4))
     squashed = xp.tanh(cells)

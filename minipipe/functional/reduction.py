@@ -1,4 +1,4 @@
-"""Operations that take several elements to one, over the axes given.
+"""Operations that reduce some axes to one element.
 
 The functions ``total``, ``amax``, ``amin`` and ``variance`` do not hide Python's own ``sum``, ``max`` and ``min``; the
 methods have NumPy's names: ``x.sum()``, ``x.max()``, ``x.min()``, ``x.var()``.
@@ -52,7 +52,7 @@ def without_axes(array: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
 
 @with_hints
 def total(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the sum over the given axes, by default all. As a method: ``tensor.sum(axis)``.
+    """Return the sum over some axes, by default all. As a method: ``tensor.sum(axis)``.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def total(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 @with_hints
 def mean(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the mean over the given axes, by default all; NaN over an empty axis.
+    """Return the mean over some axes, by default all; NaN over an empty axis.
 
     Parameters, result and errors are as in :func:`total`.
 
@@ -113,7 +113,7 @@ def mean(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 @with_hints
 def variance(a: Operand, axis: Axis = None, keepdims: bool = False, correction: int = 0) -> Tensor:
-    """Return the mean square distance from the mean over the given axes, by default all. As a method: ``var``.
+    """Return the mean square distance from the mean over some axes, by default all. As a method: ``var``.
 
     Parameters
     ----------
@@ -153,9 +153,9 @@ def variance(a: Operand, axis: Axis = None, keepdims: bool = False, correction: 
 
 @with_hints
 def amax(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the largest element over the given axes, by default all. As a method: ``tensor.max(axis)``.
+    """Return the largest element over some axes, by default all. As a method: ``tensor.max(axis)``.
 
-    Where several elements are largest, they share the gradient equally. An empty axis is refused.
+    If several elements are largest, they share the gradient equally. An empty axis is refused.
 
     Parameters, result and errors are as in :func:`total`.
 
@@ -172,9 +172,9 @@ def amax(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 @with_hints
 def amin(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the smallest element over the given axes, by default all. As a method: ``tensor.min(axis)``.
+    """Return the smallest element over some axes, by default all. As a method: ``tensor.min(axis)``.
 
-    Where several elements are smallest, they share the gradient equally. An empty axis is refused.
+    If several elements are smallest, they share the gradient equally. An empty axis is refused.
 
     Parameters, result and errors are as in :func:`total`.
 

@@ -122,7 +122,7 @@ def _scattered(g: Array, shape: tuple[int, ...], xp: Any, dtype: Any, key: tuple
 
 
 def identity(a: Tensor) -> Tensor:
-    """Return the same values as a result of its own.
+    """Return the same values as a new result.
 
     Examples
     --------
@@ -136,10 +136,10 @@ def identity(a: Tensor) -> Tensor:
 
 
 def contiguous(a: Tensor) -> Tensor:
-    """Return the tensor in C order, and have its gradient made so as well.
+    """Return the tensor in C order, and bring its gradient into C order as well.
 
-    A sequence does this between its layers, whether or not a pipeline cuts it there: a product sums in an order that
-    depends on the strides of its operands, and an array from a message is always in C order.
+    A sequence does this between its layers, whether or not a pipeline has a stage boundary there: a product sums
+    in an order that depends on the strides of its operands, and an array from a message is always in C order.
 
     Examples
     --------
@@ -163,7 +163,7 @@ def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     Parameters
     ----------
     tensors : sequence of Tensor
-        Of one dtype, and of one shape but for that axis.
+        Of one dtype, and of one shape except for that axis.
     axis : int
 
     Returns
@@ -287,7 +287,7 @@ def _of_one_dtype(name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def where(condition: Operand, a: Operand, b: Operand) -> Tensor:
-    """Return a where the condition is true and b elsewhere; all three are broadcast.
+    """Return a wherever the condition is true, and b elsewhere; all three are broadcast.
 
     Parameters
     ----------

@@ -5,9 +5,9 @@ each output channel is a row of weights:
 
     result = weights @ columns                (o, n * oh * ow) = (o, c * kh * kw) @ (c * kh * kw, n * oh * ow)
 
-So its gradients are those of a product, ``weights.T @ g`` and ``g @ columns.T``; the first is a gradient of columns,
-and every column is added back to the window that it came from. With groups it is one such product for each group, of
-its own rows and columns: (groups, o / groups, …) @ (groups, c / groups * kh * kw, …).
+So its gradients are the gradients of a product, ``weights.T @ g`` and ``g @ columns.T``; the first is a gradient of the
+columns, and every column is added back to the window that it came from. With groups there is one such product for each
+group, with its own rows and columns: (groups, o / groups, …) @ (groups, c / groups * kh * kw, …).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def per_axis(name: str, what: str, value: Any, num_axes: int, smallest: int = 1,
     Raises
     ------
     TensorError
-        Code ``range``, which begins with ``name``, the operation or layer; ``or_else`` says what else is allowed.
+        Code ``range``; the message begins with ``name``, the operation or layer; ``or_else`` names other legal values.
     """
     values = tuple(value) if isinstance(value, tuple | list) else (value,) * num_axes
     if len(values) != num_axes or not all(isinstance(each, Integral) and int(each) >= smallest for each in values):
@@ -79,7 +79,7 @@ class Windows:
         return ..., *(slice(before, before + length) for length, (before, _) in each)
 
     def places(self) -> Iterator[tuple[Any, ...]]:
-        """Yield, for each element of the kernel, the index of what it meets in all windows at once: (..., *number).
+        """Yield, for each element of the kernel, the index of its partners in all windows at once: (..., *number).
 
         A kernel has few elements and an image many windows, so a loop over these is as fast as NumPy's
         ``sliding_window_view``, and works with every array module.
@@ -201,7 +201,7 @@ def conv2d(
     Returns
     -------
     Tensor of shape (n, out_channels, oh, ow)
-        With oh = (height + 2 * padding - dilation * (kernel height - 1) - 1) // stride + 1, and ow alike.
+        With oh = (height + 2 * padding - dilation * (kernel height - 1) - 1) // stride + 1, and ow accordingly.
 
     Raises
     ------
@@ -446,7 +446,7 @@ def avg_pool2d(x: Operand, kernel: int | Shape, stride: int | Shape | None = Non
 
 
 def global_avg_pool(x: Operand) -> Tensor:
-    """Return the mean of each channel over all its positions, whatever their number.
+    """Return the mean of each channel over all its positions, for any number of positions.
 
     Parameters
     ----------
@@ -495,7 +495,7 @@ def _max_pool(name: str, num_axes: int, x: Operand, kernel: Any, stride: Any) ->
 
 @backend.one_line
 def _to_winners(g: Array, winner: Array, windows: Windows) -> Array:
-    """Return the gradient of the input: that of each window, at the place that won there."""
+    """Return the gradient of the input: the gradient of each window, at the place of its largest element."""
     return windows.added(windows.shape, (backend.masked(g, winner == number) for number in itertools.count()), g)
 
 
@@ -517,7 +517,7 @@ def _means(x: Array, windows: Windows) -> Array:
 
 @backend.one_line
 def _to_all(g: Array, windows: Windows) -> Array:
-    """Return the gradient of the input: an equal part of that of each window, at all of its places."""
+    """Return the gradient of the input: an equal part of the gradient of each window, at all of its places."""
     return windows.added(windows.shape, itertools.repeat(g / backend.prod(windows.kernel)), g)
 
 

@@ -1,6 +1,6 @@
 """Losses that layers add to the loss of the batch, anywhere in a model.
 
-In a pipeline, each stage sends the sum so far to the next one beside its activations, and
+In a pipeline, each stage sends the sum so far to the next stage together with its activations, and
 receives its gradient. The last stage adds the sum to the loss of each microbatch. A layer
 cannot add the gradient in its own backward: it would need the weight of the microbatch,
 which only the last stage knows::
@@ -48,9 +48,8 @@ class AuxiliaryLoss(Module):
     """Adds a function of its input to the loss while training, and returns the input.
 
     Examples: load balancing in a mixture of experts, a penalty that keeps activations small. In a pipeline it may
-    be in any layer; ``step`` returns the whole loss on every rank. It is weighted by its microbatch's share of the
-    batch, so it should be a mean where the loss is a mean, and a sum where the loss is a sum. It does nothing in
-    evaluation.
+    be in any layer; ``step`` returns the whole loss on every rank. It is weighted by its microbatch's weight in the
+    batch, so it should be a mean if the loss is a mean, and a sum if the loss is a sum. It does nothing in evaluation.
 
     Parameters
     ----------
@@ -84,7 +83,7 @@ class AuxiliaryLoss(Module):
         self._described = function.brief() if isinstance(function, Module) else text_of(function)
 
     def forward(self, x: Any) -> Any:
-        """Return the very same tensor, or bundle."""
+        """Return the argument itself, a tensor or a pytree."""
         losses = _here.get()
         if self.is_training and losses is not None:
             value = self.function(x)
@@ -105,7 +104,7 @@ class AuxiliaryLoss(Module):
 def auxiliary_losses() -> Iterator[AuxiliaryLosses]:
     """Collect the auxiliary losses of layers computed inside this block, in this thread.
 
-    A pipeline does this itself. In a training loop of your own, losses outside of such a block are lost.
+    A pipeline does this itself. In your own training loop, losses outside such a block are lost.
 
     Examples
     --------
@@ -135,7 +134,7 @@ class WithLosses(NamedTuple):
 
 
 def carrying_losses(forward: Callable[[Any], Any], is_first: bool, is_last: bool) -> Callable[[Any], Any]:
-    """Return the forward of a stage that takes and returns the sum of the losses so far beside its value.
+    """Return the forward of a stage that takes and returns the sum of the losses so far together with its value.
 
     The first stage takes the value alone; the last one returns :class:`WithLosses`.
     """

@@ -1,4 +1,4 @@
-"""Layers with several inputs in a sequence: a bundle passes through it, and each layer takes its entries."""
+"""Layers with several inputs in a sequence: a pytree passes through it, and each layer takes its entries."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Entry = str | int
 
 
 class On(Module):
-    """Calls a layer with entries of a bundle, and puts the result in place of the first; the others pass unchanged.
+    """Calls a layer with entries of a pytree, and puts the result in place of the first; the others pass unchanged.
 
-    In a sequence each layer takes one value, which may be a bundle: a dict, tuple or list of tensors, or of bundles. A
-    pipeline carries all of it over each cut, also whole numbers and truth values such as masks. It cuts before and
-    after an ``On``, not inside, so give each layer its own. Drop entries that no later layer needs with :class:`Take`.
-    To recompute a layer in backward, write ``Recompute(On(…))``.
+    In a sequence each layer takes one value, which may be a pytree: a dict, tuple or list of tensors, or of pytrees. A
+    pipeline sends all of it over each stage boundary, also whole numbers and truth values such as masks. Stage
+    boundaries lie before and after an ``On``, not inside, so use one ``On`` for each layer. Drop entries that no later
+    layer needs with :class:`Take`. To recompute a layer in backward, write ``Recompute(On(…))``.
 
     Parameters
     ----------
@@ -34,8 +34,8 @@ class On(Module):
     Raises
     ------
     ArgumentError
-        Code ``type`` or ``name``: for entries that the layer does not take; on a call, for a value that is no bundle or
-        has no such entry.
+        Code ``type`` or ``name``: for entries that the layer does not take; on a call, for a value that is not a pytree
+        or has no such entry.
 
     See Also
     --------
@@ -70,7 +70,7 @@ class On(Module):
             ) from None
 
     def forward(self, bundle: Bundle) -> Bundle:
-        """Return the bundle, of the same kind, with the result of the layer in it.
+        """Return the pytree, of the same kind, with the result of the layer in it.
 
         Raises
         ------
@@ -100,18 +100,18 @@ class On(Module):
 
 
 class Take(Module):
-    """Returns one entry of a bundle, or some of them as a smaller bundle, and drops the others.
+    """Returns one entry of a pytree, or some of them as a smaller pytree, and drops the others.
 
     Parameters
     ----------
     entries : str or int, or sequence of them
-        Names in a dict, or positions in a tuple or list. A sequence, even of one, leaves a bundle of the same kind, in
-        this order.
+        Names in a dict, or positions in a tuple or list. A sequence, even of one, returns a pytree of the same kind,
+        in this order.
 
     Raises
     ------
     ArgumentError
-        Codes ``type`` and ``name``; on a call, for a value that is no bundle or has no such entry.
+        Codes ``type`` and ``name``; on a call, for a value that is not a pytree or has no such entry.
 
     See Also
     --------
@@ -132,7 +132,7 @@ class Take(Module):
         self.is_alone = isinstance(entries, str | int)
 
     def forward(self, bundle: Bundle) -> Bundle:
-        """Return the entry, or a smaller bundle.
+        """Return the entry, or a smaller pytree.
 
         Raises
         ------
@@ -163,11 +163,11 @@ def _listed(layer: str, entries: Any) -> list[Entry]:
 def _entry(layer: str, bundle: Any, name: Entry) -> Any:
     kind = type(bundle)
     if kind not in (tuple, list) and not isinstance(bundle, dict):
-        message = f"{layer}: the entry {name!r} is wanted from a {kind.__name__}"
+        message = f"{layer}: the entry {name!r} is read from a {kind.__name__}"
         raise ArgumentError("type", f"{message}; expected a dict, tuple or list of tensors.")
     try:
         return bundle[name]
-    except (KeyError, IndexError, TypeError):  # TypeError: a name where there are positions
+    except (KeyError, IndexError, TypeError):  # TypeError: a name instead of a position
         is_named = isinstance(bundle, dict)
         there = f"names are {', '.join(map(repr, bundle))}" if is_named else f"positions are 0 to {len(bundle) - 1}"
         message = f"{layer}: there is no entry {name!r} in the {kind.__name__}; the {there}."
@@ -175,7 +175,7 @@ def _entry(layer: str, bundle: Any, name: Entry) -> Any:
 
 
 def _replaced(bundle: Any, name: Any, item: Any) -> Any:
-    """Return a copy of a bundle with an entry replaced; in a dict it may be new."""
+    """Return a copy of a pytree with an entry replaced; in a dict it may be new."""
     if isinstance(bundle, dict):
         return {**bundle, name: item}
     _entry("On", bundle, name)

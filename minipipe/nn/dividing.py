@@ -1,8 +1,8 @@
-"""The division of a model among the ranks of a group: which of its layers are replaced by those of ``parallel.py``.
+"""The division of a model among the ranks of a group: which of its layers ``parallel.py`` replaces.
 
 A layer is divided only if all code that uses it is known: layers of exactly the classes below, reached through
-containers that do nothing with a layer but call it. Code of one's own may look at weights, or at what is between two
-layers, so what is inside of it stays whole.
+containers that only call their layers. Custom code may read weights, or values between two layers, so the layers
+inside it stay whole.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ _CONTAINERS = (Sequential, Residual, ResidualAttention, TransformerBlock, Decode
 def parallelise(module: Module, group: ProcessGroup) -> Module:
     """Return a copy of a model whose blocks are divided among the ranks of a group; the names of parameters stay.
 
-    Divided are attention, by heads; in a sequence a linear layer with another one behind it and only elementwise
-    functions between, by the features between them; and embeddings, by symbols, where there is a multiple of the size
-    of the group, also with an :class:`Unembedding` that shares the vectors. All else is on every rank, and so is what
-    other layers share. Layers that are divided already stay as they are. Layers keep their other attributes, such as
-    their mode.
+    Three kinds of layers are divided: attention, by heads; in a sequence, two linear layers with only elementwise
+    functions between them, by the features between them; and embeddings, by symbols, if their number is a multiple of
+    the size of the group, also with an :class:`Unembedding` that shares the vectors. Every rank has all other layers
+    whole, and also every parameter that other layers share. Layers that are already divided stay as they are. Layers
+    keep their other attributes, such as their mode.
 
-    Layers of a subclass, and those with a ``forward`` or a hook of their own, stay whole with everything inside, since
-    their code may look at weights or at values between two layers. A class whose ``forward`` uses the modules inside
-    only by calling them says ``is_divisible = True``; then what is inside is divided.
+    Layers of a subclass, and layers with a custom ``forward`` or hook, stay whole with everything inside, since their
+    code may read weights or values between two layers. A class whose ``forward`` uses the modules inside only by
+    calling them declares ``is_divisible = True``; then its layers are divided.
 
     Parameters
     ----------
     module : Module
         The model, the same on all ranks.
     group : ProcessGroup
-        Of the ranks that share each layer, such as the ``tensor`` of a :class:`minipipe.Grid`.
+        The tensor-parallel ranks, such as the ``tensor`` of a :class:`minipipe.Grid`.
 
     Raises
     ------
@@ -82,7 +82,7 @@ def check_not_sharded(module: Module) -> None:
     >>> check_not_sharded(nn.Linear(2, 2))
     """
     if any(parameter.is_summed for parameter in module.parameters()):
-        raise ArgumentError("value", "The layers are fully sharded, and cannot be divided then; give the plain model.")
+        raise ArgumentError("value", "Fully sharded layers cannot be divided; pass the plain model.")
 
 
 def is_container(module: Module) -> bool:
@@ -100,7 +100,7 @@ def is_container(module: Module) -> bool:
 
 
 class _Division:
-    """A model in which layers are replaced: no parameter that layers share, but for those of an embedding's scores.
+    """A model in which layers are replaced. Layers share no parameter, except an embedding and its scores.
 
     Parameters
     ----------

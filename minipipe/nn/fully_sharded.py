@@ -1,15 +1,15 @@
 """Layers whose parameters are divided among replicas, and whole only while they compute: FSDP, ZeRO-3.
 
-Each rank keeps a share of the elements of a layer, and their gradients and optimiser state::
+Each rank keeps a shard of the elements of a layer, and their gradients and optimiser state::
 
-    rank 0   share 0 --.   .-- whole -- F …   share 0 --.   .-- whole -- B --.   .-- sum of share 0 of the gradients
+    rank 0   shard 0 --.   .-- whole -- F …   shard 0 --.   .-- whole -- B --.   .-- sum of shard 0 of the gradients
                         \\ /                              \\ /                 \\ /
-    rank 1   share 1 ----'---- whole -- F …   share 1 ----'---- whole -- B ---'----- sum of share 1
+    rank 1   shard 1 ----'---- whole -- F …   shard 1 ----'---- whole -- B ---'----- sum of shard 1
 
-The whole values stand in a workspace, where those of the next layer take their place. What a graph has captured are
-views of it; before the gradient of a result enters the layer, the same values are gathered there once more. So a rank
-sends (n - 1) / n of the parameters three times for each microbatch, where the sum of gradients of replicas takes
-2 (n - 1) / n of them once for each step.
+The whole values are in a workspace, where the values of the next layer replace them. The arrays that a graph has
+captured are views of it; before the gradient of a result enters the layer, the same values are gathered there once
+more. So a rank sends (n - 1) / n of the parameters three times for each microbatch; the gradient all-reduce of replicas
+sends 2 (n - 1) / n of them once for each step.
 
 References
 ----------
@@ -50,24 +50,24 @@ _WITHOUT_ARRAYS = (
     *(bool, int, float, complex, str, bytes, slice, range, type, type(None), type(Ellipsis), ModuleType, ProcessGroup),
     *(np.dtype, np.generic, np.ufunc, type(np.concatenate)),
 )
-_NOTHING = np.zeros(0)  # the values of the shares in the graph, which come from no operation
-_ALIGNED = 16  # elements at which a parameter may begin: a product may round by the place of its factors
+_NOTHING = np.zeros(0)  # the values of the shards in the graph, which no operation computes
+_ALIGNED = 16  # elements at which a parameter may begin: the rounding of a product may depend on the alignment
 
 
 # -- layers -----------------------------------------------------------------------------------------------------------
 
 
 class Workspace:
-    """The memory in which the parameters of one layer at a time are whole.
+    """The memory that holds the whole parameters of one layer at a time.
 
     Attributes
     ----------
     group : ProcessGroup
-        Whose ranks keep a share of each layer.
+        The group whose ranks keep a shard of each layer.
     sizes : dict
         By dtype, the elements of the largest layer.
     arrays : dict
-        By dtype, the memory, once it was needed.
+        By dtype, the memory, after its first use.
     holder : object
         The computation whose parameters are gathered.
     """
@@ -83,16 +83,16 @@ class Workspace:
 
 
 class FullySharded(Module):
-    """A layer of whose parameters each rank of a group keeps a share; :func:`fully_shard` makes them.
+    """A layer of whose parameters each rank of a group keeps a shard; :func:`fully_shard` makes them.
 
     A call, and the backward of a call, are collective over the group: its ranks make them in one order.
 
     Parameters
     ----------
     layer : Module
-        Changed: its attributes are the shares from now on, under their names.
+        It is changed: its attributes are the shards from now on, under their names.
     workspace : Workspace
-        That of all layers of the model.
+        The workspace of all layers of the model.
 
     Examples
     --------
@@ -165,7 +165,7 @@ class FullySharded(Module):
     # -- messages -------------------------------------------------------------------------------------------
 
     def arrays_of(self, sizes: dict[Any, int]) -> dict[Any, Array]:
-        """Return arrays of some sizes, by dtype, where the parameters of this layer are."""
+        """Return arrays of some sizes, by dtype, in which the parameters of this layer lie."""
         return {dtype: backend.moved(np.zeros(size, dtype), self.shares[0].xp) for dtype, size in sizes.items()}
 
     def gather(self, into: dict[Any, Array]) -> None:
@@ -173,12 +173,12 @@ class FullySharded(Module):
         _gather([self], [into])
 
     def scatter(self, gradients: dict[int, Array]) -> list[tuple[Leaf, Array]]:
-        """Return where the gradients of shares add up, and their sums over the ranks. Collective.
+        """Return the leaves that accumulate the gradients of shards, and their sums over the ranks. Collective.
 
         Parameters
         ----------
         gradients : dict of int to array
-            By the number of a parameter, of those that the call of this rank has used. They are gone then.
+            By the number of a parameter, the gradients that the call of this rank has computed. They are removed.
         """
         shares, found = self.shares, list[tuple[Leaf, Array]]()
         for dtype in self.sizes:
@@ -212,7 +212,7 @@ def _gather(layers: Sequence[FullySharded], into: Sequence[dict[Any, Array]]) ->
         xp = of_dtype[0][0].xp
         own = backend.to_numpy(xp.concat([share.data for share, *_ in of_dtype]))
         group = layers[0].workspace.group
-        for rank, part in enumerate(group.all_gather(own, what="a share of the parameters of a layer")):
+        for rank, part in enumerate(group.all_gather(own, what="a shard of the parameters of a layer")):
             part, done = backend.moved(part, xp), 0
             for share, array, first in of_dtype:
                 piece = share.shard.pieces[rank]
@@ -230,7 +230,7 @@ class _Call:
         self._joint = _Shares(self, next_order())
 
     def wholes(self, shares: Sequence[Parameter]) -> list[Parameter]:
-        """Return the whole parameters, recorded as computed from the shares."""
+        """Return the whole parameters, recorded as computed from the shards."""
         layer = self._layer
         if layer.kept is None:
             self._fill()
@@ -253,10 +253,10 @@ class _Call:
         return watch(node, [array for array in arrays if not self._is_whole(array)])
 
     def passed_on(self, results: list[Tensor], given: list[Tensor]) -> list[Tensor]:
-        """Return the results, such that their gradients find the whole parameters in their place again.
+        """Return the results, such that the whole parameters are in their place again when the gradients arrive.
 
-        A gradient of a result comes to the shares in any case, since other ranks may have used other parameters. A
-        returned input is left alone otherwise: the gradients of its uses would be added up in another order.
+        The gradient of a result always reaches the shards, since other ranks may have used other parameters. A returned
+        input stays as it is otherwise: the gradients of its uses would be added up in another order.
         """
         if self._is_kept:
             return results
@@ -272,7 +272,7 @@ class _Call:
         return [found[id(result)] for result in results]
 
     def scattered(self) -> list[tuple[Leaf, Array]]:
-        """Return the sums of gradients. Collective, unless the parameters are kept: then there are no gradients."""
+        """Return the sums of gradients. Collective, unless the parameters are kept whole and have no gradients."""
         return [] if self._is_kept else self._layer.scatter(self._gradients)
 
     def _fill(self) -> None:
@@ -282,14 +282,14 @@ class _Call:
         layer.gather(space.arrays)
 
     def _filled(self, gradient: Array) -> Array:
-        """Return the gradient of a result. The first one finds the parameters of a layer behind this one."""
+        """Return the gradient of a result. The first one finds the parameters of a later layer in the workspace."""
         if not self._is_back or self._layer.workspace.holder is not self:
             self._is_back = True
             self._fill()
         return gradient
 
     def _apart(self, data: Array) -> Array:
-        """Return values that do not change with the workspace: those of a returned parameter would."""
+        """Return values that do not change with the workspace, as a returned parameter would."""
         return backend.copy(data) if self._is_whole(data) else data
 
     def _is_whole(self, array: Array) -> bool:
@@ -306,7 +306,7 @@ class _Call:
         return inside
 
     def _look_after(self, inside: dict[Node, None]) -> None:
-        """Let gradients that W computes from parameters find these in their place: other layers have come between.
+        """Restore the parameters before W computes gradients from them: other layers have used the workspace since.
 
         I computes its results from them before any other layer runs.
         """
@@ -316,7 +316,7 @@ class _Call:
                 node.edges = [(parent, partial(self._with, vjp)) for parent, vjp in edges]
 
     def _needs_parameters(self, vjp: Vjp) -> bool:
-        """Return whether a gradient is computed from parameters, or may be: what an object refers to is not known."""
+        """Return whether a gradient is computed from parameters, or may be, if the references are unknown."""
         for item in captured_by(vjp):
             if backend.is_array(item):
                 if self._is_whole(item):
@@ -346,7 +346,7 @@ class _Whole(Parameter):
 
 
 class _Shares(Node):
-    """The shares of a layer in the graph of one call. The gradients of all its parameters come before they go on."""
+    """The shards of a layer in the graph of one call. The gradients of all its parameters arrive before they go on."""
 
     __slots__ = ("call", "walk")
 
@@ -361,7 +361,7 @@ class _Shares(Node):
             super().add(contribution, walk)
 
     def release(self, gradient: Array) -> list[Edge]:
-        """Add to each share the sum of its gradients over the ranks. Collective."""
+        """Add to each shard the sum of its gradients over the ranks. Collective."""
         for leaf, total in self.call.scattered():
             leaf.add(total, self.walk)
         return super().release(gradient)
@@ -371,7 +371,7 @@ class _Shares(Node):
 
 
 def _flat(gradient: Array) -> Array:
-    """Return the elements in a row; those of half precision as float32, in which they are added up."""
+    """Return the elements in one row; elements of half precision become float32, in which they are added up."""
     wide = array_module(gradient).float32 if backend.is_half(gradient.dtype) else gradient.dtype
     return backend.reshape(backend.as_array(gradient, wide), (-1,))
 
@@ -399,7 +399,7 @@ Place = tuple[Any, Any]  # a module, list or dict, and the key or index
 
 
 class _Places:
-    """The places of each parameter: no list, in which a module would look for parts of its own."""
+    """The places of each parameter: not a list, which a module would search for layers."""
 
     def __init__(self, all_places: list[list[Place]]) -> None:
         self.all = all_places
@@ -417,7 +417,7 @@ def _places_in(layer: Module) -> list[list[Place]]:
 def _within(owner: Any, items: Any) -> Iterator[Place]:
     for key, value in items.items() if isinstance(items, dict) else enumerate(items):
         if isinstance(value, Parameter):
-            # The share would not have the attributes and methods of a class of one's own.
+            # The shard would not have the attributes and methods of a custom class.
             if value.num_uses == 1 and type(value.owner) in (Parameter, ShardedParameter):
                 yield owner, key
         elif isinstance(value, list | dict):
@@ -437,11 +437,12 @@ def _put(places: list[Place], value: Parameter) -> None:
 
 
 def fully_shard(module: Module, group: ProcessGroup) -> Module:
-    """Return a copy of a model of which each rank of a group keeps a share; the names of parameters stay.
+    """Return a copy of a model of which each rank of a group keeps a shard; the names of parameters stay.
 
     Each layer with parameters, of the sequences that the model is made of, is one :class:`FullySharded`. A parameter
-    that several layers share, that stands in a tuple, or whose class is one's own, stays whole; its gradient is that of
-    the rank alone, which a pipeline on a grid adds up. Collective for a model that has values, and is divided already.
+    that several layers share, that is in a tuple, or that has a custom class, stays whole; each rank computes its own
+    gradient, and a pipeline on a device mesh adds these up. Collective for a model that has values and is already
+    divided.
 
     Parameters
     ----------
@@ -469,7 +470,7 @@ def fully_shard(module: Module, group: ProcessGroup) -> Module:
 
 
 def _sharded(module: Module, workspace: Workspace) -> Module:
-    if computes_as(module, Sequential):  # one with a forward of its own may look into its layers: it is a layer
+    if computes_as(module, Sequential):  # a custom forward may read its layers: it is a layer
         module.layers = [_sharded(layer, workspace) for layer in module.layers]
         return module
     if isinstance(module, FullySharded):
@@ -478,16 +479,16 @@ def _sharded(module: Module, workspace: Workspace) -> Module:
         module.module = _sharded(module.module, workspace)
         return module
     if any(isinstance(part, Recompute) for part in module.modules()):
-        message = f"{module.brief()} has nn.Recompute inside, which would compute with shares of its parameters"
+        message = f"{module.brief()} has nn.Recompute inside, which would compute with shards of its parameters"
         raise ArgumentError("value", f"{message}; put nn.Recompute around the layer.")
     return FullySharded(module, workspace) if _places_in(module) else module
 
 
 def persistent_arrays(module: Module) -> list[Array]:
-    """Return the arrays of a model that graphs refer to, and that are no activations. Views of them are none, either.
+    """Return the arrays of a model that graphs refer to but that are not activations, nor are their views.
 
-    They are parameters, the memory in which fully sharded ones are whole, and arrays that layers keep as attributes.
-    Measuring and offloading leave them out.
+    They are parameters, the memory that holds fully sharded parameters whole, and arrays that layers keep as
+    attributes. Measuring and offloading leave them out.
     """
     parts = list(module.modules())
     found = [parameter.data for parameter in module.parameters()]
@@ -500,9 +501,9 @@ def persistent_arrays(module: Module) -> list[Array]:
 
 @contextmanager
 def kept_whole(*modules: Module) -> Iterator[None]:
-    """Keep the parameters of models whole inside this block, where ranks compute alone. Collective at its beginning.
+    """Keep the parameters of models whole inside this block, in which ranks compute alone. Collective at its beginning.
 
-    There is no gradient of them then.
+    Their gradients are not computed there.
     """
     layers = [part for module in modules for part in module.modules() if isinstance(part, FullySharded)]
     try:

@@ -1,4 +1,4 @@
-"""Any function of tensors as a layer, and the text by which ranks notice that they were given different ones."""
+"""Any function of tensors as a layer, and the text by which ranks notice that their functions differ."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from minipipe.tensor import Tensor
 
 
 class Function(Module):
-    """A function as a layer: of the one value that the layer before hands on, a tensor or a bundle of them.
+    """A function as a layer: its argument is the one value of the layer before, a tensor or a pytree of them.
 
     Parameters
     ----------
     function : function
-        Takes a tensor, or a tuple, list or dict of them, and returns such. It has nothing to train: what has parameters
-        is a :class:`Module`. Random numbers come from Dropout and the like, so that every rank draws the same.
+        Takes a tensor, or a tuple, list or dict of tensors, and returns the same kinds. It has no parameters; for
+        layers with parameters write a :class:`Module`. Random numbers come from Dropout and the like, so that every
+        rank draws the same.
 
     Raises
     ------
     ArgumentError
-        Code ``type``, also for a function that refers to a module or a parameter, which nobody would train.
+        Code ``type``, also for a function that refers to a module or a parameter, which would not be trained.
 
     Notes
     -----
@@ -56,17 +57,17 @@ class Function(Module):
         self.function = function
 
     def forward(self, x: Any) -> Any:
-        """Return what the function returns."""
+        """Return the result of the function."""
         return self.function(x)
 
 
 def text_of(value: Any, *outer: Any) -> str:
-    """Return a text that is the same on every rank, and another one for another value; ``outer`` is what it lies in.
+    """Return a text that is the same on every rank, and differs for other values; ``outer`` is the enclosing value.
 
     Raises
     ------
     ArgumentError
-        Code ``type``, for a function that refers to a module or a parameter, which nobody would train.
+        Code ``type``, for a function that refers to a module or a parameter, which would not be trained.
 
     Examples
     --------
@@ -85,7 +86,7 @@ def text_of(value: Any, *outer: Any) -> str:
     if isinstance(value, FunctionType):
         return _text_of_function(value, outer)
     if isinstance(value, CodeType):
-        # Neither the lines, nor where the file lies.
+        # Neither the lines nor the path of the file.
         names = value.co_names, value.co_varnames, value.co_argcount
         return text_of((value.co_code, names, value.co_consts), *outer)
     if isinstance(value, tuple | list | set | frozenset | dict):
@@ -104,13 +105,13 @@ def _check_trains_nothing(value: Any) -> None:
         raise ArgumentError(
             "type",
             f"The function refers to a {type(value).__name__}, which neither a pipeline nor an optimiser "
-            "would find there. Make it an attribute of a module with a forward of its own, or a layer beside.",
+            "would find there. Make it an attribute of a custom module, or a separate layer.",
         )
 
 
 def _text_of_function(function: FunctionType, outer: tuple[Any, ...]) -> str:
     referred = dict((*closure_of(function), *globals_of(function)))
-    if "<" not in function.__qualname__:  # it can be imported, so its name says it all
+    if "<" not in function.__qualname__:  # it can be imported, so its name is sufficient
         for value in referred.values():
             _check_trains_nothing(value)
         return name_of(function)

@@ -68,7 +68,7 @@ def uniform(low: float, high: float) -> Initialiser:
 def truncated_normal(std: float, bound: float = 2.0) -> Initialiser:
     """Draw as :func:`normal` does, and redraw values beyond ``bound`` times ``std``.
 
-    What remains has a smaller standard deviation than ``std``: 0.88 of it for the default bound.
+    The remaining values have a smaller standard deviation than ``std``: 0.88 of it for the default bound.
 
     References
     ----------
@@ -122,7 +122,7 @@ def he_normal(fan_in: int) -> Initialiser:
 
 
 def glorot_uniform(fan_in: int, fan_out: int) -> Initialiser:
-    """Draw uniformly from ±sqrt(6 / (fan_in + fan_out)): forward and backward weigh alike, for tanh and softmax.
+    """Draw uniformly from ±sqrt(6 / (fan_in + fan_out)), a compromise of forward and backward, for tanh and softmax.
 
     References
     ----------
@@ -141,7 +141,7 @@ def glorot_uniform(fan_in: int, fan_out: int) -> Initialiser:
 
 
 def glorot_normal(fan_in: int, fan_out: int) -> Initialiser:
-    """Draw from a normal distribution of variance 2 / (fan_in + fan_out), that of :func:`glorot_uniform`.
+    """Draw from a normal distribution of variance 2 / (fan_in + fan_out), the variance of :func:`glorot_uniform`.
 
     References
     ----------
@@ -177,7 +177,7 @@ def lecun_normal(fan_in: int) -> Initialiser:
 
 
 def generator_for(seed: int, name: str) -> np.random.Generator:
-    """Return a generator of its own for each (seed, parameter name), so that no partition changes first values.
+    """Return a separate generator for each (seed, parameter name), so that no partition changes first values.
 
     Examples
     --------

@@ -134,7 +134,7 @@ class Dropout(Module):
 
 
 def check_probability(layer: str, **probabilities: float) -> None:
-    """Check that the probabilities given to a layer for its dropout are at least 0 and less than 1.
+    """Check that the dropout probabilities of a layer are at least 0 and less than 1.
 
     Examples
     --------
@@ -148,7 +148,7 @@ def check_probability(layer: str, **probabilities: float) -> None:
 
 
 class ReLU(Module):
-    """x where it is positive, 0 elsewhere.
+    """max(x, 0), element by element.
 
     Examples
     --------
@@ -237,8 +237,8 @@ class GELU(Module):
         return "approximate=True" if self.approximate else ""
 
 
-# There is no BatchNorm: its mean and variance are those of a batch, and a pipeline computes one microbatch at a time.
-# The loss and every gradient would depend on how the batch is cut, and no number of microbatches could reproduce the
+# There is no BatchNorm: it normalises over a batch, and a pipeline computes one microbatch at a time. The loss and
+# every gradient would depend on the division into microbatches, and no number of microbatches could reproduce the
 # result of another number, or of the whole batch. The norms below stay within one sample.
 
 
@@ -504,8 +504,8 @@ class Unembedding(Module):
 class LSTM(Module):
     """A long short-term memory: reads a sequence from its beginning and returns the hidden state of every step.
 
-    One layer, one direction. Stack layers in a sequence, which a pipeline may cut. Time steps run within a layer, so a
-    pipeline does not speed up long sequences. See :func:`minipipe.functional.lstm`, also for the order of gates.
+    One layer, one direction. Stack layers in a sequence, which a pipeline may divide. Time steps run within a layer, so
+    a pipeline does not speed up long sequences. See :func:`minipipe.functional.lstm`, also for the order of gates.
 
     Parameters
     ----------
@@ -516,8 +516,8 @@ class LSTM(Module):
     bias : bool
         Whether there is a bias.
     initialiser : function, optional
-        First values of both weights; by default uniform from ±1/sqrt(hidden), as in PyTorch. The bias begins at 0, but
-        for that of the forget gate, which begins at 1: the cell keeps its state until it learns to forget.
+        First values of both weights; by default uniform from ±1/sqrt(hidden), as in PyTorch. The bias begins at 0,
+        except for the forget gate, whose bias begins at 1: the cell keeps its state until it learns to forget.
     dtype : dtype, optional
         float32 by default.
 
@@ -577,12 +577,12 @@ def _remember(generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndar
 class Residual(Module):
     """x + layers(x): the result of the layers is added to their input.
 
-    A pipeline cuts before and after it, not inside; a deep network is a sequence of many.
+    A stage boundary of a pipeline lies before or after it, not inside; a deep network is a sequence of many.
 
     Parameters
     ----------
     *layers : Module
-        Applied one after another; the last must return the shape that the first was given.
+        Applied one after another; the last must return the shape of the first one's input.
 
     Raises
     ------

@@ -65,7 +65,7 @@ class CrossEntropyLoss(Module):
 class MSELoss(Module):
     """Mean of (prediction - target)^2; see :func:`minipipe.functional.mean_squared_error`.
 
-    The targets are an array, or a pair of it and weights or a mask: then the mean is over what counts.
+    The targets are an array, or a pair of it and weights or a mask: then the mean is over the items that count.
 
     Parameters
     ----------

@@ -25,9 +25,9 @@ class Module(Familiar):
     """A part of a model. Subclasses set parameters and modules as attributes and define ``forward``.
 
     A Parameter, a Module, or a list, tuple or dict of those, set as an attribute, is registered automatically. An array
-    or a Tensor is a constant, which nobody trains or saves. If it holds real numbers, the first call of the module, or
-    a pipeline, warns of it once; a class names its constants in ``not_trained``, a tuple, or begins their names with an
-    underscore.
+    or a Tensor is a constant, which is neither trained nor saved. If it holds real numbers, the first call of the
+    module, or a pipeline, warns of it once; a class lists its constants in ``not_trained``, a tuple, or begins their
+    names with an underscore.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class Module(Familiar):
         return super().__new__(cls)
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """Compute the result; subclasses say how."""
+        """Compute the result; subclasses define how."""
         raise ArgumentError("type", f"{type(self).__name__} does not define forward(self, x).")
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
@@ -87,7 +87,7 @@ class Module(Familiar):
         super().__setattr__(name, value)
 
     def _note_filled(self, stacklevel: int | None = None) -> None:
-        """Note that all parameters inside have values, so that calls need not look; warn of weights that are none."""
+        """Note that all parameters inside have values, so that calls need not check; warn of untrained arrays."""
         new = [module for module in self.modules() if not module._is_filled]
         for module in new:
             module._is_filled = True
@@ -246,7 +246,7 @@ class Module(Familiar):
                 vars(each).update({name: rebound(value, memo) for name, value in vars(each).items()})
         return twin
 
-    # -- looks ----------------------------------------------------------------------------------------------
+    # -- representation -------------------------------------------------------------------------------------
 
     def describe(self) -> str:
         """Return the arguments of the repr."""
@@ -278,10 +278,10 @@ def _parts_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def computes_as(module: Any, kind: type[Kind]) -> TypeGuard[Kind]:
-    """Return whether a module computes by the code of a class: itself or a base class that no override replaces.
+    """Return whether a module computes by the code of a class: itself or a base class without an override.
 
     Neither a class between the two nor the instance itself replaces ``forward``, a hook, or another method or property
-    that ``kind`` adds to those of every module. Names, states and texts may differ.
+    that ``kind`` adds to every module's. Names, states and texts may differ.
 
     Examples
     --------
@@ -303,9 +303,9 @@ def computes_as(module: Any, kind: type[Kind]) -> TypeGuard[Kind]:
 
 @cache
 def _code_of(kind: type[Module]) -> frozenset[str]:
-    """Return the names in a class on which results depend: not those that every module has for its state and looks."""
+    """Return the names in a class on which results depend, without the state and representation of every module."""
     names = set(dir(kind)) - set(dir(Module))
-    # Attributes that Python and copy leave in a class, such as __slotnames__, are no code.
+    # Attributes that Python and copy leave in a class, such as __slotnames__, are not code.
     is_code = {name for name in names if not name.startswith("__") or callable(getattr(kind, name))}
     return frozenset(is_code | {"forward", "__call__"})
 
@@ -331,7 +331,7 @@ def is_exactly(module: Any, *kinds: type[Kind]) -> TypeGuard[Kind]:
 def in_modes(modes: Iterable[tuple[Module, bool]]) -> Iterator[None]:
     """Set whether each module trains inside this block, and leave its attributes as they were."""
     wanted = list(modes)
-    # Read all first: a module may occur twice. None if the class says it.
+    # Read all first: a module may occur twice. None if the class declares it.
     before = [(module, vars(module).get("is_training")) for module, _ in wanted]
     try:
         for module, is_training in wanted:
@@ -362,7 +362,7 @@ def modes_of(*modules: Module, is_training: bool) -> AbstractContextManager[None
 
 
 def check_lengths(layer: str, **lengths: Any) -> None:
-    """Check that the lengths given to a layer are whole numbers, at least 0.
+    """Check that the lengths of a layer are whole numbers, at least 0.
 
     Examples
     --------
@@ -386,7 +386,7 @@ def check_state(parameters: Mapping[str, Parameter], state: Mapping[str, np.ndar
     ParameterError
         Codes ``missing``, ``unexpected``, ``shape`` and ``dtype``.
     ArgumentError
-        Code ``type``: when it is no mapping.
+        Code ``type``: when it is not a mapping.
 
     Examples
     --------
@@ -420,7 +420,9 @@ def _check_same_numbers(name: str, given: np.ndarray, own: np.dtype) -> None:
         is_same = is_real and np.array_equal(given.astype(own).astype(given.dtype), given, equal_nan=True)
     if not is_same:
         why = (
-            "which it would round; give the layer that dtype, or" if is_real else "which are no real numbers; if meant,"
+            "which it would round; give the layer that dtype, or"
+            if is_real
+            else "which are not real numbers; if meant,"
         )
         here = f"{name} has dtype {own.name}, and the state holds {given.dtype.name}, {why}"
         raise ParameterError("dtype", f"{here} convert the array: .astype({own.name!r}).")

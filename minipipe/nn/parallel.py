@@ -1,11 +1,11 @@
 """Layers whose parameters are divided among the ranks of a group: tensor parallelism.
 
 :func:`minipipe.nn.parallelise` makes them of plain layers. Each rank keeps its part of a parameter, drawn from the
-whole, and the names stay those of the plain model. So do the values, as :meth:`Module.state_dict` returns them: it is
-collective here. A block takes two sums of activations forward and two backward; all ranks of the group must call it in
-one order.
+whole, and parameters keep the names of the plain model. They also keep its values, as :meth:`Module.state_dict` returns
+them; that call is collective here. A block computes two all-reduces of activations forward and two backward; all ranks
+of the group must call it in one order.
 
-Results agree with those of the plain layers within rounding, not bit for bit: a sum over ranks rounds elsewhere.
+Results agree with the plain layers within rounding, not bit for bit: an all-reduce rounds at other places.
 
 References
 ----------
@@ -32,7 +32,7 @@ from minipipe.tensor import Operand, Tensor, as_tensor
 
 
 def _check_plain(taker: str, layer: Any, kind: type[Module]) -> None:
-    """Refuse a layer whose own code, or that of a layer inside, the divided layer would not run."""
+    """Refuse a layer with custom code, also inside, that the divided layer would not run."""
     of_kind(taker, layer, kind, f"an nn.{kind.__name__}")
     if not is_exactly(layer, kind):
         message = f"{taker} computes what nn.{kind.__name__} does, and this {type(layer).__name__} has code of its own"
@@ -40,7 +40,7 @@ def _check_plain(taker: str, layer: Any, kind: type[Module]) -> None:
 
 
 def _take_over(divided: Module, whole: Module) -> None:
-    """Give a divided layer every other attribute of the layer that it stands for, in that order: its mode, say."""
+    """Give a divided layer every other attribute of the layer that it replaces, such as its mode, in that order."""
     own = dict(vars(divided))
     vars(divided).clear()
     vars(divided).update(vars(whole) | own)
@@ -71,9 +71,9 @@ class ColumnParallelLinear(Module):
     group : ProcessGroup
         Its size divides the outputs.
     gather : bool
-        Whether every rank gets all outputs; otherwise its own, for a :class:`RowParallelLinear`.
+        Whether every rank gets all outputs; otherwise only its part, for a :class:`RowParallelLinear`.
     blocks : tuple of int, optional
-        Lengths of outputs of which each rank takes an equal part each; by default all outputs are one.
+        Lengths of the groups of outputs of which each rank takes an equal part; by default all outputs are one group.
 
     Examples
     --------
@@ -104,7 +104,7 @@ class ColumnParallelLinear(Module):
 
 
 class RowParallelLinear(Module):
-    """A linear layer of which each rank of a group has some of the inputs; the ranks add up what they compute.
+    """A linear layer of which each rank of a group has some of the inputs; the ranks add up their results.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ class ParallelAttention(MultiHeadAttention):
     ----------
     attention : MultiHeadAttention
     group : ProcessGroup
-        Its size divides the heads, also those of keys and values.
+        Its size divides the numbers of heads of queries and of keys and values.
 
     Examples
     --------
@@ -206,7 +206,7 @@ class ParallelEmbedding(Module):
 
 
 class ParallelUnembedding(Module):
-    """Scores of every symbol, of which each rank of a group computes those of its part of the shared vectors.
+    """Scores of every symbol; each rank of a group computes the scores of its part of the shared vectors.
 
     Every rank gets all scores.
 
@@ -240,10 +240,10 @@ class ParallelUnembedding(Module):
 
 
 class ParallelCrossEntropyLoss(CrossEntropyLoss):
-    """The cross-entropy of scores of which each rank of a group has those of its classes.
+    """The cross-entropy of scores whose classes are divided among the ranks of a group.
 
-    The scores are those of a :class:`ColumnParallelLinear` without gather. A pipeline refuses a model whose last layer
-    gives whole ones, and gathers them for metrics and outputs.
+    The scores come from a :class:`ColumnParallelLinear` without gather. A pipeline refuses a model whose last layer
+    returns whole scores, and gathers the scores for metrics and outputs.
 
     Parameters
     ----------
@@ -275,9 +275,9 @@ class ParallelCrossEntropyLoss(CrossEntropyLoss):
 
 
 def sums_in(module: Module) -> tuple[list[int], list[int]]:
-    """Return the bytes of each sum over the ranks that share a module's layers: in a forward, and in a backward. Local.
+    """Return the bytes of each tensor-parallel all-reduce in a module: in a forward, and in a backward. Local.
 
-    They are those of one position, such as a token. A block has two each way.
+    The bytes are for one position, such as a token. A block has two all-reduces each way.
 
     Examples
     --------

@@ -51,7 +51,7 @@ def _leaf(shape: tuple[int, ...], dtype: Any) -> Leaf:
     return (HalfLeaf if backend.is_half(dtype) else Leaf)(shape, dtype)
 
 
-# Attributes that a copy of a parameter takes over, beside the values.
+# Attributes, other than the values, that a copy of a parameter takes over.
 _COPIED = ("shape", "dtype", "initialiser", "num_uses", "is_placed")
 
 
@@ -62,7 +62,7 @@ class Parameter(Tensor):
     model that is larger than its memory.
 
     A deep copy and a pickle have the values and the initialiser, and no gradient, as in PyTorch. A pickle needs an
-    initialiser that can be imported: those of ``nn.initialisers``, or a function of a module.
+    initialiser that can be imported: one of ``nn.initialisers``, or a function of a module.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ class Parameter(Tensor):
                 f"Give one: nn.Parameter({shape}, nn.initialisers.normal(0.02)); for a bias, constant(0.0).",
             )
         values = None if isinstance(shape, tuple) else Tensor(shape, requires_grad=True, dtype=dtype).data
-        # Known before there are values, unlike those of other tensors.
+        # Known before there are values, unlike the shape and dtype of other tensors.
         self.shape: tuple[int, ...] = tuple(shape) if values is None else values.shape
         self.dtype: Any = np.dtype(dtype or np.float32) if values is None else values.dtype
         self.initialiser = initialiser
@@ -182,16 +182,16 @@ class Parameter(Tensor):
         self._drop_grad()
 
     def alias(self) -> Alias:
-        """Return another use of this parameter, with its own leaf."""
+        """Return another use of this parameter, with a separate leaf."""
         self.num_uses += 1
         return Alias(self.owner, self.num_uses - 1)
 
     @property
     def grad(self) -> Array | None:
-        """The gradient, of shape ``shape``: the sum of those of all uses, in their order. None before ``backward``.
+        """The gradient, of shape ``shape``: the sum over all uses, in their order; None before ``backward``.
 
-        It is float32 where the values are float16 or bfloat16, and has their dtype otherwise.
-        Where the parameter has aliases, each call adds them up; assign to it to change it. An array that is assigned
+        It is float32 if the values are float16 or bfloat16, and has their dtype otherwise.
+        If the parameter has aliases, each call adds them up; assign to it to change it. An assigned array
         is used as it is, not copied: clipping and ``unscale_gradients`` scale it in place.
         """
         if len(self.leaves) == 1:
@@ -252,7 +252,7 @@ class Parameter(Tensor):
     # -- values ---------------------------------------------------------------------------------------------
 
     def fill(self, seed: int, name: str) -> None:
-        """Draw first values from the seed and the parameter's qualified name; keep values that were given."""
+        """Draw first values from the seed and the parameter's qualified name; keep existing values."""
         if self.initialiser is not None:
             self.load(backend.as_array(self.initialiser(generator_for(seed, name), self.whole_shape)), name)
 
@@ -296,7 +296,7 @@ class Parameter(Tensor):
         return __newobj__, (type(self),), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy and a pickle are made of, the array module by its name."""
+        """Return the arguments of a copy and a pickle, the array module by its name."""
         state = {name: getattr(self, name) for name in (*_COPIED, "requires_grad")}
         state["xp"] = self.xp.__name__
         state["attributes"] = dict(getattr(self, "__dict__", {}))  # of a subclass
@@ -325,14 +325,14 @@ class Parameter(Tensor):
 class Alias(Parameter):
     """Another use of a parameter, such as an embedding's vectors in the last layer.
 
-    It has a leaf of its own, where the gradients of this use add up; everything else is read from and written to
+    It has a separate leaf, which accumulates the gradients of this use; everything else is read from and written to
     the owner. So the sum over uses has the same bits in one process and over ranks that hold one use each.
 
     Parameters
     ----------
     owner : Parameter
     use : int
-        Its number among the uses of the owner, whose own is 0.
+        Its number among the uses of the owner, whose own use is 0.
     """
 
     __slots__ = ("owner", "use")

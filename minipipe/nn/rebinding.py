@@ -7,16 +7,16 @@ from typing import Any
 
 
 def rebound(value: Any, memo: dict[int, Any]) -> Any:
-    """Return a function that refers to copies where the given one refers to what was copied; others as they are.
+    """Return a function that refers to the copies instead of the copied objects; other functions as they are.
 
-    ``copy.deepcopy`` leaves functions alone. So in a copy of a layer with ``layer.forward = lambda x: 2 * old(x)``, the
-    function would compute with the parameters of the original, and those of the copy would not be trained.
+    ``copy.deepcopy`` does not copy functions. So in a copy of a layer with ``layer.forward = lambda x: 2 * old(x)``,
+    the function would compute with the parameters of the original, and the copied parameters would not be trained.
 
     Parameters
     ----------
     value : object
     memo : dict
-        That of ``copy.deepcopy``: by the identity of an original, its copy.
+        The memo of ``copy.deepcopy``: by the identity of an original, its copy.
 
     Examples
     --------

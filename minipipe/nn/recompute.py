@@ -24,7 +24,7 @@ class Recompute(Module):
 
     Between forward and backward it holds only the input ("activation checkpointing"), at the cost of another forward.
     The bits are the same, also with Dropout: its mask depends on the layer and the microbatch, not on the time.
-    Parameters keep their names in the module. The recomputed activations take memory while backward runs; where the
+    Parameters keep their names in the module. The recomputed activations take memory while backward runs; if the
     backward is split, until W.
 
     Parameters
@@ -35,11 +35,11 @@ class Recompute(Module):
     Raises
     ------
     ArgumentError
-        Code ``type``, when it is no module.
+        Code ``type``, when it is not a module.
     TensorError
-        Code ``not-repeatable``, in backward: the second forward gives other values than the first, as that of a module
-        with a counter or random numbers of its own, so the gradient would be that of another function. Compared are
-        shape, dtype and, on the CPU, some elements of each result; all of them under
+        Code ``not-repeatable``, in backward: the second forward gives other values than the first, for example because
+        a module has a counter or draws its own random numbers, so the gradient would belong to another function. The
+        check compares shape, dtype and, on the CPU, some elements of each result; all elements under
         :func:`minipipe.watch_everything`.
 
     References
@@ -88,7 +88,7 @@ class Recompute(Module):
         parameters = [parameter.data for parameter in self.module.parameters()]
         is_trained = any(parameter.requires_grad for parameter in self.module.parameters())
         needs_gradient = is_trained or any(parent.needs_gradient for parent in recomputation.parents)
-        # A returned input, a returned parameter and a repeated result get no node of their own: it would sum some
+        # A returned input, a returned parameter and a repeated result get no separate node: it would sum some
         # gradients separately, in another order.
         results: dict[int, Tensor] = {id(tensor): tensor for tensor in given}
         for number, tensor in enumerate([*tensors_in(computed), *losses]):
@@ -131,7 +131,7 @@ class Recompute(Module):
 
 
 def _look(results: list[Tensor], is_whole: bool) -> list[tuple[Any, ...]]:
-    """Return what of results is compared: a sample that meets every column, since its step is odd; or everything."""
+    """Return the compared part of results: a sample that meets every column, since its step is odd; or all."""
     looks = []
     for data in (backend.plain(result.data) for result in results):
         step = 1 if is_whole else max(1, backend.prod(data.shape) // _COMPARED) | 1

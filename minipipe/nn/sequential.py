@@ -1,4 +1,4 @@
-"""The sequence of layers that a pipeline cuts into stages."""
+"""The sequence of layers that a pipeline partitions into stages."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _BUNDLES = (Tensor, tuple, list, dict)
 
 
 class Sequential(Module):
-    """Layers, each applied to the result of the one before. A pipeline cuts them into stages.
+    """Layers, each applied to the result of the one before. A pipeline partitions them into stages.
 
-    The value between two layers is a tensor, or a tuple, list or dict of tensors. It is made contiguous,
-    activation and gradient, whether or not a pipeline cuts there, so that no cut changes a bit (see
-    :func:`minipipe.functional.contiguous`). For the same reason a parameter that stands in several layers (a tied
-    embedding, a layer used twice) is an alias in the later ones: each adds up its own gradients, and the owner adds the
-    sums in the order in which they were declared.
+    The value between two layers is a tensor, or a tuple, list or dict of tensors. Both the activation and its gradient
+    are made contiguous, with or without a stage boundary, so that no partition changes a bit (see
+    :func:`minipipe.functional.contiguous`). For the same reason a parameter that occurs in several layers (a tied
+    embedding, a layer used twice) is an alias in the later ones: each accumulates its own gradients, and the owner adds
+    the sums in the order in which they were declared.
 
-    The layers of a sequence directly inside another one are layers of the outer one, and a pipeline may cut between
-    them. Parameters keep their nested names.
+    If a sequence is directly inside another one, its layers are layers of the outer one, and a stage boundary may lie
+    between them. Parameters keep their nested names.
 
     Parameters
     ----------
@@ -64,9 +64,9 @@ class Sequential(Module):
     def forward(self, x: Any) -> Any:
         """Apply every layer in turn."""
         place = current_place()
-        if place.layer is not None:  # inside a layer of another sequence: no cut divides this one
+        if place.layer is not None:  # inside a layer of another sequence: no stage boundary divides this one
             return self._apply(x, self.layers, operator.call)
-        place.enter(self.first_place - 1)  # the next place is that of the first layer
+        place.enter(self.first_place - 1)  # the next place is the first layer's
         try:
             x = x if isinstance(x, Tensor) else as_tensors(x)
             return self._apply(x, self.flat_layers, _at_next_place, self.first_layer)
@@ -101,7 +101,7 @@ class Sequential(Module):
 
     @property
     def flat_layers(self) -> list[Module]:
-        """The layers, with those of a sequence among them in place of it."""
+        """The layers; a sequence among them is replaced by its layers."""
         return _flat(self.layers)
 
     def cut(self, layers: range) -> Sequential:
@@ -110,7 +110,7 @@ class Sequential(Module):
         return self._part(flat[layers.start : layers.stop], before=flat[: layers.start])
 
     def _part(self, layers: list[Module], before: list[Module]) -> Sequential:
-        """Return some of the layers as a sequence, given the flat layers before them."""
+        """Return some of the layers as a sequence; ``before`` are the flat layers before them."""
         part = Sequential(*layers)
         part.first_layer = self.first_layer + len(before)
         part.first_place = self.first_place + sum(map(_num_places, before))
@@ -132,7 +132,7 @@ class Sequential(Module):
             return self.layers[index]
         start, _, step = index.indices(len(self))
         part = self._part(self.layers[index], before=_flat(self.layers[:start]))
-        if step != 1:  # in another order there is no first layer in the whole
+        if step != 1:  # in another order no layer is the first of the whole
             part.first_layer = part.first_place = 0
         return part
 
@@ -147,14 +147,14 @@ def _flat(layers: Iterable[Module]) -> list[Module]:
 
 
 def _num_places(layer: Module) -> int:
-    """Return how many places a flat layer has for random numbers: a recomputed sequence those of its layers."""
+    """Return how many places for random numbers a flat layer has: a recomputed sequence has one for each layer."""
     if is_exactly(layer, Recompute) and _is_sequence(layer.module):
         return sum(map(_num_places, layer.module.flat_layers))
     return 1
 
 
 def _at_next_place(layer: Module, x: Any) -> Any:
-    """Apply a flat layer; those of a recomputed sequence draw from places of their own."""
+    """Apply a flat layer; the layers of a recomputed sequence draw from separate places."""
     if is_exactly(layer, Recompute) and _is_sequence(layer.module):
         inner = layer.module
         return layer.compute(lambda given: inner._apply(given, inner.flat_layers, _at_next_place), x)
@@ -166,7 +166,7 @@ def _at_next_place(layer: Module, x: Any) -> Any:
 def boundary(x: Any) -> Any:
     """Return a value between two layers, made contiguous.
 
-    In a bundle each tensor gets a node of its own, so that its gradient is summed separately before it is passed on,
+    In a pytree each tensor gets a separate node, so that its gradient is summed separately before it is passed on,
     as it would be if it came in a message.
 
     Examples

@@ -74,23 +74,23 @@ class Shard:
         return [values[(*before, slice(end - length, end), ...)] for end, length in zip(ends, lengths)]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Shard:
-        return self  # a group is no value: copies of a layer share it
+        return self  # a group is not a value: copies of a layer share it
 
 
 @dataclass(frozen=True)
 class FlatShard:
-    """The share of a parameter's elements that a rank keeps: a :class:`minipipe.nn.parallel.Shard` without an axis.
+    """The shard of a parameter that a rank keeps, as elements: a :class:`minipipe.nn.parallel.Shard` without an axis.
 
     Attributes
     ----------
     group : ProcessGroup
-        Whose ranks keep one share each.
+        The group whose ranks keep one shard each.
     inner_shape : tuple of int
-        Of the parameter, or of the part of it that the ranks of the group would have without shares.
+        The shape of the parameter, or of the tensor-parallel part that each rank of the group would have unsharded.
     pieces : tuple of slice
-        By rank, the elements of its share.
+        By rank, the elements of its shard.
     inner : Shard, optional
-        Of tensor parallelism.
+        The shard of tensor parallelism.
     """
 
     group: ProcessGroup
@@ -106,7 +106,7 @@ class FlatShard:
 
     @property
     def own_shape(self) -> tuple[int, ...]:
-        """The shape of this rank's share."""
+        """The shape of this rank's shard."""
         piece = self.pieces[self.group.rank]
         return (piece.stop - piece.start,)
 
@@ -116,30 +116,30 @@ class FlatShard:
         return self.group, *(self.inner.groups if self.inner else ())
 
     def cut(self, values: Array) -> Array:
-        """Return this rank's share of the whole values."""
+        """Return this rank's shard of the whole values."""
         values = self.inner.cut(values) if self.inner else values
         return backend.reshape(values, (-1,))[self.pieces[self.group.rank]]
 
     def joined(self, values: Array) -> Array:
-        """Return the whole values from the share of each rank. Collective."""
+        """Return the whole values from the shard of each rank. Collective."""
         xp, shares = array_module(values), self.group.all_gather(backend.to_numpy(values))
         part = backend.reshape(xp.concat([backend.moved(share, xp) for share in shares]), self.inner_shape)
         return self.inner.joined(part) if self.inner else part
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FlatShard:
-        return self  # a group is no value: copies of a layer share it
+        return self  # a group is not a value: copies of a layer share it
 
 
 class ShardedParameter(Parameter):
-    """A parameter of which each rank of a group keeps a part; its shape is that of the part.
+    """A parameter of which each rank of a group keeps a part; its shape is the shape of the part.
 
-    First values are drawn for the whole and cut, and so are values that are loaded.
+    First values, and values that are loaded, exist as a whole first, and each rank takes its part of them.
 
     Attributes
     ----------
     shard : Shard or FlatShard
     whole_digest : int
-        Of the whole values from which the part was cut last, so that ranks can compare them; 0 if there were none.
+        Digest of the whole values from which the part was taken last, so that ranks can compare them; 0 without values.
     """
 
     __slots__ = ("shard", "whole_digest")
@@ -155,7 +155,7 @@ class ShardedParameter(Parameter):
         own.requires_grad, own.xp = parameter.requires_grad, parameter.xp
         if parameter.is_filled:
             own.load(parameter.joined(parameter.data), "a parameter")
-            if isinstance(parameter.owner, ShardedParameter):  # what is joined again is the same on all ranks
+            if isinstance(parameter.owner, ShardedParameter):  # parts are concatenated to the same values on all ranks
                 own.whole_digest = parameter.owner.whole_digest
         return own
 
@@ -166,11 +166,11 @@ class ShardedParameter(Parameter):
     whole_shape = property(lambda self: self.shard.shape, doc="The shape of all ranks' parts together.")
 
     def joined(self, values: Array) -> Array:
-        """Return the parts of all ranks together; what has another shape than a part is returned as it is."""
+        """Return the parts of all ranks together; an array of another shape than a part is returned as it is."""
         return self.shard.joined(values) if values.shape == self.shape else values
 
     def cut(self, values: Array) -> Array:
-        """Return this rank's part; what has another shape than the whole is returned as it is."""
+        """Return this rank's part; an array of another shape than the whole is returned as it is."""
         return self.shard.cut(values) if values.shape == self.whole_shape else values
 
     def load(self, values: Array, name: str) -> None:
@@ -223,8 +223,8 @@ def pieces_of(sizes: Sequence[int], n: int, j: int) -> Iterator[tuple[int, slice
 def sum_in_pairs(gradients: Sequence[Array | None]) -> Array | None:
     """Return a sum over replicas: of pairs, then of pairs of pairs; None if there is no gradient.
 
-    The order depends on the number of replicas alone. Any aligned power of two of them is a sum of its own within it,
-    so a rank may have added those before.
+    The order depends on the number of replicas alone. Any aligned power of two of them is a complete sum within it,
+    so a rank may have added those replicas before.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""Slices of a sequence: what a layer needs of the slices before its own.
+"""Slices of a sequence: the tensors of earlier slices that a layer needs.
 
-A slice is a microbatch of its own. A layer that looks at one position at a time needs nothing else; an attention needs
-the keys and values of earlier slices, and a positional embedding the number of positions before its own.
+Each slice is computed as a separate microbatch. A layer that processes one position at a time needs nothing else; an
+attention needs the keys and values of earlier slices, and a positional embedding the number of positions before it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from minipipe.functional import contiguous
 from minipipe.tensor import Tensor
 
-Carried = list[tuple[Tensor, ...]]  # in the order of the calls in a forward: what later slices need of one
+Carried = list[tuple[Tensor, ...]]  # in the order of the calls in a forward: tensors of one slice for later slices
 
 
 class SequenceSlice:
@@ -29,7 +29,7 @@ class SequenceSlice:
     Attributes
     ----------
     made : Carried
-        Its own.
+        The tensors of this slice.
 
     Examples
     --------
@@ -46,7 +46,7 @@ class SequenceSlice:
     def carried(self, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
         """Keep tensors for later slices; return each behind those that the same call kept of earlier slices."""
         number = len(self.made)
-        self.made.append(tuple(map(contiguous, tensors)))  # as between layers: a cut between two slices changes no bit
+        self.made.append(tuple(map(contiguous, tensors)))  # as between layers: dividing a sequence changes no bit
         return list(zip(*(one[number] for one in (*self.earlier, self.made))))
 
 

@@ -43,7 +43,7 @@ class _Convolution(Module):
         self.padding: Any = check_padding(name, padding, self.stride)
         self.dilation: Any = per_axis(name, "dilation", dilation, axes)
         self.groups = check_groups(name, groups, ins, outs)
-        met = (ins // self.groups, *kernel)  # what each output meets at each position
+        met = (ins // self.groups, *kernel)  # inputs of each output at each position
         self.weight = Parameter((outs, *met), initialiser or he_uniform(prod(met)), dtype)
         self.bias = Parameter((outs,), constant(0.0), dtype) if bias else None
 
@@ -154,7 +154,7 @@ class Conv2d(_Convolution):
 
 
 def written(values: tuple[int, ...]) -> str:
-    """Return the text of a setting: one number where all axes have the same."""
+    """Return the text of a setting: one number if it is the same for all axes."""
     return str(values[0]) if len(set(values)) == 1 else str(values)
 
 
@@ -175,7 +175,7 @@ class _Pool(Module):
         return self.operation(x, self.kernel_size, self.stride)
 
     def describe(self) -> str:
-        """Name the kernel, and the stride where it is another."""
+        """Name the kernel, and the stride if it is different."""
         stride = f", stride={written(self.stride)}" if self.stride != self.kernel_size else ""
         return written(self.kernel_size) + stride
 
@@ -283,8 +283,7 @@ class AvgPool2d(_Pool):
 class GlobalAvgPool(Module):
     """The mean of each channel over all its positions; see :func:`minipipe.functional.global_avg_pool`.
 
-    It stands where a network goes from images of any size to features, and takes the place of
-    ``AdaptiveAvgPool2d(1)`` and Flatten.
+    Use it at the transition from images of any size to features, in place of ``AdaptiveAvgPool2d(1)`` and Flatten.
 
     Raises
     ------

@@ -14,7 +14,7 @@ norms, embeddings,      the same
 convolutions
 ======================  ===============================================================================================
 
-Attention and blocks may also have the names that they have here, as in a module of PyTorch's that is built like ours.
+Attention and blocks may also have minipipe's names, if a module of PyTorch is built like minipipe's.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def from_torch(model: Module, state: Mapping[str, Array], is_strict: bool = True
     ----------
     model : Module
     state : mapping of str to array
-        What ``state_dict()`` of the same model in PyTorch returns, as arrays.
+        The result of ``state_dict()`` of the same model in PyTorch, as arrays.
     is_strict : bool
-        Whether a matrix in a module of one's own is refused, whose axes nobody knows here; otherwise it is taken as it
-        is.
+        Whether a matrix in a custom module is refused, because the order of its axes is unknown; otherwise it is loaded
+        as it is.
 
     Raises
     ------
@@ -98,10 +98,10 @@ class _Walk:
 
     def __init__(self, state: Mapping[str, Array], is_strict: bool) -> None:
         self._state, self._is_strict = state, is_strict
-        self._modules: dict[str, str] = {}  # by our path of a module, PyTorch's where it has another name
-        self._pieces: dict[str, _Piece] = {}  # by our name of a parameter, where it is not one array as it is
+        self._modules: dict[str, str] = {}  # by minipipe's path of a module, PyTorch's path if it differs
+        self._pieces: dict[str, _Piece] = {}  # by minipipe's name of a parameter, if PyTorch has no such array
         self._first_names: dict[int, str] = {}  # by owner
-        self._lacking: dict[str, str] = {}  # by our name, what is not in the state
+        self._lacking: dict[str, str] = {}  # by minipipe's name, the name that is missing in the state
         self._used = set[str]()
         self.taken: dict[str, Array] = {}
 
@@ -118,7 +118,7 @@ class _Walk:
                 self._take(part, path, self._pieces.get(path) or self._piece(module, part, path, place))
 
     def _note_names(self, module: Module, ours: str, theirs: str) -> None:
-        """Note what PyTorch calls the parts of attention, blocks and LSTM, where the state has these names."""
+        """Record PyTorch's names for the parts of attention, blocks and LSTM, if the state has these names."""
         kinds = [kind for kind in _BLOCKS if isinstance(module, kind)]
         if kinds and f"{theirs}norm1.weight" in self._state:
             self._modules |= {f"{ours}{name}": f"{theirs}{place}" for name, place in _BLOCKS[kinds[0]].items()}
@@ -138,7 +138,7 @@ class _Walk:
         is_known = isinstance(module, _ALIKE) or len(parameter.whole_shape) < 2
         if self._is_strict and not is_known:
             message = f"{path} belongs to {type(module).__name__}, whose counterpart in PyTorch is not known"
-            advice = "Bring its axes into the order that they have here, and give all arrays to model.load_state_dict."
+            advice = "Bring its axes into minipipe's order, and give all arrays to model.load_state_dict."
             raise ArgumentError("type", f"layout='torch': {message}. {advice}")
         return _Piece((place,), _as_it_is)
 
@@ -150,7 +150,7 @@ class _Walk:
         self._used.update(piece.names)
         array = piece.make(*(self._state[name] for name in piece.names))
         if first in self.taken and not np.array_equal(self.taken[first], array, equal_nan=True):
-            message = f"{first} and {path} are one parameter in this model, and the state has two for them"
+            message = f"{first} and {path} are one parameter in this model, but the state has two"
             raise ParameterError("shape", f"{message}: {', '.join(piece.names)} holds other numbers.")
         self.taken.setdefault(first, array)
 
@@ -174,7 +174,7 @@ _OF_LSTM = {
 
 
 def _of_attention(attention: MultiHeadAttention | CrossAttention, is_joined: bool) -> dict[str, _Piece]:
-    """Return what makes the projections of an attention, from one matrix or from one for each of q, k and v."""
+    """Return the arrays of the projections of an attention, from one matrix or from one for each of q, k and v."""
     if isinstance(attention, MultiHeadAttention):
         return {
             "projections.weight": _Piece(("in_proj_weight",), np.transpose),
@@ -199,9 +199,9 @@ def _side_by_side(keys: Array, values: Array) -> Array:
 
 
 def undecided(model: Module, state: Mapping[str, Any]) -> list[str]:
-    """Return the parameters that would be others if the state, whose names and shapes fit, were in PyTorch's layout.
+    """Return the parameters that would differ if the state, whose names and shapes fit, were in PyTorch's layout.
 
-    None if a shape tells the layout.
+    The list is empty if a shape determines the layout.
 
     Examples
     --------

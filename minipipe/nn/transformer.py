@@ -37,8 +37,8 @@ class MultiHeadAttention(Module):
         Heads of keys and values, a divisor of num_heads, by default num_heads. Fewer take less memory and time
         ("grouped-query attention"; with one, "multi-query"): neighbouring heads of queries share one.
     rotary_base : float, optional
-        Turns queries and keys by their positions ("rotary position embedding"), with this base, often 10000. By default
-        they are not turned. See :func:`minipipe.functional.rotary`.
+        Rotates queries and keys by their positions ("rotary position embedding"), with this base, often 10000. No
+        rotation by default. See :func:`minipipe.functional.rotary`.
 
     Attributes
     ----------
@@ -90,7 +90,7 @@ class MultiHeadAttention(Module):
         ----------
         x : Tensor of shape (n, t, width)
         mask : array or Tensor of shape (n, t) or (n, t, t), optional
-            True or 1 where a position is seen, for instance where there is no padding; see
+            True or 1 at visible positions, for instance everywhere except padding; see
             :func:`minipipe.functional.attention`. A position that sees none gets the bias of ``output``.
 
         Raises
@@ -108,7 +108,7 @@ class MultiHeadAttention(Module):
         return self.output(functional.self_attention(self.projections(x), self.num_heads, *options))
 
     def _attended(self, part: SequenceSlice, x: Tensor, mask: Operand | None, dropout: float) -> Tensor:
-        """Return what the positions of a slice gather from those of earlier slices and its own."""
+        """Return the values that the positions of a slice gather from earlier slices and their own slice."""
         if not self.is_causal or mask is not None:
             message = f"{self.brief()} sees later positions, or takes a mask" if mask is None else "A mask is given"
             raise ModelError("slices", f"{message}; slices of a sequence need is_causal=True and no mask.")
@@ -206,7 +206,7 @@ class CrossAttention(Module):
         x : Tensor of shape (n, t, width)
         memory : Tensor of shape (n, s, memory_width)
         mask : array or Tensor of shape (n, s) or (n, t, s), optional
-            True or 1 where a position of the memory is seen; see :func:`minipipe.functional.attention`.
+            True or 1 at visible positions of the memory; see :func:`minipipe.functional.attention`.
 
         Raises
         ------
@@ -272,7 +272,7 @@ def described(width: int, num_heads: int, **options: Any) -> str:
 class ResidualAttention(Residual):
     """x + dropout(attention(norm(x), …)): the residual connection around an attention that takes more than x.
 
-    Its layers are the norm, the attention, which takes ``(x, *memory, mask=None)``, and what is applied to its result.
+    Its layers are the norm, the attention, which takes ``(x, *memory, mask=None)``, and a layer for its result.
 
     Examples
     --------
@@ -297,7 +297,8 @@ class ResidualAttention(Residual):
 class TransformerBlock(Module):
     """x + attention(norm(x)), and then x + network(norm(x)): one layer of a transformer.
 
-    The norms come first ("pre-norm"), so that deep stacks train without a long warm-up. A pipeline cuts between blocks.
+    The norms come first ("pre-norm"), so that deep stacks train without a long warm-up. Stage boundaries lie between
+    blocks.
 
     Parameters
     ----------
@@ -366,7 +367,7 @@ class TransformerBlock(Module):
         ----------
         x : Tensor of shape (n, t, width)
         mask : array or Tensor of shape (n, t) or (n, t, t), optional
-            True or 1 where a position is seen; see :class:`MultiHeadAttention`.
+            True or 1 at visible positions; see :class:`MultiHeadAttention`.
         """
         return self.network(self.attention(x, mask=mask))
 
@@ -393,7 +394,7 @@ class DecoderBlock(Module):
     dtype : dtype, optional
         float32 by default.
     memory_width : int, optional
-        Of the memory; by default that of the input.
+        Width of the memory; by default the width of the input.
     attention_dropout : float
         Probability, for the weights of both attentions.
     num_key_value_heads : int, optional
@@ -449,9 +450,9 @@ class DecoderBlock(Module):
         x : Tensor of shape (n, t, width)
         memory : Tensor of shape (n, s, memory_width)
         mask : array or Tensor of shape (n, t) or (n, t, t), optional
-            True or 1 where a position of x is seen.
+            True or 1 at visible positions of x.
         memory_mask : array or Tensor of shape (n, s) or (n, t, s), optional
-            True or 1 where a position of the memory is seen.
+            True or 1 at visible positions of the memory.
         """
         x = self.attention(x, mask=mask)
         return self.network(self.cross_attention(x, memory, mask=memory_mask))

@@ -1,4 +1,4 @@
-"""Attributes of layers that look like weights and are none: no optimiser, checkpoint or comparison would see them."""
+"""Attributes of layers that look like weights but are not: no optimiser, checkpoint or comparison would see them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from minipipe.tensor import Tensor
 
 
 def warn_of_untrained(modules: Iterable[Any], stacklevel: int) -> None:
-    """Warn, at once of all modules, of attributes that may be weights and are not trained.
+    """Warn, once for all modules, of attributes that may be weights and are not trained.
 
-    Such are, of a layer of one's own: an array or a tensor of real numbers, alone or in a list, tuple or dict; and a
-    parameter or a module with some in a set, in a slot, or in an object that is no module, where no module looks. Not
-    such are whole numbers and truth values; attributes whose names begin with an underscore; those that the class names
-    in ``not_trained``, or in ``not_compared``; and attributes of minipipe's layers that these do not use.
+    The following are reported if they belong to a custom layer: an array or a tensor of real numbers, alone or in a
+    list, tuple or dict; and a parameter, or a module with parameters, in a set, in a slot, or in an object that is not
+    a module, since modules do not search these. The following are not: whole numbers and truth values; attributes whose
+    names begin with an underscore; attributes that the class names in ``not_trained`` or in ``not_compared``; and
+    attributes of minipipe's layers that these do not use.
 
     Parameters
     ----------
@@ -37,13 +38,13 @@ def warn_of_untrained(modules: Iterable[Any], stacklevel: int) -> None:
     ...     warnings.simplefilter("always")
     ...     warn_of_untrained([Scale()], stacklevel=1)
     >>> print(caught[0].message)
-    Scale.scale holds real numbers that are not trained: it is no parameter. A weight is an nn.Parameter(values), ...
+    Scale.scale holds real numbers that are not trained: it is not a parameter. A weight is an nn.Parameter(values), ...
     """
     distinct = {id(module): module for module in modules}.values()
     found = dict.fromkeys(f"{type(module).__name__}.{name}" for module in distinct for name in _untrained_in(module))
     if found:
         names, holds = ", ".join(found), "holds" if len(found) == 1 else "hold"
-        message = f"{names} {holds} real numbers that are not trained: it is no parameter. A weight is an"
+        message = f"{names} {holds} real numbers that are not trained: it is not a parameter. A weight is an"
         message += (
             " nn.Parameter(values), in an attribute or in a list, tuple or dict of them. A constant is named by its"
         )
@@ -79,7 +80,7 @@ def _untrained_in(module: Any) -> Iterator[str]:
 
 
 def _are_weights(value: Any) -> Iterator[bool]:
-    """Yield for each part of an attribute whether it may be a weight that nobody trains."""
+    """Yield for each part of an attribute whether it may be an untrained weight."""
     if isinstance(value, Parameter):
         return
     if isinstance(value, list | tuple | dict):

@@ -16,9 +16,9 @@ Factor = Callable[[int], float]
 
 
 class LearningRateSchedule(Familiar):
-    """Sets the learning rate of every group to its own first rate times ``factor(step)``.
+    """Sets the learning rate of every group to the group's first rate times ``factor(step)``.
 
-    Local; no messages: every rank counts the same steps and finds the same rates. The rates of step 0 are set at
+    Local; no messages: every rank counts the same steps and computes the same rates. The rates of step 0 are set at
     once, so call ``step()`` after each ``optimiser.step()``. Rates that are set by hand last until the next ``step()``.
 
     Parameters
@@ -26,12 +26,12 @@ class LearningRateSchedule(Familiar):
     optimiser : Optimiser
         The factors multiply the learning rates of its groups.
     factor : function
-        From the step, counted from 0, to a number that is at least 0: ``optim.cosine(1000)``, or one of your own.
+        From the step, counted from 0, to a number that is at least 0: ``optim.cosine(1000)``, or a custom function.
 
     Raises
     ------
     ArgumentError
-        Code ``type``: when the factor is no function.
+        Code ``type``: when the factor is not a function.
 
     Examples
     --------
@@ -67,7 +67,7 @@ class LearningRateSchedule(Familiar):
         self._set(self._last_step + 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the schedule stands, in numbers. Local.
+        """Return the position in the schedule, in numbers. Local.
 
         Examples
         --------
@@ -189,7 +189,7 @@ def _annealed(fall: Callable[[float], float], num_steps: int, warmup_steps: int,
     """Return the factor that warms up, follows ``fall`` from progress 0 to progress 1, and stays at ``final``."""
     whole_number("num_steps", num_steps)
     whole_number("warmup_steps", warmup_steps, 0, num_steps, advice="The warm-up is a part of num_steps.")
-    final = real_number("final", final, "[0, 1]", advice="It is a share of the learning rate.")
+    final = real_number("final", final, "[0, 1]", advice="It is a fraction of the learning rate.")
     return partial(_factor_at, fall, num_steps, warmup_steps, final)
 
 

@@ -39,9 +39,9 @@ class ParameterGroup(Familiar, SimpleNamespace):
     ------
     ArgumentError
         Code ``value``: when a number is out of its range, here or when it is changed.
-        Code ``type``: when something is no parameter.
+        Code ``type``: when an object is not a parameter.
     AttributeError
-        When an attribute is set that is not there.
+        When an attribute is set that does not exist.
 
     Examples
     --------
@@ -65,7 +65,7 @@ class ParameterGroup(Familiar, SimpleNamespace):
 
     def __getitem__(self, name: str) -> NoReturn:
         raise ArgumentError(
-            "name", f"A group of parameters is no dict; instead: {instead_of('ParameterGroup')['__getitem__']}."
+            "name", f"A group of parameters is not a dict; instead: {instead_of('ParameterGroup')['__getitem__']}."
         )
 
     @property
@@ -121,8 +121,8 @@ class Optimiser(Familiar, ABC):
     they have the same bits on any rank. An optimiser may have no parameters: a rank may hold only layers without any.
     A new rule defines ``_update``.
 
-    A deep copy has copies of the parameters, with what it keeps for them. To train a copy of a model, copy both at
-    once: ``model, optimiser = copy.deepcopy((model, optimiser))``. A pickle also has the parameters. On disk, a
+    A deep copy has copies of the parameters and of their states. To train a copy of a model, copy both at once:
+    ``model, optimiser = copy.deepcopy((model, optimiser))``. A pickle also has the parameters. On disk, a
     checkpoint or :meth:`state_dict` needs neither.
 
     For a parameter in half precision (float16 or bfloat16) it keeps a float32 copy, the master values. It updates these
@@ -135,20 +135,20 @@ class Optimiser(Familiar, ABC):
         All in one group; or a dict for each group, ``{"parameters": [...], "learning_rate": 0.1}``, whose other keys
         replace the defaults.
     defaults
-        The hyper-parameters of every group that does not name its own.
+        The hyper-parameters of every group that does not set them itself.
 
     Attributes
     ----------
     kept : dict of str to number, or None
-        Of a class: what its rule keeps for a parameter from the first change on, with the least value; an int for a
-        count, a float for the elements of an array of the parameter's shape. A state is compared with it before it is
-        taken. None for a rule that does not say: its states are taken as they are.
+        Class attribute: the values that the rule keeps for a parameter from the first change on, with their minimum;
+        an int for a count, a float for the elements of an array of the parameter's shape. A state is checked against
+        it before it is loaded. None for a rule that does not declare it: its states are loaded unchecked.
     is_elementwise : bool
-        Of a class, and not of those that inherit from it: whether each element of a parameter is changed by its own
-        value, gradient and state alone. Then several ranks may update a share each (:meth:`minipipe.Pipeline.sharded`).
+        Class attribute, not inherited: whether each element of a parameter is changed by its own value, gradient and
+        state alone. Then several ranks may update a shard each (:meth:`minipipe.Pipeline.sharded`).
     groups : list of ParameterGroup
-        Their hyper-parameters may be changed between steps: ``optimiser.groups[0].learning_rate = 0.01``. Nothing else
-        can be set, but for attributes of a rule of your own.
+        Their hyper-parameters may be changed between steps: ``optimiser.groups[0].learning_rate = 0.01``. No other
+        attribute can be set, except the attributes of a custom rule.
     first : list of dict
         For each group its hyper-parameters before the first step; empty before that.
     history : (int, int)
@@ -160,8 +160,8 @@ class Optimiser(Familiar, ABC):
     ------
     ArgumentError
         Code ``value``: when a number is out of its range, a group has a key that this optimiser does not know or lacks
-        ``"parameters"``, or a parameter stands twice.
-        Code ``type``: when something is no parameter.
+        ``"parameters"``, or a parameter occurs twice.
+        Code ``type``: when an object is not a parameter.
 
     References
     ----------
@@ -169,7 +169,7 @@ class Optimiser(Familiar, ABC):
 
     Examples
     --------
-    A rule of your own: a step of one size, in the direction of each gradient's sign.
+    A custom rule: a step of one size, in the direction of each gradient's sign.
 
     >>> import numpy as np
     >>> from minipipe import nn, optim
@@ -200,7 +200,7 @@ class Optimiser(Familiar, ABC):
         self.groups = [self._group(given, defaults) for given in groups]
         _check_each_stands_once(self.groups)
         if any(parameter.is_divided for parameter in self.parameters) and not vars(type(self)).get("is_elementwise"):
-            message = f"{type(self).__name__} may look at a parameter as a whole, and ranks keep parts of these"
+            message = f"{type(self).__name__} may read a parameter as a whole, but ranks keep parts of these"
             raise ArgumentError("value", f"{message}; if it does not, write is_elementwise = True into the class.")
         self._defaults = dict(defaults)
         self._is_one_group = len(groups) == 1 and groups[0].keys() == {"parameters"}
@@ -242,7 +242,7 @@ class Optimiser(Familiar, ABC):
         Raises
         ------
         ArgumentError
-            Code ``value``: on reading, when the groups' learning rates differ: there is no one number then.
+            Code ``value``: on reading, when the groups have different learning rates.
         """
         rates = [group.learning_rate for group in self.groups]
         if len(set(rates)) > 1:
@@ -266,7 +266,7 @@ class Optimiser(Familiar, ABC):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the arrays that this rank keeps beside the parameters, master values among them."""
+        """The bytes of the arrays that this rank keeps in addition to the parameters, including master values."""
         kept = [*self._masters.values(), *(value for state in self._states.values() for value in state.values())]
         return sum(backend.num_bytes(array) for array in kept if backend.is_array(array))
 
@@ -365,12 +365,12 @@ class Optimiser(Familiar, ABC):
         return {"num_steps": self.history[0], "first": list(map(dict, self.first)), "groups": groups, "states": states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the result of :meth:`state_dict`: the next steps are those of the optimiser that it came from. Local.
+        """Load the result of :meth:`state_dict`: training continues as with the optimiser that saved it. Local.
 
         Raises
         ------
         ArgumentError
-            Code ``value``, as of :meth:`check_state`; then nothing has changed.
+            Code ``value``, as in :meth:`check_state`; then nothing has changed.
         """
         self.check_state(state)
         first = state.get("first", self.first or [group.hyper_parameters for group in self.groups])
@@ -402,10 +402,10 @@ class Optimiser(Familiar, ABC):
             ParameterGroup((), numbers)
 
     def _problem_with(self, state: Any) -> str | None:
-        """Describe what is wrong with a state, beside the numbers of its groups; None if nothing is."""
+        """Describe the error in a state, apart from the numbers of its groups; None if there is no error."""
         if not isinstance(state, Mapping) or {"groups", "states"} - state.keys():
             found = ", ".join(map(str, state)) if isinstance(state, Mapping) else f"a {type(state).__name__}"
-            return f'the state is {found or "empty"}; expected that of state_dict(), with "groups" and "states"'
+            return f'the state is {found or "empty"}; expected the result of state_dict(), with "groups" and "states"'
         known = [sorted(group.hyper_parameters) for group in self.groups]
         for groups in (state["groups"], state.get("first") or state["groups"]):
             if known != (given := [sorted(numbers) for numbers in groups]):
@@ -429,7 +429,7 @@ class Optimiser(Familiar, ABC):
     # -- copies -------------------------------------------------------------------------------------------------
 
     def __copy__(self) -> NoReturn:
-        """Refuse a copy that shares the parameters: two optimisers would keep parts of one state."""
+        """Refuse a copy that shares the parameters: each of two optimisers would keep a part of one state."""
         message = f"copy.copy would make a second {type(self).__name__} over the same parameters and some of its state"
         raise ModelError("not-copyable", f"{message}. Copy both: model, optimiser = copy.deepcopy((model, optimiser)).")
 
@@ -459,7 +459,7 @@ class Optimiser(Familiar, ABC):
 
 
 def _as_groups(parameters: Iterable[Any]) -> list[Mapping[str, Any]]:
-    """Return the groups that were given; parameters alone, and none at all, are one group."""
+    """Return the groups of the argument; parameters without groups, and an empty argument, are one group."""
     if isinstance(parameters, (Module, Parameter, Mapping)) or not isinstance(parameters, Iterable):
         message = f"An optimiser takes parameters; this is one {type(parameters).__name__}. {_EXPECTED}"
         raise ArgumentError("type", message)
@@ -486,7 +486,7 @@ def _check_each_stands_once(groups: list[ParameterGroup]) -> None:
         for parameter in group.parameters:
             owner = id(parameter.owner)
             if owner in first_group:
-                message = f"A parameter of shape {parameter.shape} stands in group {first_group[owner]} and again in"
+                message = f"A parameter of shape {parameter.shape} is in group {first_group[owner]} and again in"
                 raise ArgumentError("value", f"{message} group {i}; each step would change it twice. Leave one out.")
             first_group[owner] = i
 
@@ -496,7 +496,7 @@ def _copied(value: Any) -> Any:
 
 
 def _problem(value: Any, least: float, shape: tuple[int, ...], dtype: np.dtype) -> str | None:
-    """Describe what is wrong with a number or an array whose least value is known; None if nothing is."""
+    """Describe the error in a number or an array whose least value is known; None if there is no error."""
     if isinstance(least, int):
         is_right = type(value) is int and least <= value < 2**63
         return None if is_right else f"{value!r:.40}; expected a whole number, at least {least}"

@@ -22,7 +22,7 @@ class SGD(Optimiser):
     Parameters
     ----------
     parameters : iterable of Parameter, or of dict
-        A dict is a group with numbers of its own: ``{"parameters": [...], "learning_rate": 0.1}``.
+        A dict is a group with its own hyper-parameters: ``{"parameters": [...], "learning_rate": 0.1}``.
     learning_rate : float
         At least 0; may be changed between steps.
     momentum : float
@@ -37,13 +37,14 @@ class SGD(Optimiser):
     ------
     ArgumentError
         Code ``value``: when a number is out of its range, or the groups are not well formed (see :class:`Optimiser`).
-        Code ``type``: when something is no parameter.
+        Code ``type``: when an object is not a parameter.
 
     Notes
     -----
     *Delayed Nesterov*, for gradients that come some updates late, multiplies each by ``1 - momentum``, so that with a
-    momentum near 1 the look-ahead leads where the weights will be by then. It is ``learning_rate=rate * (1 - momentum),
-    nesterov=True`` in a run of :func:`minipipe.schedules.pipedream`. :class:`Adam` has that factor already.
+    momentum near 1 the look-ahead predicts the weights at the time of the update. To use it, set
+    ``learning_rate=rate * (1 - momentum), nesterov=True`` in a run of :func:`minipipe.schedules.pipedream`.
+    :class:`Adam` has that factor already.
 
     References
     ----------
@@ -106,7 +107,7 @@ class Adam(Optimiser):
     Parameters
     ----------
     parameters : iterable of Parameter, or of dict
-        A dict is a group with numbers of its own: ``{"parameters": [...], "learning_rate": 0.1}``.
+        A dict is a group with its own hyper-parameters: ``{"parameters": [...], "learning_rate": 0.1}``.
     learning_rate : float
         At least 0; may be changed between steps.
     betas : pair of float
@@ -124,7 +125,7 @@ class Adam(Optimiser):
     ------
     ArgumentError
         Code ``value``: when a number is out of its range, or the groups are not well formed (see :class:`Optimiser`).
-        Code ``type``: when something is no parameter.
+        Code ``type``: when an object is not a parameter.
 
     Notes
     -----
@@ -191,10 +192,10 @@ class Adam(Optimiser):
 
 
 class AdamW(Adam):
-    """Adam with decoupled weight decay: every value shrinks by the same share, whatever its gradients were.
+    """Adam with decoupled weight decay: every value shrinks by the same fraction, whatever its gradients were.
 
     Local; no messages. Roughly: ``p -= learning_rate * weight_decay * p``, and then the step of :class:`Adam` without
-    weight decay. Its parameters are those of Adam, but weight_decay is 0.01 unless it is given, as in PyTorch.
+    weight decay. It has the parameters of Adam, but weight_decay is 0.01 by default, as in PyTorch.
 
     References
     ----------

@@ -73,7 +73,7 @@ def gradient_norm(parameters: Iterable[Parameter]) -> float:
     Raises
     ------
     RankError
-        Code ``not-all-ranks``, for parameters of a pipeline over several ranks: each has the norm of its own only.
+        Code ``not-all-ranks``, for parameters of a pipeline over several ranks: each rank knows only its own norm.
 
     Examples
     --------
@@ -95,7 +95,7 @@ def gradient_norm(parameters: Iterable[Parameter]) -> float:
 
 
 def check_all_ranks(parameters: Iterable[Parameter], wanted: str, advice: str) -> None:
-    """Refuse parameters of a pipeline over several ranks where a decision is to be made from all gradients. Local.
+    """Refuse parameters of a pipeline over several ranks if a decision depends on all gradients. Local.
 
     Raises
     ------
@@ -259,7 +259,7 @@ class LossScale(Familiar):
         self._growth_interval = whole_number("LossScale: growth_interval", growth_interval)
 
     def backward(self, loss: Tensor) -> None:
-        """Call ``loss.backward(self.value)``, without a warning of NumPy's where a gradient overflows. Local.
+        """Call ``loss.backward(self.value)``, without NumPy's warning if a gradient overflows. Local.
 
         Examples
         --------
@@ -281,7 +281,7 @@ class LossScale(Familiar):
         ----------
         parameters : iterable of Parameter
         are_finite : bool, optional
-            Whether all gradients are finite, also those on other ranks; by default those of these parameters.
+            Whether all gradients are finite, also on other ranks; by default, whether these parameters' gradients are.
 
         Returns
         -------
@@ -319,7 +319,7 @@ class LossScale(Familiar):
         return True
 
     def state_dict(self) -> dict[str, float]:
-        """Return the value and what it depends on, in numbers. Local.
+        """Return the value and the numbers on which its next changes depend. Local.
 
         Examples
         --------
@@ -330,16 +330,16 @@ class LossScale(Familiar):
         return {"value": self.value, "num_good_steps": self.num_good_steps}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Take the result of :meth:`state_dict`. Local.
+        """Load the result of :meth:`state_dict`. Local.
 
         Raises
         ------
         ArgumentError
-            Code ``value``: when it is no such state; then nothing has changed.
+            Code ``value``: when it is not such a state; then nothing has changed.
         """
         value, steps = map(state.get, self.state_dict()) if isinstance(state, Mapping) else (None, None)
         if type(value) is not float or not self._minimum <= value < inf or type(steps) is not int or steps < 0:
-            message = f"the state is {state!r:.80}; expected that of state_dict(), such as {self.state_dict()}."
+            message = f"the state is {state!r:.80}; expected the result of state_dict(), such as {self.state_dict()}."
             raise ArgumentError("value", f"LossScale: {message}")
         self.value, self.num_good_steps = value, steps
 
@@ -348,7 +348,7 @@ class LossScale(Familiar):
             raise ParameterError(
                 "not-finite",
                 f"The gradients are not finite, even at a loss scale of {self.value:g}. The model's own "
-                "values overflow, or the loss is no number: look at the loss, use a smaller learning rate, or float32.",
+                "values overflow, or the loss is not a number: check it, use a smaller learning rate, or float32.",
             )
         self.value, self.num_good_steps = self.value / self._factor, 0
 
@@ -384,7 +384,7 @@ def parts_are_finite(parameters: Iterable[Parameter]) -> bool:
 
 
 def _gradients(parameters: Iterable[Parameter]) -> dict[Parameter, Array]:
-    """Return the existing gradients, each read once: those of shared parameters are new sums every time."""
+    """Return the existing gradients, each read once: reading a shared parameter's gradient computes a new sum."""
     found = ((parameter, parameter.grad) for parameter in parameters)
     return {parameter: gradient for parameter, gradient in found if gradient is not None}
 
@@ -392,7 +392,7 @@ def _gradients(parameters: Iterable[Parameter]) -> dict[Parameter, Array]:
 def _scale(gradients: Mapping[Parameter, Array], factor: float) -> None:
     for parameter, gradient in gradients.items():
         gradient *= factor
-        parameter.grad = gradient  # where layers share it, `grad` was a new sum
+        parameter.grad = gradient  # if layers share it, `grad` was a new sum
 
 
 def _are_finite(gradients: Iterable[Array]) -> bool:

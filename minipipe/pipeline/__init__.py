@@ -1,4 +1,4 @@
-"""A model cut into stages, and the executor that runs a schedule on it."""
+"""A model partitioned into stages, and the executor that runs a schedule on it."""
 
 from minipipe.execution.plan import Plan
 from minipipe.execution.stage import Stage

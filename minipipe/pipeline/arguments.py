@@ -32,17 +32,17 @@ def agreed(
     run: Mapping[str, Any],
     **more: Any,
 ) -> tuple[Plan, ProcessGroup, Grid | None, bool, bool]:
-    """Return what :func:`planned` returns, the same on all ranks, and whether all calls are compared.
+    """Return the result of :func:`planned`, the same on all ranks, and whether all calls are compared.
 
-    Collective. Arguments are compared first, and then what became of them: the actions of a file, the layers of each
+    Collective. Arguments are compared first, and then their results: the actions of a file, the layers of each
     stage.
 
     Parameters
     ----------
     model, group, options, pipeline, run
-        As for :func:`planned`; ``run`` has the pipeline's own keywords.
+        As for :func:`planned`; ``run`` has the keywords of the pipeline itself.
     **more
-        Those that have no effect on a plan, ``check_agreement`` among them.
+        Keywords that have no effect on a plan, such as ``check_agreement``.
 
     Raises
     ------
@@ -67,18 +67,17 @@ def compare_options(
 ) -> bool:
     """Compare the arguments of a pipeline on all ranks; return whether first values and calls are compared from now on.
 
-    Collective. They are compared as they were given, before any is checked, so that no rank waits for one whose
-    argument was refused. Those that decide which messages travel are compared in any case, the others if
-    ``check_agreement`` is true.
+    Collective. Arguments are compared before any is checked, so that no rank waits for one whose argument was refused.
+    Arguments that determine messages are compared in any case, the others if ``check_agreement`` is true.
 
     Parameters
     ----------
     model : Sequential, Plan, or list of Module
     group : ProcessGroup or Grid
     options : mapping
-        Of the plan, and of what measures one.
+        Options of the plan, and of the functions that measure one.
     keywords : mapping
-        All of the pipeline's own, by name.
+        All keywords of the pipeline itself, by name.
 
     Raises
     ------
@@ -100,7 +99,7 @@ def compare_options(
 
 
 def of_modules(pipeline: type, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a pipeline's own keywords, with the defaults of those that were not given; and the rest."""
+    """Return the keywords of the pipeline itself, with defaults for those that were left out; and the other options."""
     parameters = signature(pipeline).parameters.values()
     own = [one for one in parameters if one.kind is Parameter.KEYWORD_ONLY]
     keywords = {
@@ -110,13 +109,13 @@ def of_modules(pipeline: type, given: Mapping[str, Any]) -> tuple[dict[str, Any]
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, str]:
-    """Return texts about options, by what they decide about: by the same names on all ranks, whatever was given."""
+    """Return descriptions of options, by what they affect: the same names on all ranks, whatever the arguments."""
     found = {name: given.get(name, _DEFAULTS.get(name)) for name in PlanOptions.__annotations__}
     found["schedule"] = schedule = _described(found["schedule"])
     if found["num_microbatches"] is None and isinstance(schedule, str) and schedule in REGISTRY:
         found["num_microbatches"] = NUM_MICROBATCHES
-    found.pop("sample")  # which one rank needs
-    found["progress"] = "default" if found["progress"] is None else "given"  # rank 0 prints; others may say otherwise
+    found.pop("sample")  # only one rank needs it
+    found["progress"] = "default" if found["progress"] is None else "given"  # rank 0 prints; others may differ
     texts = {name: description(_plain(value), name) for name, value in found.items()}
     texts = {"replicas": texts.pop("replicas"), **texts}  # first: other numbers may follow from it
     for name, others in _TOGETHER.items():
@@ -135,7 +134,7 @@ def _plain(value: Any) -> Any:
 
 
 def _described(schedule: Any) -> Any:
-    """Return what to compare of a schedule: its name, or the rows of a table. A file is compared once it is read."""
+    """Return the compared properties of a schedule: its name, or the rows of a table. A file is compared once read."""
     schedule = spelled(schedule)
     if isinstance(schedule, Schedule | Program):
         return str(schedule).splitlines()

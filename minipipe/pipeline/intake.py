@@ -38,7 +38,7 @@ _WHOLE = ("evaluate", "predict", "measure_memory")  # calls that take any number
 def planned(
     model: Sequential | Plan, group: ProcessGroup | Grid, given: Mapping[str, object], pipeline: type, **run: Any
 ) -> tuple[Plan, ProcessGroup, Grid | None, bool]:
-    """Return the plan that was given, or that of a model and options, the group, its grid, and whether to recompute.
+    """Return the plan argument, or a plan of a model and options, the group, its mesh, and whether to recompute.
 
     Collective if the partition or the schedule follows from measurements: ``pipeline`` makes the pipelines that
     are measured, and ``run`` has their loss, seed, device and recompute. Otherwise local.
@@ -46,12 +46,12 @@ def planned(
     Raises
     ------
     ArgumentError
-        Code ``name``, for an option that does not exist. Code ``value``, for a seed that is no whole number; and for
-        what does not fit a grid, see :func:`over_grid`.
+        Code ``name``, for an option that does not exist. Code ``value``, for a seed that is not a whole number; and for
+        arguments that do not fit a device mesh, see :func:`over_grid`.
     ModelError
-        Code ``planned``, for options beside a plan.
+        Code ``planned``, for options together with a plan.
     RankError
-        Code ``wrong-number``, for a plan of another number of ranks.
+        Code ``wrong-number``, for a plan with another number of ranks.
     """
     options: dict[str, Any] = {**given}
     for name in ("seed", "dropout_seed"):
@@ -81,7 +81,7 @@ def planned(
 
 
 def _fitting(plan: Plan) -> Plan:
-    """Return the plan, unless replicas that keep shares cannot run it."""
+    """Return the plan, unless replicas that keep shards cannot run it."""
     program, name = plan.program, plan.schedule.name
     sizes = {one.owner.shard.group.size for one in plan.model.parameters() if one.is_summed}
     for stage in range(program.num_stages) if sizes else ():
@@ -104,15 +104,15 @@ def _fitting(plan: Plan) -> Plan:
 
 
 def over_grid(model: Any, grid: Grid, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return a model whose layers are divided among the ranks of a grid that share them, and options with its replicas.
+    """Return a model whose layers are divided among the tensor-parallel ranks of a mesh, and options with its replicas.
 
     A plan stays as it is.
 
     Raises
     ------
     ArgumentError
-        Code ``value``: replicas beside those of the grid; a plan of a whole model, or of another number of replicas; a
-        fully sharded model, where layers are to be divided.
+        Code ``value``: replicas in addition to the mesh's; a plan of a whole model, or of another number of
+        replicas; a fully sharded model together with tensor parallelism.
     ModelError
         Code ``not-a-sequence``.
     """
@@ -144,7 +144,7 @@ def over_grid(model: Any, grid: Grid, options: Mapping[str, Any]) -> tuple[Any, 
 
 
 def objective_of(plan: Plan, loss: Any, loss_weight: Weight | None, grid: Grid | None) -> partial[BatchObjective]:
-    """Return what every call takes the results of the last stage by, after checking that the loss fits the last layer.
+    """Return the function by which every call takes the results of the last stage, after checking the loss.
 
     Raises
     ------
@@ -156,7 +156,7 @@ def objective_of(plan: Plan, loss: Any, loss_weight: Weight | None, grid: Grid |
 
 
 def roles_of(plan: Plan, group: ProcessGroup, grid: Grid | None) -> dict[int, str]:
-    """Return what messages call the ranks, by their numbers in the world: on a grid by coordinates, and by stage."""
+    """Return the names of ranks in messages, by their numbers in the world: by mesh coordinates, and by stage."""
     if grid is None:
         return {group.name(rank): role for rank, role in plan.roles.items()}
     places, found = grid.pipeline.size // grid.replicas, {}
@@ -173,7 +173,7 @@ class _Reads(NamedTuple):
 
 
 class Needs(_Reads):
-    """Which parts of a batch a rank reads: the inputs on that of the first stage, the targets on that of the last.
+    """The parts of a batch that a rank reads: the first stage's rank reads inputs, the last stage's rank reads targets.
 
     Attributes
     ----------
@@ -185,7 +185,7 @@ class Needs(_Reads):
 
     @classmethod
     def of(cls, plan: Plan, rank: int) -> Needs:
-        """Return those of a rank."""
+        """Return the needs of a rank."""
         table = plan.schedule
         stages, numbers = (0, table.num_stages - 1), range(table.num_microbatches)
         own = [[k for k in numbers if table.rank_of(stage, k) == rank] for stage in stages]
@@ -226,7 +226,7 @@ class Intake:
     compares : bool
         Whether batches are compared.
     grid : Grid, optional
-        Whose pipeline the group is.
+        The device mesh to which the group, a pipeline, belongs.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ class Intake:
         return Batch(call, slices, own_inputs, objective, **rest, **wants, num_slices=num_slices)
 
     def input_gradients(self, batch: Batch, own: dict[int, Payload]) -> Any:
-        """Return the gradients of the inputs, where they are wanted, on the first rank of the first stage."""
+        """Return the gradients of the inputs, if they are requested, on the first rank of the first stage."""
         if len(self._first_ranks) > 1 and batch.inputs_require_grad:
             sent = [(k, payload.to_message()) for k, payload in own.items()]
             for found in gathered(self._group, self._first_ranks, sent):
@@ -310,7 +310,7 @@ class Intake:
             raise MicrobatchError("unequal-lengths", f"{message} numbers of samples, or neither.")
 
     def _check_share(self, call: str, num_slices: int) -> None:
-        """Refuse a share where this rank may need other rows, or would return some."""
+        """Refuse a part of a batch if this rank may need other rows, or would return some."""
         why = "it divides the whole batch among the replicas" if call in _WHOLE else ""
         why = "this schedule splits sequences into slices" if num_slices > 1 else why
         why = "it returns the gradients of all inputs" if self._plan.inputs_require_grad else why
@@ -318,7 +318,7 @@ class Intake:
             raise ArgumentError("value", f"{call}() does not take a Share, because {why}; pass the whole batch.")
 
     def _check_rows(self, own: Portion, noun: str, parts: Sequence[slice]) -> None:
-        """Refuse a share without all rows of this rank's microbatches."""
+        """Refuse a part of a batch without all rows of this rank's microbatches."""
         if not all(map(own.has, parts)):
             rows, needed = ((part.start, part.stop - 1) for part in (own.rows, slice(parts[0].start, parts[-1].stop)))
             message = "Rank {} has rows {} to {} of the {}, but its microbatches have rows {} to {}"
@@ -359,7 +359,7 @@ class Intake:
 
 
 def gathered(group: ProcessGroup, ranks: Sequence[int], found: Any) -> list[Any]:
-    """Return on the first of some ranks, the replicas of a stage, what the others found; on others nothing.
+    """Return the results of the other replicas of a stage on the first of its ranks; return nothing on the others.
 
     Collective among these ranks.
 
@@ -368,7 +368,7 @@ def gathered(group: ProcessGroup, ranks: Sequence[int], found: Any) -> list[Any]
     group : ProcessGroup
     ranks : sequence of int
     found : tree
-        Of arrays and numbers; see :func:`minipipe.comm.objects.pack`.
+        The results, arrays and numbers; see :func:`minipipe.comm.objects.pack`.
     """
     first, *others = ranks
     if group.rank == first:
@@ -380,7 +380,7 @@ def gathered(group: ProcessGroup, ranks: Sequence[int], found: Any) -> list[Any]
 
 
 def gather_results(group: ProcessGroup, ranks: Sequence[int], batch: Batch) -> None:
-    """Give the objective of the first replica of the last stage what those of the others found. Collective."""
+    """Give the objective of the first replica of the last stage the results of the other replicas. Collective."""
     if len(ranks) > 1 and group.rank in ranks:
         for found in gathered(group, ranks, batch.objective.found()):
             batch.objective.take(found)

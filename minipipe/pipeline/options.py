@@ -18,7 +18,7 @@ Taking = TypeVar("Taking", bound=Callable[..., Any])
 
 
 class PlanOptions(TypedDict, total=False):
-    """Keywords of :class:`minipipe.Pipeline` beside its own: of a plan, and of the functions that measure one."""
+    """Keywords of :class:`minipipe.Pipeline` other than its own: for a plan, and for the functions that measure one."""
 
     schedule: str | Path | Schedule | Program
     num_microbatches: int | None
@@ -35,7 +35,7 @@ class PlanOptions(TypedDict, total=False):
 
 
 class ModulesOptions(TypedDict, total=False):
-    """Keywords of :meth:`minipipe.Pipeline.from_modules`: the pipeline's own, and two of its plan."""
+    """Keywords of :meth:`minipipe.Pipeline.from_modules`: keywords of the pipeline itself, and two of its plan."""
 
     loss: Loss | None
     seed: int
@@ -55,15 +55,15 @@ class ModulesOptions(TypedDict, total=False):
 def showing(options: type, *like: Callable[..., Any]) -> Callable[[Taking], Taking]:
     """Return a decorator: a function with ``**options`` shows each of them in its signature.
 
-    That is what ``help`` and notebooks read; type checkers and editors read the TypedDict. Of keywords with defaults
-    one would not know which of them were given, and beside a plan none may be.
+    ``help`` and notebooks read the signature; type checkers and editors read the TypedDict. Keywords with defaults
+    would not show which of them the caller passed, and a plan excludes them all.
 
     Parameters
     ----------
     options : type
         A TypedDict.
     *like : function
-        Whose defaults are shown; None for an option that none of them has.
+        Functions whose defaults are shown; None for an option that none of them has.
     """
     defaults = {name: one.default for function in like for name, one in signature(function).parameters.items()}
 

@@ -49,14 +49,14 @@ class AllParameters:
     compares : bool
         Whether to compare the first values, and the optimisers from then on.
     grid : Grid, optional
-        Whose pipeline the group is.
+        The device mesh to which the group, a pipeline, belongs.
 
     Attributes
     ----------
     own : dict of str to Parameter
-        Those of this rank, by their names in the whole model.
+        The parameters of this rank, by their names in the whole model.
     shared : SharedParameters
-        Those that several ranks share.
+        The parameters that several ranks share.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class AllParameters:
         asked = description((rule, sorted(numbers.items())), "optimiser")
         self._calls.begin(
             "sharded", {"sharded optimiser": digest(asked) >> 16}
-        )  # as many bits as a number of a mark keeps
+        )  # as many bits as one number of a fingerprint keeps
         if any(one.is_summed for one in self.own.values()):
             message = "On this grid parameters are sharded, and so is the state of the optimiser"
             raise ArgumentError("value", f"{message}: write optim.Adam(pipeline.parameters()), without sharded.")
@@ -162,7 +162,7 @@ class SharedParameters:
         of the use: ``Plan.shared``.
     group : ProcessGroup
     parameters : mapping of str to Parameter
-        Of this rank, by their names in the whole model.
+        The parameters of this rank, by their names in the whole model.
     """
 
     def __init__(
@@ -203,11 +203,11 @@ class SharedParameters:
         Parameters
         ----------
         step : int
-            Travels with every message.
+            Its number, which every message carries.
         first_tag : int
             The first of the tags that this may use.
         before : mapping of str to array
-            The gradients of earlier steps, to which those of this one are added.
+            The gradients of earlier steps, to which the gradients of this step are added.
         """
         if not self._users:
             return

@@ -1,4 +1,4 @@
-"""The pipeline: a model cut into stages, over the ranks of a group."""
+"""The pipeline: a model partitioned into stages, over the ranks of a group."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _KEPT_STEPS = 8  # for timeline()
 
 
 class Pipeline(FamiliarPipeline):
-    """A model cut into stages over the ranks of a group: a plan, a group and stages. Making one is collective.
+    """A model partitioned into stages over the ranks of a group: a plan, a group and stages. Making one is collective.
 
     Every rank describes the same model; only the layers of its own stages take memory. They are copied out of
     ``model``, which is not changed.
@@ -79,67 +79,68 @@ class Pipeline(FamiliarPipeline):
     Parameters
     ----------
     model : Sequential or Plan
-        The layers; or a plan, which has the model and everything that ``options`` would say.
+        The layers; or a plan, which has the model and replaces ``options``.
     group : ProcessGroup or Grid
-        A :class:`minipipe.Grid` brings the replicas, and divides each layer among its tensor groups, as
-        :func:`minipipe.nn.parallelise` does: results are those of the plain model within rounding then. All ranks of
-        the grid call alike, and those that share a layer are given the same batch.
+        A :class:`minipipe.Grid` sets the replicas, and divides each layer among its tensor-parallel ranks, as
+        :func:`minipipe.nn.parallelise` does: results then agree with the plain model within rounding. All ranks of the
+        mesh make the same calls, and tensor-parallel ranks pass the same batch.
     loss : function, optional
         ``(outputs, targets) -> Tensor`` with one element: a mean over the first axis, or by ``loss_weight``; or a sum,
         with the attribute ``reduction = "sum"``. Not needed by ``predict`` and ``forward_backward``.
     seed : int
         First values come from it and the parameter's name, whatever the partition.
     dropout_seed : int, optional
-        Dropout and the like draw from it; by default from ``seed``. Replicas of a model, such as those of data
-        parallelism, give the same seed and each another dropout seed: equal first values, different masks.
+        Dropout and the like draw from it; by default from ``seed``. Replicas of a model, as in data parallelism, have
+        the same seed and different dropout seeds: equal first values, different masks.
     recompute : bool
         Whether a stage keeps only its input between forward and backward, and computes its activations again:
         less memory, one more forward, the same bits. :class:`minipipe.nn.Recompute` does it for single layers.
     stack_weight_gradients : bool
-        Whether neighbouring W of a stage are computed as one product for each weight: faster, and other last bits than
-        those of one process. All are held until the last has run; in a timeline they share their time equally.
-        ``measure_costs`` measures each W alone.
+        Whether neighbouring W of a stage are computed as one product for each weight. This is faster, but the last bits
+        differ from one process. All W are held until the last has run; in a timeline they share their time
+        equally. ``measure_costs`` measures each W alone.
     loss_weight : function, optional
-        ``targets -> number``: what the loss of a microbatch is a mean over, such as the number of tokens that count.
+        ``targets -> number``: the number of items in the mean of a microbatch, such as the number of tokens that count.
         By default the loss' own ``weight(targets)`` or, without one, the number of samples. The loss of the batch is
         the mean by these weights.
     device : str or module
         ``"cpu"``, or ``"gpu"``: parameters, activations and the optimiser's state stay on a GPU, one for each rank of
-        a machine, or shared where there are more ranks. Or an array module to compute with.
+        a machine, or shared if there are more ranks than GPUs. Or an array module to compute with.
     check_finite : {"stop", "warn", "off"}
-        What ``step`` does where a loss or a gradient is infinite or not a number. By default it stops on every rank,
-        before any of them updates a parameter, with the same :class:`minipipe.errors.NotFiniteError`: it runs the step
-        once more, looks at every value between two layers, and names the layer, microbatch, rank and action where the
-        first one was made. ``"warn"`` warns on rank 0 and continues. Without waiting for the loss, the next step finds
-        it, one update late, and names no layer (for the last step ask its loss). Gradients are not looked at where they
-        may overflow because a loss scale will find it: in models with float16 parameters, and where ``scale`` is above
-        1. Nor are ``evaluate`` and ``predict``, which change nothing.
+        The reaction of ``step`` to a loss or a gradient that is infinite or not a number. By default it stops on every
+        rank, before any of them updates a parameter, with the same :class:`minipipe.errors.NotFiniteError`: it runs the
+        step once more, checks every value between two layers, and names the layer, microbatch, rank and action of the
+        first such value. ``"warn"`` warns on rank 0 and continues. If a call does not wait for the loss, the next step
+        reports the error, one update late, and names no layer (for the last step, read its loss). Gradients are not
+        checked if they may overflow and a loss scale handles that: in models with float16 parameters, and if ``scale``
+        is above 1. ``evaluate`` and ``predict`` check nothing, since they change nothing.
     check_agreement : bool
-        Whether to compare what changes numbers, now and at the beginning of every collective call: see Notes. That all
-        ranks make the same calls, in the same mode, for the same metrics, is checked in any case, and so are the
-        arguments that decide which messages travel.
+        Whether to compare everything that changes numbers, now and at the beginning of every collective call: see
+        Notes. In any case, all ranks are checked to make the same calls, in the same mode, for the same metrics, and
+        with equal values of the arguments that determine messages.
     replay : bool
-        Whether a stage of minipipe's own layers notes what NumPy computes for a microbatch, and replays these lines for
-        those that follow: the same bits, with less work in Python. A module of one's own takes part with
-        ``is_replayable = True``: its forward computes with tensors, and depends on its input, parameters and attributes
-        alone. Anything else is computed as without; :meth:`replay_report` says why, :meth:`source` shows the lines.
+        Whether a stage of minipipe's own layers captures the NumPy calls of a microbatch, and replays them for later
+        ones: the same bits, with less work in Python. A custom module takes part with ``is_replayable = True``: its
+        forward computes with tensors, and depends on its input, parameters and attributes alone. Other stages compute
+        without replay; :meth:`replay_report` gives the reason, :meth:`source` shows the lines.
     **options
-        Of :class:`Plan`: ``schedule`` (``"1f1b"`` by default), ``num_microbatches``, ``chunks_per_rank``,
+        Options of :class:`Plan`: ``schedule`` (``"1f1b"`` by default), ``num_microbatches``, ``chunks_per_rank``,
         ``partition``, ``layer_costs``, ``inputs_require_grad``, ``replicas`` and ``gradient_blocks``. With
         ``partition="measured"`` rank 0 first measures each layer with the batch ``sample=(inputs, targets)``, which
-        only it needs, and all ranks take the partition that balances the times. With ``schedule="auto"`` it also weighs
-        schedules, chunks, numbers of microbatches and recomputation, as :func:`minipipe.advise` does; the best choices
-        within ``memory_limit`` (``"500 MB"``, with the state of ``optimiser``) then race on all ranks, for 40 seconds,
-        and all take the fastest. Rank 0 says on standard error that it begins, and what was chosen; to a terminal, or
-        with ``progress=True``, also what it measures meanwhile; with ``progress=False`` nothing. ``print(pipeline)``
-        says what was chosen, and ``pipeline.advice`` what was weighed. Options given explicitly are respected.
+        only it needs, and all ranks use the partition that balances the times. With ``schedule="auto"`` it also
+        compares schedules, chunks, numbers of microbatches and recomputation, as :func:`minipipe.advise` does; a
+        benchmark then runs the best choices within ``memory_limit`` (``"500 MB"``, with the state of ``optimiser``) on
+        all ranks, for 40 seconds, and all ranks use the fastest. Rank 0 reports the start and the choice on standard
+        error; to a terminal, or with ``progress=True``, it also reports the measurements; with ``progress=False``
+        nothing. ``print(pipeline)`` shows the choice, and ``pipeline.advice`` the alternatives. Explicit options are
+        respected.
 
     Attributes
     ----------
     plan : Plan
         The layers of each stage, the rank of each stage, and the lowered schedule.
     model : Sequential
-        On a grid that shares layers, the divided one.
+        The model; on a mesh with tensor-parallel ranks, the divided one.
     group : ProcessGroup
         The ranks of all stages and replicas.
     grid : Grid or None
@@ -149,7 +150,7 @@ class Pipeline(FamiliarPipeline):
     seed, dropout_seed : int
     num_steps : int
         How many training steps were taken. Dropout and the like draw from the dropout seed and this number. May be
-        set, on every rank alike.
+        set, to the same number on every rank.
     measures_memory : bool
         Whether ``step`` measures the bytes held after each action. Slow; off by default. May be set.
 
@@ -159,22 +160,26 @@ class Pipeline(FamiliarPipeline):
     Raises
     ------
     RankError, PartitionError, ScheduleError, ModelError
-        What does not fit: given, expected, what to do. RankError with code ``disagreement``, when ranks run different
-        programs.
+        The message names the argument, the expected value, and a fix. RankError with code ``disagreement``, when ranks
+        run different programs.
 
     Notes
     -----
-    Compared when the pipeline is made, before an argument has any effect: all arguments but ``sample``, those that
-    decide which messages travel also with ``check_agreement=False``; the model with its layers' attributes and
-    functions, the loss and ``loss_weight`` likewise (:mod:`minipipe.execution.checks.description` says how); the
-    versions of minipipe, Python and NumPy, and the code of minipipe and of the main script. Then the actions of the
-    schedule, the partition, and the first values of all parameters. In every call that computes gradients: which
-    parameters are trained, among ranks that have the same ones. In every collective call: the mode, the scale, the norm
-    to clip to, the batch by a few elements where ranks were given one that they do not need, and by seed, epoch, size
-    and start where :func:`minipipe.data.batches` drew it; ``num_steps``, what ``load_state_dict`` got, and whether
-    gradients were forgotten; and the optimisers' steps with their class, numbers and age
-    (:class:`minipipe.execution.checks.updates.Updates`). Not compared: what one rank alone was given, such as the
-    targets; values and gradients that are changed by hand; random numbers of NumPy's own; the environment.
+    When the pipeline is made, and before an argument has any effect, ranks compare: all arguments except ``sample``
+    (arguments that determine messages even with ``check_agreement=False``); the model with its layers' attributes and
+    functions, the loss and ``loss_weight`` (see :mod:`minipipe.execution.checks.description`); the versions of
+    minipipe, Python and NumPy, and the code of minipipe and of the main script. Then they compare the actions of the
+    schedule, the partition, and the first values of all parameters.
+
+    In every call that computes gradients they compare which parameters are trained, among ranks that have the same
+    ones. In every collective call they compare: the mode, the scale, the maximal norm for clipping; some elements of
+    the batch, if ranks have one that they do not need, and its seed, epoch, size and start, if
+    :func:`minipipe.data.batches` drew it; ``num_steps``, the argument of ``load_state_dict``, and whether gradients
+    were cleared; and the optimisers' steps with their class, numbers and age
+    (:class:`minipipe.execution.checks.updates.Updates`).
+
+    They do not compare: arguments of one rank alone, such as the targets; values and gradients that are changed by
+    hand; random numbers of NumPy; the environment.
 
     Examples
     --------
@@ -256,10 +261,11 @@ class Pipeline(FamiliarPipeline):
         schedule: str | Path | Schedule | Program | None = None,
         **options: Unpack[ModulesOptions],
     ) -> Pipeline:
-        """Make a pipeline whose stages are given: module i is stage i.
+        """Make a pipeline with explicit stages: module i is stage i.
 
-        Collective. The same as their ``Sequential``, cut between them. Stage i is on rank ``i % num_ranks``, unless the
-        schedule places it elsewhere: straight schedules, such as ``"gpipe"``, keep neighbours together.
+        Collective. It equals the pipeline of their ``Sequential`` with this partition. Stage i is on rank
+        ``i % num_ranks``, unless the schedule places it elsewhere: straight schedules, such as ``"gpipe"``, keep
+        neighbours together.
 
         Parameters
         ----------
@@ -269,12 +275,12 @@ class Pipeline(FamiliarPipeline):
         schedule : str, Path or Schedule, optional
             By default 1F1B, in its interleaved form if ranks hold several modules.
         **options
-            As for :class:`Pipeline`, ``num_microbatches`` among them; the partition is given.
+            As for :class:`Pipeline`, including ``num_microbatches``; the modules determine the partition.
 
         Raises
         ------
         RankError
-            Code ``wrong-number``, when there is no module, or a given Schedule has another number of stages.
+            Code ``wrong-number``, when there is no module, or a custom Schedule has another number of stages.
 
         Examples
         --------
@@ -304,7 +310,7 @@ class Pipeline(FamiliarPipeline):
 
     @property
     def model(self) -> Sequential:
-        """The model that was given, unchanged: its layers were copied."""
+        """The model argument, unchanged: its layers were copied."""
         return self._plan.model
 
     @property
@@ -324,7 +330,7 @@ class Pipeline(FamiliarPipeline):
 
     @property
     def grid(self) -> Grid | None:
-        """The grid that was given, if it was one."""
+        """The ``Grid`` argument, if there was one."""
         return self._grid
 
     @property
@@ -365,36 +371,36 @@ class Pipeline(FamiliarPipeline):
         accumulate: bool = False,
         scale: float = 1.0,
     ) -> BatchLoss | PendingLoss:
-        """Run forward and backward of one batch; leave its gradients, overwriting the last ones.
+        """Run forward and backward of one batch; leave its gradients, overwriting earlier ones.
 
-        Collective. ``inputs`` are read on the rank of the first stage, ``targets`` on that of the last; others may
-        give None. Floating inputs are taken in the model's dtype.
+        Collective. ``inputs`` are read on the rank of the first stage, ``targets`` on the rank of the last; others may
+        pass None. Floating inputs are converted to the model's dtype.
 
         Parameters
         ----------
-        inputs, targets : array of shape (samples, ...), or bundle
-            A bundle is a tuple, list or dict of arrays with equally many samples, nested or not. Each array is divided
+        inputs, targets : array of shape (samples, ...), or pytree
+            A pytree is a tuple, list or dict of arrays with equally many samples, nested or not. Each array is divided
             among the microbatches, unless it is :class:`minipipe.Replicated`; the first layer and the loss get the
-            bundle, of tensors. Or :class:`minipipe.Microbatches`, of any lengths, which are cut already; or, on every
-            rank that reads some, its :class:`minipipe.Share`: the rows of its own replica, by ``needs.share``.
+            pytree, of tensors. Alternatively :class:`minipipe.Microbatches`, of any lengths; or, on every rank that
+            reads some, its :class:`minipipe.Share`: the rows of its replica, by ``needs.share``.
         wait : bool
             Whether to wait for the loss, which the rank of the last stage has first. If not, this rank may update its
             parameters and begin the next step while others are still in this one; that step waits for this loss, so no
             rank is further ahead than one step. ``outputs="everywhere"`` waits in any case.
         outputs : bool or "everywhere"
-            Whether to return the model's outputs, too: on the rank of the last stage, or on every rank. Of a head that
-            ranks divide they are gathered, so every rank gives the same.
+            Whether to return the model's outputs as well: on the rank of the last stage, or on every rank. The outputs
+            of a tensor-parallel head are gathered, so every rank passes the same value.
         metrics : mapping of str to function, optional
             Each ``(outputs, targets) -> number``, of a microbatch, from NumPy's arrays that it may only read. The
-            result has their means, by the weights that the losses have (sums, if the loss is a sum); or by weights
-            of their own, if they return ``(number, weight)``. Every rank is given the same. Without waiting they are at
-            ``loss.wait().metrics``.
+            result has their means, by the weights of the losses (sums, if the loss is a sum); or by weights
+            of their own, if they return ``(number, weight)``. Every rank passes the same metrics. If the call does not
+            wait, they are in ``loss.wait().metrics``.
         accumulate : bool
             Whether to add the gradients to the existing ones, instead of overwriting them: the result is the sum
-            over the steps. For their mean over n steps each has ``scale=1/n`` or, where they count differently, its
-            share, such as its tokens / those of all. A parameter that several ranks share adds up the sums of the
-            steps, so its last bits may differ from those of one process. Gradients of the inputs are not added. A step
-            that fails leaves no gradients, none of earlier steps either.
+            over the steps. For their mean over n steps each has ``scale=1/n`` or, if steps count differently, its
+            weight, such as its tokens / all tokens. A parameter that several ranks share adds up the sums of the steps,
+            so its last bits may differ from one process. Gradients of the inputs are not added. A step that
+            fails leaves no gradients, and also removes gradients of earlier steps.
         scale : float
             Multiplies the gradients, and not the loss: 1/n for a mean over n steps, or the value of a
             :class:`minipipe.optim.LossScale`.
@@ -402,15 +408,15 @@ class Pipeline(FamiliarPipeline):
         Returns
         -------
         BatchLoss or PendingLoss
-            The mean loss of the batch, a float that is the same on every rank, with what else was asked for; without
-            waiting, where to ask for it.
+            The mean loss of the batch, a float that is the same on every rank, with the other requested results; if the
+            call does not wait, an object that returns it later.
 
         Raises
         ------
         MicrobatchError
             Codes ``too-few-samples`` and ``unequal-lengths``.
         NotFiniteError
-            On every rank, where a loss or a gradient is not finite (``check_finite`` of :class:`Pipeline`).
+            On every rank, when a loss or a gradient is not finite (``check_finite`` of :class:`Pipeline`).
         MessageError
             Code ``timeout``, naming the awaited message, its sender and the time waited.
 
@@ -433,48 +439,48 @@ class Pipeline(FamiliarPipeline):
     def run(self, batches: Iterable[tuple[Any, Any]], optimiser: Optimiser, *, stash: bool | None = None) -> RunLosses:
         """Train over some batches, with an update of the weights wherever the schedule has one, and drain at the end.
 
-        Collective. With a synchronous schedule this is :meth:`step` and ``optimiser.step()`` for each batch. With one
-        that has U among its actions, such as ``"pipedream"``, ``"vertical-sync"``, ``"2bw"`` and ``"paci"``, the
+        Collective. With a synchronous schedule this is :meth:`step` and ``optimiser.step()`` for each batch. With a
+        schedule that contains U, such as ``"pipedream"``, ``"vertical-sync"``, ``"2bw"`` and ``"paci"``, the
         microbatches of all batches go through without a flush in between: a stage updates its weights while others run
-        on, and a U applies the mean over its microbatches. A schedule that was given by its name is built for the
-        microbatches of all batches, ``num_microbatches`` of each; a table is that of the whole run. To change the
-        learning rate, or where batches are many, call this for some of them at a time.
+        on, and a U applies the mean over its microbatches. A named schedule is built for the microbatches of all
+        batches, ``num_microbatches`` of each; a table describes the whole run. To change the learning rate, or if
+        batches are many, call this for some of them at a time.
 
         Parameters
         ----------
         batches : iterable of (inputs, targets)
             Each as for :meth:`step`, the same number on every rank. With U in the schedule all batches are read before
             the first one is computed, and are in memory together. The arrays of a list or tuple are used as they are.
-            Those of any other iterable are copied as they are read, because a generator may fill one array again and
-            again.
+            The arrays of any other iterable are copied as they are read, because a generator may fill one array again
+            and again.
         optimiser : Optimiser
-            Over ``parameters()``. One with a ``step`` of its own, such as a sharded one, is refused.
+            Over ``parameters()``. An optimiser with a custom ``step``, such as a sharded one, is refused.
         stash : bool, optional
             Whether a backward runs with the weights of its forward, which are kept for it; otherwise weights are
-            updated in place, and it finds the newest ones. By default True but for ``schedule="paci"``, given by name.
+            updated in place, and it uses the newest ones. By default True, except for ``schedule="paci"``, by name.
 
         Returns
         -------
         RunLosses
-            A list with the loss of each batch, which has those of its microbatches as ``losses``; the same on every
-            rank. Its ``copies`` say what the stages of this rank held at most: versions of their weights, and bytes.
+            A list with the loss of each batch, with the ``losses`` of its microbatches; the same on every rank.
+            Its ``copies`` give the most that the stages of this rank held: versions of their weights, and bytes.
 
         Raises
         ------
         NotFiniteError
-            Where a loss is not finite, on every rank, at the end of the run. Nothing is looked at before an update,
-            since no rank waits for the others there. For that reason there is no clipping by the norm of all gradients.
+            When a loss is not finite, on every rank, at the end of the run. Nothing is checked before an update, since
+            no rank waits for the others then. For the same reason gradients cannot be clipped by the norm of all.
         ScheduleError, MicrobatchError, ArgumentError
             Codes ``updates`` and ``recompute``; ``wrong-number``, ``too-few-samples`` and ``unequal-lengths``;
             ``type``.
 
         Notes
         -----
-        Refused when the pipeline is made, beside U: parameters that several stages share, slices, ``gradient_blocks``,
-        ``inputs_require_grad``, and stages that update after different microbatches. With ``replicas=`` each of them
-        has its share of every batch, and a U applies the sum over all; replicas send their gradients to each other
-        whole. Dropout draws by the number of a microbatch in the run. Neighbouring W are not stacked, and
-        ``measures_memory`` has no effect.
+        The following are refused together with U when the pipeline is made: parameters that several stages share,
+        slices, ``gradient_blocks``, ``inputs_require_grad``, and stages that update after different microbatches. With
+        ``replicas=`` each replica has its part of every batch, and a U applies the sum over all; replicas send each
+        other their whole gradients. Dropout draws by the number of a microbatch in the run. Neighbouring W are not
+        stacked, and ``measures_memory`` has no effect.
 
         Examples
         --------
@@ -503,18 +509,18 @@ class Pipeline(FamiliarPipeline):
 
     @with_hints
     def forward_backward(self, inputs: Any, gradient: Any, *, outputs: Where = True, accumulate: bool = False) -> Any:
-        """Run forward, and the backward of outputs whose gradient is given: a model as one function among others.
+        """Run forward, and the backward for a gradient of the outputs: a model as one function among others.
 
         Collective; needs no loss. It leaves gradients as :meth:`step` does.
 
         Parameters
         ----------
-        inputs : array of shape (samples, ...), or bundle
+        inputs : array of shape (samples, ...), or pytree
             Read on the rank of the first stage.
-        gradient : array of shape (samples, ...), bundle, or function
-            That of the outputs, read on the rank of the last stage; or ``outputs -> gradient``, from arrays of a
-            microbatch. Then None stands for an output that has none. What else the function needs of each sample, let
-            the model hand on among its outputs.
+        gradient : array of shape (samples, ...), pytree, or function
+            The gradient of the outputs, read on the rank of the last stage; or ``outputs -> gradient``, from arrays of
+            a microbatch, which returns None for an output without gradient. If the function needs more of each sample,
+            let the model return it among its outputs.
         outputs : bool or "everywhere"
             Where to return the outputs: nowhere, on the rank of the last stage, or on every rank.
         accumulate : bool
@@ -522,7 +528,7 @@ class Pipeline(FamiliarPipeline):
 
         Returns
         -------
-        array of shape (samples, ...), bundle, or None
+        array of shape (samples, ...), pytree, or None
 
         Examples
         --------
@@ -558,7 +564,8 @@ class Pipeline(FamiliarPipeline):
             stage.begin(accumulate)
         earlier = self._parameters.shared.take_gradients() if accumulate else {}
         self._sums.begin(accumulate)
-        # Of frozen stages no gradient comes back to say that what they sent, perhaps the inputs themselves, is gone.
+        # Frozen stages get no gradient back that shows that their sends, perhaps of the inputs themselves, have
+        # finished.
         finishes_sends = wait or self.schedule.first_backward_stage > 0
         meters = [MemoryMeter(batch.arrays)] if self.measures_memory else []
         records, self._records = self._records, deque(maxlen=_KEPT_STEPS)  # none, if it fails
@@ -580,12 +587,12 @@ class Pipeline(FamiliarPipeline):
         return found
 
     def wait(self) -> None:
-        """Wait for the losses of the steps that were not waited for, and so for what is wrong with them.
+        """Wait for the losses of earlier steps with ``wait=False``, and raise the errors of these steps.
 
         Raises
         ------
         NotFiniteError
-            On every rank, code ``not-found``, where a loss or a gradient was not finite.
+            On every rank, code ``not-found``, when a loss or a gradient was not finite.
 
         Examples
         --------
@@ -616,7 +623,7 @@ class Pipeline(FamiliarPipeline):
 
         Parameters
         ----------
-        inputs, targets : array of shape (samples, ...), or bundle
+        inputs, targets : array of shape (samples, ...), or pytree
         outputs : bool or "everywhere"
         metrics : mapping of str to function, optional
             Both as for :meth:`step`.
@@ -627,7 +634,7 @@ class Pipeline(FamiliarPipeline):
         Returns
         -------
         BatchLoss
-            A float, the same on every rank, with what else was asked for.
+            A float, the same on every rank, with the other requested results.
 
         Examples
         --------
@@ -651,13 +658,13 @@ class Pipeline(FamiliarPipeline):
 
         Parameters
         ----------
-        inputs : array of shape (samples, ...), or bundle
+        inputs : array of shape (samples, ...), or pytree
         is_training : bool
             As for :meth:`evaluate`.
 
         Returns
         -------
-        array of shape (samples, ...), or bundle
+        array of shape (samples, ...), or pytree
             As the last layer returns it.
 
         Examples
@@ -804,8 +811,8 @@ class Pipeline(FamiliarPipeline):
     def clip_grad_norm(self, max_norm: float) -> float:
         """Scale the gradients of all ranks by one factor, so that their norm is at most ``max_norm``.
 
-        Collective: all ranks wait for each other here, also where they do not wait for the loss. The norm has the same
-        bits for any partition, and as :func:`minipipe.optim.clip_grad_norm` finds it in one process; a parameter that
+        Collective: all ranks wait for each other here, even if they do not wait for the loss. The norm has the same
+        bits for any partition, and the bits of :func:`minipipe.optim.clip_grad_norm` in one process; a parameter that
         several ranks share counts once.
 
         Parameters
@@ -844,25 +851,26 @@ class Pipeline(FamiliarPipeline):
         """Return an optimiser that keeps its state once among replicas, instead of once in each: ZeRO-1.
 
         Collective, and so are its ``step`` and ``state_dict``: every rank calls them. Ranks that have the same
-        parameters, such as the replicas of a stage or those that share one, keep the state of a share of the elements
-        each, update these and send the values to each other. The bits are those of ``rule(pipeline.parameters(), …)``,
-        and so is the state: a checkpoint goes on with any number of replicas, sharded or not. While one is saved, each
-        rank has the state of all its parameters for a moment. A rank sends half as much again as for the sum of
-        gradients, which stays whole: ``clip_grad_norm`` and ``unscale_gradients`` are used as ever.
+        parameters, such as the replicas of a stage or the stages that share one, each keep the optimiser state of a
+        shard, update this shard and send its values to each other. Bits and state are the same as with
+        ``rule(pipeline.parameters(), …)``: training continues from a checkpoint with any number of replicas, sharded
+        or not. While a checkpoint is saved, each rank temporarily has the state of all its parameters. A rank sends
+        half as much again as for the gradient all-reduce alone. Gradients are not sharded: ``clip_grad_norm`` and
+        ``unscale_gradients`` work as usual.
 
         Parameters
         ----------
         rule : type
-            ``optim.SGD``, ``optim.Adam``, ``optim.AdamW``; or a class of your own that says ``is_elementwise = True``.
+            ``optim.SGD``, ``optim.Adam``, ``optim.AdamW``; or a custom class that declares ``is_elementwise = True``.
         parameters : iterable of Parameter, or of dict, optional
-            Those of this rank that it trains, or groups of them; by default all.
+            The parameters of this rank that it trains, or groups of them; by default all.
         **numbers
             The hyper-parameters, as for the rule.
 
         Raises
         ------
         ArgumentError
-            Code ``type``: a rule that may look at a parameter as a whole. Code ``value``: a parameter of another model.
+            Code ``type``: a rule that may read a parameter as a whole. Code ``value``: a parameter of another model.
 
         Examples
         --------
@@ -884,13 +892,13 @@ class Pipeline(FamiliarPipeline):
     def unscale_gradients(self, scale: LossScale) -> bool:
         """Divide the gradients of all ranks by a loss scale, unless one is not finite; return whether to update.
 
-        Collective: all ranks wait for each other here, also where they do not wait for the loss. All of them leave out
-        the same updates, and their scales adapt alike. Clip gradients after this.
+        Collective: all ranks wait for each other here, even if they do not wait for the loss. All of them skip
+        the same updates, and their scales adapt equally. Clip gradients after this.
 
         Parameters
         ----------
         scale : LossScale
-            That of this rank, whose value :meth:`step` was given.
+            The loss scale of this rank; its value was the ``scale`` of :meth:`step`.
 
         Returns
         -------
@@ -969,7 +977,7 @@ class Pipeline(FamiliarPipeline):
         self._parameters.load_state_dict(state)
 
     def replay_report(self) -> str:
-        """Return in words which stages of this rank replay a captured step, and why others do not. Local.
+        """Return a message: which stages of this rank replay a captured step, and why others do not. Local.
 
         Examples
         --------
@@ -1034,14 +1042,14 @@ class Pipeline(FamiliarPipeline):
     def measure_memory(self, inputs: Any, targets: Any) -> Any:
         """Return the bytes that one microbatch holds on each stage, after F and after I.
 
-        Collective; runs the first microbatch alone, and leaves no gradients. With it ``simulate`` predicts the bytes of
-        any schedule over these stages, exactly where microbatches are equal:
-        ``Costs(**pipeline.measure_memory(x, y)._asdict(), memory_unit="bytes")``. Counted is what the graph keeps
-        alive for the backward to come, by stage; not parameters, their gradients, or the batch itself.
+        Collective; runs the first microbatch alone, and leaves no gradients. With the result ``simulate`` predicts the
+        bytes of any schedule over these stages, exactly if microbatches are equal:
+        ``Costs(**pipeline.measure_memory(x, y)._asdict(), memory_unit="bytes")``. It counts the arrays that the graph
+        keeps for the backward, by stage; not parameters, their gradients, or the batch itself.
 
         Parameters
         ----------
-        inputs, targets : array of shape (samples, ...), or bundle
+        inputs, targets : array of shape (samples, ...), or pytree
 
         Returns
         -------
@@ -1069,16 +1077,17 @@ class Pipeline(FamiliarPipeline):
     def measure_costs(self, inputs: Any, targets: Any, num_steps: int = 10) -> Costs:
         """Return the times and the memory of each stage's actions, and the times of messages, measured over some steps.
 
-        Collective; leaves no gradients, and changes no parameter. With it ``simulate`` predicts other schedules over
-        the same stages, in seconds and bytes; with :meth:`minipipe.Costs.cut` also such as put several stages on a
-        rank. It runs this pipeline's own schedule without updates and copies to files, every backward in its two halves
-        so that I and W are timed apart; if it is forward only, nothing is known of a backward, and its times are 0.
-        ``gradient_size`` is for the sums of replicas: where there are some, their rounds count among the messages.
+        Collective; leaves no gradients, and changes no parameter. With the result ``simulate`` predicts other schedules
+        over the same stages, in seconds and bytes; with :meth:`minipipe.Costs.cut` also schedules with several stages
+        on a rank. It runs this pipeline's own schedule without updates and copies to files, with every backward in its
+        two halves so that I and W are timed separately; if the schedule is forward only, the times of backwards are 0.
+        ``gradient_size`` is for the gradient all-reduce of replicas: if there are some, its rounds count among the
+        messages.
 
-        Where a host has more ranks than cores, an action's cost is the time for which its thread had a core, and
-        ``cores`` says how much of the cores the ranks got, as the measured steps tell: less than there are, since
-        waiting ranks look for their messages. On several hosts ``hosts`` is set as well. Where other programs have the
-        cores (Linux knows how long a rank waited for one), rank 0 warns, with the processor time and the wall time.
+        If a host has more ranks than cores, an action's cost is the time for which its thread had a core, and ``cores``
+        is the number of cores that the ranks got in the measured steps: fewer than the host has, since waiting ranks
+        poll for messages. On several hosts ``hosts`` is set as well. If other programs use the cores (Linux reports how
+        long a rank waited for one), rank 0 warns, with the processor time and the wall time.
 
         Parameters
         ----------

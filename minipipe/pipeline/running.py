@@ -1,7 +1,7 @@
 """Training without flushes: a run over many batches, in which the schedule updates the weights itself.
 
-All batches are one batch of the executor, cut into the microbatches of the whole run; ``execution/versions.py`` runs
-the updates. The gradient of an update is the mean over its microbatches, so each of these counts by its share of them.
+All batches are one batch of the executor, divided into the microbatches of the whole run; ``execution/versions.py``
+runs the updates. The gradient of an update is the mean over its microbatches, so each counts by its weight among them.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from minipipe.schedules.analysis.updates import taken
 
 
 class RunLosses(list[BatchLoss]):
-    """The losses of a run, batch by batch; each has those of its microbatches in ``losses``.
+    """The losses of a run, batch by batch; each has the losses of its microbatches in ``losses``.
 
     Attributes
     ----------
     copies : dict of int to HeldCopies
-        By stage of this rank, the most that it held of versions of its weights and of sums of gradients. Empty where
-        the schedule is synchronous.
+        By stage of this rank, the most that it held of versions of its weights and of sums of gradients. Empty if the
+        schedule is synchronous.
     """
 
     def __init__(self, losses: Iterable[BatchLoss], copies: Mapping[int, HeldCopies] | None = None) -> None:
@@ -61,7 +61,7 @@ class RunLosses(list[BatchLoss]):
 
 
 class RunObjective(BatchObjective):
-    """The loss of a run, whose microbatches count by their share of an update.
+    """The loss of a run, whose microbatches count by their weight in an update.
 
     Parameters
     ----------
@@ -69,9 +69,9 @@ class RunObjective(BatchObjective):
     updates, batches : list of list of int
         The microbatches of each update, and of each batch.
     is_stashed : bool
-        Whether weights are kept for backwards; all ranks must say the same.
+        Whether weights are kept for backwards; the same on all ranks.
     compared : mapping of str to number
-        What else all ranks must say alike: numbers of the optimiser.
+        Other numbers that must be the same on all ranks, from the optimiser.
     **options
         As for :class:`BatchObjective <minipipe.execution.objective.BatchObjective>`.
     """
@@ -113,7 +113,7 @@ class RunObjective(BatchObjective):
         return shares(list(map(slice, ends, ends[1:])), *self._given, parts)
 
     def numbers(self, *others: float) -> np.ndarray:
-        """Return for each batch its loss, and those of its microbatches: an array of shape (batches, 1 + per batch)."""
+        """Return for each batch its loss, and its microbatches' losses: an array of shape (batches, 1 + per batch)."""
         losses = [[self.losses[k] for k in batch] for batch in self._batches]
         means = [added(map(float.__mul__, own, row)) for own, row in zip(self._of_batches, losses)]
         return np.column_stack([means, losses])
@@ -150,7 +150,7 @@ class Runs:
     Raises
     ------
     ScheduleError
-        Codes ``slices`` and ``updates``: what cannot be updated at different times.
+        Codes ``slices`` and ``updates``: parts of the plan that cannot be updated at different times.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ def updates_of(table: ActionTable) -> list[list[int]]:
 
 
 def _check_plan(plan: Plan) -> None:
-    """Refuse what a run with updates would get wrong."""
+    """Refuse plans for which a run with updates would compute wrong results."""
     name = plan.schedule.name
     num_replicas = max(len(plan.program.ranks_of(stage)) for stage in range(plan.schedule.num_stages))
     if plan.schedule.num_slices > 1:
@@ -306,7 +306,7 @@ def _check_plan(plan: Plan) -> None:
 
 
 def batches_of(count: int, num_batches: int, replicas: int) -> list[list[int]]:
-    """Return the microbatches of each batch of a run, of which every replica has the same share of each batch.
+    """Return the microbatches of each batch of a run; every replica has the same number of each batch.
 
     Examples
     --------
@@ -319,7 +319,7 @@ def batches_of(count: int, num_batches: int, replicas: int) -> list[list[int]]:
 
 
 def _cut(batches: Sequence[Any], noun: str, numbers: Sequence[Sequence[int]]) -> Microbatches | None:
-    """Return the microbatches of all batches by their numbers, or None if this rank was given none."""
+    """Return the microbatches of all batches by their numbers, or None if this rank has none."""
     if all(batch is None for batch in batches):
         return None
     each, parts = len(numbers[0]), dict[int, Any]()

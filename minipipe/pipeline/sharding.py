@@ -1,14 +1,14 @@
 """ZeRO-1: the state of an optimiser divided among the ranks that have the same parameters, such as replicas of a stage.
 
-Their gradients are summed, so every one of them could make the whole update. Each updates its share of the elements
+Their gradients are summed, so every one of them could make the whole update. Each updates its shard of the elements
 instead, keeps the state of these alone, and sends the values to the others::
 
-    rank 0   gradients of a stage   updates share 0 --.   .-- takes share 1   the values that both would have found
+    rank 0   gradients of a stage   updates shard 0 --.   .-- takes shard 1   the values of a whole update
                                                        \\ /
-    rank 2   gradients of a stage   updates share 1 ----'---- takes share 0
+    rank 2   gradients of a stage   updates shard 1 ----'---- takes shard 0
 
-That has the bits of a whole update if the rule looks at each element alone. Beside the 2 (n - 1) / n of the gradients
-that a rank sends for their sum, it sends (n - 1) / n of the values.
+The result has the bits of a whole update if the rule updates each element independently. A rank sends 2 (n - 1) / n of
+the gradients for their sum, and in addition (n - 1) / n of the values.
 
 References
 ----------
@@ -34,7 +34,7 @@ from minipipe.optim import Optimiser, ParameterGroup
 
 
 class Sharing(NamedTuple):
-    """Parameters that the same ranks have, each of which updates a share of their elements.
+    """Parameters that the same ranks have, each of which updates a shard of their elements.
 
     Attributes
     ----------
@@ -47,15 +47,15 @@ class Sharing(NamedTuple):
     parameters: list[Parameter]
 
     def share(self, place: int) -> list[slice]:
-        """Return the elements of each parameter in the share of one of the ranks."""
+        """Return the elements of each parameter in the shard of one of the ranks."""
         found = dict(pieces_of([parameter.size for parameter in self.parameters], len(self.ranks), place))
         return [found.get(i, slice(0, 0)) for i in range(len(self.parameters))]
 
 
 def sharings_of(plan: Plan, own: Mapping[str, Parameter], trained: Sequence[Parameter]) -> Iterator[Sharing]:
-    """Yield what this rank has in common with others, of the parameters of an optimiser.
+    """Yield the parameters of an optimiser that this rank has in common with others.
 
-    Frozen parameters, which have no state, are shared apart, so that the others are divided equally.
+    Frozen parameters, which have no state, are divided separately, so that the others are divided equally.
     """
     wanted, found = {id(parameter.owner) for parameter in trained}, dict[tuple, Sharing]()
     for name, stages in plan.uses.items():
@@ -67,10 +67,10 @@ def sharings_of(plan: Plan, own: Mapping[str, Parameter], trained: Sequence[Para
 
 
 class ShardedOptimiser(Optimiser):
-    """An optimiser that keeps the state of a share of its parameters' elements; :meth:`minipipe.Pipeline.sharded`.
+    """An optimiser that keeps the state of a shard of its parameters' elements; :meth:`minipipe.Pipeline.sharded`.
 
-    ``step`` and ``state_dict`` are collective among the ranks that have the same parameters. The state is that of the
-    optimiser as a whole, so it is loaded by any number of replicas, sharded or not.
+    ``step`` and ``state_dict`` are collective among the ranks that have the same parameters. The state equals the state
+    of a plain optimiser, so any number of replicas can load it, sharded or not.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class ShardedOptimiser(Optimiser):
         self.groups, self._followers = self._whole.groups, self._whole._followers
         self._states = {id(parameter): {} for parameter in self.parameters}
         self._process_group, self._sharings = group, sharings
-        self._pieces: dict[int, tuple[Parameter, slice]] = {}  # by parameter: its elements in the own share
+        self._pieces: dict[int, tuple[Parameter, slice]] = {}  # by parameter: its elements in this rank's shard
         for sharing in sharings:
             own = sharing.share(sharing.ranks.index(group.rank))
             for parameter, elements in zip(sharing.parameters, own):
@@ -114,7 +114,7 @@ class ShardedOptimiser(Optimiser):
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse to be copied and pickled."""
-        raise not_copyable(self, "each rank has a share of its state", "state_dict() and load_state_dict() move it.")
+        raise not_copyable(self, "each rank has a shard of its state", "state_dict() and load_state_dict() move it.")
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class ShardedOptimiser(Optimiser):
         return self._sharded.nbytes
 
     def step(self) -> None:
-        """Update the own share of all parameters; take the values of the others. Collective among them."""
+        """Update this rank's shard of all parameters; receive the values of the others. Collective among them."""
         super().step()
         trained = [[parameter for parameter in one.parameters if parameter.requires_grad] for one in self._sharings]
         mine = [[_flat(parameter)[self._pieces[id(parameter)][1]] for parameter in each] for each in trained]
@@ -147,7 +147,7 @@ class ShardedOptimiser(Optimiser):
         raise NotImplementedError  # _change leaves it to the rule
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the optimiser as a whole, on every rank. Collective among those that share parameters."""
+        """Return the state as of a plain optimiser, on every rank. Collective among those that share parameters."""
         pieces = self._sharded.state_dict()["states"]
         states = dict(zip(map(id, self.parameters), pieces))
         kept = [[states[id(parameter)] for parameter in one.parameters] for one in self._sharings]
@@ -165,7 +165,7 @@ class ShardedOptimiser(Optimiser):
         return {**super().state_dict(), "states": [states[id(parameter)] for parameter in self.parameters]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the own share of the state of an optimiser as a whole. Local."""
+        """Load this rank's shard of the state of a plain optimiser. Local."""
         self.check_state(state)
         super().load_state_dict({**state, "states": [{} for _ in self.parameters]})
         states = []
@@ -184,7 +184,7 @@ class ShardedOptimiser(Optimiser):
         self._whole.check_state(state)
 
     def _exchanged(self, mine: list[list[Array]], what: str) -> list[dict[int, list[Array]]]:
-        """Return the arrays that the other ranks of each sharing have given, by their place in it. Collective."""
+        """Return the arrays of the other ranks of each sharing, by their place in it. Collective."""
         sends, found = [], list[dict[int, list[Array]]]()
         for sharing, arrays in zip(self._sharings, mine):
             others = [rank for rank in sharing.ranks if arrays and rank != self._process_group.rank]
@@ -195,7 +195,7 @@ class ShardedOptimiser(Optimiser):
             came = {}
             for place, rank in enumerate(sharing.ranks):
                 if arrays and rank != self._process_group.rank:
-                    words = f"{what} of share {place} of {len(sharing.ranks)}"
+                    words = f"{what} of shard {place} of {len(sharing.ranks)}"
                     message = self._process_group.irecv(rank, OwnTag.COPY, what=words).wait()
                     came[place] = Payload.from_message(message, backend.array_module(arrays[0])).arrays
             found.append(came)
@@ -204,12 +204,12 @@ class ShardedOptimiser(Optimiser):
 
 
 def check_elementwise(rule: Any) -> type[Optimiser]:
-    """Return a class of optimisers that look at each element alone.
+    """Return a class of optimisers that update each element independently.
 
     Raises
     ------
     ArgumentError
-        Code ``type``, for what is no such class.
+        Code ``type``, for any other object.
     """
     if not (isinstance(rule, type) and issubclass(rule, Optimiser)):
         message = f"pipeline.sharded was given {rule!r:.60}; expected a class of optimisers, such as optim.Adam."
@@ -219,7 +219,7 @@ def check_elementwise(rule: Any) -> type[Optimiser]:
     if not vars(rule).get("is_elementwise"):
         raise ArgumentError(
             "type",
-            f"{rule.__name__} may look at a parameter as a whole, such as at its norm; a rank that updates a share of "
+            f"{rule.__name__} may read a parameter as a whole, such as its norm; a rank that updates a shard of "
             "its elements cannot. If its update of an element follows from that element's own value, gradient and "
             "state, write is_elementwise = True into the class; otherwise use it without pipeline.sharded.",
         )

@@ -233,9 +233,9 @@ class GridReport:
 
     def _times(self) -> str:
         """Return the table of measured and simulated times, also on hosts."""
-        columns = {"ms": self.measured, "simulated": self.simulated}
-        columns |= {"on hosts": self.on_hosts} if self.hosts else {}
-        cells = [["mesh", *(cell for name in columns for cell in (name, "idle")), "loss"]]
+        columns = {"": self.measured, "simulated ": self.simulated}
+        columns |= {"hosts ": self.on_hosts} if self.hosts else {}
+        cells = [["mesh", *(f"{how}{name}" for how in columns for name in ("ms", "idle")), "loss"]]
         for row, *found in zip(self.rows, *columns.values()):
             times = ((f"{1e3 * each.seconds:.2f}", f"{100 * each.bubble:.0f} %") for each in found)
             cells.append([row["grid"], *chain(*times), f"{row['losses'][0]:.6f}"])

@@ -102,6 +102,16 @@ class Advice:
         return " ".join(found)
 
     @property
+    def verdict(self) -> str:
+        """The best choice in a sentence, with the time of the program's own choice if both ran."""
+        best, own = self.best, self.own
+        if own is None or own.measured is None or best.measured is None:
+            return f"Recommended: {self.summary}"
+        if own.measured <= best.measured:
+            return f"Recommended: keep your own choice, measured {1e3 * own.measured:.3f} ms per step."
+        return f"Recommended: {self.summary} Your own choice: measured {1e3 * own.measured:.3f} ms."
+
+    @property
     def summary(self) -> str:
         """The best choice in a line, with its predicted and measured figures."""
         best = self.best
@@ -129,7 +139,8 @@ class Advice:
     def __str__(self) -> str:
         width = terminal_width()
         text = wrapped("\n".join([*self._ties(), self.reason, self._measured_on()]), width)
-        return f"{text_table(self._table(), _ON_THE_RIGHT, width)}\n\n{text}"
+        table = text_table(self._table(), _ON_THE_RIGHT, width)
+        return "\n\n".join([wrapped(self.verdict, width), table, text])
 
     def _repr_html_(self) -> str:
         return html_table(self._table(names_all=True), _ON_THE_RIGHT)
@@ -247,7 +258,16 @@ def reasons(best: Choice, choices: Sequence[Choice], cost_model: CostModel) -> l
     cost_model : CostModel
     """
     allowed = sorted((choice for choice in choices if choice.is_within_limit), key=by_worth)
-    return [*_another(best, allowed), *_about_microbatches(best, allowed, cost_model), *_limit(best, choices)]
+    found = [*_another(best, allowed), *_about_microbatches(best, allowed, cost_model), *_limit(best, choices)]
+    noise, is_said = _noise(best), False
+    for index, (text, other) in enumerate(found):  # the noise is of the best choice, so one sentence says it
+        found[index] = Reason(text.replace(noise, "") if is_said else text, other)
+        is_said |= noise in text
+    return found
+
+
+def _noise(best: Choice) -> str:
+    return f"; the steps of {best.candidate.schedule} alone differ by {100 * best.spread:.1f} %"
 
 
 def _another(best: Choice, allowed: Sequence[Choice]) -> Iterator[Reason]:
@@ -287,7 +307,7 @@ def compared(best: Choice, other: Choice) -> str:
     if first is not best and not (both_ran and first.num_steps >= best.num_steps):
         text += f", in {counted(first.num_steps, 'step')} of {best.num_steps}" if both_ran else ", but was not run"
     if both_ran and less < best.spread:
-        text += f"; the steps of {best.candidate.schedule} alone differ by {100 * best.spread:.1f} %"
+        text += _noise(best)
     return text
 
 

@@ -67,7 +67,7 @@ def test_replicas_of_a_forward_alone_have_no_sums(replicas):
 
 
 def test_a_program_with_sends_has_no_replicas():
-    with pytest.raises(ScheduleError, match="has sends and receives; replicas need its computations alone"):
+    with pytest.raises(ScheduleError, match="has sends and receives; replicas need only its computations"):
         replicated(schedules.lower(schedules.gpipe(2, 4)), 4, None, None, 2)
 
 

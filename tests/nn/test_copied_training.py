@@ -223,7 +223,7 @@ def test_an_optimiser_of_which_ranks_have_shares_is_refused_in_words():
         pipeline = Pipeline(nn.Sequential(nn.Linear(2, 2)), group, loss=nn.MSELoss(), num_microbatches=1)
         optimiser = pipeline.sharded(optim.Adam, learning_rate=0.1)
         for way in (copy.copy, *WAYS.values()):
-            with pytest.raises(ModelError, match=r"share of its state\. state_dict\(\) and load_state_dict"):
+            with pytest.raises(ModelError, match=r"shard of its state\. state_dict\(\) and load_state_dict"):
                 way(optimiser)
 
     spawn(refused, 1)

@@ -311,7 +311,7 @@ def test_a_layer_with_code_of_its_own_cannot_be_divided_by_hand(case):
         ),
         "a sharded model": (
             lambda group: nn.parallelise(nn.fully_shard(nn.Sequential(linear()), group), group),
-            "The layers are fully sharded",
+            "Fully sharded layers",
         ),
     }
 )

@@ -187,7 +187,7 @@ WRONG_CALLS = {
     "a name of a tuple": (nn.On("x", nn.Tanh()), (A,), "name", "no entry 'x' in the tuple; the positions are 0 to 0"),
     "a position of a dict": (nn.On(0, nn.Tanh()), {"x": A}, "name", "no entry 0 in the dict; the names are 'x'"),
     "to beyond the end": (nn.On(0, nn.Tanh(), to=2), (A, B), "name", "no entry 2"),
-    "a tensor": (nn.On("x", nn.Tanh()), A, "type", "'x' is wanted from a Tensor; expected a dict, tuple or list"),
+    "a tensor": (nn.On("x", nn.Tanh()), A, "type", "'x' is read from a Tensor; expected a dict, tuple or list"),
     "take of a tensor": (nn.Take("x"), A, "type", "^Take: .* from a Tensor"),
     "take what is not there": (nn.Take(["x", "y"]), {"x": A}, "name", "^Take: there is no entry 'y'"),
 }

@@ -106,7 +106,11 @@ def test_a_block_under_a_mask_that_hides_nothing_is_the_block_without_one(dropou
 
 
 WRONG = {
-    "a float mask, as PyTorch adds it": (np.zeros((2, 5)), "dtype", "float64; expected truth values, or 1 where"),
+    "a float mask, as PyTorch adds it": (
+        np.zeros((2, 5)),
+        "dtype",
+        "float64; expected truth values, or 1 for visible keys",
+    ),
     "numbers of segments": (np.array([[1, 1, 2, 2, 0]] * 2), "range", r"numbers other than 0 and 1.*mask > 0"),
     "by query alone": (np.ones((4, 5), bool), "shape", r"shape \(4, 5\); expected \(2, 5\) or \(2, 4, 5\)"),
     "by head": (np.ones((2, 1, 4, 5), bool), "shape", r"expected \(2, 5\) or \(2, 4, 5\)"),

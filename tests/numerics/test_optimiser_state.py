@@ -73,7 +73,7 @@ def test_a_state_is_a_copy_and_stays_as_it_was():
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        (None, "the state is a NoneType; expected that of state_dict"),
+        (None, "the state is a NoneType; expected the result of state_dict"),
         ({}, "the state is empty; expected"),
         ({"groups": [], "states": []}, "the state's groups have [], and this optimiser's [['learning_rate'"),
         ({"groups": [{"beta": 1}], "states": []}, "the state's groups have [['beta']]"),

@@ -80,11 +80,11 @@ def of_shapes(*shapes):
         (lambda p, q: [{"parameters": [p]}, q], TypeError, r"1 of 2 items are groups; expected parameters only or"),
         (lambda p, q: [{"parameters": p}], TypeError, r"takes parameters; this is of type Tensor"),
         (lambda p, q: [{"parameters": [p.data]}], TypeError, r"takes parameters; this is of type ndarray"),
-        (lambda p, q: [p, q, p], ValueError, r"of shape \(2,\) stands in group 0 and again in group 0"),
+        (lambda p, q: [p, q, p], ValueError, r"of shape \(2,\) is in group 0 and again in group 0"),
         (
             lambda p, q: [{"parameters": [q]}, {"parameters": [p]}, {"parameters": [q]}],
             ValueError,
-            r"of shape \(3,\) stands in group 0 and again in group 2; each step would change it twice",
+            r"of shape \(3,\) is in group 0 and again in group 2; each step would change it twice",
         ),
     ],
 )

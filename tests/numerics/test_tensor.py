@@ -68,7 +68,7 @@ def test_an_array_that_computes_by_other_rules_is_refused_wherever_arrays_enter(
         "a gradient": lambda: Tensor(plain, requires_grad=True).backward(odd),
     }
     for entrance in entrances.values():
-        with pytest.raises(TensorError, match=rf"A {name} is no plain array; give numpy\.asarray\(x\)") as caught:
+        with pytest.raises(TensorError, match=rf"A {name} is not a plain array; pass numpy\.asarray\(x\)") as caught:
             entrance()
         assert caught.value.code == "dtype"
 
@@ -84,7 +84,7 @@ def test_a_batch_that_computes_by_other_rules_is_refused_on_any_number_of_ranks(
     def step(group):
         Pipeline(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), group, loss=nn.MSELoss(), num_microbatches=2).step(*batch)
 
-    with pytest.raises(TensorError, match=f"A {name} is no plain array"):
+    with pytest.raises(TensorError, match=f"A {name} is not a plain array"):
         spawn(step, num_ranks)
 
 

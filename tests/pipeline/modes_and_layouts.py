@@ -57,11 +57,11 @@ LAYOUTS = {
 NO_LAYOUTS = {
     "slices of fully sharded": (
         Layout(2, SLICED, {"data": 2, "fully_sharded": True}),
-        r"Grid\(fully_sharded=True\), does not go with a schedule that cuts sequences into slices",
+        r"Grid\(fully_sharded=True\), is not supported by a schedule that divides sequences into slices",
     ),
     "slices of parts": (
         Layout(2, SLICED, {"tensor": 2}),
-        r"Grid\(tensor=…\), does not go with a schedule that cuts sequences into slices",
+        r"Grid\(tensor=…\), is not supported by a schedule that divides sequences into slices",
     ),
     "versions of fully sharded": (
         Layout(4, schedules.two_buffered(2, 6, 2), {"pipeline": 2, "data": 2, "fully_sharded": True}),
@@ -150,11 +150,11 @@ def exclusion(layout, mode):
     schedule = LAYOUTS[layout].schedule
     if schedule.num_slices > 1:
         words = {
-            "recompute": "recompute=True does not go with a schedule that cuts sequences",
-            "nn.Recompute": "nn.Recompute does not go with a schedule that cuts sequences",
-            "R": "An R does not go with a schedule that cuts sequences",
+            "recompute": "recompute=True is not supported by a schedule that divides sequences",
+            "nn.Recompute": "nn.Recompute is not supported by a schedule that divides sequences",
+            "R": "An R is not supported by a schedule that divides sequences",
             "offload": "has slices, whose keys and values later slices need",
-            "inputs_require_grad": "inputs_require_grad=True does not go with a schedule that cuts sequences",
+            "inputs_require_grad": "inputs_require_grad=True is not supported by a schedule that divides sequences",
         }
         return words.get(mode, "")
     if LAYOUTS[layout].is_asynchronous and mode in OF_STEPS:

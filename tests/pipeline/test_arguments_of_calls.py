@@ -67,7 +67,7 @@ CALLS = {
     "unscale_gradients": {"scale": (scale(8.0), scale(4.0), r"The loss scales of the ranks are \[4.0, 8.0\]")},
     "sharded": {
         "rule": (optim.AdamW, optim.Adam, "The sharded optimiser of rank 1 differs"),
-        "parameters": (1, 2, "The optimiser of rank 1 is not given 0.bias, unlike that of rank 0"),
+        "parameters": (1, 2, "The optimiser of rank 1 lacks 0.bias, which the optimiser of rank 0 has"),
         "numbers": (0.2, 0.1, "The sharded optimiser of rank 1 differs"),
     },
     "load_state_dict": {"state": (1.0, 2.0, "The loaded state of rank 1 differs from that of rank 0")},

@@ -333,8 +333,8 @@ def adam(pipeline):
 @pytest.mark.parametrize(
     ("options", "act", "error", "words"),
     [
-        ({}, lambda p: p.step(*BATCHES[0]), ScheduleError, r"step\(\) would look at.* Train with pipeline.run"),
-        ({}, lambda p: p.clip_grad_norm(1.0), ScheduleError, r"clip_grad_norm\(\) would look at"),
+        ({}, lambda p: p.step(*BATCHES[0]), ScheduleError, r"step\(\) would read.* Train with pipeline.run"),
+        ({}, lambda p: p.clip_grad_norm(1.0), ScheduleError, r"clip_grad_norm\(\) would read"),
         ({}, lambda p: p.unscale_gradients(optim.LossScale()), ScheduleError, "unscale_gradients"),
         ({}, lambda p: p.forward_backward(INPUTS[0], INPUTS[0]), ScheduleError, "forward_backward"),
         ({}, lambda p: p.run(BATCHES, None), ArgumentError, "run takes an optimiser"),

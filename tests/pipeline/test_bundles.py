@@ -281,7 +281,7 @@ def test_their_mean_is_over_all_tokens():
             Microbatches([np.ones((2, 2))] * 2),
             "split into different microbatches",
         ),
-        (Microbatches([]), Microbatches([]), "The inputs are no microbatches; expected at least one"),
+        (Microbatches([]), Microbatches([]), "The inputs contain no microbatches; expected at least one"),
         (
             Microbatches([np.ones((2, 2)), 3.0]),
             Microbatches([np.ones((2, 2))] * 2),

@@ -169,7 +169,7 @@ def test_a_microbatch_that_does_not_count_does_not_spoil_a_metric():
 def test_gradients_of_inputs_that_nobody_asked_for_are_refused():
     pipeline = made(OneRankGroup())
     pipeline.step(*batch())
-    with pytest.raises(ArgumentError, match=r"by Pipeline\(…, inputs_require_grad=True\) alone"):
+    with pytest.raises(ArgumentError, match=r"Only Pipeline\(…, inputs_require_grad=True\) keeps gradients"):
         _ = pipeline.input_gradients
 
 
@@ -190,7 +190,7 @@ def test_where_outputs_go_must_be_a_place_that_there_is():
 
 def test_outputs_that_make_no_array_of_samples_say_what_to_do():
     pipeline = Pipeline(nn.Sequential(OverTheBatch()), OneRankGroup(), num_microbatches=2)
-    with pytest.raises(TensorError, match="which make no array of shape .* give the batch as minipipe.Microbatches"):
+    with pytest.raises(TensorError, match="do not form one array .* pass the batch as minipipe.Microbatches"):
         pipeline.predict(batch()[0])
 
 

@@ -382,7 +382,7 @@ def on_shares(make):
         (lambda grid: Grid(grid.group, data=2, fully_sharded="yes"), "fully_sharded takes True or False"),
         (
             lambda grid: Normed(Pipeline(language_model(), grid).parameters()),
-            "Normed may look at a parameter",
+            "Normed may read a parameter",
         ),
     ],
 )

@@ -170,7 +170,7 @@ def test_modules_take_the_options_of_a_pipeline_but_those_that_cut_a_model():
 
 
 def test_help_lists_every_option():
-    shown, *_ = pydoc.plain(pydoc.render_doc(Pipeline)).split("A model cut into stages")
+    shown, *_ = pydoc.plain(pydoc.render_doc(Pipeline)).split("A model partitioned into stages")
     assert all(f"{name}: " in shown for name in PlanOptions.__annotations__) and "options" not in shown
 
 

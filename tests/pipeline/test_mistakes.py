@@ -125,7 +125,7 @@ def test_a_layer_that_returns_no_tensor_is_named():
         def forward(self, x):
             return x.numpy()
 
-    with pytest.raises(TensorError, match="passes between layers is a tensor.*; this is ndarray") as caught:
+    with pytest.raises(TensorError, match="Values between layers must be tensors.*; this is ndarray") as caught:
         nn.Sequential(nn.Identity(), Plain())(Tensor([1.0]))
     assert caught.value.__notes__ == ["in layer 1, Plain()"]
 

@@ -60,10 +60,10 @@ class NoisyLoss:
 def test_a_tuple_of_tensors_where_one_belongs_is_refused(layer):
     """NumPy stacked the two into one array, the graph behind them was gone, and the first layer never learnt."""
     model = nn.Sequential(HandsOnTwo(), layer)
-    with pytest.raises(TensorError, match="A tuple of tensors was given; expected one tensor") as caught:
+    with pytest.raises(TensorError, match="A tuple of tensors was passed; expected one tensor") as caught:
         model(X)
     assert caught.value.code == "several-tensors"
-    with pytest.raises(TensorError, match=r"A list of tensors .* nn.Take\('x'\) passes one"):
+    with pytest.raises(TensorError, match=r"A list of tensors .* nn.Take\('x'\) selects one"):
         functional.add(Tensor(X), [Tensor(X)])
 
 

@@ -57,7 +57,7 @@ def test_a_gradient_from_outside_finds_its_output_by_name(is_function):
         pipeline.forward_backward(ones, (lambda outputs, cut=cut: cut) if is_function else gradient)
         assert pipeline.input_gradients.tolist() == [[10.0]] * 4
     for wrong in ({"x": ones, "b": zeros}, {"a": ones}, (ones, zeros), ones):
-        with pytest.raises(TensorError, match=r"The model returns a dict of \['a', 'b'\]; what was given for it is"):
+        with pytest.raises(TensorError, match=r"The model returns a dict of \['a', 'b'\]; the matching argument is"):
             pipeline.forward_backward(ones, wrong)
 
 
@@ -130,7 +130,7 @@ def test_a_gradient_that_is_no_number_is_no_agreement():
 
 def test_outputs_whose_first_axis_is_not_that_of_the_samples_make_no_batch():
     layers = nn.Sequential(nn.Function(lambda x: x.reshape(1, -1)))
-    with pytest.raises(TensorError, match="which make no array of shape"):
+    with pytest.raises(TensorError, match="which do not form one array"):
         Pipeline(layers, OneRankGroup(), num_microbatches=2).predict(np.ones((8, 1)))
 
 

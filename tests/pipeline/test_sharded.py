@@ -227,7 +227,7 @@ class Lamb(optim.Adam):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda pipeline: pipeline.sharded(Lamb), "Lamb may look at a parameter as a whole"),
+        (lambda pipeline: pipeline.sharded(Lamb), "Lamb may read a parameter as a whole"),
         (lambda pipeline: pipeline.sharded(lambda p: optim.Adam(p)), "expected a class of optimisers"),
         (lambda pipeline: pipeline.sharded(optim.Adam, lr=0.1), "here it is learning_rate="),
         (lambda pipeline: pipeline.sharded(optim.Adam, [nn.Parameter([1.0])]), r"shape \(1,\) that is not of this"),

@@ -215,9 +215,9 @@ def mixing(layer):
         (mixing(nn.Tanh()), {}, r"Tanh\(\) may mix the positions"),
         (nn.Residual(mixing(nn.Linear(WIDTH, WIDTH))), {}, r"Linear\(8, 8\) may mix the positions"),
         (mixing(Alone()), {}, r"Alone\(\) may mix the positions"),
-        (nn.Linear(WIDTH, WIDTH), {"recompute": True}, "recompute=True does not go with"),
-        (nn.Linear(WIDTH, WIDTH), {"inputs_require_grad": True}, "inputs_require_grad=True does not go with"),
-        (nn.Recompute(nn.Linear(WIDTH, WIDTH)), {}, "nn.Recompute does not go with .* such as '1f1b'"),
+        (nn.Linear(WIDTH, WIDTH), {"recompute": True}, "recompute=True is not supported by"),
+        (nn.Linear(WIDTH, WIDTH), {"inputs_require_grad": True}, "inputs_require_grad=True is not supported by"),
+        (nn.Recompute(nn.Linear(WIDTH, WIDTH)), {}, "nn.Recompute is not supported by .* such as '1f1b'"),
     ],
 )
 def test_what_slices_would_compute_otherwise_is_refused_by_name(layer, options, words):
@@ -235,14 +235,16 @@ def test_layers_that_ranks_share_are_refused_by_the_option(sizes):
         schedule = schedules.seq1f1b(1, 2, num_slices=2)
         return Pipeline(model(), Grid(group, **sizes), loss=nn.CrossEntropyLoss(), schedule=schedule)
 
-    with pytest.raises(ModelError, match=rf"Grid\({option}={'True' if value is True else '…'}\), does not go with"):
+    with pytest.raises(ModelError, match=rf"Grid\({option}={'True' if value is True else '…'}\), is not supported by"):
         spawn(make, 2)
 
 
 @pytest.mark.parametrize("row", ["0F0.0 0F0.1 0R0.1 0B0.1 0B0.0", "0F0.0 0F0.1 0B0.1 0R0.0 0B0.0"])
 def test_a_slice_that_is_computed_again_is_refused(row):
     """The story: what the first slice gave to the second had no graph, and its gradients were lost in silence."""
-    with pytest.raises(ModelError, match="An R does not go with a schedule that cuts sequences into slices") as caught:
+    with pytest.raises(
+        ModelError, match="An R is not supported by a schedule that divides sequences into slices"
+    ) as caught:
         spawn(lambda group: gradients_of(group, model(), Schedule.from_text(row)), 1)
     assert caught.value.code == "slices"
 

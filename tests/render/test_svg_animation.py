@@ -28,15 +28,45 @@ def words(group):
 def test_each_frame_says_how_long_the_ranks_have_been_idle_until_then():
     frames = groups(draw_svg(schedules.one_f_one_b(4, 8), animated=True), "frame")
     assert len(frames) == 33
-    assert words(frames[0]) == ["0 units, bubble so far 0.0 %", "idle 0", "idle 0", "idle 0", "idle 0"]
-    assert words(frames[3]) == ["3 units, bubble so far 50.0 %", "idle 0", "idle 1", "idle 2", "idle 3"]
-    assert words(frames[16]) == ["16 units, bubble so far 28.1 %", "idle 6", "idle 5", "idle 4", "idle 3"]
+    assert words(frames[0]) == ["after 0 units", "idle 0", "idle 0", "idle 0", "idle 0"]
+    assert words(frames[1]) == ["after 1 unit", "idle 0", "idle 1", "idle 1", "idle 1"]
+    assert words(frames[3]) == ["after 3 units", "idle 0", "idle 1", "idle 2", "idle 3"]
+    assert words(frames[16]) == ["after 16 units", "idle 6", "idle 5", "idle 4", "idle 3"]
 
 
-def test_it_ends_with_the_figures_of_both_schedules():
-    first, second = groups(draw_svg(*TWO, animated=True), "end")
-    assert words(first) == ["33 units, bubble 27.3 %", *["idle 9"] * 4]
-    assert words(second) == ["27 units, bubble 11.1 %", *["idle 3"] * 4]
+def test_it_ends_with_the_figures_of_both_schedules_and_the_time_between_their_ends():
+    drawn = draw_svg(*TWO, animated=True)
+    first, second = groups(drawn, "end")
+    assert words(first) == ["33 units, bubble 27.3 %", *["idle 9"] * 4, "peak 4", "peak 3", "peak 2", "peak 1"]
+    assert words(second) == ["27 units, bubble 11.1 %", *["idle 3"] * 4, *["peak 4"] * 4]
+    (saved,) = groups(drawn, "saved")
+    assert words(saved) == ["6 units less"]
+
+
+def test_a_gap_too_narrow_for_its_text_has_none():
+    drawn = draw_svg(schedules.one_f_one_b(4, 80), schedules.zb_h1(4, 80), animated=True)
+    assert groups(drawn, "saved") == [] and "less" not in drawn
+
+
+def test_its_captions_explain_the_units_and_what_a_stage_waits_for():
+    texts = [text for text, *_ in texts_of(Picture(draw_svg(*TWO, animated=True)).root)]
+    assert texts[:4] == [
+        "One training step: 8 microbatches on 4 ranks",
+        "F takes 1 unit of time, B 2, I 1, W 1",
+        "1F1B",
+        "B is one block of 2 units: the stage before waits until all of it is done.",
+    ]
+    assert "ZB-H1 (zero bubble)" in texts
+    assert "B is split into I and W: the stage before waits for I only, and W fills idle time." in texts
+
+
+def test_a_title_and_notes_of_the_caller_stay():
+    drawn = draw_svg(TWO[0], animated=True, title="Mine", notes=["in May"])
+    assert [text for text, *_ in texts_of(Picture(drawn).root)][:3] == [
+        "Mine",
+        "in May",
+        "F takes 1 unit of time, B 2",
+    ]
 
 
 @pytest.mark.parametrize("name", schedules.REGISTRY)
@@ -50,10 +80,12 @@ def test_the_idle_times_add_up_to_the_bubble(name):
 def test_frames_of_one_panel_follow_each_other_and_the_last_one_stays():
     drawn = draw_svg(*TWO, animated=True)
     delays = [float(re.fullmatch(r"animation-delay:([\d.]+)s", g.get("style"))[1]) for g in groups(drawn, "frame")]
-    assert delays[:33] == pytest.approx([9 / 33 * index for index in range(33)], abs=0.01)
+    assert delays[:33] == pytest.approx([2 + 6.5 / 33 * index for index in range(33)], abs=0.01)
     assert delays[33:] == delays[:27]
-    ends = re.findall(r"-end-\d\{0%\{opacity:0\}([\d.]+)%,100%\{opacity:1\}\}", drawn)
-    assert [float(end) for end in ends] == pytest.approx([100 * 9 / 13, 100 * 9 / 13 * 27 / 33], abs=0.01)
+    ends = re.findall(r"-end-\d\{0%\{opacity:1\}([\d.]+)%\{opacity:0\}([\d.]+)%,100%\{opacity:1\}\}", drawn)
+    assert [float(start) for start, _ in ends] == pytest.approx([100 * 2 / 12] * 2, abs=0.01)
+    expected = [100 * (2 + 6.5 * part) / 12 for part in (1, 27 / 33)]
+    assert [float(end) for _, end in ends] == pytest.approx(expected, abs=0.01)
 
 
 def test_without_style_sheets_the_finished_drawing_is_seen():
@@ -95,7 +127,7 @@ def test_running_figures_stand_on_the_line_of_the_name_with_messages_too():
 def test_running_figures_have_room_beside_or_below_the_longest_name(length):
     schedule = replace(schedules.one_f_one_b(4, 8), name="m" * length)
     texts = [text for text in texts_of(Picture(draw_svg(schedule, animated=True)).root) if text[0]]
-    names = [text for text in texts if "predicted" in text[0] or "mmm" in text[0]]
-    figures = [text for text in texts if "bubble" in text[0]]
+    names = [text for text in texts if set(text[0]) == {"m"}]
+    figures = [text for text in texts if "bubble" in text[0] or "after" in text[0]]
     assert len(figures) == 34
     assert not [pair for figure in figures for pair in overlapping([*names, figure])]

@@ -96,7 +96,7 @@ def test_a_choice_that_computes_activations_again_reaches_every_rank(monkeypatch
         (mlp(), {"sample": (X, Y), "memory_limit": 100}, ScheduleError, "No choice needs at most 100 B on every rank"),
         (mlp(), {"sample": (X, Y), "chunks_per_rank": 10}, ArgumentError, "No schedule fits 9 layers on 1 rank"),
         (mlp(), {"sample": (X, Y), "speed": 2}, ArgumentError, "Pipeline takes no speed="),
-        (nn.Linear(4, 4), {"sample": (X, Y)}, ModelError, "cuts an nn.Sequential"),
+        (nn.Linear(4, 4), {"sample": (X, Y)}, ModelError, "partitions an nn.Sequential"),
         (Plan(mlp(), num_ranks=1), {}, ModelError, "The stages determine"),
     ],
 )

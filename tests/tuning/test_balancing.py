@@ -175,7 +175,7 @@ def test_a_measured_partition_is_as_good_as_one_by_hand_to_the_bit(schedule):
         (mlp(), {"partition": "measured"}, ArgumentError, r"needs a batch to measure: pass sample=\(inputs, targets\)"),
         (mlp(), {"partition": "measured", "sample": (X,)}, ArgumentError, "needs a batch to measure"),
         (mlp(), {"sample": (X, X)}, ArgumentError, "Pipeline takes no sample="),
-        (nn.Linear(4, 4), {"partition": "measured", "sample": (X, X)}, ModelError, "cuts an nn.Sequential"),
+        (nn.Linear(4, 4), {"partition": "measured", "sample": (X, X)}, ModelError, "partitions an nn.Sequential"),
         (Plan(mlp(), num_ranks=1), {"partition": "measured"}, ModelError, "The stages determine"),
         (mlp(), {"partition": "measured", "sample": (X, X), "speed": 2}, TypeError, "speed"),
     ],

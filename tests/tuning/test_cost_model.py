@@ -90,7 +90,7 @@ def test_numbers_of_microbatches_that_do_not_fit_are_left_out_and_refused_where_
 @pytest.mark.parametrize(
     ("model", "options", "error", "words"),
     [
-        (nn.Linear(4, 4), {}, ModelError, "cuts an nn.Sequential"),
+        (nn.Linear(4, 4), {}, ModelError, "partitions an nn.Sequential"),
         (nn.Sequential(nn.Tanh()), {}, PartitionError, "1 layer cannot make 2 stages"),
         (None, {"targets": X}, ArgumentError, "advise has targets, but no loss; give both, or neither"),
         (None, {"loss": nn.MSELoss()}, ArgumentError, "advise has a loss, but no targets"),

@@ -118,11 +118,12 @@ def test_the_command_refuses_what_it_cannot_carry_out(words, said, capsys):
     assert said in capsys.readouterr().err
 
 
-def test_the_command_prints_its_table_and_the_reason_last(program, capsys, monkeypatch):
+def test_the_command_prints_a_verdict_then_its_table_and_the_reason_last(program, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "1000")
     monkeypatch.setattr("minipipe.cli.advise_program.launcher_of_ranks", lambda: None)  # thread ranks start faster
     assert main(["advise", "--ranks", "2", "--microbatches", "4", program, "8"]) == 0
-    table, told = capsys.readouterr().out.split("\n\n")
+    verdict, table, told = capsys.readouterr().out.split("\n\n")
+    assert verdict.startswith("Recommended: ")
     rows = table.splitlines()
     assert rows[0].startswith("schedule") and rows[-1].startswith("yours: gpipe") and "parameters" in rows[-1]
     *_, about_messages, best, yours = told.splitlines()

@@ -209,7 +209,7 @@ def test_the_table_has_a_row_for_each_schedule_and_marks_ones_own():
     own = Weighing(asked(), 2, measured(4, COUNTS))
     (mine,) = own.named([Candidate("gpipe", 4)])
     text = str(Advice(found.choices, measured(4, COUNTS), own=mine))
-    head, *rows = text.split("\n\n")[0].splitlines()
+    head, *rows = text.split("\n\n")[1].splitlines()
     assert head.split()[:3] == ["schedule", "v", "microbatches"]
     alike = [line.partition(": ")[2] for line in text.splitlines() if "the same figures." in line]
     names = {row.split()[0] for row in rows[:-1]} | {
@@ -234,7 +234,11 @@ def test_of_choices_that_ran_the_one_that_stayed_in_the_race_is_the_best():
     ]
     found = Advice([*rest, *ran], measured(4, COUNTS), own=slow._replace(measured=9.0, num_steps=9))
     assert found.choices[:3] == (ran[2], ran[1], ran[0]) and found.best == ran[2]
-    table, said = str(found).split("\n\n")
+    verdict, table, said = str(found).split("\n\n")
+    assert verdict.startswith("Recommended: ") and "Your own choice: measured 9000.000 ms." in " ".join(verdict.split())
+    assert "Your own choice" not in str(advice())
+    kept = Advice([*rest, *ran], measured(4, COUNTS), own=ran[2])
+    assert kept.verdict == "Recommended: keep your own choice, measured 2500.000 ms per step."
     assert "measured ms" in table and "measured ms" not in str(advice()) and "3 of " in said
     assert "Your own choice is as fast" not in said
     assert "Your own choice is as fast" in Advice([*rest, *ran], measured(4, COUNTS), own=ran[2]).reason

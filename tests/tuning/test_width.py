@@ -81,7 +81,7 @@ def test_a_text_that_is_wrapped_has_the_same_words(lines, width):
 
 def test_schedules_with_the_same_figures_have_one_row_and_their_names_below():
     text = str(advice())
-    assert [line.split("  ")[0] for line in text.split("\n\n")[0].splitlines()[1:3]] == ["zb-h1 (+1)", "1f1b"]
+    assert [line.split("  ")[0] for line in text.split("\n\n")[1].splitlines()[1:3]] == ["zb-h1 (+1)", "1f1b"]
     assert "\nzb-h1 (+1): zb-h2 has the same figures.\n" in text
     assert "<td" in advice()._repr_html_() and ">zb-h1, zb-h2<" in advice()._repr_html_()
 

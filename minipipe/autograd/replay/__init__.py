@@ -1,4 +1,4 @@
-"""Capture and replay: what a stage computes, noted once as straight-line NumPy (README.md)."""
+"""Capture and replay: the computation of a stage, noted once as straight-line NumPy (README.md)."""
 
 from minipipe.autograd.replay.noting import attach
 from minipipe.autograd.replay.script import Script, have_changed, key_of

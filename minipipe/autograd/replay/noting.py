@@ -1,6 +1,6 @@
 """Operations of traced arrays: they compute as NumPy's arrays do, and the trace notes the line.
 
-Every attribute of ``numpy.ndarray`` is noted, harmless, or spoils the trace: no value is read unnoticed by a method.
+Every attribute of ``numpy.ndarray`` is noted, harmless, or breaks the trace: no method reads a value unnoticed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _noted(
     changed: tuple[Any, ...] = (),
     has_effect: bool = False,
 ) -> Any:
-    """Compute, and note the line that ``write`` returns; only compute once the trace is spoilt."""
+    """Compute, and note the line that ``write`` returns; only compute if the trace is broken."""
     trace = next((each.trace for each in traced_in(given)), None)
     if trace is None or trace.reason is not None:
         return compute()
@@ -99,7 +99,7 @@ class _Noting:
 
     @staticmethod
     def note_call(function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
-        """Note a call of a function of :func:`minipipe.autograd.backend.one_line`, whatever it does inside."""
+        """Note a call of a function of :func:`minipipe.autograd.backend.one_line` as one line."""
 
         def write(trace: Trace) -> str:
             return f"{trace.callable(function)}({_arguments(trace, given, {})})"
@@ -202,7 +202,7 @@ def _spoiling(name: str) -> Any:
 
 
 def attach() -> None:
-    """Give the class every attribute of an array: noted, harmless, or spoiling."""
+    """Give the class every attribute of an array: noted, harmless, or one that breaks the trace."""
     made: dict[str, Any] = {"T": _view("T"), "mT": _view("mT")}
     made |= {name: _method(name) for name in _METHODS.split()}
     for name, symbol in _SYMBOLS.items():

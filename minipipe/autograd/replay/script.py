@@ -1,8 +1,8 @@
-"""A script: the lines of a trace as functions, straight-line NumPy without graph, operations or modules.
+"""A program of a captured step: the lines of a trace as functions, straight-line NumPy without graph or modules.
 
-Lines that nothing reads are dropped. What a later section reads is *kept*: a function returns it in a list beside its
-results, and the function of the next section takes it out. Any other variable is deleted after its last use, so that a
-script holds what a graph holds.
+Lines whose results are never read are dropped. A variable that a later section reads is *kept*: a function returns it
+in a list with its results, and the function of the next section takes it out. Any other variable is deleted after its
+last use, so that a program holds the same arrays as a graph.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Section = Callable[..., tuple[tuple[Any, ...], list[Any]]]
 """``(parameters, leaves, kept, *inputs) -> (results, kept)``; the forward takes ``(parameters, key, *inputs)``."""
 
 
-_numbers = count()  # of scripts, so that each has a file of its own
+_numbers = count()  # of programs: each has its own file name
 
 
 class Script:
@@ -32,9 +32,9 @@ class Script:
     Parameters
     ----------
     trace : Trace
-        Not spoilt.
+        A trace without a graph break.
     name : str
-        What it is the script of, for tracebacks.
+        The name of the program in tracebacks.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class Script:
 
 
 def have_changed(trace: Trace) -> bool:
-    """Return whether a constant no longer holds what it held when a line used it.
+    """Return whether a constant has changed since a line used it.
 
     Examples
     --------
@@ -164,7 +164,7 @@ def _renumbered(source: str) -> str:
 
 
 def key_of(seed: int | None, step: int, microbatch: int) -> Key:
-    """Return what a script completes to the key of each draw.
+    """Return the part of the key of each draw that a program fills in.
 
     Examples
     --------

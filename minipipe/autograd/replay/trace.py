@@ -1,13 +1,13 @@
 """A trace: arrays that compute as NumPy's do, and note each call as one line of a program.
 
 A :class:`Traced` array is an ``ndarray`` with a name. Its operators, methods, ufuncs and the functions of NumPy compute
-on the plain array, and the trace notes what was called::
+on the plain array, and the trace notes the call::
 
     result = a.data.dot(w)        v0 = x0.dot(p0)
     result += bias                v0 += p1
 
-What cannot be written so, such as ``float(x)`` or a mask as an index, gives the right result, and *spoils* the trace:
-whatever follows computes on plain arrays, and the lines are thrown away. Only what is listed here is noted.
+Anything that cannot be written so, such as ``float(x)`` or a mask as an index, gives the right result and *breaks* the
+trace: everything after it computes on plain arrays, and the lines are thrown away. Only calls listed here are noted.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from minipipe.autograd.modes import Key, current_place
 
 
 class Line(NamedTuple):
-    """One line of a script, and the variables that it makes, reads and changes in place.
+    """One line of a program, and the variables that it makes, reads and changes in place.
 
     Attributes
     ----------
     has_effect : bool
-        Whether it counts although nothing reads what it makes: a check, a contribution to a leaf.
+        Whether it counts although its results are never read: a check, a contribution to a leaf.
     layer : int or None
         In which layer of the outermost sequence it was noted.
     """
@@ -61,19 +61,19 @@ class Trace:
     ----------
     sections : dict of str to list of Line
     results : dict of str to tuple of str
-        By section, the names of what it returns; ``"None"`` where that is nothing.
+        By section, the names of its results; ``"None"`` if it has none.
     inputs : dict of str to tuple of str
-        By section, the names of the arrays that it is given.
+        By section, the names of its input arrays.
     roots : dict of str to str
-        By variable, the one whose memory it looks at: itself, unless it is a view.
+        By variable, the variable that owns its memory: itself, unless it is a view.
     constants : dict
-        By what they are (dtype, shape, strides, bytes): name and object.
+        By their properties (dtype, shape, strides, bytes): name and object.
     functions : dict of str to object
         What the lines call, by name.
     draws : bool
         Whether a line draws random numbers.
     reason : str or None
-        Why the trace is spoilt.
+        Why the trace is broken.
 
     Examples
     --------
@@ -131,7 +131,7 @@ class Trace:
         return plain_of(array)
 
     def spoil(self, what: str) -> None:
-        """Give up, and keep the reason: what was done, in which layer, in which line of whose program."""
+        """Break the trace, and keep the reason: the operation, in which layer, in which line of whose program."""
         if self.reason is None:
             layer = current_place().layer
             where = "" if layer is None else f"layer {layer} "
@@ -143,7 +143,7 @@ class Trace:
     def note(
         self, text: str, made: Any, given: tuple[Any, ...], changed: tuple[Any, ...] = (), has_effect: bool = False
     ) -> Any:
-        """Note a line, and return what it made, traced."""
+        """Note a line, and return its result, traced."""
         reads = tuple(dict.fromkeys(name for each in given for name in _names_in(each)))
         changes = tuple(each.name for each in changed)
         if any(self.roots[name][0] not in "v" for name in changes):
@@ -171,7 +171,7 @@ class Trace:
         return self.named(name, array, root)
 
     def written(self, value: Any) -> str:
-        """Return an argument as it stands in a line."""
+        """Return an argument as a line writes it."""
         if isinstance(value, Traced):
             if value.trace is not self:
                 raise Untraceable("uses an array that came past the trace")
@@ -217,7 +217,7 @@ class Trace:
         return name
 
     def item(self, key: Any) -> str:
-        """Return an index as it stands between brackets."""
+        """Return an index as a line writes it between brackets."""
         parts = key if isinstance(key, tuple) else (key,)
         if any(isinstance(part, list) or getattr(part, "dtype", np.dtype(int)).kind == "b" for part in parts):
             raise Untraceable("takes elements by a mask or a list, so a shape depends on values")
@@ -249,9 +249,10 @@ _CONVERSIONS = {np.asarray, np.asanyarray, np.ascontiguousarray, np.array, np.fr
 
 @contextmanager
 def noticing_conversions(trace: Trace) -> Iterator[None]:
-    """Spoil a trace inside this block where a program's own code makes a plain array of a traced one.
+    """Break a trace inside this block if a program's own code makes a plain array of a traced one.
 
-    NumPy asks a subclass nothing there. So a profiler, for the time of a capture, sees which functions are called.
+    NumPy does not call the subclass in that case. So a profiler, for the time of a capture, sees which functions are
+    called.
 
     Examples
     --------
@@ -349,7 +350,7 @@ class NotingLeaf(Leaf):
             if not isinstance(contribution, Traced) or contribution.trace is not trace:
                 trace.spoil("returns a gradient that does not come from its result, or came past the trace")
             else:
-                # The walk's own gradient may be passed to others, too: only a copy may be kept (graph.py).
+                # The walk's own gradient may also be passed to others: only a copy may be kept (graph.py).
                 is_shared = contribution is walk.gradient or not backend.is_fresh(contribution.plain)
                 own, name, add = f"{self._name}.grad", contribution.name, trace.callable(np.add)
                 first = f"{name}.copy()" if is_shared else name

@@ -20,7 +20,7 @@ import signal
 import sys
 from contextlib import suppress
 
-_HIGH, _ROOM = 1024, 16  # descriptors: above those of the program; the distance between two kinds of ours
+_HIGH, _ROOM = 1024, 16  # descriptors: above the program's; the distance between two kinds of the job's own
 
 
 def raised(low: int, below: int = _ROOM) -> int:
@@ -42,9 +42,9 @@ class Descriptors:
     """
 
     def __init__(self, launcher: int | None) -> None:
-        # If the program closed the only copy, the launcher would take the rank for dead and kill all. The second copy
-        # is below the line to the witness: the kernel closes files from the highest down, and the witness must be first
-        # to learn of the end.
+        # If the program closed the only copy, the launcher would assume that the rank has died and kill all ranks. The
+        # second copy has a lower number than the connection to the witness: the kernel closes files from the highest
+        # number down, and the witness must notice the end first.
         self._launcher = [] if launcher is None else [launcher, raised(launcher, 2 * _ROOM)]
         low = os.pipe()
         self._reading, self._writing = map(raised, low)
@@ -68,7 +68,7 @@ class Descriptors:
             return
         with suppress(OSError):
             own = os.open(f"/proc/self/fd/{self._reading}", os.O_RDONLY | os.O_NONBLOCK)
-            os.dup2(own, self._reading, inheritable=False)  # an open file of its own: the owner is a property of it
+            os.dup2(own, self._reading, inheritable=False)  # a separate open file: the owner is one of its properties
             os.close(own)
             fcntl.fcntl(self._reading, fcntl.F_SETOWN, os.getpid())
             fcntl.fcntl(self._reading, fcntl.F_SETSIG, signal.SIGKILL)

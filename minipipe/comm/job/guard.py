@@ -1,4 +1,4 @@
-"""A job under a guard: it is started, ended and waited for here, and no process of it is left behind.
+"""A job under a guard, which starts it, waits for it, ends it, and leaves none of its processes behind.
 
 ::
 
@@ -7,11 +7,11 @@
 
 A signal is passed down once. When the caller or the guard is killed, the kernel sends SIGTERM to the process below,
 which ends the job. When the supervisor is killed, the kernel kills mpirun, and the guard ends the remaining processes.
-One process could not do both: ranks that ignore SIGTERM outlive an mpirun of MPICH that gets one, and ranks of Open MPI
-outlive an mpirun that is killed.
+One process could not do both: ranks that ignore SIGTERM outlive an mpirun of MPICH that receives it, and ranks of Open
+MPI outlive an mpirun that is killed.
 
-``minipipe run`` is its own guard: :func:`become_supervisor`. All else that starts a job calls :func:`run_job`, and may
-have threads, children and signal handlers of its own: ``python -m minipipe.comm.job.guard`` is a process apart.
+``minipipe run`` is its own guard: :func:`become_supervisor`. Every other caller that starts a job uses :func:`run_job`,
+and may have threads, children and signal handlers: ``python -m minipipe.comm.job.guard`` is a separate process.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from typing import Any, NamedTuple, NoReturn
 from minipipe.comm.job.system_calls import adopt_orphans, end_descendants, end_with
 from minipipe.errors import LaunchError, quoted
 
-_PATIENCE = 10.0  # seconds for mpirun to end all after a signal, before it is killed
-_GRACE = 2.0  # seconds for processes that outlive mpirun, such as a witness, before they are killed
+_PATIENCE = 10.0  # seconds for mpirun to end all processes after a signal, before it is killed
+_GRACE = 2.0  # seconds for processes that outlive mpirun, such as a watchdog process, before they are killed
 _LONGEST_END = 10.0  # seconds after which a process that cannot be killed is left
 _LOOK = 0.05  # seconds
 
@@ -71,7 +71,7 @@ class Ending(NamedTuple):
 def become_supervisor() -> int | None:
     """Fork: return None in the child, and in this process, the guard, the child's exit code for the shell.
 
-    The child gets a session of its own, so that Ctrl-C reaches it once, through the guard.
+    The child gets its own session, so that Ctrl-C reaches it once, through the guard.
     """
     _adopt_orphans()
     guard = os.getpid()
@@ -220,10 +220,10 @@ def run_job(
     hear: Callable[[str], object] = lambda line: None,
     environment: Mapping[str, str] | None = None,
 ) -> JobOutput:
-    """Run a command with all that it starts, and return when no process of it is left.
+    """Run a command with every process that it starts, and return when all of them have ended.
 
-    Local. However this process ends, so does the job: also by SIGKILL (on Linux). An exception, such as that of Ctrl-C,
-    ends it before it is passed on.
+    Local. When this process ends, even by SIGKILL (on Linux), the job ends. An exception, such as a KeyboardInterrupt
+    from Ctrl-C, ends the job before it is passed on.
 
     Parameters
     ----------
@@ -232,7 +232,7 @@ def run_job(
     hear : function
         Called with each line of its standard error, at once.
     environment : mapping, optional
-        By default that of this process.
+        By default the environment of this process.
     """
     lines: list[str] = []
     with tempfile.TemporaryFile("w+", errors="replace") as printed:
@@ -248,14 +248,14 @@ def run_job(
 
 @contextmanager
 def _guarded(command: Sequence[str], out: Any, environment: Mapping[str, str] | None) -> Iterator[subprocess.Popen]:
-    """Start a guard in a session of its own, which Ctrl-C does not reach; it has ended when the block is left."""
+    """Start a guard in its own session, which Ctrl-C does not reach; it has ended when the block is left."""
     words = [sys.executable, "-m", "minipipe.comm.job.guard", str(os.getpid()), *command]
     streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.PIPE}
     text: dict[str, Any] = {"text": True, "errors": "replace", "env": environment}
     with subprocess.Popen(words, start_new_session=True, **streams, **text) as guard:
         try:
             yield guard
-        finally:  # an exception, such as that of Ctrl-C, ends the job; after it, Popen would not wait
+        finally:  # an exception, for example from Ctrl-C, ends the job; after it, Popen would not wait
             if guard.poll() is None:
                 guard.terminate()
                 guard.wait()
@@ -267,7 +267,7 @@ _CHAINED = ("During handling of the above exception", "The above exception was t
 
 
 def _cause_of(printed: str) -> str:
-    """Return the line that says why a job failed, or nothing."""
+    """Return the line that explains why a job failed, or nothing."""
     lines = printed.strip().splitlines()
     for number, line in enumerate(lines):
         start = _TRACEBACK.match(line)

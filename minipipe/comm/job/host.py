@@ -1,4 +1,4 @@
-"""A rank and its host: what the launcher says of the job, BLAS threads, memory, cores. Nothing is set at import."""
+"""A rank and its host: the launcher's variables, BLAS threads, memory, cores. Importing this file sets nothing."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ BYTES_OF_A_RANK = 40 << 20
 """Of Python, NumPy and MPI, at least."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
-# -- what the launcher says -------------------------------------------------------------------------------------
+# -- the launcher's variables -----------------------------------------------------------------------------------
 
 SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 """Variables with the number of ranks. Not SLURM_NTASKS: a shell inside ``salloc`` has it as well."""
 RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
-"""Variables with the rank. The witness, which cannot import this file, has a copy; a test compares them."""
+"""Variables with the rank. The watchdog process cannot import this file and has a copy; a test compares them."""
 LOCAL_SIZE = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 """Variables with the number of ranks on this host."""
 LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
@@ -61,7 +61,7 @@ def launcher_number(environment: Mapping[str, str], names: Sequence[str], defaul
 
 
 def num_ranks(environment: Mapping[str, str]) -> int | None:
-    """Return how many ranks the launcher started: 1 without a launcher, None if it does not say.
+    """Return how many ranks the launcher started: 1 without a launcher, None if it sets no such variable.
 
     Examples
     --------
@@ -160,7 +160,7 @@ def cores() -> set[int]:
 
 
 def memory_of_this_host() -> float:
-    """Return the bytes of memory here, or those that a container leaves; infinite if the system does not say."""
+    """Return the bytes of memory here, or the rest of a container's limit; infinite if not reported."""
     names = getattr(os, "sysconf_names", {})
     found = inf
     if {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= set(names):

@@ -1,7 +1,7 @@
-"""The connection of a rank to the witness, through which the ranks of a host meet before MPI starts.
+"""The connection of a rank to the watchdog process, through which the ranks of a host meet before MPI starts.
 
 MPI waits without limit for a rank that has failed before, and holds the interpreter meanwhile. So every rank first
-waits, in Python, until the witness reports that all ranks of this host have joined.
+waits, in Python, until the watchdog process reports that all ranks of this host have joined.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from minipipe.errors import LaunchError
 
 STARTING = "MPI did not start on all hosts"
 FINALISING = "All ranks have finished, but MPI did not finalise (is a rank stopped?)"
-_ATTEMPTS = 100  # to reach a witness that another rank is starting
+_ATTEMPTS = 100  # to reach a watchdog process that another rank is starting
 _PAUSE = 0.05  # seconds between two attempts
 _LOOK = 0.1  # seconds
-_MOST_BYTES = 4000  # of a text; the witness reads 4096 at once
-_WELCOME = 5.0  # seconds until a witness that has just been started answers
+_MOST_BYTES = 4000  # of a text; the watchdog process reads 4096 at once
+_WELCOME = 5.0  # seconds until a watchdog process that has just been started answers
 
 
 class Line:
-    """The connection to the witness of this host; one that leads nowhere where there is no witness.
+    """The connection to the watchdog process of this host; without one, requests have no effect.
 
     Parameters
     ----------
     connection : socket, optional
     num_local : int
-        The number of ranks on this host, if the launcher says so; otherwise 0.
+        The number of ranks on this host, if the launcher reports it; otherwise 0.
     """
 
     def __init__(self, connection: socket.socket | None = None, num_local: int = 0) -> None:
         self._connection = connection or socket.socket(socket.AF_UNIX)  # not connected: every request fails
         self._num_local = num_local
-        self._asking = threading.Lock()  # the lookout asks as well
+        self._asking = threading.Lock()  # the watchdog thread also sends requests
 
     def wait_for_all(self, timeout: float) -> None:
         """Return once all ranks of this host have joined.
@@ -54,7 +54,7 @@ class Line:
         Raises
         ------
         LaunchError
-            Codes ``rank-lost``, when one has exited before, and ``timeout``.
+            Code ``rank-lost``, if a rank has exited before; code ``timeout``.
         """
         if self._num_local < 2:
             return
@@ -64,7 +64,7 @@ class Line:
                 message = "The launcher's process on this host has exited, so the ranks cannot find each other."
                 raise LaunchError("rank-lost", f"{message} Start the job again.")
             word, *ranks = self._hear(_LOOK) or ["nothing"]
-            if word in ("go", "lost"):  # all have joined, or the witness is gone
+            if word in ("go", "lost"):  # all have joined, or the watchdog process is gone
                 return
             if word == "gone":
                 message = f"{_named(ranks)} exited before init_process_group(). Its own message, if any, is above."
@@ -77,14 +77,14 @@ class Line:
         )
 
     def _said(self, words: str) -> bool:
-        """Send a request that has no answer; return whether there is a witness."""
+        """Send a request that has no answer; return whether a watchdog process is connected."""
         with suppress(OSError):
             self._connection.sendall(words.encode())
             return True
         return False
 
     def _hear(self, limit: float) -> list[str]:
-        """Return the next words of the witness; none within the limit, in seconds."""
+        """Return the next message of the watchdog process; none within the limit, in seconds."""
         try:
             self._connection.settimeout(limit)
             return self._connection.recv(4096).decode().split() or ["lost"]
@@ -94,7 +94,7 @@ class Line:
             return ["lost"]
 
     def _asked(self, question: str) -> list[str]:
-        """Return the answer to a request; empty if there is no witness."""
+        """Return the answer to a request; empty without a watchdog process."""
         with self._asking:
             if self._said(question):
                 while answer := self._hear(1.0):
@@ -110,7 +110,7 @@ class Line:
         """
         has_limit = self._said(f"limit {timeout} {what}")
         if not has_limit:
-            with suppress(Exception):  # where stderr is no file
+            with suppress(Exception):  # stderr may not be a file
                 faulthandler.dump_traceback_later(min(timeout, threading.TIMEOUT_MAX), exit=True)
         try:
             yield
@@ -120,27 +120,27 @@ class Line:
             self._said(" ".join(["free", *_shared_memory()]))
 
     def is_first_to_fail(self) -> bool:
-        """Return whether no other rank of this host has said why the job ends."""
+        """Return whether no other rank of this host has reported why the job ends."""
         return self._asked("first") != ["no"]
 
     def say(self, text: str) -> None:
-        """Let the witness write lines for this rank; of a long text only the end, which has the cause."""
+        """Let the watchdog process write lines for this rank; of a long text only the end, which has the cause."""
         self._said("say " + text.encode(errors="replace")[-_MOST_BYTES:].decode(errors="ignore"))
 
     def survive(self, is_so: bool) -> None:
-        """Set whether the other ranks continue when one is lost, so that a loss is no failure of the job."""
+        """Set whether the other ranks continue when one is lost, so that a loss is not a failure of the job."""
         self._said(f"survive {'yes' if is_so else 'no'}")
 
     def describe(self, role: str) -> None:
-        """Set what the program calls this rank, for a message about its sudden end."""
+        """Set the program's name for this rank, for a message about its sudden end."""
         self._said(f"describe {role}")
 
     def close(self) -> None:
-        """Say goodbye, so that the end of this process is expected."""
+        """Announce the end of this process, so that it counts as expected (the shutdown handshake)."""
         with suppress(OSError):
             self._connection.sendall(b"bye")
             self._connection.settimeout(0.0)
-            while self._connection.recv(4096):  # unread data would reach the witness as a broken connection
+            while self._connection.recv(4096):  # unread data would reach the watchdog process as a broken connection
                 pass
         self.forget()
 
@@ -151,7 +151,7 @@ class Line:
 
 def _shared_memory() -> set[str]:
     """Return the shared-memory files of MPICH's ranks on this host, 4 MB for each job."""
-    # The rank looks, not the witness: when the witness does, the rank may be gone.
+    # The rank checks this, not the watchdog process: when that checks, the rank may be gone.
     with suppress(OSError):
         lines = Path("/proc/self/maps").read_text().splitlines()
         return {line.rpartition(" ")[2] for line in lines if f" {witness.SHARED}" in line}
@@ -171,7 +171,7 @@ def _launcher_is_gone(environment: Mapping[str, str]) -> bool:
 
 
 def line_to_witness(rank: int, size: int, environment: Mapping[str, str]) -> Line:
-    """Connect to the witness of this host; the first rank starts it. Without one on other systems than Linux."""
+    """Connect to the watchdog process of this host, which the first rank starts; only Linux has one."""
     if not (sys.platform.startswith("linux") and hasattr(os, "pidfd_open")):
         return Line()
     if environment.get("PMI_FD", "").isdigit() and launcher_socket(environment) is None:
@@ -211,8 +211,8 @@ def not_a_rank(reason: str) -> LaunchError:
 def _socket() -> socket.socket:
     """Return a socket under a high number.
 
-    The kernel closes the files of a killed process from the highest number down. So the witness learns of the end
-    before the launcher, which kills the other ranks.
+    The kernel closes the files of a killed process from the highest number down. So the watchdog process learns of the
+    end before the launcher, which kills the other ranks.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as low:
         return socket.socket(fileno=raised(low.fileno()))
@@ -229,7 +229,7 @@ def _connected(address: str) -> socket.socket | None:
 
 
 def _started(address: str, launcher: int, num_local: int, size: int) -> socket.socket | None:
-    """Start the witness, unless another rank has just done so."""
+    """Start the watchdog process, unless another rank has just done so."""
     with _socket() as listener:
         try:
             listener.bind(address)
@@ -242,7 +242,7 @@ def _started(address: str, launcher: int, num_local: int, size: int) -> socket.s
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=[listener.fileno()],
-            start_new_session=True,  # the launcher kills the ranks, not the witness
+            start_new_session=True,  # the launcher kills the ranks, not the watchdog process
         )
         process.returncode = 0  # it is not waited for
     return _connected(address)

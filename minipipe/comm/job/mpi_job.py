@@ -3,10 +3,11 @@
 A rank that raises, exits or returns while others wait for it would leave them waiting for ever. So
 
 * an exception, or ``sys.exit(n)`` inside the with-block, aborts the job [1];
-* a rank whose program has finished says goodbye to all others [2], and finalises MPI once all have said goodbye [3];
+* a rank whose program has finished announces its shutdown to all others (the "goodbye") [2], and finalises MPI once
+  all ranks have done so [3];
 * a rank that is blocked on one that has said goodbye [4] complains to it, and the complaint ends the job [5];
-* a rank that has waited for too long asks all others for a report [6]; a thread of theirs, the lookout, answers [7];
-  a table of all ranks, and which of them blocks the others, ends the job.
+* a rank that has waited for too long asks all others for a report [6]; their watchdog threads answer [7];
+  a table of all ranks, with the rank that blocks the others, ends the job.
 
 The tags are repeated at the code, here and in ``mpi.py``::
 
@@ -48,14 +49,14 @@ if TYPE_CHECKING:
     from minipipe.comm.mpi import MPIGroup
 
 _MOST_CORES = 4096  # of a host
-_SPINS = 50  # looks that do not even yield, if every rank of this host has a core of its own
-_LOOK = 0.1  # seconds between the lookout's looks
+_SPINS = 50  # polls that do not even yield, if every rank of this host has a core of its own
+_LOOK = 0.1  # seconds between the polls of the watchdog thread
 _ANSWERS = 1.0  # seconds for answers; a rank without one by then is silent
 _PRECEDENCE = 2.5  # seconds in which a lower rank that has asked may end the job
 _GOODBYE, _COMPLAINT, _QUESTION, _ANSWER = range(4)  # tags on the job's own communicator
-_PROCESS = struct.Struct("q?63s")  # process, whether its lookout may use MPI, and host
+_PROCESS = struct.Struct("q?63s")  # process, whether its watchdog thread may use MPI, and host
 _FINALISING = 5.0  # seconds that finalising may take, however short the timeout
-_LOOKS = 100  # at the others during a timeout, by a rank that has finished
+_LOOKS = 100  # polls of the other ranks during a timeout, by a rank that has finished
 
 
 class MPIJob:
@@ -69,9 +70,9 @@ class MPIJob:
     ----------
     activity : RankActivity
     departed : set of int
-        The ranks that have said goodbye.
+        The ranks that have announced their shutdown.
     spins : int
-        How many looks at the beginning of a wait do not even yield the core.
+        How many polls at the beginning of a wait do not even yield the core.
     """
 
     def __init__(self, process: RankProcess) -> None:
@@ -96,7 +97,7 @@ class MPIJob:
         self._letters: list[MPI.Request] = []  # this rank's sends on the job's own communicator
         self._complaint = ""
         self._answers: dict[int, RankReport] = {}
-        self._asked_at = 0.0  # when a lower rank asked last
+        self._asked_at = 0.0  # when a lower rank asked most recently
         self._attending, self._sending = threading.Lock(), threading.Lock()
         self._silent_for: dict[int, float] = {}  # since how many seconds, by rank
         self._watched: Patience | None = None
@@ -124,7 +125,7 @@ class MPIJob:
 
     def continue_without(self, lost: set[int], finalise: Callable[[], object]) -> None:
         """Expect nothing more of lost ranks. Finalise in another way at the end."""
-        self.control.Ack_failed()  # otherwise every later look at the letters of other ranks fails
+        self.control.Ack_failed()  # otherwise every later poll for letters of other ranks fails
         self.others -= lost
         self.finalise = finalise
         self._letters = [letter for letter in self._letters if not has_ended(letter.Test)]
@@ -132,7 +133,7 @@ class MPIJob:
     # -- letters between ranks ------------------------------------------------------------------------------
 
     def attend(self) -> None:
-        """Read and answer the letters of other ranks: for a rank that waits, or by its lookout while it works."""
+        """Read and answer the letters of other ranks, in a rank that waits or in its watchdog thread while it works."""
         if not self._attending.acquire(blocking=False):
             return
         try:
@@ -181,7 +182,7 @@ class MPIJob:
 
     @contextmanager
     def watching(self, limit: float, peer: int | None, words: Callable[[], str]) -> Iterator[None]:
-        """Let the lookout end the job if this block, a call that blocks inside MPI, takes longer than ``limit`` s."""
+        """Let the watchdog thread end the job if this block, a call inside MPI, takes longer than ``limit`` s."""
         patience = self._watched = Patience(limit)
         try:
             with self.activity.waiting(patience, peer, words):
@@ -237,7 +238,7 @@ class MPIJob:
     # -- the end --------------------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """Say goodbye, wait until all ranks have, and finalise MPI. The last thing that a rank does."""
+        """Announce the shutdown, wait until all ranks have, and finalise MPI. The last call of a rank."""
         if self.process.is_over or MPI.Is_finalized():
             return
         try:
@@ -288,8 +289,8 @@ class MPIJob:
 
 
 def start_mpi() -> None:
-    """Start MPI with the thread support that ``mpi4py.rc``, or a variable for it, asks for. Collective."""
-    if MPI.Is_initialized():  # by the program's own import of mpi4py
+    """Start MPI with the thread support that ``mpi4py.rc``, or its environment variable, requests. Collective."""
+    if MPI.Is_initialized():  # the program has imported mpi4py itself
         return
     if mpi4py.rc.threads:
         MPI.Init_thread(getattr(MPI, f"THREAD_{mpi4py.rc.thread_level}".upper(), MPI.THREAD_MULTIPLE))
@@ -315,7 +316,7 @@ def _num_cores_of(ranks: MPI.Comm) -> int:
 
 
 def _processes(world: MPI.Comm) -> list[tuple[int, bool, str]]:
-    """Return the process of every rank, whether its lookout may use MPI, and its host. Collective."""
+    """Return the process of every rank, whether its watchdog thread may use MPI, and its host. Collective."""
     everybody, may_answer = bytearray(_PROCESS.size * world.size), MPI.Query_thread() == MPI.THREAD_MULTIPLE
     world.Allgather(_PROCESS.pack(os.getpid(), may_answer, socket.gethostname().encode()[:63]), everybody)
     return [(pid, may, host.rstrip(b"\0").decode()) for pid, may, host in _PROCESS.iter_unpack(everybody)]

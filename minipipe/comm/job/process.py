@@ -1,4 +1,4 @@
-"""This process as a rank that a launcher started: what it prints, and how it ends all ranks, with MPI and before.
+"""This process as a rank that a launcher started: its output, and how it ends all ranks, with MPI and before.
 
 Without it, an uncaught exception or ``sys.exit(n)`` on one rank would leave the others waiting for ever.
 """
@@ -37,16 +37,16 @@ class RankProcess:
     rank : int
         Its number in the world.
     line : Line
-        To the witness.
+        The connection to the watchdog process.
 
     Attributes
     ----------
     exit_code, exit_place : int, str
-        Of the last ``sys.exit``, ``exit`` or ``quit``, even if the program caught it.
+        The code of the last ``sys.exit``, ``exit`` or ``quit``, even if the program caught it, and where it was called.
     end_all : function
-        Ends every rank at once with an exit code, where this process can.
+        Ends every rank at once with an exit code, if this process can.
     is_consequence : function
-        From an error to whether it only shows that another rank has ended.
+        Takes an error, and returns whether it only shows that another rank has ended.
     role : str
         What the program calls this rank.
     is_over : bool
@@ -78,7 +78,7 @@ class RankProcess:
         self._has_started = True
 
     def describe(self, role: str) -> None:
-        """Set what the program calls this rank, for the message about its end, even a sudden one."""
+        """Set the program's name for this rank, for the message about its end, even a sudden one."""
         self.role = role
         self.line.describe(role)
 
@@ -113,18 +113,18 @@ class RankProcess:
             self.end_by(raised.exc_value)
 
     def end_by(self, error: BaseException) -> NoReturn:
-        """Print the last words of this rank, and end all ranks. The user's own ``excepthook`` is called first."""
+        """Print the final message of this rank, and end all ranks. The user's own ``excepthook`` is called first."""
         if self.is_consequence(error):
             time.sleep(DEFERENCE)  # the first rank that failed is named, and the launcher ends this one
         elif self._python_excepthook is not sys.__excepthook__ and not isinstance(error, SystemExit):
-            with suppress(Exception, SystemExit):  # its own error must not keep the others waiting
+            with suppress(Exception, SystemExit):  # an error in it must not keep the others waiting
                 self._python_excepthook(type(error), error, error.__traceback__)
         words = last_words(error)
         is_said = not self.role or self.role in words
         self.end(words if is_said else f"{self.role}:\n{words}", exit_code_of(error))
 
     def end(self, words: str, code: int) -> NoReturn:
-        """Print last words, unless another rank of this host has, and end all ranks."""
+        """Print the final message, unless another rank of this host has, and end all ranks."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # once is enough
         if self.line.is_first_to_fail():
@@ -151,8 +151,8 @@ class RankProcess:
                 if _takes_more(stream):
                     stream.flush()
                 else:
-                    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # MPI writes there as well
-        self.line.is_first_to_fail()  # so that the witness does not report a sudden end
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # MPI also writes there
+        self.line.is_first_to_fail()  # so that the watchdog process does not report a sudden end
         code = code & 0xFF or 1
         time.sleep(_FORWARDING)  # the launcher exits at once and drops output that it has not yet forwarded
         with suppress(Exception):
@@ -165,7 +165,7 @@ def _takes_more(stream: Any) -> bool:
     poll = select.poll()
     try:
         poll.register(stream.fileno(), select.POLLOUT)
-    except Exception:  # no file, or the user's own
+    except Exception:  # not a file, or replaced by the user
         return True
     return bool(poll.poll(1000 * _READING))
 

@@ -1,6 +1,6 @@
 """Reports of a rank: its current action, the call that blocks it and for how long, and its last message.
 
-Noting it costs one assignment per action. Text is made only when another rank asks, once a wait has lasted too long.
+Recording it costs one assignment per action. Text is made only when another rank asks, once a wait has lasted too long.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from typing import Any
 from minipipe.errors import LaunchError, MinipipeError, counted
 
 LONGEST_GAP = 0.5
-"""Seconds between two looks. In a longer gap this process itself was suspended."""
-_MOST_LINES = 22  # of last words, to fit a screen; the middle of a longer text is left out
+"""Seconds between two polls. A longer gap means that this process itself was suspended."""
+_MOST_LINES = 22  # of the final message, to fit a screen; the middle of a longer text is left out
 _DEBUGGERS = ("bdb", "pdb", "ipdb", "pudb", "pydevd", "_pydevd_bundle", "debugpy")
 _LIBRARIES = (str(Path(__file__).resolve().parents[2]) + os.sep, os.path.dirname(os.__file__) + os.sep, "<frozen")
 
 
 class Patience:
-    """Counts the seconds that this process has waited, from look to look.
+    """Counts the seconds that this process has waited, from poll to poll.
 
-    A scheduler that suspends a job, or a user with Ctrl-Z, stops the job but not the clock. So a gap between two looks
+    A scheduler that suspends a job, or a user with Ctrl-Z, stops the job but not the clock. So a gap between two polls
     counts as at most half a second.
 
     Parameters
@@ -59,7 +59,7 @@ class Patience:
         self._last = perf_counter()
 
     def look(self) -> bool:
-        """Count the time since the last look; return whether the limit is exceeded."""
+        """Count the time since the last poll; return whether the limit is exceeded."""
         now = perf_counter()
         self.spent += min(now - self._last, LONGEST_GAP)
         self._last = now
@@ -104,7 +104,7 @@ class RankReport:
     step, position : int
         The current step, and how many of its actions are finished.
     sent_at : int or None
-        The position at which the peer sends the awaited message, if the program says so.
+        The position at which the peer sends the awaited message, if the program determines it.
     round : int
         The round of a collective operation, from 1; 0 outside.
     is_collective : bool
@@ -148,13 +148,13 @@ class RankActivity:
     Attributes
     ----------
     position : int
-        Index of the running action among those of this rank; counted by the code that runs them.
+        Index of the running action among the actions of this rank; counted by the code that runs them.
     unread : function
         Returns the messages that have arrived and for which no receive is posted.
     has_ended : bool
         Whether the program of this rank has finished.
     roles : dict of int to str
-        By world rank, what a program calls it in messages, such as "replica 1, stage 0".
+        By world rank, the program's name for it in messages, such as "replica 1, stage 0".
     round : int
         The round of a collective operation; set by the operation.
     thread : int or None
@@ -191,8 +191,8 @@ class RankActivity:
         Raises
         ------
         LaunchError
-            Code ``two-threads``, while another thread is inside a call. Messages carry no thread, so each of the two
-            would take those of the other.
+            Code ``two-threads``, while another thread is inside a call. Messages carry no thread, so each thread would
+            receive the other's messages.
         """
         if (thread := threading.get_ident()) == self.thread:
             return
@@ -231,7 +231,7 @@ class RankActivity:
 
     @contextmanager
     def waiting(self, patience: Patience, peer: int | None, words: Callable[[], str]) -> Iterator[None]:
-        """Note inside this block what this rank is blocked on."""
+        """Note, inside this block, the message for which this rank waits."""
         before, self._wait = self._wait, (patience, peer, words)
         try:
             yield
@@ -259,8 +259,8 @@ class RankActivity:
 def _frames(thread: int | None) -> list[tuple[FrameType, int]]:
     """Return the frames of a thread with their lines, the innermost first.
 
-    CPython before 3.11.9 may hang for ever where a collection of garbage begins inside of ``sys._current_frames``
-    (python/cpython#106883), so none does.
+    CPython before 3.11.9 may hang for ever if a garbage collection begins inside ``sys._current_frames``
+    (python/cpython#106883), so collection is disabled during the call.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -271,7 +271,7 @@ def _frames(thread: int | None) -> list[tuple[FrameType, int]]:
 
 
 def place_of(stack: Sequence[tuple[FrameType, int]]) -> str:
-    """Return the innermost line of the user's own code: not of minipipe, the standard library or a package.
+    """Return the innermost line of the user's own code: outside minipipe, the standard library and packages.
 
     Parameters
     ----------
@@ -298,7 +298,7 @@ def _is_library(file: str) -> bool:
     return file.startswith(_LIBRARIES) or f"{os.sep}site-packages{os.sep}" in file
 
 
-# -- last words -------------------------------------------------------------------------------------------------
+# -- the final message ------------------------------------------------------------------------------------------
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -317,7 +317,7 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def last_words(error: BaseException) -> str:
-    """Return what a rank prints when an exception ends it: its notes, then a sentence or a traceback.
+    """Return the final message of a rank that an exception ends: its notes, then a sentence or a traceback.
 
     At most a screen, with the cause last.
 

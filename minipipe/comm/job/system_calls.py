@@ -13,7 +13,7 @@ from typing import Any
 
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_SET_CHILD_SUBREAPER = 1, 38, 36
 _CAPABILITY_VERSION_3 = 0x20080522
-_LOOK = 0.01  # seconds between looks for processes
+_LOOK = 0.01  # seconds between searches for processes
 
 
 def call(name: str, *arguments: Any) -> int:

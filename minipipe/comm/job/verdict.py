@@ -1,11 +1,11 @@
-"""Which rank blocks the others, concluded from the reports of all ranks.
+"""The diagnosis: which rank blocks the others, concluded from the reports of all ranks.
 
 In this order:
 
 1. A rank that does not answer is stopped, or runs compiled code that holds the interpreter.
 2. A rank that answers and does not wait is busy in its own code.
-3. If all ranks wait, a message is missing: the one whose sender is already past the action that sends it, or in whose
-   place another message lies unread.
+3. If all ranks wait, a message is missing: its sender is already past the action that sends it, or another message
+   lies unread in its place.
 4. Otherwise each rank waits for another, so following them ends in a circle. The longest wait of the circle is the
    likely cause.
 """
@@ -31,9 +31,9 @@ def verdict(reports: Sequence[RankReport], roles: Mapping[int, str]) -> str:
     Parameters
     ----------
     reports : sequence of RankReport
-        Of all ranks.
+        The reports of all ranks.
     roles : mapping of int to str
-        By rank, what the program calls it, where it does.
+        By rank, the program's name for it, if it has one.
 
     Examples
     --------
@@ -58,7 +58,7 @@ def verdict(reports: Sequence[RankReport], roles: Mapping[int, str]) -> str:
 
 
 def titled(rank: int, roles: Mapping[int, str]) -> str:
-    """Return the number of a rank, and what the program calls it.
+    """Return the number of a rank, and the program's name for it.
 
     Examples
     --------
@@ -139,7 +139,7 @@ def _longest_waiter_in_a_circle(reports: Sequence[RankReport]) -> list[RankRepor
         path.append(rank)
         rank = waits[rank].peer
     circle = path[path.index(rank) :] if rank in path else path[-1:]
-    # A rank in a later round of a collective operation has sent what others await in an earlier one.
+    # A rank in a later round of a collective operation has already sent the messages of earlier rounds.
     return [waits[min(circle, key=lambda r: (waits[r].round, -waits[r].seconds))]]
 
 

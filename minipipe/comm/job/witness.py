@@ -1,11 +1,11 @@
-"""The witness: a small process on each host that outlives the ranks there.
+"""The watchdog process (the "witness"): a small process on each host that outlives the ranks there.
 
-Three failures cannot be reported by the ranks. A killed rank cannot speak, and the launcher kills the others within
+The ranks cannot report three failures. A killed rank sends nothing, and the launcher kills the others within
 milliseconds. If the launcher's own process is killed, its ranks live on. If a rank fails before MPI starts, the others
-block inside MPI, where no Python runs. So the witness
+block inside MPI, where no Python runs. So the watchdog process
 
 * waits until every rank of the host has joined, and tells the others if one has exited before;
-* names a rank whose connection closes without a goodbye, with how its process ended;
+* names a rank whose connection closes without a shutdown handshake, with how its process ended;
 * ends a rank that takes too long to start or finalise MPI;
 * kills the ranks when the launcher's process is gone;
 * ends processes that a killed rank has started: the launcher waits for those that share its output;
@@ -34,14 +34,14 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-_LOOK = 0.1  # seconds between looks at ranks that have not joined yet
-_SURE = 5  # looks that must agree before a rank counts as gone: the launcher may still be starting it
-_LONGEST_GAP = 0.5  # seconds between two looks that count; in a longer gap this process was suspended
+_LOOK = 0.1  # seconds between checks of ranks that have not joined yet
+_SURE = 5  # checks that must agree before a rank counts as gone: the launcher may still be starting it
+_LONGEST_GAP = 0.5  # seconds between two checks that count; in a longer gap this process was suspended
 _RANK_VARIABLES = (b"PMI_RANK", b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK")
 _MOST_DIGITS = 18  # of a rank: int() raises beyond 4300
 _FROM_OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 SHARED = "/dev/shm/mpich_shm_"
-_REQUESTS = ("limit", "free", "say", "survive", "describe", "who", "first")  # of a rank: methods of the witness
+_REQUESTS = ("limit", "free", "say", "survive", "describe", "who", "first")  # of a rank: methods of the watchdog
 _SIGKILL_BIT = 1 << (signal.SIGKILL - 1)
 
 
@@ -96,7 +96,7 @@ def is_ending(pid: int) -> bool:
 
 
 def launcher_of(pid: int) -> int:
-    """Return the launcher's process: the first ancestor that is no rank (a shell between them counts as one)."""
+    """Return the launcher's process: the first ancestor that is not a rank (a shell between them counts as one)."""
     parent = int(status_of(pid).get("PPid", 0))
     return launcher_of(parent) if parent > 1 and rank_of_process(parent) is not None else parent
 
@@ -123,7 +123,7 @@ def pipes_of(pid: int, numbers: Iterable[str] = ()) -> set[str]:
 
 
 def returncode_of(pid: int, pidfd: int) -> int | None:
-    """Return the exit code of a process, or minus the signal that ended it; None if the kernel does not say."""
+    """Return the exit code of a process, or minus the signal that ended it; None if the kernel does not report it."""
     with suppress(OSError):
         for _ in range(50):  # its files are closed; it will be dead in a moment
             state, *_, status = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
@@ -133,7 +133,7 @@ def returncode_of(pid: int, pidfd: int) -> int | None:
     size, exit_code_at, asks_for_it = 64, 60, 1 << 3  # struct pidfd_info and PIDFD_GET_INFO of linux/pidfd.h
     info = bytearray(size)
     struct.pack_into("Q", info, 0, asks_for_it)
-    with suppress(OSError):  # of a process that is gone the kernel says it only since Linux 6.15
+    with suppress(OSError):  # for a process that is gone the kernel reports it only since Linux 6.15
         fcntl.ioctl(pidfd, 3 << 30 | size << 16 | 0xFF << 8 | 11, info)
         if struct.unpack_from("Q", info)[0] & asks_for_it:
             return os.waitstatus_to_exitcode(struct.unpack_from("i", info, exit_code_at)[0])
@@ -151,7 +151,7 @@ def ending_of(code: int | None) -> str:
     return f"ended by signal {-code}: {signal.strsignal(-code)}"
 
 
-# -- the witness ------------------------------------------------------------------------------------------------
+# -- the watchdog -----------------------------------------------------------------------------------------------
 
 
 class Rank:
@@ -164,7 +164,7 @@ class Rank:
     limited : tuple of (float, float, str) or None
         Seconds spent inside MPI, how many it may spend, and the message when they are exceeded.
     role : str
-        What the program calls it, such as "replica 1, stage 0"; empty if it does not.
+        The program's name for it, such as "replica 1, stage 0"; empty if it has none.
     """
 
     def __init__(self, connection: socket.socket, rank: int) -> None:
@@ -206,9 +206,9 @@ class Witness:
         self.lines: dict[int, Rank] = {}  # by descriptor
         self.waiting: dict[int, socket.socket] = {}  # connected, but not joined
         self.shared_memory: set[str] = set()
-        self.left_open: set[tuple[int, str]] = set()  # rank and pipe, of ranks that ended without a goodbye
+        self.left_open: set[tuple[int, str]] = set()  # rank and pipe, of ranks that ended without a shutdown handshake
         self.joined: dict[int, int] = {}  # the processes of ranks
-        self.is_explained = False  # some rank has said why the job ends
+        self.is_explained = False  # some rank has reported why the job ends
         self.survives = False  # whether the loss of a rank does not end the others
         self.listener = listener
         self.poll = select.epoll()  # which returns events in the order in which they happened, unlike poll
@@ -260,13 +260,13 @@ class Witness:
             self.part(fd, has_said_goodbye=word == "bye")
 
     def answer(self, words: str, *connections: socket.socket) -> None:
-        """Send words to some ranks, or to all."""
+        """Send a message to some ranks, or to all."""
         for connection in connections or [rank.connection for rank in self.lines.values()]:
             with suppress(OSError):
                 connection.send(words.encode())
 
     def named(self, word: str, others: set[int]) -> str:
-        """Return a word and the ranks of this host that are not among the others, if it is known which they are."""
+        """Return a keyword and the ranks of this host that are not among the others, if these are known."""
         is_known = self.size == self.expected
         return " ".join([word, *(str(rank) for rank in range(self.size) if is_known and rank not in others)])
 
@@ -301,7 +301,7 @@ class Witness:
         self.survives = answer == "yes"
 
     def describe(self, rank: Rank, *words: str) -> None:
-        """``describe ROLE``: what the program calls the rank."""
+        """``describe ROLE``: the program's name for the rank."""
         rank.role = " ".join(words)
 
     def who(self, rank: Rank) -> None:
@@ -316,7 +316,7 @@ class Witness:
     # -- ranks that end -------------------------------------------------------------------------------------
 
     def part(self, fd: int, has_said_goodbye: bool) -> None:
-        """Close a connection. A rank that did not say goodbye was killed, crashed or left Python."""
+        """Close a connection. A rank without a shutdown handshake was killed, crashed or left Python."""
         rank = self.lines.pop(fd, None)
         if rank is None:
             return self.waiting.pop(fd).close()
@@ -341,10 +341,10 @@ class Witness:
         is_with_all = self.size > self.expected and all(is_ending(other.pid) for other in self.lines.values())
         is_launcher_gone = bool(select.select([self.launcher_fd], [], [], _LOOK)[0])
         code = returncode_of(rank.pid, rank.pidfd)
-        # MPI itself may crash where a rank of another host is lost.
+        # MPI itself may crash if a rank of another host is lost.
         is_elsewhere = is_with_all and (code is None or code < 0)
         is_killed = code in (None, -signal.SIGKILL, -signal.SIGTERM)
-        is_before = len(self.joined) < self.expected and is_killed  # one that had not joined was first
+        is_before = len(self.joined) < self.expected and is_killed  # a rank that had not joined was first
         if is_launcher_gone or is_elsewhere or is_before:
             return  # mpirun has been killed, or another rank was probably first
         role, ending = f"{rank.role}; " * bool(rank.role), ending_of(code)
@@ -353,7 +353,7 @@ class Witness:
             ending = (
                 "it closed all its files (os.closerange?), also the launcher's socket, so the launcher ended the job"
             )
-        elif -(code or 0) in _FROM_OUTSIDE:  # of the others, too, but there the launcher's SIGKILL may overtake it
+        elif -(code or 0) in _FROM_OUTSIDE:  # also of the others, but there the launcher's SIGKILL may overtake it
             return rank.say(f"No rank has failed: rank {who} was {ending}, as sent by launchers and batch systems.")
         rank.say(f"Rank {who} exited without an error message: {ending}.")
 
@@ -375,9 +375,9 @@ class Witness:
                 os.killpg(rank.group, signal.SIGKILL)
 
     def tidy_up(self) -> None:
-        """After the last rank, remove what killed ones leave: processes that hold their output open, and memory.
+        """After the last rank, clean up behind killed ones: processes that hold their output open, and shared memory.
 
-        The launcher reads the output to its end. It gives each rank pipes of its own, which only descendants inherit.
+        The launcher reads the output to its end. It gives each rank separate pipes, which only descendants inherit.
         """
         for pid in map(int, filter(str.isdigit, os.listdir("/proc") if self.left_open else ())):
             if {(rank_of_process(pid), pipe) for pipe in pipes_of(pid)} & self.left_open and pid != os.getpid():
@@ -397,7 +397,7 @@ class Witness:
 
 
 def main() -> None:
-    """Serve on the socket that is open under the number given: ``witness.py FD LAUNCHER EXPECTED SIZE``."""
+    """Serve on the socket that is open under the descriptor FD: ``witness.py FD LAUNCHER EXPECTED SIZE``."""
     number, launcher, expected, size = map(int, sys.argv[1:])
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)

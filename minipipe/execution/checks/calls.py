@@ -29,7 +29,7 @@ _TRAINING = {name for name in _NAMES if name.startswith(("step", "forward_backwa
 
 
 class Calls:
-    """The collective calls of one pipeline, counted, so that no rank takes the messages of another call for its own.
+    """Counts the collective calls of one pipeline, so that no rank takes messages of another call for its own.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Calls:
     first_rank : int
         The rank that the others follow.
     tensor : ProcessGroup, optional
-        The ranks that share each layer, each in a group like that one, which make the same calls.
+        The tensor-parallel ranks; each is in a group like this one and makes the same calls.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class Calls:
         ----------
         call : str
         given : mapping of str to number, optional
-            What all ranks must give to this call alike, under the same names; None if it is not compared.
+            Arguments of this call, which must be the same on all ranks, under the same names; None to skip them.
         size, layout : int
             Of the batch; known to the first rank.
 
@@ -86,7 +86,7 @@ class Calls:
         MessageError
             Code ``step``, naming both calls.
         RankError
-            Code ``disagreement``, naming what differs from that of the first rank.
+            Code ``disagreement``, naming the difference from the first rank.
         """
         self.count += 1
         values = {**(given or {}), **(self.updates.marks() if self.updates else {})}
@@ -143,7 +143,7 @@ def _called(name: str) -> str:
 
 
 def check_loss(loss: Any) -> Any:
-    """Return the loss; refuse one that is no function, or has parameters, which no stage would own."""
+    """Return the loss; refuse one that is not a function, or has parameters, which no stage would own."""
     if not (loss is None or callable(loss)) or isinstance(loss, type):
         raise ModelError("loss", f"The loss is {loss!r}; expected a function or an object such as nn.MSELoss().")
     if isinstance(loss, Module) and loss.num_parameters:
@@ -155,7 +155,7 @@ def check_backward(schedule: Schedule, call: str) -> None:
     """Refuse to leave gradients with a schedule that only predicts, or that updates weights itself. Local."""
     if ActionKind.UPDATE in schedule.kinds:
         message = f"{schedule.name} updates weights itself, while other microbatches are in flight; {call}()"
-        message += " would look at, or leave, the gradients of a whole batch before any update."
+        message += " would read, or leave, the gradients of a whole batch before any update."
         raise ScheduleError.of(ScheduleCode.UPDATES, f"{message} Train with pipeline.run(batches, optimiser).")
     if schedule.is_forward_only and not schedule.frozen:
         raise ScheduleError.of(
@@ -170,13 +170,13 @@ def check_num_steps(num_steps: Any, taken: int, kept: int) -> None:
     whole_number("timeline: num_steps", num_steps)
     if num_steps > taken:
         known = f"{counted(taken, 'step')} are known since the last error, if any; at most {kept} are kept"
-        raise ArgumentError("value", f"timeline: num_steps is {num_steps}; {known}. Call step() before.")
+        raise ArgumentError("value", f"timeline: num_steps is {num_steps}; {known}. Call step() first.")
 
 
 def check_inputs_require_grad(is_asked: bool) -> None:
     """Refuse to return gradients of the inputs that were not requested. Local."""
     if not is_asked:
-        raise ArgumentError("value", "Gradients of the inputs are kept by Pipeline(…, inputs_require_grad=True) alone.")
+        raise ArgumentError("value", "Only Pipeline(…, inputs_require_grad=True) keeps gradients of the inputs.")
 
 
 def check_frozen(stage: Stage) -> None:
@@ -191,21 +191,21 @@ def check_frozen(stage: Stage) -> None:
 
 
 def warn_of_another_order(schedule: Schedule, group: ProcessGroup) -> None:
-    """Warn, on rank 0, of a schedule whose gradients may have other last bits than those of one process."""
+    """Warn, on rank 0, of a schedule whose gradients may differ in the last bits from one process."""
     if not schedule.is_reproducible and group.rank == 0:
         warnings.warn(
             f"{schedule.name} adds gradients of some stage in another order than ascending microbatches; "
-            "it runs as written, but its last bits may differ from those of one process.",
+            "it runs as written, but its gradients may differ in the last bits from one process.",
             stacklevel=4,
         )
 
 
 def warn_of_missing_gradients(parameters: Mapping[str, Parameter]) -> None:
-    """Warn of parameters of this rank that got no gradient: unused, or cut off from the loss. Local."""
+    """Warn of parameters of this rank that got no gradient: unused, or not connected to the loss. Local."""
     names = [name for name, parameter in parameters.items() if parameter.grad is None and parameter.requires_grad]
     if names:
         warnings.warn(
-            f"The first step left no gradient for {', '.join(names)}. Either no layer uses them, or a layer behind "
-            "them cuts the graph, as Tensor(np.maximum(x.numpy(), 0)) does; compute with minipipe's own operations.",
+            f"The first step left no gradient for {', '.join(names)}. Either no layer uses them, or a layer after "
+            "them breaks the graph, as Tensor(np.maximum(x.numpy(), 0)) does; compute with minipipe's own operations.",
             stacklevel=5,  # where step() was called
         )

@@ -29,11 +29,12 @@ def check_first_values(group: ProcessGroup, parameters: Mapping[str, Parameter],
     ----------
     group : ProcessGroup
     parameters : mapping of str to Parameter
-        All of the model, by the same names on all ranks: those of this rank's stages with the values that they begin
-        with, others as they are. So a rank that drew its values is compared with one that loaded the whole model.
+        All parameters of the model, by the same names on all ranks: the parameters of this rank's stages with their
+        initial values, others as they are. So a rank that drew its values is compared with one that loaded the whole
+        model.
     of_wholes : bool
-        Whether ranks of the group may have different parts of a parameter. Then the values are compared of which they
-        took their parts.
+        Whether ranks of the group may have different parts of a parameter. Then the whole values from which the parts
+        were taken are compared.
 
     Raises
     ------
@@ -75,8 +76,8 @@ _TO_DO = {
     "mode": "Every rank must call pipeline.train() and pipeline.eval() alike.",
     "request for metrics and outputs": "Every rank must ask for the same metrics, in the same order, and for "
     'outputs="everywhere" or not.',
-    "inputs": "Every rank must be given the same batch, or None where it needs none of it (see pipeline.needs).",
-    "targets": "Every rank must be given the same batch, or None where it needs none of it (see pipeline.needs).",
+    "inputs": "Every rank must pass the same batch, or None if it needs none of it (see pipeline.needs).",
+    "targets": "Every rank must pass the same batch, or None if it needs none of it (see pipeline.needs).",
     "number of optimiser steps": "Every rank must call optimiser.step() equally often.",
     "learning rate": "Every rank must set the same one, and change it alike.",
     "optimiser": "Every rank must make the same one, and change its numbers alike.",
@@ -85,7 +86,7 @@ _TO_DO = {
     "batch of data": "Every rank must draw the same one: the same seed, epoch, size and start of data.batches(), the "
     "same key of data.text_windows().",
     "state of the gradients": "Every rank must call zero_grad(), or set p.grad = None, between the same calls of the "
-    "pipeline. A parameter that is not to be trained has requires_grad = False, or is not given to the optimiser.",
+    "pipeline. A parameter that is not to be trained has requires_grad = False, or is not passed to the optimiser.",
     "loaded state": "Every rank must call pipeline.load_state_dict() equally often, with the same state.",
 }
 
@@ -103,7 +104,7 @@ def marks_of(values: Mapping[str, float | None]) -> list[float]:
 
 
 def numbers_sent(numbers: Sequence[float]) -> np.ndarray:
-    """Return numbers as an array that no script is likely to broadcast, for :func:`numbers_that_came`.
+    """Return numbers as an array that user code is unlikely to broadcast, for :func:`numbers_that_came`.
 
     Examples
     --------
@@ -114,7 +115,7 @@ def numbers_sent(numbers: Sequence[float]) -> np.ndarray:
 
 
 def numbers_that_came(message: np.ndarray) -> list[float]:
-    """Return the numbers of another rank; none, where the message is something else.
+    """Return the numbers of another rank; an empty list if the message has other contents.
 
     Examples
     --------
@@ -131,18 +132,18 @@ def check_marks(
     marks: tuple[Sequence[float], Sequence[float]],
     words: Callable[[], Mapping[str, str]] = dict,
 ) -> None:
-    """Compare this rank's marks with those of the rank that the others follow, and name what differs. Local.
+    """Compare the fingerprints of this rank and of the rank that the others follow, and name the difference. Local.
 
     Parameters
     ----------
     ranks : pair of int
-        This one, and that one.
+        This rank, and the rank that it follows.
     values : mapping of str to value
-        What the marks of this rank are of.
+        The values of this rank whose fingerprints are compared.
     marks : pair of sequence of float
-        Of both ranks.
+        The fingerprints of both ranks.
     words : function, optional
-        Returns, by name, how to show a value of this rank that is no number for people.
+        Returns, by name, a readable description of a value of this rank that is not a number.
 
     Raises
     ------
@@ -172,7 +173,7 @@ def check_marks(
 
 
 def _shown(name: str, mark: float) -> str:
-    """Return a value for people, from its mark; nothing for a number that is made of others."""
+    """Return a value in readable form, from its fingerprint; nothing for a number that combines others."""
     if words := {"mode": ("eval()", "train()"), "state of the gradients": ("forgotten", "kept")}.get(name):
         return f" ({words[int(mark)]})"
     if name.startswith("number of ") or name == "num_steps":
@@ -223,7 +224,7 @@ def check_program(
 
 @lru_cache(maxsize=1)
 def program() -> dict[str, str]:
-    """Return what must be the same on all ranks before a model is looked at. Read once for each process.
+    """Return the properties that must be the same on all ranks before models are compared. Read once for each process.
 
     The main script is the file that Python was started with. Modules that it imports are compared as far as the model
     or the loss refer to them (see :func:`minipipe.execution.checks.description.description`), not as files.

@@ -25,29 +25,29 @@ from minipipe.nn.function import closure_of, globals_of, name_of, text_of
 from minipipe.nn.untrained import names_of
 from minipipe.tensor import Tensor
 
-_LONGEST = 100  # characters of a value that are shown; of a longer one a digest follows
-_LEFT_OUT = {"is_training", "not_compared", "_is_filled", "__weakref__", "__dict__"}  # among them what is said apart
+_LONGEST = 100  # characters of a value that are shown; a longer one ends in a digest
+_LEFT_OUT = {"is_training", "not_compared", "_is_filled", "__weakref__", "__dict__"}  # some are described separately
 _OF_A_RANK = {"rank", "local_rank", "world_rank"}  # differ by their nature
 _PLAIN = bool | int | float | complex | str | bytes | range | slice | np.generic | np.dtype | None
 
 
 def description(value: Any, name: str) -> str:
-    """Return lines of text, one for each part of a value that changes what it computes.
+    """Return lines of text, one for each part of a value that affects its computations.
 
     Two values with the same text compute the same, as far as it looks; two that were made by the same program, on this
     rank and on another, have the same text. It includes
 
-    - numbers, texts and dtypes, and whatever tuples, lists, dicts and sets hold;
+    - numbers, texts and dtypes, and the contents of tuples, lists, dicts and sets;
     - arrays and tensors, by a digest of their bytes; parameters by shape, dtype, whether they are trained, and
       initialiser (their values are compared by :func:`minipipe.execution.checks.comparison.check_first_values`);
-    - functions: code, defaults, and the values of the functions around them; and the code of the functions of your own
-      that they call by name;
-    - modules, dataclasses, and objects of classes of your own: the attributes, and the code of such a class.
+    - functions: code, defaults, and the values of the functions around them; and the code of user functions that
+      they call by name;
+    - modules, dataclasses, and objects of custom classes: the attributes, and the code of such a class.
 
-    All else counts by its type, since it may differ from rank to rank: files, locks, generators of random numbers,
-    groups of ranks. Not compared are, furthermore, global variables; lists, dicts and sets in a closure, which are most
-    often for taking notes; attributes whose names begin with an underscore, but for numbers, texts, functions and
-    parts of a model, since caches are called so; ``rank`` and ``local_rank``; and the attributes that a class names in
+    All other objects count by their type, since they may differ from rank to rank: files, locks, generators of random
+    numbers, groups of ranks. The following are not compared: global variables; lists, dicts and sets in a closure,
+    which usually collect notes; attributes whose names begin with an underscore, as caches do, except for numbers,
+    texts, functions and parts of a model; ``rank`` and ``local_rank``; and the attributes that a class names in
     ``not_compared``, a tuple.
 
     Parameters
@@ -68,7 +68,7 @@ def description(value: Any, name: str) -> str:
 
 
 class _Walk:
-    """One description: what was met already is not described again, so circles end."""
+    """One description: an object is described once, so circles end."""
 
     def __init__(self) -> None:
         self._met: dict[int, Any] = {}  # by identity; kept alive, so that no other object gets the same one
@@ -151,7 +151,7 @@ class _Walk:
             yield from self._all(path, ((name, v) for name, v in globals_of(function) if _is_called_by_name(v)))
 
     def _class(self, path: str, kind: type) -> Iterator[tuple[str, str]]:
-        """Yield the code and the numbers of classes of one's own: those of minipipe are compared as files."""
+        """Yield the code and the numbers of custom classes; minipipe's classes are compared as files."""
         for each in kind.__mro__:
             if _is_ones_own(each) and id(each) not in self._met:
                 self._met[id(each)] = each

@@ -1,7 +1,7 @@
-"""Are the losses and gradients of a step finite? Asked at its end; all ranks know before one of them updates.
+"""Are the losses and gradients of a step finite? Checked at its end; all ranks know before one of them updates.
 
 Each rank checks its own gradients, and sends the result along with the loss (``intake.py``). If something is not
-finite the step is run once more, to find where that began (``probe.py``).
+finite, the step is run once more, to locate the first such value (``probe.py``).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ WhenNotFinite = Literal["stop", "warn", "off"]
 
 
 class FiniteCheck:
-    """Looks at the gradients of this rank after every step; the executor has run the step.
+    """Checks the gradients of this rank after every step; the executor has run the step.
 
-    On a grid the ranks that share each layer look together, so that all of them stop, or none.
+    On a device mesh, tensor-parallel ranks check together, so that all of them stop, or none.
     """
 
     def __init__(
@@ -52,22 +52,22 @@ class FiniteCheck:
         self._may_overflow = np.dtype(np.float16) in dtypes
 
     def of_step(self, batch: Batch, waits: bool) -> StepCheck | None:
-        """Look at the gradients that a step has left here; ``waits`` is whether this rank waits for its loss.
+        """Check the gradients that a step has left here; ``waits`` is whether this rank waits for its loss.
 
-        Local, but for the ranks that share each layer.
+        Local, except among tensor-parallel ranks.
         """
         if self.when_not_finite == "off":
             return None
         return StepCheck(self, batch, waits, not self._may_overflow and batch.objective.scale <= 1)
 
-    @backend.quietly  # NumPy would warn of what is looked for
+    @backend.quietly  # NumPy would warn of the values that this looks for
     def first_not_finite(self) -> int:
         """Return which parameter of the model has the first gradient that is not finite here; -1 without one."""
         total = 0.0
         for leaf in self._leaves:
             if leaf.grad is not None:
                 total += float(backend.sum_of_squares(leaf.grad))
-        if not isfinite(total):  # large gradients have squares that overflow: look again
+        if not isfinite(total):  # large gradients have squares that overflow: check again
             for name, parameter in self._parameters.items():
                 if not gradients_are_finite([parameter]):
                     return self.names.index(name)
@@ -75,7 +75,7 @@ class FiniteCheck:
 
 
 class StepCheck:
-    """The findings of this rank after one step, and the verdict once all ranks have sent theirs.
+    """The findings of this rank after one step, and the diagnosis once all ranks have sent theirs.
 
     Attributes
     ----------
@@ -96,12 +96,12 @@ class StepCheck:
         ----------
         loss : BatchLoss
         findings : sequence of (float, float)
-            Those of all ranks.
+            The findings of all ranks.
 
         Raises
         ------
         NotFiniteError
-            Any of its codes: where the first value was made that is not finite.
+            Any of its codes, for the place of the first value that is not finite.
         """
         losses = () if self._batch.objective.is_given else (loss, *loss.losses)
         if all(map(isfinite, losses)) and all(parameter < 0 for parameter, _ in findings):
@@ -113,7 +113,7 @@ class StepCheck:
             end = "No parameter was changed: every rank has stopped before the update."
         else:
             code, words = NotFiniteCode.NOT_FOUND, f"Step {step}: {self._symptom(loss, findings)} not finite."
-            end = "It was not waited for, so parameters may have been changed; step(…, wait=True) finds where it began."
+            end = "Nothing waited for the loss, so parameters may have changed; step(…, wait=True) finds the place."
         if check.when_not_finite == "stop":
             for stage in check.executor.stages.values():
                 stage.begin()  # a step that fails leaves no gradients
@@ -141,19 +141,19 @@ class StepCheck:
 
 _NOT_FOUND = (
     "a loss or a gradient was not finite, but in a second run of the step every value between two layers was. Either a "
-    "layer computes something else each time; or only a sum has overflowed, such as the gradients of several steps, or "
-    "those of several uses of a parameter."
+    "layer computes different values each time, or only a sum has overflowed, such as gradients of several steps or "
+    "gradients of several uses of a parameter."
 )
 
 
 def culprit_of(
     plan: Plan, executor: Executor, batch: Batch, with_gradients: bool = True, grid: Grid | None = None
 ) -> tuple[NotFiniteCode, str]:
-    """Run a step once more, and say where the first value was made that is not finite; the same on every rank.
+    """Run a step once more, and locate the first value that is not finite; the same on every rank.
 
     Collective. It changes no parameter and no gradient, and draws the random numbers of the first run. Metrics are not
-    computed again. A second run differs from the first in one thing: gradients of what passes between two layers are
-    added up there, which may change their last bits. Gradients do not count where a loss scale will look at them.
+    computed again. A second run differs from the first in one respect: gradients of values between two layers are added
+    up there, which may change their last bits. Gradients do not count if a loss scale will check them.
     """
     probe = Probe(plan)
     probe.look_at_batch(batch)
@@ -179,7 +179,7 @@ def culprit_of(
     sightings = [Seen(*row) for part in rows for row in part.tolist()]
     if not with_gradients:
         sightings = [seen for seen in sightings if seen.what not in (What.GRADIENT, What.WEIGHT_GRADIENT)]
-    if any(parameter.is_summed for parameter in parameters):  # over replicas: it says nothing of a microbatch
+    if any(parameter.is_summed for parameter in parameters):  # over replicas: it does not identify a microbatch
         sightings = [seen for seen in sightings if seen.what != What.WEIGHT_GRADIENT] or sightings
     culprit = find_culprit(sightings, len(batch.slices), len(plan.layers))
     if culprit is None:
@@ -192,7 +192,7 @@ def culprit_of(
 def _described(
     culprit: Culprit, plan: Plan, executor: Executor, batch: Batch, has_masks: bool, rank: int
 ) -> tuple[NotFiniteCode, str]:
-    """Return the code, and who made what where."""
+    """Return the code, and a sentence: which layer or loss made which value, and where."""
     k, layer, seen, cause = culprit.microbatch, culprit.layer, culprit.seen, culprit.cause
     made, first, names = words_of(seen.kinds), batch.slices[k].start, list(plan.owners)
     if layer < 0:
@@ -200,8 +200,8 @@ def _described(
         return NotFiniteCode.INPUTS, f"the inputs have {made}, {where} (microbatch {k})."
     is_loss = layer == len(plan.layers)
     stage = len(plan.partition) - 1 if is_loss else next(i for i, part in enumerate(plan.partition) if layer in part)
-    name = f"the loss, behind layer {layer - 1}," if is_loss else f"layer {layer}, {plan.layers[layer].brief()},"
-    finite = "finite inputs (but for -inf, a mask perhaps)" if has_masks else "finite inputs"
+    name = f"the loss, after layer {layer - 1}," if is_loss else f"layer {layer}, {plan.layers[layer].brief()},"
+    finite = "finite inputs (except -inf, perhaps a mask)" if has_masks else "finite inputs"
     what = f"{'added a loss of' if seen.what == What.AUXILIARY_LOSS else 'returned'} {made} for {finite}"
     if culprit.is_backward:
         of = names[seen.which] if culprit.is_weight else "its input"

@@ -1,7 +1,7 @@
-"""The second run: a probe looks at the result of every layer of this rank and notes values that are not finite.
+"""The second run: a probe checks the result of every layer of this rank and notes values that are not finite.
 
-The ``watch`` of ``record`` (``autograd/watch.py``) would not do: it sees no stage that is recomputed, nor a layer that
-cuts the graph, and it does not know which of the results of a layer is handed on, where a mask of -inf may be inside.
+The ``watch`` of ``record`` (``autograd/watch.py``) is not sufficient: it does not see a recomputed stage, nor a layer
+that breaks the graph, and it does not know which results of a layer are passed on; a mask of -inf may stay inside.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from minipipe.tensor import record
 
 
 class Probe:
-    """Notes what of a step is not finite on this rank, in ``sightings``."""
+    """Notes the values of a step that are not finite on this rank, in ``sightings``."""
 
     def __init__(self, plan: Plan) -> None:
         self.sightings: list[Seen] = []
@@ -119,7 +119,7 @@ _WORDS = {NAN: "nan", PLUS: "inf", MINUS: "-inf"}
 
 
 class What(IntEnum):
-    """What was seen."""
+    """The kind of a value that is not finite."""
 
     INPUTS = 0
     TARGETS = 1
@@ -132,17 +132,17 @@ class What(IntEnum):
 
 
 class Seen(NamedTuple):
-    """Where something is not finite, in numbers that travel.
+    """The place of a value that is not finite, in numbers that a message can carry.
 
     Attributes
     ----------
     what : What
     microbatch, layer : int
-        -1, where it has none.
+        -1, if the value has none.
     kinds : int
         The sum of NAN, PLUS and MINUS.
     which : int
-        Of inputs and targets the sample in the microbatch (-1 for a replicated array), of parameters the number.
+        For inputs and targets, the sample in the microbatch (-1 for a replicated array); for parameters, the number.
     """
 
     what: int
@@ -176,7 +176,7 @@ class Culprit(NamedTuple):
 
 
 def kinds_of(array: Array) -> int:
-    """Return what of nan, inf and -inf is in an array.
+    """Return which of nan, inf and -inf are in an array.
 
     Examples
     --------
@@ -193,7 +193,7 @@ def kinds_of(array: Array) -> int:
 
 
 def words_of(kinds: int) -> str:
-    """Return kinds in words.
+    """Return a description of kinds.
 
     Examples
     --------
@@ -223,7 +223,7 @@ def find_culprit(sightings: Iterable[Seen], num_microbatches: int, num_layers: i
 
 
 def _before_the_loss(places: dict[tuple[int, int, int], Seen], k: int, num_layers: int) -> Culprit | None:
-    """Return who made the loss of a microbatch what it is."""
+    """Return the source of the value of a microbatch's loss."""
     loss = places.get((What.LOSS, k, num_layers))
     if loss is None:
         return None
@@ -246,7 +246,7 @@ def _behind_the_loss(places: dict[tuple[int, int, int], Seen], k: int, num_layer
 
 
 def _begin_of_chain(places: dict[tuple[int, int, int], Seen], k: int, layer: int) -> Culprit | None:
-    """Return who made the first of the neighbouring results that are not finite, up to that of a layer."""
+    """Return the source of the first of the neighbouring results that are not finite, up to the result of a layer."""
     inputs = places.get((What.INPUTS, k, -1))
     mask = MINUS if inputs is not None and inputs.kinds & MINUS else 0  # -inf in the inputs is a mask, perhaps
     found = None

@@ -14,18 +14,18 @@ from minipipe.nn import Parameter
 
 
 class Trained:
-    """Compares ``requires_grad`` among the ranks that have a parameter: replicas, those that share it or its parts.
+    """Compares ``requires_grad`` among ranks with the same parameter: replicas, tied layers, tensor-parallel ranks.
 
-    A rank with a parameter that no other rank has may freeze it as it likes: ``named_parameters`` names its own only.
+    A rank may freeze a parameter that no other rank has: ``named_parameters`` names only this rank's parameters.
 
     Parameters
     ----------
     plan : Plan
     group : ProcessGroup
     own : mapping of str to Parameter
-        Of this rank, by their names in the whole model.
+        The parameters of this rank, by their names in the whole model.
     grid : Grid, optional
-        Whose pipeline the group is.
+        The device mesh to which the group, a pipeline, belongs.
     """
 
     def __init__(self, plan: Plan, group: ProcessGroup, own: Mapping[str, Parameter], grid: Grid | None) -> None:
@@ -56,7 +56,7 @@ class Trained:
             raise RankError("disagreement", f"{message}: {hint}")
 
     def check_given(self, parameters: Iterable[Parameter]) -> None:
-        """Compare which parameters an optimiser is given that works on several ranks together. Collective as above.
+        """Compare the parameters of an optimiser that works on several ranks together. Collective as above.
 
         Raises
         ------
@@ -67,14 +67,14 @@ class Trained:
         found = self._first_difference(lambda one: id(one.owner) in given)
         if found is not None:
             name, without, having = found
-            message = f"The optimiser of rank {without} is not given {name}, unlike that of rank {having}."
-            raise RankError("disagreement", f"{message} Give it the same parameters on all ranks that have them.")
+            message = f"The optimiser of rank {without} lacks {name}, which the optimiser of rank {having} has."
+            raise RankError("disagreement", f"{message} Pass it the same parameters on all ranks that have them.")
 
     def _first_difference(self, is_so: Callable[[Parameter], bool]) -> tuple[str, int, int] | None:
         """Return the first parameter for which ranks differ, one for which it is not so, and one for which it is."""
         for group, ranks, names in self._sets:
             nobody = group.size
-            first = np.full((2, len(names)), nobody, np.int32)  # of each parameter the first rank that says no, and yes
+            first = np.full((2, len(names)), nobody, np.int32)  # first rank that does not train each, and that does
             for i, name in enumerate(names):
                 first[int(is_so(self._own[name])), i] = group.rank
             without, having = _least_of_all(group, ranks, first)

@@ -29,13 +29,16 @@ _STATE, _GRADIENTS = "loaded state", "state of the gradients"
 class Updates:
     """The steps of the optimisers over a pipeline's parameters on this rank, as the next collective call compares them.
 
-    Compared are how many steps there were and, for each, the optimiser's class with its code, the numbers that its
-    constructor got, and those that it used, such as the learning rate; the latter not where the parameters were given
-    in several groups, which may differ from rank to rank: there the factor of a schedule counts. Of a class of your
-    own, its attributes count that are numbers, texts, functions, or tuples of them, but for those that it names in
-    ``not_compared``. So do the steps that this object took before, and the states that it loaded: another one in its
-    place would continue without that state. And whether gradients were forgotten since the last call. Not compared is a
-    rank on which nothing is trained, or that has taken a step with an optimiser over no parameters: of two optimisers
+    The following are compared: the number of steps and, for each, the optimiser's class with its code, the numbers that
+    its constructor got, and the numbers that it used, such as the learning rate. If the parameters are in several
+    groups, which may differ from rank to rank, the factor of a schedule is compared instead of these numbers. For a
+    custom class, the attributes are compared that are numbers, texts, functions, or tuples of them, except those that
+    it names in ``not_compared``. Also compared are the steps that this object took before, and the states that it
+    loaded: another object in its place would continue without that state; and whether gradients were cleared since the
+    last call.
+
+    A rank is not compared if it trains nothing, or has taken a step with an optimiser without parameters: of two
+    optimisers for two parts of a model, that rank has only one.
     for two parts of a model, that rank has one only.
 
     Parameters
@@ -95,10 +98,10 @@ class Updates:
         self._loaded = crc32(str(fingerprint({name: state[name] for name in sorted(state)})).encode(), self._loaded)
 
     def marks(self) -> dict[str, float | None]:
-        """Return what is to be compared, None if nothing is: the number of steps, and a digest of their settings.
+        """Return the values to compare, or None: the number of steps, and a digest of their settings.
 
-        The learning rate of the last one stands apart, so that it can be shown: it is what differs most often.
-        Gradients that are forgotten from now on count for the next call.
+        The learning rate of the last step is separate, so that it can be shown: it differs most often.
+        Gradients that are cleared from now on count for the next call.
         """
         is_known = (self._is_trained or self._num_steps) and num_steps_over_nothing() == self._over_nothing
         found = {_NUM_STEPS: self._num_steps, _RATE: self._rate, _SETTINGS: self._digest}
@@ -117,9 +120,9 @@ def _settings_of(optimiser: Optimiser) -> dict[str, Any]:
 
 
 def _own(optimiser: Optimiser) -> dict[str, Any]:
-    """Return the attributes of an optimiser of one's own that are the same on all ranks: not arrays, or lists."""
+    """Return the attributes of a custom optimiser that are the same on all ranks: not arrays, or lists."""
     if not type(optimiser).__dictoffset__:
-        return {}  # minipipe's own have slots
+        return {}  # minipipe's optimisers have slots
     given = vars(optimiser)
     left_out = names_of(getattr(type(optimiser), "not_compared", ()))
     return {name: value for name, value in given.items() if _is_alike(value) and name not in left_out}
@@ -141,17 +144,17 @@ _MOST_ELEMENTS = 32  # of each array, and so at most as many pages of a file
 def fingerprint(batch: Any) -> int | None:
     """Return a number for inputs or targets: from their form, shapes, dtypes, and some elements of each array.
 
-    Local. Two batches that differ in a few samples may have the same number; two that were drawn apart hardly ever do.
-    Of arrays that are not NumPy's only form, shape and dtype count: a GPU would have to wait.
+    Local. Two batches that differ in a few samples may have the same number; two that were drawn independently hardly
+    ever do. For arrays of other modules than NumPy only structure, shape and dtype count: a GPU would have to wait.
 
     Parameters
     ----------
-    batch : array of shape (samples, ...), bundle, or Microbatches
+    batch : array of shape (samples, ...), pytree, or Microbatches
 
     Returns
     -------
     int or None
-        Above 0, the same in every process. None if nothing was given that could be compared.
+        Above 0, the same in every process. None if the argument cannot be compared.
 
     Examples
     --------
@@ -175,13 +178,13 @@ def fingerprint(batch: Any) -> int | None:
                 found = crc32(repr((form, [isinstance(leaf, Replicated) for leaf in leaves])).encode(), found)
             for leaf in leaves:
                 found = _of_leaf(leaf, found)
-    except (TypeError, ValueError, IndexError):  # it is no batch, and this rank need not give one
+    except (TypeError, ValueError, IndexError):  # it is not a batch, and this rank need not have one
         return None
     return found or 1
 
 
 def batch_marks(inputs: Any, targets: Any) -> dict[str, int | None]:
-    """Return what of a batch all ranks must have alike, None if this rank does not know it. Local.
+    """Return the properties of a batch that all ranks must have alike, None if this rank does not know it. Local.
 
     Where a rank has only the inputs and another only the targets, the draw shows whether they belong
     together.
@@ -208,11 +211,11 @@ def _of_leaf(leaf: Any, before: int) -> int:
 
 @lru_cache(maxsize=256)
 def _form(shape: tuple[int, ...], dtype: np.dtype) -> tuple[int, Any]:
-    """Return a number for a shape and a dtype, and the positions of the elements to look at.
+    """Return a number for a shape and a dtype, and the positions of the elements to compare.
 
-    They are those of a small array, and spread over a large one: over its rows evenly, and over the columns of the last
-    axis by turns, or by multiples of the golden ratio where there are many. Texts and objects have none: None, which
-    cannot be taken.
+    For a small array these are all positions. For a large one they are spread: over its rows evenly, and over the
+    columns of the last axis in turn, or by multiples of the golden ratio if there are many columns. Texts and objects
+    have None, since their elements cannot be compared.
     """
     size, turns = prod(shape), np.arange(_MOST_ELEMENTS)
     if size <= _MOST_ELEMENTS:

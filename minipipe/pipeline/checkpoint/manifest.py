@@ -29,15 +29,15 @@ class Manifest:
     Attributes
     ----------
     step : int
-        As given to ``save``.
+        The argument of ``save``.
     num_steps, seed, dropout_seed, num_microbatches, gradient_blocks : int
-        Of the pipeline.
+        Numbers of the pipeline.
     extra : dict
-        Of the script.
+        The state of the user's program.
     parameters : dict of str to (file, dtype, shape)
-        For each parameter of the model, where its values and the optimisers' state for it are.
+        For each parameter of the model, the file with its values and the optimisers' state for it.
     optimisers : dict of str to OptimiserState
-        Without arrays.
+        The states of the optimisers, without arrays.
     files : dict of str to Digest
     """
 
@@ -54,7 +54,7 @@ class Manifest:
 
     @classmethod
     def merged(cls, parts: Sequence[Manifest]) -> Manifest:
-        """Return the manifest of a checkpoint from those of all ranks' parts."""
+        """Return the manifest of a checkpoint from the manifests of all ranks' parts."""
         parameters = {name: entry for part in parts for name, entry in part.parameters.items()}
         files = {name: digest for part in parts for name, digest in part.files.items()}
         extra = {name: value for part in parts for name, value in part.extra.items()}
@@ -195,6 +195,6 @@ def results(attempts: Iterable[Sequence[Any]]) -> list[Any]:
 
 
 def from_rank_0(group: ProcessGroup, call: str, act: Callable[..., Any], *given: Any) -> Any:
-    """Return on every rank what a function returns on rank 0, or raise its CheckpointError. Collective."""
+    """Return on every rank the result of a function on rank 0, or raise its CheckpointError. Collective."""
     mine = attempt(act, *given) if group.rank == 0 else None
     return results([broadcast(group, 0, mine, call)])[0]

@@ -1,4 +1,4 @@
-"""Restoring: each rank reads the files that hold something of its own stages, and compares them with the manifest."""
+"""Restoring: each rank reads the files with data of its stages, and compares them with the manifest."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MOST_LISTS = 5  # of the checkpoints in a folder, where another job deletes som
 
 
 class Restored(NamedTuple):
-    """The values that a script needs to resume.
+    """The values that a program needs to resume.
 
     Attributes
     ----------
@@ -73,26 +73,25 @@ def restore(
 ) -> Restored | None:
     """Load the newest undamaged checkpoint of a folder: training resumes as if it had never stopped.
 
-    Collective. The number of ranks, of replicas and of the parts of a layer, the schedule, the partition and the device
-    may be others than when it was saved.
-    Each rank reads the files that hold something of its own stages, and compares their length and SHA-256 with the
-    manifest, before it changes anything.
+    Collective. The number of ranks, of replicas and of tensor-parallel ranks, the schedule, the partition and the
+    device may differ from the saved run. Each rank reads the files with data of its stages, and compares their
+    length and SHA-256 with the manifest, before it changes anything.
 
     Parameters
     ----------
     folder : str or Path
-        Of all checkpoints of a run, as given to :func:`save`; or one of them.
+        The folder with all checkpoints of a run, as for :func:`save`; or one checkpoint.
     pipeline : Pipeline
-        Of the same layers and the same seed. One with a ``dropout_seed`` of its own, such as another replica of the
-        one that was saved, draws from that, and rank 0 says so.
+        It has the same layers and the same seed. If it has a separate ``dropout_seed``, as another replica of the saved
+        pipeline has, it keeps that, and rank 0 reports it.
     optimiser : Optimiser, or mapping of str to Optimiser
-        As given to :func:`save`; None for a pipeline that is no longer trained. Its learning rate and its other
-        hyper-parameters become those of the checkpoint. Where the script gives others than it did then, a warning on
-        rank 0 names both. To keep the script's, set them afterwards, such as ``optimiser.learning_rate = 0.1``; with a
-        ``LearningRateSchedule``, load ``{**state, "first_rates": [0.1]}``.
+        As for :func:`save`; None for a pipeline that is no longer trained. Its learning rate and its other
+        hyper-parameters are restored from the checkpoint. If the program's values differ from the saved ones, a warning
+        on rank 0 names both. To keep the program's values, set them afterwards, such as
+        ``optimiser.learning_rate = 0.1``; with a ``LearningRateSchedule``, load ``{**state, "first_rates": [0.1]}``.
     required : bool
         Whether it is an error that the folder does not exist or has no checkpoint; otherwise None is returned. One
-        that cannot be read is an error in any case: training must not begin anew by mistake.
+        that cannot be read is an error in any case: training must not restart by mistake.
 
     Returns
     -------
@@ -101,10 +100,10 @@ def restore(
     Raises
     ------
     CheckpointError
-        The same on every rank; then nothing has changed. Codes ``not-found``, also when another job deletes them all
-        while they are read (if it has saved a newer one, that is taken); ``damaged``, when no checkpoint is whole
-        (where an earlier one is, it is taken, with a warning on rank 0); ``mismatch``, when it is of other layers,
-        another optimiser or another seed; ``version``.
+        The same on every rank; then nothing has changed. Codes ``not-found``, also when another job deletes all
+        checkpoints while they are read (if it has saved a newer one, that is loaded); ``damaged``, when no checkpoint
+        is whole (an earlier whole one is loaded, with a warning on rank 0); ``mismatch``, when the layers, the
+        optimiser or the seed differ; ``version``.
     RankError
         Code ``disagreement``, when the ranks have read different checkpoints.
     ArgumentError
@@ -147,7 +146,7 @@ def restore(
 def _first_whole(
     names: Sequence[str], folder: Path, pipeline: Pipeline, optimisers: Mapping[str, Optimiser]
 ) -> tuple[_Found, list[str]]:
-    """Return this rank's part of the first checkpoint that all ranks can read, and what is wrong with those before it.
+    """Return this rank's part of the first checkpoint that all ranks can read, and the problems of those before it.
 
     Collective.
 
@@ -201,9 +200,9 @@ def _check_alike(group: ProcessGroup, folder: str | Path, marks: list[int]) -> N
 
 
 def newest(folder: str | Path) -> Restored:
-    """Return what the newest checkpoint of a folder says, without taking anything of it.
+    """Return the manifest's values of the newest checkpoint in a folder, without loading arrays.
 
-    Local. With it a script makes the model that was saved, before it restores it.
+    Local. A program uses it to make the model that was saved, before it restores the checkpoint.
 
     Parameters
     ----------
@@ -312,7 +311,7 @@ class _Found:
         values = {name: arrays.get(f"parameters/{name}") for name in own}
         for name, value in values.items():
             if value is None or (value.dtype.name, value.shape) != manifest.parameters[name][1:]:
-                raise damage(path, f"its files do not hold {name} as {storage.MANIFEST} says.")
+                raise damage(path, f"its files do not hold {name}, although {storage.MANIFEST} lists it.")
         states = {}
         for key, optimiser in optimisers.items():
             try:
@@ -427,10 +426,10 @@ def _check_optimisers(manifest: Manifest, pipeline: Pipeline, optimisers: Mappin
 
 
 def _replaced(optimisers: Mapping[str, Optimiser], states: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each hyper-parameter that the script gives another value than that of the checkpoint. Local.
+    """Yield a sentence for each hyper-parameter whose value in the program differs from the checkpoint. Local.
 
-    A schedule changes them from step to step: what was given then is compared with what is given now, before the first
-    step of both.
+    A schedule changes them from step to step: the values before the first step are compared, of the saved run and of
+    this one.
     """
     for key, optimiser in optimisers.items():
         given, state = optimiser.first or [group.hyper_parameters for group in optimiser.groups], states[key]
@@ -467,8 +466,8 @@ def export(path: str | Path, pipeline: Pipeline) -> None:
     Notes
     -----
     A ``Linear`` has its weight as (inputs, outputs), and PyTorch's as (outputs, inputs): transpose it on the way, as
-    ``tests/numerics/test_weights_against_torch.py`` does. An ``LSTM`` and attention have other arrays there
-    (``minipipe/nn/torch_layout.py`` lists them); other layers of the same name have the same. The file's metadata say
+    ``tests/numerics/test_weights_against_torch.py`` does. An ``LSTM`` and attention have other arrays in PyTorch
+    (``minipipe/nn/torch_layout.py`` lists them); other layers of the same name have the same. The file's metadata are
     ``{"layout": "minipipe"}``.
 
     Examples
@@ -511,25 +510,25 @@ def load_weights(path: str | Path, model: Module, layout: Literal["minipipe", "t
     Parameters
     ----------
     path : str or Path
-        A regular file, written by :func:`export`, or by another program with the same names and shapes. Its numbers are
-        those of the model then, or refused: see :meth:`minipipe.nn.Module.load_state_dict`.
+        A regular file, written by :func:`export`, or by another program with the same names and shapes. Its numbers
+        become the model's values, or are refused: see :meth:`minipipe.nn.Module.load_state_dict`.
     model : Module
     layout : {"minipipe", "torch"}, optional
-        ``"torch"``: names and axes are those of the same layers in PyTorch, which ``minipipe/nn/torch_layout.py``
-        lists: Linear, LSTM, attention, transformer blocks, convolutions, norms, embeddings. ``"minipipe"``: those of
-        :meth:`minipipe.nn.Module.state_dict`. By default what the file's metadata say, or else ``"minipipe"``.
+        ``"torch"``: names and axes of the same layers in PyTorch, which ``minipipe/nn/torch_layout.py`` lists: Linear,
+        LSTM, attention, transformer blocks, convolutions, norms, embeddings. ``"minipipe"``: names and axes of
+        :meth:`minipipe.nn.Module.state_dict`. By default the layout in the file's metadata, or else ``"minipipe"``.
 
     Raises
     ------
     FileError
-        When it cannot be read, is no regular file, or is larger than any file of this model's parameters.
+        When it cannot be read, is not a regular file, or is larger than any file of this model's parameters.
     CheckpointError
-        Codes ``damaged``, when it is no safetensors file; ``value``.
+        Codes ``damaged``, when it is not a safetensors file; ``value``.
     ParameterError
         Codes ``missing``, ``unexpected``, ``shape`` and ``dtype``; then nothing has changed.
     ArgumentError
         Code ``value``, for another layout, or ``"torch"`` for a file that minipipe wrote; ``type``, with ``"torch"``
-        for a model in which a module of one's own has a matrix.
+        for a model in which a custom module has a matrix.
 
     Examples
     --------
@@ -562,7 +561,7 @@ def load_weights(path: str | Path, model: Module, layout: Literal["minipipe", "t
 
 
 def _weights_in(path: str | Path, model: Module) -> tuple[Mapping[str, Any], str | None]:
-    """Return the arrays of a file that may be a model's, and the layout that its metadata say."""
+    """Return the arrays of a file that may belong to a model, and the layout in its metadata."""
     try:
         size = sum(prod(parameter.whole_shape) for parameter in model.parameters())
         content = read_bytes(path, MOST_OF_A_HEADER + _MOST_OF_A_NUMBER * size, pipes=False)

@@ -1,6 +1,6 @@
-"""Saving: each rank writes a file of its own, and rank 0 completes the checkpoint when all exist.
+"""Saving: each rank writes a separate file, and rank 0 completes the checkpoint when all exist.
 
-Ranks on several hosts need one folder, so a file system that they share.
+Ranks on several hosts need one folder, so it must be on a file system that they share.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from minipipe.pipeline.checkpoint.state import MOST, Arrays, begin_call, checked
 from minipipe.pipeline.checkpoint.storage import pieces
 
 _CALL = "checkpoint.save()"
-_POLL = 0.02  # seconds between looks for the other ranks' files, in the background
+_POLL = 0.02  # seconds between polls for the other ranks' files, in the background
 
 
 @dataclass(frozen=True)
@@ -86,12 +86,13 @@ def save(
     """Write a checkpoint: the complete state of training, between an update and the next step.
 
     Collective; returns when it is complete and on the disk. Gradients are not saved, so call it after
-    ``optimiser.step()``. Nor is what only the script has, such as a ``LearningRateSchedule``: give ``extra={"rates":
-    rates.state_dict()}``, and after :func:`restore` ``rates.load_state_dict(restored.extra["rates"])``. Each rank
-    writes the parameters of its own stages and what the optimiser keeps for them; of replicas the first one does, and
-    of the ranks that share a layer, once their parts are joined. Any number of ranks and replicas, with any schedule
-    and partition, resumes from it with the same bits (:func:`restore`), given the same microbatches and as many
-    ``gradient_blocks``; another number of parts of a layer resumes within rounding.
+    ``optimiser.step()``. The state of other objects, such as a ``LearningRateSchedule``, is not saved either: pass
+    ``extra={"rates": rates.state_dict()}``, and after :func:`restore` call
+    ``rates.load_state_dict(restored.extra["rates"])``. Each rank writes the parameters of its stages and their
+    optimiser state. Of replicas only the first one writes; of tensor-parallel ranks only one, after their parts are
+    concatenated. Any number of ranks and replicas, with any schedule and partition, resumes from the checkpoint with
+    the same bits (:func:`restore`), if the microbatches and ``gradient_blocks`` are the same; another number of
+    tensor-parallel ranks resumes within rounding.
 
     Parameters
     ----------
@@ -100,13 +101,13 @@ def save(
         job at a time writes into it.
     pipeline : Pipeline
     optimiser : Optimiser, or mapping of str to Optimiser
-        Several have names of their own, by which :func:`restore` finds them.
+        Several optimisers have names, by which :func:`restore` identifies them.
     step : int
-        How far the script is; the same on every rank.
+        The number of finished steps; the same on every rank.
     extra : mapping
-        The script's own state, in numbers, strings, lists and dicts: the epoch, the position in the data, the
-        state of a generator. That of the rank of the first stage is kept; other ranks may give None. JSON has no
-        tuples, arrays or numbers as keys: they come back as lists and strings.
+        The state of the program, in numbers, strings, lists and dicts: the epoch, the position in the data, the state
+        of a generator. The argument on the first stage's rank is saved; other ranks may pass None. JSON has no tuples
+        or arrays, and no numbers as keys: they come back as lists and strings.
     keep : int
         How many checkpoints to keep, at least 1. Older ones of no later step are deleted once this one is whole; those
         of later steps, from a run that this one did not resume, stay. With 2 an earlier one remains, should
@@ -209,7 +210,7 @@ class BackgroundSaver:
     def save(self, step: int, extra: Mapping[str, Any] | None = None) -> None:
         """Take a copy, and begin to write it; wait for the checkpoint before, if that is still being written.
 
-        Collective. Parameters and errors are as in :func:`save`; what goes wrong later is raised by the next call,
+        Collective. Parameters and errors are as in :func:`save`; the next call raises later errors,
         on every rank.
         """
         begin_call(self._pipeline, "BackgroundSaver.save()")
@@ -256,7 +257,7 @@ class BackgroundSaver:
             self._failure = error
         except Exception as error:  # such as a lack of memory, too: nothing is lost in a thread
             self._is_elsewhere = not part.partial.exists()
-            storage.discard(part.partial)  # which tells the other ranks, on a full disk too
+            storage.discard(part.partial)  # this also informs the other ranks if the disk is full
             self._failure = _unwritable(group, part.partial, error) if isinstance(error, OSError) else error
 
     def __enter__(self) -> Self:
@@ -270,13 +271,13 @@ class BackgroundSaver:
         except CheckpointError as failure:
             if error is None:
                 raise
-            error.add_note(failure.message)  # what went wrong first counts
+            error.add_note(failure.message)  # the first error counts
 
 
 def _begin(
     folder: str | Path, pipeline: Pipeline, optimisers: Mapping[str, Optimiser], step: int, extra: Any, keep: int
 ) -> _Part:
-    """Check what was given, make the folder on rank 0, and take this rank's part. Collective."""
+    """Check the arguments, make the folder on rank 0, and collect this rank's part. Collective."""
     group, folder = everyone(pipeline), Path(folder)
     begin_call(pipeline, _CALL)
     compare_arguments(group, _CALL, {"keep": keep, "optimiser": named(optimisers)})
@@ -361,7 +362,7 @@ def _unwritable(group: ProcessGroup, path: Path, error: OSError) -> CheckpointEr
 
 
 def _who_else(group: ProcessGroup) -> str:
-    """Say who else may write to the folder of a group: the rest of its job, where it was split off."""
+    """Describe who else may write to the folder of a group: the rest of its job, if it was split off."""
     if group.size == group.world_size:
         return "does another job write to the same folder?"
     every = set(range(group.world_size))

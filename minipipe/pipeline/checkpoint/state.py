@@ -1,7 +1,7 @@
-"""The state of a pipeline's optimisers by the names of parameters: of one rank, or merged of several.
+"""The state of a pipeline's optimisers by the names of parameters: for one rank, or merged for several.
 
-Names are those of the whole model, so any rank finds what it needs, whatever the partition was. Copies of elastic
-training are made of it, too.
+Names refer to the whole model, so any rank finds its state, whatever the partition was. Elastic training also
+makes its copies with these functions.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class OptimiserState:
         How many it took.
     groups : list of Group
     kept : dict of str to dict
-        For each parameter what the optimiser keeps, by name: arrays and numbers.
+        For each parameter the values that the optimiser keeps, by name: arrays and numbers.
     """
 
     kind: str
@@ -86,11 +86,11 @@ class OptimiserState:
         return replace(parts[0], groups=groups, kept={name: kept for part in parts for name, kept in part.kept.items()})
 
     def part(self, names: Iterable[str]) -> OptimiserState:
-        """Return the same with what is kept for some parameters only."""
+        """Return the same with the states of some parameters only."""
         return replace(self, kept={name: self.kept[name] for name in names if name in self.kept})
 
     def state_dict(self, pipeline: Pipeline, optimiser: Optimiser) -> dict[str, Any]:
-        """Return what an optimiser of this rank is to load, whose parameters are all in this state. Local.
+        """Return the state for an optimiser of this rank, whose parameters are all in this state. Local.
 
         Raises
         ------
@@ -120,7 +120,7 @@ class OptimiserState:
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> OptimiserState:
-        """Return what :meth:`to_dict` gave. Every field is checked, since it may come from a file.
+        """Return the state from the result of :meth:`to_dict`. Every field is checked, since it may come from a file.
 
         Raises
         ------
@@ -183,9 +183,9 @@ def put(pipeline: Pipeline, optimisers: Optimisers, values: Mapping[str, Any], s
 
 
 def take(pipeline: Pipeline, optimisers: Optimisers, names: Iterable[str]) -> tuple[Arrays, dict[str, OptimiserState]]:
-    """Return copies of the values of some of this rank's parameters, and of what its optimisers keep for them.
+    """Return copies of the values of some of this rank's parameters, and of their optimisers' states.
 
-    Local, unless parameters are divided among ranks: then these join them, each rank whatever names it gives.
+    Local, unless parameters are divided among ranks: then these concatenate them, whatever names each rank passes.
 
     Parameters
     ----------
@@ -229,7 +229,7 @@ def take(pipeline: Pipeline, optimisers: Optimisers, names: Iterable[str]) -> tu
 
 
 def with_arrays(state: OptimiserState, key: str, arrays: Mapping[str, np.ndarray]) -> OptimiserState:
-    """Return the state of the optimiser of a name, from what :func:`take` returned on any ranks."""
+    """Return the state of the optimiser of a name, from results of :func:`take` on any ranks."""
     kept = {name: dict(numbers) for name, numbers in state.kept.items()}
     for path, array in arrays.items():
         optimiser, _, rest = path.partition("/")
@@ -243,15 +243,15 @@ def with_arrays(state: OptimiserState, key: str, arrays: Mapping[str, np.ndarray
 
 
 def everyone(pipeline: Pipeline) -> ProcessGroup:
-    """Return the group of all ranks that save and restore together: on a grid, those of all parts."""
+    """Return the group of all ranks that save and restore together: on a device mesh, the ranks of all parts."""
     return pipeline.grid.group if pipeline.grid else pipeline.group
 
 
 def begin_call(pipeline: Pipeline, call: str) -> None:
     """Check that all ranks are in the same call. Collective.
 
-    The question goes over the groups, and from the ranks, that a step asks first: a rank that is in a step is told so,
-    where another group would let both wait.
+    The check uses the groups and the order of ranks of a step's first check. So a rank that is in a step learns of the
+    difference; over another group, both would wait.
 
     Raises
     ------
@@ -270,7 +270,7 @@ def named(optimisers: Optimisers) -> str | None:
 
 
 def checked(call: str, folder: Any, pipeline: Any, optimiser: Any) -> dict[str, Optimiser]:
-    """Return the optimisers that a call was given, by name. Refuse arguments in another order, and a model.
+    """Return the optimisers of a call, by name. Refuse arguments in another order, and a model.
 
     Raises
     ------
@@ -288,5 +288,5 @@ def checked(call: str, folder: Any, pipeline: Any, optimiser: Any) -> dict[str, 
             message = f"optimiser is {one!r:.60}; expected an optimiser, or a mapping of names to optimisers."
             raise ArgumentError("type", message)
         if not isinstance(name, str) or "/" in name or name in ("", "parameters"):
-            raise ArgumentError("value", f"{name!r} is no name for an optimiser; expected a word, such as 'body'.")
+            raise ArgumentError("value", f"{name!r} is not a name for an optimiser; expected a string, such as 'body'.")
     return found

@@ -6,18 +6,18 @@ A folder of checkpoints::
         000001-step-20/            the serial number of the save, and the step that was reached
             rank-0.safetensors     parameters and optimiser state of the layers on rank 0 when it was saved
             rank-1.safetensors
-            manifest.json          what is in them, with the size and the SHA-256 of each
+            manifest.json          their contents, with the size and the SHA-256 of each
             complete               the SHA-256 of the manifest; written last
         000002-step-40/
         .000003-step-60.partial-5f0c9e27/     is being written, or was when its job was killed
 
 The order of a save: every file is written under the partial name and forced to the disk,
-the marker ``complete`` last; then the folder gets its own name, in one step. So there is a
-whole checkpoint under its name, or none [1]. One that is to be deleted gets a partial name
-again, in one step, before a file of it is touched [2]. So a folder under its own name that
-is not whole was damaged by something else.
+the marker ``complete`` last; then the folder is renamed to its final name, in one step. So
+either a whole checkpoint exists under its final name, or none [1]. To delete one, it is first
+renamed to a partial name, in one step, before any of its files is touched [2]. So if a folder
+under a final name is not whole, something else has damaged it.
 
-The serial number says which checkpoint is the newest: steps repeat after a return to an
+The serial number determines which checkpoint is the newest: steps repeat after a return to an
 earlier one. safetensors does not notice a flipped bit, hence the digests.
 """
 
@@ -71,12 +71,12 @@ def name_of_file(rank: int) -> str:
 
 
 def is_name_of_file(name: str) -> bool:
-    """Return whether :func:`name_of_file` gives this name, so that it is no path to another folder."""
+    """Return whether :func:`name_of_file` can return this name, so that it is not a path to another folder."""
     return _FILE.fullmatch(name) is not None
 
 
 def begin(folder: Path, step: int) -> Path:
-    """Make the folder of a new checkpoint, under its partial name, and delete what killed jobs have left behind."""
+    """Make the folder of a new checkpoint, under its partial name, and delete the remains of killed jobs."""
     folder.mkdir(parents=True, exist_ok=True)
     entries, serial = os.listdir(folder), 1
     if MANIFEST in entries:
@@ -131,9 +131,9 @@ def discard(partial: Path) -> None:
 
 
 def keep_last(folder: Path, number: int) -> None:
-    """Delete all checkpoints but the last ones that have a marker [2], and those of later steps than the last.
+    """Delete all checkpoints except the last ones that have a marker [2], and all of later steps than the last.
 
-    So a run that starts over deletes nothing of a longer one until it has reached the same step.
+    So a restarted run deletes no checkpoint of a longer run until it has reached the same step.
     """
     newest, *_ = found = checkpoints(folder)
     found = [path for path in found if _step_of(path) <= _step_of(newest)]
@@ -144,7 +144,7 @@ def keep_last(folder: Path, number: int) -> None:
 
 
 def _delete(path: Path) -> None:
-    """Take a checkpoint's name, in one step, and then its files; what is left of them the next save deletes."""
+    """Remove a checkpoint's name, in one step, and then its files; the next save deletes any remains."""
     name = path.name.removeprefix(".").partition(".")[0]
     deleted = path.with_name(f".{name}.partial-{_DELETED}")
     os.rename(path, deleted)
@@ -188,7 +188,7 @@ def read(path: Path, size: int) -> bytes:
 
 
 def _sync_folder(path: Path) -> None:
-    """Force the names in a folder to the disk, where the system can."""
+    """Force the names in a folder to the disk, if the system can."""
     if os.name == "posix":
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -200,7 +200,7 @@ def _sync_folder(path: Path) -> None:
 # -- arrays as the content of a file ----------------------------------------------------------------------------------
 
 
-# The dtypes of safetensors by their names there, with NumPy's names; bfloat16 is that of ml_dtypes.
+# The dtypes of safetensors by their names there, with NumPy's names; bfloat16 comes from ml_dtypes.
 _DTYPES = {
     **{"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool", "C64": "complex64"},
     **{
@@ -238,7 +238,7 @@ def pieces(arrays: Mapping[str, np.ndarray]) -> list[bytes | memoryview]:
     """
     header: dict[str, Any] = {"__metadata__": METADATA}
     memory, end = [], 0
-    # The largest elements first, so that each array begins at a multiple of the size of its own.
+    # The largest elements first, so that each array begins at a multiple of its element size.
     for name, array in sorted(arrays.items(), key=lambda item: -item[1].itemsize):
         if array.dtype.name not in _NAMES:
             message = f"{name} has the dtype {array.dtype}, which safetensors does not support."
@@ -258,7 +258,7 @@ def unpacked(content: bytes) -> dict[str, np.ndarray]:
     Raises
     ------
     CheckpointError
-        Codes ``damaged``, when it is no such file; ``value``, for a dtype that NumPy does not have here.
+        Codes ``damaged``, when it is not a safetensors file; ``value``, for a dtype that NumPy does not have here.
 
     Examples
     --------
@@ -275,7 +275,7 @@ def unpacked(content: bytes) -> dict[str, np.ndarray]:
         tensors = safetensors.deserialize(content)
     except safetensors.SafetensorError as error:
         raise CheckpointError("damaged", f"it is not a safetensors file: {error}") from None
-    # In one order on all ranks, which exchange an optimiser's arrays in that: safetensors' own is random.
+    # In one order on all ranks, which exchange an optimiser's arrays in that order: the order of safetensors is random.
     return {name: _array(name, entry) for name, entry in sorted(tensors)}
 
 

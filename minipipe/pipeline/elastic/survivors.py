@@ -41,13 +41,13 @@ class SurvivorGroup(MPIGroup):
 
     @classmethod
     def of(cls, group: MPIGroup) -> SurvivorGroup:
-        """Return a group of the same ranks, with messages of its own. Collective."""
+        """Return a group of the same ranks, with separate messages. Collective."""
         group.job.process.line.survive(True)
         return cls(group.job, group.comm.Dup(), group.timeout, group)
 
     def end_together(self) -> None:
         """From now on a loss ends the job. Local."""
-        self.job.process.line.survive(False)  # then it is the failure, and what it does to other ranks is not printed
+        self.job.process.line.survive(False)  # then it is the failure, and its effects on other ranks are not printed
 
     def is_done_by_all(self, act: Callable[[], None]) -> bool:
         """Call a function; return whether all ranks completed it before any rank was lost.
@@ -64,17 +64,17 @@ class SurvivorGroup(MPIGroup):
             if error.Get_error_class() not in _LOST:
                 raise
             self._continue_without(_world_ranks(self.comm.Get_failed()))
-        with self.job.watching(self.timeout, None, lambda: "every rank that is left to say how far it is"):
+        with self.job.watching(self.timeout, None, lambda: "every surviving rank to report its step"):
             return _vote(self.comm, is_done)
 
     def of_survivors(self) -> SurvivorGroup:
         """Return the group of the ranks that are left, in their order. Collective among them; ends this group."""
-        with self.job.watching(self.timeout, None, lambda: "the ranks that are left to form a group"):
+        with self.job.watching(self.timeout, None, lambda: "the surviving ranks to form a group"):
             comm = self.comm.Shrink()
             # A vote ends on no rank before the last one has entered it. Without it a rank could notice another loss
             # and revoke the new group while others are still in Shrink, where Open MPI 5.0 then crashes.
             _vote(self.comm)
-        # Those that the vote told of the loss have not revoked their groups yet.
+        # Ranks that learned of the loss in the vote have not revoked their groups yet.
         self._continue_without(set(self.world_ranks) - _world_ranks(comm.group))
         self.close()
         return SurvivorGroup(self.job, comm, self.timeout, self._outer)

@@ -1,18 +1,18 @@
 """Training that continues without lost ranks, with the same bits as a run without a loss.
 
 **What is kept.** Before every ``every``-th step each rank makes a *copy* of its state: values and optimiser state of
-its own parameters, by name. It keeps the copy, and sends it to the next ``copies`` ranks, cyclically. Replicas of a
-stage are copies of each other: they send what is missing, so nothing with as many replicas. Ranks of other hosts come
-first. Then all ranks meet at a barrier [1], and only then does a rank drop its earlier copies [2]. The copies that
-ranks of one group make before the same step are one *generation*::
+its parameters, by name. It keeps the copy, and sends it to the next ``copies`` ranks, cyclically. Replicas of a stage
+already are copies of each other, so they send only the missing copies, or none if there are enough replicas. Ranks of
+other hosts come first. Then all ranks meet at a barrier [1], and only then does a rank drop its earlier copies [2]. The
+copies that ranks of one group make before the same step are one *generation*::
 
     rank 0   copy of 0 --.   .-- copy of 3     [1]  [2]  step k … step k + every - 1   copy …
     rank 1   copy of 1 --`-> + copy of 0       [1]  [2]
     rank 2   copy of 2 ----> + copy of 1       [1]  [2]
     rank 3   copy of 3 ----> + copy of 2       [1]  [2]
 
-**The invariant.** At every moment there is a generation that every living rank has: its own copy and those that it was
-sent. A rank drops a generation only after [1], when all ranks have the next one. So the state of
+**The invariant.** At every moment there is a generation that every living rank has: its own copy and the copies that it
+received. A rank drops a generation only after [1], when all ranks have the next one. So the state of
 a rank is lost only if that rank and all ranks with its copy are lost before the next generation: with ``copies=1``, two
 adjacent ranks, or both replicas of a stage.
 
@@ -20,8 +20,8 @@ adjacent ranks, or both replicas of a stage.
 training learn of the loss in the final vote. The living ranks form a group, in their old order, and each of them
 
 * finds the newest generation that all of them have [3], and drops all others;
-* makes pipeline and optimiser anew [4]: the user's function plans schedule and partition for this number of ranks;
-* fills them by name [5], from its own copies or from those of the first rank that has one;
+* makes a new pipeline and optimiser [4]: the user's function plans schedule and partition for this number of ranks;
+* fills them by name [5], from its own copies or from the copies of the first rank that has one;
 * makes a copy, of a new generation, and resumes with the step before which the old one was made.
 
 Some ranks may have updated their parameters in the step of the loss, and others not. It does not matter: every rank
@@ -104,9 +104,9 @@ def train(
     Parameters
     ----------
     make : function
-        ``group -> (pipeline, optimiser)``, for any number of ranks: called at the beginning, and after a loss for those
-        that are left. Other objects that training changes, alike on all ranks, may follow; they need ``state_dict()``
-        and ``load_state_dict()``, of numbers, strings, arrays, and lists and dicts of them.
+        ``group -> (pipeline, optimiser)``, for any number of ranks: called at the beginning, and after a loss for the
+        remaining ranks. Other objects that training changes in the same way on all ranks may follow; they need
+        ``state_dict()`` and ``load_state_dict()``, of numbers, strings, arrays, and lists and dicts of them.
     step : function
         ``(k, pipeline, optimiser, …) -> result``: runs step k, from 0, and updates the parameters. Everything in it
         follows from k: after a loss it is called again for steps that it has run before, maybe on other stages. What it
@@ -136,10 +136,10 @@ def train(
 
     Notes
     -----
-    Each rank takes memory for its own parameters and optimiser state ``1 + copies`` times more, twice that while the
-    next copies are made. ``step`` may ask ``pipeline.step`` not to wait; pending losses are waited for when copies are
-    made. The number of microbatches, ``gradient_blocks`` and the schedule's order are what bits depend on: let ``make``
-    name them alike for any number of ranks. Of R replicas each has 1/R of the microbatches::
+    Copies take ``1 + copies`` times the memory of a rank's parameters and optimiser state, and twice that while the
+    next copies are made. ``step`` may tell ``pipeline.step`` not to wait; pending losses are waited for when copies are
+    made. Bits depend on the number of microbatches, ``gradient_blocks`` and the schedule's order: let ``make`` set them
+    equally for any number of ranks. With R replicas each has 1/R of the microbatches::
 
         replicas = 2 if group.size % 2 == 0 else 1
         Pipeline(model, group, replicas=replicas, num_microbatches=8 // replicas, gradient_blocks=2, …)
@@ -193,7 +193,7 @@ class _Training:
         Parameters
         ----------
         group : ProcessGroup
-            Where there is a vault, a SurvivorGroup.
+            A SurvivorGroup if ranks keep copies in memory.
         vault : Vault, optional
         """
         self.made = None  # whose memory is needed

@@ -1,4 +1,4 @@
-"""The copies of parameters and optimiser state that a rank keeps: its own, and those of other ranks."""
+"""The in-memory checkpoint of a rank: copies of parameters and optimiser state, its own and other ranks'."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from minipipe.pipeline.checkpoint.state import OptimiserState, names_of, put
 
 
 class Generation(NamedTuple):
-    """The copies that a rank has of one moment.
+    """The copies that a rank has of one generation.
 
     Attributes
     ----------
     step : int
-        Before which the copies were made.
+        The step before which the copies were made.
     messages : list of array
-        Its own copy first, then those that other ranks sent; each as :func:`pack` makes them.
+        Its own copy first, then the copies from other ranks; each as :func:`pack` makes them.
     plan : Plan
     world_ranks : tuple of int
-        Of the group, by their numbers in the world.
+        The ranks of the group, by their numbers in the world.
     copies : int
-        How many other ranks were to have each state.
+        How many other ranks must have each state.
     """
 
     step: int
@@ -60,7 +60,7 @@ class Vault:
         self._hosts: dict[tuple[int, ...], list[str]] = {}  # by group
 
     def keep(self, group: ProcessGroup, made: Made, step: int) -> None:
-        """Copy the current state here and to other ranks; receive that of others. Collective."""
+        """Copy the current state here and to other ranks; receive the copies of others. Collective."""
         plan, world_ranks, what = made.pipeline.plan, tuple(group.world_ranks), "a copy of its parameters and state"
         if world_ranks not in self._hosts:
             self._hosts = {world_ranks: gather(group, socket.gethostname(), "elastic.train()")}
@@ -82,11 +82,11 @@ class Vault:
 
 
 def takers_of_copies(plan: Plan, hosts: Sequence[str], copies: int) -> list[list[int]]:
-    """Return for each rank those that it sends copies to, so that ``copies`` other ranks have its state.
+    """Return for each rank the ranks that it sends copies to, so that ``copies`` other ranks have its state.
 
-    Ranks with the same stages, such as replicas, have the same state anyway; the first of them sends what is missing.
-    The next ranks take it, cyclically, but those of hosts without it come first: one copy is on another host, if there
-    is one.
+    Ranks with the same stages, such as replicas, have the same state anyway; the first of them sends the missing
+    copies. The next ranks receive them, cyclically, but ranks of hosts without a copy come first: one copy is on
+    another host, if there is one.
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ def _lost(generation: Generation, names: set[str], group: ProcessGroup) -> RankL
 
 
 def changed_bits(before: Plan, now: Plan) -> str:
-    """Say of two plans of a model that gradients will have other last bits; nothing where they have the same."""
+    """Warn that gradients under two plans of a model differ in the last bits; return nothing if they are the same."""
     numbers = {
         "microbatches": (before.schedule.num_microbatches, now.schedule.num_microbatches),
         "gradient_blocks": (before.gradient_blocks, now.gradient_blocks),
@@ -202,7 +202,7 @@ def _words(noun: str, numbers: Iterable[int]) -> str:
     return f"{noun}s {', '.join(first)} and {last}" if first else f"{noun} {last}"
 
 
-# -- what training has changed ----------------------------------------------------------------------------------------
+# -- the state that training changes ----------------------------------------------------------------------------------
 
 
 class Made(NamedTuple):
@@ -213,7 +213,8 @@ class Made(NamedTuple):
     pipeline : Pipeline
     optimiser : Optimiser
     others : tuple
-        Whatever else training changes, alike on all ranks: with ``state_dict()`` and ``load_state_dict()``.
+        All other objects that training changes, in the same way on all ranks: with ``state_dict()`` and
+        ``load_state_dict()``.
     """
 
     pipeline: Pipeline
@@ -222,13 +223,13 @@ class Made(NamedTuple):
 
     @classmethod
     def checked(cls, made: Any) -> Made:
-        """Return what was made, once it is looked at.
+        """Return the result of ``make``, after checking it.
 
         Raises
         ------
         ArgumentError
-            Code ``type``: it is not what ``make`` has to return. Code ``value``: the optimiser changes other
-            parameters, or the pipeline runs on a grid.
+            Code ``type``: it is not the expected result of ``make``. Code ``value``: the optimiser changes other
+            parameters, or the pipeline runs on a device mesh.
         """
         is_row = isinstance(made, Sequence) and len(made) >= 2
         if not (is_row and isinstance(made[0], Pipeline) and isinstance(made[1], Optimiser)):
@@ -250,9 +251,9 @@ class Made(NamedTuple):
         return found
 
     def state(self) -> dict[str, Any]:
-        """Return all of it: values and the optimiser's state by name, and what is alike on all ranks. Local.
+        """Return the whole state: values and the optimiser's state by name, and the data that all ranks share. Local.
 
-        The values are no copies.
+        The values are not copied.
         """
         return {
             "values": {name: parameter.data for name, parameter in self.pipeline.named_parameters()},
@@ -262,7 +263,7 @@ class Made(NamedTuple):
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take a copy of what :meth:`state` returned, from ranks with other stages, perhaps. Local."""
+        """Load a copy of the result of :meth:`state`, perhaps from ranks with other stages. Local."""
         saved = OptimiserState.from_dict(state["optimiser"]).state_dict(self.pipeline, self.optimiser)
         put(self.pipeline, {"optimiser": self.optimiser}, state["values"], {"optimiser": saved})
         self.pipeline.num_steps = state["num_steps"]

@@ -384,8 +384,12 @@ class Editor:
         write_whole(self.file, self.sight.export(self.file.suffix[1:]))
         missing = len(self.draft.missing)
         program = f"mpirun -n {len(self.draft.rows)} python tutorials/train.py --schedule {self.file}"
-        how = f"missing: {counted(missing, 'action')}" if missing else f"Train with it: {program}"
-        return {"said": f"Saved {self.file}. {how}", "isRefused": False}
+        if missing:
+            said = (
+                f"Warning: {self.file} is incomplete: {counted(missing, 'action')} missing. No program can run it yet."
+            )
+            return {"said": f"{said} Place the rest and save again.", "isRefused": True}
+        return {"said": f"Saved {self.file}. Train with it: {program}", "isRefused": False}
 
 
 def read_costs(text: str) -> Costs:

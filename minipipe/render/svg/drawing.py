@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from minipipe.errors import ArgumentError, quoted
-from minipipe.io import MOST_PIXELS
+from minipipe.io import MOST_PIXELS, note_lines
 from minipipe.render.descriptions import caption, darker_words, figures, held_words
 from minipipe.render.descriptions import title as title_of
 from minipipe.render.layout import Axis, number, scale_of
 from minipipe.render.panel import Panel, panels_of
+from minipipe.render.svg.captions import cause, heading, panel_title, unit_note
 from minipipe.render.svg.labels import Labels
 from minipipe.render.svg.lanes import Lane, LaneSize, Strip, strip_of, versions_of
 from minipipe.render.svg.legend import WAYS, Entry, Legend, draw_messages, way_of
@@ -59,8 +60,9 @@ def draw_svg(
         The font size of captions, in pixels. All other text, the heights of the lanes and the legend scale with it; the
         width does not.
     animated : bool
-        Whether the actions appear one after another, in a loop of 13 seconds, with the bubble and the idle time of each
-        rank until then. Viewers that do not animate, and readers who prefer reduced motion, see the end.
+        Whether the actions appear one after another, in a loop of 12 seconds that begins with the finished drawing;
+        beside each rank is its idle time until then. A title and captions explain the units and the backward. Viewers
+        that do not animate, and readers who prefer reduced motion, see the end.
 
     Returns
     -------
@@ -101,6 +103,8 @@ def draw_svg(
         )
     if width > MOST_PIXELS:
         raise ArgumentError("value", f"width is {quoted(width)}; expected at most {MOST_PIXELS} pixels.")
+    if animated:
+        title, notes = title or heading(panels), [*note_lines(notes), *filter(None, [unit_note(panels)])]
     letters = Letters(font_size)
     page = _TimelinePage(
         panels, width, title, notes, letters, has_memory=memory, has_messages=messages, is_animated=animated
@@ -191,8 +195,10 @@ class _TimelinePage(Page):
     def _panel(self, index: int, y: float) -> tuple[list[str], float]:
         """Draw a panel from ``y`` downwards; return it and its lower edge."""
         panel, size, lanes = self.panels[index], self.size, self.lanes[index]
-        name, note, head = title_of(panel.timeline), panel.timeline.note, y
-        still = "" if self.motion else figures(panel)  # animated figures are on the line of the name, if they fit
+        name = panel_title(panel) if self.motion else title_of(panel.timeline)
+        note, head = panel.timeline.note, y
+        # Running figures stand on the line of the name, if it has room.
+        still = cause(panel) if self.motion else figures(panel)
         parts, y = self.text([("name", name), ("figures", still), ("note", note)], y)
         if self.motion and self.letters.width("name", name) > self.motion.room_beside(panel):
             head, y = y, y + self.letters.line("name")
@@ -210,7 +216,8 @@ class _TimelinePage(Page):
         parts += (moved(0, y, labels.draw(lane)) for y, lane in zip(tops, lanes))
         parts.append("</g>")
         if self.motion:
-            parts += self.motion.draw(panel, tops, bottom, size.box, round(baseline))
+            peaks = "".join(moved(0, y, self._peaks(index, lane)) for y, lane in zip(tops, lanes))
+            parts += self.motion.draw(panel, tops, bottom, size.box, round(baseline), peaks)
         return parts, bottom + (self.letters.scaled(14) if panel is not self.panels[-1] else 0)
 
     def _lane(self, index: int, lane: Lane) -> Iterator[str]:
@@ -219,7 +226,14 @@ class _TimelinePage(Page):
         yield self.letters.draw("rank", self.axis.left - self.letters.scaled(8), baseline, f"rank {lane.rank}")
         yield from chain(lane.idle(), lane.boxes(), lane.steps(), lane.thin())
         for number_of, strip in enumerate(self.strips[index] if self.strips else ()):
-            yield from lane.strip(strip, self._most(strip), self.letters, number_of)
+            yield from lane.strip(strip, self._most(strip), number_of)
+        if not self.motion:
+            yield from self._peaks(index, lane)
+
+    def _peaks(self, index: int, lane: Lane) -> Iterator[str]:
+        """Yield the peaks beside the strips of a lane."""
+        for number_of, strip in enumerate(self.strips[index] if self.strips else ()):
+            yield lane.peak(strip, self.letters, number_of)
 
     def _most(self, strip: Strip) -> float:
         """Return the full scale of a strip: the highest peak of all ranks, in all panels with the same quantity."""

@@ -332,16 +332,22 @@ class Lane:
             lines = "".join(f"M{number(self.x(change.begun))} -2V{self.size.box + 2}" for change in changes[self.rank])
             yield f'<path {paint("step")} d="{lines}"/>'
 
-    def strip(self, strip: Strip, most: float, letters: Letters, index: int = 0) -> Iterator[str]:
-        """Yield a strip, whose height stands for ``most``, and its peak as text to the right; others are above it."""
+    def strip(self, strip: Strip, most: float, index: int = 0) -> Iterator[str]:
+        """Yield a strip, whose height stands for ``most``, below ``index`` others."""
         path, right = self._strip_path(strip, most), self.axis.x(self.panel.timeline.makespan)
-        top = self.size.below + index * (self.size.strip + 2)
+        top = self._top_of_strip(index)
         yield f'<g transform="translate(0 {top})">'
         if path:
             yield f'<path {paint("held")} d="{path}"/><path {paint("edge")} d="{path}"/>'
         yield f'<path {paint("grid")} d="M{number(self.axis.left)} {self.size.strip}H{number(right)}"/></g>'
-        baseline = top + self.size.strip / 2 + 0.35 * letters.size_of("peak")
-        yield letters.draw("peak", self.axis.right + 8, baseline, strip.peak_label(self.rank))
+
+    def peak(self, strip: Strip, letters: Letters, index: int = 0) -> str:
+        """Return the peak of a strip as text to the right of it."""
+        baseline = self._top_of_strip(index) + self.size.strip / 2 + 0.35 * letters.size_of("peak")
+        return letters.draw("peak", self.axis.right + 8, baseline, strip.peak_label(self.rank))
+
+    def _top_of_strip(self, index: int) -> int:
+        return self.size.below + index * (self.size.strip + 2)
 
     def _strip_path(self, strip: Strip, most: float) -> str:
         """Return the outline of a strip as path data; 0 is at its lower edge."""

@@ -1,5 +1,8 @@
 """The motion of an animated SVG: a curtain over future actions, a line at the current time, and running figures.
 
+Each loop shows the finished drawing, plays it from the start, and holds the end: a page that has just been opened never
+shows empty lanes.
+
 The presentation attributes hold the finished drawing: converters and printers ignore the motion, and so do readers who
 prefer reduced motion. The style sheet alone starts it, as CSS animations that loop together.
 """
@@ -12,10 +15,12 @@ from itertools import chain
 
 from minipipe.render.layout import Axis, number, round_step
 from minipipe.render.panel import Panel
+from minipipe.render.svg.captions import time_of
+from minipipe.render.svg.legend import arrow_head
 from minipipe.render.svg.style import Letters, paint
 from minipipe.schedules.simulation.timeline import format_number, format_time
 
-_PLAY, _HOLD = 9.0, 4.0  # seconds: until the last action ends, and before the next loop
+_LEAD, _PLAY, _HOLD = 2.0, 6.5, 3.5  # seconds: of the finished drawing, until the last action ends, and after it
 _MOST_FRAMES = 60  # of running figures
 
 
@@ -35,7 +40,9 @@ class Motion:
         self._seconds = _PLAY / duration  # of the animation, for each unit of time
         self._ends: list[float] = []  # by panel
 
-    def draw(self, panel: Panel, tops: Sequence[float], bottom: float, height: float, baseline: float) -> Iterator[str]:
+    def draw(
+        self, panel: Panel, tops: Sequence[float], bottom: float, height: float, baseline: float, finished: str
+    ) -> Iterator[str]:
         """Yield the moving parts of a panel, to be drawn above all others.
 
         Parameters
@@ -49,6 +56,8 @@ class Motion:
             Of the boxes, in pixels.
         baseline : float
             Of the running figures of the panel.
+        finished : str
+            Further parts of the drawing that are shown at the end.
         """
         top = tops[0] - 5
         yield from self._curtain(top, bottom)
@@ -57,9 +66,13 @@ class Motion:
         end = panel.timeline.makespan
         for index in range(math.ceil(end / self._step)):
             time = index * self._step
-            delay = f'style="animation-delay:{time * self._seconds:.3f}s"'
+            delay = f'style="animation-delay:{_LEAD + time * self._seconds:.3f}s"'
             yield f'<g class="frame" display="none" {delay}>{self._figures(panel, time, tops, height, baseline)}</g>'
-        yield f'<g class="end end-{len(self._ends)}">{self._figures(panel, end, tops, height, baseline)}</g>'
+        figures = self._figures(panel, end, tops, height, baseline)
+        gap = "".join(self._gap(panel, (top + bottom) / 2))
+        yield f'<g class="end end-{len(self._ends)}">{figures}{finished}</g>'
+        if gap:  # after the line of the current time has crossed it
+            yield f'<g class="saved">{gap}</g>'
         self._ends.append(end)
 
     def room_beside(self, panel: Panel) -> float:
@@ -75,8 +88,20 @@ class Motion:
         yield f'<g transform="translate({number(right)} 0) scale(-1 1)"><g class="curtain" display="none">'
         yield f'<rect {paint("ground")} y="{number(top)}" {size}/></g></g>'
 
+    def _gap(self, panel: Panel, middle: float) -> Iterator[str]:
+        """Yield a double arrow from the end of a panel to the end of the longest one, with the time between them."""
+        saved = self._axis.duration - panel.timeline.makespan
+        first, last = self._axis.x(panel.timeline.makespan), self._axis.right
+        text = f"{time_of(saved, panel.timeline.unit)} less"
+        if self._letters.width("node", text) < last - first:
+            head = self._letters.scaled(8)
+            yield self._letters.draw("node", (first + last) / 2, middle - self._letters.scaled(7), text)
+            yield f'<path {paint("step")} d="M{number(first + head)} {number(middle)}H{number(last - head)}"/>'
+            heads = arrow_head(first + 1, middle, -head, 0) + arrow_head(last - 1, middle, head, 0)
+            yield f'<path {paint("choice")} d="{heads}"/>'
+
     def _figures(self, panel: Panel, time: float, tops: Sequence[float], height: float, baseline: float) -> str:
-        """Return the time and the bubble until then beside the name of a panel, and the idle time beside each rank."""
+        """Return the time beside the name of a panel, with the bubble at the end, and the idle time of each rank."""
         letters, unit = self._letters, panel.timeline.unit
         role = "running" if time < panel.timeline.makespan else "total"
         texts = [letters.draw(role, self._axis.right, baseline, _running(panel, time))]
@@ -89,20 +114,26 @@ class Motion:
 
     def style(self, name: str) -> str:
         """Return the rules that move the drawing whose id is ``name``. Frames differ only in their delays."""
-        total, played = _PLAY + _HOLD, 100 * _PLAY / (_PLAY + _HOLD)
-        frame, across = 100 * self._step * self._seconds / total, self._axis.duration * self._axis.scale
-        stop = f"{number(played)}%"
+        total = _LEAD + _PLAY + _HOLD
+        start, stop = 100 * _LEAD / total, 100 * (_LEAD + _PLAY) / total
+        begins, ends, after = f"{number(start)}%", f"{number(stop)}%", f"{number(stop + 0.1)}%"
+        frame = 100 * self._step * self._seconds / total
+        across = f"translateX({number(self._axis.duration * self._axis.scale)}px)"
+        jump = "animation-timing-function:step-end"
         frames = {
-            "curtain": f"0%{{transform:scaleX(1)}}{stop},100%{{transform:scaleX(0)}}",
-            "now": f"0%{{opacity:1;transform:none}}{stop}{{opacity:1;transform:translateX({number(across)}px)}}"
-            f"{number(played + 0.1)}%,100%{{opacity:0;transform:translateX({number(across)}px)}}",
+            "curtain": f"0%{{transform:scaleX(0);{jump}}}{begins}{{transform:scaleX(1)}}"
+            f"{ends},100%{{transform:scaleX(0)}}",
+            "now": f"0%{{opacity:0;{jump}}}{begins}{{opacity:1;transform:none}}"
+            f"{ends}{{opacity:1;transform:{across}}}{after},100%{{opacity:0;transform:{across}}}",
             "frame": f"0%{{opacity:1}}{frame:.4f}%,100%{{opacity:0}}",
         }
         for index, end in enumerate(self._ends):
-            frames[f"end-{index}"] = f"0%{{opacity:0}}{number(100 * end * self._seconds / total)}%,100%{{opacity:1}}"
-        shown = (
-            f"#{name} .curtain,#{name} .now,#{name} .frame{{display:inline}}#{name} .frame,#{name} .end{{opacity:0}}"
-        )
+            finished = f"{number(100 * (_LEAD + end * self._seconds) / total)}%"
+            frames[f"end-{index}"] = f"0%{{opacity:1}}{begins}{{opacity:0}}{finished},100%{{opacity:1}}"
+        if max(self._ends) > min(self._ends):
+            frames["saved"] = f"0%{{opacity:1}}{begins}{{opacity:0}}{ends},100%{{opacity:1}}"
+        hidden = ",".join(f"#{name} .{each}" for each in ("frame", "end", "saved"))
+        shown = f"#{name} .curtain,#{name} .now,#{name} .frame{{display:inline}}{hidden}{{opacity:0}}"
         rules = []
         for each, steps in frames.items():
             timing = "linear" if each in ("curtain", "now") else "step-end"
@@ -112,12 +143,13 @@ class Motion:
 
 
 def _running(panel: Panel, time: float) -> str:
-    """Return a time with the bubble until then."""
+    """Return a time, and the bubble at the end of the timeline."""
     timeline = panel.timeline
+    if time < timeline.makespan:
+        return f"after {time_of(time, timeline.unit)}"
     idle = sum(panel.idle_until(rank, time) for rank in range(timeline.num_ranks))
     bubble = idle / (timeline.num_ranks * time) if time else 0.0
-    so_far = " so far" if time < timeline.makespan else ""
-    return f"{format_time(time, timeline.unit)}, bubble{so_far} {100 * bubble:.1f} %"
+    return f"{time_of(time, timeline.unit)}, bubble {100 * bubble:.1f} %"
 
 
 def idle_label(idle: float, unit: str) -> str:

@@ -110,7 +110,7 @@ def test_large_inputs_that_never_change_stay_eager():
         x = np.ones((1 << 13, 64), np.float32)
         for _ in range(4):
             pipeline.step(x, x[:, :1])
-        assert pipeline.replay_report() == "stage 0: gets the same inputs in every step, which are large"
+        assert pipeline.replay_report() == "stage 0: gets the same large inputs in every step"
 
 
 def test_a_report_without_a_script_says_what_the_stage_waits_for(monkeypatch):

@@ -107,7 +107,7 @@ def test_a_stage_that_hands_on_a_bundle_stays_eager_and_gets_all_gradients():
 
     replayed, eager = (spawn(partial(run, replay), 2, take_turns=True) for replay in (True, False))
     assert [rank[:2] for rank in replayed] == [rank[:2] for rank in eager]
-    assert replayed[0][2].startswith("stage 0: the stage hands on a bundle")
+    assert replayed[0][2].startswith("stage 0: the stage passes on a pytree")
 
 
 def test_a_stage_that_replays_may_be_followed_by_one_that_cannot():

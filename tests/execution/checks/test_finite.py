@@ -61,7 +61,7 @@ def test_the_inputs_and_the_targets_are_named_with_the_sample():
     code, said = sentences(nn.Sequential(*plain()), inputs=inputs)
     assert (code, "the inputs have inf, first in sample 5 (microbatch 2)." in said) == ("inputs", True)
     code, said = sentences(nn.Sequential(*plain()), targets=targets)
-    assert code == "targets" and "the loss, behind layer 2, returned nan for finite inputs" in said
+    assert code == "targets" and "the loss, after layer 2, returned nan for finite inputs" in said
     assert "stage 1, microbatch 1, action 1F1: the targets have nan, first in sample 3." in said
 
 
@@ -103,7 +103,7 @@ def test_the_gradient_of_a_parameter_is_named_and_so_is_the_backward_of_the_loss
         return refused(pipeline)
 
     ((code, said),) = spawn(step, 1)
-    assert code == "backward" and "the loss, behind layer 0, returned nan in the gradient of its input" in said
+    assert code == "backward" and "the loss, after layer 0, returned nan in the gradient of its input" in said
     assert "microbatch 0, action 0B0." in said
 
 
@@ -141,7 +141,7 @@ def test_minus_infinity_as_a_mask_is_fine_and_is_not_blamed():
     layers = [nn.On(0, nn.Linear(4, 4)), Masked(), softmax, nn.Linear(4, 4)]
     spawn(lambda group: made(group, nn.Sequential(*layers)).step((X, mask), Y), 2)
     code, said = sentences(nn.Sequential(*layers, Bad("F", 1)), inputs=(X, mask))
-    assert code == "forward" and "layer 4, Bad(), returned nan for finite inputs (but for -inf, a mask perhaps)" in said
+    assert code == "forward" and "layer 4, Bad(), returned nan for finite inputs (except -inf, perhaps a mask)" in said
 
 
 def test_a_missing_number_that_a_layer_replaces_is_fine_and_is_not_blamed():
@@ -239,7 +239,7 @@ def test_without_waiting_the_next_step_finds_it_one_update_late_and_every_rank_s
         ("B", r"gradient of 0.weight \(r"),
     ):
         found = spawn(lambda group, w=where, e=expected: train(group, model(2, 1, w, 3), e), 2)
-        assert len(set(found)) == 1 and "was not waited for, so parameters may have been changed" in found[0]
+        assert len(set(found)) == 1 and "Nothing waited for the loss, so parameters may have changed" in found[0]
 
 
 def test_a_loss_that_was_not_waited_for_complains_when_it_is_asked_for():
@@ -294,7 +294,7 @@ def test_gradients_of_steps_and_of_uses_whose_sum_overflows_are_refused_too():
         return refused(pipeline, accumulate=True)
 
     ((code, said),) = spawn(steps, 1)
-    assert code == "not-found" and "only a sum has overflowed, such as the gradients of several steps" in said
+    assert code == "not-found" and "only a sum has overflowed, such as gradients of several steps" in said
 
 
 def test_shared_parameters_frozen_stages_and_nested_models():

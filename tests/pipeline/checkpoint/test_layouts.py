@@ -110,7 +110,7 @@ def test_a_tied_parameter_may_be_there_under_any_of_its_names(tmp_path, silent, 
 
 def test_two_arrays_for_one_tied_parameter_are_refused(tmp_path):
     save_file({"0.weight": SQUARE, "1.weight": SQUARE, "2.weight": SQUARE + 1}, tmp_path / "a")
-    with pytest.raises(ParameterError, match=r"0\.weight and 2\.weight are one parameter in this model, and the state"):
+    with pytest.raises(ParameterError, match=r"0\.weight and 2\.weight are one parameter in this model, but the state"):
         checkpoint.load_weights(tmp_path / "a", tied(), layout="torch")
 
 

@@ -98,7 +98,9 @@ def test_the_file_of_another_model_changes_nothing(tmp_path, code):
     same(model.state_dict(), before)
 
 
-@pytest.mark.parametrize(("dtype", "why"), [(d, "no real") for d in ("int64", "bool", "int8")] + [("float64", "round")])
+@pytest.mark.parametrize(
+    ("dtype", "why"), [(d, "not real") for d in ("int64", "bool", "int8")] + [("float64", "round")]
+)
 def test_numbers_that_a_parameter_cannot_hold_are_refused(tmp_path, dtype, why):
     """The story: whole numbers, truth values and float64 became float32 without a word."""
     model = small_model().initialise(1)

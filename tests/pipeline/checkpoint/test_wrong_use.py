@@ -275,7 +275,7 @@ def test_an_optimiser_of_the_model_is_refused(tmp_path, call):
 @pytest.mark.parametrize("name", ["a/b", "", "parameters", 3])
 def test_an_optimiser_has_a_word_for_a_name(tmp_path, name):
     pipeline, optimiser = small.pipeline_of(OneRankGroup())
-    with pytest.raises(ArgumentError, match="is no name for an optimiser; expected a word, such as 'body'"):
+    with pytest.raises(ArgumentError, match="is not a name for an optimiser; expected a string, such as 'body'"):
         checkpoint.save(tmp_path, pipeline, {name: optimiser}, step=1)
 
 

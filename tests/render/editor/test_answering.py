@@ -262,6 +262,9 @@ def test_a_page_without_a_file_saves_nothing_and_one_with_a_file_that_file(edito
     assert f"Saved {editor.file}" in said and f"train.py --schedule {editor.file}" in said
     assert Schedule.from_file(editor.file).actions == schedules.one_f_one_b(2, 2).actions
     assert [path.name for path in tmp_path.iterdir()] == ["mine.csv"]
+    asked(editor, do="back", rank=0)
+    said = asked(editor, do="save")["said"]
+    assert said.startswith(f"Warning: {editor.file} is incomplete: 1 action missing.") and "train.py" not in said
     editor.file = tmp_path / "nowhere" / "mine.csv"
     assert "cannot be written" in asked(editor, do="save")["said"]
 
