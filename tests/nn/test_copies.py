@@ -166,7 +166,7 @@ WORDS = {
     pipeline.Stage: "A ReplayingStage cannot .* copy.deepcopy",
     checkpoint.BackgroundSaver: "A BackgroundSaver cannot be copied or pickled: .* Make a new one",
     comm.Request: "A Receive cannot be copied or pickled: .* wait",
-    Task: "A Task cannot be copied or pickled: .* student's module",
+    Task: "A Task cannot be copied or pickled: .* student's process",
     Node: "A (Watched)?Node belongs to its graph, and .* x.detach",
     Leaf: "A Leaf belongs to its graph, .* copy.deepcopy",
     StageInput: "A StageInput belongs to its graph",
