@@ -8,6 +8,7 @@ from html import unescape
 import pytest
 
 from minipipe import schedules, simulate
+from minipipe.cli.schedules import _NOTE
 from tests.launch import ROOT
 
 INDEX = (ROOT / "tutorials" / "site" / "index.md").read_text()
@@ -71,6 +72,13 @@ def test_the_table_of_schedules_has_the_rows_of_the_command_line_each_with_its_p
         cells = [text_of(cell).strip() for cell in row]
         assert cells[2] == f"{expected['makespan']:.3g}" and cells[5] == f"{expected['peak']:.3g}"
         assert cells[6] == expected["trades"]
+
+
+def test_the_page_of_the_schedules_explains_the_terms_that_the_command_explains(site):
+    page = (site / "schedules" / "index.html").read_text()
+    notes = page.partition("In the last column:")[2].partition("</ul>")[0]
+    terms = [line.split("  ")[0] for line in _NOTE.strip().splitlines() if not line.startswith(" ")]
+    assert re.findall(r"<li><p><em>(.*?)</em>:? ", notes) == terms[terms.index("peak") + 1 :]
 
 
 @pytest.mark.parametrize(
