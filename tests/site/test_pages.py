@@ -83,6 +83,18 @@ def test_a_lesson_with_parts_has_one_title(monkeypatch):
         assert texts == expected
 
 
+def test_the_text_of_a_cell_does_not_depend_on_the_parts_in_which_the_kernel_sends_it(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tutorials" / "site" / "extensions")
+    chapters = loaded(ROOT / "tutorials" / "site" / "extensions" / "chapters.py")
+
+    def output(name, text):
+        return {"output_type": "stream", "name": name, "text": text}
+
+    shown = {"output_type": "display_data", "data": {}}
+    parts = [output("stdout", "a"), output("stderr", "x"), output("stdout", "\nb"), shown, output("stdout", "\n")]
+    assert chapters.joined(parts) == [output("stdout", "a\nb\n"), output("stderr", "x"), shown]
+
+
 def test_a_link_to_the_playground_must_have_a_schedule(tmp_path):
     (tmp_path / "playground").mkdir()
     (tmp_path / "playground" / "index.html").write_text('<p id="said"></p>')

@@ -8,6 +8,8 @@ from html import unescape
 import pytest
 
 from minipipe import schedules, simulate
+from minipipe.cli.schedules import _NOTE
+from minipipe.schedules.registry import TRADES
 from tests.launch import ROOT
 
 INDEX = (ROOT / "tutorials" / "site" / "index.md").read_text()
@@ -51,6 +53,23 @@ def test_the_program_of_the_first_page_prints_what_it_says():
     assert len(set(one)) == 1 and one == pytest.approx(two, rel=1e-3)  # other kernels have other last bits
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_the_loss_of_that_program_is_the_same_on_other_ranks_and_with_other_schedules(ranks):
+    (program,) = re.findall(r"```python\n(.+?)```", INDEX, flags=re.DOTALL)
+    names = ["zb-h1", "gpipe", "1f1b"]
+    if ranks == 2:  # all with one copy of each stage, except for slices of sequences and without an update per step
+        others = ("seq1f1b", "pipedream", "vertical-sync", "2bw", "paci", "forward-only")
+        names = [name for name, what in TRADES.items() if "2x weights" not in what and name not in others]
+    losses = set()
+    for name in names:
+        changed = program.replace("num_ranks=3", f"num_ranks={ranks}").replace('"zb-h1"', repr(name))
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(changed, "index.md", "exec"), {})
+        losses |= set(eval(printed.getvalue()))
+    assert "On 1 to 5 ranks" in INDEX and len(losses) == 1
+
+
 def test_the_figures_below_the_picture_are_those_of_the_schedules():
     caption = " ".join(INDEX.split())
     one, two = (simulate(build(4, 8)) for build in (schedules.one_f_one_b, schedules.zb_h1))
@@ -71,6 +90,13 @@ def test_the_table_of_schedules_has_the_rows_of_the_command_line_each_with_its_p
         cells = [text_of(cell).strip() for cell in row]
         assert cells[2] == f"{expected['makespan']:.3g}" and cells[5] == f"{expected['peak']:.3g}"
         assert cells[6] == expected["trades"]
+
+
+def test_the_page_of_the_schedules_explains_the_terms_that_the_command_explains(site):
+    page = (site / "schedules" / "index.html").read_text()
+    notes = page.partition("In the last column:")[2].partition("</ul>")[0]
+    terms = [line.split("  ")[0] for line in _NOTE.strip().splitlines() if not line.startswith(" ")]
+    assert re.findall(r"<li><p><em>(.*?)</em>:? ", notes) == terms[terms.index("peak") + 1 :]
 
 
 @pytest.mark.parametrize(

@@ -45,12 +45,16 @@ peak
 NOTES = """\
 In the last column:
 
-- *V*: the stages go down the ranks and back up, so that rank 0 has the first stage and the last.
-- *no idle inside*: a rank is never idle between its first action and its last, if there are at least 2p - 1
+- *chunk*: one of several stages of a rank.
+- *no pauses*: a rank is idle only before its first action and after its last, if there are at least 2p - 1
   microbatches for p ranks.
-- *plus 1*: v-half and v-min hold less than 1F1B from 3 ranks on.
-- *2x weights*: every stage is on two ranks.
-- *no flushes*: the weights are updated between microbatches, so a long run has no idle time.
+- *splits B*: the backward B runs in two halves, I (gradients of the inputs) and W (gradients of the weights).
+- *plus 1*: plus one microbatch. v-half and v-min need less memory than 1F1B from 3 ranks on.
+- *V*: the stages go down the ranks and back up, so that rank 0 has the first stage and the last.
+- *2x weights*: each stage is on two ranks.
+- *no flush*: the weights are updated without draining the pipeline, so that a long run has no bubble.
+- *stale*: gradients belong to weights that were updated meanwhile.
+- *version*: a copy of the weights. If it *drifts*, the backward uses newer weights than the forward.
 
 """
 

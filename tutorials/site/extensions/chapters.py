@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from measurements import with_pictures
+from myst_nb.core import render
+from myst_nb.core.utils import coalesce_streams
 from sphinx.application import Sphinx
 
 from tutorials import notebooks
@@ -133,6 +135,20 @@ def headings_of(lines: list[str]) -> list[int]:
     return found
 
 
+def joined(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Join the parts in which the kernel sends the text of a cell. MyST-NB would begin a line with each part."""
+    found, streams = [], {}
+    for output in outputs:
+        name = output.get("name")
+        if output["output_type"] == "stream" and name in streams:
+            streams[name]["text"] += output["text"]
+            continue
+        if output["output_type"] == "stream":
+            streams[name] = output
+        found.append(output)
+    return found
+
+
 def toctree(option: str, names: list[str]) -> str:
     """Return the directive that adds pages to the navigation."""
     return f"```{{toctree}}\n:{option}\n\n" + "\n".join(names) + "\n```\n"
@@ -182,6 +198,7 @@ def finish(app: Sphinx, page: str, template: str, context: dict[str, Any], doctr
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Copy the pages before autosummary reads them."""
+    render.coalesce_streams = lambda outputs: coalesce_streams(joined(outputs))
     app.connect("builder-inited", write_chapters, priority=300)
     app.connect("builder-inited", remove_others, priority=400)
     app.connect("html-page-context", finish)

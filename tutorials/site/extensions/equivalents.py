@@ -20,8 +20,9 @@ def table_of(section: str) -> str:
     rows = ["| there | here |", "|---|---|"]
     for names, text in entries.items():
         there = ", ".join(f"`{name}`" for name in names.split())
+        text = text.replace("{name}", "NAME" if " " in names else names)
         # Markdown must be escaped in prose, but would show its backslashes in code.
-        parts = re.split(r"(`[^`]*`)", text.replace("{name}", "…").replace("|", "\\|"))
+        parts = re.split(r"(`[^`]*`)", text.replace("|", "\\|"))
         parts[::2] = [part.replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_") for part in parts[::2]]
         rows.append(f"| {there} | {''.join(parts)} |")
     return "\n".join(rows)
