@@ -22,7 +22,8 @@ LINKED = re.compile(r"\]\((?!https?:|mailto:|#)([^)\s#]+)")
 # Files that a reader makes, that stand for many, or that belong to other projects.
 OF_READERS = re.compile(
     r"(?:.*/)?(?:test_)?NN_name\.py|minipipe/cli/NAME\.py|mine(?:\.csv|/.*)|class/(?:ada|bob)/.*|smallest\.py"
-    r"|gpipe_in_groups\.py|step(?:ping\.py|\.html|\.measured\.html)|json\.py|(?:megatron/training/)?arguments\.py"
+    r"|(?:minipipe/schedules/)?gpipe_in_groups\.py|step(?:ping\.py|\.html|\.measured\.html)|json\.py"
+    r"|(?:megatron/training/)?arguments\.py"
 )
 # A history names what was there; the pages of the site are made when it is built, and its own tests follow their links.
 OTHERWISE = {"CHANGELOG.md", "tutorials/site/index.md", "tutorials/site/coming-from-megatron.md"}

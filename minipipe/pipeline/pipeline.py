@@ -154,9 +154,6 @@ class Pipeline(FamiliarPipeline):
     measures_memory : bool
         Whether ``step`` measures the bytes held after each action. Slow; off by default. May be set.
 
-    Nothing else can be set: for another seed, loss or schedule make another pipeline, with the values of this one
-    (``load_state_dict``).
-
     Raises
     ------
     RankError, PartitionError, ScheduleError, ModelError
@@ -165,6 +162,9 @@ class Pipeline(FamiliarPipeline):
 
     Notes
     -----
+    Other attributes cannot be set. For another seed, loss or schedule make another pipeline, with the values of this
+    one (``load_state_dict``).
+
     When the pipeline is made, and before an argument has any effect, ranks compare: all arguments except ``sample``
     (arguments that determine messages even with ``check_agreement=False``); the model with its layers' attributes and
     functions, the loss and ``loss_weight`` (see :mod:`minipipe.execution.checks.description`); the versions of

@@ -4,7 +4,7 @@ import pytest
 
 from minipipe.cli import ranks
 
-WORDS = {"advise": ["advise", "--ranks", "2", "none.py"], "compare": ["compare", "--ranks", "2"]}
+WORDS = {"advise": ["advise", "--ranks", "2", __file__], "compare": ["compare", "--ranks", "2"]}
 
 
 class Begun(BaseException):

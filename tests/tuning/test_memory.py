@@ -198,7 +198,7 @@ def test_it_prints_as_a_table():
 @pytest.mark.parametrize(
     ("call", "code", "words"),
     [
-        (lambda plan, layers: plan.memory([1.0] * 9), "type", "given as list; expected the result of minipipe.measure"),
+        (lambda plan, layers: plan.memory([1.0] * 9), "type", "of type list; expected the result of minipipe.measure"),
         (
             lambda plan, layers: Plan(mlp(linears=2), num_ranks=2).memory(layers),
             "value",
