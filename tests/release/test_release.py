@@ -129,7 +129,9 @@ def test_the_source_archive_builds_the_wheel_of_the_tree_and_has_every_file_of_t
 @pytest.mark.slow
 def test_the_wheel_has_the_package_and_the_exercises_and_nothing_else(built):
     names = {name for name in zipfile.ZipFile(built[1]).namelist() if ".dist-info/" not in name}
-    package = {name for name in tracked() if name.startswith("minipipe/") and not name.endswith("README.md")}
+    package = {
+        name for name in tracked() if name.startswith("minipipe/") and not name.endswith(("README.md", ".ruff.toml"))
+    }
     exercises = {name for name in tracked() if name.startswith("tutorials/exercises/")}
     assert names == package | {name.replace("tutorials", "minipipe/coursework") for name in exercises}
 
