@@ -33,7 +33,7 @@ def test_several_hosts_train_with_the_bits_of_one_process(hosts, one_process, re
     sent = [host.bytes_sent() - bytes_before for host, bytes_before in zip(network.hosts, before)]
     print(f"{hosts}: {done.seconds:.1f} s, bytes over each wire: {sent}")
     assert (done.code, done.err) == (0, "")
-    assert f"{IMAGES} images" in done.out and loss_line(done.out) == loss_line(one_process.out)
+    assert f"{IMAGES} training images" in done.out and loss_line(done.out) == loss_line(one_process.out)
     assert min(sent) > EPOCHS * IMAGES * WIDTH * 4  # float32: activations to the next host, or gradients back
 
 
