@@ -56,7 +56,7 @@ def test_each_torch_program_of_a_lesson_has_a_command():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("torch") is None, reason="no PyTorch here: pip install '.[oracle]'")
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch: pip install '.[oracle]'")
 @pytest.mark.parametrize(
     ("path", "command"),
     [pytest.param(path, command, id=f"{path.stem[:2]} {command}") for path in LESSONS for command in commands_of(path)],
