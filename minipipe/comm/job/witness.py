@@ -355,6 +355,10 @@ class Witness:
             )
         elif -(code or 0) in _FROM_OUTSIDE:  # also of the others, but there the launcher's SIGKILL may overtake it
             return rank.say(f"No rank has failed: rank {who} was {ending}, as sent by launchers and batch systems.")
+        elif self.size > self.expected and code is not None and code < 0 and not is_killed:
+            # The rank itself crashed, or MPI did in it: this host cannot tell which.
+            doubt = "or a rank of another host was lost first, after which MPI may crash here"
+            return rank.say(f"Rank {who} crashed: {ending}; {doubt}.")
         rank.say(f"Rank {who} exited without an error message: {ending}.")
 
     def end_the_late(self, seconds: float) -> None:

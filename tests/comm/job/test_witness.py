@@ -38,7 +38,7 @@ from minipipe.errors import LaunchError
 from minipipe.comm.job.meeting import line_to_witness
 rank = int(os.environ["PMI_RANK"])
 FIRST
-line = line_to_witness(rank, 4, os.environ)
+line = line_to_witness(rank, SIZE, os.environ)
 try:
     line.wait_for_all(LIMIT)
 except LaunchError as error:
@@ -50,8 +50,9 @@ line.close()
 """
 
 
-def launched(first="", then="", num=4, limit=20.0):
+def launched(first="", then="", num=4, limit=20.0, size=4):
     program = RANK.replace("FIRST", first).replace("THEN", then).replace("LIMIT", str(limit))
+    program = program.replace("SIZE", str(size), 1)
     return subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, str(num), program],
         cwd=ROOT,
@@ -92,6 +93,21 @@ def test_a_rank_that_ends_before_it_comes_is_named_at_once(rank):
 def test_a_rank_that_ends_without_a_word_is_named(end, words):
     _, said = outcome(launched(then=f"time.sleep(0.2)\nif rank == 2: {end}\ntime.sleep(0.5)"))
     assert re.fullmatch(r"\[rank 2\] Rank 2 \(process \d+ on \S+\) exited without an error message: .*\.\n", said), said
+    assert words in said or "killed (kill -9" in said  # where the kernel does not tell
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ("os.kill(os.getpid(), 11)", "crashed: ended by signal 11: Segmentation fault; or a rank of another host was"),
+        slowly("os.kill(os.getpid(), 9)", "exited without an error message: killed by SIGKILL"),
+        slowly("os._exit(5)", "exited without an error message: exit code 5"),
+    ],
+)
+def test_a_crash_in_a_job_of_several_hosts_is_not_blamed_on_the_rank_alone(end, words):
+    """The story: MPI crashed in a rank because one of another host was killed, and that rank was named for it."""
+    _, said = outcome(launched(then=f"time.sleep(0.2)\nif rank == 2: {end}\ntime.sleep(0.5)", size=8))
+    assert said.count("\n") == 1 and said.startswith("[rank 2] Rank 2 (process")
     assert words in said or "killed (kill -9" in said  # where the kernel does not tell
 
 
