@@ -273,6 +273,13 @@ class Flow:
                     yield rank, position
 
 
+def flow_of(table: Any) -> Flow:
+    """Return the flow of a table, which never changes: it is computed once and kept."""
+    if "flow" not in table._kept:
+        table._kept["flow"] = Flow(table)
+    return table._kept["flow"]
+
+
 def _is_pair(row: Sequence[Any], position: int) -> bool:
     """Whether an overlapped action has a backward of another microbatch behind it."""
     if position + 1 == len(row):
