@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from minipipe.core.values import (
@@ -230,8 +231,12 @@ class Flow:
     def value_of(self, number: int) -> Value:
         """Return the value that has a number."""
         pair, microbatch = divmod(number, self.table.num_microbatches)
-        block, stage = divmod(pair, self.num_stages)
-        return Value(self.names[block], stage, microbatch)
+        return Value(self.name_of(number), pair % self.num_stages, microbatch)
+
+    def name_of(self, number: int) -> str:
+        """Return the name of the value that has a number."""
+        block = number // (self.table.num_microbatches * self.num_stages)
+        return next(islice(self._blocks, block, None))
 
     def uses(self, rank: int, position: int) -> Uses | None:
         """Return the declaration of an instruction."""

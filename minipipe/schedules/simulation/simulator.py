@@ -109,6 +109,7 @@ def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int =
             step_changes=tuple(map(tuple, simulation.changes)) if num_steps > 1 else (),
             sums=tuple(sorted(simulation.sums, key=lambda found: found.actions[0].microbatch)),
             copies=tuple(map(tuple, simulation.copies)) if any(simulation.copies) else (),
+            num_slices=schedule.num_slices,
         )
 
 

@@ -16,7 +16,6 @@ from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.analysis.updates import copies_held
 from minipipe.schedules.simulation.explanation import Explanation, explain
 from minipipe.schedules.simulation.span import GradientSum, Idle, Message, Span, StepChange, in_groups, with_copies
-from minipipe.schedules.slices import Slice
 
 _MOST = 1e15  # of any unit: from here on a power of ten is clearer than all digits
 
@@ -104,6 +103,8 @@ class Timeline(ShownInNotebooks):
         continues meanwhile.
     copies : tuple of tuple of Span
         By rank, its O and L: copies concurrent with its computations. Empty if there are none.
+    num_slices : int
+        The number of slices of a sequence; 1 if microbatches are whole.
 
     Examples
     --------
@@ -132,6 +133,7 @@ class Timeline(ShownInNotebooks):
     arrived: dict[Value, float] = field(default_factory=dict, compare=False)
     sums: tuple[GradientSum, ...] = ()
     copies: tuple[tuple[Span, ...], ...] = ()
+    num_slices: int = 1
 
     def __post_init__(self) -> None:
         for text in ("name", "unit", "memory_unit", "note"):  # the name may come from a file
@@ -141,12 +143,6 @@ class Timeline(ShownInNotebooks):
     def num_ranks(self) -> int:
         """The number of ranks."""
         return len(self.spans)
-
-    @property
-    def num_slices(self) -> int:
-        """The number of slices of a sequence; 1 if microbatches are whole."""
-        first = next((span.action.microbatch for row in self.spans for span in row), 0)
-        return first.num_slices if isinstance(first, Slice) else 1
 
     @property
     def num_steps(self) -> int:
