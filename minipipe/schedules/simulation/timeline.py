@@ -182,13 +182,19 @@ class Timeline(ShownInNotebooks):
 
     def busy(self, rank: int) -> float:
         """Return the computing time of a rank. Two overlapped actions count once."""
-        row = [span for span in self.spans[rank] if not span.action.kind.is_communication]
-        return sum(group[-1].end - group[0].start for group in in_groups(row))
+        return sum(group[-1].end - group[0].start for group in in_groups(self._computed(rank)))
 
     def own_span(self, rank: int) -> float:
         """Return the time between the first start and the last end of a rank's own computations."""
-        row = [span for span in self.spans[rank] if not span.action.kind.is_communication]
+        row = self._computed(rank)
         return row[-1].end - row[0].start if row else 0.0
+
+    def _computed(self, rank: int) -> list[Span]:
+        return [span for span in self.spans[rank] if not span.action.kind.is_communication]
+
+    @property
+    def _work(self) -> float:
+        return sum(map(self.busy, range(self.num_ranks)))
 
     def idle_within_span(self, rank: int) -> float:
         """Return the idle time between the first start and the last end of a rank's own computations."""
@@ -198,12 +204,12 @@ class Timeline(ShownInNotebooks):
     def bubble_fraction(self) -> float:
         """The idle fraction of the total time, idle / (num_ranks * makespan): (p-1)/(m+p-1) for GPipe and 1F1B."""
         available = self.num_ranks * self.makespan
-        return 1 - sum(map(self.busy, range(self.num_ranks))) / available if available else 0.0
+        return 1 - self._work / available if available else 0.0
 
     @property
     def bubble_over_ideal(self) -> float:
         """Idle time over work, Megatron's convention: (p-1)/m for GPipe and 1F1B, (p-1)/(m v) interleaved."""
-        work = sum(map(self.busy, range(self.num_ranks)))
+        work = self._work
         return self.num_ranks * self.makespan / work - 1 if work else 0.0
 
     @property
