@@ -263,12 +263,6 @@ class _Clock(Plan):
         self.between = [0.0] * len(self.rows)
         self.ended = [0.0] * len(self.rows)  # by rank, on lanes beside "compute"
         self.given = [0.0] * flow.num_values
-        # Instructions on other lanes, and on none, take the way of `run_at`.
-        nothing: list[Step | None] = [None] * flow.num_stages
-        self.quick = {
-            name: steps if KINDS[name].lane == "compute" else nothing
-            for name, steps in self.plan.items()
-        }
 
     def run(self, rounds: Sequence[Sequence[int]], num_steps: int, wait: bool) -> Times:
         for step in range(num_steps):
@@ -280,24 +274,24 @@ class _Clock(Plan):
 
     def run_step(self, rounds: Sequence[Sequence[int]]) -> None:
         """Visit all instructions of a step in their order. The hot loop."""
-        positions, rows, quick, tasks = (
-            self.positions,
-            self.rows,
-            self.quick,
-            self.tasks,
-        )
+        positions, rows, plan = self.positions, self.rows, self.plan
         given, free, between = self.given, self.free, self.between
-        overhead, make, pairs = self.rates.overhead, self.make, self.pairs
+        overhead, make, tasks = self.rates.overhead, self.make, self.tasks
+        beside = {name for name in self.flow.kinds if KINDS[name].lane != "compute"}
+        pairs = self.pairs
         for ranks in rounds:
             for rank in ranks:
                 position = positions[rank]
                 positions[rank] = position + 1
                 action = rows[rank][position]
                 stage, kind, k = action
-                step = quick[kind][stage]
-                if step is None or pairs:
-                    if self.run_at(rank, position):
-                        continue
+                if kind in beside:
+                    self.run_beside(rank, position, KINDS[kind])
+                    continue
+                if pairs and self.run_half(rank, position):
+                    continue
+                step = plan[kind][stage]
+                if step is None:
                     step, k = self.step_at(rank, position)
                 needs, duration, gives = step
                 start = free[rank] + between[rank]  # [1]
@@ -311,51 +305,45 @@ class _Clock(Plan):
                     given[value + k] = end
                 tasks[rank][position] = make((action, start, end))
 
-    def run_at(self, rank: int, position: int) -> bool:
-        """Run an instruction, unless it is one that the hot loop can run."""
+    def run_half(self, rank: int, position: int) -> bool:
+        """Run both halves of a pair with the first; return whether it is a half."""
         action = self.rows[rank][position]
-        kind = KINDS[action[1]]
-        if action in self.pairs:
-            self.run_pair(rank, position)
-        elif self.meets(kind):
-            self.meet(rank, position, kind)
-        elif kind.lane != "compute":
-            self.run_beside(rank, position, kind.lane)
-        else:
+        if action not in self.pairs:
             return self.is_second(rank, position)
+        halves = [self.step_at(rank, position), self.step_at(rank, position + 1)]
+        ready = max(self.ready(*half) for half in halves)
+        start = max(ready, self.free[rank] + self.between[rank])
+        end = start + self.rates.pair_times[action]
+        self.free[rank], self.between[rank] = end, self.rates.overhead
+        for at, half in enumerate(halves, position):
+            self.finish(rank, at, start, end, *half)
         return True
 
-    def run_pair(self, rank: int, position: int) -> None:
-        """Run both halves of an overlapped pair."""
-        halves = [position, position + 1]
-        ready = max(self.ready(*self.step_at(rank, at)) for at in halves)
-        start = max(ready, self.free[rank] + self.between[rank])
-        end = start + self.rates.pair_times[self.rows[rank][position]]
-        self.free[rank], self.between[rank] = end, self.rates.overhead
-        for at in halves:
-            self.finish(rank, at, start, end)
-
-    def run_beside(self, rank: int, position: int, lane: str) -> None:
+    def run_beside(self, rank: int, position: int, kind: Kind) -> None:
         """Run an instruction that takes its rank no time."""
+        if self.meets(kind):
+            self.meet(rank, position, kind)
+            return
         step, k = self.step_at(rank, position)
-        start = max(self.ready(step, k), self.free[rank])
-        if lane:
-            start = max(start, self.lanes.get((rank, lane), 0.0))
-            self.lanes[rank, lane] = start + step.duration
-        self.finish(rank, position, start, start + step.duration)
+        lane = rank, kind.lane
+        start = max(self.ready(step, k), self.free[rank], self.lanes.get(lane, 0.0))
+        if kind.lane:
+            self.lanes[lane] = start + step.duration
+        self.finish(rank, position, start, start + step.duration, step, k)
 
     def meet(self, rank: int, position: int, kind: Kind) -> None:
         """Come to a meeting; with its last member it begins, and ends for all."""
         came = self.come(rank, position, self.free[rank])
         if not came:
             return
-        steps = [self.step_at(*place)[0] for place in came]
-        delay = max((self.delay(n) for step in steps for n in step.gives), default=0.0)
-        end = max(came.values()) + max(steps[0].duration, delay)
-        for (member, at), reached in came.items():
+        steps = [self.step_at(*place) for place in came]
+        times = [step.duration for step, _ in steps]
+        times += [self.delay(n) for step, _ in steps for n in step.gives]
+        end = max(came.values()) + max(times)
+        for ((member, at), reached), step in zip(came.items(), steps):
             if KINDS[self.rows[member][at][1]].message == "send":
                 self.free[member] = end
-            self.finish(member, at, reached, end)
+            self.finish(member, at, reached, end, *step)
         if not kind.message:
             self.sums.append(list(came))
 
@@ -366,11 +354,12 @@ class _Clock(Plan):
             latest = max(latest, self.given[value + k] + delay)
         return latest
 
-    def finish(self, rank: int, position: int, start: float, end: float) -> None:
+    def finish(
+        self, rank: int, position: int, start: float, end: float, step: Step, k: int
+    ) -> None:
         action = self.rows[rank][position]
         self.tasks[rank][position] = self.make((action, start, end))
         self.ended[rank] = max(self.ended[rank], end)
-        step, k = self.step_at(rank, position)
         for value in step.gives:
             self.given[value + k] = end
 

@@ -50,7 +50,6 @@ class SharedClock(Plan):
         self.waiting: defaultdict[Hashable, list[Then]] = defaultdict(list)
         self.arrived: dict[Any, float] = {}
         self.ready: deque[Process] = deque()  # ranks that can run
-        self.num_over = 0  # ranks that have finished
         self.timers: list[tuple[float, int, Then]] = []
         self.serial = count()  # so that simultaneous timers keep their order
         self.losses = flow.table.ranks_of(flow.table.num_stages - 1)
@@ -63,7 +62,8 @@ class SharedClock(Plan):
             while self.ready:
                 row = self.ready.popleft()
                 self.resume(row, partial(self.ready.append, row))
-        latest = self.now if self.num_over == len(self.rows) else inf
+        is_over = not any(None in row for row in self.tasks)
+        latest = self.now if is_over else inf
         return Times(self.tasks, self.sums, self.changes, latest, self.arrived)
 
     # -- a rank --------------------------------------------------------------------
@@ -77,7 +77,6 @@ class SharedClock(Plan):
             if step < num_steps - 1:
                 yield from self.until((rank, position) for position in own)
                 yield from self.change_step(rank, step, wait)
-        self.num_over += 1
 
     def run_step(self, rank: int, positions: range) -> Process:
         """Take a rank through the instructions of one step."""
@@ -86,7 +85,7 @@ class SharedClock(Plan):
             if KINDS[self.rows[rank][position][1]].lane != "compute":
                 yield from self.run_beside(rank, position)
             elif not self.is_second(rank, position):
-                if has_begun:
+                if has_begun and self.rates.overhead:
                     yield from self.work(rank, self.rates.overhead)  # [1]
                 has_begun = True
                 yield from self.compute(rank, position)
@@ -99,9 +98,9 @@ class SharedClock(Plan):
         if action in self.pairs:
             halves.append((position + 1, *self.step_at(rank, position + 1)))
             time = self.rates.pair_times[action]
-        yield from self.until(
-            n + k for _, step, k in halves for n, _ in step.needs
-        )  # [2]
+        needs = [n + k for _, step, k in halves for n, _ in step.needs]
+        if needs:
+            yield from self.until(needs)  # [2]
         start = self.now
         yield from self.work(rank, time)  # [3]
         for at, _, _ in halves:

@@ -100,10 +100,15 @@ def timeline_of(step: ActionTable, costs: Costs, num_steps: int, wait: bool, hos
     hosts : Hosts or None
     """
     table = repeat(step, num_steps)
-    found = _times(step, table, costs, num_steps, wait, hosts)
+    flow, rates = flow_of(table), _rates(table, costs)
+    if hosts is None:
+        rounds = complete_walk(step, sends_are_buffered=not costs.sends_block).rounds
+        found = times(flow, rates, rounds, num_steps, wait, _new_span)
+    else:
+        found = SharedClock(flow, rates, _new_span, hosts).run(num_steps, wait)
     if not found.latest * table.num_ranks < inf:  # the idle time of all ranks is a part of this sum
         raise misuse(TIMES_TOO_LARGE, ScheduleCode.COSTS)
-    spans, copies = _spans(table, found, costs.sends_block)
+    spans, copies, sent = _parts(table, found, rates)
     ran = (table if costs.sends_block else table.schedule).without_sums()
     if any(copies):
         ran = ran.with_rows(type(ran), map(with_copies, spans, copies))
@@ -118,24 +123,13 @@ def timeline_of(step: ActionTable, costs: Costs, num_steps: int, wait: bool, hos
         memory_during=tuple(tuple(held for held, _ in row) for row in shown),
         unit=costs.unit,
         memory_unit=costs.memory_unit,
-        message_times=costs.message_times(table),
-        sent={} if costs.sends_block else _sent(table, found, costs),
+        message_times=tuple(rates.message_times),
+        sent=sent,
         arrived={_value_of(action): time for action, time in found.arrived.items()},
         step_changes=tuple(tuple(StepChange(*change) for change in row) for row in found.changes if num_steps > 1),
         sums=_sums(table, found, costs),
         copies=tuple(map(tuple, copies)) if any(copies) else (),
     )
-
-
-def _times(
-    step: ActionTable, table: ActionTable, costs: Costs, num_steps: int, wait: bool, hosts: Hosts | None
-) -> Times:
-    """Return the times of a table that repeats a step."""
-    flow, rates = flow_of(table), _rates(table, costs)
-    if hosts is None:
-        rounds = complete_walk(step, sends_are_buffered=not costs.sends_block).rounds
-        return times(flow, rates, rounds, num_steps, wait, _new_span)
-    return SharedClock(flow, rates, _new_span, hosts).run(num_steps, wait)
 
 
 def _rates(table: ActionTable, costs: Costs) -> Rates:
@@ -156,37 +150,29 @@ def _rates(table: ActionTable, costs: Costs) -> Rates:
     )
 
 
-def _spans(table: ActionTable, found: Times, sends_block: bool) -> tuple[list[list[Span]], list[list[Span]]]:
-    """Return, by rank, its spans and its copies."""
+Sent = dict[Value, tuple[float, int, int]]
+
+
+def _parts(table: ActionTable, found: Times, rates: Rates) -> tuple[list[list[Span]], list[list[Span]], Sent]:
+    """Return, by rank, its spans and its copies; and what :attr:`Timeline.sent` is."""
     copies: list[list[Span]] = [[] for _ in found.tasks]
     if all(KINDS[kind].lane == "compute" for kind in table.kinds):
-        return found.tasks, copies
+        return found.tasks, copies, {}
     spans: list[list[Span]] = [[] for _ in found.tasks]
+    sent: Sent = {}
     for rank, tasks in enumerate(found.tasks):
         for task in tasks:
             kind = KINDS[task.action.kind]
-            if kind.lane == "compute" or (sends_block and kind.message == "send"):
-                spans[rank].append(task)
-            elif sends_block and kind.message:
-                spans[rank].append(task._replace(end=task.start))
-            elif kind.lane:
-                copies[rank].append(task)
-    return spans, copies
-
-
-def _sent(table: ActionTable, found: Times, costs: Costs) -> dict[Value, tuple[float, int, int]]:
-    """Return, by value with a SEND of its own: when it arrives, its rank, and the span before the SEND."""
-    sent: dict[Value, tuple[float, int, int]] = {}
-    message_times = costs.message_times(table)
-    for rank, tasks in enumerate(found.tasks if any(table.message_cuts) else ()):
-        last = -1
-        for action, _, end in tasks:
-            kind = KINDS[action.kind]
-            last += kind.lane == "compute"
-            if kind.message == "send":
-                value = Value.carried_by(action)
-                sent[value] = found.arrived.get(action, end + message_times[value.cut]), rank, last
-    return sent
+            if kind.lane:
+                (spans if kind.lane == "compute" else copies)[rank].append(task)
+            elif kind.message and rates.sends_block:
+                end = task.end if kind.message == "send" else task.start
+                spans[rank].append(task._replace(end=end))
+            elif kind.message == "send":
+                value = Value.carried_by(task.action)
+                arrival = task.end + rates.message_times[value.cut]
+                sent[value] = found.arrived.get(task.action, arrival), rank, len(spans[rank]) - 1
+    return spans, copies, sent
 
 
 def _value_of(action: Action) -> Value:
