@@ -22,6 +22,7 @@ FLOORS = [
         errors
         io hints
         _lazy core
+        simulation
         schedules autograd comm.job
         schedules.analysis tensor comm
         schedules.simulation pytree functional
@@ -38,7 +39,7 @@ FLOORS = [
     """.strip().splitlines()
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-WITHOUT_NUMPY = {"core", "schedules", "render", "errors", "io", "hints", "_lazy", "cli", "comm.job"}
+WITHOUT_NUMPY = {"core", "simulation", "schedules", "render", "errors", "io", "hints", "_lazy", "cli", "comm.job"}
 ONLY_HERE = {
     "mpi4py": {"comm.job.mpi_job", "cli.info"},
     "threadpoolctl": {"comm.job.host", "cli.info"},

@@ -460,6 +460,9 @@ class Noun(NamedTuple):
         For messages.
     travels : bool
         Whether it can be taken on another rank than the one that gives it.
+    is_late : bool
+        Whether it comes from beside its rank, and perhaps after an instruction that
+        needs it is next in the row.
     message : tuple of str
         The kinds that send and receive it between ranks.
     may_stay : function
@@ -470,6 +473,7 @@ class Noun(NamedTuple):
 
     words: str
     travels: bool = False
+    is_late: bool = False
     message: tuple[str, ...] = ()
     may_stay: Callable[[Setting, int], bool] = lambda setting, stage: False
     is_required: Callable[[Setting, int], bool] = lambda setting, stage: False
@@ -499,18 +503,18 @@ NOUNS = {
     "sent": Noun("message with an activation", travels=True),
     "result": Noun("output of the model", may_stay=_stays, is_required=_is_last),
     "graph": Noun("graph"),
-    "away": Noun("offloaded graph"),
-    "back": Noun("loaded graph"),
+    "away": Noun("offloaded graph", is_late=True),
+    "back": Noun("loaded graph", is_late=True),
     "rebuilt": Noun("recomputed graph"),
     "rest": Noun("graph for the gradients of weights"),
     "g": Noun("gradient", travels=True, message=("SEND_B", "RECV_B")),
     "grad out": Noun("gradient to send"),
     "grad sent": Noun("message with a gradient", travels=True),
     "dw": Noun("gradients of weights", may_stay=_gradients_stay),
-    "sum": Noun("summed gradients of weights", may_stay=_sums_stay),
+    "sum": Noun("summed gradients of weights", is_late=True, may_stay=_sums_stay),
     "weights": Noun("weights", may_stay=_stays),
     "kv": Noun("keys and values", may_stay=_stays),
-    "kv back": Noun("loaded keys and values", may_stay=_stays),
+    "kv back": Noun("loaded keys and values", is_late=True, may_stay=_stays),
     "dkv": Noun("gradients of keys and values"),
 }
 """The names of values."""

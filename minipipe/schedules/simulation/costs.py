@@ -9,7 +9,7 @@ from math import inf
 from numbers import Integral, Real
 from pathlib import Path
 from sys import float_info
-from typing import Any, NamedTuple
+from typing import Any
 
 from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, as_float, counted, misuse, quoted, whole_number
 from minipipe.io import MOST_JSON, MOST_STAGES, parse_real, printable, read_text, write_whole
@@ -21,6 +21,7 @@ from minipipe.schedules.placement import Placement, check_sizes, ranks_in, stage
 from minipipe.schedules.simulation.fitting import fit_costs
 from minipipe.schedules.simulation.timeline import Timeline
 from minipipe.schedules.slices import relative_work
+from minipipe.simulation.hosts import Hosts
 
 _SHORT = {"F": "forward", "I": "backward_input", "W": "backward_weight"}
 _HELD = ("activation", "weight_activation", "transient_activation", "keys_values")
@@ -33,46 +34,6 @@ _SINGLE = ("latency", "bandwidth", "overhead", "overlap", "copy_bandwidth")
 _NUMBERS = (*_SHORT.values(), *_OTHERS)
 _HEAD = {"format": "minipipe costs", "version": 1}  # of a file
 ByStage = float | Sequence[float]
-Link = tuple[str, int]  # "out" of a host or "into" it, and its number
-
-
-class Hosts(NamedTuple):
-    """The hosts of a simulation.
-
-    Attributes
-    ----------
-    of_rank : tuple of int
-        By rank, its host.
-    cores : tuple of float
-        By host; infinite if each of its ranks has a core of its own.
-    """
-
-    of_rank: tuple[int, ...]
-    cores: tuple[float, ...]
-
-    def are_shared(self, times_on_links: Iterable[float]) -> bool:
-        """Whether a host has more ranks than cores, or messages of these times may share a link.
-
-        Examples
-        --------
-        >>> Hosts((0, 0), (2.0,)).are_shared([0.5]), Hosts((0, 0), (1.0,)).are_shared([])
-        (False, True)
-        >>> Hosts((0, 1), (inf, inf)).are_shared([0.0]), Hosts((0, 1), (inf, inf)).are_shared([0.5])
-        (False, True)
-        """
-        share_cores = any(self.of_rank.count(host) > cores for host, cores in enumerate(self.cores))
-        return share_cores or (len(self.cores) > 1 and any(times_on_links))
-
-    def links_between(self, source: int, destination: int) -> tuple[Link, Link] | None:
-        """Return the links of a message between two ranks: out of one host and into another; None within a host.
-
-        Examples
-        --------
-        >>> Hosts((0, 0, 1), (2.0, 1.0)).links_between(1, 2)
-        (('out', 0), ('into', 1))
-        """
-        out, into = self.of_rank[source], self.of_rank[destination]
-        return None if out == into else (("out", out), ("into", into))
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from minipipe.errors import ScheduleError
 from minipipe.render.descriptions import describe_wait
 from minipipe.schedules.action import Action, B, F, I, L, O, R, W
 from minipipe.schedules.analysis.activations import Footprint, held_counts, held_memory, held_pairs, lifetimes
-from minipipe.schedules.simulation.costs import Hosts
-from minipipe.schedules.simulation.fluid import Fluid
+from minipipe.schedules.simulation.simulator import timeline_of
 from minipipe.schedules.simulation.span import with_copies
+from minipipe.simulation.hosts import Hosts
 from tests.strategies import examples, legally_overlapped, runnable_schedules, with_offloads
 
 EIGHTH = Costs(activation=1 / 8, transient_activation=7 / 8)  # F keeps its inputs, an eighth of what a backward needs
@@ -107,10 +107,8 @@ def test_a_pair_that_is_away_for_a_part_of_one_computation_counts_as_there_and_o
 def test_where_nothing_is_shared_the_fluid_is_the_exact_simulation(drawn):
     schedule, costs = drawn
     exact = simulate(schedule, costs, num_steps=2)
-    other = Fluid(schedule, costs, 2, Hosts((0,) * schedule.num_ranks, (inf,)))
-    other.run(wait=False)
-    assert tuple(map(tuple, other.spans)) == exact.spans
-    assert tuple(map(tuple, other.copies)) == (exact.copies or ((),) * schedule.num_ranks)
+    other = timeline_of(schedule, costs, 2, False, Hosts((0,) * schedule.num_ranks, (inf,)))
+    assert (other.spans, other.copies) == (exact.spans, exact.copies)
 
 
 @examples(150)
