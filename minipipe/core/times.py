@@ -1,4 +1,4 @@
-"""When the instructions of a table start and end, and what its ranks hold meanwhile.
+"""When the instructions of a table start and end.
 
 Instructions are tasks on the lanes of their ranks, visited in the order of
 `core/order.py`. A task starts when its lane is free and its values exist:
@@ -16,7 +16,7 @@ its RECV.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -240,38 +240,3 @@ class _Clock:
         if self.rates.parts and kind.is_of_slice:
             duration *= self.rates.parts[k % len(self.rates.parts)]
         return duration
-
-
-def memory_levels(
-    flow: Flow, sizes: Mapping[str, Sequence[float]]
-) -> list[list[tuple[float, float]]]:
-    """Return, by rank, the memory that it holds while each instruction runs, and after.
-
-    Parameters
-    ----------
-    flow : Flow
-    sizes : mapping
-        By name of a value, its size on each stage. Values without a size take nothing.
-    """
-    rows = enumerate(flow.table.actions)
-    return [list(_levels_of_row(flow, rank, len(row), sizes)) for rank, row in rows]
-
-
-def _levels_of_row(
-    flow: Flow, rank: int, length: int, sizes: Mapping[str, Sequence[float]]
-) -> Iterator[tuple[float, float]]:
-    held = 0.0
-    for position in range(length):
-        stage = flow.table.actions[rank][position][0]
-        uses = flow.uses(rank, position)
-        assert uses is not None
-        during = held
-        if uses.temporary in sizes:
-            during += sizes[uses.temporary][stage]
-        for value in uses.takes:
-            if value.name in sizes:
-                held -= sizes[value.name][value.stage]
-        for value in uses.gives:
-            if value.name in sizes:
-                held += sizes[value.name][value.stage]
-        yield max(during, held), held

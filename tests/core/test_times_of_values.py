@@ -1,11 +1,10 @@
-"""Starts, ends and memory that follow from values are those of the simulator."""
+"""Starts and ends that follow from values are those of the simulator."""
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from minipipe import Schedule
 from minipipe.core.flow import Flow
-from minipipe.core.times import Rates, memory_levels, times
-from minipipe.schedules.analysis import activations
+from minipipe.core.times import Rates, times
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
@@ -95,27 +94,3 @@ def test_a_slice_waits_for_the_loaded_keys_and_values_of_an_earlier_one():
     ends = {str(task.action): task.end for task in tasks}
     assert [task.start for task in tasks if str(task.action) == "0F0.1"] == [5]
     assert ends["0L0.0"] == 5 and ends["0F0.0"] == 1
-
-
-@examples(300)
-@given(st.data())
-def test_memory_is_what_the_analysis_of_activations_finds(data):
-    drawn = data.draw(legal_tables() | legally_overlapped(runnable_schedules()))
-    assume(problem(drawn) is None)
-    sizes = st.lists(
-        st.integers(0, 9), min_size=drawn.num_stages, max_size=drawn.num_stages
-    )
-    whole, rest, temporary = data.draw(sizes), data.draw(sizes), data.draw(sizes)
-    footprint = activations.Footprint(whole, rest, temporary)
-    found = memory_levels(
-        Flow(drawn),
-        {
-            "graph": whole,
-            "back": whole,
-            "rebuilt": [a + b for a, b in zip(whole, temporary)],
-            "rest": rest,
-            "temporary graph": whole,
-            "rebuilt part": temporary,
-        },
-    )
-    assert found == activations.memory_levels(drawn, footprint)

@@ -21,13 +21,13 @@ from __future__ import annotations
 
 from math import inf
 
+from minipipe.core.memory import Level
 from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted
 from minipipe.schedules.action import REDUCE_GRAD, Action, L, O
 from minipipe.schedules.action_table import ActionTable, check_table, collector_paused
-from minipipe.schedules.analysis.activations import Level, peak_activations, peaks, without_copies
+from minipipe.schedules.analysis.activations import memory_levels, peak_activations, peaks, without_copies
 from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.analysis.lowering import lower
-from minipipe.schedules.analysis.updates import rank_levels
 from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.walk import complete_walk
 from minipipe.schedules.simulation.costs import Costs
@@ -93,7 +93,8 @@ def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int =
         if any(simulation.copies):
             ran = ran.with_rows(type(ran), map(with_copies, simulation.spans, simulation.copies))
         levels = _levels(ran, costs)
-        levels = list(map(without_copies, ran.actions, levels))
+        if any(simulation.copies):
+            levels = list(map(without_copies, ran.actions, levels))
         return Timeline(
             f"{whole.title}, each with its loss" if wait and num_steps > 1 else whole.title,
             tuple(map(tuple, simulation.spans)),
@@ -154,7 +155,7 @@ def peak_memory(schedule: ActionTable, costs: Costs) -> tuple[float, ...]:
 
 def _levels(table: ActionTable, costs: Costs) -> list[list[Level]]:
     n = table.num_stages
-    levels = rank_levels(table, costs.memory(n), costs.weight_memory(n), costs.by_stage("keys_values", n))
+    levels = memory_levels(table, costs.memory(n), costs.weight_memory(n), costs.by_stage("keys_values", n))
     if not sum(peaks(levels)) < inf:  # nor for nan, which is inf - inf
         raise misuse(MEMORY_TOO_LARGE, ScheduleCode.COSTS)
     return levels
