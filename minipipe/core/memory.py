@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from minipipe.core.flow import Flow, Numbered
@@ -27,6 +28,7 @@ from minipipe.core.values import GRADIENTS, KINDS, NOUNS, Site, Value
 
 Level = tuple[float, float]  # what is held: the most while it runs, and after it
 Pair = tuple[int, int]  # stage and microbatch
+Sizes = Sequence[float] | Mapping[int, float]  # by stage
 
 
 class Change(NamedTuple):
@@ -68,7 +70,7 @@ class Changes:
         By name of a value, its size on each stage. Others take nothing.
     """
 
-    def __init__(self, flow: Flow, sizes: Mapping[str, Sequence[float]]) -> None:
+    def __init__(self, flow: Flow, sizes: Mapping[str, Sizes]) -> None:
         self.flow, self.sizes = flow, sizes
         self._states = {name for name in _STATES if name in sizes}
         self._known: dict[object, Change] = {}
@@ -165,14 +167,15 @@ def held_pairs(changes: Changes, rank: int) -> Iterator[tuple[Held, Held]]:
     for (stage, _, k), change in zip(row, changes.of_row(rank)):
         pair = stage, k
         if change.begins:
-            sizes[pair] = change.gained
-        during = Held(tuple(sizes), sum(sizes.values()) + change.temporary)
+            sizes[pair] = 0
+        pairs = tuple(sizes)
+        most = sum(sizes.values()) + change.temporary
         if change.ends:
             sizes.pop(pair, None)
-        elif pair in sizes and not change.begins:
+        elif pair in sizes:
             sizes[pair] = sizes[pair] - change.lost + change.gained
         after = Held(tuple(sizes), sum(sizes.values()))
-        yield during._replace(memory=max(during.memory, after.memory)), after
+        yield Held(pairs, max(most, after.memory)), after
 
 
 class Life(NamedTuple):
@@ -193,17 +196,16 @@ def lifetimes(changes: Changes, rank: int) -> list[Life]:
     A pair that is offloaded has one time before that, and another after it is loaded.
     """
     lives: list[Life] = []
-    latest: dict[Pair, int] = {}
+    begun: dict[Pair, int] = {}
     row = changes.flow.table.actions[rank]
     for position, change in enumerate(changes.of_row(rank)):
-        stage, _, k = row[position]
+        pair = row[position][0], row[position][2]
         if change.begins:
-            latest[stage, k] = len(lives)
-            lives.append(Life(stage, k, position))
-        if change.ends and (stage, k) in latest:
-            index = latest.pop((stage, k))
-            lives[index] = lives[index]._replace(last=position)
-    return lives
+            begun[pair] = position
+        if change.ends and pair in begun:
+            lives.append(Life(*pair, begun.pop(pair), position))
+    lives += [Life(*pair, first) for pair, first in begun.items()]
+    return sorted(lives, key=attrgetter("first"))
 
 
 # -- versions of weights ---------------------------------------------------------------
@@ -261,31 +263,6 @@ def updates_before(flow: Flow, name: str) -> list[list[int]]:
     return counts
 
 
-class _Weights:
-    """What a rank holds of the weights of a stage, and of their gradients."""
-
-    def __init__(self, stage: int) -> None:
-        self.stage, self.newest = stage, 0
-        self.version_of: dict[int, int] = {}
-        self.users: Counter[int] = Counter()  # by version, the pairs that need it
-        self.accumulators: set[int | None] = set()  # each by the position of its update
-
-    def begin(self, microbatch: int) -> None:
-        self.version_of[microbatch] = self.newest
-        self.users[self.newest] += 1
-
-    def end(self, microbatch: int) -> None:
-        version = self.version_of.pop(microbatch, None)
-        if version is not None:
-            self.users[version] -= 1
-            if not self.users[version]:
-                del self.users[version]
-
-    def held(self) -> Copies:
-        versions = len(self.users) + (self.newest not in self.users)
-        return Copies(self.stage, versions, len(self.accumulators))
-
-
 def copies_held(flow: Flow, rank: int) -> Iterator[tuple[Copies, Copies]]:
     """Yield the copies of the stage of each instruction, while it runs and after it."""
     changes = states_of(flow)
@@ -294,20 +271,28 @@ def copies_held(flow: Flow, rank: int) -> Iterator[tuple[Copies, Copies]]:
     update_of: dict[Pair, int] = {}
     for position, microbatches in updates.items():
         update_of.update(((row[position][0], k), position) for k in microbatches)
-    stages = {stage: _Weights(stage) for stage in range(flow.num_stages)}
+    newest: Counter[int] = Counter()  # by stage, as the following
+    users: defaultdict[int, Counter[int]] = defaultdict(Counter)  # pairs, by version
+    sums: defaultdict[int, set[int | None]] = defaultdict(set)  # updates, by position
+    version_of: dict[Pair, int] = {}
+
+    def held(stage: int) -> Copies:
+        versions = len(users[stage] | Counter([newest[stage]]))
+        return Copies(stage, versions, len(sums[stage]))
+
     for position, change in enumerate(changes.of_row(rank)):
         stage, _, k = row[position]
-        weights = stages[stage]
-        weights.newest += position in updates
+        newest[stage] += position in updates
         if change.begins:
-            weights.begin(k)
+            version_of[stage, k] = newest[stage]
+            users[stage][newest[stage]] += 1
         if "dw" in change.gives:
-            weights.accumulators.add(update_of.get((stage, k)))
-        during = weights.held()
-        if change.ends:
-            weights.end(k)
-        weights.accumulators.discard(position)
-        yield during, weights.held()
+            sums[stage].add(update_of.get((stage, k)))
+        during = held(stage)
+        if change.ends and (stage, k) in version_of:
+            users[stage] -= Counter([version_of.pop((stage, k))])
+        sums[stage].discard(position)
+        yield during, held(stage)
 
 
 def levels_of_copies(

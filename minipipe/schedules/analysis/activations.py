@@ -23,13 +23,13 @@ memory, as if both took no time; :func:`minipipe.simulate` knows when they begin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from math import inf
 from typing import NamedTuple, TypeVar
 
 from minipipe.core.flow import flow_of
-from minipipe.core.memory import Changes, Level, levels_of_copies, pair_counts
+from minipipe.core.memory import Changes, Level, Sizes, levels_of_copies, pair_counts
 from minipipe.core.values import KINDS
 from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import ActionTable, check_range
@@ -50,9 +50,9 @@ class Footprint(NamedTuple):
         By stage, the additional memory while B or I runs, or from R until then.
     """
 
-    activation: Sequence[float] | Mapping[int, float]
-    weight_activation: Sequence[float] | Mapping[int, float]
-    transient: Sequence[float] | Mapping[int, float]
+    activation: Sizes
+    weight_activation: Sizes
+    transient: Sizes
 
 
 def memory_levels(
@@ -101,11 +101,11 @@ def memory_levels(
     return rows
 
 
-def sizes_of(footprint: Footprint, num_stages: int) -> dict[str, Sequence[float]]:
+def sizes_of(footprint: Footprint, num_stages: int) -> dict[str, Sizes]:
     """Return, by name of a value of ``core/values.py``, its size on each stage."""
-    activation, rest, transient = ([amounts[stage] for stage in range(num_stages)] for amounts in footprint)
-    rebuilt = [a + b for a, b in zip(activation, transient)]
-    return {"graph": activation, "back": activation, "rebuilt": rebuilt, "rebuilt part": transient, "rest": rest}
+    whole, rest, transient = footprint
+    rebuilt = [whole[stage] + transient[stage] for stage in range(num_stages)]
+    return {"graph": whole, "back": whole, "rebuilt": rebuilt, "rebuilt part": transient, "rest": rest}
 
 
 def _added(levels: Iterable[Level], others: Iterable[Level]) -> list[Level]:
