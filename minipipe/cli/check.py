@@ -8,12 +8,13 @@ from typing import Any
 
 from minipipe.cli.options import PAIRS_OR_AMOUNT, add_memory_limit, add_schedule, memory_of, schedule_and_costs
 from minipipe.cli.output import ExitStatus, answer, fields, figures
+from minipipe.core.flow import flow_of
+from minipipe.core.memory import copies_held
 from minipipe.errors import ArgumentError, FileError, ScheduleCode, ScheduleError, misuse, quoted
 from minipipe.io import MOST_JSON, read_text
 from minipipe.schedules import Certificate, drift, simulate, staleness, verify
 from minipipe.schedules.action import U
 from minipipe.schedules.action_table import ActionTable, describe_sizes
-from minipipe.schedules.analysis.updates import copies_held
 from minipipe.schedules.analysis.workload import ROUNDING
 from minipipe.schedules.search.certificate import changed, read_certificate
 from minipipe.schedules.simulation.evaluation import Claim, Finding, check_claim
@@ -70,7 +71,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
 
 def _ages(schedule: ActionTable) -> dict[str, Any]:
     """Return the most versions of a stage's weights on each rank, and the largest drift and staleness."""
-    versions = [max((held.versions for held, _ in copies_held(row)), default=1) for row in schedule.actions]
+    rows = (copies_held(flow_of(schedule), rank) for rank in range(schedule.num_ranks))
+    versions = [max((held.versions for held, _ in row), default=1) for row in rows]
     drifts, stale = drift(schedule), staleness(schedule)
     return {"versions": versions, "drift": max(map(max, drifts)), "staleness": max(map(max, stale))}
 

@@ -55,7 +55,7 @@ class Uses(NamedTuple):
     reads : tuple of Value
         Values that the instruction needs, and that exist after it.
     temporary : str
-        The name of a value that exists only while the instruction runs.
+        The name of a value that exists only while the instruction runs, beside others.
     """
 
     takes: tuple[Value, ...] = ()
@@ -254,12 +254,17 @@ def _forward(site: Site) -> Uses:
         gives = [site.value("out")]
     else:
         gives = [site.value("x", stage + 1)]
+    keys_values = _keys_and_values(site)
+    is_last_slice = (site.microbatch + 1) % setting.num_slices == 0
     if site.goes_back:
         gives.append(site.value("graph"))
-    if setting.num_slices > 1:
+    if setting.num_slices > 1 and (site.goes_back or not is_last_slice):
         gives.append(site.value("kv"))
-    temporary = "" if site.goes_back else "temporary graph"
-    return Uses(takes, tuple(gives), _keys_and_values(site), temporary)
+    if site.goes_back:
+        return Uses(takes, tuple(gives), keys_values)
+    if is_last_slice:  # nothing needs them any more
+        return Uses((*takes, *keys_values), tuple(gives), temporary="graph")
+    return Uses(takes, tuple(gives), keys_values, "graph")
 
 
 def _backward(site: Site) -> Uses | None:
@@ -342,12 +347,13 @@ def _receive_backward(site: Site) -> Uses | None:
 # -- gradients of weights --------------------------------------------------------------
 
 
-_GRADIENTS = ("B", "W")
+GRADIENTS = ("B", "W")
+"""The kinds that give gradients of weights."""
 
 
 def _reduce_gradient(site: Site) -> Uses | None:
     """Declare a sum over replicas; that of a stage on one rank leaves its gradients."""
-    gradients = _taken(site, "REDUCE_GRAD", "dw", _GRADIENTS)
+    gradients = _taken(site, "REDUCE_GRAD", "dw", GRADIENTS)
     if site.is_frozen or not gradients:
         return None
     gives = (site.value("sum"),)
@@ -357,7 +363,7 @@ def _reduce_gradient(site: Site) -> Uses | None:
 
 
 def _update(site: Site) -> Uses | None:
-    gradients = _taken(site, "U", "dw", _GRADIENTS)
+    gradients = _taken(site, "U", "dw", GRADIENTS)
     if site.is_frozen or not gradients:
         return None
     gives = (site.value("weights"),)
@@ -469,6 +475,13 @@ class Noun(NamedTuple):
         Whether a legal table can leave such a value of a stage untaken.
     is_required : function
         Whether a legal table gives such a value of a stage for every microbatch.
+    keeps_weights : bool
+        Whether it refers to the weights of its forward: that version of them is kept
+        as long as the value.
+    is_away : bool
+        Whether it takes no memory of its rank.
+    adds_up : bool
+        Whether it is one of slice i for all slices up to i, and as large as i + 1 ones.
     """
 
     words: str
@@ -477,6 +490,9 @@ class Noun(NamedTuple):
     message: tuple[str, ...] = ()
     may_stay: Callable[[Setting, int], bool] = lambda setting, stage: False
     is_required: Callable[[Setting, int], bool] = lambda setting, stage: False
+    keeps_weights: bool = False
+    is_away: bool = False
+    adds_up: bool = False
 
 
 def _stays(setting: Setting, stage: int) -> bool:
@@ -502,11 +518,12 @@ NOUNS = {
     "out": Noun("activation to send"),
     "sent": Noun("message with an activation", travels=True),
     "result": Noun("output of the model", may_stay=_stays, is_required=_is_last),
-    "graph": Noun("graph"),
-    "away": Noun("offloaded graph", is_late=True),
-    "back": Noun("loaded graph", is_late=True),
-    "rebuilt": Noun("recomputed graph"),
-    "rest": Noun("graph for the gradients of weights"),
+    "graph": Noun("graph", keeps_weights=True),
+    "away": Noun("offloaded graph", is_late=True, keeps_weights=True, is_away=True),
+    "back": Noun("loaded graph", is_late=True, keeps_weights=True),
+    "rebuilt": Noun("recomputed graph", keeps_weights=True),
+    "rebuilt part": Noun("recomputed part of a graph"),
+    "rest": Noun("graph for the gradients of weights", keeps_weights=True),
     "g": Noun("gradient", travels=True, message=("SEND_B", "RECV_B")),
     "grad out": Noun("gradient to send"),
     "grad sent": Noun("message with a gradient", travels=True),
@@ -515,7 +532,7 @@ NOUNS = {
     "weights": Noun("weights", may_stay=_stays),
     "kv": Noun("keys and values", may_stay=_stays),
     "kv back": Noun("loaded keys and values", is_late=True, may_stay=_stays),
-    "dkv": Noun("gradients of keys and values"),
+    "dkv": Noun("gradients of keys and values", adds_up=True),
 }
 """The names of values."""
 

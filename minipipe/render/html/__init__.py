@@ -15,6 +15,8 @@ from operator import attrgetter
 from string import Template
 from typing import Any, NamedTuple, cast
 
+from minipipe.core.flow import Flow
+from minipipe.core.memory import Ran, lifetimes, pair_counts
 from minipipe.io import escaped, note_lines
 from minipipe.render.descriptions import (
     KIND_NAMES,
@@ -33,7 +35,6 @@ from minipipe.render.palette import DARK, FILL, HATCH, LIGHT, Theme, chunks_by_k
 from minipipe.render.panel import NARROW, TOGETHER, Panel, panels_of
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable
-from minipipe.schedules.analysis.activations import lifetimes
 from minipipe.schedules.simulation.span import Idle, IdleCause, Message, with_copies
 from minipipe.schedules.simulation.timeline import Timeline, by_rank
 from minipipe.schedules.slices import Slice
@@ -93,7 +94,7 @@ def holds_of(timeline: Timeline, rank: int) -> tuple[Hold, ...]:
     )
     return tuple(
         Hold(stage, k, at[row[first]].start, None if last is None else at[row[last]].end)
-        for stage, k, first, last in lifetimes(row)
+        for stage, k, first, last in lifetimes(pair_counts(Flow(Ran([row]))), 0)
     )
 
 

@@ -14,15 +14,15 @@ from functools import partial
 from math import inf
 
 from minipipe.core.flow import flow_of
+from minipipe.core.memory import Level
 from minipipe.core.times import Rates, Times, times
 from minipipe.core.values import KINDS
 from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted
 from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import ActionTable, check_table, collector_paused
-from minipipe.schedules.analysis.activations import Level, peak_activations, peaks, without_copies
+from minipipe.schedules.analysis.activations import memory_levels, peak_activations, peaks, without_copies
 from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.analysis.lowering import lower
-from minipipe.schedules.analysis.updates import rank_levels
 from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.walk import complete_walk
 from minipipe.schedules.simulation.costs import Costs
@@ -113,7 +113,9 @@ def timeline_of(step: ActionTable, costs: Costs, num_steps: int, wait: bool, hos
     if any(copies):
         ran = ran.with_rows(type(ran), map(with_copies, spans, copies))
     levels = _levels(ran, costs)
-    shown = list(map(without_copies, ran.actions, levels))
+    shown = levels
+    if any(copies):
+        shown = list(map(without_copies, ran.actions, levels))
     return Timeline(
         f"{table.title}, each with its loss" if wait and num_steps > 1 else table.title,
         tuple(map(tuple, spans)),
@@ -235,7 +237,7 @@ def peak_memory(schedule: ActionTable, costs: Costs) -> tuple[float, ...]:
 
 def _levels(table: ActionTable, costs: Costs) -> list[list[Level]]:
     n = table.num_stages
-    levels = rank_levels(table, costs.memory(n), costs.weight_memory(n), costs.by_stage("keys_values", n))
+    levels = memory_levels(table, costs.memory(n), costs.weight_memory(n), costs.by_stage("keys_values", n))
     if not sum(peaks(levels)) < inf:  # nor for nan, which is inf - inf
         raise misuse(MEMORY_TOO_LARGE, ScheduleCode.COSTS)
     return levels

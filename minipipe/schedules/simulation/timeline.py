@@ -8,12 +8,13 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
+from minipipe.core.flow import Flow
+from minipipe.core.memory import Level, Ran, copies_held, pair_counts
 from minipipe.io import printable
 from minipipe.schedules.action import U
 from minipipe.schedules.action_table import ShownInNotebooks
-from minipipe.schedules.analysis.activations import Level, held_counts, held_over_time, without_copies
+from minipipe.schedules.analysis.activations import held_over_time, without_copies
 from minipipe.schedules.analysis.dependencies import Value
-from minipipe.schedules.analysis.updates import copies_held
 from minipipe.schedules.simulation.explanation import Explanation, explain
 from minipipe.schedules.simulation.span import GradientSum, Idle, Message, Span, StepChange, in_groups, with_copies
 
@@ -253,7 +254,8 @@ class Timeline(ShownInNotebooks):
     @cached_property
     def _held(self) -> list[list[Level]]:
         rows = list(map(with_copies, self.spans, self.copies or [()] * self.num_ranks))
-        return [without_copies(row, held_counts(row)) for row in rows]
+        counts = pair_counts(Flow(Ran(rows)))
+        return [without_copies(row, counts.levels(rank)) for rank, row in enumerate(rows)]
 
     @property
     def held_activations(self) -> tuple[tuple[int, ...], ...]:
@@ -300,7 +302,7 @@ class Timeline(ShownInNotebooks):
             return []
         versions = {action.stage: 1 for action in actions}
         levels: list[Level] = []
-        for held in copies_held(actions):
+        for held in copies_held(Flow(Ran([actions])), 0):
             totals = []
             for copies in held:
                 versions[copies.stage] = copies.versions

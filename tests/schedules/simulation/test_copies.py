@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Costs, Schedule, schedules, simulate
+from minipipe.core.flow import flow_of
+from minipipe.core.memory import Changes, held_pairs, lifetimes, pair_counts
 from minipipe.errors import ScheduleError
 from minipipe.render.descriptions import describe_wait
 from minipipe.schedules.action import Action, B, F, I, L, O, R, W
-from minipipe.schedules.analysis.activations import Footprint, held_counts, held_memory, held_pairs, lifetimes
+from minipipe.schedules.analysis.activations import Footprint, memory_levels, sizes_of
 from minipipe.schedules.simulation.simulator import timeline_of
 from minipipe.schedules.simulation.span import with_copies
 from minipipe.simulation.hosts import Hosts
@@ -174,10 +176,13 @@ amounts = st.integers(0, 9)
 def test_named_pairs_counts_and_memory_say_the_same(drawn, activation, weight_activation, transient):
     schedule, n = drawn[0], drawn[0].num_stages
     footprint = Footprint([activation] * n, [weight_activation] * n, [transient] * n)
-    for row, pairs in zip(schedule.actions, held_pairs(schedule, footprint)):
-        assert list(held_counts(row)) == [(len(during.pairs), len(after.pairs)) for during, after in pairs]
-        assert list(held_memory(row, footprint)) == [(during.memory, after.memory) for during, after in pairs]
-        lives = lifetimes(row)
+    flow = flow_of(schedule)
+    counts, changes = pair_counts(flow), Changes(flow, sizes_of(footprint, n))
+    for rank, (row, levels) in enumerate(zip(schedule.actions, memory_levels(schedule, footprint))):
+        pairs = list(held_pairs(changes, rank))
+        assert list(counts.levels(rank)) == [(len(during.pairs), len(after.pairs)) for during, after in pairs]
+        assert levels == [(during.memory, after.memory) for during, after in pairs]
+        lives = lifetimes(counts, rank)
         for stage, k in {action[::2] for action in row}:
             holders = [i for i, (while_it_runs, _) in enumerate(pairs) if (stage, k) in while_it_runs.pairs]
             own = [life for life in lives if life[:2] == (stage, k)]
