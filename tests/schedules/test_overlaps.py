@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from minipipe import Action, Costs, Schedule, schedules
 from minipipe.errors import ScheduleError
 from minipipe.schedules import Program, data_parallel, lower, schedule_of_text, tick_grid
-from minipipe.schedules.search.list_scheduling import in_microbatch_order
+from minipipe.schedules.search.clock import in_microbatch_order
 from minipipe.schedules.simulation.evaluation import evaluate
 from minipipe.schedules.transforms import (
     first_stages,

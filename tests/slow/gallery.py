@@ -16,8 +16,8 @@ from minipipe.errors import ScheduleError
 from minipipe.io import write_whole
 from minipipe.schedules.analysis.workload import Objective
 from minipipe.schedules.search import gallery
+from minipipe.schedules.search.clock import one_after_another
 from minipipe.schedules.search.exact import solve
-from minipipe.schedules.search.list_scheduling import one_after_another
 from minipipe.schedules.simulation.evaluation import evaluate
 
 FILE = Path(gallery.__file__).with_name("optima.csv")

@@ -36,9 +36,9 @@ from minipipe.render.editor.sharing import packed, unpacked
 from minipipe.schedules.action import Action, I
 from minipipe.schedules.analysis.workload import Objective
 from minipipe.schedules.registry import REGISTRY, TRADES, build, spelled
+from minipipe.schedules.search.clock import schedule_of
 from minipipe.schedules.search.gallery import known_bound
 from minipipe.schedules.search.heuristic import Search
-from minipipe.schedules.search.list_scheduling import schedule_of
 from minipipe.schedules.simulation.costs import Costs
 
 _PLACE = re.compile(r"Line (\d+), cell (\d+): ")

@@ -54,7 +54,7 @@ from minipipe.schedules.analysis.bounds import lower_bound
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload
 from minipipe.schedules.placement import stages_by_rank
 from minipipe.schedules.search.certificate import Certificate
-from minipipe.schedules.search.list_scheduling import (
+from minipipe.schedules.search.clock import (
     Word,
     in_microbatch_order,
     one_after_another,

@@ -11,10 +11,10 @@ from minipipe.errors import ScheduleCode, ScheduleError, misuse, unfit, whole_nu
 from minipipe.schedules.action_table import describe_sizes
 from minipipe.schedules.analysis.workload import Objective, Workload
 from minipipe.schedules.search.certificate import Certificate
+from minipipe.schedules.search.clock import schedule_of
 from minipipe.schedules.search.exact import solve, solver_module
 from minipipe.schedules.search.gallery import known_bound
 from minipipe.schedules.search.heuristic import Search
-from minipipe.schedules.search.list_scheduling import schedule_of
 from minipipe.schedules.simulation.evaluation import evaluate
 
 _ACTIONS = 10**7  # of all schedules together that a search tries by default

@@ -16,7 +16,7 @@ from minipipe.schedules.analysis.bounds import lower_bounds
 from minipipe.schedules.analysis.workload import Objective
 from minipipe.schedules.search.brute_force import solve_by_branch_and_bound
 from minipipe.schedules.search.certificate import Certificate, read_certificate
-from minipipe.schedules.search.list_scheduling import one_after_another
+from minipipe.schedules.search.clock import one_after_another
 from minipipe.schedules.simulation.evaluation import Claim, check_claim, evaluate
 from tests.schedules.search.workloads import workloads
 from tests.strategies import examples

@@ -13,7 +13,7 @@ from minipipe.errors import ScheduleError
 from minipipe.schedules.analysis.bounds import Formula, lower_bounds
 from minipipe.schedules.analysis.workload import Objective
 from minipipe.schedules.search.certificate import Certificate, read_certificate
-from minipipe.schedules.search.list_scheduling import one_after_another
+from minipipe.schedules.search.clock import one_after_another
 from minipipe.schedules.simulation.evaluation import Claim, check_claim, evaluate
 from tests.schedules.search.enumeration import optimum
 from tests.schedules.search.workloads import objectives, workloads

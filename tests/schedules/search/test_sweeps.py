@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Costs
-from minipipe.schedules.search.list_scheduling import Facts, schedule_of
+from minipipe.schedules.search.clock import Facts, schedule_of
 from minipipe.schedules.search.sweeps import Sweeps
 from minipipe.schedules.simulation.evaluation import check_answer
 from tests.schedules.search.workloads import any_workloads
