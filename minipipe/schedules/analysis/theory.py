@@ -81,7 +81,7 @@ class ClosedForms(NamedTuple):
     conditions: tuple[str, ...] = ()
 
 
-# By its text: a condition on the sizes, on the times, and on the memory; those of the first kind apply to all formulas.
+# Conditions on sizes, which apply to all formulas, on times and on memory: each has its text as its key.
 _OF_SIZES: dict[str, Callable[[Case], bool]] = {
     "two chunks on each rank": lambda case: case.v == 2,
     "one chunk on each rank": lambda case: case.v == 1,
