@@ -81,7 +81,7 @@ class ClosedForms(NamedTuple):
     conditions: tuple[str, ...] = ()
 
 
-# By its text: a condition on the sizes, on the times, and on the memory; those of the first kind apply to all formulas.
+# Conditions on sizes, which apply to all formulas, on times and on memory: each has its text as its key.
 _OF_SIZES: dict[str, Callable[[Case], bool]] = {
     "two chunks on each rank": lambda case: case.v == 2,
     "one chunk on each rank": lambda case: case.v == 1,
@@ -151,13 +151,15 @@ def _zb_span_bubble(case: Case, weights: int = 1) -> float:
 
 
 def _h1_period(case: Case, latency: float) -> float:
-    trip = case.p * (case.forward + case.backward_input) + case.backward_weight  # no other rank waits for W
+    # No other rank waits for W.
+    trip = case.p * (case.forward + case.backward_input) + case.backward_weight
     return max(case.round, (trip + 2 * (case.p - 1) * latency) / case.p)
 
 
 def _waves_makespan(case: Case, pipelines: int) -> float:
     shorter, longer = sorted((case.forward, case.backward_input + case.backward_weight))
-    slots = 2 * case.p // pipelines - 2  # in which a rank is idle: at its ends, where F and B take as long
+    # A rank is idle in these slots: at its ends, if F and B take as long
+    slots = 2 * case.p // pipelines - 2
     return case.work + slots / case.v * (shorter + case.m / case.p * (longer - shorter))
 
 
@@ -178,7 +180,8 @@ _TWO_WAYS = ("an even number of ranks", "m a multiple of p")
 
 _STRAIGHT = ClosedForms(_straight, _bubble_of_first_rank, period=_round_trip)
 _1F1B = _STRAIGHT._replace(peak=lambda p, m, v, r: (v * min(p - r, m), 0))
-_ASYNCHRONOUS = _1F1B._replace(conditions=(_ONE_CHUNK,))  # with updates, which take no time in a formula
+# Updates take no time in a formula.
+_ASYNCHRONOUS = _1F1B._replace(conditions=(_ONE_CHUNK,))
 _LOOPED = ClosedForms(_looped, _bubble_of_first_rank)
 _WAVES = ClosedForms(partial(_waves_makespan, pipelines=2), _bubble_of_first_rank, _held_both_ways)
 

@@ -73,7 +73,8 @@ def gaps(schedule: ActionTable, costs: Costs, timeline: Timeline) -> tuple[Gap, 
         schedule.has_replicas,
         schedule.overlaps and costs.overlap > 0,
         not schedule.kinds.isdisjoint((R, O, L)),
-        schedule.num_slices > 1 and costs.slice_work is not None,  # the first slice may be shorter
+        # The first slice may be shorter.
+        schedule.num_slices > 1 and costs.slice_work is not None,
     )
     if any(is_unbounded):
         return ()
@@ -152,7 +153,8 @@ def table(
     if not (memory_limit is None or (isinstance(memory_limit, Real) and memory_limit > 0)):
         raise unfit("memory_limit", memory_limit, "a number of microbatches, above 0")
     costs = costs or Costs()
-    costs.durations(num_ranks)  # which refuses costs by stage that are not as many as ranks
+    # Costs by stage must be as many as ranks.
+    costs.durations(num_ranks)
     rows = [_row(name, num_ranks, num_microbatches, costs) for name in REGISTRY]
     if memory_limit is None:
         return rows
@@ -239,7 +241,8 @@ def _row(name: str, num_ranks: int, num_microbatches: int, costs: Costs, given: 
     row: dict[str, Any] = {"schedule": name, "num_ranks": num_ranks, **dict.fromkeys(_KEYS), "trades": TRADES[name]}
     row |= {"num_microbatches": num_microbatches, "chunks_per_rank": given}
     try:
-        costs.durations(num_ranks)  # which refuses costs by stage that are not as many as ranks
+        # Costs by stage must be as many as ranks.
+        costs.durations(num_ranks)
         return row | figures(build(name, num_ranks, num_microbatches, given), costs)
     except ScheduleError as error:
         if not error.problems[0].code.is_misuse:
@@ -296,8 +299,10 @@ def _shape(schedule: Schedule, chunks: int) -> str:
     return next((name for name, placement in shapes.items() if placement == schedule.placement), "other")
 
 
-PLACEMENTS = MappingProxyType({"straight": neighbouring_placement, "V": v_placement})  # for which there are bounds
-_PIECES = 8  # of a microbatch: steps of the bounds, if amounts of memory are not multiples of one
+# Bounds exist for these placements.
+PLACEMENTS = MappingProxyType({"straight": neighbouring_placement, "V": v_placement})
+# Steps of the bounds in a microbatch, if amounts of memory are not its multiples
+_PIECES = 8
 _ROUNDING = 1e-6  # by which a limit of memory is below the next one
 
 

@@ -81,7 +81,8 @@ def fit_messages(samples: Sequence[Sample]) -> tuple[float, float]:
         return median(time for _, time in samples), inf
     time_per_size = together / spread
     latency = middle_time - time_per_size * middle_size
-    if latency < 0:  # then the best line passes through the origin: no latency, bandwidth alone
+    if latency < 0:
+        # The best line then passes through the origin: no latency, bandwidth alone.
         squares = sum(count * size * size for size, _, count in points)
         return 0.0, squares / sum(count * size * time for size, time, count in points)
     return latency, 1 / time_per_size
