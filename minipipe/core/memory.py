@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from minipipe.core.flow import Flow, Numbered
+from minipipe.core.flow import Flow
 from minipipe.core.values import GRADIENTS, KINDS, NOUNS, Site, Value
 
 Level = tuple[float, float]  # what is held: the most while it runs, and after it
@@ -54,9 +54,6 @@ class Change(NamedTuple):
     gives: frozenset[str] = frozenset()
 
 
-_NO_CHANGE = Change()
-
-
 class Changes:
     """How the instructions of a table change what their ranks hold.
 
@@ -72,27 +69,17 @@ class Changes:
 
     def __init__(self, flow: Flow, sizes: Mapping[str, Sizes]) -> None:
         self.flow, self.sizes = flow, sizes
-        self._states = {name for name in _STATES if name in sizes}
+        self._states = {name for name in sizes if NOUNS[name].keeps_weights}
         self._known: dict[object, Change] = {}
-        self._plan = {
-            kind: [
-                None if rule is None else self._change(kind, Site(flow, 0, 0, stage, 0))
-                for stage, rule in enumerate(rules)
-            ]
-            for kind, rules in flow.rules.items()
-        }
+        self._of_stage: dict[str, list[Change | None]]
+        self._of_stage = {kind: [None] * flow.num_stages for kind in flow.kinds}
 
     def of_row(self, rank: int) -> Iterator[Change]:
         """Yield the change of each instruction of a rank."""
-        plan, single = self._plan, self.flow.single
+        of_stage = self._of_stage
         for position, (stage, kind, _) in enumerate(self.flow.table.actions[rank]):
-            change = plan[kind][stage]
-            if change is None:
-                numbered = single.get((rank, position))
-                change = _NO_CHANGE  # no legal table has such an instruction
-                if numbered is not None:
-                    change = self._single(rank, position, numbered)
-            yield change
+            change = of_stage[kind][stage]
+            yield self._at(rank, position) if change is None else change
 
     def levels(self, rank: int) -> Iterator[Level]:
         """Yield what is held while each instruction of a rank runs, and after it."""
@@ -102,14 +89,21 @@ class Changes:
             held = held - lost + gained
             yield (during if during > held else held), held
 
-    def _single(self, rank: int, position: int, numbered: Numbered) -> Change:
-        stage, kind, k = self.flow.table.actions[rank][position]
-        takes, gives, _ = numbered
-        size = self.flow.table.num_microbatches
-        pairs = tuple([number // size for number in (*takes, *gives)])
-        key = kind, stage, k % self.flow.num_slices, len(takes), pairs
+    def _at(self, rank: int, position: int) -> Change:
+        """Return a change that is not known for its stage."""
+        flow = self.flow
+        stage, kind, k = flow.table.actions[rank][position]
+        site = Site(flow, rank, position, stage, k)
+        if flow.rules[kind][stage] is not None:
+            change = self._of_stage[kind][stage] = self._change(kind, site)
+            return change
+        if (rank, position) not in flow.single:
+            return Change()  # no legal table has such an instruction
+        takes, gives, _ = flow.single[rank, position]
+        count = flow.table.num_microbatches
+        pairs = tuple([number // count for number in (*takes, *gives)])
+        key = kind, stage, k % flow.num_slices, len(takes), pairs
         if key not in self._known:
-            site = Site(self.flow, rank, position, stage, k)
             self._known[key] = self._change(kind, site)
         return self._known[key]
 
@@ -138,12 +132,16 @@ class Changes:
         return size
 
 
-_STATES = [name for name, noun in NOUNS.items() if noun.keeps_weights]
+def pairs_of(flow: Flow, with_away: bool = False) -> Changes:
+    """Return the changes of the number of pairs that ranks hold.
 
-
-def pair_counts(flow: Flow) -> Changes:
-    """Return the changes of the number of pairs that ranks hold."""
-    names = [name for name in _STATES if not NOUNS[name].is_away]
+    A pair whose graph is offloaded counts only with `with_away`.
+    """
+    names = [
+        name
+        for name, noun in NOUNS.items()
+        if noun.keeps_weights and (with_away or not noun.is_away)
+    ]
     return Changes(flow, dict.fromkeys(names, [1] * flow.num_stages))
 
 
@@ -219,11 +217,6 @@ class Copies(NamedTuple):
     sums: int
 
 
-def states_of(flow: Flow) -> Changes:
-    """Return the changes of the states that pairs have on a rank or away from it."""
-    return Changes(flow, dict.fromkeys(_STATES, [1] * flow.num_stages))
-
-
 def applied(
     changes: Changes, rank: int, name: str = "weights"
 ) -> dict[int, Sequence[int]]:
@@ -249,7 +242,7 @@ def updates_before(flow: Flow, name: str) -> list[list[int]]:
 
     With "weights", those before the update that applies its gradients.
     """
-    changes = states_of(flow)
+    changes = pairs_of(flow, with_away=True)
     counts = [[0] * flow.table.num_microbatches for _ in range(flow.num_stages)]
     for rank, row in enumerate(flow.table.actions):
         so_far: Counter[int] = Counter()
@@ -265,7 +258,7 @@ def updates_before(flow: Flow, name: str) -> list[list[int]]:
 
 def copies_held(flow: Flow, rank: int) -> Iterator[tuple[Copies, Copies]]:
     """Yield the copies of the stage of each instruction, while it runs and after it."""
-    changes = states_of(flow)
+    changes = pairs_of(flow, with_away=True)
     updates = applied(changes, rank)
     row = flow.table.actions[rank]
     update_of: dict[Pair, int] = {}
@@ -313,8 +306,7 @@ def levels_of_copies(
         for stage, versions, sums in both:
             memory[stage] = weights[stage] * (versions - 1 + max(0, sums - 1))
             levels.append(sum(memory.values()))
-        during, after = levels
-        yield during, after
+        yield levels[0], levels[1]
 
 
 # -- rows without a table --------------------------------------------------------------

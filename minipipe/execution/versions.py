@@ -27,7 +27,7 @@ from minipipe.autograd.backend import Array
 from minipipe.comm import ProcessGroup, Request
 from minipipe.comm.message import finish
 from minipipe.core.flow import flow_of
-from minipipe.core.memory import applied, lifetimes, states_of
+from minipipe.core.memory import applied, lifetimes, pairs_of
 from minipipe.execution.batch import Batch
 from minipipe.execution.executor import Executor, Step
 from minipipe.execution.payload import Payload
@@ -135,7 +135,7 @@ class Updating:
         is_stashed: bool,
         sums: ReplicaSums,
     ) -> None:
-        row, changes = program.actions[rank], states_of(flow_of(program))
+        row, changes = program.actions[rank], pairs_of(flow_of(program), with_away=True)
         updates = ((row[position], microbatches) for position, microbatches in applied(changes, rank).items())
         self._update_of = {(action.stage, k): action for action, microbatches in updates for k in microbatches}
         self._ends = {row[life.last] for life in lifetimes(changes, rank) if life.last is not None}

@@ -19,7 +19,7 @@ import numpy as np
 from minipipe.autograd.modes import current_mode, mode, setting
 from minipipe.comm import ProcessGroup
 from minipipe.core.flow import flow_of
-from minipipe.core.memory import applied, states_of
+from minipipe.core.memory import applied, pairs_of
 from minipipe.errors import (
     ArgumentError,
     MicrobatchError,
@@ -266,7 +266,7 @@ def updates_of(table: ActionTable) -> list[list[int]]:
     [[0, 1], [2, 3], [4]]
     """
     found: dict[int, list[list[int]]] = {}
-    changes = states_of(flow_of(table))
+    changes = pairs_of(flow_of(table), with_away=True)
     for rank, row in enumerate(table.actions):
         own: dict[int, list[list[int]]] = {}
         for position, microbatches in applied(changes, rank).items():

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any, NamedTuple, overload
 
 from minipipe.core.flow import flow_of
-from minipipe.core.memory import pair_counts
+from minipipe.core.memory import pairs_of
 from minipipe.errors import ArgumentError, counted
 from minipipe.execution.partition import check_partition, partition_by_cost, partition_by_stage_cost
 from minipipe.execution.plan import Plan
@@ -399,7 +399,7 @@ def microbatches_in_flight(schedule: Schedule) -> list[int]:
     >>> microbatches_in_flight(schedules.one_f_one_b(4, 8))
     [4, 3, 2, 1]
     """
-    most, counts = [0] * schedule.num_stages, pair_counts(flow_of(schedule))
+    most, counts = [0] * schedule.num_stages, pairs_of(flow_of(schedule))
     for rank, row in enumerate(schedule.actions):
         held = [0] * schedule.num_stages
         for (stage, _, _), change in zip(row, counts.of_row(rank)):

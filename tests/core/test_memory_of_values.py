@@ -6,7 +6,7 @@ from hypothesis import assume, event, given
 from hypothesis import strategies as st
 from minipipe import schedules
 from minipipe.core.flow import Flow
-from minipipe.core.memory import Ran, copies_held, lifetimes, pair_counts
+from minipipe.core.memory import Ran, copies_held, lifetimes, pairs_of
 from minipipe.schedules.analysis.activations import (
     Footprint,
     memory_levels,
@@ -134,9 +134,9 @@ def holds(kinds, position):
 @given(tables())
 def test_the_rows_of_a_timeline_hold_the_pairs_that_the_table_says(table):
     rows = table.without_sums().actions
-    all_ranks = pair_counts(Flow(Ran(rows)))
+    all_ranks = pairs_of(Flow(Ran(rows)))
     for rank, row in enumerate(rows):
-        alone = pair_counts(Flow(Ran([row])))
+        alone = pairs_of(Flow(Ran([row])))
         pairs = kinds_of(row)
         for position, (during, _) in enumerate(all_ranks.levels(rank)):
             assert during == sum(holds(kinds, position) for kinds in pairs.values())

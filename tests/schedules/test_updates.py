@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from minipipe import Costs, Schedule, schedules, verify
 from minipipe.core.flow import flow_of
-from minipipe.core.memory import applied, copies_held, states_of
+from minipipe.core.memory import applied, copies_held, pairs_of
 from minipipe.errors import ScheduleError
 from minipipe.schedules import lower
 from minipipe.schedules.action import REDUCE_GRAD, ActionKind, U
@@ -70,7 +70,7 @@ def refusal_of_text(text):
 def taken(schedule, rank, kind):
     """Return each action of a kind, REDUCE_GRAD or U, with its position, and the microbatches that it takes."""
     value = {REDUCE_GRAD: "sum", U: "weights"}[kind]
-    found = applied(states_of(flow_of(schedule)), rank, value)
+    found = applied(pairs_of(flow_of(schedule), with_away=True), rank, value)
     return [(schedule.actions[rank][position], position, list(numbers)) for position, numbers in found.items()]
 
 

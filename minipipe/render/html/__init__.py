@@ -16,7 +16,7 @@ from string import Template
 from typing import Any, NamedTuple, cast
 
 from minipipe.core.flow import Flow
-from minipipe.core.memory import Ran, lifetimes, pair_counts
+from minipipe.core.memory import Ran, lifetimes, pairs_of
 from minipipe.io import escaped, note_lines
 from minipipe.render.descriptions import (
     KIND_NAMES,
@@ -94,7 +94,7 @@ def holds_of(timeline: Timeline, rank: int) -> tuple[Hold, ...]:
     )
     return tuple(
         Hold(stage, k, at[row[first]].start, None if last is None else at[row[last]].end)
-        for stage, k, first, last in lifetimes(pair_counts(Flow(Ran([row]))), 0)
+        for stage, k, first, last in lifetimes(pairs_of(Flow(Ran([row]))), 0)
     )
 
 

@@ -29,7 +29,7 @@ from math import inf
 from typing import NamedTuple, TypeVar
 
 from minipipe.core.flow import flow_of
-from minipipe.core.memory import Changes, Level, Sizes, levels_of_copies, pair_counts
+from minipipe.core.memory import Changes, Level, Sizes, levels_of_copies, pairs_of
 from minipipe.core.values import KINDS
 from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import ActionTable, check_range
@@ -121,7 +121,7 @@ def peak_activations(table: ActionTable) -> tuple[int, ...]:
     >>> peak_activations(schedules.gpipe(4, 8))
     (8, 8, 8, 8)
     """
-    return tuple(map(int, peaks(map(pair_counts(flow_of(table)).levels, range(table.num_ranks)))))
+    return tuple(map(int, peaks(map(pairs_of(flow_of(table)).levels, range(table.num_ranks)))))
 
 
 def peaks(levels: Iterable[Iterable[Level]]) -> tuple[float, ...]:

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from minipipe.core.flow import Flow
-from minipipe.core.memory import Level, Ran, copies_held, pair_counts
+from minipipe.core.memory import Level, Ran, copies_held, pairs_of
 from minipipe.io import printable
 from minipipe.schedules.action import U
 from minipipe.schedules.action_table import ShownInNotebooks
@@ -254,7 +254,7 @@ class Timeline(ShownInNotebooks):
     @cached_property
     def _held(self) -> list[list[Level]]:
         rows = list(map(with_copies, self.spans, self.copies or [()] * self.num_ranks))
-        counts = pair_counts(Flow(Ran(rows)))
+        counts = pairs_of(Flow(Ran(rows)))
         return [without_copies(row, counts.levels(rank)) for rank, row in enumerate(rows)]
 
     @property

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from minipipe import Costs, schedules, simulate
 from minipipe.core.flow import flow_of
-from minipipe.core.memory import Changes, held_pairs, lifetimes, pair_counts
+from minipipe.core.memory import Changes, held_pairs, lifetimes, pairs_of
 from minipipe.schedules.analysis.activations import Footprint, memory_levels, peak_activations, sizes_of
 from tests.strategies import examples, named_schedules
 
@@ -19,7 +19,7 @@ def test_named_pairs_counts_and_memory_say_the_same(named, activation, weight_ac
     schedule, n = named[1], named[1].num_stages
     footprint = Footprint([activation] * n, [weight_activation] * n, [transient] * n)
     flow = flow_of(schedule)
-    counts, changes = pair_counts(flow), Changes(flow, sizes_of(footprint, n))
+    counts, changes = pairs_of(flow), Changes(flow, sizes_of(footprint, n))
     for rank in range(schedule.num_ranks):
         pairs, counted = list(held_pairs(changes, rank)), list(counts.levels(rank))
         assert counted == [(len(during.pairs), len(after.pairs)) for during, after in pairs]

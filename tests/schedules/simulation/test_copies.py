@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from minipipe import Costs, Schedule, schedules, simulate
 from minipipe.core.flow import flow_of
-from minipipe.core.memory import Changes, held_pairs, lifetimes, pair_counts
+from minipipe.core.memory import Changes, held_pairs, lifetimes, pairs_of
 from minipipe.errors import ScheduleError
 from minipipe.render.descriptions import describe_wait
 from minipipe.schedules.action import Action, B, F, I, L, O, R, W
@@ -177,7 +177,7 @@ def test_named_pairs_counts_and_memory_say_the_same(drawn, activation, weight_ac
     schedule, n = drawn[0], drawn[0].num_stages
     footprint = Footprint([activation] * n, [weight_activation] * n, [transient] * n)
     flow = flow_of(schedule)
-    counts, changes = pair_counts(flow), Changes(flow, sizes_of(footprint, n))
+    counts, changes = pairs_of(flow), Changes(flow, sizes_of(footprint, n))
     for rank, (row, levels) in enumerate(zip(schedule.actions, memory_levels(schedule, footprint))):
         pairs = list(held_pairs(changes, rank))
         assert list(counts.levels(rank)) == [(len(during.pairs), len(after.pairs)) for during, after in pairs]
