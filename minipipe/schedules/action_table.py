@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from minipipe.errors import ScheduleCode, ScheduleError, counted, quoted
 from minipipe.io import printable
-from minipipe.schedules.action import EXPECTED_CELL, REDUCE_GRAD, Action, ActionKind, L, O, R, U
+from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, L, O, R, U
 from minipipe.schedules.placement import check_placement, in_replica_order, ranks_in
 from minipipe.schedules.slices import check_slices, numbers_of, place_in_sum, with_numbers
 
@@ -497,7 +497,9 @@ def _as_action(cell: Action | str) -> Action:
         stage, kind, microbatch = cell
         return Action(index(stage), ActionKind(kind), index(microbatch))
     except (TypeError, ValueError):
-        raise ScheduleError.of(ScheduleCode.SYNTAX, f"{quoted(cell)} is not an action. {EXPECTED_CELL}") from None
+        from minipipe.schedules.cells import expected_cell  # on demand: as in Action.parse
+
+        raise ScheduleError.of(ScheduleCode.SYNTAX, f"{quoted(cell)} is not an action. {expected_cell()}") from None
 
 
 def _read(form: str, given: Any, ignore_sharding: bool) -> Cells:
