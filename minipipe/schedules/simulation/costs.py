@@ -188,13 +188,13 @@ class Costs:
             unit = getattr(self, name)
             if not isinstance(unit, str) or printable(unit) != unit:
                 raise _wrong(name, unit, "a name such as 's'")
-        for name in _NUMBERS:
-            given = getattr(self, name)
+        if self.other is not None and (not isinstance(self.other, Mapping) or not _OWN.isdisjoint(self.other)):
+            raise _wrong("other", self.other, "the times of declared kinds by name, such as {'KEEP': 2}")
+        for name in (*_NUMBERS, *(self.other or ())):
+            given = self._given(name)
             numbers = given if isinstance(given, list | tuple) else [given]
             if any(isinstance(number, bool | str | bytes) for number in numbers):
                 raise _wrong(name, given, "numbers. Costs.parse reads text")
-        if self.other is not None and (not isinstance(self.other, Mapping) or not _OWN.isdisjoint(self.other)):
-            raise _wrong("other", self.other, "the times of declared kinds by name, such as {'KEEP': 2}")
 
     @classmethod
     def measured(cls, *timelines: Timeline) -> Costs:
