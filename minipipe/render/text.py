@@ -13,9 +13,9 @@ from minipipe.core.values import KINDS
 from minipipe.errors import ArgumentError
 from minipipe.io import MOST_CHARACTERS
 from minipipe.render.descriptions import caption, figures, title
-from minipipe.render.layout import round_step, scale_of
 from minipipe.render.panel import Panel, panels_of, side_by_side
 from minipipe.render.terminal import IDLE, ground, paint
+from minipipe.render.units import round_step, scale_of
 from minipipe.schedules import Action, ActionKind, Span, Timeline
 from minipipe.schedules.action_table import ActionTable
 

@@ -15,7 +15,6 @@ from functools import cached_property
 from itertools import chain, pairwise
 from numbers import Integral
 from operator import attrgetter, index, itemgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from minipipe.errors import ScheduleCode, ScheduleError, counted, quoted
@@ -25,6 +24,8 @@ from minipipe.schedules.placement import check_placement, in_replica_order, rank
 from minipipe.schedules.slices import check_slices, numbers_of, place_in_sum, with_numbers
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from minipipe.schedules.text import Cells
 
 T = TypeVar("T", bound="ActionTable")
@@ -418,7 +419,7 @@ class ActionTable(ShownInNotebooks):
         ScheduleError
             Code ``file``, if the file does not exist or is not text; ``syntax``, with line and cell.
         """
-        return cls(Path(path).stem, *_read("file", path, ignore_sharding))
+        return cls(_stem(path), *_read("file", path, ignore_sharding))
 
 
 def check_table(given: object, kind: type[ActionTable] | None = None) -> None:
@@ -653,7 +654,13 @@ def read_schedule(path: str | Path, ignore_sharding: bool = False) -> Schedule |
     ...     read_schedule(path)
     <Schedule mine: 1 rank, 1 stage, 1 microbatch>
     """
-    return _of_its_kind(Path(path).stem, _read("file", path, ignore_sharding))
+    return _of_its_kind(_stem(path), _read("file", path, ignore_sharding))
+
+
+def _stem(path: str | Path) -> str:
+    from pathlib import Path  # on demand: most tables are built, not read
+
+    return Path(path).stem
 
 
 def schedule_of_text(text: str, name: str = "text", ignore_sharding: bool = False) -> Schedule | Program:

@@ -28,9 +28,9 @@ from minipipe.render.descriptions import (
     origin,
 )
 from minipipe.render.descriptions import title as title_of
-from minipipe.render.layout import scale_of
 from minipipe.render.palette import DARK, HATCH, LIGHT, Theme, chunks_by_kind, fill_of, shade
 from minipipe.render.panel import NARROW, TOGETHER, Panel, panels_of
+from minipipe.render.units import scale_of
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.activations import lifetimes

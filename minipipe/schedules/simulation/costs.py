@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, fields, replace
 from math import inf
 from numbers import Integral, Real
-from pathlib import Path
+from os.path import splitext
 from sys import float_info
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minipipe.core.values import KINDS
 from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, as_float, counted, misuse, quoted, whole_number
@@ -17,11 +16,14 @@ from minipipe.io import MOST_JSON, MOST_STAGES, parse_real, printable, read_text
 from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, R, U, W
 from minipipe.schedules.action_table import ActionTable, Schedule
 from minipipe.schedules.analysis.activations import Footprint
-from minipipe.schedules.analysis.workload import Workload, amount_per_rank
 from minipipe.schedules.placement import Placement, check_sizes, ranks_in, stages_by_rank
-from minipipe.schedules.simulation.fitting import fit_costs
-from minipipe.schedules.simulation.timeline import Timeline
 from minipipe.schedules.slices import relative_work
+
+if TYPE_CHECKING:  # on demand below: most programs measure no costs, search nothing, and write no file
+    from pathlib import Path
+
+    from minipipe.schedules.analysis.workload import Workload
+    from minipipe.schedules.simulation.timeline import Timeline
 
 _SHORT = {"F": "forward", "I": "backward_input", "W": "backward_weight"}
 _HELD = ("activation", "weight_activation", "transient_activation", "keys_values")
@@ -228,6 +230,8 @@ class Costs:
         >>> costs.forward, costs.latency
         ([2.0, 3.0], 0.5)
         """
+        from minipipe.schedules.simulation.fitting import fit_costs
+
         return cls(**fit_costs(timelines))
 
     def cut(self, pieces: int) -> Costs:
@@ -345,9 +349,11 @@ class Costs:
         ...     path.read_text(), Costs.load(path).forward
         ('{"format": "minipipe costs", "version": 1, "forward": [2, 3], "latency": 0.5, "unit": "s"}\\n', (2, 3))
         """
+        import json
+
         own = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
         found = {field.name: own[field.name] for field in fields(self) if own[field.name] != field.default}
-        if Path(path).suffix.lower() != ".json":
+        if splitext(path)[1].lower() != ".json":
             raise _refused(path, "its name does not end in .json")
         _check_file(path, found)
         return write_whole(path, json.dumps({**_HEAD, **found}) + "\n")
@@ -582,6 +588,8 @@ class Costs:
         >>> Costs(latency=0.5).workload((0, 1, 1), num_microbatches=4, memory_limit=2.5).message
         (0.5, 0.0, 0.0)
         """
+        from minipipe.schedules.analysis.workload import Workload, amount_per_rank
+
         ranks = [rank for home in placement for rank in ranks_in(home)]
         num_ranks = 1 + max((int(rank) for rank in ranks if isinstance(rank, Integral)), default=0)
         check_sizes(num_ranks, num_microbatches)
