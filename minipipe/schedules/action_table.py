@@ -162,19 +162,23 @@ class ActionTable(ShownInNotebooks):
         Raises
         ------
         ScheduleError
-            Codes ``replicas``, ``slices``, ``updates`` and ``recompute``, unless they are among the known ones.
+            Codes ``replicas``, ``slices``, ``updates``, ``recompute`` and, for kinds that a program has declared,
+            ``kinds``, unless they are among the known ones.
         """
         own = (U,) if ScheduleCode.REPLICAS in known else (U, REDUCE_GRAD)
-        updates, kept = ([a for row in self.actions for a in row if a.kind in kinds] for kinds in (own, (R, O, L)))
-        shared = next((s for s, home in enumerate(self.placement) if len(ranks_in(home)) > 1), None)
-        for code, is_there, what in (
-            (ScheduleCode.REPLICAS, shared is not None, f"has replicas of stages (such as stage {shared})"),
-            (ScheduleCode.SLICES, self.num_slices > 1, f"splits sequences into {self.num_slices} slices"),
+        groups = (own, (R, O, L), self.kinds - set(ActionKind))
+        updates, kept, others = ([a for row in self.actions for a in row if a.kind in kinds] for kinds in groups)
+        shared = [stage for stage, home in enumerate(self.placement) if len(ranks_in(home)) > 1]
+        slices = [self.num_slices] if self.num_slices > 1 else []
+        for code, found, what in (
+            (ScheduleCode.REPLICAS, shared, "has replicas of stages (such as stage {})"),
+            (ScheduleCode.SLICES, slices, "splits sequences into {} slices"),
             (ScheduleCode.UPDATES, updates, "has actions for gradient all-reduces or updates (such as {})"),
             (ScheduleCode.RECOMPUTE, kept, "has actions that recompute or offload activations (such as {})"),
+            (ScheduleCode.KINDS, others, "has actions of a declared kind (such as {})"),
         ):
-            if is_there and code not in known:
-                message = f"{self.title} {what.format(*(updates or kept))}, which {reader} does not support;"
+            if found and code not in known:
+                message = f"{self.title} {what.format(found[0])}, which {reader} does not support;"
                 raise ScheduleError.of(code, f"{message} it can be drawn, checked and simulated.")
 
     def one_rank_each(self, reader: str) -> tuple[int, ...]:
