@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -166,6 +167,8 @@ def test_costs_give_its_time_by_stage_and_by_default_none(tmp_path):
         (2, "the times of declared kinds by name"),
         ({"SAVE": 2}, "No kind has the time 'SAVE'"),
         ({"KEEP": -1}, "KEEP is -1; expected finite numbers, at least 0"),
+        ({"KEEP": 10**400}, "KEEP is 1000.*; expected finite numbers, at least 0"),
+        ({"KEEP": True}, "KEEP is True; expected numbers"),
         ({"KEEP": [1, 2, 3]}, "KEEP has 3 values for 2 stages"),
         ({"KEEP": "2"}, "KEEP is '2'; expected numbers"),
     ],
@@ -207,10 +210,16 @@ def test_text_draws_it_with_its_name_its_words_and_a_fill():
     assert other == "  keep                         KEEP0***********"
 
 
+@pytest.mark.parametrize("has_lane", [False, True])
 @pytest.mark.parametrize("draw", [draw_svg, draw_html, perfetto_trace])
-def test_pictures_draw_it_with_its_name_and_its_words(draw):
-    drawn = draw(timeline(has_lane=False))
+def test_pictures_draw_it_with_its_name_and_its_words(draw, has_lane):
+    drawn = draw(timeline(has_lane))
     assert "KEEP copy of the weights" in drawn or '"kind": "copy of the weights"' in drawn
+
+
+def test_the_timeline_ends_with_it():
+    late = Span(Action.parse("0KEEP0"), 6.0, 14.0)
+    assert replace(timeline(has_lane=True), copies=((late,),)).end == 14
 
 
 def test_a_picture_gives_it_a_colour():
