@@ -1,5 +1,9 @@
 """The public names of ``minipipe.schedules``, for type checkers and for ``minipipe._lazy``, one on a line."""
 
+from minipipe.core.values import Kind as Kind
+from minipipe.core.values import Noun as Noun
+from minipipe.core.values import Site as Site
+from minipipe.core.values import Uses as Uses
 from minipipe.schedules.action import Action as Action
 from minipipe.schedules.action import ActionKind as ActionKind
 from minipipe.schedules.action_table import Program as Program
@@ -26,6 +30,8 @@ from minipipe.schedules.bidirectional import bitpipe as bitpipe
 from minipipe.schedules.bidirectional import chimera as chimera
 from minipipe.schedules.bidirectional import dualpipe as dualpipe
 from minipipe.schedules.bidirectional import hanayo as hanayo
+from minipipe.schedules.declaring import declare as declare
+from minipipe.schedules.declaring import declared as declared
 from minipipe.schedules.interleaved import eager_1f1b as eager_1f1b
 from minipipe.schedules.interleaved import interleaved_1f1b as interleaved_1f1b
 from minipipe.schedules.interleaved import interleaved_zb as interleaved_zb

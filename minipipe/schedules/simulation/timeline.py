@@ -172,8 +172,8 @@ class Timeline(ShownInNotebooks):
 
     @cached_property
     def end(self) -> float:
-        """The latest end on any rank, including all-reduces."""
-        spans = (span.end for row in self.spans for span in row)
+        """The latest end on any rank, including all-reduces and copies."""
+        spans = (span.end for row in (*self.spans, *self.copies) for span in row)
         return max(chain(spans, (found.end for found in self.sums)), default=0.0)
 
     @property
