@@ -129,7 +129,7 @@ class _Runner:
             stage, kind, k = row[position]
             rule = rules[kind][stage]
             if rule is None:
-                rule, k = self.flow.single_events.get((rank, position)), 0
+                rule = self.flow.varied_events.get((rank, position))
                 if rule is None:
                     break
             if is_special and is_special(row[position]):

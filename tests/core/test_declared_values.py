@@ -180,3 +180,21 @@ def test_messages_are_those_of_lowering(drawn):
 def action_of(parts):
     stage, kind, k = parts
     return Action(stage, ActionKind(kind), k)
+
+
+@examples(300)
+@given(st.data())
+def test_numbers_of_a_case_are_those_of_each_declaration(data):
+    table = lowered(data.draw, data.draw(legal_tables()))
+    flow = Flow(table)
+    for rank, row in enumerate(table.actions):
+        for position in range(len(row)):
+            uses, numbers = flow.uses(rank, position), flow.numbers(rank, position)
+            if uses is None:
+                assert numbers is None
+                continue
+            for values, part in zip((uses.takes, uses.gives, uses.reads), numbers):
+                assert list(values) == list(map(flow.value_of, part))
+            rule = flow.rule_at(rank, position)
+            needed = [value for _, value in rule.delayed]
+            assert needed == [*uses.takes, *uses.reads]
