@@ -10,21 +10,14 @@ from typing import NamedTuple
 
 from minipipe.core.flow import flow_of
 from minipipe.core.order import Wait, order
+from minipipe.core.values import KINDS
 from minipipe.errors import ScheduleCode, ScheduleError
-from minipipe.schedules.action import RECV_B, RECV_F, REDUCE_GRAD, SEND_B, SEND_F, Action, ActionKind, B, F, I
+from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable, check_range
-from minipipe.schedules.analysis.dependencies import Dependencies, Value
-
-Rule = tuple[int, int, int, int]  # own, announces, awaits, completes: the numbers of events, or NOTHING
-NOTHING = -1
-# By kind, the blocks of events: an action is complete; a rank has reached a SEND, a RECV or a REDUCE_GRAD.
-_COMPLETED = {F: 0, B: 1, I: 1, RECV_F: 2, RECV_B: 3, REDUCE_GRAD: 8}
-_REACHED = {SEND_F: 4, SEND_B: 5, RECV_F: 6, RECV_B: 7, REDUCE_GRAD: 9}
-_NEVER = 10
 
 
 class Blocked(NamedTuple):
-    """A rank that cannot continue, and the action that it is blocked on: itself, if it is a message without partner."""
+    """A rank that cannot continue, and the action that it is blocked on: itself, if no action could help it."""
 
     rank: int
     position: int
@@ -90,45 +83,13 @@ def complete_walk(table: ActionTable, sends_are_buffered: bool = False) -> Walk:
     found = walk(table, sends_are_buffered)
     if found.blocked:
         stuck = found.blocked[0]
-        awaited = "a partner that does not exist" if stuck.awaited == stuck.action else stuck.awaited
+        awaited = str(stuck.awaited)
+        if stuck.awaited == stuck.action:
+            is_alone = KINDS[stuck.action.kind].meets is not None
+            awaited = "a partner that does not exist" if is_alone else "values that no action gives"
         message = f"{stuck.action} on rank {stuck.rank} waits for ever for {awaited}; verify(schedule) says why."
         raise ScheduleError.of(ScheduleCode.DEADLOCK, message, stuck.rank, stuck.position)
     return found
-
-
-class NumberedRules:
-    """The ready rule as numbers of events, so that a walk can note events in a list.
-
-    Attributes
-    ----------
-    of : dict of ActionKind to list of Rule
-        By kind of action and stage, for microbatch 0. For microbatch k, add k to each number.
-    num_events : int
-    """
-
-    def __init__(self, dependencies: Dependencies) -> None:
-        self.dependencies, table = dependencies, dependencies.table
-        self.num_stages, self.num_microbatches = table.num_stages, table.num_microbatches
-        self.of = {kind: [self._rule(Action(s, kind, 0)) for s in range(table.num_stages)] for kind in table.kinds}
-        largest = max((max(rule) for rules in self.of.values() for rule in rules), default=0)
-        self.num_events = largest + table.num_microbatches
-
-    def _rule(self, action: Action) -> Rule:
-        dependencies = self.dependencies
-        own, awaited = self._event(_COMPLETED, dependencies.own(action)), dependencies.awaited(action)
-        completed, reached = self._event(_COMPLETED, action), self._event(_REACHED, action)
-        if not action.kind.is_communication:
-            return own, reached, self._event(_COMPLETED, awaited), completed
-        if not dependencies.exists(Value.carried_by(action)):  # without a partner it is blocked for ever
-            return NOTHING, NOTHING, _NEVER * self.num_stages * self.num_microbatches, NOTHING
-        if not dependencies.sends_are_buffered:
-            return own, reached, self._event(_REACHED, awaited), completed
-        return own, NOTHING, self._event(_REACHED, awaited), reached if awaited is None else completed
-
-    def _event(self, kinds: dict[ActionKind, int], action: Action | None) -> int:
-        if action is None or action.kind not in kinds:
-            return NOTHING
-        return (kinds[action.kind] * self.num_stages + action.stage) * self.num_microbatches + action.microbatch
 
 
 def _blocked(table: ActionTable, rank: int, wait: Wait) -> Blocked:
