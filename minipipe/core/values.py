@@ -28,7 +28,10 @@ last stage gives no activation, a frozen stage has no gradient of weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
+
+from minipipe.core.nouns import NOUNS as NOUNS
+from minipipe.core.nouns import Noun as Noun
 
 
 class Value(NamedTuple):
@@ -74,7 +77,9 @@ class Setting(Protocol):
     kinds : frozenset of str
         The kinds that stand in the table.
     positions : mapping
-        The index in its row of each R, O and L, by kind, stage and microbatch.
+        The index in its row of each instruction, by kind, stage and microbatch; empty
+        if no declaration varies.
+    table : Schedule or Program
     """
 
     num_stages: int
@@ -85,6 +90,7 @@ class Setting(Protocol):
     message_cuts: Sequence[bool]
     kinds: frozenset[str]
     positions: dict[tuple[str, int, int], int]
+    table: Any
 
     def num_replicas(self, stage: int) -> int:
         """Return how many ranks hold a stage."""
@@ -100,6 +106,14 @@ class Setting(Protocol):
 
     def index(self, site: Site, kind: str) -> int:
         """Return how many instructions of a kind and stage stand earlier in the row."""
+        ...
+
+    def places(self, rank: int, kind: str, stage: int) -> Sequence[tuple[int, int]]:
+        """Return positions and microbatches of a kind and stage in a row."""
+        ...
+
+    def cell(self, stage: int, kind: str, microbatch: int) -> str:
+        """Return an instruction as text."""
         ...
 
 
@@ -236,8 +250,9 @@ def _keys_and_values(site: Site) -> tuple[Value, ...]:
     setting, stage, k = site.setting, site.stage, site.microbatch
     reads = []
     for other in range(k - k % setting.num_slices, k):
+        at = setting.positions.get(("F", stage, other), -1)
         offloaded_at = setting.positions.get(("O", stage, other), site.position)
-        name = "kv back" if offloaded_at < site.position else "kv"
+        name = "kv back" if at < offloaded_at < site.position else "kv"
         reads.append(Value(name, stage, other))
     return tuple(reads)
 
@@ -446,74 +461,6 @@ _KINDS = (
 )
 KINDS = {kind.name: kind for kind in _KINDS}
 """The kinds of instruction by name."""
-
-
-# -- the values ------------------------------------------------------------------------
-
-
-class Noun(NamedTuple):
-    """A name of values.
-
-    Attributes
-    ----------
-    words : str
-        For messages.
-    travels : bool
-        Whether it can be taken on another rank than the one that gives it.
-    message : tuple of str
-        The kinds that send and receive it between ranks.
-    may_stay : function
-        Whether a legal table can leave such a value of a stage untaken.
-    is_required : function
-        Whether a legal table gives such a value of a stage for every microbatch.
-    """
-
-    words: str
-    travels: bool = False
-    message: tuple[str, ...] = ()
-    may_stay: Callable[[Setting, int], bool] = lambda setting, stage: False
-    is_required: Callable[[Setting, int], bool] = lambda setting, stage: False
-
-
-def _stays(setting: Setting, stage: int) -> bool:
-    return True
-
-
-def _is_last(setting: Setting, stage: int) -> bool:
-    return stage == setting.num_stages - 1
-
-
-def _gradients_stay(setting: Setting, stage: int) -> bool:
-    """Whether nothing in the table takes the gradients of a stage."""
-    is_summed = setting.num_replicas(stage) > 1 and "REDUCE_GRAD" in setting.kinds
-    return not is_summed and "U" not in setting.kinds
-
-
-def _sums_stay(setting: Setting, stage: int) -> bool:
-    return setting.num_replicas(stage) == 1 or "U" not in setting.kinds
-
-
-NOUNS = {
-    "x": Noun("activation", travels=True, message=("SEND_F", "RECV_F")),
-    "out": Noun("activation to send"),
-    "sent": Noun("message with an activation", travels=True),
-    "result": Noun("output of the model", may_stay=_stays, is_required=_is_last),
-    "graph": Noun("graph"),
-    "away": Noun("offloaded graph"),
-    "back": Noun("loaded graph"),
-    "rebuilt": Noun("recomputed graph"),
-    "rest": Noun("graph for the gradients of weights"),
-    "g": Noun("gradient", travels=True, message=("SEND_B", "RECV_B")),
-    "grad out": Noun("gradient to send"),
-    "grad sent": Noun("message with a gradient", travels=True),
-    "dw": Noun("gradients of weights", may_stay=_gradients_stay),
-    "sum": Noun("summed gradients of weights", may_stay=_sums_stay),
-    "weights": Noun("weights", may_stay=_stays),
-    "kv": Noun("keys and values", may_stay=_stays),
-    "kv back": Noun("loaded keys and values", may_stay=_stays),
-    "dkv": Noun("gradients of keys and values"),
-}
-"""The names of values."""
 
 
 def stages_near(value: Value, num_stages: int) -> range:
