@@ -266,25 +266,21 @@ def _unfit(
 ) -> Iterator[Fault]:
     """Yield the values that an instruction needs and lacks.
 
-    Those that travel may be anywhere: `core/order.py` finds whether they come in time.
+    Those that travel may be anywhere. `core/order.py` finds whether they come in time,
+    and others too, unless their noun tells of that.
     """
     m = flow.table.num_microbatches
-    travels = [
-        NOUNS[name].travels for name in flow.names for _ in range(flow.num_stages)
-    ]
+    nouns = [NOUNS[name] for name in flow.names for _ in range(flow.num_stages)]
     for number, (rank, position) in needs:
-        giver = givers.get(number)
+        giver, noun = givers.get(number), nouns[number // m]
         if giver is None:
             reason = "never given"
-        elif travels[number // m]:
+        elif noun.travels or (giver[0] == rank and giver[1] <= position):
             continue
-        elif giver[0] != rank:
-            reason = "elsewhere"
-        elif giver[1] > position:
-            reason = "late"
         else:
-            continue
-        yield Fault(reason, flow, rank, position, flow.value_of(number), giver)
+            reason = "late" if giver[0] == rank else "elsewhere"
+        if reason != "late" or reason in noun.tells:
+            yield Fault(reason, flow, rank, position, flow.value_of(number), giver)
 
 
 def _unused(

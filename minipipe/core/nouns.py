@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from minipipe.core.flow import Flow
     from minipipe.core.values import Setting, Value
 
 HOME = "F"
@@ -73,7 +74,7 @@ class Fault(NamedTuple):
         "given twice" or "taken twice"; "never taken", or "unread" by a kind
         that reads every such value; "undeclared" for an instruction that no legal table
         has there, "beside" for one that another one excludes.
-    setting : Setting
+    flow : Flow
     rank, position : int
         The instruction.
     value : Value or None
@@ -83,7 +84,7 @@ class Fault(NamedTuple):
     """
 
     reason: str
-    setting: Setting
+    flow: Flow
     rank: int
     position: int
     value: Value | None = None
@@ -92,19 +93,19 @@ class Fault(NamedTuple):
     @property
     def action(self) -> Any:
         """Stage, kind and microbatch of the instruction; as text, its cell."""
-        return self.setting.table.actions[self.rank][self.position]
+        return self.flow.table.actions[self.rank][self.position]
 
     @property
     def other(self) -> str:
         """The instruction that gives the value, and its position."""
         assert self.giver is not None
         rank, position = self.giver
-        return f"{self.setting.table.actions[rank][position]} (position {position})"
+        return f"{self.flow.table.actions[rank][position]} (position {position})"
 
     def cell(self, kind: str, microbatch: int | None = None) -> str:
         """Return the cell of an instruction of the same stage."""
         stage, _, k = self.action
-        return self.setting.cell(stage, kind, k if microbatch is None else microbatch)
+        return self.flow.cell(stage, kind, k if microbatch is None else microbatch)
 
     def remark(self, turn: int, code: str, sentence: str, *place: int) -> Remark:
         """Return a remark whose subject is the instruction."""
@@ -118,8 +119,7 @@ Tell = Callable[[Fault], Iterator[Remark]]
 
 def plainly(fault: Fault) -> Iterator[Remark]:
     """Tell of a value for which nothing else is declared."""
-    if fault.value is None or fault.reason not in _PLAIN:
-        return  # `core/order.py` finds what comes too late
+    assert fault.value is not None
     code, sentence = _PLAIN[fault.reason]
     name = f"{NOUNS[fault.value.name].words} of stage {fault.value.stage}"
     other = fault.other if fault.giver else ""
@@ -142,7 +142,7 @@ _PLAIN = {
 def needless(fault: Fault) -> Iterator[Remark]:
     """Tell of an instruction that no legal table has there."""
     stage = fault.action[0]
-    if stage in fault.setting.frozen:
+    if stage in fault.flow.frozen:
         yield fault.remark(1, "frozen", _FROZEN.format(stage))
     else:
         yield fault.remark(12, "no-partner", "has nothing to take and to give here.")
@@ -187,7 +187,7 @@ def _before_later_slice(fault: Fault) -> Iterator[Remark]:
 def _far_from_slice(fault: Fault) -> Iterator[Remark]:
     """Tell of a slice that is on another rank than the first one of its sequence."""
     assert fault.value is not None and fault.giver is not None
-    if fault.value.microbatch % fault.setting.num_slices == 0:
+    if fault.value.microbatch % fault.flow.num_slices == 0:
         first = fault.cell(HOME, fault.value.microbatch)
         sentence = f"is on another replica than {first}, on rank {fault.giver[0]}; "
         sentence += "a slice needs the keys and values of those before it."
@@ -196,9 +196,9 @@ def _far_from_slice(fault: Fault) -> Iterator[Remark]:
 
 def _after_offload(fault: Fault) -> Iterator[Remark]:
     """Tell which O is the first to keep keys and values away."""
-    (stage, _, k), positions = fault.action, fault.setting.positions
+    (stage, _, k), positions = fault.action, fault.flow.positions
     away = []
-    for other in range(k - k % fault.setting.num_slices, k):
+    for other in range(k - k % fault.flow.num_slices, k):
         begin = positions.get(("O", stage, other), fault.position)
         if begin < fault.position < positions.get(("L", stage, other), -1):
             away.append((begin, other))
@@ -219,15 +219,13 @@ _Given = Mapping[int, tuple[int, str]]  # by microbatch, who gives its gradient
 
 def _gradients(fault: Fault) -> Iterator[Remark]:
     """Tell of all that is wrong with the gradients of a stage in a row."""
-    setting, rank, stage = fault.setting, fault.rank, fault.action[0]
+    flow, rank, stage = fault.flow, fault.rank, fault.action[0]
     given = {
-        k: (at, kind)
-        for kind in GRADIENTS
-        for at, k in setting.places(rank, kind, stage)
+        k: (at, kind) for kind in GRADIENTS for at, k in flow.places(rank, kind, stage)
     }
     for number, kind in enumerate(_VERBS):
         end = -1
-        for at, k in setting.places(rank, kind, stage):
+        for at, k in flow.places(rank, kind, stage):
             taken = [other for other in sorted(given) if end < other <= k]
             yield from _early(fault._replace(position=at), given, taken, number)
             end = max(end, k)
@@ -242,7 +240,7 @@ def _early(
     stage, kind, k = fault.action
     place = fault.rank, number, 0, fault.position
     late = [other for other in taken if given[other][0] > fault.position]
-    if stage in fault.setting.frozen:
+    if stage in fault.flow.frozen:
         yield fault.remark(6, "frozen", _FROZEN.format(stage), *place)
     elif not taken:
         sentence = f"{_VERBS[kind]} no gradient: the gradients of microbatches up to "
@@ -262,17 +260,17 @@ def _early(
 
 def _skipped(fault: Fault, given: _Given, number: int) -> Iterator[Remark]:
     """Tell if no REDUCE_GRAD, or no U, takes the last gradient of a stage."""
-    setting, rank, stage = fault.setting, fault.rank, fault.action[0]
+    flow, rank, stage = fault.flow, fault.rank, fault.action[0]
     last, kind, first = max(given), [*_VERBS][number], min(given.values())[0]
-    takers = setting.places(rank, kind, stage)
-    is_due = kind == "U" or setting.num_replicas(stage) > 1
+    takers = flow.places(rank, kind, stage)
+    is_due = kind == "U" or flow.num_replicas(stage) > 1
     if takers and takers[-1][1] < last:
         at, giver = given[last]
         message = f"Rank {rank}, position {at}: no {kind} {_VERBS[kind]} the gradient "
         message += f"of {fault.cell(giver, last)}; the last is "
         message += f"{fault.cell(kind, takers[-1][1])}."
         yield Remark("skipped", message, rank, at, 6, (rank, number, 1, first))
-    elif not takers and is_due and kind in setting.kinds:
+    elif not takers and is_due and kind in flow.kinds:
         message = f"{fault.cell(kind, last)} is missing on rank {rank}: either all "
         message += f"stages have a {kind}, or none."
         yield Remark("missing", message, rank, None, 8, (number, rank, first))
@@ -283,7 +281,7 @@ def _unsummed(fault: Fault) -> Iterator[Remark]:
     yield from _gradients(fault)
     stage, _, k = fault.action
     if fault.value is not None and fault.value.microbatch == k:
-        ranks = " and ".join(map(str, fault.setting.table.ranks_of(stage)))
+        ranks = " and ".join(map(str, fault.flow.table.ranks_of(stage)))
         sentence = f"comes without {fault.cell('REDUCE_GRAD')} before it; stage "
         sentence += f"{stage} has replicas on ranks {ranks}, which must all-reduce "
         yield fault.remark(7, "no-sum", f"{sentence}their gradients first.")
@@ -299,7 +297,7 @@ def _alone(fault: Fault) -> Iterator[Remark]:
     stage, kind, k = fault.action
     missing = f"{fault.cell('B')} or {fault.cell('I')}"
     for own, partner in (("O", "L"), ("L", "O")):
-        if kind == own and (partner, stage, k) not in fault.setting.positions:
+        if kind == own and (partner, stage, k) not in fault.flow.positions:
             missing = fault.cell(partner)
     sentence = f"comes without {missing}; expected both, or neither."
     yield fault.remark(9, "unpaired", sentence)
@@ -307,7 +305,7 @@ def _alone(fault: Fault) -> Iterator[Remark]:
 
 def _disordered(fault: Fault) -> Iterator[Remark]:
     """Tell of each instruction of a pair with R, O or L before one that it needs."""
-    (stage, _, k), positions = fault.action, fault.setting.positions
+    (stage, _, k), positions = fault.action, fault.flow.positions
     there = [kind for kind in _STATES if (kind, stage, k) in positions]
     if set(there).isdisjoint("ROL"):
         return  # `core/order.py` finds it

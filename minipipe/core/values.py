@@ -28,7 +28,7 @@ last stage gives no activation, a frozen stage has no gradient of weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from minipipe.core.nouns import NOUNS as NOUNS
 from minipipe.core.nouns import Noun as Noun
@@ -79,7 +79,6 @@ class Setting(Protocol):
     positions : mapping
         The index in its row of each instruction, by kind, stage and microbatch; empty
         if no declaration varies.
-    table : Schedule or Program
     """
 
     num_stages: int
@@ -90,7 +89,6 @@ class Setting(Protocol):
     message_cuts: Sequence[bool]
     kinds: frozenset[str]
     positions: dict[tuple[str, int, int], int]
-    table: Any
 
     def num_replicas(self, stage: int) -> int:
         """Return how many ranks hold a stage."""
@@ -106,14 +104,6 @@ class Setting(Protocol):
 
     def index(self, site: Site, kind: str) -> int:
         """Return how many instructions of a kind and stage stand earlier in the row."""
-        ...
-
-    def places(self, rank: int, kind: str, stage: int) -> Sequence[tuple[int, int]]:
-        """Return positions and microbatches of a kind and stage in a row."""
-        ...
-
-    def cell(self, stage: int, kind: str, microbatch: int) -> str:
-        """Return an instruction as text."""
         ...
 
 

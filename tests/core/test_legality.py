@@ -2,11 +2,10 @@
 
 import pytest
 from minipipe import Schedule
-from minipipe.core import values
 from minipipe.core.flow import Flow
 from minipipe.core.legality import misplaced, remarks
 from minipipe.core.nouns import NOUNS, REGULAR, Noun
-from minipipe.core.values import KINDS, Kind, Uses
+from minipipe.core.values import KINDS, Uses
 from minipipe.schedules.action import Action
 
 
@@ -24,9 +23,11 @@ def keep(monkeypatch):
         is_last = site.stage == site.setting.num_stages - 1
         return None if is_last else Uses(gives=(site.value("copy", site.stage + 1),))
 
-    monkeypatch.setitem(values.KINDS, "KEEP", Kind("KEEP", keep))
-    uses = Kind("USE", lambda site: Uses((site.value("copy"),)))
-    monkeypatch.setitem(values.KINDS, "USE", uses)
+    def use(site):
+        return Uses((site.value("copy"),))
+
+    monkeypatch.setitem(KINDS, "KEEP", KINDS["W"]._replace(name="KEEP", uses=keep))
+    monkeypatch.setitem(KINDS, "USE", KINDS["W"]._replace(name="USE", uses=use))
     monkeypatch.setitem(NOUNS, "copy", Noun("copy of weights", travels=True))
 
 
