@@ -22,7 +22,6 @@ from typing import Any
 
 from minipipe.core.flow import Flow
 from minipipe.core.nouns import (
-    BACKWARDS,
     HOME,
     NEEDLESS,
     NOUNS,
@@ -372,7 +371,7 @@ def _overlaps(flow: Flow) -> Iterator[Remark]:
             continue
         behind = "nothing, because it is the last action of its row"
         for other in flow.table.actions[rank][position + 1 : position + 2]:
-            needs_it = other[2] == action[2] and other[1] in BACKWARDS
+            needs_it = other[2] == action[2] and KINDS[other[1]].is_backward
             behind = f"{other}, which needs it" if needs_it else str(other)
         sentence = f"is overlapped with {behind}; expected a B or I of another "
         fault = Fault("overlap", flow, rank, position)

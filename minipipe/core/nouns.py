@@ -26,6 +26,7 @@ turn  remarks
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
 
 HOME = "F"
 """The kind whose rank is the rank of its stage for its microbatch."""
-
-BACKWARDS = ("B", "I", "W")
-"""The kinds that need what a forward leaves."""
 
 
 class Remark(NamedTuple):
@@ -333,21 +331,40 @@ class Noun(NamedTuple):
         For messages.
     travels : bool
         Whether it can be taken on another rank than the one that gives it.
+    is_late : bool
+        Whether it comes from beside its rank, and perhaps after an instruction that
+        needs it is next in the row.
     message : tuple of str
         The kinds that send and receive it between ranks.
     may_stay : function
         Whether a legal table can leave such a value of a stage untaken.
     readers : tuple of str
         Kinds that use every such value in the rows in which they stand.
+    keeps_weights : bool
+        Whether it refers to the weights of its forward: that version of them is kept
+        as long as the value.
+    is_away : bool
+        Whether it takes no memory of its rank.
+    adds_up : bool
+        Whether it is one of slice i for all slices up to i, and as large as i + 1 ones.
     tells : mapping
         By the reason of a fault, the function that tells it (`core/legality.py`).
+
+    Examples
+    --------
+    >>> NOUNS["x"].words, NOUNS["x"].travels, NOUNS["x"].message
+    ('activation', True, ('SEND_F', 'RECV_F'))
     """
 
     words: str
     travels: bool = False
+    is_late: bool = False
     message: tuple[str, ...] = ()
     may_stay: Callable[[Setting, int], bool] = lambda setting, stage: False
     readers: tuple[str, ...] = ()
+    keeps_weights: bool = False
+    is_away: bool = False
+    adds_up: bool = False
     tells: Mapping[str, Tell] = {}
 
 
@@ -365,23 +382,27 @@ def _sums_stay(setting: Setting, stage: int) -> bool:
     return setting.num_replicas(stage) == 1 or "U" not in setting.kinds
 
 
-_STATE: Mapping[str, Tell] = {"late": _disordered}
+_graph = partial(Noun, keeps_weights=True, tells={"late": _disordered})
+_ALONE: dict[str, Tell] = dict.fromkeys(("never taken", "never given"), _alone)
 NOUNS = {
-    "x": Noun("activation", True, ("SEND_F", "RECV_F")),
+    "x": Noun("activation", travels=True, message=("SEND_F", "RECV_F")),
     "out": Noun("activation to send"),
-    "sent": Noun("message with an activation", True),
+    "sent": Noun("message with an activation", travels=True),
     "result": Noun("output of the model", may_stay=_stays),
-    "graph": Noun("graph", tells=_STATE),
-    "away": Noun(
+    "graph": _graph("graph"),
+    "away": _graph(
         "offloaded graph",
-        tells={"never taken": _alone, "never given": _alone, **_STATE},
+        is_late=True,
+        is_away=True,
+        tells={"late": _disordered, **_ALONE},
     ),
-    "back": Noun("loaded graph", tells=_STATE),
-    "rebuilt": Noun("recomputed graph", tells=_STATE),
-    "rest": Noun("graph for the gradients of weights"),
-    "g": Noun("gradient", True, ("SEND_B", "RECV_B")),
+    "back": _graph("loaded graph", is_late=True),
+    "rebuilt": _graph("recomputed graph"),
+    "rebuilt part": Noun("recomputed part of a graph"),
+    "rest": Noun("graph for the gradients of weights", keeps_weights=True),
+    "g": Noun("gradient", travels=True, message=("SEND_B", "RECV_B")),
     "grad out": Noun("gradient to send"),
-    "grad sent": Noun("message with a gradient", True),
+    "grad sent": Noun("message with a gradient", travels=True),
     "dw": Noun(
         "gradients of weights",
         may_stay=_gradients_stay,
@@ -390,6 +411,7 @@ NOUNS = {
     ),
     "sum": Noun(
         "summed gradients of weights",
+        is_late=True,
         may_stay=_sums_stay,
         tells={"late": _unsummed, "never given": _unsummed, "never taken": _gradients},
     ),
@@ -401,10 +423,15 @@ NOUNS = {
     ),
     "kv back": Noun(
         "loaded keys and values",
+        is_late=True,
         may_stay=_stays,
         tells={"late": _after_offload, "elsewhere": _far_from_slice},
     ),
-    "dkv": Noun("gradients of keys and values", tells={"late": _before_later_slice}),
+    "dkv": Noun(
+        "gradients of keys and values",
+        adds_up=True,
+        tells={"late": _before_later_slice},
+    ),
 }
 """The names of values."""
 
