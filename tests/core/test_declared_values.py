@@ -1,24 +1,13 @@
-"""What follows from declared values is what verifier, walk and simulator find."""
+"""Tables for the tests of the core: legal ones of every kind, and changed ones."""
 
-from dataclasses import replace
-
-from hypothesis import event, given
 from hypothesis import strategies as st
-from minipipe import Action, ActionKind, schedules
-from minipipe.core.flow import Flow
-from minipipe.core.legality import faults, fits
-from minipipe.core.lowering import with_messages
-from minipipe.core.order import order
-from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe import schedules
+from minipipe.errors import ScheduleError
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.verifier import verify
-from minipipe.schedules.analysis.walk import walk
 from tests.schedules.sliced_tables import sliced_schedules
 from tests.strategies import (
-    examples,
-    legally_overlapped,
     named_schedules,
-    overlapped,
     replicated_schedules,
     runnable_schedules,
     summed_schedules,
@@ -70,15 +59,6 @@ def problem(schedule):
     return None
 
 
-def fault(schedule):
-    """Return the first reason that declared values give; "" for a legal table."""
-    flow = Flow(schedule)
-    found = next(faults(flow), None)
-    if found is not None:
-        return found.reason
-    return "blocked" if order(flow).blocked else ""
-
-
 def lowered(draw, schedule):
     if draw(st.booleans()):
         return schedule
@@ -86,16 +66,6 @@ def lowered(draw, schedule):
         return lower(schedule)
     except ScheduleError:
         return schedule
-
-
-@examples(300)
-@given(st.data())
-def test_a_table_is_legal_by_its_values_if_the_verifier_accepts_it(data):
-    drawn = lowered(
-        data.draw, data.draw(legal_tables() | overlapped(runnable_schedules()))
-    )
-    event("lowered" if any("SEND" in kind for kind in drawn.kinds) else "schedule")
-    assert bool(fault(drawn)) == bool(problem(drawn))
 
 
 def mutants(rows):
@@ -107,42 +77,3 @@ def mutants(rows):
         yield "duplicated", rank, row[: i + 1] + row[i:]
         if i + 1 < len(row):
             yield "exchanged", rank, [*row[:i], row[i + 1], row[i], *row[i + 2 :]]
-
-
-@examples(300)
-@given(st.data())
-def test_a_changed_table_is_legal_by_its_values_if_the_verifier_accepts_it(data):
-    drawn = lowered(data.draw, data.draw(legal_tables()))
-    rows = [list(row) for row in drawn.actions]
-    all_mutants = list(mutants(rows))
-    change, rank, row = data.draw(st.sampled_from(all_mutants))
-    rows[rank] = row
-    try:
-        mutant = replace(drawn, actions=tuple(map(tuple, rows)), overlaps=())
-    except ScheduleError:
-        return
-    expected = problem(mutant)
-    if expected is ScheduleCode.OUT_OF_RANGE:
-        return
-    event(f"{change}: {expected}")
-    assert bool(fault(mutant)) == bool(expected), (str(mutant), fault(mutant), expected)
-
-
-@examples(200)
-@given(legal_tables())
-def test_the_quick_check_accepts_legal_tables(drawn):
-    if problem(drawn) is None:
-        assert fits(Flow(drawn))
-
-
-@examples(200)
-@given(legal_tables() | legally_overlapped(runnable_schedules()))
-def test_messages_are_those_of_lowering(drawn):
-    if problem(drawn) is None:
-        rows = with_messages(Flow(drawn), walk(drawn).rounds, action_of)
-        assert tuple(map(tuple, rows)) == lower(drawn).actions
-
-
-def action_of(parts):
-    stage, kind, k = parts
-    return Action(stage, ActionKind(kind), k)
