@@ -93,12 +93,11 @@ class SharedClock(Plan):
 
     def compute(self, rank: int, position: int) -> Process:
         """Run an instruction, or both halves of a pair on one core."""
-        action = self.rows[rank][position]
         halves = [(position, *self.step_at(rank, position))]
         time = halves[0][1].duration
-        if action in self.pairs:
+        if self.rows[rank][position] in self.pairs:
             halves.append((position + 1, *self.step_at(rank, position + 1)))
-            time = self.rates.pair_times[action]
+            time = self.rates.pair_times[self.written[rank][position]]
         needs = [n + k for _, step, k in halves for n, _ in step.needs]
         if needs:
             yield from self.until(needs)  # [2]
@@ -185,13 +184,13 @@ class SharedClock(Plan):
 
     def note(self, rank: int, position: int, start: float, end: float) -> None:
         """Note the start and the end of an instruction, and that it has run."""
-        action = self.rows[rank][position]
+        action = self.written[rank][position]
         self.tasks[rank][position] = self.make((action, start, end))
         self.happen((rank, position))
 
     def give(self, rank: int, position: int) -> None:
         """Let the values of an instruction exist, or begin to travel."""
-        action = self.rows[rank][position]
+        action = self.written[rank][position]
         is_send = KINDS[action[1]].message == "send"
         step, k = self.step_at(rank, position)
         for number in step.gives:
