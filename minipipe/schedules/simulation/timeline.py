@@ -16,7 +16,7 @@ from minipipe.schedules.action_table import ShownInNotebooks
 from minipipe.schedules.analysis.activations import held_over_time, without_copies
 from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.simulation.explanation import Explanation, explain
-from minipipe.schedules.simulation.span import GradientSum, Idle, Message, Span, StepChange, in_groups, with_copies
+from minipipe.schedules.simulation.span import GradientSum, Idle, Message, Span, StepChange, in_groups
 
 _MOST = 1e15  # of any unit: from here on a power of ten is clearer than all digits
 
@@ -253,9 +253,10 @@ class Timeline(ShownInNotebooks):
 
     @cached_property
     def _held(self) -> list[list[Level]]:
-        rows = list(map(with_copies, self.spans, self.copies or [()] * self.num_ranks))
-        counts = pairs_of(Flow(Ran(rows)))
-        return [without_copies(row, counts.levels(rank)) for rank, row in enumerate(rows)]
+        flow = self._explanation.flow
+        counts = pairs_of(flow)
+        rows = enumerate(flow.table.actions)
+        return [without_copies(row, counts.levels(rank))[: len(self.spans[rank])] for rank, row in rows]
 
     @property
     def held_activations(self) -> tuple[tuple[int, ...], ...]:
