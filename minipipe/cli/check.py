@@ -15,9 +15,9 @@ from minipipe.schedules.action import U
 from minipipe.schedules.action_table import ActionTable, describe_sizes
 from minipipe.schedules.analysis.updates import copies_held
 from minipipe.schedules.analysis.workload import ROUNDING
-from minipipe.schedules.search.certificate import changed, read_certificate
 from minipipe.schedules.simulation.evaluation import Claim, Finding, check_claim
 from minipipe.schedules.simulation.timeline import by_rank
+from minipipe.search.certificate import changed, read_certificate
 
 ANSWER = "legal"
 EPILOG = """examples:
@@ -84,7 +84,7 @@ def _check_certificate(options: argparse.Namespace) -> ExitStatus:
     Raises
     ------
     ScheduleError
-        Code ``file``; the codes of :func:`~minipipe.schedules.search.certificate.read_certificate` and of
+        Code ``file``; the codes of :func:`~minipipe.search.certificate.read_certificate` and of
         :func:`~minipipe.schedules.simulation.evaluation.check_claim`; ``certificate``, if the proof finds a better
         schedule.
     """
@@ -117,8 +117,8 @@ def _facts(certificate: Certificate, finding: Finding, proof: Certificate | None
 
 def _proof(certificate: Certificate, seconds: float) -> Certificate:
     """Search again: with CP-SAT, or without OR-tools by branch and bound."""
-    from minipipe.schedules.search.brute_force import solve_by_branch_and_bound
-    from minipipe.schedules.search.exact import solve
+    from minipipe.search.brute_force import solve_by_branch_and_bound
+    from minipipe.search.exact import solve
 
     workload, objective = certificate.workload, certificate.objective
     try:

@@ -34,9 +34,6 @@ from minipipe.schedules.one_f_one_b import one_f_one_b as one_f_one_b
 from minipipe.schedules.registry import REGISTRY as REGISTRY
 from minipipe.schedules.registry import TRADES as TRADES
 from minipipe.schedules.registry import build as build
-from minipipe.schedules.search.certificate import Certificate as Certificate
-from minipipe.schedules.search.finding import find_schedule as find_schedule
-from minipipe.schedules.search.list_scheduling import greedy as greedy
 from minipipe.schedules.sequential import forward_only as forward_only
 from minipipe.schedules.sequential import forward_only_over as forward_only_over
 from minipipe.schedules.sequential import gpipe as gpipe
@@ -70,3 +67,6 @@ from minipipe.schedules.v_shaped import v_min as v_min
 from minipipe.schedules.v_shaped import zb_v as zb_v
 from minipipe.schedules.zero_bubble import zb_h1 as zb_h1
 from minipipe.schedules.zero_bubble import zb_h2 as zb_h2
+from minipipe.search.certificate import Certificate as Certificate
+from minipipe.search.finding import find_schedule as find_schedule
+from minipipe.search.list_scheduling import greedy as greedy

@@ -9,8 +9,8 @@ from minipipe.errors import MinipipeError, ScheduleError, quoted
 from minipipe.schedules import placement, read_schedule, schedule_of_text, text
 from minipipe.schedules.analysis import theory
 from minipipe.schedules.placement import check_sizes
-from minipipe.schedules.search.list_scheduling import greedy
 from minipipe.schedules.transforms import spread_stages
+from minipipe.search.list_scheduling import greedy
 from tests.launch import for_each
 
 

@@ -14,11 +14,11 @@ from minipipe.schedules.analysis.bounds import lower_bound
 from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.workload import Objective
 from minipipe.schedules.placement import v_placement
-from minipipe.schedules.search.clock import Facts, schedule_of
-from minipipe.schedules.search.finding import find_schedule
-from minipipe.schedules.search.heuristic import Search, TimedOrder, is_possible, with_any_move
-from minipipe.schedules.search.list_scheduling import ListScheduler, Policy
 from minipipe.schedules.simulation.evaluation import check_answer, costs_of, evaluate
+from minipipe.search.clock import Facts, schedule_of
+from minipipe.search.finding import find_schedule
+from minipipe.search.heuristic import Search, TimedOrder, is_possible, with_any_move
+from minipipe.search.list_scheduling import ListScheduler, Policy
 from tests.launch import slowly
 from tests.schedules.published import TABLE_5
 from tests.schedules.search.workloads import any_workloads
@@ -130,7 +130,7 @@ def test_the_search_is_as_good_as_the_named_schedules_in_a_v(m, chunks, best):
 
 @pytest.mark.slow
 def test_a_v_is_found_without_the_named_schedules(monkeypatch):
-    monkeypatch.setattr("minipipe.schedules.search.heuristic.REGISTRY", {})
+    monkeypatch.setattr("minipipe.search.heuristic.REGISTRY", {})
     assert best_found(Costs().workload(v_placement(4), 8, 4), "makespan", 59) == 59
 
 

@@ -17,7 +17,7 @@ So each order of each rank comes up once. A branch is abandoned if
                    available, no later.
 
 The stages take their microbatches in ascending order; see
-:func:`minipipe.schedules.search.clock.in_microbatch_order`.
+:func:`minipipe.search.clock.in_microbatch_order`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from time import perf_counter
 from minipipe.errors import misuse
 from minipipe.schedules.action import F, I, W
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload
-from minipipe.schedules.search.certificate import Certificate
-from minipipe.schedules.search.clock import (
+from minipipe.schedules.simulation.evaluation import evaluate
+from minipipe.search.certificate import Certificate
+from minipipe.search.clock import (
     Cell,
     Clock,
     Facts,
@@ -40,7 +41,6 @@ from minipipe.schedules.search.clock import (
     schedule_of,
     words_of,
 )
-from minipipe.schedules.simulation.evaluation import evaluate
 
 NAME = "branch and bound"
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from math import inf
 
 from minipipe.schedules.action import F, I, W
-from minipipe.schedules.search.clock import Cell, Clock, Facts
+from minipipe.search.clock import Cell, Clock, Facts
 
 
 class Sweeps(Clock):

@@ -30,11 +30,11 @@ from minipipe.errors import ArgumentError, ScheduleError, counted
 from minipipe.schedules.action import F, W
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload, fits
 from minipipe.schedules.registry import REGISTRY, build
-from minipipe.schedules.search.clock import Clock, Facts, OutOfTime, Word, schedule_of, words_of
-from minipipe.schedules.search.exact import WindowSearch
-from minipipe.schedules.search.list_scheduling import ListScheduler, Policy
-from minipipe.schedules.search.sweeps import Sweeps
 from minipipe.schedules.transforms import split_backward
+from minipipe.search.clock import Clock, Facts, OutOfTime, Word, schedule_of, words_of
+from minipipe.search.exact import WindowSearch
+from minipipe.search.list_scheduling import ListScheduler, Policy
+from minipipe.search.sweeps import Sweeps
 
 _REACH = 6  # places by which an action is moved, at most
 

@@ -3,7 +3,7 @@
 F, I and W of every microbatch and stage are intervals with a variable start. The tags are repeated at the code:
 
     [1] order     F, I and W of a stage each take their microbatches in ascending order. Renumbering loses nothing: see
-                  :func:`minipipe.schedules.search.list_scheduling.in_microbatch_order`.
+                  :func:`minipipe.search.list_scheduling.in_microbatch_order`.
     [2] values    F(s,k) ends, and its message arrives, before F(s + 1,k) starts; I(s + 1,k) likewise before I(s,k);
                   F(s,k) before I(s,k), and I(s,k) before W(s,k).
     [3] ranks     A rank computes one action at a time, with the overhead between two.
@@ -52,8 +52,11 @@ from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.activations import Footprint
 from minipipe.schedules.analysis.bounds import lower_bound
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload
-from minipipe.schedules.search.certificate import Certificate
-from minipipe.schedules.search.clock import (
+from minipipe.schedules.simulation.evaluation import costs_of, evaluate, value_of
+from minipipe.schedules.simulation.simulator import simulate
+from minipipe.schedules.simulation.timeline import Timeline
+from minipipe.search.certificate import Certificate
+from minipipe.search.clock import (
     Clock,
     Facts,
     Word,
@@ -62,9 +65,6 @@ from minipipe.schedules.search.clock import (
     schedule_of,
     words_of,
 )
-from minipipe.schedules.simulation.evaluation import costs_of, evaluate, value_of
-from minipipe.schedules.simulation.simulator import simulate
-from minipipe.schedules.simulation.timeline import Timeline
 
 _TIMES = "forward", "backward_input", "backward_weight", "message"
 _MOST_TIME = 2**52  # of all actions and messages together: the solver tells its bound as a float

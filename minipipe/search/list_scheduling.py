@@ -19,8 +19,8 @@ from minipipe.schedules.action import ActionKind, B, F, I, W
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.activations import Footprint
 from minipipe.schedules.analysis.workload import amount_per_rank, check_memory
-from minipipe.schedules.search.clock import Cell, Clock, Facts, schedule_of
 from minipipe.schedules.simulation.costs import Costs
+from minipipe.search.clock import Cell, Clock, Facts, schedule_of
 
 
 class EventScheduler(Clock):
