@@ -1,4 +1,4 @@
-"""What a rank holds while each instruction of its row runs, and after it.
+"""The memory that a rank holds while each instruction of its row runs, and after it.
 
 A value is held from the instruction that gives it until the one that takes it::
 

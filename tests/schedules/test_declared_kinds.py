@@ -140,7 +140,7 @@ def test_it_is_legal_once_behind_the_value_that_it_reads():
 def test_it_takes_its_own_time_in_its_own_lane():
     flow = Flow(Schedule.from_text("F0 B0 U0 KEEP0 F1 B1 U1 KEEP1"))
     durations = Costs(update=0.5, other={"KEEP": 4}).durations(1)
-    (row,) = times(flow, Rates(durations, message_times=[0]))
+    (row,) = times(flow, Rates(durations, message_times=[0])).tasks
     assert [task[1:] for task in row] == [
         (0, 1),
         (1, 3),

@@ -289,6 +289,9 @@ class Explanation:
     def _flow(self) -> Flow:
         """The values of all actions. They need no SEND and RECV; ``_sent`` knows these."""
         rows = list(map(with_copies, self._spans, self._timeline.copies or [()] * len(self._spans)))
+        for row, copies in zip(rows, self._timeline.copies):
+            ordered = set(row)
+            row += [copy.action for copy in copies if copy.action not in ordered]
         for found in self._timeline.sums:
             for rank, action in zip(found.ranks, found.actions):
                 rows[rank].append(action)
