@@ -135,6 +135,14 @@ class Flow:
         places = self._rows.get((site.rank, kind, site.stage), ())
         return bisect_left(places, (site.position, -1))
 
+    def places(self, rank: int, kind: str, stage: int) -> Sequence[tuple[int, int]]:
+        """Return positions and microbatches of a kind and stage in a row."""
+        return self._rows.get((rank, kind, stage), ())
+
+    def cell(self, stage: int, kind: str, microbatch: int) -> str:
+        """Return an instruction as text."""
+        return f"{stage}{kind}{self.table.microbatches[microbatch]}"
+
     def _scan(self) -> None:
         """Note the positions that varying declarations depend on."""
         if not any(KINDS[name].varies(self) for name in self.kinds):

@@ -173,7 +173,9 @@ class Plan:
 
     def __init__(self, flow: Flow, rates: Rates, make: Make = _new_task) -> None:
         self.flow, self.rates, self.make = flow, rates, make
-        self.rows, self.pairs = flow.table.actions, flow.pairs
+        self.rows = flow.table.actions
+        self.written = flow.table.actions  # as tasks name them
+        self.pairs = flow.pairs
         self.size = flow.table.num_microbatches  # of the values of one name and stage
         self.delays = dict(self._delays())
         self.plan = {name: self._steps(name) for name in flow.kinds}
@@ -278,14 +280,14 @@ class _Clock(Plan):
         positions, rows, plan = self.positions, self.rows, self.plan
         given, free, between = self.given, self.free, self.between
         overhead, make, tasks = self.rates.overhead, self.make, self.tasks
+        written = self.written
         beside = {name for name in self.flow.kinds if KINDS[name].lane != "compute"}
         pairs = self.pairs
         for ranks in rounds:
             for rank in ranks:
                 position = positions[rank]
                 positions[rank] = position + 1
-                action = rows[rank][position]
-                stage, kind, k = action
+                stage, kind, k = rows[rank][position]
                 if kind in beside:
                     self.run_beside(rank, position, KINDS[kind])
                     continue
@@ -304,17 +306,16 @@ class _Clock(Plan):
                 between[rank] = overhead
                 for value in gives:  # [4]
                     given[value + k] = end
-                tasks[rank][position] = make((action, start, end))
+                tasks[rank][position] = make((written[rank][position], start, end))
 
     def run_half(self, rank: int, position: int) -> bool:
         """Run both halves of a pair with the first; return whether it is a half."""
-        action = self.rows[rank][position]
-        if action not in self.pairs:
+        if self.rows[rank][position] not in self.pairs:
             return self.is_second(rank, position)
         halves = [self.step_at(rank, position), self.step_at(rank, position + 1)]
         ready = max(self.ready(*half) for half in halves)
         start = max(ready, self.free[rank] + self.between[rank])
-        end = start + self.rates.pair_times[action]
+        end = start + self.rates.pair_times[self.written[rank][position]]
         self.free[rank], self.between[rank] = end, self.rates.overhead
         for at, half in enumerate(halves, position):
             self.finish(rank, at, start, end, *half)
@@ -358,7 +359,7 @@ class _Clock(Plan):
     def finish(
         self, rank: int, position: int, start: float, end: float, step: Step, k: int
     ) -> None:
-        action = self.rows[rank][position]
+        action = self.written[rank][position]
         self.tasks[rank][position] = self.make((action, start, end))
         self.ended[rank] = max(self.ended[rank], end)
         for value in step.gives:

@@ -116,7 +116,7 @@ def _row(word: Word) -> Iterator[Action]:
 
 
 class Step(NamedTuple):
-    """The actions of a cell as numbers; for microbatch k, add k to its event.
+    """The actions of a cell as numbers; for microbatch k, add k to the event.
 
     Attributes
     ----------
@@ -128,7 +128,7 @@ class Step(NamedTuple):
     during, change : float
         The additional memory of the rank while an action runs, and the change after it.
     sends : list of (int, float)
-        The other ranks that take what it gives, each with the time until it arrives.
+        The other ranks that take what it gives, each with the time in flight.
     """
 
     event: int
