@@ -70,8 +70,8 @@ class Flow:
         The overlapped forwards that have a backward of another microbatch behind them.
     num_values : int
     rules : dict
-        By kind and stage, its :class:`Numbered`; None where that of an instruction is
-        in `varied`, or where no legal table has one.
+        By kind and stage, its :class:`Numbered`; None if `varied` has one for each
+        instruction, or if no legal table has such an instruction.
     varied : dict
         By rank and position, the :class:`Numbered` of an instruction.
     """
