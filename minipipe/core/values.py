@@ -460,23 +460,23 @@ class Noun(NamedTuple):
         For messages.
     travels : bool
         Whether it can be taken on another rank than the one that gives it.
-    is_late : bool
-        Whether it comes from beside its rank, and perhaps after an instruction that
-        needs it is next in the row.
     message : tuple of str
         The kinds that send and receive it between ranks.
     may_stay : function
         Whether a legal table can leave such a value of a stage untaken.
     is_required : function
         Whether a legal table gives such a value of a stage for every microbatch.
+    is_late : bool
+        Whether it comes from beside its rank, and perhaps after an instruction that
+        needs it is next in the row.
     """
 
     words: str
     travels: bool = False
-    is_late: bool = False
     message: tuple[str, ...] = ()
     may_stay: Callable[[Setting, int], bool] = lambda setting, stage: False
     is_required: Callable[[Setting, int], bool] = lambda setting, stage: False
+    is_late: bool = False
 
 
 def _stays(setting: Setting, stage: int) -> bool:
