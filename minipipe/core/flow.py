@@ -8,14 +8,16 @@ plus k. Only instructions whose declaration varies are declared one by one.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from minipipe.core.values import (
     KINDS,
     NOUNS,
+    Kind,
     Meeting,
     Site,
     Uses,
@@ -90,6 +92,8 @@ class Flow:
         self._replicas = [len(table.ranks_of(s)) for s in range(table.num_stages)]
         self.positions: dict[tuple[str, int, int], int] = {}
         self._rows: dict[tuple[int, str, int], list[tuple[int, int]]] = {}
+        self._taken: dict[tuple[int, str, int, tuple[str, ...]], dict[int, list[int]]]
+        self._taken = {}
         self._scan()
         self._blocks: dict[str, int] = {}
         self.rules: dict[str, list[Numbered | None]] = {}
@@ -107,19 +111,36 @@ class Flow:
 
     def taken(self, site: Site, kind: str, given_by: tuple[str, ...]) -> Sequence[int]:
         """Return the microbatches of what an instruction takes of a whole row."""
-        rows, rank, stage = self._rows, site.rank, site.stage
-        givers = [rows.get((rank, giver, stage), ()) for giver in given_by]
+        key = site.rank, kind, site.stage, given_by
+        if key not in self._taken:
+            self._taken[key] = self._taken_by_all(*key)
+        return self._taken[key].get(site.position, ())
+
+    def _taken_by_all(
+        self, rank: int, kind: str, stage: int, given_by: tuple[str, ...]
+    ) -> dict[int, list[int]]:
+        givers = [self._rows.get((rank, giver, stage), ()) for giver in given_by]
         numbers = sorted(k for of_kind in givers for _, k in of_kind)
-        earlier = [
-            k for at, k in rows.get((rank, kind, stage), ()) if at < site.position
-        ]
-        begin = bisect_right(numbers, max(earlier, default=-1))
-        return numbers[begin : bisect_right(numbers, site.microbatch)]
+        result: dict[int, list[int]] = {}
+        begin = 0
+        for position, k in self._rows.get((rank, kind, stage), ()):
+            end = bisect_right(numbers, k)
+            result[position] = numbers[begin:end]
+            begin = max(begin, end)
+        return result
 
     def index(self, site: Site, kind: str) -> int:
         """Return how many instructions of a kind and stage stand earlier in the row."""
         places = self._rows.get((site.rank, kind, site.stage), ())
-        return sum(at < site.position for at, _ in places)
+        return bisect_left(places, (site.position, -1))
+
+    def places(self, rank: int, kind: str, stage: int) -> Sequence[tuple[int, int]]:
+        """Return positions and microbatches of a kind and stage in a row."""
+        return self._rows.get((rank, kind, stage), ())
+
+    def cell(self, stage: int, kind: str, microbatch: int) -> str:
+        """Return an instruction as text."""
+        return f"{stage}{kind}{self.table.microbatches[microbatch]}"
 
     def _scan(self) -> None:
         """Note the positions that varying declarations depend on."""
@@ -230,8 +251,12 @@ class Flow:
     def value_of(self, number: int) -> Value:
         """Return the value that has a number."""
         pair, microbatch = divmod(number, self.table.num_microbatches)
-        block, stage = divmod(pair, self.num_stages)
-        return Value(self.names[block], stage, microbatch)
+        return Value(self.name_of(number), pair % self.num_stages, microbatch)
+
+    def name_of(self, number: int) -> str:
+        """Return the name of the value that has a number."""
+        block = number // (self.table.num_microbatches * self.num_stages)
+        return next(islice(self._blocks, block, None))
 
     def uses(self, rank: int, position: int) -> Uses | None:
         """Return the declaration of an instruction."""
@@ -247,6 +272,11 @@ class Flow:
         takes, gives, reads = (tuple(number + k for number in part) for part in rule)
         return Numbered(takes, gives, reads)
 
+    def is_pair(self, rank: int, position: int) -> bool:
+        """Whether an instruction is overlapped with the next one of its row."""
+        row = self.table.actions[rank]
+        return row[position] in self.pairs and _is_pair(row, position)
+
     def meeting(self, rank: int, position: int) -> Meeting:
         """Return the meeting of an instruction whose kind meets others."""
         stage, name, k = self.table.actions[rank][position]
@@ -254,23 +284,55 @@ class Flow:
         assert meets is not None
         return meets(Site(self, rank, position, stage, k))
 
+    def uses_of(self, action: tuple[int, str, int]) -> Uses | None:
+        """Return the declaration of an action, which the table may lack."""
+        return KINDS[action[1]].uses(self._site(action))
+
     def givers(self, value: Value) -> Iterator[tuple[int, str, int]]:
         """Yield the actions that would give a value, whether they exist or not."""
-        stages = stages_near(value, self.num_stages)
-        for kind in KINDS.values():
-            for stage in stages:
-                site = Site(self, -1, -1, stage, value.microbatch)
-                uses = kind.uses(site)
-                if uses is not None and value in uses.gives:
-                    yield stage, kind.name, value.microbatch
+        for kind, site in self._sites_near(value):
+            uses = kind.uses(site)
+            if uses is not None and value in uses.gives:
+                yield site.stage, kind.name, value.microbatch
 
-    def members(self, meeting: Meeting) -> Iterator[tuple[int, int]]:
-        """Yield rank and position of the instructions of a meeting."""
-        for rank, row in enumerate(self.table.actions):
-            for position, (_, name, _) in enumerate(row):
-                meets = KINDS[name].meets is not None
-                if meets and self.meeting(rank, position).key == meeting.key:
-                    yield rank, position
+    def other_half(self, rank: int, position: int) -> tuple[int, str, int] | None:
+        """Return the action that meets a SEND or RECV, whether it exists or not."""
+        stage, name, k = self.table.actions[rank][position]
+        meeting = self.meeting(rank, position)
+        for kind, site in self._sites_near(Value(name, stage, k)):
+            if kind.meets is None or not kind.message or kind.name == name:
+                continue
+            if kind.meets(site) == meeting:
+                return site.stage, kind.name, k
+        return None
+
+    def members(self, rank: int, position: int) -> Iterator[tuple[int, int]]:
+        """Yield rank and position of what meets an instruction on other ranks.
+
+        Those are of its kind and stage: it is no message.
+        """
+        stage, name, _ = self.table.actions[rank][position]
+        meeting = self.meeting(rank, position)
+        for (other, kind, its_stage), places in self._rows.items():
+            if other != rank and (kind, its_stage) == (name, stage):
+                for at, _ in places:
+                    if self.meeting(other, at) == meeting:
+                        yield other, at
+
+    def _sites_near(self, value: Value) -> Iterator[tuple[Kind, Site]]:
+        """Yield each kind at the stages around a value."""
+        for kind in KINDS.values():
+            for stage in stages_near(value, self.num_stages):
+                yield kind, self._site((stage, kind.name, value.microbatch))
+
+    def _site(self, action: tuple[int, str, int]) -> Site:
+        """Return the site of an action; a missing one could stand at the end."""
+        stage, name, k = action
+        rank = self.table.rank_of(stage, k)
+        places = self._rows.get((rank, name, stage), ())
+        end = len(self.table.actions[rank])
+        position = next((at for at, number in places if number == k), end)
+        return Site(self, rank, position, stage, k)
 
 
 def flow_of(table: Any) -> Flow:

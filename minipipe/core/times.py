@@ -374,38 +374,3 @@ class _Clock(Plan):
             self.free[rank] = ends[after] + self.rates.updates[rank]
             self.between[rank] = 0.0
             self.changes[rank].append((ends[after], self.free[rank], after))
-
-
-def memory_levels(
-    flow: Flow, sizes: Mapping[str, Sequence[float]]
-) -> list[list[tuple[float, float]]]:
-    """Return, by rank, the memory that it holds while each instruction runs, and after.
-
-    Parameters
-    ----------
-    flow : Flow
-    sizes : mapping
-        By name of a value, its size on each stage. Values without a size take nothing.
-    """
-    rows = enumerate(flow.table.actions)
-    return [list(_levels_of_row(flow, rank, len(row), sizes)) for rank, row in rows]
-
-
-def _levels_of_row(
-    flow: Flow, rank: int, length: int, sizes: Mapping[str, Sequence[float]]
-) -> Iterator[tuple[float, float]]:
-    held = 0.0
-    for position in range(length):
-        stage = flow.table.actions[rank][position][0]
-        uses = flow.uses(rank, position)
-        assert uses is not None
-        during = held
-        if uses.temporary in sizes:
-            during += sizes[uses.temporary][stage]
-        for value in uses.takes:
-            if value.name in sizes:
-                held -= sizes[value.name][value.stage]
-        for value in uses.gives:
-            if value.name in sizes:
-                held += sizes[value.name][value.stage]
-        yield max(during, held), held

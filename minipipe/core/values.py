@@ -23,12 +23,18 @@ knows a kind by its name.
 
 A declaration is a function of a :class:`Site`, so it can depend on the table: the
 last stage gives no activation, a frozen stage has no gradient of weights.
+
+Programs add kinds of their own (`schedules/declaring.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
+
+from minipipe.core.nouns import NOUNS as NOUNS
+from minipipe.core.nouns import Noun as Noun
 
 
 class Value(NamedTuple):
@@ -55,7 +61,14 @@ class Uses(NamedTuple):
     reads : tuple of Value
         Values that the instruction needs, and that exist after it.
     temporary : str
-        The name of a value that exists only while the instruction runs.
+        The name of a value that exists only while the instruction runs, beside others.
+
+    Examples
+    --------
+    The F of stage 0 gives an activation to stage 1, and a graph to its own backward.
+
+    >>> Uses(gives=(Value("x", 1, 0), Value("graph", 0, 0))).takes
+    ()
     """
 
     takes: tuple[Value, ...] = ()
@@ -74,7 +87,8 @@ class Setting(Protocol):
     kinds : frozenset of str
         The kinds that stand in the table.
     positions : mapping
-        The index in its row of each R, O and L, by kind, stage and microbatch.
+        The index in its row of each instruction, by kind, stage and microbatch; empty
+        if no declaration varies.
     """
 
     num_stages: int
@@ -112,6 +126,13 @@ class Site(NamedTuple):
     rank, position : int
         The row, and the index in it.
     stage, microbatch : int
+
+    Examples
+    --------
+    Declarations are called with sites; this one belongs to no table.
+
+    >>> Site(None, rank=0, position=3, stage=1, microbatch=2).value("graph")
+    Value(name='graph', stage=1, microbatch=2)
     """
 
     setting: Setting
@@ -167,6 +188,8 @@ class Kind(NamedTuple):
     uses : function
         From a :class:`Site` to its :class:`Uses`; None if a legal table has no such
         instruction there.
+    words : str
+        For drawings and sentences.
     lane : str
         The resource of its rank that an instruction occupies: "compute", on which
         instructions run one after another; another lane, which runs beside it; or ""
@@ -182,19 +205,31 @@ class Kind(NamedTuple):
         Whether its time is that of a slice, if sequences are cut into unequal slices.
     is_second : bool
         Whether it can be the second half of an overlapped pair.
+    is_backward : bool
+        Whether it computes a part of the backward.
+    sums_up : bool
+        Whether it takes what all microbatches up to its own have left.
     varies : function
         Whether the declarations of microbatches of a stage differ by more than the
         number of the microbatch. Then each instruction is declared by itself.
+
+    Examples
+    --------
+    >>> KINDS["O"].words, KINDS["O"].lane, KINDS["O"].time
+    ('offload of the activations', 'copy out', 'copy')
     """
 
     name: str
     uses: Callable[[Site], Uses | None]
+    words: str
     lane: str = "compute"
     time: str = ""
     meets: Callable[[Site], Meeting] | None = None
     message: str = ""
     is_of_slice: bool = False
     is_second: bool = False
+    is_backward: bool = False
+    sums_up: bool = False
     varies: Callable[[Setting], bool] = lambda setting: False
 
 
@@ -236,8 +271,9 @@ def _keys_and_values(site: Site) -> tuple[Value, ...]:
     setting, stage, k = site.setting, site.stage, site.microbatch
     reads = []
     for other in range(k - k % setting.num_slices, k):
+        at = setting.positions.get(("F", stage, other), -1)
         offloaded_at = setting.positions.get(("O", stage, other), site.position)
-        name = "kv back" if offloaded_at < site.position else "kv"
+        name = "kv back" if at < offloaded_at < site.position else "kv"
         reads.append(Value(name, stage, other))
     return tuple(reads)
 
@@ -254,12 +290,17 @@ def _forward(site: Site) -> Uses:
         gives = [site.value("out")]
     else:
         gives = [site.value("x", stage + 1)]
+    keys_values = _keys_and_values(site)
+    is_last_slice = (site.microbatch + 1) % setting.num_slices == 0
     if site.goes_back:
         gives.append(site.value("graph"))
-    if setting.num_slices > 1:
+    if setting.num_slices > 1 and (site.goes_back or not is_last_slice):
         gives.append(site.value("kv"))
-    temporary = "" if site.goes_back else "temporary graph"
-    return Uses(takes, tuple(gives), _keys_and_values(site), temporary)
+    if site.goes_back:
+        return Uses(takes, tuple(gives), keys_values)
+    if is_last_slice:  # nothing needs them any more
+        return Uses((*takes, *keys_values), tuple(gives), temporary="graph")
+    return Uses(takes, tuple(gives), keys_values, "graph")
 
 
 def _backward(site: Site) -> Uses | None:
@@ -342,12 +383,13 @@ def _receive_backward(site: Site) -> Uses | None:
 # -- gradients of weights --------------------------------------------------------------
 
 
-_GRADIENTS = ("B", "W")
+GRADIENTS = ("B", "W")
+"""The kinds that give gradients of weights."""
 
 
 def _reduce_gradient(site: Site) -> Uses | None:
     """Declare a sum over replicas; that of a stage on one rank leaves its gradients."""
-    gradients = _taken(site, "REDUCE_GRAD", "dw", _GRADIENTS)
+    gradients = _taken(site, "REDUCE_GRAD", "dw", GRADIENTS)
     if site.is_frozen or not gradients:
         return None
     gives = (site.value("sum"),)
@@ -357,7 +399,7 @@ def _reduce_gradient(site: Site) -> Uses | None:
 
 
 def _update(site: Site) -> Uses | None:
-    gradients = _taken(site, "U", "dw", _GRADIENTS)
+    gradients = _taken(site, "U", "dw", GRADIENTS)
     if site.is_frozen or not gradients:
         return None
     gives = (site.value("weights"),)
@@ -415,12 +457,17 @@ def _has_states(setting: Setting) -> bool:
     return setting.num_slices > 1 or not setting.kinds.isdisjoint(("R", "L"))
 
 
+_send = partial(Kind, lane="", message="send")
+_receive = partial(Kind, lane="", message="receive")
+_copy = partial(Kind, time="copy", varies=_always)
 _KINDS = (
-    Kind("F", _forward, time="F", is_of_slice=True, varies=_has_slices),
+    Kind("F", _forward, "forward", time="F", is_of_slice=True, varies=_has_slices),
     Kind(
         "B",
         _backward,
+        "backward",
         time="B",
+        is_backward=True,
         is_of_slice=True,
         is_second=True,
         varies=_has_states,
@@ -428,96 +475,63 @@ _KINDS = (
     Kind(
         "I",
         _backward_input,
+        "backward of the inputs",
         time="I",
+        is_backward=True,
         is_of_slice=True,
         is_second=True,
         varies=_has_states,
     ),
-    Kind("W", _backward_weight, time="W", is_of_slice=True),
-    Kind("SEND_F", _send_forward, "", meets=_sent_activation, message="send"),
-    Kind("RECV_F", _receive_forward, "", meets=_activation_message, message="receive"),
-    Kind("SEND_B", _send_backward, "", meets=_sent_gradient, message="send"),
-    Kind("RECV_B", _receive_backward, "", meets=_gradient_message, message="receive"),
-    Kind("REDUCE_GRAD", _reduce_gradient, "", "sum", _replicas, varies=_always),
-    Kind("U", _update, time="U", varies=_always),
-    Kind("R", _recompute, time="R", is_of_slice=True, varies=_always),
-    Kind("O", _offload, lane="copy out", time="copy", varies=_always),
-    Kind("L", _load, lane="copy in", time="copy", varies=_always),
+    Kind(
+        "W",
+        _backward_weight,
+        "backward of the weights",
+        time="W",
+        is_backward=True,
+        is_of_slice=True,
+    ),
+    _send("SEND_F", _send_forward, "send of the activation", meets=_sent_activation),
+    _receive(
+        "RECV_F",
+        _receive_forward,
+        "receive of the activation",
+        meets=_activation_message,
+    ),
+    _send("SEND_B", _send_backward, "send of the gradient", meets=_sent_gradient),
+    _receive(
+        "RECV_B", _receive_backward, "receive of the gradient", meets=_gradient_message
+    ),
+    Kind(
+        "REDUCE_GRAD",
+        _reduce_gradient,
+        "all-reduce of the gradients",
+        lane="",
+        time="sum",
+        meets=_replicas,
+        sums_up=True,
+        varies=_always,
+    ),
+    Kind(
+        "U",
+        _update,
+        "update of the weights",
+        time="U",
+        sums_up=True,
+        varies=_always,
+    ),
+    Kind(
+        "R",
+        _recompute,
+        "recomputation of the forward",
+        time="R",
+        is_of_slice=True,
+        varies=_always,
+    ),
+    _copy("O", _offload, "offload of the activations", lane="copy out"),
+    _copy("L", _load, "load of the offloaded activations", lane="copy in"),
 )
 KINDS = {kind.name: kind for kind in _KINDS}
 """The kinds of instruction by name."""
-
-
-# -- the values ------------------------------------------------------------------------
-
-
-class Noun(NamedTuple):
-    """A name of values.
-
-    Attributes
-    ----------
-    words : str
-        For messages.
-    travels : bool
-        Whether it can be taken on another rank than the one that gives it.
-    message : tuple of str
-        The kinds that send and receive it between ranks.
-    may_stay : function
-        Whether a legal table can leave such a value of a stage untaken.
-    is_required : function
-        Whether a legal table gives such a value of a stage for every microbatch.
-    is_late : bool
-        Whether it comes from beside its rank, and perhaps after an instruction that
-        needs it is next in the row.
-    """
-
-    words: str
-    travels: bool = False
-    message: tuple[str, ...] = ()
-    may_stay: Callable[[Setting, int], bool] = lambda setting, stage: False
-    is_required: Callable[[Setting, int], bool] = lambda setting, stage: False
-    is_late: bool = False
-
-
-def _stays(setting: Setting, stage: int) -> bool:
-    return True
-
-
-def _is_last(setting: Setting, stage: int) -> bool:
-    return stage == setting.num_stages - 1
-
-
-def _gradients_stay(setting: Setting, stage: int) -> bool:
-    """Whether nothing in the table takes the gradients of a stage."""
-    is_summed = setting.num_replicas(stage) > 1 and "REDUCE_GRAD" in setting.kinds
-    return not is_summed and "U" not in setting.kinds
-
-
-def _sums_stay(setting: Setting, stage: int) -> bool:
-    return setting.num_replicas(stage) == 1 or "U" not in setting.kinds
-
-
-NOUNS = {
-    "x": Noun("activation", travels=True, message=("SEND_F", "RECV_F")),
-    "out": Noun("activation to send"),
-    "sent": Noun("message with an activation", travels=True),
-    "result": Noun("output of the model", may_stay=_stays, is_required=_is_last),
-    "graph": Noun("graph"),
-    "away": Noun("offloaded graph", is_late=True),
-    "back": Noun("loaded graph", is_late=True),
-    "rebuilt": Noun("recomputed graph"),
-    "rest": Noun("graph for the gradients of weights"),
-    "g": Noun("gradient", travels=True, message=("SEND_B", "RECV_B")),
-    "grad out": Noun("gradient to send"),
-    "grad sent": Noun("message with a gradient", travels=True),
-    "dw": Noun("gradients of weights", may_stay=_gradients_stay),
-    "sum": Noun("summed gradients of weights", is_late=True, may_stay=_sums_stay),
-    "weights": Noun("weights", may_stay=_stays),
-    "kv": Noun("keys and values", may_stay=_stays),
-    "kv back": Noun("loaded keys and values", is_late=True, may_stay=_stays),
-    "dkv": Noun("gradients of keys and values"),
-}
-"""The names of values."""
 
 
 def stages_near(value: Value, num_stages: int) -> range:

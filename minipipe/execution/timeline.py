@@ -82,6 +82,7 @@ def measured_timeline(program: Program, ranks: Sequence[Recorded], note: str = "
         is_measured=True,
         step_changes=tuple(tuple(_changes(ranks, r, last, origin)) for r in range(len(ranks))),
         sums=tuple(_sums(with_sums, ranks, origin)),
+        num_slices=program.num_slices,
     )
 
 

@@ -6,13 +6,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from minipipe import Costs, Schedule, simulate
 from minipipe.core.flow import Flow
-from minipipe.core.times import memory_levels
 from minipipe.core.values import KINDS, NOUNS
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.analysis import activations
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.slices import relative_work
-from tests.core.test_declared_values import legal_tables, problem
+from tests.core.tables import legal_tables, problem
 from tests.strategies import examples, legally_overlapped, runnable_schedules
 
 TIMES = st.floats(0, 9, allow_subnormal=False)  # awkward: sums of them round
@@ -209,27 +207,3 @@ def test_a_value_from_beside_a_rank_is_declared_as_late_or_travelling(data):
                     assert not noun.is_late
                 else:
                     assert noun.is_late or noun.travels
-
-
-@examples(300)
-@given(st.data())
-def test_memory_is_what_the_analysis_of_activations_finds(data):
-    drawn = data.draw(legal_tables() | legally_overlapped(runnable_schedules()))
-    assume(problem(drawn) is None)
-    sizes = st.lists(
-        st.integers(0, 9), min_size=drawn.num_stages, max_size=drawn.num_stages
-    )
-    whole, rest, temporary = data.draw(sizes), data.draw(sizes), data.draw(sizes)
-    footprint = activations.Footprint(whole, rest, temporary)
-    found = memory_levels(
-        Flow(drawn),
-        {
-            "graph": whole,
-            "back": whole,
-            "rebuilt": [a + b for a, b in zip(whole, temporary)],
-            "rest": rest,
-            "temporary graph": whole,
-            "rebuilt part": temporary,
-        },
-    )
-    assert found == activations.memory_levels(drawn, footprint)

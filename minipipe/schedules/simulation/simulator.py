@@ -14,15 +14,15 @@ from functools import partial
 from math import inf
 
 from minipipe.core.flow import flow_of
+from minipipe.core.memory import Level
 from minipipe.core.times import Rates, Times, times
 from minipipe.core.values import KINDS
 from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted
 from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import ActionTable, check_table, collector_paused
-from minipipe.schedules.analysis.activations import Level, peak_activations, peaks, without_copies
+from minipipe.schedules.analysis.activations import memory_levels, peak_activations, peaks, without_copies
 from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.analysis.lowering import lower
-from minipipe.schedules.analysis.updates import rank_levels
 from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.walk import complete_walk
 from minipipe.schedules.simulation.costs import Costs
@@ -31,7 +31,6 @@ from minipipe.schedules.simulation.timeline import Timeline
 from minipipe.schedules.slices import relative_work
 from minipipe.schedules.transforms import repeat
 from minipipe.simulation.hosts import Hosts
-from minipipe.simulation.shared import SharedClock
 
 TIMES_TOO_LARGE = "The sum of the times is too large for a number; choose a larger unit."
 MEMORY_TOO_LARGE = "The sum of the memory is too large for a number; choose a larger unit."
@@ -105,6 +104,8 @@ def timeline_of(step: ActionTable, costs: Costs, num_steps: int, wait: bool, hos
         rounds = complete_walk(step, sends_are_buffered=not costs.sends_block).rounds
         found = times(flow, rates, rounds, num_steps, wait, _new_span)
     else:
+        from minipipe.simulation.shared import SharedClock  # on demand: most ranks share nothing
+
         found = SharedClock(flow, rates, _new_span, hosts).run(num_steps, wait)
     if not found.latest * table.num_ranks < inf:  # the idle time of all ranks is a part of this sum
         raise misuse(TIMES_TOO_LARGE, ScheduleCode.COSTS)
@@ -113,7 +114,9 @@ def timeline_of(step: ActionTable, costs: Costs, num_steps: int, wait: bool, hos
     if any(copies):
         ran = ran.with_rows(type(ran), map(with_copies, spans, copies))
     levels = _levels(ran, costs)
-    shown = list(map(without_copies, ran.actions, levels))
+    shown = levels
+    if any(copies):
+        shown = list(map(without_copies, ran.actions, levels))
     return Timeline(
         f"{table.title}, each with its loss" if wait and num_steps > 1 else table.title,
         tuple(map(tuple, spans)),
@@ -129,6 +132,7 @@ def timeline_of(step: ActionTable, costs: Costs, num_steps: int, wait: bool, hos
         step_changes=tuple(tuple(StepChange(*change) for change in row) for row in found.changes if num_steps > 1),
         sums=_sums(table, found, costs),
         copies=tuple(map(tuple, copies)) if any(copies) else (),
+        num_slices=step.num_slices,
     )
 
 
@@ -234,7 +238,7 @@ def peak_memory(schedule: ActionTable, costs: Costs) -> tuple[float, ...]:
 
 def _levels(table: ActionTable, costs: Costs) -> list[list[Level]]:
     n = table.num_stages
-    levels = rank_levels(table, costs.memory(n), costs.weight_memory(n), costs.by_stage("keys_values", n))
+    levels = memory_levels(table, costs.memory(n), costs.weight_memory(n), costs.by_stage("keys_values", n))
     if not sum(peaks(levels)) < inf:  # nor for nan, which is inf - inf
         raise misuse(MEMORY_TOO_LARGE, ScheduleCode.COSTS)
     return levels

@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Costs, Schedule, schedules, simulate
+from minipipe.core.flow import flow_of
+from minipipe.core.memory import Changes, held_pairs, lifetimes, pairs_of
 from minipipe.errors import ScheduleError
 from minipipe.render.descriptions import describe_wait
 from minipipe.schedules.action import Action, B, F, I, L, O, R, W
-from minipipe.schedules.analysis.activations import Footprint, held_counts, held_memory, held_pairs, lifetimes
+from minipipe.schedules.analysis.activations import Footprint, memory_levels, sizes_of
 from minipipe.schedules.simulation.simulator import timeline_of
 from minipipe.schedules.simulation.span import with_copies
 from minipipe.simulation.hosts import Hosts
@@ -83,6 +85,13 @@ def test_what_waited_for_a_load_has_the_computation_before_it_on_its_critical_pa
     timeline = simulate(Schedule.from_text("F0 O0 F1 B1 L0 R0 B0"), Costs(copy_bandwidth=0.25))
     assert [str(span.action) for _, span in timeline.critical_path] == ["0F0", "0F1", "0B1", "0R0", "0B0"]
     assert [span.start for span in timeline.spans[0]] == [0, 1, 2, 9, 10]
+
+
+def test_a_slice_that_waits_for_loaded_keys_and_values_says_so():
+    """The second slice reads keys and values of the first one, which are on their way back."""
+    table = Schedule.from_text("0F0.0 0O0.0 0L0.0 0F0.1 0B0.1 0B0.0")
+    (wait,) = simulate(table, Costs(activation=4, copy_bandwidth=2)).idle[0]
+    assert (wait.start, wait.end, wait.cause, str(wait.awaited)) == (0.5, 2.5, "waiting", "0L0.0")
 
 
 def test_an_offload_frees_memory_when_it_has_ended_and_a_load_takes_it_when_it_begins():
@@ -174,10 +183,13 @@ amounts = st.integers(0, 9)
 def test_named_pairs_counts_and_memory_say_the_same(drawn, activation, weight_activation, transient):
     schedule, n = drawn[0], drawn[0].num_stages
     footprint = Footprint([activation] * n, [weight_activation] * n, [transient] * n)
-    for row, pairs in zip(schedule.actions, held_pairs(schedule, footprint)):
-        assert list(held_counts(row)) == [(len(during.pairs), len(after.pairs)) for during, after in pairs]
-        assert list(held_memory(row, footprint)) == [(during.memory, after.memory) for during, after in pairs]
-        lives = lifetimes(row)
+    flow = flow_of(schedule)
+    counts, changes = pairs_of(flow), Changes(flow, sizes_of(footprint, n))
+    for rank, (row, levels) in enumerate(zip(schedule.actions, memory_levels(schedule, footprint))):
+        pairs = list(held_pairs(changes, rank))
+        assert list(counts.levels(rank)) == [(len(during.pairs), len(after.pairs)) for during, after in pairs]
+        assert levels == [(during.memory, after.memory) for during, after in pairs]
+        lives = lifetimes(counts, rank)
         for stage, k in {action[::2] for action in row}:
             holders = [i for i, (while_it_runs, _) in enumerate(pairs) if (stage, k) in while_it_runs.pairs]
             own = [life for life in lives if life[:2] == (stage, k)]
