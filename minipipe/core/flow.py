@@ -59,11 +59,14 @@ class Flow:
     ----------
     table : Schedule or Program
         Legal or not, with stages and microbatches that exist. An action is (stage,
-        kind, microbatch); `overlaps` has the forwards that run as one with the next
-        action of their row.
+        kind, microbatch); `numbered` has the rows with a number for each microbatch or
+        slice; `overlaps` has the forwards that run as one with the next action of their
+        row.
 
     Attributes
     ----------
+    rows : sequence of sequence of (int, str, int)
+        By rank, the actions, with numbers of microbatches.
     pairs : frozenset
         The overlapped forwards that have a backward of another microbatch behind them.
     num_values : int
@@ -80,10 +83,11 @@ class Flow:
         self.frozen, self.is_forward_only = table.frozen, table.is_forward_only
         self.first_backward_stage = table.first_backward_stage
         self.message_cuts = table.message_cuts
-        self.kinds = frozenset(kind for row in table.actions for _, kind, _ in row)
+        self.rows: Sequence[Sequence[Any]] = table.numbered
+        self.kinds = frozenset(kind for row in self.rows for _, kind, _ in row)
         self.pairs = frozenset(
-            action
-            for row in (table.actions if table.overlaps else ())
+            self.rows[rank][position]
+            for rank, row in enumerate(table.actions if table.overlaps else ())
             for position, action in enumerate(row)
             if action in table.overlaps and _is_pair(row, position)
         )
@@ -127,7 +131,7 @@ class Flow:
             return
         rows: defaultdict[tuple[int, str, int], list[tuple[int, int]]]
         rows = defaultdict(list)
-        for rank, row in enumerate(self.table.actions):
+        for rank, row in enumerate(self.rows):
             for position, (stage, kind, k) in enumerate(row):
                 rows[rank, kind, stage].append((position, k))
                 self.positions[kind, stage, k] = position
@@ -145,7 +149,7 @@ class Flow:
                     self.rules[name][stage] = self._numbered(uses)
         if not varied:
             return
-        for rank, row in enumerate(self.table.actions):
+        for rank, row in enumerate(self.rows):
             for position, (stage, kind, k) in enumerate(row):
                 if kind in varied:
                     uses = KINDS[kind].uses(Site(self, rank, position, stage, k))
@@ -205,7 +209,7 @@ class Flow:
 
     def rule_at(self, rank: int, position: int) -> Rule | None:
         """Return the events of an instruction, with its own microbatch."""
-        stage, kind, k = self.table.actions[rank][position]
+        stage, kind, k = self.rows[rank][position]
         rule = self.event_rules[kind][stage]
         if rule is None:
             return self.single_events.get((rank, position))
@@ -220,7 +224,7 @@ class Flow:
         """Return the number of a value."""
         block = self._blocks.setdefault(value.name, len(self._blocks))
         pair = block * self.num_stages + value.stage
-        return pair * self.table.num_microbatches + int(value.microbatch)
+        return pair * self.table.num_microbatches + value.microbatch
 
     @property
     def names(self) -> list[str]:
@@ -235,12 +239,12 @@ class Flow:
 
     def uses(self, rank: int, position: int) -> Uses | None:
         """Return the declaration of an instruction."""
-        stage, kind, k = self.table.actions[rank][position]
+        stage, kind, k = self.rows[rank][position]
         return KINDS[kind].uses(Site(self, rank, position, stage, k))
 
     def numbers(self, rank: int, position: int) -> Numbered | None:
         """Return the declaration of an instruction as numbers."""
-        stage, kind, k = self.table.actions[rank][position]
+        stage, kind, k = self.rows[rank][position]
         rule = self.rules[kind][stage]
         if rule is None:
             return self.single.get((rank, position))
@@ -249,7 +253,7 @@ class Flow:
 
     def meeting(self, rank: int, position: int) -> Meeting:
         """Return the meeting of an instruction whose kind meets others."""
-        stage, name, k = self.table.actions[rank][position]
+        stage, name, k = self.rows[rank][position]
         meets = KINDS[name].meets
         assert meets is not None
         return meets(Site(self, rank, position, stage, k))
@@ -266,7 +270,7 @@ class Flow:
 
     def members(self, meeting: Meeting) -> Iterator[tuple[int, int]]:
         """Yield rank and position of the instructions of a meeting."""
-        for rank, row in enumerate(self.table.actions):
+        for rank, row in enumerate(self.rows):
             for position, (_, name, _) in enumerate(row):
                 meets = KINDS[name].meets is not None
                 if meets and self.meeting(rank, position).key == meeting.key:

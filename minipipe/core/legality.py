@@ -42,7 +42,7 @@ def faults(flow: Flow) -> Iterator[Fault]:
     givers: dict[int, _Place] = {}
     takers: dict[int, _Place] = {}
     needs: list[tuple[int, _Place]] = []
-    for rank, row in enumerate(flow.table.actions):
+    for rank, row in enumerate(flow.rows):
         for position in range(len(row)):
             place = rank, position
             numbers = flow.numbers(rank, position)
@@ -69,7 +69,8 @@ def _misplaced(flow: Flow) -> Iterator[Fault]:
         for position, action in enumerate(row):
             if rank not in table.ranks_of(action[0]):
                 yield Fault("placement", rank, position)
-            if table.overlaps and action in table.overlaps and action not in flow.pairs:
+            is_pair = flow.rows[rank][position] in flow.pairs
+            if action in table.overlaps and not is_pair:
                 yield Fault("overlap", rank, position)
 
 
@@ -120,7 +121,7 @@ def _absent(flow: Flow, givers: dict[int, _Place]) -> Iterator[Fault]:
 def _lonely(flow: Flow) -> Iterator[Fault]:
     """Yield the instructions that do not meet as many others as they should."""
     met: defaultdict[Meeting, list[_Place]] = defaultdict(list)
-    for rank, row in enumerate(flow.table.actions):
+    for rank, row in enumerate(flow.rows):
         for position, (_, name, _) in enumerate(row):
             if KINDS[name].meets is not None:
                 met[flow.meeting(rank, position)].append((rank, position))
@@ -139,7 +140,7 @@ def fits(flow: Flow) -> bool:
     """
     given, taken = bytearray(flow.num_values), bytearray(flow.num_values)
     try:
-        for rank in range(len(flow.table.actions)):
+        for rank in range(len(flow.rows)):
             _count(flow, rank, given, taken)
     except (KeyError, ValueError):  # undeclared; more often than a byte can count
         return False
@@ -152,7 +153,7 @@ def fits(flow: Flow) -> bool:
 
 def _count(flow: Flow, rank: int, given: bytearray, taken: bytearray) -> None:
     rules, single = flow.rules, flow.single
-    for position, (stage, kind, k) in enumerate(flow.table.actions[rank]):
+    for position, (stage, kind, k) in enumerate(flow.rows[rank]):
         rule = rules[kind][stage]
         if rule is None:
             rule, k = single[rank, position], 0

@@ -38,15 +38,16 @@ def with_messages(
     """
     found = order(flow) if found is None else found
     messages = _messages(flow)
-    rows: list[list[Any]] = [[] for _ in flow.table.actions]
+    rows: list[list[Any]] = [[] for _ in flow.rows]
     heads = [iter(row) for row in flow.table.actions]
+    numbered = [iter(row) for row in flow.rows]
     pairs = flow.pairs
     forwards: dict[int, Any] = {}  # by rank, the first half of an overlapped pair
     for ranks in found.rounds:
         for rank in ranks:
             action = next(heads[rank])
             rows[rank].append(action)
-            if pairs and action in pairs:
+            if pairs and next(numbered[rank]) in pairs:
                 forwards[rank] = action
                 continue
             for giver in (forwards.pop(rank, None), action):

@@ -71,7 +71,7 @@ def order(flow: Flow, sends_block: bool = True) -> Order:
 
 class _Runner:
     def __init__(self, flow: Flow, sends_block: bool) -> None:
-        self.flow, self.rows = flow, flow.table.actions
+        self.flow, self.rows = flow, flow.rows
         self.pairs = flow.pairs
         self.meeting_kinds = {
             name

@@ -93,12 +93,18 @@ def times(flow: Flow, rates: Rates, found: Order | None = None) -> list[list[Tas
         The order of the table, if it is known.
     """
     found = order(flow, rates.sends_block) if found is None else found
-    return _Clock(flow, rates).run(found)
+    tasks = _Clock(flow, rates).run(found)
+    if flow.rows is flow.table.actions:
+        return tasks
+    return [
+        [Task(action, *task[1:]) for action, task in zip(*both)]
+        for both in zip(flow.table.actions, tasks)
+    ]
 
 
 class _Clock:
     def __init__(self, flow: Flow, rates: Rates) -> None:
-        self.flow, self.rates, self.rows = flow, rates, flow.table.actions
+        self.flow, self.rates, self.rows = flow, rates, flow.rows
         self.free = [0.0] * len(self.rows)
         self.between = [0.0] * len(self.rows)
         self.lanes: dict[tuple[int, str], float] = {}
@@ -182,7 +188,7 @@ class _Clock:
         both = position, position + 1
         ready = max(self.ready(rank, at) for at in both)
         start = max(ready, self.free[rank] + self.between[rank])
-        end = start + self.rates.pair_times[self.rows[rank][position]]
+        end = start + self.rates.pair_times[self.flow.table.actions[rank][position]]
         self.free[rank], self.between[rank] = end, self.rates.overhead
         for at in both:
             self.finish(rank, at, start, end)
@@ -253,7 +259,7 @@ def memory_levels(
     sizes : mapping
         By name of a value, its size on each stage. Values without a size take nothing.
     """
-    rows = enumerate(flow.table.actions)
+    rows = enumerate(flow.rows)
     return [list(_levels_of_row(flow, rank, len(row), sizes)) for rank, row in rows]
 
 
@@ -262,7 +268,7 @@ def _levels_of_row(
 ) -> Iterator[tuple[float, float]]:
     held = 0.0
     for position in range(length):
-        stage = flow.table.actions[rank][position][0]
+        stage = flow.rows[rank][position][0]
         uses = flow.uses(rank, position)
         assert uses is not None
         during = held

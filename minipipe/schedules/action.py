@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minipipe.errors import ScheduleCode, ScheduleError
 
@@ -55,6 +55,41 @@ class ActionKind(StrEnum):
 
 F, B, I, W, SEND_F, RECV_F, SEND_B, RECV_B, REDUCE_GRAD, U, R, O, L = ActionKind
 
+
+class Slice(NamedTuple):
+    """The index of a slice of a sequence: the place of a microbatch in a table whose sequences are cut into slices.
+
+    Attributes
+    ----------
+    sequence, part : int
+        Both from 0.
+
+    Examples
+    --------
+    >>> print(Slice(1, 0), Action(2, ActionKind.FORWARD, Slice(1, 1)))
+    1.0 2F1.1
+    >>> Slice(1, 0) == (1, 0), Slice(0, 5) < Slice(1, 0)
+    (True, True)
+    """
+
+    sequence: int
+    part: int
+
+    def __str__(self) -> str:
+        return f"{self.sequence}.{self.part}"
+
+
+def number_of(microbatch: Any, num_slices: int) -> int:
+    """Return the number of a microbatch, or of a slice of a table with so many in each sequence.
+
+    Examples
+    --------
+    >>> number_of(3, num_slices=1), number_of(Slice(1, 1), num_slices=2)
+    (3, 3)
+    """
+    return microbatch if num_slices == 1 else microbatch.sequence * num_slices + microbatch.part
+
+
 # Nine digits are enough. For several thousand digits, int() raises an error of its own.
 _CELL = re.compile(rf"(\d{{1,9}})({'|'.join(ActionKind)})(\d{{1,9}})", re.ASCII)
 
@@ -67,8 +102,8 @@ class Action(NamedTuple):
     stage : int
         Index of the stage, from 0.
     kind : ActionKind
-    microbatch : int
-        Index of the microbatch, from 0.
+    microbatch : int or Slice
+        Index of the microbatch, from 0; a :class:`Slice` in a table of sliced sequences.
 
     Examples
     --------
@@ -80,7 +115,7 @@ class Action(NamedTuple):
 
     stage: int
     kind: ActionKind
-    microbatch: int
+    microbatch: Any
 
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.microbatch}"

@@ -7,9 +7,8 @@ from minipipe.core.flow import Flow
 from minipipe.core.times import Rates, memory_levels, times
 from minipipe.schedules.analysis import activations
 from minipipe.schedules.analysis.lowering import lower
-from minipipe.schedules.simulation.costs import Costs
+from minipipe.schedules.simulation.costs import Costs, relative_work
 from minipipe.schedules.simulation.simulator import simulate
-from minipipe.schedules.slices import relative_work
 from tests.core.test_declared_values import legal_tables, problem
 from tests.strategies import examples, legally_overlapped, runnable_schedules
 

@@ -135,7 +135,9 @@ def timeline_in_rounds(walked: Walk) -> Timeline:
     for now, ranks in enumerate(walked.rounds):
         for rank in ranks:
             rows[rank].append(Span(next(actions[rank]), float(now), now + 1.0))
-    return Timeline(table.name, tuple(map(tuple, rows)), (0,) * table.num_ranks, unit="rounds")
+    return Timeline(
+        table.name, tuple(map(tuple, rows)), (0,) * table.num_ranks, unit="rounds", num_slices=table.num_slices
+    )
 
 
 def events_of(walked: Walk, timeline: Timeline) -> tuple[Event, ...]:

@@ -77,17 +77,18 @@ def lower(schedule: ActionTable) -> Program:
             row.append(action)
             message = messages[kind][stage]
             if message is not None:
-                send, consumer, receive, destinations = message
+                send, consumer, receive, home = message
                 row.append(_new_action((stage, send, k)))
-                rows[destinations[k]].append(_new_action((consumer, receive, k)))
+                destination = schedule.rank_of(consumer, k) if home is None else home
+                rows[destination].append(_new_action((consumer, receive, k)))
     return schedule.with_rows(Program, with_pairs(rows, schedule.joined))  # an overlapped pair stays together
 
 
-def _message(table: ActionTable, stage: int, kind: ActionKind) -> tuple[ActionKind, int, ActionKind, list[int]] | None:
-    """Return the message after an action: kind of SEND, consuming stage, kind of RECV, its rank by microbatch."""
+def _message(table: ActionTable, stage: int, kind: ActionKind) -> tuple[ActionKind, int, ActionKind, int | None] | None:
+    """Return the message after an action: kind of SEND, consuming stage, kind of RECV, its rank unless it varies."""
     value = Value.produced_by(Action(stage, kind, 0))
     if value is None or not Dependencies(table).crosses_ranks(value):
         return None
-    ranks, m = table.ranks_of(value.consumer_stage), table.num_microbatches
-    destinations = [table.rank_of(value.consumer_stage, k) for k in range(m)] if len(ranks) > 1 else [*ranks] * m
-    return value.send.kind, value.consumer_stage, value.receive.kind, destinations
+    ranks = table.ranks_of(value.consumer_stage)
+    home = ranks[0] if len(ranks) == 1 else None
+    return value.send.kind, value.consumer_stage, value.receive.kind, home

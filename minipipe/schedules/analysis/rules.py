@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from minipipe.errors import Problem, ScheduleCode
-from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, L, O, R, U, W
+from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, L, O, R, Slice, U, W
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
 from minipipe.schedules.analysis.replicas import gradient_sums
@@ -115,28 +115,27 @@ _WHY_SLICES = {
 
 
 def _slices(table: ActionTable) -> Iterator[Problem]:
-    n = table.num_slices
     for rank, row in enumerate(table.actions):
         at = {(stage, B if kind is I else kind, k): i for i, (stage, kind, k) in enumerate(row) if kind in (F, B, I)}
         for position, (stage, kind, k) in enumerate(row):
             kind = B if kind is I else kind
             if kind not in _WHY_SLICES:
                 continue
-            other = at.get((stage, kind, _slice_before(kind, k, n)), position)
+            other = at.get((stage, kind, _slice_before(kind, k, table.num_slices)), position)
             if other > position:
                 sentence = f"comes before {row[other]} (position {other}); {_WHY_SLICES[kind]}."
                 yield problem_at(table, rank, position, ScheduleCode.SLICE_ORDER, sentence)
-            home = table.rank_of(stage, k // n * n)
+            home = table.rank_of(stage, k._replace(part=0))
             if home != rank:
-                first = row[position]._replace(kind=F, microbatch=table.microbatches[k // n * n])
+                first = Action(stage, F, k._replace(part=0))
                 sentence = f"is on another replica than {first}, on rank {home}; a slice needs the keys and values of"
                 yield problem_at(table, rank, position, ScheduleCode.OTHER_REPLICA, f"{sentence} those before it.")
 
 
-def _slice_before(kind: ActionKind, k: int, num_slices: int) -> int:
+def _slice_before(kind: ActionKind, k: Slice, num_slices: int) -> Slice:
     """Return the slice of a sequence that comes right before another one; the slice itself, if there is none."""
-    index = k % num_slices
-    return k - (index > 0) if kind is F else k + (index < num_slices - 1)
+    part = max(0, k.part - 1) if kind is F else min(k.part + 1, num_slices - 1)
+    return k._replace(part=part)
 
 
 # -- overlapped actions ------------------------------------------------------------------------------------------------
@@ -276,16 +275,15 @@ def _disordered(table: ActionTable) -> Iterator[Problem]:
 
 def _far_from_slices(table: ActionTable) -> Iterator[Problem]:
     """Yield each action of a slice while an earlier one of its sequence is offloaded, with its keys and values."""
-    n = table.num_slices
-    for rank, row in enumerate(table.actions if n > 1 else ()):
-        away: dict[tuple[int, int], int] = {}  # by stage and slice, the position of its O
+    for rank, row in enumerate(table.actions if table.num_slices > 1 else ()):
+        away: dict[tuple[int, Slice], int] = {}  # by stage and slice, the position of its O
         for position, (stage, kind, k) in enumerate(row):
             if kind is O:
                 away[stage, k] = position
             elif kind is L:
                 away.pop((stage, k), None)
             elif kind in _ORDER:
-                before = [at for (s, other), at in away.items() if s == stage and k // n * n <= other < k]
+                before = [at for (s, other), at in away.items() if s == stage and k._replace(part=0) <= other < k]
                 if before:
                     sentence = f"needs keys and values that {row[before[0]]} (position {before[0]}) offloaded."
                     yield problem_at(table, rank, position, ScheduleCode.SLICE_ORDER, sentence)

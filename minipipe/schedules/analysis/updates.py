@@ -107,7 +107,7 @@ def drift(table: ActionTable) -> ByMicrobatch:
 def _counted_updates(table: ActionTable, until: ActionKind, since: ActionKind | None) -> ByMicrobatch:
     """Return the number of U before one event of each microbatch, less those before another."""
     counts = [[0] * table.num_microbatches for _ in range(table.num_stages)]
-    for row in table.actions:
+    for row in table.numbered:
         before: Counter[int] = Counter()  # by stage, the updates so far
         applied = {found.position: found.microbatches for found in taken(row, U)}
         for position, (stage, kind, k) in enumerate(row):
@@ -234,7 +234,7 @@ def _with_keys_values(
     kept: dict[tuple[int, int], float] = {}  # by stage and sequence
     total: float = 0
     for (stage, kind, k), (during, after) in zip(row, levels):
-        place, index = (stage, k // num_slices), k % num_slices
+        place, index = (stage, k.sequence), k.part
         before = now = later = kept.get(place, 0)
         if kind is B or kind is I:  # the gradients of all earlier slices, and its own from later slices
             now, later = (amounts[stage] * n for n in (min(index + 1, num_slices - 1), index))

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from operator import attrgetter
+from typing import Any
 
 from minipipe.errors import Problem, ScheduleCode, ScheduleError, whole_number
 from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, L, O, R, U, W
@@ -124,7 +125,7 @@ def verify(
 
 def _placed_problems(schedule: ActionTable) -> list[Problem]:
     """Check that every action is in range and on the rank of its stage."""
-    stages, rows = stages_by_rank(schedule.placement, schedule.num_ranks), schedule.actions
+    stages, rows = stages_by_rank(schedule.placement, schedule.num_ranks), schedule.numbered
     strays = [rank for rank, row in enumerate(rows) if not _is_placed(row, stages[rank], schedule.num_microbatches)]
     present = list(map(frozenset, rows)) if strays else []
     found = (_placed_problem(schedule, present, rank, at) for rank in strays for at in range(len(rows[rank])))
@@ -148,7 +149,7 @@ def _placed_problem(table: ActionTable, present: list[frozenset[Action]], rank: 
     action = table.actions[rank][position]
     for noun, number, count in (
         ("stage", action.stage, table.num_stages),
-        ("microbatch", int(action.microbatch), table.num_microbatches),
+        ("microbatch", table.number_of(action.microbatch), table.num_microbatches),
     ):
         if not 0 <= number < count:
             sentence = f"names {noun} {number}; there are {count}, counted from 0."
@@ -186,7 +187,7 @@ def _missing(schedule: ActionTable, counts: Counter[Action]) -> Iterator[Problem
                     yield Problem(ScheduleCode.MISSING, f"{action} is missing on rank {rank}.", rank)
 
 
-def _expected_kinds(schedule: ActionTable, counts: Counter[Action], stage: int, k: int) -> list[ActionKind]:
+def _expected_kinds(schedule: ActionTable, counts: Counter[Action], stage: int, k: Any) -> list[ActionKind]:
     """Return the expected kinds of a (stage, microbatch): the complete set of which some kinds are present."""
     is_split = (counts[Action(stage, I, k)] or counts[Action(stage, W, k)]) and not counts[Action(stage, B, k)]
     return _complete_sets(schedule, stage)[-1 if is_split else 0]
@@ -211,7 +212,7 @@ def _is_complete(schedule: ActionTable) -> bool:
     if any(len(set(row)) < len(row) for row in rows):
         return False
     found = [0] * (schedule.num_stages * m)
-    for row in schedule.actions:
+    for row in schedule.numbered:
         for stage, kind, k in row:
             found[stage * m + k] |= _BIT[kind]
     for stage in range(schedule.num_stages):
@@ -363,7 +364,7 @@ def _age_problems(schedule: ActionTable, max_versions: int | None, max_staleness
                 sentence += f"{held.versions} versions of its weights; the limit is {max_versions}."
                 problems.append(Problem(ScheduleCode.VERSIONS, sentence, rank, position))
                 break
-        for position, (stage, kind, k) in enumerate(row if ages else ()):
+        for position, (stage, kind, k) in enumerate(schedule.numbered[rank] if ages else ()):
             if kind is F and max_staleness is not None and ages[stage][k] > max_staleness:
                 sentence = f"runs with weights whose staleness is {ages[stage][k]} when its gradient is applied; the "
                 sentence += f"limit is {max_staleness}."

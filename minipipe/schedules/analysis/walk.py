@@ -138,7 +138,7 @@ class _Walker:
     def __init__(self, dependencies: Dependencies) -> None:
         self.dependencies, self.table = dependencies, dependencies.table
         self.rules = NumberedRules(dependencies)
-        sums = gradient_sums(self.table)
+        self.number_of, sums = self.table.number_of, gradient_sums(self.table)
         self.happened = [0] * (self.rules.num_events + len(sums))  # by event, its round
         # By stage and microbatch of a REDUCE_GRAD: the event of its sum, and those that it still waits for.
         self.sums: dict[tuple[int, int], tuple[int, set[Action | None]]] = {}
@@ -156,7 +156,7 @@ class _Walker:
     def needs(self, action: Action) -> list[int]:
         """Return the events that an action needs: [1] and [3]."""
         own, _, awaits, _ = self.rules.of[action.kind][action.stage]
-        return [event + action.microbatch for event in (own, awaits) if event >= 0]
+        return [event + self.number_of(action.microbatch) for event in (own, awaits) if event >= 0]
 
     def walk(self) -> tuple[list[list[int]], list[Blocked]]:
         ready = list(range(self.table.num_ranks))[::-1]
@@ -173,7 +173,7 @@ class _Walker:
         """
         happened, waiting, rounds, rules = self.happened, self.waiting, self.rounds, self.rules.of
         woken: list[int] = []
-        row, now, position, has_pairs = self.table.actions[rank], self.now[rank], self.position[rank], self.has_pairs
+        row, now, position, has_pairs = self.table.numbered[rank], self.now[rank], self.position[rank], self.has_pairs
         while position < len(row):
             if has_pairs and (now := self.round_before(rank, position, now)) < 0:
                 now = ~now
@@ -191,7 +191,7 @@ class _Walker:
                 happened[announces + k] = now or 1  # 0 means: not yet
                 woken += waiting.pop(announces + k, ())
                 if kind is REDUCE_GRAD:
-                    awaits = self.meet(row[position], woken) - k
+                    awaits = self.meet(self.table.actions[rank][position], woken) - k
             if awaits >= 0:  # [3]
                 before = happened[awaits + k]
                 if not before:
@@ -230,7 +230,7 @@ class _Walker:
         """Enter a gradient all-reduce, which all replicas have to reach; return its event."""
         event, missing = self.sums[action[::2]]
         if action in missing:
-            reached = self.rules.of[action.kind][action.stage][1] + action.microbatch
+            reached = self.rules.of[action.kind][action.stage][1] + self.number_of(action.microbatch)
             self.latest[event] = max(self.latest.get(event, 0), self.happened[reached])
             missing.remove(action)
             if not missing:
@@ -247,7 +247,7 @@ class _Walker:
         is_ready = all(self.happened[event] for event in self.needs(action))
         needy = self.joined[action][0] if is_ready else action  # also what its backward waits for
         event = self.rules.of[needy.kind][needy.stage][0]
-        is_own = event >= 0 and not self.happened[event + needy.microbatch]
+        is_own = event >= 0 and not self.happened[event + self.number_of(needy.microbatch)]
         awaited = self.dependencies.own(needy) if is_own else self.dependencies.awaited(needy)
         if awaited is None or not 0 <= awaited.stage < self.table.num_stages:
             awaited = action

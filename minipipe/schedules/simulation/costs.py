@@ -5,13 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from math import inf
 from numbers import Integral, Real
 from pathlib import Path
 from sys import float_info
 from typing import Any, NamedTuple
 
-from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, as_float, counted, misuse, quoted, whole_number
+from minipipe.errors import (
+    ArgumentError,
+    ScheduleCode,
+    ScheduleError,
+    as_float,
+    counted,
+    misuse,
+    quoted,
+    unfit,
+    whole_number,
+)
 from minipipe.io import MOST_JSON, MOST_STAGES, parse_real, printable, read_text, write_whole
 from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, R, U, W
 from minipipe.schedules.action_table import ActionTable, Schedule
@@ -20,7 +31,6 @@ from minipipe.schedules.analysis.workload import Workload, amount_per_rank
 from minipipe.schedules.placement import Placement, check_sizes, ranks_in, stages_by_rank
 from minipipe.schedules.simulation.fitting import fit_costs
 from minipipe.schedules.simulation.timeline import Timeline
-from minipipe.schedules.slices import relative_work
 
 _SHORT = {"F": "forward", "I": "backward_input", "W": "backward_weight"}
 _HELD = ("activation", "weight_activation", "transient_activation", "keys_values")
@@ -33,6 +43,7 @@ _SINGLE = ("latency", "bandwidth", "overhead", "overlap", "copy_bandwidth")
 _NUMBERS = (*_SHORT.values(), *_OTHERS)
 _HEAD = {"format": "minipipe costs", "version": 1}  # of a file
 ByStage = float | Sequence[float]
+_MOST_WORK = 1e100  # of a slice, whose unit is free: sums of them stay finite
 Link = tuple[str, int]  # "out" of a host or "into" it, and its number
 
 
@@ -414,9 +425,8 @@ class Costs:
             raise _wrong("overlap", self.overlap, "a number from 0 to 1")
         times, apart = self.durations(schedule.num_stages), 1 - float(self.overlap)
         parts = relative_work(self.slice_work, schedule.num_slices)
-        of = {
-            it: times[it.kind][it.stage] * parts[it[2] % len(parts)] for pair in schedule.joined.items() for it in pair
-        }
+        number_of, both = schedule.number_of, chain.from_iterable(schedule.joined.items())
+        of = {(s, kind, k): times[kind][s] * parts[number_of(k) % len(parts)] for s, kind, k in both}
         pairs = {a: sorted((of[a], of[b])) for a, b in schedule.joined.items()}
         return {forward: longer + apart * shorter for forward, (shorter, longer) in pairs.items()}
 
@@ -602,6 +612,31 @@ class Costs:
         values = [] if given is None else self.by_stage(name, len(given) if is_list else 1)
         parts = tuple(value / pieces for value in values for _ in range((copies or pieces) if is_list else 1))
         return parts if is_list else next(iter(parts), None)
+
+
+def relative_work(slice_work: Sequence[float] | None, num_slices: int) -> list[float]:
+    """Return by slice its work over the mean of all slices.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``costs``, if there is not one number for each slice, or none is above 0.
+
+    Examples
+    --------
+    >>> relative_work([3, 1], num_slices=2), relative_work(None, num_slices=2), relative_work([3, 1], num_slices=1)
+    ([1.5, 0.5], [1.0, 1.0], [1.0])
+    """
+    if slice_work is None:
+        return [1.0] * num_slices
+    parts = list(slice_work) if isinstance(slice_work, Sequence) else [slice_work]
+    if not all(isinstance(part, Real) and 0 <= part <= _MOST_WORK for part in parts) or not any(parts):
+        raise unfit("slice_work", slice_work, "numbers, at least 0 and not all 0, such as (3, 1)", ScheduleCode.COSTS)
+    if len(parts) != num_slices > 1:
+        raise unfit(
+            "slice_work", slice_work, f"{counted(num_slices, 'number')}, one for each slice", ScheduleCode.COSTS
+        )
+    return [num_slices * part / sum(parts) for part in parts] if num_slices > 1 else [1.0]
 
 
 def hosts_of(cores: object, hosts: object, num_ranks: int) -> Hosts:

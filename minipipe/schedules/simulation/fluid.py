@@ -81,7 +81,7 @@ class Fluid(Timing):
                         yield from self.run_pair(rank, action, has_begun)
                         has_begun = True
                     continue
-                stage, kind, k = action
+                stage, kind, k = action.stage, action.kind, self.number_of(action.microbatch)
                 if kind is REDUCE_GRAD:
                     self.contribute(action)
                     continue
@@ -137,14 +137,15 @@ class Fluid(Timing):
         """Reach a SEND or RECV. If sends block, the later one of the two starts the message."""
         value, start, spans = Value.carried_by(action), self.now, self.spans[rank]
         _, announces, awaits, _ = self.rules[action.kind][action.stage]
+        k = self.number_of(action.microbatch)
         if action != value.send:
             if self.sends_block:
                 spans.append(Span(action, start, start))
-                self.happen(announces + action.microbatch)
+                self.happen(announces + k)
             return
-        received = self.rules[value.receive.kind][value.consumer_stage][-1] + action.microbatch
+        received = self.rules[value.receive.kind][value.consumer_stage][-1] + k
         if self.sends_block:
-            yield from self.until(rank, awaits + action.microbatch)
+            yield from self.until(rank, awaits + k)
             self.transfer(value, received)
             yield from self.until(rank, received)
             spans.append(Span(action, start, self.now))

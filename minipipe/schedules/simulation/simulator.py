@@ -109,6 +109,7 @@ def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int =
             step_changes=tuple(map(tuple, simulation.changes)) if num_steps > 1 else (),
             sums=tuple(sorted(simulation.sums, key=lambda found: found.actions[0].microbatch)),
             copies=tuple(map(tuple, simulation.copies)) if any(simulation.copies) else (),
+            num_slices=schedule.num_slices,
         )
 
 
@@ -183,12 +184,13 @@ class _Exact(Timing):
 
     def run_step(self, step: int) -> None:
         free, available, plan, first = self.free, self.available, self.plan, step * self.num_microbatches
-        copied, has_pairs, parts, numbers = self.copied, bool(self.in_pairs), self.parts, self.table.microbatches
+        copied, has_pairs, parts, indices = self.copied, bool(self.in_pairs), self.parts, self.table.microbatches
+        number_of = self.number_of if self.table.num_slices > 1 else None
         append = [row.append for row in self.spans]
         between = [0.0] * self.table.num_ranks  # before a rank's next action
         for rank, action in self.order:
             if first:
-                action = action._replace(microbatch=numbers[action.microbatch + first])
+                action = action._replace(microbatch=indices[self.number_of(action.microbatch) + first])
             if has_pairs and action in self.in_pairs:
                 if action in self.joined:
                     self.run_pair(rank, action, free[rank] + between[rank])
@@ -198,14 +200,16 @@ class _Exact(Timing):
             if kind not in plan:
                 self.come_to(rank, action)
                 continue
+            if number_of:
+                k = number_of(k)
             awaits, duration, completes, in_flight = plan[kind][stage]
             if parts:
                 duration *= self.part_of(kind, k)
             start = free[rank] + between[rank]  # [1]
             if awaits >= 0 and available[awaits + k] > start:  # [2]
                 start = available[awaits + k]
-            if copied and copied.get((stage, k), start) > start:
-                start = copied[stage, k]
+            if copied and copied.get(action[::2], start) > start:
+                start = copied[action[::2]]
             free[rank] = end = start + duration  # [3]
             if completes >= 0:  # [4]
                 available[completes + k] = end + in_flight
@@ -254,8 +258,9 @@ class _Exact(Timing):
         is_send, time = action == value.send, self.message_times[value.cut]
         if not self.sends_block:
             _, _, awaits, completes = self.rules[action.kind][action.stage]
-            arrival = now + time if is_send else self.available[awaits + action.microbatch]
-            self.available[completes + action.microbatch] = arrival
+            k = self.number_of(action.microbatch)
+            arrival = now + time if is_send else self.available[awaits + k]
+            self.available[completes + k] = arrival
             if is_send:
                 self.sent[value] = arrival, rank, len(self.spans[rank]) - 1
             return
@@ -269,4 +274,4 @@ class _Exact(Timing):
         self.spans[sender].append(Span(value.send, self.free[sender], end))
         self.free[sender] = end
         *_, completes = self.rules[value.receive.kind][value.consumer_stage]
-        self.available[completes + value.microbatch] = end
+        self.available[completes + self.number_of(value.microbatch)] = end

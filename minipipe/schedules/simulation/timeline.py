@@ -9,14 +9,13 @@ from itertools import chain
 from typing import Any
 
 from minipipe.io import printable
-from minipipe.schedules.action import U
+from minipipe.schedules.action import U, number_of
 from minipipe.schedules.action_table import ShownInNotebooks
 from minipipe.schedules.analysis.activations import Level, held_counts, held_over_time, without_copies
 from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.analysis.updates import copies_held
 from minipipe.schedules.simulation.explanation import Explanation, explain
 from minipipe.schedules.simulation.span import GradientSum, Idle, Message, Span, StepChange, in_groups, with_copies
-from minipipe.schedules.slices import Slice
 
 _MOST = 1e15  # of any unit: from here on a power of ten is clearer than all digits
 
@@ -104,6 +103,8 @@ class Timeline(ShownInNotebooks):
         continues meanwhile.
     copies : tuple of tuple of Span
         By rank, its O and L: copies concurrent with its computations. Empty if there are none.
+    num_slices : int
+        The number of slices of a sequence; 1 if microbatches are whole.
 
     Examples
     --------
@@ -132,6 +133,7 @@ class Timeline(ShownInNotebooks):
     arrived: dict[Value, float] = field(default_factory=dict, compare=False)
     sums: tuple[GradientSum, ...] = ()
     copies: tuple[tuple[Span, ...], ...] = ()
+    num_slices: int = 1
 
     def __post_init__(self) -> None:
         for text in ("name", "unit", "memory_unit", "note"):  # the name may come from a file
@@ -141,12 +143,6 @@ class Timeline(ShownInNotebooks):
     def num_ranks(self) -> int:
         """The number of ranks."""
         return len(self.spans)
-
-    @property
-    def num_slices(self) -> int:
-        """The number of slices of a sequence; 1 if microbatches are whole."""
-        first = next((span.action.microbatch for row in self.spans for span in row), 0)
-        return first.num_slices if isinstance(first, Slice) else 1
 
     @property
     def num_steps(self) -> int:
@@ -348,7 +344,7 @@ class Timeline(ShownInNotebooks):
                 "rank": rank,
                 "stage": action.stage,
                 "kind": action.kind.value,
-                "microbatch": action.microbatch,
+                "microbatch": number_of(action.microbatch, self.num_slices),
                 "start": start,
                 "end": end,
                 "held_activations": held,
@@ -374,7 +370,7 @@ class Timeline(ShownInNotebooks):
         """
         found = set()
         for row in self.spans:
-            stages: dict[int, set[int]] = {}
+            stages: dict[Any, set[int]] = {}
             for span in row:
                 if not span.action.kind.is_communication:
                     stages.setdefault(span.action.microbatch, set()).add(span.action.stage)

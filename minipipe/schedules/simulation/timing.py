@@ -11,9 +11,8 @@ from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
 from minipipe.schedules.analysis.replicas import Members, gradient_sums
 from minipipe.schedules.analysis.walk import NOTHING, NumberedRules
-from minipipe.schedules.simulation.costs import Costs
+from minipipe.schedules.simulation.costs import Costs, relative_work
 from minipipe.schedules.simulation.span import GradientSum, Span, StepChange
-from minipipe.schedules.slices import relative_work
 from minipipe.schedules.transforms import repeat
 
 # The constructor of a NamedTuple takes twice as long; a large schedule has a million spans.
@@ -48,6 +47,7 @@ class Timing:
 
     def __init__(self, step: ActionTable, costs: Costs, num_steps: int) -> None:
         table = self.table = repeat(step, num_steps)
+        self.number_of = table.number_of
         self.num_steps = num_steps
         self.updates = costs.update_times(table)
         self.changes: list[list[StepChange]] = [[] for _ in range(table.num_ranks)]
@@ -90,9 +90,10 @@ class Timing:
         """Return two overlapped actions, each with the event it awaits, its event and its time in flight."""
         pair = (forward, self.joined[forward])
         rules = (self.plan[kind][stage] for stage, kind, _ in pair)
+        numbers = (self.number_of(action.microbatch) for action in pair)
         return [
-            (action, awaits + action.microbatch if awaits >= 0 else NOTHING, completes + action.microbatch, in_flight)
-            for action, (awaits, _, completes, in_flight) in zip(pair, rules)
+            (action, awaits + k if awaits >= 0 else NOTHING, completes + k, in_flight)
+            for action, k, (awaits, _, completes, in_flight) in zip(pair, numbers, rules)
         ]
 
     def part_of(self, kind: ActionKind, k: int) -> float:
@@ -119,7 +120,7 @@ class Timing:
 
     def event_of(self, action: Action) -> int:
         """Return the event that an action completes."""
-        return self.rules[action.kind][action.stage][-1] + action.microbatch
+        return self.rules[action.kind][action.stage][-1] + self.number_of(action.microbatch)
 
     def time_in_flight(self, stage: int, kind: ActionKind) -> float:
         """Return how long the value of an action travels to its consumer, if not by a SEND of its own."""
