@@ -520,6 +520,7 @@ class ScheduleCode(StrEnum):
     SLICES = "slices"
     UPDATES = "updates"
     RECOMPUTE = "recompute"
+    KINDS = "kinds"  # that a program has declared
     FORWARD_ONLY = "forward-only"
     NO_FORMULA = "no-formula"
     CERTIFICATE = "certificate"  # its claims are not those that hold

@@ -181,20 +181,20 @@ def check_import(name: str) -> None:
         raise ModuleNotFoundError(f"{package} has no {last!r}; instead: {instead}.")
 
 
-def not_an_action(cell: str, is_action: Callable[[str], object]) -> str:
+def not_an_action(cell: str, is_action: Callable[[str], object], may_omit_stage: Callable[[str], object]) -> str:
     """Return a message about a cell that is not an action.
 
     Examples
     --------
-    >>> not_an_action("0f0", {"0F0"}.__contains__)
+    >>> not_an_action("0f0", {"0F0"}.__contains__, {"F0"}.__contains__)
     "'0f0' is not an action. Did you mean upper case?"
     """
     shown = quoted(cell if len(cell) <= 40 else f"{cell[:40]}…")  # it may be a whole line of another format
-    return f"{shown} is not an action.{_hint_for_cell(cell, is_action)}"
+    return f"{shown} is not an action.{_hint_for_cell(cell, is_action, may_omit_stage)}"
 
 
-def _hint_for_cell(cell: str, is_action: Callable[[str], object]) -> str:
-    if cell[:1] in tuple("FBIWUROL") and is_action(f"0{cell}"):
+def _hint_for_cell(cell: str, is_action: Callable[[str], object], may_omit_stage: Callable[[str], object]) -> str:
+    if may_omit_stage(cell):
         return " The stage may be left out only if no cell of the text has one and each rank has one stage."
     if is_action(cell.upper()):
         return " Did you mean upper case?"

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import stat
+import sys
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from math import inf
-from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 from unicodedata import category
 
 from minipipe.errors import ArgumentError, FileCode, FileError, quoted
+
+if TYPE_CHECKING:
+    from pathlib import Path  # most programs write no file, and it loads a fifth of what a command does
 
 # -- limits ------------------------------------------------------------------------------------------------------
 # Larger input is refused before it takes memory. The limits are far above the sizes of real pipelines; what is within
@@ -127,7 +129,24 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 def terminal_width() -> int:
     """Return the columns of the terminal, or of the variable COLUMNS; 100 if the output is not a terminal."""
-    return shutil.get_terminal_size((100, 24)).columns
+    return columns_of_terminal(100)
+
+
+def columns_of_terminal(otherwise: int) -> int:
+    """Return the columns of the terminal, or of the variable COLUMNS, as ``shutil`` does, which loads compressors.
+
+    Examples
+    --------
+    >>> columns_of_terminal(otherwise=80) >= 1
+    True
+    """
+    given = os.environ.get("COLUMNS", "")
+    if given.isascii() and given.isdecimal() and int(given) > 0:
+        return int(given)
+    try:
+        return os.get_terminal_size(sys.__stdout__.fileno()).columns or otherwise  # type: ignore[union-attr]
+    except (AttributeError, ValueError, OSError):  # the stream is None, closed, or no terminal
+        return otherwise
 
 
 def text_table(rows: Sequence[Sequence[str]], right: Collection[int], width: float = inf) -> str:
@@ -539,6 +558,8 @@ def write_whole(path: str | Path, content: str | bytes) -> Path:
             _write(path, data, os.O_WRONLY | os.O_TRUNC | getattr(os, "O_NONBLOCK", 0))
         else:
             _write_and_rename(os.path.realpath(path), data)
+    from pathlib import Path  # on demand, see above
+
     return Path(path)
 
 
@@ -593,4 +614,4 @@ def _refusal(path: str | Path, code: FileCode, reason: str) -> FileError:
 
 
 def _name(path: str | Path) -> str:
-    return quoted(str(path) if isinstance(path, Path) else path, _MOST_OF_A_NAME)
+    return quoted(str(path) if isinstance(path, os.PathLike) else path, _MOST_OF_A_NAME)

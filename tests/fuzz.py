@@ -27,10 +27,10 @@ from minipipe.errors import ArgumentError, MinipipeError
 from minipipe.render.editor import Editor
 from minipipe.schedules import Action, Program, read_schedule, schedule_of_text
 from minipipe.schedules.analysis.workload import Objective
-from minipipe.schedules.search.brute_force import solve_by_branch_and_bound
-from minipipe.schedules.search.certificate import read_certificate
 from minipipe.schedules.simulation.evaluation import Claim, check_claim
 from minipipe.schedules.simulation.paper_scale import Run, read_runs
+from minipipe.search.brute_force import solve_by_branch_and_bound
+from minipipe.search.certificate import read_certificate
 from tests.pipeline.checkpoint import forging
 
 MOST_SECONDS, MOST_GROWTH = 10.0, 1 << 30  # for one input, and in bytes for all of them

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from minipipe.cli import main
-from minipipe.schedules.search import finding
+from minipipe.search import finding
 from tests.commands import PLACEHOLDER, Wrong, check, documents, in_copy, in_help, strings_of
 from tests.launch import ROOT, for_each, slowly
 

@@ -41,14 +41,10 @@ def added_lines():
 
 
 def insert(path, line):
-    """Add an import below the last one, or an entry above that of GPipe."""
+    """Add an entry above that of GPipe."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    if line.startswith("from "):
-        place = max(number for number, each in enumerate(lines) if each.startswith("from ")) + 1
-    else:
-        (place,) = [number for number, each in enumerate(lines) if each.startswith('    "gpipe": ')]
-        line = f"    {line}"
-    path.write_text("".join([*lines[:place], f"{line}\n", *lines[place:]]), encoding="utf-8")
+    (place,) = [number for number, each in enumerate(lines) if each.startswith('    "gpipe": ')]
+    path.write_text("".join([*lines[:place], f"    {line}\n", *lines[place:]]), encoding="utf-8")
 
 
 def the_builder_alone():
@@ -87,7 +83,7 @@ def test_the_schedule_gets_its_name_from_the_lines_of_the_page(changed_copy):
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    assert "GPipe on p at a time; drains often" in run("minipipe", "schedules")
+    assert "drains often" in run("minipipe", "schedules")
     assert "0F3" in run("minipipe", "show", "gpipe-in-groups", "--format", "csv")
     run("minipipe", "check", "gpipe-in-groups")
     laws = run("pytest", "-q", "-p", "no:cacheprovider", "tests/schedules/analysis/test_every_schedule.py")

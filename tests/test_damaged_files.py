@@ -21,8 +21,8 @@ from minipipe.coursework.leaderboard import Leaderboard
 from minipipe.coursework.submission import open_submission
 from minipipe.errors import MinipipeError
 from minipipe.schedules import read_schedule
-from minipipe.schedules.search.certificate import read_certificate
 from minipipe.schedules.simulation.paper_scale import Run, read_runs
+from minipipe.search.certificate import read_certificate
 from tests.coursework import small_course
 from tests.fuzz import CERTIFICATE
 from tests.launch import for_each, slowly

@@ -22,10 +22,11 @@ FLOORS = [
         errors
         io hints
         _lazy core
+        simulation
         schedules autograd comm.job
         schedules.analysis tensor comm
         schedules.simulation pytree functional
-        schedules.search data nn
+        search data nn
         render optim
         render.stepper render.editor execution
         tuning
@@ -38,13 +39,15 @@ FLOORS = [
     """.strip().splitlines()
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-WITHOUT_NUMPY = {"core", "schedules", "render", "errors", "io", "hints", "_lazy", "cli", "comm.job"}
+WITHOUT_NUMPY = {
+    *("core", "simulation", "schedules", "search", "render", "errors", "io", "hints", "_lazy", "cli", "comm.job")
+}
 ONLY_HERE = {
     "mpi4py": {"comm.job.mpi_job", "cli.info"},
     "threadpoolctl": {"comm.job.host", "cli.info"},
     "cupy": {"autograd.backend"},
     "cupyx": {"autograd.backend"},
-    "ortools": {"schedules.search.exact"},
+    "ortools": {"search.exact"},
     "safetensors": {"pipeline.checkpoint.storage"},
     "cairosvg": {"render.files"},
     "argcomplete": {"cli.main"},

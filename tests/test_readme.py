@@ -12,7 +12,7 @@ from minipipe import Pipeline, schedules, simulate
 from minipipe.cli.main import VERBS, main
 from minipipe.render.editor import Editor
 from minipipe.render.editor.draft import Draft
-from minipipe.schedules.search import finding
+from minipipe.search import finding
 from tests.launch import ROOT, mpirun, needs_mpi, run
 
 README = (ROOT / "README.md").read_text()

@@ -8,16 +8,17 @@ from typing import Any
 
 from minipipe.cli.options import PAIRS_OR_AMOUNT, add_memory_limit, add_schedule, memory_of, schedule_and_costs
 from minipipe.cli.output import ExitStatus, answer, fields, figures
+from minipipe.core.flow import flow_of
+from minipipe.core.memory import copies_held
 from minipipe.errors import ArgumentError, FileError, ScheduleCode, ScheduleError, misuse, quoted
 from minipipe.io import MOST_JSON, read_text
 from minipipe.schedules import Certificate, drift, simulate, staleness, verify
 from minipipe.schedules.action import U
 from minipipe.schedules.action_table import ActionTable, describe_sizes
-from minipipe.schedules.analysis.updates import copies_held
 from minipipe.schedules.analysis.workload import ROUNDING
-from minipipe.schedules.search.certificate import changed, read_certificate
 from minipipe.schedules.simulation.evaluation import Claim, Finding, check_claim
 from minipipe.schedules.simulation.timeline import by_rank
+from minipipe.search.certificate import changed, read_certificate
 
 ANSWER = "legal"
 EPILOG = """examples:
@@ -70,7 +71,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
 
 def _ages(schedule: ActionTable) -> dict[str, Any]:
     """Return the most versions of a stage's weights on each rank, and the largest drift and staleness."""
-    versions = [max((held.versions for held, _ in copies_held(row)), default=1) for row in schedule.actions]
+    rows = (copies_held(flow_of(schedule), rank) for rank in range(schedule.num_ranks))
+    versions = [max((held.versions for held, _ in row), default=1) for row in rows]
     drifts, stale = drift(schedule), staleness(schedule)
     return {"versions": versions, "drift": max(map(max, drifts)), "staleness": max(map(max, stale))}
 
@@ -84,7 +86,7 @@ def _check_certificate(options: argparse.Namespace) -> ExitStatus:
     Raises
     ------
     ScheduleError
-        Code ``file``; the codes of :func:`~minipipe.schedules.search.certificate.read_certificate` and of
+        Code ``file``; the codes of :func:`~minipipe.search.certificate.read_certificate` and of
         :func:`~minipipe.schedules.simulation.evaluation.check_claim`; ``certificate``, if the proof finds a better
         schedule.
     """
@@ -117,8 +119,8 @@ def _facts(certificate: Certificate, finding: Finding, proof: Certificate | None
 
 def _proof(certificate: Certificate, seconds: float) -> Certificate:
     """Search again: with CP-SAT, or without OR-tools by branch and bound."""
-    from minipipe.schedules.search.brute_force import solve_by_branch_and_bound
-    from minipipe.schedules.search.exact import solve
+    from minipipe.search.brute_force import solve_by_branch_and_bound
+    from minipipe.search.exact import solve
 
     workload, objective = certificate.workload, certificate.objective
     try:

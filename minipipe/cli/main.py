@@ -7,7 +7,6 @@ its help. A verb is imported only when it runs, so schedules and their pictures 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -17,10 +16,10 @@ from typing import Any, NoReturn
 
 from minipipe._lazy import __version__
 from minipipe.cli.numbers import real, whole
-from minipipe.cli.output import ExitStatus, complain
+from minipipe.cli.output import ExitStatus, as_json, complain
 from minipipe.cli.streams import Signalled, discard, finish_messages, leave_by_signals, prepare_streams, put
 from minipipe.errors import MinipipeError, ScheduleError, quoted
-from minipipe.io import printable
+from minipipe.io import columns_of_terminal, printable
 
 _MOST = 500  # characters of an error message about an argument
 
@@ -157,6 +156,13 @@ class _Parser(argparse.ArgumentParser):
         super().error(printable(message if len(message) <= _MOST else f"{message[:_MOST]}…"))
 
 
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Formats help for the terminal, whose width argparse would ask again for each option that is declared."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=columns_of_terminal(80) - 2)
+
+
 def _explain_or_refuse(words: list[str]) -> NoReturn:
     """Print the help or the version; refuse an unknown verb, or a missing one, with the list of verbs."""
     parser = _of_all_verbs()
@@ -205,7 +211,7 @@ def _parser_of(name: str, verb: ModuleType) -> argparse.ArgumentParser:
         description=purpose[0].upper() + purpose[1:] + ".",
         epilog=getattr(verb, "EPILOG", None),
         allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Formatter,
     )
     _declare(parser, verb)
     return parser
@@ -218,7 +224,7 @@ def _answer(verb: ModuleType, options: argparse.Namespace) -> int:
         status = ExitStatus.of(error)
         if options.json:
             verdict = {verb.ANSWER: False} if status is ExitStatus.NO and hasattr(verb, "ANSWER") else {}
-            put(json.dumps({**verdict, **_as_data(error)}))
+            put(as_json({**verdict, **_as_data(error)}))
         complain(_complaint(error))
         return status
 

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Sequence
 from math import inf
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minipipe.cli.numbers import real
@@ -19,6 +18,8 @@ from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, TRADES, buil
 from minipipe.schedules.transforms import freeze_stages, offloaded, recomputed, repeat
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from minipipe.schedules.analysis.activations import Footprint
     from minipipe.schedules.simulation.costs import Costs
 
@@ -103,7 +104,14 @@ def add_sends_block(parser: _Parser) -> None:
 
 def add_output(parser: argparse.ArgumentParser, help_text: str) -> None:
     """Declare the file to write."""
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=help_text)
+    parser.add_argument("-o", "--output", type=file_path, metavar="FILE", help=help_text)
+
+
+def file_path(text: str) -> Path:
+    """Return the path of an option."""
+    from pathlib import Path  # on demand: most commands print their answer
+
+    return Path(text)
 
 
 def add_wait(parser: argparse.ArgumentParser) -> None:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
-import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import IntEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minipipe.cli.streams import put
@@ -19,6 +15,8 @@ from minipipe.io import MARK, printable, printable_lines, write_whole
 from minipipe.schedules.action_table import ActionTable
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from minipipe.schedules.simulation.comparison import Gap
     from minipipe.schedules.simulation.timeline import Timeline
 
@@ -49,8 +47,15 @@ class ExitStatus(IntEnum):
 
 def answer(options: argparse.Namespace, data: object, text: object, status: ExitStatus = ExitStatus.YES) -> ExitStatus:
     """Print data as a line of JSON, with ``--json``, or else the text; return the status."""
-    put(json.dumps(data) if options.json else text)
+    put(as_json(data) if options.json else text)
     return status
+
+
+def as_json(data: object) -> str:
+    """Return data as a line of JSON."""
+    import json  # on demand: most answers are text
+
+    return json.dumps(data)
 
 
 def write_file(
@@ -124,6 +129,9 @@ def figures(schedule: ActionTable, timeline: Timeline) -> dict[str, Any]:
 
 def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return rows as CSV; the values by rank are lists, which JSON reads."""
+    import csv  # on demand, as above
+    import io
+
     text = io.StringIO()
     writer = csv.DictWriter(text, rows[0], lineterminator="\n")
     writer.writeheader()

@@ -14,7 +14,7 @@ from minipipe.io import write_whole
 from minipipe.schedules import Certificate, Objective, Timeline, find_schedule, simulate
 from minipipe.schedules.analysis.workload import Workload
 from minipipe.schedules.placement import check_sizes, looped_placement, v_placement
-from minipipe.schedules.search.finding import usual_evaluations
+from minipipe.search.finding import usual_evaluations
 
 _MOST_EVALUATIONS = 10**12  # a search of a schedule with a few actions would take more than a year
 _SECONDS = 60.0  # the default time limit of a search

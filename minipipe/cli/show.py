@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from minipipe.cli.options import add_output, add_schedule, add_wait, all_steps, costs_of, schedules_of
-from minipipe.cli.output import ExitStatus, check_picture, ending_of, sizes_as_data, write_file
+from minipipe.cli.output import ExitStatus, as_json, check_picture, ending_of, sizes_as_data, write_file
 from minipipe.cli.streams import put
 from minipipe.errors import ScheduleCode, misuse
+from minipipe.io import columns_of_terminal
 from minipipe.render.panel import chunks_of, shares
 from minipipe.schedules import Timeline, lower, simulate, verify
 from minipipe.schedules.action_table import ActionTable
@@ -130,7 +129,7 @@ def _text(timelines: Sequence[Timeline], options: argparse.Namespace) -> str:
     from minipipe.render.terminal import has_colour
     from minipipe.render.text import draw_text
 
-    width = max(40, shutil.get_terminal_size((80, 24)).columns) if options.width is None else options.width
+    width = max(40, columns_of_terminal(80)) if options.width is None else options.width
     return draw_text(*timelines, width=width, colour=options.output is None and has_colour()) + "\n"
 
 
@@ -152,4 +151,4 @@ def _as_json(tables: Sequence[ActionTable]) -> str:
     found: list[dict[str, Any]] = [{**sizes_as_data(table), "placement": table.placement} for table in tables]
     for data, table in zip(found, tables):
         data["actions"] = [list(map(str, row)) for row in table.actions]
-    return json.dumps(found[0] if len(found) == 1 else found) + "\n"
+    return as_json(found[0] if len(found) == 1 else found) + "\n"

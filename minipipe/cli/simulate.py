@@ -10,9 +10,9 @@ from minipipe.io import text_table
 from minipipe.schedules import ActionKind, IdleCause, Timeline, simulate, verify
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.workload import ROUNDING
-from minipipe.schedules.search.gallery import GALLERY, known_bound
 from minipipe.schedules.simulation.comparison import Gap, gaps
 from minipipe.schedules.simulation.timeline import ONE_UNIT
+from minipipe.search.gallery import GALLERY, known_bound
 
 EPILOG = """columns, one row per rank:
   busy              time of its actions

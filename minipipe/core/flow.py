@@ -8,9 +8,10 @@ plus k. Only instructions whose declaration varies are declared one by one.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from minipipe.core.values import (
@@ -94,6 +95,8 @@ class Flow:
         self._replicas = [len(table.ranks_of(s)) for s in range(table.num_stages)]
         self.positions: dict[tuple[str, int, int], int] = {}
         self._rows: dict[tuple[int, str, int], list[tuple[int, int]]] = {}
+        self._taken: dict[tuple[int, str, int, tuple[str, ...]], dict[int, list[int]]]
+        self._taken = {}
         self._scan()
         self._blocks: dict[str, int] = {}
         self.rules: dict[str, list[Numbered | None]] = {}
@@ -111,19 +114,28 @@ class Flow:
 
     def taken(self, site: Site, kind: str, given_by: tuple[str, ...]) -> Sequence[int]:
         """Return the microbatches of what an instruction takes of a whole row."""
-        rows, rank, stage = self._rows, site.rank, site.stage
-        givers = [rows.get((rank, giver, stage), ()) for giver in given_by]
+        key = site.rank, kind, site.stage, given_by
+        if key not in self._taken:
+            self._taken[key] = self._taken_by_all(*key)
+        return self._taken[key].get(site.position, ())
+
+    def _taken_by_all(
+        self, rank: int, kind: str, stage: int, given_by: tuple[str, ...]
+    ) -> dict[int, list[int]]:
+        givers = [self._rows.get((rank, giver, stage), ()) for giver in given_by]
         numbers = sorted(k for of_kind in givers for _, k in of_kind)
-        earlier = [
-            k for at, k in rows.get((rank, kind, stage), ()) if at < site.position
-        ]
-        begin = bisect_right(numbers, max(earlier, default=-1))
-        return numbers[begin : bisect_right(numbers, site.microbatch)]
+        result: dict[int, list[int]] = {}
+        begin = 0
+        for position, k in self._rows.get((rank, kind, stage), ()):
+            end = bisect_right(numbers, k)
+            result[position] = numbers[begin:end]
+            begin = max(begin, end)
+        return result
 
     def index(self, site: Site, kind: str) -> int:
         """Return how many instructions of a kind and stage stand earlier in the row."""
         places = self._rows.get((site.rank, kind, site.stage), ())
-        return sum(at < site.position for at, _ in places)
+        return bisect_left(places, (site.position, -1))
 
     def _scan(self) -> None:
         """Note the positions that varying declarations depend on."""
@@ -234,8 +246,12 @@ class Flow:
     def value_of(self, number: int) -> Value:
         """Return the value that has a number."""
         pair, microbatch = divmod(number, self.table.num_microbatches)
-        block, stage = divmod(pair, self.num_stages)
-        return Value(self.names[block], stage, microbatch)
+        return Value(self.name_of(number), pair % self.num_stages, microbatch)
+
+    def name_of(self, number: int) -> str:
+        """Return the name of the value that has a number."""
+        block = number // (self.table.num_microbatches * self.num_stages)
+        return next(islice(self._blocks, block, None))
 
     def uses(self, rank: int, position: int) -> Uses | None:
         """Return the declaration of an instruction."""

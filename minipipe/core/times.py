@@ -1,17 +1,26 @@
-"""When the instructions of a table start and end, and what its ranks hold meanwhile.
+"""When the instructions of a table start and end.
 
 Instructions are tasks on the lanes of their ranks, visited in the order of
-`core/order.py`. A task starts when its lane is free and its values exist:
+`core/order.py`. A task starts when its lane is free and its values exist::
 
-* on the lane "compute", behind the task before it and the overhead between two;
-* on another lane, behind earlier tasks of that lane, and not before the rank has come
-  to it; the rank continues at once;
-* on no lane, as soon as the rank has come to it.
+    rank 0   | 0F0 |------------------------| 0F1 | ...
+                 [4] given at its end; a message takes some time
+                    \\
+    rank 1           [2]| 1F0 | ...
+                     [1] the rank is free, and the overhead between two tasks is over
+                     [2] the values that it needs exist
+                     [3] it ends after its duration
 
-A value exists from the end of the task that gives it, on another rank the time of
-a message later. Tasks that meet end together, once all ranks have come: a sum over
-replicas, after which the ranks continue at once, or a message whose SEND blocks until
-its RECV.
+* On the lane "compute" it starts behind the task before it and the overhead between
+  two [1]. The two halves of an overlapped pair start and end together.
+* On another lane it starts behind earlier tasks of that lane, and not before the rank
+  has come to it; the rank continues at once.
+* On no lane it starts as soon as the rank has come to it.
+
+Tasks that meet end together, once all ranks have come: a sum over replicas, after
+which the ranks continue at once, or a message whose SEND blocks until its RECV.
+
+A rank ends a step with the last of its tasks. Between two steps it updates its weights.
 """
 
 from __future__ import annotations
@@ -20,9 +29,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from minipipe.core.flow import Flow, Rule, delay_of
-from minipipe.core.order import Order, order
-from minipipe.core.values import KINDS, Meeting, Value
+from minipipe.core.flow import Flow, Numbered, delay_of
+from minipipe.core.order import order
+from minipipe.core.values import KINDS, NOUNS, Kind, Meeting, Value
+
+Place = tuple[int, int]  # rank and position of an instruction
 
 
 class Rates(NamedTuple):
@@ -43,6 +54,13 @@ class Rates(NamedTuple):
     parts : sequence of float
         By slice of a sequence, the time of its instructions over that of a mean slice;
         empty if all take the same time.
+    updates : sequence of float
+        By rank, the time between two steps; needed for several steps only.
+    latency : float
+        The part of the time of a message that it spends behind its links.
+    sum_parts : sequence of float
+        By stage, the time of a part of a sum on its links. These two are needed only
+        if messages share links.
     """
 
     durations: Mapping[str, Sequence[float]]
@@ -51,6 +69,9 @@ class Rates(NamedTuple):
     sends_block: bool = False
     pair_times: Mapping[Any, float] = {}
     parts: Sequence[float] = ()
+    updates: Sequence[float] = ()
+    latency: float = 0.0
+    sum_parts: Sequence[float] = ()
 
 
 class Task(NamedTuple):
@@ -61,19 +82,42 @@ class Task(NamedTuple):
     end: float
 
 
-# The constructor of a NamedTuple takes twice as long, for a million tasks.
-_new_task: Callable[[tuple[Any, float, float]], Task] = partial(tuple.__new__, Task)
+class Times(NamedTuple):
+    """The times of a table.
+
+    Attributes
+    ----------
+    tasks : list of list of Task
+        By rank, in the order of its row.
+    sums : list of list of (int, int)
+        By meeting that is no message, in the order in which they end: the rank and the
+        position of each member, which starts when its rank has come.
+    changes : list of list of (float, float, int)
+        By rank and step but the last: when it left the step, when it began the next
+        one, and the rank whose end it waited for.
+    latest : float
+        The latest end.
+    arrived : mapping
+        When the messages of instructions arrived, if that depends on other messages.
+    """
+
+    tasks: list[list[Any]]
+    sums: list[list[Place]]
+    changes: list[list[tuple[float, float, int]]]
+    latest: float
+    arrived: Mapping[Any, float] = {}
 
 
 class Step(NamedTuple):
-    """An instruction of the lane "compute" as numbers; for microbatch k, add k.
+    """An instruction as numbers; in a plan for all microbatches, add k to each value.
 
     Attributes
     ----------
     needs : tuple of (int, float)
-        The events that it needs, each with the time that the value travels.
+        Values, each with the time that it travels.
     duration : float
     gives : tuple of int
+        Values.
     """
 
     needs: tuple[tuple[int, float], ...]
@@ -81,203 +125,250 @@ class Step(NamedTuple):
     gives: tuple[int, ...]
 
 
-def times(flow: Flow, rates: Rates, found: Order | None = None) -> list[list[Task]]:
-    """Return the tasks of each rank, in the order of its row.
+Make = Callable[[tuple[Any, float, float]], Any]
+# The constructor of a NamedTuple takes twice as long, for a million tasks.
+_new_task: Make = partial(tuple.__new__, Task)
+
+
+def times(
+    flow: Flow,
+    rates: Rates,
+    rounds: Sequence[Sequence[int]] | None = None,
+    num_steps: int = 1,
+    wait: bool = False,
+    make: Make = _new_task,
+) -> Times:
+    """Return the times of a table in which ranks share nothing.
 
     Parameters
     ----------
     flow : Flow
         Of a legal table.
     rates : Rates
-    found : Order, optional
-        The order of the table, if it is known.
+    rounds : sequence of sequence of int, optional
+        The rounds of one step (`core/order.py`), if they are known.
+    num_steps : int
+        How many steps the table has, one after another.
+    wait : bool
+        Whether a rank leaves a step only when the last stage has also ended it.
+    make : function
+        Makes a task of action, start and end.
     """
-    found = order(flow, rates.sends_block) if found is None else found
-    tasks = _Clock(flow, rates).run(found)
-    if flow.rows is flow.table.actions:
-        return tasks
-    return [
-        [Task(action, *task[1:]) for action, task in zip(*both)]
-        for both in zip(flow.table.actions, tasks)
-    ]
+    if rounds is None:
+        rounds = order(flow, rates.sends_block).rounds
+    return _Clock(flow, rates, make).run(rounds, num_steps, wait)
 
 
-class _Clock:
-    def __init__(self, flow: Flow, rates: Rates) -> None:
-        self.flow, self.rates, self.rows = flow, rates, flow.rows
-        self.free = [0.0] * len(self.rows)
-        self.between = [0.0] * len(self.rows)
+class Plan:
+    """The needs, the durations and the values of the instructions of a table.
+
+    A value that neither travels nor comes late exists as soon as its rank comes to the
+    instruction that needs it. Steps leave it out.
+
+    Attributes
+    ----------
+    tasks, sums, changes : list
+        The attributes of :class:`Times`, so far.
+    """
+
+    def __init__(self, flow: Flow, rates: Rates, make: Make = _new_task) -> None:
+        self.flow, self.rates, self.make = flow, rates, make
+        self.actions, self.rows, self.pairs = flow.table.actions, flow.rows, flow.pairs
+        self.size = flow.table.num_microbatches  # of the values of one name and stage
+        self.delays = dict(self._delays())
+        self.plan = {name: self._steps(name) for name in flow.kinds}
         self.lanes: dict[tuple[int, str], float] = {}
-        self.given = [0.0] * flow.num_events
-        self.came: dict[Meeting, dict[int, tuple[int, float]]] = {}
-        self.delays: dict[tuple[str, int], float] = {}
+        self.came: dict[Meeting, dict[Place, float]] = {}
         self.tasks: list[list[Any]] = [[None] * len(row) for row in self.rows]
-        self.plan = {name: self.steps_of(name) for name in flow.kinds}
+        self.sums: list[list[Place]] = []
+        self.changes: list[list[tuple[float, float, int]]] = [[] for _ in self.rows]
 
-    def steps_of(self, name: str) -> list[Step | None]:
+    def _delays(self) -> Iterator[tuple[int, float]]:
+        """Yield the names and stages of the values that instructions have to wait for.
+
+        Each has the time that it travels.
+        """
+        flow, message_times = self.flow, self.rates.message_times
+        for name in flow.names:
+            if NOUNS[name].travels or NOUNS[name].is_late:
+                for stage in range(flow.num_stages):
+                    value = Value(name, stage, 0)
+                    number = flow.number_of(value) // self.size
+                    yield number, delay_of(flow, value, message_times)
+
+    def _steps(self, name: str) -> list[Step | None]:
         """Return the step of a kind by stage, if all microbatches are alike."""
-        if KINDS[name].lane != "compute" or self.rates.parts or self.flow.pairs:
+        if self.rates.parts and KINDS[name].is_of_slice:
             return [None] * self.flow.num_stages
         return [
-            None if rule is None else self.step(name, stage, rule)
-            for stage, rule in enumerate(self.flow.event_rules[name])
+            None if numbers is None else self._step(numbers, (stage, name, 0))
+            for stage, numbers in enumerate(self.flow.rules[name])
         ]
 
-    def step(self, name: str, stage: int, rule: Rule) -> Step:
-        duration = self.rates.durations[KINDS[name].time][stage]
-        needs = tuple((event, self.delay(value)) for event, value in rule.delayed)
-        return Step(needs, duration, rule.gives)
+    def _step(self, numbers: Numbered, action: tuple[int, str, int]) -> Step:
+        takes, gives, reads = numbers
+        size, delays = self.size, self.delays
+        needs = [
+            (n, delays[n // size]) for n in (*takes, *reads) if n // size in delays
+        ]
+        late = [n for n in gives if n // size in delays]
+        stage, name, k = action
+        kind, parts = KINDS[name], self.rates.parts
+        duration = self.rates.durations[kind.time][stage] if kind.time else 0.0
+        if parts and kind.is_of_slice:
+            duration *= parts[k % len(parts)]
+        return Step(tuple(needs), duration, tuple(late))
 
-    def run(self, found: Order) -> list[list[Task]]:
-        """Visit all instructions in their order. The hot loop."""
-        positions = [0] * len(self.rows)
-        rows, plan, given, free = self.rows, self.plan, self.given, self.free
-        between, overhead, tasks = self.between, self.rates.overhead, self.tasks
-        for ranks in found.rounds:
+    def step_at(self, rank: int, position: int) -> tuple[Step, int]:
+        """Return the step of an instruction, and what to add to its values."""
+        flow, action = self.flow, self.rows[rank][position]
+        stage, name, k = action
+        step = self.plan[name][stage]
+        if step is not None:
+            return step, k
+        numbers = flow.single.get((rank, position)) or flow.numbers(rank, position)
+        assert numbers is not None
+        return self._step(numbers, action), 0
+
+    def delay(self, number: int) -> float:
+        """Return how long a value travels; all microbatches travel alike."""
+        return self.delays[number // self.size]
+
+    def is_second(self, rank: int, position: int) -> bool:
+        """Whether an instruction runs with the one before it."""
+        return position > 0 and self.rows[rank][position - 1] in self.pairs
+
+    def meets(self, kind: Kind) -> bool:
+        """Whether instructions of a kind meet; halves of a message, if sends block."""
+        return kind.meets is not None and (self.rates.sends_block or not kind.message)
+
+    def come(self, rank: int, position: int, time: float) -> dict[Place, float]:
+        """Note that a rank has come to a meeting.
+
+        Return when each member has, if all have; otherwise nothing.
+        """
+        meeting = self.flow.meeting(rank, position)
+        came = self.came.setdefault(meeting, {})
+        came[rank, position] = time
+        return came if len(came) == meeting.size else {}
+
+
+class _Clock(Plan):
+    """Visits the instructions in their order."""
+
+    def __init__(self, flow: Flow, rates: Rates, make: Make) -> None:
+        super().__init__(flow, rates, make)
+        self.positions = [0] * len(self.rows)
+        self.free = [0.0] * len(self.rows)
+        self.between = [0.0] * len(self.rows)
+        self.ended = [0.0] * len(self.rows)  # by rank, on lanes beside "compute"
+        self.given = [0.0] * flow.num_values
+
+    def run(self, rounds: Sequence[Sequence[int]], num_steps: int, wait: bool) -> Times:
+        for step in range(num_steps):
+            if step:
+                self.change_step(wait)
+            self.run_step(rounds)
+        latest = max(map(max, self.free, self.ended))
+        return Times(self.tasks, self.sums, self.changes, latest)
+
+    def run_step(self, rounds: Sequence[Sequence[int]]) -> None:
+        """Visit all instructions of a step in their order. The hot loop."""
+        positions, rows, plan = self.positions, self.rows, self.plan
+        actions = self.actions
+        given, free, between = self.given, self.free, self.between
+        overhead, make, tasks = self.rates.overhead, self.make, self.tasks
+        beside = {name for name in self.flow.kinds if KINDS[name].lane != "compute"}
+        pairs = self.pairs
+        for ranks in rounds:
             for rank in ranks:
                 position = positions[rank]
                 positions[rank] = position + 1
-                action = rows[rank][position]
-                stage, kind, k = action
+                stage, kind, k = rows[rank][position]
+                if kind in beside:
+                    self.run_beside(rank, position, KINDS[kind])
+                    continue
+                if pairs and self.run_half(rank, position):
+                    continue
                 step = plan[kind][stage]
                 if step is None:
-                    self.run_at(rank, position)
-                    continue
+                    step, k = self.step_at(rank, position)
                 needs, duration, gives = step
-                start = free[rank] + between[rank]
-                for event, delay in needs:
-                    there = given[event + k] + delay
+                start = free[rank] + between[rank]  # [1]
+                for value, delay in needs:  # [2]
+                    there = given[value + k] + delay
                     if there > start:
                         start = there
-                free[rank] = end = start + duration
+                free[rank] = end = start + duration  # [3]
                 between[rank] = overhead
-                for event in gives:
-                    given[event + k] = end
-                tasks[rank][position] = _new_task((action, start, end))
-        return self.tasks
+                for value in gives:  # [4]
+                    given[value + k] = end
+                tasks[rank][position] = make((actions[rank][position], start, end))
 
-    def run_at(self, rank: int, position: int) -> None:
-        """Run an instruction that has no step in the plan."""
-        row, pairs = self.rows[rank], self.flow.pairs
-        if pairs and position and row[position - 1] in pairs:
-            return  # it ran with the instruction before it
-        if pairs and row[position] in pairs:
-            self.run_pair(rank, position)
-            return
-        self.run_one(rank, position)
-
-    def run_one(self, rank: int, position: int) -> None:
-        kind = KINDS[self.rows[rank][position][1]]
-        if kind.meets is not None and (self.rates.sends_block or not kind.message):
-            self.meet(rank, position)
-            return
-        start = self.ready(rank, position)
-        if kind.lane == "compute":
-            start = max(start, self.free[rank] + self.between[rank])
-            end = start + self.duration(rank, position)
-            self.free[rank], self.between[rank] = end, self.rates.overhead
-        elif kind.lane:
-            lane = rank, kind.lane
-            start = max(start, self.free[rank], self.lanes.get(lane, 0.0))
-            end = self.lanes[lane] = start + self.duration(rank, position)
-        else:
-            start = end = max(start, self.free[rank])
-        self.finish(rank, position, start, end)
-
-    def run_pair(self, rank: int, position: int) -> None:
-        both = position, position + 1
-        ready = max(self.ready(rank, at) for at in both)
+    def run_half(self, rank: int, position: int) -> bool:
+        """Run both halves of a pair with the first; return whether it is a half."""
+        if self.rows[rank][position] not in self.pairs:
+            return self.is_second(rank, position)
+        halves = [self.step_at(rank, position), self.step_at(rank, position + 1)]
+        ready = max(self.ready(*half) for half in halves)
         start = max(ready, self.free[rank] + self.between[rank])
-        end = start + self.rates.pair_times[self.flow.table.actions[rank][position]]
+        end = start + self.rates.pair_times[self.actions[rank][position]]
         self.free[rank], self.between[rank] = end, self.rates.overhead
-        for at in both:
-            self.finish(rank, at, start, end)
+        for at, half in enumerate(halves, position):
+            self.finish(rank, at, start, end, *half)
+        return True
 
-    def meet(self, rank: int, position: int) -> None:
-        """Note that a rank has come; the last one lets the meeting begin and end."""
-        meeting = self.flow.meeting(rank, position)
-        assert meeting is not None
-        came = self.came.setdefault(meeting, {})
-        came[rank] = position, self.free[rank]
-        if len(came) < meeting.size:
+    def run_beside(self, rank: int, position: int, kind: Kind) -> None:
+        """Run an instruction that takes its rank no time."""
+        if self.meets(kind):
+            self.meet(rank, position, kind)
             return
-        begin = max(time for _, time in came.values())
-        end = begin + max(self.together(member, at) for member, (at, _) in came.items())
-        for member, (at, reached) in came.items():
+        step, k = self.step_at(rank, position)
+        lane = rank, kind.lane
+        start = max(self.ready(step, k), self.free[rank], self.lanes.get(lane, 0.0))
+        if kind.lane:
+            self.lanes[lane] = start + step.duration
+        self.finish(rank, position, start, start + step.duration, step, k)
+
+    def meet(self, rank: int, position: int, kind: Kind) -> None:
+        """Come to a meeting; with its last member it begins, and ends for all."""
+        came = self.come(rank, position, self.free[rank])
+        if not came:
+            return
+        steps = [self.step_at(*place) for place in came]
+        times = [step.duration for step, _ in steps]
+        times += [self.delay(n) for step, _ in steps for n in step.gives]
+        end = max(came.values()) + max(times)
+        for ((member, at), reached), step in zip(came.items(), steps):
             if KINDS[self.rows[member][at][1]].message == "send":
                 self.free[member] = end
-            self.finish(member, at, reached, end)
+            self.finish(member, at, reached, end, *step)
+        if not kind.message:
+            self.sums.append(list(came))
 
-    def together(self, rank: int, position: int) -> float:
-        """Return the time of a meeting: that of a sum, or of a message."""
-        uses = self.flow.uses(rank, position)
-        assert uses is not None
-        delay = max((self.delay(value) for value in uses.gives), default=0.0)
-        return self.duration(rank, position) + delay
-
-    def ready(self, rank: int, position: int) -> float:
+    def ready(self, step: Step, k: int) -> float:
         """Return when the values of an instruction exist."""
-        rule = self.flow.rule_at(rank, position)
-        assert rule is not None
-        there = (self.given[event] + self.delay(value) for event, value in rule.delayed)
-        return max(there, default=0.0)
+        latest = 0.0
+        for value, delay in step.needs:
+            latest = max(latest, self.given[value + k] + delay)
+        return latest
 
-    def finish(self, rank: int, position: int, start: float, end: float) -> None:
-        rule = self.flow.rule_at(rank, position)
-        assert rule is not None
-        self.tasks[rank][position] = Task(self.rows[rank][position], start, end)
-        for event in rule.gives:
-            self.given[event] = end
+    def finish(
+        self, rank: int, position: int, start: float, end: float, step: Step, k: int
+    ) -> None:
+        action = self.actions[rank][position]
+        self.tasks[rank][position] = self.make((action, start, end))
+        self.ended[rank] = max(self.ended[rank], end)
+        for value in step.gives:
+            self.given[value + k] = end
 
-    def delay(self, value: Value) -> float:
-        """Return how long a value travels; all microbatches travel alike."""
-        key = value.name, value.stage
-        if key not in self.delays:
-            times = self.rates.message_times
-            self.delays[key] = delay_of(self.flow, value, times)
-        return self.delays[key]
-
-    def duration(self, rank: int, position: int) -> float:
-        stage, name, k = self.rows[rank][position]
-        kind = KINDS[name]
-        if not kind.time:
-            return 0.0
-        duration = self.rates.durations[kind.time][stage]
-        if self.rates.parts and kind.is_of_slice:
-            duration *= self.rates.parts[k % len(self.rates.parts)]
-        return duration
-
-
-def memory_levels(
-    flow: Flow, sizes: Mapping[str, Sequence[float]]
-) -> list[list[tuple[float, float]]]:
-    """Return, by rank, the memory that it holds while each instruction runs, and after.
-
-    Parameters
-    ----------
-    flow : Flow
-    sizes : mapping
-        By name of a value, its size on each stage. Values without a size take nothing.
-    """
-    rows = enumerate(flow.rows)
-    return [list(_levels_of_row(flow, rank, len(row), sizes)) for rank, row in rows]
-
-
-def _levels_of_row(
-    flow: Flow, rank: int, length: int, sizes: Mapping[str, Sequence[float]]
-) -> Iterator[tuple[float, float]]:
-    held = 0.0
-    for position in range(length):
-        stage = flow.rows[rank][position][0]
-        uses = flow.uses(rank, position)
-        assert uses is not None
-        during = held
-        if uses.temporary in sizes:
-            during += sizes[uses.temporary][stage]
-        for value in uses.takes:
-            if value.name in sizes:
-                held -= sizes[value.name][value.stage]
-        for value in uses.gives:
-            if value.name in sizes:
-                held += sizes[value.name][value.stage]
-        yield max(during, held), held
+    def change_step(self, wait: bool) -> None:
+        """Let every rank update its weights, and begin the next step."""
+        ends = list(map(max, self.free, self.ended))
+        table = self.flow.table
+        last = max(table.ranks_of(table.num_stages - 1), key=ends.__getitem__)
+        for rank, end in enumerate(ends):
+            after = last if wait and ends[last] > end else rank
+            self.free[rank] = ends[after] + self.rates.updates[rank]
+            self.between[rank] = 0.0
+            self.changes[rank].append((ends[after], self.free[rank], after))

@@ -23,11 +23,14 @@ knows a kind by its name.
 
 A declaration is a function of a :class:`Site`, so it can depend on the table: the
 last stage gives no activation, a frozen stage has no gradient of weights.
+
+Programs add kinds of their own (`schedules/declaring.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 
@@ -55,7 +58,14 @@ class Uses(NamedTuple):
     reads : tuple of Value
         Values that the instruction needs, and that exist after it.
     temporary : str
-        The name of a value that exists only while the instruction runs.
+        The name of a value that exists only while the instruction runs, beside others.
+
+    Examples
+    --------
+    The F of stage 0 gives an activation to stage 1, and a graph to its own backward.
+
+    >>> Uses(gives=(Value("x", 1, 0), Value("graph", 0, 0))).takes
+    ()
     """
 
     takes: tuple[Value, ...] = ()
@@ -112,6 +122,13 @@ class Site(NamedTuple):
     rank, position : int
         The row, and the index in it.
     stage, microbatch : int
+
+    Examples
+    --------
+    Declarations are called with sites; this one belongs to no table.
+
+    >>> Site(None, rank=0, position=3, stage=1, microbatch=2).value("graph")
+    Value(name='graph', stage=1, microbatch=2)
     """
 
     setting: Setting
@@ -167,6 +184,8 @@ class Kind(NamedTuple):
     uses : function
         From a :class:`Site` to its :class:`Uses`; None if a legal table has no such
         instruction there.
+    words : str
+        For drawings and sentences.
     lane : str
         The resource of its rank that an instruction occupies: "compute", on which
         instructions run one after another; another lane, which runs beside it; or ""
@@ -182,19 +201,31 @@ class Kind(NamedTuple):
         Whether its time is that of a slice, if sequences are cut into unequal slices.
     is_second : bool
         Whether it can be the second half of an overlapped pair.
+    is_backward : bool
+        Whether it computes a part of the backward.
+    sums_up : bool
+        Whether it takes what all microbatches up to its own have left.
     varies : function
         Whether the declarations of microbatches of a stage differ by more than the
         number of the microbatch. Then each instruction is declared by itself.
+
+    Examples
+    --------
+    >>> KINDS["O"].words, KINDS["O"].lane, KINDS["O"].time
+    ('offload of the activations', 'copy out', 'copy')
     """
 
     name: str
     uses: Callable[[Site], Uses | None]
+    words: str
     lane: str = "compute"
     time: str = ""
     meets: Callable[[Site], Meeting] | None = None
     message: str = ""
     is_of_slice: bool = False
     is_second: bool = False
+    is_backward: bool = False
+    sums_up: bool = False
     varies: Callable[[Setting], bool] = lambda setting: False
 
 
@@ -254,12 +285,17 @@ def _forward(site: Site) -> Uses:
         gives = [site.value("out")]
     else:
         gives = [site.value("x", stage + 1)]
+    keys_values = _keys_and_values(site)
+    is_last_slice = (site.microbatch + 1) % setting.num_slices == 0
     if site.goes_back:
         gives.append(site.value("graph"))
-    if setting.num_slices > 1:
+    if setting.num_slices > 1 and (site.goes_back or not is_last_slice):
         gives.append(site.value("kv"))
-    temporary = "" if site.goes_back else "temporary graph"
-    return Uses(takes, tuple(gives), _keys_and_values(site), temporary)
+    if site.goes_back:
+        return Uses(takes, tuple(gives), keys_values)
+    if is_last_slice:  # nothing needs them any more
+        return Uses((*takes, *keys_values), tuple(gives), temporary="graph")
+    return Uses(takes, tuple(gives), keys_values, "graph")
 
 
 def _backward(site: Site) -> Uses | None:
@@ -342,12 +378,13 @@ def _receive_backward(site: Site) -> Uses | None:
 # -- gradients of weights --------------------------------------------------------------
 
 
-_GRADIENTS = ("B", "W")
+GRADIENTS = ("B", "W")
+"""The kinds that give gradients of weights."""
 
 
 def _reduce_gradient(site: Site) -> Uses | None:
     """Declare a sum over replicas; that of a stage on one rank leaves its gradients."""
-    gradients = _taken(site, "REDUCE_GRAD", "dw", _GRADIENTS)
+    gradients = _taken(site, "REDUCE_GRAD", "dw", GRADIENTS)
     if site.is_frozen or not gradients:
         return None
     gives = (site.value("sum"),)
@@ -357,7 +394,7 @@ def _reduce_gradient(site: Site) -> Uses | None:
 
 
 def _update(site: Site) -> Uses | None:
-    gradients = _taken(site, "U", "dw", _GRADIENTS)
+    gradients = _taken(site, "U", "dw", GRADIENTS)
     if site.is_frozen or not gradients:
         return None
     gives = (site.value("weights"),)
@@ -415,12 +452,17 @@ def _has_states(setting: Setting) -> bool:
     return setting.num_slices > 1 or not setting.kinds.isdisjoint(("R", "L"))
 
 
+_send = partial(Kind, lane="", message="send")
+_receive = partial(Kind, lane="", message="receive")
+_copy = partial(Kind, time="copy", varies=_always)
 _KINDS = (
-    Kind("F", _forward, time="F", is_of_slice=True, varies=_has_slices),
+    Kind("F", _forward, "forward", time="F", is_of_slice=True, varies=_has_slices),
     Kind(
         "B",
         _backward,
+        "backward",
         time="B",
+        is_backward=True,
         is_of_slice=True,
         is_second=True,
         varies=_has_states,
@@ -428,21 +470,60 @@ _KINDS = (
     Kind(
         "I",
         _backward_input,
+        "backward of the inputs",
         time="I",
+        is_backward=True,
         is_of_slice=True,
         is_second=True,
         varies=_has_states,
     ),
-    Kind("W", _backward_weight, time="W", is_of_slice=True),
-    Kind("SEND_F", _send_forward, "", meets=_sent_activation, message="send"),
-    Kind("RECV_F", _receive_forward, "", meets=_activation_message, message="receive"),
-    Kind("SEND_B", _send_backward, "", meets=_sent_gradient, message="send"),
-    Kind("RECV_B", _receive_backward, "", meets=_gradient_message, message="receive"),
-    Kind("REDUCE_GRAD", _reduce_gradient, "", "sum", _replicas, varies=_always),
-    Kind("U", _update, time="U", varies=_always),
-    Kind("R", _recompute, time="R", is_of_slice=True, varies=_always),
-    Kind("O", _offload, lane="copy out", time="copy", varies=_always),
-    Kind("L", _load, lane="copy in", time="copy", varies=_always),
+    Kind(
+        "W",
+        _backward_weight,
+        "backward of the weights",
+        time="W",
+        is_backward=True,
+        is_of_slice=True,
+    ),
+    _send("SEND_F", _send_forward, "send of the activation", meets=_sent_activation),
+    _receive(
+        "RECV_F",
+        _receive_forward,
+        "receive of the activation",
+        meets=_activation_message,
+    ),
+    _send("SEND_B", _send_backward, "send of the gradient", meets=_sent_gradient),
+    _receive(
+        "RECV_B", _receive_backward, "receive of the gradient", meets=_gradient_message
+    ),
+    Kind(
+        "REDUCE_GRAD",
+        _reduce_gradient,
+        "all-reduce of the gradients",
+        lane="",
+        time="sum",
+        meets=_replicas,
+        sums_up=True,
+        varies=_always,
+    ),
+    Kind(
+        "U",
+        _update,
+        "update of the weights",
+        time="U",
+        sums_up=True,
+        varies=_always,
+    ),
+    Kind(
+        "R",
+        _recompute,
+        "recomputation of the forward",
+        time="R",
+        is_of_slice=True,
+        varies=_always,
+    ),
+    _copy("O", _offload, "offload of the activations", lane="copy out"),
+    _copy("L", _load, "load of the offloaded activations", lane="copy in"),
 )
 KINDS = {kind.name: kind for kind in _KINDS}
 """The kinds of instruction by name."""
@@ -460,19 +541,38 @@ class Noun(NamedTuple):
         For messages.
     travels : bool
         Whether it can be taken on another rank than the one that gives it.
+    is_late : bool
+        Whether it comes from beside its rank, and perhaps after an instruction that
+        needs it is next in the row.
     message : tuple of str
         The kinds that send and receive it between ranks.
     may_stay : function
         Whether a legal table can leave such a value of a stage untaken.
     is_required : function
         Whether a legal table gives such a value of a stage for every microbatch.
+    keeps_weights : bool
+        Whether it refers to the weights of its forward: that version of them is kept
+        as long as the value.
+    is_away : bool
+        Whether it takes no memory of its rank.
+    adds_up : bool
+        Whether it is one of slice i for all slices up to i, and as large as i + 1 ones.
+
+    Examples
+    --------
+    >>> NOUNS["x"].words, NOUNS["x"].travels, NOUNS["x"].message
+    ('activation', True, ('SEND_F', 'RECV_F'))
     """
 
     words: str
     travels: bool = False
+    is_late: bool = False
     message: tuple[str, ...] = ()
     may_stay: Callable[[Setting, int], bool] = lambda setting, stage: False
     is_required: Callable[[Setting, int], bool] = lambda setting, stage: False
+    keeps_weights: bool = False
+    is_away: bool = False
+    adds_up: bool = False
 
 
 def _stays(setting: Setting, stage: int) -> bool:
@@ -498,20 +598,21 @@ NOUNS = {
     "out": Noun("activation to send"),
     "sent": Noun("message with an activation", travels=True),
     "result": Noun("output of the model", may_stay=_stays, is_required=_is_last),
-    "graph": Noun("graph"),
-    "away": Noun("offloaded graph"),
-    "back": Noun("loaded graph"),
-    "rebuilt": Noun("recomputed graph"),
-    "rest": Noun("graph for the gradients of weights"),
+    "graph": Noun("graph", keeps_weights=True),
+    "away": Noun("offloaded graph", is_late=True, keeps_weights=True, is_away=True),
+    "back": Noun("loaded graph", is_late=True, keeps_weights=True),
+    "rebuilt": Noun("recomputed graph", keeps_weights=True),
+    "rebuilt part": Noun("recomputed part of a graph"),
+    "rest": Noun("graph for the gradients of weights", keeps_weights=True),
     "g": Noun("gradient", travels=True, message=("SEND_B", "RECV_B")),
     "grad out": Noun("gradient to send"),
     "grad sent": Noun("message with a gradient", travels=True),
     "dw": Noun("gradients of weights", may_stay=_gradients_stay),
-    "sum": Noun("summed gradients of weights", may_stay=_sums_stay),
+    "sum": Noun("summed gradients of weights", is_late=True, may_stay=_sums_stay),
     "weights": Noun("weights", may_stay=_stays),
     "kv": Noun("keys and values", may_stay=_stays),
-    "kv back": Noun("loaded keys and values", may_stay=_stays),
-    "dkv": Noun("gradients of keys and values"),
+    "kv back": Noun("loaded keys and values", is_late=True, may_stay=_stays),
+    "dkv": Noun("gradients of keys and values", adds_up=True),
 }
 """The names of values."""
 

@@ -23,12 +23,12 @@ from minipipe.errors import ArgumentError, CourseworkError, FileError, ScheduleE
 from minipipe.io import MOST_JSON, json_value, parse_json, printable, read_text, text_table, write_whole
 from minipipe.schedules.action_table import Schedule, describe_sizes
 from minipipe.schedules.analysis.workload import Objective
-from minipipe.schedules.search.certificate import gap
-from minipipe.schedules.search.gallery import GALLERY, known_bound
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.evaluation import check_answer
 from minipipe.schedules.simulation.simulator import simulate
 from minipipe.schedules.transforms import split_backward
+from minipipe.search.certificate import gap
+from minipipe.search.gallery import GALLERY, known_bound
 
 _FORMAT = "minipipe leaderboard"
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from minipipe.autograd import backend
-from minipipe.errors import ArgumentError, ModelError, TensorError, counted
+from minipipe.errors import ArgumentError, ModelError, ScheduleCode, TensorError, counted
 from minipipe.execution.choosing import checked_blocks, ranks_of_each, replicated, schedule_of_modules
 from minipipe.execution.offloading import recomputing
 from minipipe.execution.partition import partition_of
@@ -33,6 +33,8 @@ from minipipe.schedules import REGISTRY, ActionKind, Program, Schedule, freeze_s
 from minipipe.schedules.analysis.replicas import pipelines_of
 from minipipe.schedules.registry import spelled
 
+# The features of schedules that pipelines run; there is no handler for a kind that a program has declared.
+_RUN = (ScheduleCode.REPLICAS, ScheduleCode.SLICES, ScheduleCode.UPDATES, ScheduleCode.RECOMPUTE)
 _HEAD, _ON_THE_RIGHT = ("layer", "", "stage", "rank", "parameters", "bytes"), {0, 2, 3, 4, 5}
 
 
@@ -128,6 +130,7 @@ class Plan:
         schedule = spelled(schedule)
         given = replicated(schedule, num_ranks, num_microbatches, chunks_per_rank, replicas)
         verify(given)
+        given.check_known("a Pipeline", *_RUN)
         pipelines = tuple(pipelines_of(given))
         sizes = [len(Sequential(layer).flat_layers) for layer in model]
         numbers = [sum(prod(p.whole_shape) for p in layer.parameters()) for layer in model.flat_layers]

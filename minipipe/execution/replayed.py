@@ -24,6 +24,7 @@ from minipipe.execution.stage import Stage
 from minipipe.nn import Function, Module, Parameter, Sequential
 from minipipe.nn.module import is_exactly
 from minipipe.nn.sequential import parameters_of
+from minipipe.schedules.action_table import ActionTable
 
 MOST_SCRIPTS = 16
 """Programs kept for one stage; the least recently used one is dropped."""
@@ -32,7 +33,7 @@ _LARGE = 1 << 20  # bytes of inputs: comparing larger ones in each step costs mo
 _DEEPEST = 9  # nesting of attributes that is searched
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
 _BUILTIN = (*_VALUES, dict, list, tuple, set, frozenset, deque)
-_THEMSELVES = type | FunctionType | BuiltinFunctionType | np.ufunc | ModuleType
+_THEMSELVES = type | FunctionType | BuiltinFunctionType | np.ufunc | ModuleType | ActionTable  # a table never changes
 
 
 @dataclass
@@ -211,8 +212,8 @@ class Attributes:
     Attributes
     ----------
     key : tuple
-        Equal for equal attributes: values and arrays by value, functions, classes, modules and parameters by identity,
-        any other object by its class and its attributes.
+        Equal for equal attributes: values and arrays by value, functions, classes, modules, parameters and schedules by
+        identity, any other object by its class and its attributes.
     is_foreign : bool
         Whether one of their classes is not minipipe's.
     reason : str

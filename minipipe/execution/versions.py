@@ -1,7 +1,7 @@
 """The action U: each stage updates its weights while others run on, and a backward uses the weights of its forward.
 
 An observer of the executor runs the U of a rank. Positions alone determine which gradients it applies
-(``schedules/analysis/updates.py``): each U has a separate sum, to which each of its microbatches adds::
+(``core/memory.py``): each U has a separate sum, to which each of its microbatches adds::
 
     row              0F0  0F1  0B0    0U0        0F2  0B1       0U1
     weights          v0   v0   v0     v0 -> v1   v1   v0 again  v1 -> v2      a copy, since 1 or 2 still needs the old
@@ -26,6 +26,8 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.comm import ProcessGroup, Request
 from minipipe.comm.message import finish
+from minipipe.core.flow import flow_of
+from minipipe.core.memory import applied, lifetimes, pairs_of
 from minipipe.execution.batch import Batch
 from minipipe.execution.executor import Executor, Step
 from minipipe.execution.payload import Payload
@@ -36,9 +38,7 @@ from minipipe.nn.shards import sum_in_pairs
 from minipipe.optim import Optimiser
 from minipipe.schedules.action import REDUCE_GRAD, Action, B, F, U, W
 from minipipe.schedules.action_table import Program
-from minipipe.schedules.analysis.activations import endings
 from minipipe.schedules.analysis.replicas import gradient_sums
-from minipipe.schedules.analysis.updates import taken
 
 
 class HeldCopies(NamedTuple):
@@ -116,8 +116,8 @@ class Updating:
 
     Parameters
     ----------
-    row : sequence of Action
-        Of this rank.
+    program : Program
+    rank : int
     stages : mapping of int to Stage
     optimiser : Optimiser
         Over the parameters of these stages.
@@ -128,16 +128,19 @@ class Updating:
 
     def __init__(
         self,
-        row: Sequence[Action],
+        program: Program,
+        rank: int,
         stages: Mapping[int, Stage],
         optimiser: Optimiser,
         is_stashed: bool,
         sums: ReplicaSums,
     ) -> None:
-        updates = taken(row, U)
-        self._update_of = {(t.action.stage, k): t.action for t in updates for k in t.microbatches}
+        row, changes = program.actions[rank], pairs_of(flow_of(program), with_away=True)
+        updates = ((row[position], microbatches) for position, microbatches in applied(changes, rank).items())
+        self._update_of = {(action.stage, k): action for action, microbatches in updates for k in microbatches}
+        self._ends = {row[life.last] for life in lifetimes(changes, rank) if life.last is not None}
         self._stages = {index: StageWeights(stage, is_stashed) for index, stage in stages.items()}
-        self._optimiser, self._ends, self._num_steps, self._sums = optimiser, endings(row), 0, sums
+        self._optimiser, self._num_steps, self._sums = optimiser, 0, sums
 
     def watch(self, action: Action, step: Step) -> Step:
         """Return a step that updates; or one that computes with the weights, and for the sum, of its microbatch."""
@@ -145,7 +148,7 @@ class Updating:
         if kind.is_communication or stage not in self._stages:
             return step
         own, update = self._stages[stage], self._update_of.get((stage, k))
-        is_gradient, is_end = kind is B or kind is W, (stage, kind) in self._ends
+        is_gradient, is_end = kind is B or kind is W, action in self._ends
 
         def contribute(executor: Executor, batch: Batch) -> None:
             assert update is not None

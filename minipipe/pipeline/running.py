@@ -18,6 +18,8 @@ import numpy as np
 
 from minipipe.autograd.modes import current_mode, mode, setting
 from minipipe.comm import ProcessGroup
+from minipipe.core.flow import flow_of
+from minipipe.core.memory import applied, pairs_of
 from minipipe.errors import (
     ArgumentError,
     MicrobatchError,
@@ -42,7 +44,6 @@ from minipipe.optim import Optimiser
 from minipipe.pipeline.intake import Intake, gather_results
 from minipipe.schedules.action import R, U
 from minipipe.schedules.action_table import ActionTable
-from minipipe.schedules.analysis.updates import taken
 
 
 class RunLosses(list[BatchLoss]):
@@ -189,7 +190,7 @@ class Runs:
         inputs, targets = (_cut(each, noun, numbers_of) for each, noun in zip(zip(*given), ("inputs", "targets")))
         batch = self._intake.batch("run", inputs, targets, objective, is_training, step)
         sums = ReplicaSums(self.program, group, executor.xp)
-        updating = Updating(self.program.actions[group.rank], executor.stages, optimiser, is_stashed, sums)
+        updating = Updating(self.program, group.rank, executor.stages, optimiser, is_stashed, sums)
         watch = mode().watch if is_stashed else None  # which would refuse a change in place that is meant
         try:
             with setting(current_mode, mode()._replace(watch=watch)):
@@ -265,10 +266,11 @@ def updates_of(table: ActionTable) -> list[list[int]]:
     [[0, 1], [2, 3], [4]]
     """
     found: dict[int, list[list[int]]] = {}
-    for row in table.actions:
+    changes = pairs_of(flow_of(table), with_away=True)
+    for rank, row in enumerate(table.actions):
         own: dict[int, list[list[int]]] = {}
-        for action, _, microbatches in taken(row, U):
-            own.setdefault(action.stage, []).append(microbatches)
+        for position, microbatches in applied(changes, rank).items():
+            own.setdefault(row[position].stage, []).append([*microbatches])
         for stage, updates in own.items():  # each replica has a part of every update
             of_all = zip_longest(found.get(stage, []), updates, fillvalue=list[int]())
             found[stage] = [sorted(a + b) for a, b in of_all]

@@ -8,30 +8,11 @@ from minipipe.render.panel import Panel
 from minipipe.schedules import Action, ActionKind, Idle, IdleCause, Message, Timeline
 from minipipe.schedules.simulation.timeline import ONE_UNIT
 
-KIND_NAMES = {
-    ActionKind.FORWARD: "forward",
-    ActionKind.BACKWARD: "backward",
-    ActionKind.BACKWARD_INPUT: "backward of the inputs",
-    ActionKind.BACKWARD_WEIGHT: "backward of the weights",
-    ActionKind.SEND_F: "send of the activation",
-    ActionKind.RECV_F: "receive of the activation",
-    ActionKind.SEND_B: "send of the gradient",
-    ActionKind.RECV_B: "receive of the gradient",
-    ActionKind.REDUCE_GRAD: "all-reduce of the gradients",
-    ActionKind.UPDATE: "update of the weights",
-    ActionKind.RECOMPUTE: "recomputation of the forward",
-    ActionKind.OFFLOAD: "offload of the activations",
-    ActionKind.LOAD: "load of the offloaded activations",
-}
-
 # A note on the arrows of measured messages: the end of the receive is measured, the arrival is not.
 LATE_RECEIPTS = "measured arrows end when the rank receives the value, which may have arrived long before"
 
 # The value that another rank gets from an action.
-_CARRIES = {
-    kind: "activation" if kind in (ActionKind.FORWARD, ActionKind.SEND_F, ActionKind.RECV_F) else "gradient"
-    for kind in ActionKind
-}
+_CARRIES = dict.fromkeys((ActionKind.FORWARD, ActionKind.SEND_F, ActionKind.RECV_F), "activation")
 
 
 def darker_words(panels: Sequence[Panel]) -> str:
@@ -73,8 +54,9 @@ def describe_action(action: Action) -> str:
     >>> describe_action(Action.parse("2F0"))
     '2F0: forward of microbatch 0 on stage 2'
     """
-    of = "up to" if action.kind in (ActionKind.REDUCE_GRAD, ActionKind.UPDATE) else "of"
-    return f"{action}: {KIND_NAMES[action.kind]} {of} microbatch {action.microbatch} on stage {action.stage}"
+    kind = action.kind.declaration
+    of = "up to" if kind.sums_up else "of"
+    return f"{action}: {kind.words} {of} microbatch {action.microbatch} on stage {action.stage}"
 
 
 def describe_idle(idle: Idle) -> str:
@@ -115,7 +97,7 @@ def describe_wait(idle: Idle) -> str:
         return f"waits for the gradient all-reduce of stage {idle.awaited.stage}: {is_late}"
     if idle.awaited.kind is ActionKind.LOAD:
         return f"waits for {idle.awaited}: the activations are on their way"
-    payload = f"{_CARRIES[idle.awaited.kind]} of microbatch {idle.awaited.microbatch}"
+    payload = f"{_CARRIES.get(idle.awaited.kind, 'gradient')} of microbatch {idle.awaited.microbatch}"
     return f"waits for {idle.awaited} on rank {idle.source} ({payload})"
 
 

@@ -9,6 +9,8 @@ from functools import cached_property
 from typing import NamedTuple
 from unicodedata import combining
 
+from minipipe.render.units import round_step, scale_of
+
 # Widths in units of the font size, of DejaVu Sans: the widest of the sans-serif fonts that browsers fall back on.
 _WIDTHS = {
     **dict.fromkeys("ijl'|", 0.34),
@@ -140,29 +142,6 @@ class Axis:
         step = round_step(length / max(1, min(12, int(self.room / (widest + 2.5 * self.tick_size)))))
         marks = (i * step for i in range(math.floor(length / step * (1 + 1e-12)) + 1))
         return tuple((mark / factor, f"{mark:.10g}") for mark in marks)
-
-
-def scale_of(unit: str) -> tuple[float, str]:
-    """Return the factor and the name of the unit in which times are marked: milliseconds for seconds.
-
-    Examples
-    --------
-    >>> scale_of("s"), scale_of("units")
-    ((1000.0, 'ms'), (1.0, 'units'))
-    """
-    return (1000.0, "ms") if unit == "s" else (1.0, unit)
-
-
-def round_step(least: float) -> float:
-    """Return the smallest of 1, 2 and 5 times a power of ten that is not below ``least``.
-
-    Examples
-    --------
-    >>> round_step(0.3), round_step(20.0), round_step(21.0)
-    (0.5, 20.0, 50.0)
-    """
-    power = 10.0 ** math.floor(math.log10(least))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
 
 
 class LogAxis(NamedTuple):

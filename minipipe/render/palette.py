@@ -12,6 +12,7 @@ from colorsys import hsv_to_rgb, rgb_to_hsv
 from types import MappingProxyType
 from typing import NamedTuple
 
+from minipipe.core.values import KINDS
 from minipipe.schedules import ActionKind, IdleCause
 
 _BLACK, _WHITE = "#000000", "#ffffff"
@@ -157,6 +158,20 @@ FILL = MappingProxyType(
         ActionKind.SEND_B: _SEND,
     }
 )
+_DECLARED = _fill("#c6b38b")  # the kinds of other programs: their boxes have names
+
+
+def fill_of(kind: ActionKind) -> Fill:
+    """Return the fill of a kind of action, of this package or of another program.
+
+    Examples
+    --------
+    >>> fill_of(ActionKind.RECV_F) == fill_of(ActionKind.SEND_F) == FILL[ActionKind.SEND_F]
+    True
+    """
+    return FILL.get(kind, _SEND if kind.is_communication else _DECLARED)
+
+
 # The hatching of idle time, by cause: the angle of the lines in degrees, clockwise, and their spacing in pixels.
 HATCH = MappingProxyType(
     {
@@ -179,5 +194,6 @@ def chunks_by_kind(boxes: Iterable[tuple[ActionKind, int]]) -> dict[ActionKind, 
     {<ActionKind.FORWARD: 'F'>: [0], <ActionKind.BACKWARD: 'B'>: [0, 1]}
     """
     found = set(boxes)
-    chunks = {kind: sorted(chunk for other, chunk in found if other is kind) for kind in FILL}
+    others = (kind for kind in map(ActionKind, KINDS) if kind not in FILL and not kind.is_communication)
+    chunks = {kind: sorted(chunk for other, chunk in found if other is kind) for kind in (*FILL, *others)}
     return {kind: own for kind, own in chunks.items() if own}

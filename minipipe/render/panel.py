@@ -7,9 +7,9 @@ from functools import cached_property
 from itertools import permutations, starmap
 from typing import NamedTuple
 
+from minipipe.core.values import KINDS
 from minipipe.errors import ArgumentError
 from minipipe.schedules import Action, ActionKind, Costs, GradientSum, Span, Timeline, simulate
-from minipipe.schedules.action import REDUCE_GRAD, L, O
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.simulation.span import in_groups
 
@@ -79,7 +79,7 @@ class Panel:
     def kinds_beside(self) -> list[ActionKind]:
         """Return the kinds of transfers concurrent with actions, each for a thin lane of its own."""
         found = {each.action.kind for rank in range(self.timeline.num_ranks) for each in self.beside(rank)}
-        return [kind for kind in (REDUCE_GRAD, O, L) if kind in found]
+        return [kind for kind in map(ActionKind, KINDS) if kind in found]
 
     def names_stage(self, rank: int) -> bool:
         """Return whether labels must name the stage: only if the rank has several."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from minipipe.errors import ArgumentError
 from minipipe.io import note_lines, printable
-from minipipe.render.descriptions import KIND_NAMES, describe_idle, describe_message, origin, short_label
+from minipipe.render.descriptions import describe_idle, describe_message, origin, short_label
 from minipipe.render.panel import Panel, panels_of
 from minipipe.schedules import Action, ActionKind, Message, Span, Timeline
 from minipipe.schedules.action import number_of
@@ -162,7 +162,8 @@ class _Process:
             (rank, name, thread) for rank, own in enumerate(self.threads) for name, thread in zip(("", ", idle"), own)
         )
         beside = (
-            (rank, f", {_BESIDE[kind]} of stage {stage}", thread) for (rank, kind, stage), thread in self.beside.items()
+            (rank, f", {_BESIDE.get(kind, kind)} of stage {stage}", thread)
+            for (rank, kind, stage), thread in self.beside.items()
         )
         for rank, name, thread in sorted(chain(named, beside)):
             yield self.named("thread_name", thread, name=f"rank {rank}{name}")
@@ -187,7 +188,7 @@ class _Process:
         about = {
             "stage": action.stage,
             "microbatch": number_of(action.microbatch, timeline.num_slices),
-            "kind": KIND_NAMES[action.kind],
+            "kind": action.kind.declaration.words,
             "held activations after it": self.panel.held_activations[rank][index],
             "on the critical path": action in self.critical,
         }
@@ -214,7 +215,7 @@ class _Process:
     def going_on_beside(self, rank: int) -> Iterator[Event]:
         """Draw the gradient all-reduces and the copies of a rank, which run concurrently with its actions."""
         for action, start, end, whole in self.panel.beside(rank):
-            about: Event = {"kind": KIND_NAMES[action.kind]}
+            about: Event = {"kind": action.kind.declaration.words}
             if whole:
                 about |= {"ranks": list(whole.ranks), "came last": f"rank {whole.last_rank}"}
             if self.steps(end) > self.steps(start):

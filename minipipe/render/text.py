@@ -9,12 +9,13 @@ from operator import itemgetter
 from textwrap import fill
 from typing import NamedTuple
 
+from minipipe.core.values import KINDS
 from minipipe.errors import ArgumentError
 from minipipe.io import MOST_CHARACTERS
-from minipipe.render.descriptions import KIND_NAMES, caption, figures, title
-from minipipe.render.layout import round_step, scale_of
+from minipipe.render.descriptions import caption, figures, title
 from minipipe.render.panel import Panel, panels_of, side_by_side
 from minipipe.render.terminal import IDLE, ground, paint
+from minipipe.render.units import round_step, scale_of
 from minipipe.schedules import Action, ActionKind, Span, Timeline
 from minipipe.schedules.action_table import ActionTable
 
@@ -66,9 +67,9 @@ def labels(panel: Panel, rank: int, action: Action, names_stages: bool) -> list[
     >>> labels(panel, 0, Action.parse("3F1"), names_stages=True), labels(panel, 0, Action.parse("3F1"), False)
     (['3F1', 'f1', 'f'], ['f1', 'f'])
     """
-    letter = _LETTERS.get(action.kind, action.kind.value)
-    whole = [f"{action.kind}{action.microbatch}"] if action.kind in _LETTERS else []
-    short = [*whole, f"{letter}{action.microbatch}", letter]
+    name = action.kind.value
+    short = [f"{letter}{action.microbatch}" for letter in dict.fromkeys((name, name[0]))]
+    short.append(name[0])
     if not panel.names_stage(rank):
         return short
     if len(panel.stages[rank]) == 2 and panel.chunk_of(rank, action.stage) == 1:
@@ -298,10 +299,13 @@ def _named_rows(panel: Panel, columns: Columns) -> Iterator[tuple[str, list[Cell
             cells = lanes.setdefault(action.kind, [])
             first, last = (round(columns.column(t - panel.timeline.start)) for t in (start, end))
             cells += [_EMPTY] * (last - len(cells))
-            drawn = action_cells(panel, rank, action, last - first, columns.names_stages)
-            cells[first:last] = drawn[-1:] * (last - first) if action.kind is ActionKind.REDUCE_GRAD else drawn
+            if action.kind is ActionKind.REDUCE_GRAD:
+                filled = ground(action.kind, panel.chunk_of(rank, action.stage), is_label=False)
+                cells[first:last] = [(FILL[action.kind], filled)] * (last - first)
+            else:
+                cells[first:last] = action_cells(panel, rank, action, last - first, columns.names_stages)
         for kind, cells in lanes.items():
-            yield f"  {_BESIDE[kind]}", cells
+            yield f"  {_BESIDE.get(kind, kind.lower()[:4])}", cells
 
 
 def row_cells(panel: Panel, rank: int, columns: Columns) -> list[Cell]:
@@ -330,8 +334,12 @@ def action_cells(
         return [(letter, IDLE) for letter in label] + [_EMPTY] * rest + [(letter, IDLE) for letter in mark]
     chunk = panel.chunk_of(rank, action.stage)
     text, fill = ground(action.kind, chunk), ground(action.kind, chunk, is_label=False)
-    filling = FILL.get(action.kind, "+") * rest + mark
+    filling = _filling(action.kind) * rest + mark
     return [(letter, text) for letter in label] + [(letter, fill) for letter in filling]
+
+
+def _filling(kind: ActionKind) -> str:
+    return FILL.get(kind, "+" if kind.is_communication else "*")
 
 
 def legend(panels: Sequence[Panel], columns: Columns, width: int, colour: bool) -> list[str]:
@@ -346,7 +354,7 @@ def legend(panels: Sequence[Panel], columns: Columns, width: int, colour: bool) 
     """
     drawn = {span.action.kind for panel in panels for row in panel.timeline.spans for span in drawn_spans(row)}
     drawn |= {kind for panel in panels for kind in panel.kinds_beside()}
-    entries = [([*_sample(kind)], f" {KIND_NAMES[kind]}") for kind in KIND_NAMES if kind in drawn]
+    entries = [([*_sample(kind)], f" {kind.declaration.words}") for kind in map(ActionKind, KINDS) if kind in drawn]
     entries += [([(_IDLE, IDLE)], " idle"), ([], _numbers(panels, columns))]
     lines, length = [""], 0
     for cells, words in entries:
@@ -362,7 +370,7 @@ def _sample(kind: ActionKind) -> Iterator[Cell]:
     """Yield how an action of a kind is drawn: its letter and its fill, or the fill of its lane below the actions."""
     if kind is not ActionKind.REDUCE_GRAD:
         yield _LETTERS.get(kind, kind.value), ground(kind, 0)
-    yield FILL.get(kind, "+"), ground(kind, 0, is_label=False)
+    yield _filling(kind), ground(kind, 0, is_label=False)
 
 
 def _numbers(panels: Sequence[Panel], columns: Columns) -> str:

@@ -1,5 +1,9 @@
 """The public names of ``minipipe.schedules``, for type checkers and for ``minipipe._lazy``, one on a line."""
 
+from minipipe.core.values import Kind as Kind
+from minipipe.core.values import Noun as Noun
+from minipipe.core.values import Site as Site
+from minipipe.core.values import Uses as Uses
 from minipipe.schedules.action import Action as Action
 from minipipe.schedules.action import ActionKind as ActionKind
 from minipipe.schedules.action_table import Program as Program
@@ -26,6 +30,8 @@ from minipipe.schedules.bidirectional import bitpipe as bitpipe
 from minipipe.schedules.bidirectional import chimera as chimera
 from minipipe.schedules.bidirectional import dualpipe as dualpipe
 from minipipe.schedules.bidirectional import hanayo as hanayo
+from minipipe.schedules.declaring import declare as declare
+from minipipe.schedules.declaring import declared as declared
 from minipipe.schedules.interleaved import eager_1f1b as eager_1f1b
 from minipipe.schedules.interleaved import interleaved_1f1b as interleaved_1f1b
 from minipipe.schedules.interleaved import interleaved_zb as interleaved_zb
@@ -34,9 +40,6 @@ from minipipe.schedules.one_f_one_b import one_f_one_b as one_f_one_b
 from minipipe.schedules.registry import REGISTRY as REGISTRY
 from minipipe.schedules.registry import TRADES as TRADES
 from minipipe.schedules.registry import build as build
-from minipipe.schedules.search.certificate import Certificate as Certificate
-from minipipe.schedules.search.finding import find_schedule as find_schedule
-from minipipe.schedules.search.list_scheduling import greedy as greedy
 from minipipe.schedules.sequential import forward_only as forward_only
 from minipipe.schedules.sequential import forward_only_over as forward_only_over
 from minipipe.schedules.sequential import gpipe as gpipe
@@ -70,3 +73,6 @@ from minipipe.schedules.v_shaped import v_min as v_min
 from minipipe.schedules.v_shaped import zb_v as zb_v
 from minipipe.schedules.zero_bubble import zb_h1 as zb_h1
 from minipipe.schedules.zero_bubble import zb_h2 as zb_h2
+from minipipe.search.certificate import Certificate as Certificate
+from minipipe.search.finding import find_schedule as find_schedule
+from minipipe.search.list_scheduling import greedy as greedy

@@ -6,11 +6,15 @@ after ``schedules/one_f_one_b.py``, before ``schedules/analysis/dependencies.py`
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.errors import ArgumentError, quoted
+
+if TYPE_CHECKING:
+    from minipipe.core.values import Kind
 
 
 class ActionKind(StrEnum):
@@ -21,6 +25,9 @@ class ActionKind(StrEnum):
     parameters: with the gradients of all microbatches of that row up to 3 that no earlier one took. ``0R3`` computes
     the dropped activations of ``0F3`` again, ``0O3`` offloads activations that its backward needs, and ``0L3`` loads
     them again.
+
+    A kind that a program has declared (:func:`minipipe.schedules.declare`) is also a member: ``ActionKind("KEEP")``.
+    Only iteration leaves it out; ``minipipe.core.values.KINDS`` has all names.
 
     Examples
     --------
@@ -42,17 +49,36 @@ class ActionKind(StrEnum):
     OFFLOAD = "O"
     LOAD = "L"
 
-    @property
-    def is_communication(self) -> bool:
-        """Whether this is one of the four SEND and RECV kinds."""
-        return self.startswith(("SEND", "RECV"))
+    @classmethod
+    def _missing_(cls, value: Any) -> ActionKind:
+        """Return the member of a kind that a program has declared: Python asks for those above first."""
+        from minipipe.core.values import KINDS  # on demand: who runs a schedule needs no declarations
 
-    @property
+        if value not in KINDS:
+            raise ArgumentError("name", f"{quoted(value)} is not a kind of action; schedules.declare(…) adds kinds.")
+        member = _DECLARED.setdefault(KINDS[value], str.__new__(cls, value))
+        member._name_ = member._value_ = str(value)
+        return member
+
+    @cached_property
+    def declaration(self) -> Kind:
+        """Everything that analyses know about the kind."""
+        from minipipe.core.values import KINDS  # on demand, as above
+
+        return KINDS[self]
+
+    @cached_property
+    def is_communication(self) -> bool:
+        """Whether this is a SEND or a RECV."""
+        return self.declaration.message != ""
+
+    @cached_property
     def is_backward(self) -> bool:
         """Whether this is B, I or W."""
-        return self.value in "BIW"
+        return self.declaration.is_backward
 
 
+_DECLARED: dict[Kind, ActionKind] = {}
 F, B, I, W, SEND_F, RECV_F, SEND_B, RECV_B, REDUCE_GRAD, U, R, O, L = ActionKind
 
 
@@ -90,8 +116,20 @@ def number_of(microbatch: Any, num_slices: int) -> int:
     return microbatch if num_slices == 1 else microbatch.sequence * num_slices + microbatch.part
 
 
-# Nine digits are enough. For several thousand digits, int() raises an error of its own.
-_CELL = re.compile(rf"(\d{{1,9}})({'|'.join(ActionKind)})(\d{{1,9}})", re.ASCII)
+Rows = Sequence[Sequence["Action"]]
+
+
+def numbered(rows: Rows, num_slices: int) -> Rows:
+    """Return rows with the number of each slice in its place; without slices, the rows themselves.
+
+    Examples
+    --------
+    >>> print(*numbered([[Action(2, ActionKind.FORWARD, Slice(1, 1))]], num_slices=2)[0])
+    2F3
+    """
+    if num_slices == 1:
+        return rows
+    return tuple(tuple(Action(stage, kind, number_of(k, num_slices)) for stage, kind, k in row) for row in rows)
 
 
 class Action(NamedTuple):
@@ -129,11 +167,7 @@ class Action(NamedTuple):
         ScheduleError
             Code ``syntax``, if the text is not a stage, a kind and a microbatch.
         """
-        if not (match := _CELL.fullmatch(cell)):
-            from minipipe.hints import not_an_action  # on demand: most cells are actions
+        from minipipe.schedules.cells import split_cell  # on demand: most tables are built, not read
 
-            raise ScheduleError.of(ScheduleCode.SYNTAX, f"{not_an_action(cell, _CELL.fullmatch)} {EXPECTED_CELL}")
-        return cls(int(match[1]), ActionKind(match[2]), int(match[3]))
-
-
-EXPECTED_CELL = f"Expected stage, kind and microbatch, such as 2F0; kinds: {', '.join(ActionKind)}."
+        stage, kind, microbatch = split_cell(cell)
+        return cls(stage, ActionKind(kind), microbatch)

@@ -15,15 +15,16 @@ from functools import cached_property
 from itertools import chain, pairwise
 from numbers import Integral
 from operator import attrgetter, index, itemgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from minipipe.errors import ScheduleCode, ScheduleError, counted, misuse, quoted, whole_number
 from minipipe.io import printable
-from minipipe.schedules.action import EXPECTED_CELL, REDUCE_GRAD, Action, ActionKind, L, O, R, Slice, U, number_of
+from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, L, O, R, Rows, Slice, U, number_of, numbered
 from minipipe.schedules.placement import check_placement, in_replica_order, ranks_in
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from minipipe.schedules.text import Cells
 
 T = TypeVar("T", bound="ActionTable")
@@ -107,12 +108,9 @@ class ActionTable(ShownInNotebooks):
         return number_of(microbatch, self.num_slices)
 
     @cached_property
-    def numbered(self) -> tuple[tuple[Action, ...], ...]:
+    def numbered(self) -> Rows:
         """The rows with the number of each microbatch, for engines that calculate with it; if unsliced, ``actions``."""
-        if self.num_slices == 1:
-            return self.actions
-        number_of = self.number_of
-        return tuple(tuple(Action(stage, kind, number_of(k)) for stage, kind, k in row) for row in self.actions)
+        return numbered(self.actions, self.num_slices)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Return the stages that a rank holds, ascending.
@@ -178,19 +176,23 @@ class ActionTable(ShownInNotebooks):
         Raises
         ------
         ScheduleError
-            Codes ``replicas``, ``slices``, ``updates`` and ``recompute``, unless they are among the known ones.
+            Codes ``replicas``, ``slices``, ``updates``, ``recompute`` and, for kinds that a program has declared,
+            ``kinds``, unless they are among the known ones.
         """
         own = (U,) if ScheduleCode.REPLICAS in known else (U, REDUCE_GRAD)
-        updates, kept = ([a for row in self.actions for a in row if a.kind in kinds] for kinds in (own, (R, O, L)))
-        shared = next((s for s, home in enumerate(self.placement) if len(ranks_in(home)) > 1), None)
-        for code, is_there, what in (
-            (ScheduleCode.REPLICAS, shared is not None, f"has replicas of stages (such as stage {shared})"),
-            (ScheduleCode.SLICES, self.num_slices > 1, f"splits sequences into {self.num_slices} slices"),
+        groups = (own, (R, O, L), self.kinds - set(ActionKind))
+        updates, kept, others = ([a for row in self.actions for a in row if a.kind in kinds] for kinds in groups)
+        shared = [stage for stage, home in enumerate(self.placement) if len(ranks_in(home)) > 1]
+        slices = [self.num_slices] if self.num_slices > 1 else []
+        for code, found, what in (
+            (ScheduleCode.REPLICAS, shared, "has replicas of stages (such as stage {})"),
+            (ScheduleCode.SLICES, slices, "splits sequences into {} slices"),
             (ScheduleCode.UPDATES, updates, "has actions for gradient all-reduces or updates (such as {})"),
             (ScheduleCode.RECOMPUTE, kept, "has actions that recompute or offload activations (such as {})"),
+            (ScheduleCode.KINDS, others, "has actions of a declared kind (such as {})"),
         ):
-            if is_there and code not in known:
-                message = f"{self.title} {what.format(*(updates or kept))}, which {reader} does not support;"
+            if found and code not in known:
+                message = f"{self.title} {what.format(found[0])}, which {reader} does not support;"
                 raise ScheduleError.of(code, f"{message} it can be drawn, checked and simulated.")
 
     def one_rank_each(self, reader: str) -> tuple[int, ...]:
@@ -435,7 +437,7 @@ class ActionTable(ShownInNotebooks):
         ScheduleError
             Code ``file``, if the file does not exist or is not text; ``syntax``, with line and cell.
         """
-        return cls(Path(path).stem, *_read("file", path, ignore_sharding))
+        return cls(_stem(path), *_read("file", path, ignore_sharding))
 
 
 def check_table(given: object, kind: type[ActionTable] | None = None) -> None:
@@ -515,7 +517,9 @@ def _as_action(cell: Action | str) -> Action:
         number = Slice(*map(index, microbatch)) if isinstance(microbatch, tuple) else index(microbatch)
         return Action(index(stage), ActionKind(kind), number)
     except (TypeError, ValueError):
-        raise ScheduleError.of(ScheduleCode.SYNTAX, f"{quoted(cell)} is not an action. {EXPECTED_CELL}") from None
+        from minipipe.schedules.cells import expected_cell  # on demand: as in Action.parse
+
+        raise ScheduleError.of(ScheduleCode.SYNTAX, f"{quoted(cell)} is not an action. {expected_cell()}") from None
 
 
 def _check_slices(name: str, num_microbatches: int, num_slices: int) -> None:
@@ -720,7 +724,13 @@ def read_schedule(path: str | Path, ignore_sharding: bool = False) -> Schedule |
     ...     read_schedule(path)
     <Schedule mine: 1 rank, 1 stage, 1 microbatch>
     """
-    return _of_its_kind(Path(path).stem, _read("file", path, ignore_sharding))
+    return _of_its_kind(_stem(path), _read("file", path, ignore_sharding))
+
+
+def _stem(path: str | Path) -> str:
+    from pathlib import Path  # on demand: most tables are built, not read
+
+    return Path(path).stem
 
 
 def schedule_of_text(text: str, name: str = "text", ignore_sharding: bool = False) -> Schedule | Program:

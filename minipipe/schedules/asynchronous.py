@@ -1,7 +1,7 @@
 """Schedules without flushes: the order of 1F1B, in which every stage updates its own weights while others run on.
 
 They differ in the positions of U, and therefore in the version of the weights that each microbatch uses. The rows
-contain nothing else: ``schedules/analysis/updates.py`` derives versions and staleness from them.
+contain nothing else: ``core/memory.py`` derives versions and staleness from them.
 """
 
 from __future__ import annotations

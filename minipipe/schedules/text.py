@@ -19,14 +19,13 @@ from minipipe import io
 from minipipe.errors import ArgumentError, FileError, ScheduleCode, ScheduleError, quoted
 from minipipe.io import MOST_ACTIONS, MOST_BYTES, MOST_STAGES, printable
 from minipipe.schedules.action import Action, B, F, I, Slice
+from minipipe.schedules.cells import is_cell, may_omit_stage
 
 # An overlapped forward and backward, as PyTorch writes them: (0F3;3B1)OVERLAP_F_B.
 _OVERLAP = re.compile(r"\(([^;]*);([^;]*)\)OVERLAP_F_B", re.ASCII)
 # Cells of PyTorch's fully sharded data parallelism; they are not pipeline actions. A REDUCE_GRAD with a microbatch is.
 _SHARDING = re.compile(r"\d{1,9}((UNSHARD|RESHARD)\d{0,9}|REDUCE_GRAD)", re.ASCII)
 
-# Papers omit the stage if each rank has only one.
-_WITHOUT_STAGE = re.compile(r"([FBIWUROL]|REDUCE_GRAD)\d{1,9}(\.\d{1,9})?", re.ASCII)
 _SLICE = re.compile(r"(?<=\d)\.(\d{1,9})(?![\w.])", re.ASCII)  # of a sequence, after its number: 2F0.1
 _SLICED = re.compile(r"([^.]+)\.(\d{1,9})", re.ASCII)
 _FROZEN = re.compile(r"\ufeff?# .*\(frozen: (\d{1,9}(?:, \d{1,9})*)\): ", re.ASCII)
@@ -196,7 +195,7 @@ def _row(
 ) -> Iterator[Action]:
     """Yield the actions of a line. ``stage`` belongs to cells without one; ``known`` has cells that occurred before."""
     for column, cell in enumerate(map(str.strip, cells), 1):
-        if stage is not None and _WITHOUT_STAGE.fullmatch(cell):
+        if stage is not None and may_omit_stage(cell):
             cell = f"{stage}{cell}"
         found = known.get(cell)
         if found is None:
@@ -210,7 +209,7 @@ def _actions_of(cell: str, where: str, ignore_sharding: bool, num_slices: int) -
     """Yield the actions of a cell: mostly one, two for an overlap, none for idle time and PyTorch's sharding."""
     if not cell:
         return
-    if _SHARDING.fullmatch(cell):
+    if _SHARDING.fullmatch(cell) and not is_cell(cell):
         if not ignore_sharding:
             instead = "Name the last microbatch of the sum, as in 0REDUCE_GRAD3; leave it out; " if "_" in cell else ""
             hint = f"{instead or 'Leave it out, '}or read with ignore_sharding=True (minipipe check --ignore-sharding)."

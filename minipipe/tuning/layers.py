@@ -6,13 +6,14 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple, overload
 
+from minipipe.core.flow import flow_of
+from minipipe.core.memory import pairs_of
 from minipipe.errors import ArgumentError, counted
 from minipipe.execution.partition import check_partition, partition_by_cost, partition_by_stage_cost
 from minipipe.execution.plan import Plan
 from minipipe.io import html_table, text_table
 from minipipe.nn import Module
 from minipipe.schedules import Costs, Schedule
-from minipipe.schedules.analysis.activations import held_counts
 from minipipe.schedules.analysis.replicas import pipelines_of
 from minipipe.tuning.memory import MakeOptimiser, MemoryPrediction, gradient_bytes, kept_bytes, memory_of, uses_in
 
@@ -398,8 +399,11 @@ def microbatches_in_flight(schedule: Schedule) -> list[int]:
     >>> microbatches_in_flight(schedules.one_f_one_b(4, 8))
     [4, 3, 2, 1]
     """
-    rows = [
-        [[action for action in schedule.actions[rank] if action.stage == stage] for rank in schedule.ranks_of(stage)]
-        for stage in range(schedule.num_stages)
-    ]
-    return [int(max((during for row in of for during, _ in held_counts(row)), default=0)) for of in rows]
+    most, counts = [0] * schedule.num_stages, pairs_of(flow_of(schedule))
+    for rank, row in enumerate(schedule.actions):
+        held = [0] * schedule.num_stages
+        for (stage, _, _), change in zip(row, counts.of_row(rank)):
+            held[stage] += change.begins
+            most[stage] = max(most[stage], held[stage])
+            held[stage] -= change.ends
+    return most

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from minipipe.autograd import backend
+from minipipe.core.flow import flow_of
+from minipipe.core.memory import Copies, copies_held
 from minipipe.errors import ArgumentError
 from minipipe.execution.plan import Plan
 from minipipe.execution.sums import bytes_of_sum, most_sums_of_blocks
@@ -18,11 +20,10 @@ from minipipe.nn.fully_sharded import FullySharded
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.sequential import parameters_of
 from minipipe.optim.optimiser import Optimiser
-from minipipe.schedules import Action, Costs, Schedule
+from minipipe.schedules import Costs, Schedule
 from minipipe.schedules.action import U
 from minipipe.schedules.analysis.activations import memory_levels
 from minipipe.schedules.analysis.dependencies import Direction, Value
-from minipipe.schedules.analysis.updates import Copies, copies_held
 from minipipe.schedules.analysis.walk import complete_walk
 
 _RUN = 2  # microbatches for each rank: a longer run holds no more at once
@@ -156,7 +157,7 @@ def memory_of(
         schedule = plan.program_of_run(max(schedule.num_microbatches, _RUN * schedule.num_ranks)).schedule
     levels, sent = memory_levels(schedule, costs.memory(schedule.num_stages)), in_flight(schedule, messages)
     found = []
-    for rank, row in enumerate(schedule.actions):
+    for rank in range(schedule.num_ranks):
         own = [layer for stage in schedule.stages_of(rank) for layer in plan.part(stage)]
         parameters, gradients, state = kept_bytes(own, optimiser)
         activations = int(max((during for during, _ in levels[rank]), default=0))
@@ -165,7 +166,7 @@ def memory_of(
         if schedule.is_forward_only:
             gradients = sums = 0
         elif U in schedule.kinds:
-            sums, versions = _copies(plan, row, plan.is_stashed(stash))
+            sums, versions = _copies(plan, schedule, rank, plan.is_stashed(stash))
         found.append(RankMemory(parameters, gradients, state, activations, sent[rank], sums, versions))
     return MemoryPrediction(found)
 
@@ -198,13 +199,13 @@ def _whole_layer(layers: Iterable[Module]) -> int:
     return sum(2 * size * backend.numpy_dtype(dtype).itemsize for of in spaces.values() for dtype, size in of.items())
 
 
-def _copies(plan: Plan, row: Sequence[Action], is_stashed: bool) -> tuple[int, int]:
+def _copies(plan: Plan, schedule: Schedule, rank: int, is_stashed: bool) -> tuple[int, int]:
     """Return the bytes of gradient accumulators that wait for their U, beyond one per stage, and of older versions.
 
     With replicas, each accumulator is sent, arrives from every other replica, and then all are added.
     """
     most: dict[int, Copies] = {}
-    for held in chain.from_iterable(copies_held(row)):
+    for held in chain.from_iterable(copies_held(flow_of(schedule), rank)):
         most[held.stage] = Copies(*map(max, held, most.get(held.stage, held)))
     sums = versions = 0
     for stage, held in most.items():

@@ -57,11 +57,12 @@ from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.replicas import pipelines_of
 from minipipe.schedules.sequential import one_microbatch
-from minipipe.schedules.simulation.costs import Costs, Hosts
+from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.fitting import fit_messages
 from minipipe.schedules.simulation.simulator import simulate
 from minipipe.schedules.simulation.timeline import Timeline
 from minipipe.schedules.transforms import freeze_stages, split_backward
+from minipipe.simulation.hosts import Hosts
 from minipipe.tuning.memory import gradient_bytes
 
 _MUCH = 0.2  # of the time of all ranks

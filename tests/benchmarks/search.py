@@ -18,10 +18,10 @@ from typing import NamedTuple
 from minipipe import Costs
 from minipipe.schedules.analysis.bounds import lower_bound
 from minipipe.schedules.analysis.workload import Objective
-from minipipe.schedules.search.exact import solve
-from minipipe.schedules.search.heuristic import Search
-from minipipe.schedules.search.list_scheduling import schedule_of
 from minipipe.schedules.simulation.evaluation import evaluate
+from minipipe.search.clock import schedule_of
+from minipipe.search.exact import solve
+from minipipe.search.heuristic import Search
 
 
 class Row(NamedTuple):

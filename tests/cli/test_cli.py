@@ -166,15 +166,6 @@ def test_show_draws_what_was_simulated_with_the_costs(name, ask, tmp_path):
     assert path.read_text(encoding="utf-8") == drawn
 
 
-def test_a_drawing_as_text_loads_neither_comparisons_nor_bounds_nor_hints():
-    """The story: annotations loaded the first two, and asking a package that loads on demand for a file the third."""
-    program = "import sys; from minipipe.cli import main; main(['show', '1f1b']); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
-    loaded = set(done.stdout.splitlines()[-1].split())
-    without = {"hints", "schedules.simulation.comparison", "schedules.analysis.bounds", "render.files", "tuning"}
-    assert "minipipe.render.text" in loaded and not {f"minipipe.{name}" for name in without} & loaded
-
-
 def test_messages_are_arrows_in_a_picture_and_always_in_a_player_and_a_trace(ask):
     timeline = simulate(schedules.gpipe(2, 2))
     options = ("gpipe", "--ranks", 2, "--microbatches", 2, "--messages", "--format")

@@ -8,6 +8,7 @@ import pytest
 
 from minipipe.cli import edit, main, run
 from minipipe.cli.main import VERBS, _parser_of
+from minipipe.cli.options import file_path
 from tests.launch import slowly
 
 SIZES = ["--ranks=2", "--microbatches=2"]
@@ -39,7 +40,7 @@ def options_of(verb):
 
 def numbers_of(verb):
     """Return the options whose value is a number, or a list of them."""
-    others = (None, Path, str)
+    others = (None, Path, file_path, str)
     return [each for each in options_of(verb) if each.type not in others and each.dest != "schedules"]
 
 

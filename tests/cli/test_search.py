@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from minipipe.schedules.search.finding import find_schedule
+from minipipe.search.finding import find_schedule
 
 QUESTION = ["search", "--ranks", 4, "--microbatches", 8, "--seconds", 0.3]
 

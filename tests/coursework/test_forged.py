@@ -199,7 +199,7 @@ GIVEN = [("minipipe", "Tensor"), ("minipipe.tensor", "record")]
 REFUSED = [
     *("import minipipe", "import minipipe.schedules as s", "from minipipe import schedules", "from minipipe import *"),
     *(
-        "from minipipe.schedules.search.finding import find_schedule",
+        "from minipipe.search.finding import find_schedule",
         "from minipipe.schedules.analysis.theory import bubble_fraction",
     ),
     *("import importlib", "from importlib import import_module", "import gc", "import ctypes", "import builtins"),

@@ -21,9 +21,10 @@ from minipipe import (
     simulate,
     spawn,
 )
+from minipipe.core.flow import flow_of
+from minipipe.core.memory import copies_held
 from minipipe.errors import ArgumentError, MicrobatchError, NotFiniteError, ScheduleError
 from minipipe.schedules.action import B, U
-from minipipe.schedules.analysis.updates import copies_held
 from minipipe.testing import same_bits
 from tests.launch import mpirun, needs_mpi, slowly
 from tests.pipeline import formulas
@@ -272,7 +273,7 @@ def test_versions_and_sums_take_the_bytes_that_the_table_says(name):
     costs = Costs(activation=0, weights=[size for _, size in found])
     predicted = simulate(given, costs).peak_memory
     for stage, (copies, size) in enumerate(found):
-        held = [copies for both in copies_held(given.actions[stage]) for copies in both]
+        held = [copies for both in copies_held(flow_of(given), stage) for copies in both]
         versions, sums = max(each.versions for each in held), max(each.sums for each in held)
         if name == "paci":
             assert copies == {stage: (1, 0, sums * size)}

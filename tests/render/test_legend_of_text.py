@@ -5,8 +5,8 @@ import re
 import pytest
 
 from minipipe import Costs, Schedule, Timeline, schedules, simulate
+from minipipe.core.values import KINDS
 from minipipe.render import draw_text
-from minipipe.render.descriptions import KIND_NAMES
 from minipipe.render.stepper.frame import Frame
 from minipipe.render.stepper.walkthrough import Walkthrough
 from minipipe.schedules import ActionKind
@@ -34,8 +34,8 @@ def test_the_legend_of_a_drawing_names_the_kinds_that_it_draws_and_no_others(dra
     timeline = drawn if isinstance(drawn, Timeline) else simulate(drawn)
     kinds = {span.action.kind for row in timeline.spans for span in row}
     for kind in kinds - {ActionKind.RECV_F, ActionKind.RECV_B}:
-        assert KIND_NAMES[kind] in legend, kind
-    named = [kind for kind in KIND_NAMES if re.search(rf"\S {KIND_NAMES[kind]}(,|$)", legend)]
+        assert KINDS[kind].words in legend, kind
+    named = [kind for kind in KINDS if re.search(rf"\S {KINDS[kind].words}(,|$)", legend)]
     assert len(named) == legend.count(",") - legend.count("stage 2,") - legend.count("microbatch 3,") - 1
     assert legend.count("· idle") == 1
 

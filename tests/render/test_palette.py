@@ -4,7 +4,8 @@ from itertools import combinations
 
 import pytest
 
-from minipipe.render.palette import DARK, FILL, LIGHT, shade
+from minipipe.render.palette import DARK, FILL, LIGHT, fill_of, shade
+from minipipe.schedules import Kind, Uses, declared
 from minipipe.schedules.action import ActionKind
 
 KINDS = [kind for kind in FILL if FILL[kind] != FILL[ActionKind.SEND_F]]  # all but transfers
@@ -84,6 +85,13 @@ def test_kinds_differ_whatever_cones_see_them(vision):
     for ground in ("light", "dark"):
         colours = [getattr(FILL[kind], ground) for kind in KINDS]
         assert min(distance(a, b, vision) for a, b in combinations(colours, 2)) >= 18  # 2.3 is just to be seen
+
+
+@pytest.mark.parametrize("vision", VISION)
+def test_kinds_of_other_programs_look_like_none_of_these(vision):
+    with declared(Kind("KEEP", lambda site: Uses(), "copy of the weights")):
+        own = fill_of(ActionKind("KEEP"))
+    assert min(distance(own.light, FILL[kind].light, vision) for kind in FILL) >= 18
 
 
 def test_kinds_differ_on_grey_paper():

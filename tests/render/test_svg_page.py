@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import ActionKind, schedules, simulate
+from minipipe.core.values import KINDS
 from minipipe.render import draw_svg, palette
-from minipipe.render.descriptions import KIND_NAMES, caption
+from minipipe.render.descriptions import caption
 from minipipe.render.layout import text_width
 from minipipe.render.panel import Panel
 from tests.render.picture import CAUSES, NAMESPACE, Picture, timelines
@@ -74,7 +75,7 @@ def test_the_legend_names_only_what_occurs(timeline):
     picture = Picture(draw_svg(timeline, messages=True))
     parts = [part for lane in picture.lanes for part in (*lane.boxes, *lane.bands, *lane.idle)]
     names = {part.name for part in parts}
-    kinds = [f"{kind} {KIND_NAMES[kind]}" for kind in ActionKind if any(re.fullmatch(f"{kind}\\d*", n) for n in names)]
+    kinds = [f"{kind} {KINDS[kind].words}" for kind in ActionKind if any(re.fullmatch(f"{kind}\\d*", n) for n in names)]
     assert [words for words in picture.legend if words[:2] in ("F ", "B ", "I ", "W ", "U ")] == kinds
     causes = [f"idle, {cause}" for cause in CAUSES if cause in names]
     assert [words for words in picture.legend if words.startswith("idle")] == causes

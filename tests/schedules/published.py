@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from minipipe import Costs, schedules, simulate
+from minipipe.core.flow import flow_of
+from minipipe.core.memory import copies_held
 from minipipe.schedules.analysis.bounds import lower_bound
-from minipipe.schedules.analysis.updates import copies_held
 from minipipe.schedules.analysis.workload import Objective
 
 UNITS = Costs(1, 0.5, 0.5)  # a whole backward takes as long as a forward
@@ -77,7 +78,8 @@ def least_rates(p, m, times, sizes):
 
 def most_held(schedule, what):
     """Return for each rank the largest number of versions, or of sums of gradients, that it holds at once."""
-    return [max(getattr(during, what) for during, _ in copies_held(row)) for row in schedule.actions]
+    rows = (copies_held(flow_of(schedule), rank) for rank in range(schedule.num_ranks))
+    return [max(getattr(during, what) for during, _ in row) for row in rows]
 
 
 def versions_and_staleness(schedule):

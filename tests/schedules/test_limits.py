@@ -9,8 +9,8 @@ from minipipe.errors import MinipipeError, ScheduleError, quoted
 from minipipe.schedules import placement, read_schedule, schedule_of_text, text
 from minipipe.schedules.analysis import theory
 from minipipe.schedules.placement import check_sizes
-from minipipe.schedules.search.list_scheduling import greedy
 from minipipe.schedules.transforms import spread_stages
+from minipipe.search.list_scheduling import greedy
 from tests.launch import for_each
 
 
@@ -118,7 +118,7 @@ def test_a_file_that_is_none_is_refused_as_a_file(tmp_path):
 
 # -- costs ------------------------------------------------------------------------------------------------------------
 
-NUMBERS = [name for name in Costs.__dataclass_fields__ if name not in ("sends_block", "unit", "memory_unit")]
+NUMBERS = [name for name in Costs.__dataclass_fields__ if name not in ("sends_block", "unit", "memory_unit", "other")]
 NO_NUMBERS = [10**400, -(10**400), 10**5000, float("nan"), "1", b"1", {}, object, [10**400] * 2]
 
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from minipipe import Action, Costs, Schedule, schedules
 from minipipe.errors import ScheduleError
 from minipipe.schedules import Program, data_parallel, lower, schedule_of_text, tick_grid
-from minipipe.schedules.search.list_scheduling import in_microbatch_order
 from minipipe.schedules.simulation.evaluation import evaluate
 from minipipe.schedules.transforms import (
     first_stages,
@@ -19,6 +18,7 @@ from minipipe.schedules.transforms import (
     split_backward,
     spread_stages,
 )
+from minipipe.search.clock import in_microbatch_order
 from tests.strategies import could_be_joined, examples, overlapped, replicated_schedules, runnable_schedules
 
 MINE = "0F0,1F0,(0F1;1B0)OVERLAP_F_B,1F1,1B1,0B0,0B1\n"

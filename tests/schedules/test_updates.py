@@ -7,17 +7,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from minipipe import Costs, Schedule, schedules, verify
+from minipipe.core.flow import flow_of
+from minipipe.core.memory import applied, copies_held, pairs_of
 from minipipe.errors import ScheduleError
 from minipipe.schedules import lower
 from minipipe.schedules.action import REDUCE_GRAD, ActionKind, U
 from minipipe.schedules.analysis.rules import row_problems
-from minipipe.schedules.analysis.updates import (
-    copies_held,
-    drift,
-    staleness,
-    taken,
-    weight_versions,
-)
+from minipipe.schedules.analysis.updates import drift, staleness, weight_versions
 from minipipe.schedules.analysis.walk import walk
 from minipipe.schedules.transforms import repeat
 from tests.schedules.published import most_held
@@ -71,9 +67,16 @@ def refusal_of_text(text):
 # -- what they take ----------------------------------------------------------------------------------------------------
 
 
+def taken(schedule, rank, kind):
+    """Return each action of a kind, REDUCE_GRAD or U, with its position, and the microbatches that it takes."""
+    value = {REDUCE_GRAD: "sum", U: "weights"}[kind]
+    found = applied(pairs_of(flow_of(schedule), with_away=True), rank, value)
+    return [(schedule.actions[rank][position], position, list(numbers)) for position, numbers in found.items()]
+
+
 def test_each_takes_what_no_earlier_one_took_of_its_own_row():
-    row = Schedule.from_text("0F0 0F2 0F5 0B0 0U0 0B2 0B5 0U5 \n 0F1 0F3 0F4 0B1 0B3 0B4 0U4").actions
-    assert [[(str(action), microbatches) for action, _, microbatches in taken(own, U)] for own in row] == [
+    schedule = Schedule.from_text("0F0 0F2 0F5 0B0 0U0 0B2 0B5 0U5 \n 0F1 0F3 0F4 0B1 0B3 0B4 0U4")
+    assert [[(str(action), numbers) for action, _, numbers in taken(schedule, rank, U)] for rank in range(2)] == [
         [("0U0", [0]), ("0U5", [2, 5])],
         [("0U4", [1, 3, 4])],
     ]
@@ -82,9 +85,9 @@ def test_each_takes_what_no_earlier_one_took_of_its_own_row():
 def test_they_take_gradients_by_their_numbers_in_whatever_order_these_come():
     schedule = Schedule.from_text("0F0 0F1 0F2 0B2 0B0 0U0 0B1 0U2")
     verify(schedule)
-    assert [microbatches for _, _, microbatches in taken(schedule.actions[0], U)] == [[0], [1, 2]]
+    assert [microbatches for _, _, microbatches in taken(schedule, 0, U)] == [[0], [1, 2]]
     assert schedules.staleness(schedule) == ((0, 1, 1),)
-    assert [after.sums for _, after in copies_held(schedule.actions[0])] == [0, 0, 0, 1, 2, 1, 1, 0]
+    assert [after.sums for _, after in copies_held(flow_of(schedule), 0)] == [0, 0, 0, 1, 2, 1, 1, 0]
 
 
 # -- mistakes ----------------------------------------------------------------------------------------------------------
@@ -299,16 +302,16 @@ def test_any_updates_are_legal_and_survive_text_csv_and_lowering(schedule):
 def test_an_update_applies_version_and_staleness_many_updates_after_the_first(schedule):
     """The update that applies a microbatch is number version + staleness of its stage."""
     versions, stale, drifts = (count(schedule) for count in (weight_versions, staleness, drift))
-    for row in schedule.actions:
+    for rank, row in enumerate(schedule.actions):
         for stage in {action.stage for action in row}:
-            updates = [found for found in taken(row, U) if found.action.stage == stage]
+            updates = [found for found in taken(schedule, rank, U) if found[0].stage == stage]
             for number, (_, position, microbatches) in enumerate(updates):
                 for k in microbatches:
                     assert versions[stage][k] + stale[stage][k] == number
                     assert drifts[stage][k] <= stale[stage][k]
                     assert row.index(schedules.Action(stage, ActionKind.FORWARD, k)) < position
-    for row in schedule.actions:
-        for during, after in copies_held(row):
+    for rank in range(schedule.num_ranks):
+        for during, after in copies_held(flow_of(schedule), rank):
             assert 1 <= after.versions <= during.versions + 1 and during.versions <= 1 + schedule.num_microbatches
             assert 0 <= after.sums <= during.sums
 
@@ -324,7 +327,7 @@ def test_a_sum_or_an_update_moved_before_its_last_gradient_is_caught(schedule, d
     rank = data.draw(st.sampled_from([r for r, row in enumerate(schedule.actions) if row]))
     row = list(schedule.actions[rank])
     kind = data.draw(st.sampled_from([kind for kind in (REDUCE_GRAD, U) if any(a.kind is kind for a in row)]))
-    action, position, microbatches = data.draw(st.sampled_from(taken(row, kind)))
+    action, position, microbatches = data.draw(st.sampled_from(taken(schedule, rank, kind)))
     last = max(
         at for at, (s, other, k) in enumerate(row) if s == action.stage and other in ("B", "W") and k in microbatches
     )
@@ -339,7 +342,7 @@ def test_the_last_update_of_a_stage_cannot_be_left_out_and_no_number_changed(sch
     rank = data.draw(st.sampled_from([r for r, row in enumerate(schedule.actions) if row]))
     row = list(schedule.actions[rank])
     stage = data.draw(st.sampled_from(sorted({action.stage for action in row})))
-    *_, (action, position, _) = (found for found in taken(row, U) if found.action.stage == stage)
+    *_, (action, position, _) = (found for found in taken(schedule, rank, U) if found[0].stage == stage)
     others = [k for k in range(schedule.num_microbatches) if k != action.microbatch]
     if data.draw(st.booleans()) and others:
         row[position] = action._replace(microbatch=data.draw(st.sampled_from(others)))

@@ -1,4 +1,4 @@
-"""Prove the optima of the gallery, ``minipipe/schedules/search/optima.csv``, with CP-SAT: hours on one core.
+"""Prove the optima of the gallery, ``minipipe/search/optima.csv``, with CP-SAT: hours on one core.
 
     python -m tests.slow.gallery --seconds 120
 
@@ -15,10 +15,10 @@ from minipipe import Costs, schedules
 from minipipe.errors import ScheduleError
 from minipipe.io import write_whole
 from minipipe.schedules.analysis.workload import Objective
-from minipipe.schedules.search import gallery
-from minipipe.schedules.search.exact import solve
-from minipipe.schedules.search.list_scheduling import one_after_another
 from minipipe.schedules.simulation.evaluation import evaluate
+from minipipe.search import gallery
+from minipipe.search.clock import one_after_another
+from minipipe.search.exact import solve
 
 FILE = Path(gallery.__file__).with_name("optima.csv")
 MOST_RANKS, MOST_MICROBATCHES, MOST_LIMIT = 4, 16, 2  # the last in microbatches for each rank

@@ -9,7 +9,7 @@ import pytest
 
 from minipipe import Costs, Plan, simulate
 from minipipe.errors import ScheduleError
-from minipipe.schedules.search import heuristic
+from minipipe.search import heuristic
 from minipipe.tuning import Advice, Candidate, Messages
 from minipipe.tuning.advising import weigh
 from minipipe.tuning.weighing import Weighing, candidates, searched_schedule

@@ -2,9 +2,10 @@
 
 from typing import NamedTuple
 
-from minipipe.render.layout import LogAxis, number, round_step
+from minipipe.render.layout import LogAxis, number
 from minipipe.render.svg.legend import Entry, Legend
 from minipipe.render.svg.style import DEFAULT_SIZE, Letters, Page, moved, paint
+from minipipe.render.units import round_step
 
 WIDTH, HEIGHT, LEFT, GAP = 960, 200, 40, 28
 DASHES = ' stroke-dasharray="5 3"'

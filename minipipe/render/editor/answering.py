@@ -36,10 +36,10 @@ from minipipe.render.editor.sharing import packed, unpacked
 from minipipe.schedules.action import Action, I
 from minipipe.schedules.analysis.workload import Objective
 from minipipe.schedules.registry import REGISTRY, TRADES, build, spelled
-from minipipe.schedules.search.gallery import known_bound
-from minipipe.schedules.search.heuristic import Search
-from minipipe.schedules.search.list_scheduling import schedule_of
 from minipipe.schedules.simulation.costs import Costs
+from minipipe.search.clock import schedule_of
+from minipipe.search.gallery import known_bound
+from minipipe.search.heuristic import Search
 
 _PLACE = re.compile(r"Line (\d+), cell (\d+): ")
 _MOST_RECOGNISED = 1600  # actions: as many as 8 ranks and 64 microbatches have

@@ -15,11 +15,11 @@ from minipipe.render.svg import draw_svg
 from minipipe.schedules.action import Action, B, F, I
 from minipipe.schedules.analysis.bounds import Bound
 from minipipe.schedules.analysis.workload import Objective, fits
-from minipipe.schedules.search.gallery import known_bound
 from minipipe.schedules.simulation.comparison import workload_of
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import TIMES_TOO_LARGE, simulate
 from minipipe.schedules.simulation.timeline import by_rank, format_time
+from minipipe.search.gallery import known_bound
 
 
 class Sight:

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from minipipe.schedules.analysis.bounds import Bound
 from minipipe.schedules.analysis.workload import Objective
-from minipipe.schedules.search.gallery import known_bound
 from minipipe.schedules.simulation.costs import Costs
+from minipipe.search.gallery import known_bound
 
 
 class Puzzle(NamedTuple):

@@ -15,9 +15,11 @@ from operator import attrgetter
 from string import Template
 from typing import Any, NamedTuple, cast
 
+from minipipe.core.flow import Flow
+from minipipe.core.memory import Ran, lifetimes, pairs_of
+from minipipe.core.values import KINDS
 from minipipe.io import escaped, note_lines
 from minipipe.render.descriptions import (
-    KIND_NAMES,
     LATE_RECEIPTS,
     darker_words,
     describe_action,
@@ -28,12 +30,11 @@ from minipipe.render.descriptions import (
     origin,
 )
 from minipipe.render.descriptions import title as title_of
-from minipipe.render.layout import scale_of
-from minipipe.render.palette import DARK, FILL, HATCH, LIGHT, Theme, chunks_by_kind, shade
+from minipipe.render.palette import DARK, HATCH, LIGHT, Theme, chunks_by_kind, fill_of, shade
 from minipipe.render.panel import NARROW, TOGETHER, Panel, panels_of
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.render.units import scale_of
+from minipipe.schedules.action import Action, ActionKind, numbered
 from minipipe.schedules.action_table import ActionTable
-from minipipe.schedules.analysis.activations import lifetimes
 from minipipe.schedules.simulation.span import Idle, IdleCause, Message, with_copies
 from minipipe.schedules.simulation.timeline import Timeline, by_rank
 
@@ -90,9 +91,10 @@ def holds_of(timeline: Timeline, rank: int) -> tuple[Hold, ...]:
         with_copies(timeline.spans[rank], copies),
         {span.action: span for span in (*timeline.spans[rank], *copies)},
     )
+    changes = pairs_of(Flow(Ran([row], numbered([row], timeline.num_slices))))
     return tuple(
         Hold(stage, k, at[row[first]].start, None if last is None else at[row[last]].end)
-        for stage, k, first, last in lifetimes(row)
+        for stage, k, first, last in lifetimes(changes, 0)
     )
 
 
@@ -123,6 +125,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
         "name": timeline.name,
         "memoryUnit": timeline.memory_unit,
         "pairs": panel.pairs or 1,
+        "lanes": panel.kinds_beside(),
         "ranks": [_rank(panel, rank) for rank in range(timeline.num_ranks)],
         "messages": [_message(timeline, message) for message in sorted(timeline.messages, key=_SENT)],
         "criticalPath": [[rank, places[rank][span]] for rank, span in timeline.critical_path],
@@ -183,14 +186,14 @@ def _memory_steps(timeline: Timeline, rank: int) -> Iterator[tuple[float, float,
 def _colours(panels: Sequence[Panel]) -> dict[str, list[dict[str, str]]]:
     """Return the fills of each kind of action, by chunk."""
     most_chunks = max((len(stages) for panel in panels for stages in panel.stages), default=1)
-    fills = {kind: FILL.get(kind, FILL[ActionKind.SEND_F]) for kind in ActionKind}
+    fills = {kind: fill_of(kind) for kind in map(ActionKind, KINDS)}
     return {kind: [shade(fill, chunk)._asdict() for chunk in range(most_chunks)] for kind, fill in fills.items()}
 
 
 def _sentences() -> dict[str, Any]:
     """Return the sentences of :mod:`minipipe.render.descriptions` with names in braces instead of numbers."""
     stage, microbatch, source, value, used_by, destination = cast(Any, _GAPS)
-    actions = {kind: Action(stage, kind, microbatch) for kind in ActionKind}
+    actions = {kind: Action(stage, kind, microbatch) for kind in map(ActionKind, KINDS)}
     waits = {
         f"{cause} {kind}": describe_wait(Idle(0, 0, cause, source, action))
         for cause, (kind, action) in product(IdleCause, actions.items())
@@ -352,7 +355,7 @@ def _legend(panels: Sequence[Panel]) -> Iterator[str]:
         for each in panel.beside(rank)
     }
     for kind, chunks in chunks_by_kind(boxes).items():
-        yield _entry("".join(_swatch(kind, chunk) for chunk in chunks), f"{kind} {KIND_NAMES[kind]}")
+        yield _entry("".join(_swatch(kind, chunk) for chunk in chunks), f"{kind} {kind.declaration.words}")
     if any(chunk for _, chunk in boxes):
         yield _entry("", darker_words(panels))
     if any(panel.joined for panel in panels):
@@ -381,7 +384,7 @@ def _is_memory(panels: Sequence[Panel]) -> bool:
 
 
 def _swatch(kind: ActionKind, chunk: int) -> str:
-    fill = shade(FILL[kind], chunk)
+    fill = shade(fill_of(kind), chunk)
     return f'<i class="swatch kind" style="--light: {fill.light}; --dark: {fill.dark}"></i>'
 
 

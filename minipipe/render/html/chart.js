@@ -14,8 +14,7 @@ class Chart {
     this.box = timeline.ranks.length > 16 ? 14 : timeline.ranks.length > 8 ? 20 : 28; // pixels, as all below
     this.letters = this.box > 20 ? 12 : 10;
     this.strip = timeline.ranks.length > 16 ? 5 : 9;
-    const beside = new Set(timeline.ranks.flatMap((rank) => rank.beside.map(([kind]) => kind)));
-    this.lanes = ["REDUCE_GRAD", "O", "L"].filter((kind) => beside.has(kind)); // thin ones, below the actions
+    this.lanes = timeline.lanes; // thin ones, below the actions
     this.pitch = this.box + THIN * this.lanes.length + this.strip + GAP;
     this.height = AXIS + timeline.ranks.length * this.pitch + 4;
     const both = ([rank, index]) => [index, timeline.ranks[rank].partners.get(index)].map((i) => `${rank} ${i}`);

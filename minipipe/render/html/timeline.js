@@ -108,6 +108,7 @@ class Timeline {
     this.ranks = data.ranks.map((rank) => new Rank(rank, snap, data.pairs));
     this.messageParts = data.messages; // [value, used by, source, destination, sent, arrived]
     this.messages = new Stretches(data.messages.map((m) => snap(m[4])), data.messages.map((m) => snap(m[5])));
+    this.lanes = data.lanes; // the kinds of what goes on beside actions
     this.criticalPath = data.criticalPath; // [rank, index of the action]
     this.places = new Map();
     this.ranks.forEach((rank, r) => rank.parts.forEach((_, i) => this.places.set(rank.name(i), [r, i])));

@@ -11,10 +11,10 @@ from types import TracebackType
 from typing import Any
 
 from minipipe.io import is_terminal
-from minipipe.render.layout import scale_of
 from minipipe.render.stepper.description import describe_verdict
 from minipipe.render.stepper.frame import LEAST_SIZE, Frame
 from minipipe.render.stepper.walkthrough import Walkthrough
+from minipipe.render.units import scale_of
 
 try:
     import termios

@@ -16,11 +16,13 @@ from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
+from minipipe.core.flow import flow_of
+from minipipe.core.memory import Changes, Held, held_pairs
 from minipipe.errors import Problem, ScheduleError
 from minipipe.schedules import Action, Costs, IdleCause, Message, Span, Timeline, lower, simulate, verify
 from minipipe.schedules.action import RECV_B, RECV_F, REDUCE_GRAD, SEND_B, SEND_F, L, O
 from minipipe.schedules.action_table import ActionTable, check_table
-from minipipe.schedules.analysis.activations import Footprint, Held, held_pairs, without_copies
+from minipipe.schedules.analysis.activations import Footprint, sizes_of, without_copies
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
 from minipipe.schedules.analysis.replicas import gradient_sums
 from minipipe.schedules.analysis.walk import Walk, walk
@@ -135,9 +137,8 @@ def timeline_in_rounds(walked: Walk) -> Timeline:
     for now, ranks in enumerate(walked.rounds):
         for rank in ranks:
             rows[rank].append(Span(next(actions[rank]), float(now), now + 1.0))
-    return Timeline(
-        table.name, tuple(map(tuple, rows)), (0,) * table.num_ranks, unit="rounds", num_slices=table.num_slices
-    )
+    peaks = (0,) * table.num_ranks
+    return Timeline(table.name, tuple(map(tuple, rows)), peaks, unit="rounds", num_slices=table.num_slices)
 
 
 def events_of(walked: Walk, timeline: Timeline) -> tuple[Event, ...]:
@@ -242,11 +243,13 @@ class Walkthrough:
 
     def _held(self, footprint: Footprint) -> list[list[tuple[Held, Held]]]:
         """Return, by rank and position, the pairs held while an action runs and after it: copies take their time."""
-        timeline = self.timeline
-        if not timeline.copies:
-            return held_pairs(self.program, footprint)
+        timeline, program, ranks = self.timeline, self.program, range(self.program.num_ranks)
         rows = list(map(with_copies, timeline.spans, timeline.copies))
-        known = held_pairs(self.program.with_rows(type(self.program), rows), footprint)
+        table = program.with_rows(type(program), rows) if rows else program
+        changes = Changes(flow_of(table), sizes_of(footprint, program.num_stages))
+        known = [list(held_pairs(changes, rank)) for rank in ranks]
+        if not rows:
+            return known
         found: list[list[tuple[Held, Held]]] = []
         for row, order, levels in zip(self.program.actions, rows, known):
             computations = (action for action in order if action.kind is not O and action.kind is not L)

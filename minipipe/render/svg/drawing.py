@@ -10,7 +10,7 @@ from minipipe.errors import ArgumentError, quoted
 from minipipe.io import MOST_PIXELS, note_lines
 from minipipe.render.descriptions import caption, darker_words, figures, held_words
 from minipipe.render.descriptions import title as title_of
-from minipipe.render.layout import Axis, number, scale_of
+from minipipe.render.layout import Axis, number
 from minipipe.render.panel import Panel, panels_of
 from minipipe.render.svg.captions import cause, heading, panel_title, unit_note
 from minipipe.render.svg.labels import Labels
@@ -18,6 +18,7 @@ from minipipe.render.svg.lanes import Lane, LaneSize, Strip, strip_of, versions_
 from minipipe.render.svg.legend import WAYS, Entry, Legend, draw_messages, way_of
 from minipipe.render.svg.motion import Motion, idle_label
 from minipipe.render.svg.style import BASELINE, DEFAULT_SIZE, Letters, Page, moved, paint
+from minipipe.render.units import scale_of
 from minipipe.schedules import ActionKind, IdleCause, Timeline
 from minipipe.schedules.action_table import ActionTable
 

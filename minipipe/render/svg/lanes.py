@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from typing import NamedTuple
 
+from minipipe.core.values import KINDS
 from minipipe.errors import counted
 from minipipe.io import escaped
 from minipipe.render.descriptions import describe_action, describe_idle, format_memory
@@ -292,7 +293,7 @@ class Lane:
         for action, start, end in run:
             times[action.kind] += end - start
         top = 0.0
-        for kind in (kind for kind in ActionKind if kind in times):
+        for kind in (kind for kind in map(ActionKind, KINDS) if kind in times):
             part = self.size.box * times[kind] / (stop - run[0].start)
             yield kind, f"M{number(first)} {number(top)}h{number(last - first)}v{number(part)}H{number(first)}z"
             top += part

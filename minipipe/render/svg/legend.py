@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from minipipe.render.descriptions import KIND_NAMES, LATE_RECEIPTS, describe_message
+from minipipe.render.descriptions import LATE_RECEIPTS, describe_message
 from minipipe.render.layout import Axis, number, wrapped
 from minipipe.render.palette import chunks_by_kind
 from minipipe.render.panel import Panel
@@ -129,7 +129,7 @@ class Legend:
                 f'height="{self.height}"/>'
                 for i, chunk in enumerate(chunks)
             )
-            yield Entry("".join(shades), f"{kind} {KIND_NAMES[kind]}")
+            yield Entry("".join(shades), f"{kind} {kind.declaration.words}")
         if any(map(any, found.values())):
             yield Entry("", darker)
 

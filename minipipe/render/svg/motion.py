@@ -13,11 +13,12 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from minipipe.render.layout import Axis, number, round_step
+from minipipe.render.layout import Axis, number
 from minipipe.render.panel import Panel
 from minipipe.render.svg.captions import time_of
 from minipipe.render.svg.legend import arrow_head
 from minipipe.render.svg.style import Letters, paint
+from minipipe.render.units import round_step
 from minipipe.schedules.simulation.timeline import format_number, format_time
 
 _LEAD, _PLAY, _HOLD = 2.0, 6.5, 3.5  # seconds: of the finished drawing, until the last action ends, and after it

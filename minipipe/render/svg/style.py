@@ -15,7 +15,7 @@ from zlib import crc32
 
 from minipipe.io import escaped, note_lines
 from minipipe.render.layout import number, text_width, wrapped
-from minipipe.render.palette import DARK, FILL, LIGHT, shade
+from minipipe.render.palette import DARK, LIGHT, fill_of, shade
 from minipipe.schedules.action import ActionKind
 
 # Converters take the first family and never search the list, so it begins with one that they know.
@@ -97,12 +97,12 @@ def box_class(kind: ActionKind, chunk: int) -> str:
 
 def box_paint(kind: ActionKind, chunk: int) -> str:
     """Return the attributes of the boxes of a kind and chunk."""
-    return f'class="{box_class(kind, chunk)}" fill="{shade(FILL[kind], chunk).light}"'
+    return f'class="{box_class(kind, chunk)}" fill="{shade(fill_of(kind), chunk).light}"'
 
 
 def label_paint(kind: ActionKind, chunk: int) -> str:
     """Return the attributes of the labels in the boxes of a kind and chunk."""
-    return f'class="on-{box_class(kind, chunk)}" fill="{shade(FILL[kind], chunk).light_text}"'
+    return f'class="on-{box_class(kind, chunk)}" fill="{shade(fill_of(kind), chunk).light_text}"'
 
 
 def style_sheet(name: str, boxes: Iterable[tuple[ActionKind, int]]) -> str:
@@ -117,7 +117,7 @@ def style_sheet(name: str, boxes: Iterable[tuple[ActionKind, int]]) -> str:
     browser = f"font-family:{_BROWSER_FONTS};font-variant-numeric:tabular-nums;max-width:100%;height:auto"
     rules = [f"#{name} .{each}{{{role.attribute}:{getattr(DARK, role.colour)}}}" for each, role in _ROLES.items()]
     for kind, chunk in sorted(set(boxes)):
-        fill, box = shade(FILL[kind], chunk), box_class(kind, chunk)
+        fill, box = shade(fill_of(kind), chunk), box_class(kind, chunk)
         rules += [f"#{name} .{box}{{fill:{fill.dark}}}", f"#{name} .on-{box}{{fill:{fill.dark_text}}}"]
     return f"@media all{{#{name}{{{browser}}}}}@media screen and (prefers-color-scheme:dark){{{''.join(rules)}}}"
 

@@ -23,16 +23,18 @@ memory, as if both took no time; :func:`minipipe.simulate` knows when they begin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from math import inf
 from typing import NamedTuple, TypeVar
 
-from minipipe.schedules.action import Action, ActionKind, B, F, I, L, O, R, W
+from minipipe.core.flow import flow_of
+from minipipe.core.memory import Changes, Level, Sizes, levels_of_copies, pairs_of
+from minipipe.core.values import KINDS
+from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import ActionTable, check_range
 
-_LATER = {F: {B, I, W}, I: {W}, B: set(), W: set()}  # the kinds that end it, if a stage has them
-Pair = tuple[int, int]  # (stage, microbatch)
+T = TypeVar("T")
 
 
 class Footprint(NamedTuple):
@@ -48,120 +50,66 @@ class Footprint(NamedTuple):
         By stage, the additional memory while B or I runs, or from R until then.
     """
 
-    activation: Sequence[float] | Mapping[int, float]
-    weight_activation: Sequence[float] | Mapping[int, float]
-    transient: Sequence[float] | Mapping[int, float]
+    activation: Sizes
+    weight_activation: Sizes
+    transient: Sizes
 
 
-# The amount held by a rank: the most while an action runs, and after it.
-Level = tuple[float, float]
-T = TypeVar("T")
+def memory_levels(
+    table: ActionTable, footprint: Footprint, weights: Sequence[float] = (), keys_values: Sequence[float] = ()
+) -> list[list[Level]]:
+    """Return, by rank, the memory held while each of its actions runs and after it: activations, and copies.
 
+    Not counted: parameters, gradients, temporary arrays of one operation. Copies are the versions of a stage's weights
+    beyond one, and its gradient accumulators beyond one: a synchronous schedule has none.
 
-def endings(actions: Iterable[Action]) -> set[tuple[int, ActionKind]]:
-    """Return (stage, kind) of the actions of a rank that release the memory of a pair.
-
-    Examples
-    --------
-    >>> from minipipe import Schedule
-    >>> row = Schedule.from_text("0F0 1F0 1I0 1W0 0B0").actions[0]
-    >>> sorted(f"{stage}{kind}" for stage, kind in endings(row))
-    ['0B', '1W']
-    """
-    present = {(stage, kind) for stage, kind, _ in actions}
-    return {(s, kind) for s, kind in present if kind in _LATER and not any((s, k) in present for k in _LATER[kind])}
-
-
-# -- amounts ----------------------------------------------------------------------------------------------------------
-
-
-def held_memory(actions: Sequence[Action], footprint: Footprint) -> Iterator[Level]:
-    """Yield, for each action of a rank, the memory held while it runs and after it.
-
-    Not counted: parameters, gradients, temporary arrays of one operation.
+    Parameters
+    ----------
+    table : Schedule or Program
+    footprint : Footprint
+    weights : sequence of float, optional
+        By stage, the memory of its weights, and so of each copy of them.
+    keys_values : sequence of float, optional
+        By stage, the memory of the keys and values of one slice of a sequence: a part of its activation, which on a
+        stage without a backward stays until the forward of the last slice. Their gradients take memory beyond it from
+        the first B of a later slice on.
 
     Examples
     --------
-    >>> from minipipe import schedules
-    >>> [after for _, after in held_memory(schedules.zb_h1(2, 2).actions[0], Footprint([10, 10], [4, 4], [0, 0]))]
-    [10, 20, 14, 10, 4, 0]
-    >>> [during for during, _ in held_memory(schedules.gpipe(1, 2).actions[0], Footprint([10], [10], [5]))]
-    [10, 20, 25, 15]
-    """
-    activation, weight_activation, transient = footprint
-    held: float = 0
-    ends = endings(actions)
-    recomputed: set[Pair] = set()
-    for stage, kind, k in actions:
-        before = held
-        if kind is F:
-            before = held + activation[stage]
-            held = held if (stage, F) in ends else before
-        elif kind is B or kind is I:
-            held -= activation[stage]
-            if kind is I and (stage, I) not in ends:
-                held += weight_activation[stage]
-            if recomputed and (stage, k) in recomputed:
-                held -= transient[stage]
-            else:
-                before += transient[stage]
-        elif kind is W:
-            held -= weight_activation[stage]
-        elif kind is R:
-            before = held = held + transient[stage]
-            recomputed.add((stage, k))
-        elif kind is O:
-            held -= activation[stage]
-        elif kind is L:
-            before = held = held + activation[stage]
-        yield (before if before > held else held), held
-
-
-def memory_levels(table: ActionTable, footprint: Footprint) -> list[list[Level]]:
-    """Return, by rank, the memory held while each of its actions runs and after it.
-
-    Examples
-    --------
-    >>> from minipipe import schedules
+    >>> from minipipe import Schedule, schedules
     >>> levels = memory_levels(schedules.one_f_one_b(2, 4), Footprint([10, 20], [10, 20], [5, 5]))
     >>> [max(during for during, _ in row) for row in levels]
     [25, 25]
+    >>> levels = memory_levels(schedules.pipedream(2, 3), Footprint([1, 1], [1, 1], [0, 0]), weights=[10, 10])
+    >>> [after for _, after in levels[0]]
+    [1, 2, 1, 11, 12, 1, 11, 0, 0]
+    >>> sliced = Schedule.from_text("0F0.0 0F0.1 0F0.2 0B0.2 0B0.1 0B0.0")
+    >>> memory_levels(sliced, Footprint([0], [0], [0]), keys_values=[1])[0]
+    [(0, 0), (0, 0), (0, 0), (2, 2), (2, 1), (1, 0)]
     """
     check_range(table)
-    return [list(held_memory(row, footprint)) for row in table.actions]
+    flow, ranks = flow_of(table), range(table.num_ranks)
+    sizes, has_slices = sizes_of(footprint, table.num_stages), table.num_slices > 1 and any(keys_values)
+    if has_slices:
+        first = table.num_stages if table.is_forward_only else table.first_backward_stage
+        sizes["kv"] = [size if stage < first else 0 for stage, size in enumerate(keys_values)]
+    rows = [list(levels) for levels in map(Changes(flow, sizes).levels, ranks)]
+    if has_slices:
+        rows = list(map(_added, rows, map(Changes(flow, {"dkv": keys_values}).levels, ranks)))
+    if any(weights) and "weights" in flow.names:
+        rows = [_added(row, levels_of_copies(flow, rank, weights)) for rank, row in enumerate(rows)]
+    return rows
 
 
-def held_counts(actions: Sequence[Action]) -> Iterator[Level]:
-    """Yield, for each action of a rank, how many (stage, microbatch) pairs it holds while it runs and after it.
-
-    Examples
-    --------
-    >>> from minipipe import schedules
-    >>> [int(held) for _, held in held_counts(schedules.one_f_one_b(2, 3).actions[0])]
-    [1, 2, 1, 2, 1, 0]
-    """
-    stages = {stage for stage, _, _ in actions}
-    one, none = dict.fromkeys(stages, 1), dict.fromkeys(stages, 0)
-    return held_memory(actions, Footprint(one, one, none))
+def sizes_of(footprint: Footprint, num_stages: int) -> dict[str, Sizes]:
+    """Return, by name of a value of ``core/values.py``, its size on each stage."""
+    whole, rest, transient = footprint
+    rebuilt = [whole[stage] + transient[stage] for stage in range(num_stages)]
+    return {"graph": whole, "back": whole, "rebuilt": rebuilt, "rebuilt part": transient, "rest": rest}
 
 
-def without_copies(actions: Iterable[Action], levels: Iterable[tuple[T, T]]) -> list[tuple[T, T]]:
-    """Return the levels of a rank's computations and messages; an O counts as part of the action before it.
-
-    Examples
-    --------
-    >>> from minipipe import Schedule
-    >>> row = Schedule.from_text("F0 O0 L0 B0").actions[0]
-    >>> without_copies(row, held_counts(row))
-    [(1, 0), (1, 0)]
-    """
-    found: list[tuple[T, T]] = []
-    for action, (during, after) in zip(actions, levels):
-        if action.kind is O:
-            found[-1] = found[-1][0], after
-        elif action.kind is not L:
-            found.append((during, after))
-    return found
+def _added(levels: Iterable[Level], others: Iterable[Level]) -> list[Level]:
+    return [(during + more, after + later) for (during, after), (more, later) in zip(levels, others)]
 
 
 def peak_activations(table: ActionTable) -> tuple[int, ...]:
@@ -173,7 +121,7 @@ def peak_activations(table: ActionTable) -> tuple[int, ...]:
     >>> peak_activations(schedules.gpipe(4, 8))
     (8, 8, 8, 8)
     """
-    return tuple(map(int, peaks(map(held_counts, table.actions))))
+    return tuple(map(int, peaks(map(pairs_of(flow_of(table)).levels, range(table.num_ranks)))))
 
 
 def peaks(levels: Iterable[Iterable[Level]]) -> tuple[float, ...]:
@@ -209,71 +157,21 @@ def held_over_time(
             yield end, after
 
 
-# -- pairs, named -----------------------------------------------------------------------------------------------------
-
-
-class Held(NamedTuple):
-    """(stage, microbatch) pairs, in the order of their F or L, and the memory that they take."""
-
-    pairs: tuple[Pair, ...]
-    memory: float
-
-
-def held_pairs(table: ActionTable, footprint: Footprint) -> list[list[tuple[Held, Held]]]:
-    """Return, by rank, the pairs held while each of its actions runs, and after it. The schedule may be illegal.
+def without_copies(actions: Iterable[Action], levels: Iterable[tuple[T, T]]) -> list[tuple[T, T]]:
+    """Return the levels of a rank's computations and messages; an O counts as part of the action before it.
 
     Examples
     --------
-    >>> from minipipe import schedules
-    >>> rank = held_pairs(schedules.one_f_one_b(2, 2), Footprint([1, 1], [1, 1], [0, 0]))[1]
-    >>> [during.pairs for during, _ in rank]
-    [((1, 0),), ((1, 0),), ((1, 1),), ((1, 1),)]
+    >>> from minipipe import Schedule
+    >>> row = Schedule.from_text("F0 O0 L0 B0").actions[0]
+    >>> without_copies(row, [(1, 1), (1, 0), (1, 1), (1, 0)])
+    [(1, 0), (1, 0)]
     """
-    return [list(_held_pairs_of(row, footprint)) for row in table.actions]
-
-
-def _held_pairs_of(row: Sequence[Action], footprint: Footprint) -> Iterator[tuple[Held, Held]]:
-    taken: dict[Pair, float] = {}
-    ends, recomputed = endings(row), set[Pair]()
-    for stage, kind, k in row:
-        if kind is F or kind is L:
-            taken[stage, k] = footprint.activation[stage]
-        elif kind is R and (stage, k) in taken:
-            taken[stage, k] += footprint.transient[stage]
-            recomputed.add((stage, k))
-        before = Held(tuple(taken), sum(taken.values()))
-        if (stage, kind) in ends or kind is O:
-            taken.pop((stage, k), None)
-        elif kind is I and (stage, k) in taken:
-            taken[stage, k] = footprint.weight_activation[stage]
-        after = Held(tuple(taken), sum(taken.values()))
-        transient = footprint.transient[stage] if kind in (B, I) and (stage, k) not in recomputed else 0
-        yield before._replace(memory=max(before.memory + transient, after.memory)), after
-
-
-class Lifetime(NamedTuple):
-    """A pair, and the positions of the actions that begin and end a time in memory; None if nothing ends it."""
-
-    stage: int
-    microbatch: int
-    first: int
-    last: int | None
-
-
-def lifetimes(actions: Sequence[Action]) -> list[Lifetime]:
-    """Return the lifetimes of the pairs of a rank, in the order of their F; an L begins a new lifetime.
-
-    Examples
-    --------
-    >>> from minipipe import schedules
-    >>> lifetimes(schedules.gpipe(1, 2).actions[0])[1]
-    Lifetime(stage=0, microbatch=1, first=1, last=3)
-    """
-    ends = endings(actions)
-    last = {(s, k): at for at, (s, kind, k) in enumerate(actions) if (s, kind) in ends}
-    away = {(s, k): at for at, (s, kind, k) in enumerate(actions) if kind is O}
-    return [
-        Lifetime(s, k, at, away.get((s, k), last.get((s, k))) if kind is F else last.get((s, k)))
-        for at, (s, kind, k) in enumerate(actions)
-        if kind is F or kind is L
-    ]
+    found: list[tuple[T, T]] = []
+    for action, (during, after) in zip(actions, levels):
+        lane = KINDS[action.kind].lane
+        if lane == "copy out":
+            found[-1] = found[-1][0], after
+        elif lane != "copy in":
+            found.append((during, after))
+    return found

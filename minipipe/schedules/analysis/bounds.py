@@ -149,7 +149,8 @@ class _Paths:
         self.back = list(accumulate((i + c for i, c in zip(backward, message)), initial=0.0))  # from each I to I(0)
         self.turn = forward[-1] + backward[-1]
         self.is_makespan = objective is Objective.MAKESPAN
-        self.after = [workload.backward_weight[0]]  # from the end of each I to the end of all that follows from it
+        # The times from the end of each I to the end of all that follows from it
+        self.after = [workload.backward_weight[0]]
         for weight, time_in_flight, before in zip(workload.backward_weight[1:], message, backward):
             self.after.append(max(weight, time_in_flight + before + self.after[-1]))
 
@@ -170,8 +171,10 @@ class _Rank:
         self.forward = max(forward[s] for s in stages) + overhead
         self.weight = max(weight[s] for s in stages) + overhead
         self.backward = max(backward[s] + weight[s] for s in stages) + 2 * overhead
-        self.until_first_input = paths.round(low, high) - backward[high]  # from the start of F_0(low)
-        self.after_last_forward = paths.round(high, low) - forward[high]  # until the end of I_m-1(low)
+        # The time from the start of F_0(low)
+        self.until_first_input = paths.round(low, high) - backward[high]
+        # The time until the end of I_m-1(low)
+        self.after_last_forward = paths.round(high, low) - forward[high]
         self.before = paths.to[low] if paths.is_makespan else 0.0
         self.after = paths.after[low] if paths.is_makespan else weight[low]
         self.limit = workload.memory_limit[rank]

@@ -7,9 +7,10 @@ rank 1       0F1 0B1 0REDUCE_GRAD1 | 0U1    when all have come; a rank continues
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import zip_longest
 
-from minipipe.schedules.action import REDUCE_GRAD, Action
+from minipipe.core.flow import flow_of
+from minipipe.core.values import KINDS
+from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import ActionTable
 
 Pipeline = tuple[int, ...]  # by stage, its rank: the path of a microbatch through a table with replicas
@@ -43,11 +44,14 @@ def gradient_sums(table: ActionTable) -> list[Members]:
     >>> [[str(action) for action in members] for members in gradient_sums(mine)]
     [['0REDUCE_GRAD0', '0REDUCE_GRAD1']]
     """
-    if REDUCE_GRAD not in table.kinds:
+    kinds = {kind for kind in table.kinds if KINDS[kind].meets and not KINDS[kind].message}
+    if not kinds:
         return []
-    found: defaultdict[int, dict[int, list[Action]]] = defaultdict(dict)
+    flow, met = flow_of(table), defaultdict[tuple[object, ...], dict[int, Action]](dict)
     for rank, row in enumerate(table.actions):
-        for action in (action for action in row if action.kind is REDUCE_GRAD):
-            found[action.stage].setdefault(rank, []).append(action)
-    homes = {stage: dict.fromkeys([*table.ranks_of(stage), *found[stage]]) for stage in sorted(found)}
-    return [sums for stage, ranks in homes.items() for sums in zip_longest(*(found[stage].get(r, ()) for r in ranks))]
+        for position, action in enumerate(row):
+            if action.kind in kinds:
+                met[flow.meeting(rank, position).key][rank] = action
+    sums = [met[key] for key in sorted(met)]
+    homes = [dict.fromkeys((*table.ranks_of(next(iter(each.values())).stage), *each)) for each in sums]
+    return [tuple(map(each.get, ranks)) for each, ranks in zip(sums, homes)]

@@ -7,7 +7,7 @@ and messages take none. The tests compare every formula with the simulator over 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -71,7 +71,7 @@ class ClosedForms(NamedTuple):
     period : function of Case and latency, optional
         The time per microbatch in the steady state.
     conditions : tuple of str
-        Keys of ``_CONDITIONS``.
+        Keys of the tables of conditions.
     """
 
     makespan: Callable[[Case], float] | None = None
@@ -81,24 +81,32 @@ class ClosedForms(NamedTuple):
     conditions: tuple[str, ...] = ()
 
 
-_OF_TIMES = ("makespan", "span_bubble")
-_OF_ALL = (*_OF_TIMES, "peak", "period")
-# By its text: the formulas to which a condition applies, and the condition.
-_CONDITIONS: dict[str, tuple[Sequence[str], Callable[[Case], bool]]] = {
-    "two chunks on each rank": (_OF_ALL, lambda case: case.v == 2),
-    "one chunk on each rank": (_OF_ALL, lambda case: case.v == 1),
-    "an even number of chunks on each rank": (_OF_ALL, lambda case: case.v % 2 == 0),
-    "an even number of ranks": (_OF_ALL, lambda case: case.p % 2 == 0),
-    "an even number of microbatches": (_OF_ALL, lambda case: case.m % 2 == 0),
-    "m a multiple of p": (_OF_ALL, lambda case: case.m % case.p == 0),
-    "m >= p": (_OF_ALL, lambda case: case.m >= case.p),
-    "m >= 2p - 1": (_OF_ALL, lambda case: case.m >= 2 * case.p - 1),
-    "m >= 2p": (_OF_ALL, lambda case: case.m >= 2 * case.p),
-    "tW <= tF": (_OF_TIMES, lambda case: case.backward_weight <= case.forward),
-    "2 tW <= tF + tI": (_OF_TIMES, lambda case: 2 * case.backward_weight <= case.forward + case.backward_input),
-    "tF = tI = tW": (_OF_TIMES, lambda case: case.forward == case.backward_input == case.backward_weight),
-    "weight_activation <= activation": (("peak",), lambda case: case.weight_activation <= case.activation),
-    "weight_activation = activation": (("peak",), lambda case: case.weight_activation == case.activation),
+# Conditions on sizes, which apply to all formulas, on times and on memory: each has its text as its key.
+_OF_SIZES: dict[str, Callable[[Case], bool]] = {
+    "two chunks on each rank": lambda case: case.v == 2,
+    "one chunk on each rank": lambda case: case.v == 1,
+    "an even number of chunks on each rank": lambda case: case.v % 2 == 0,
+    "an even number of ranks": lambda case: case.p % 2 == 0,
+    "an even number of microbatches": lambda case: case.m % 2 == 0,
+    "m a multiple of p": lambda case: case.m % case.p == 0,
+    "m >= p": lambda case: case.m >= case.p,
+    "m >= 2p - 1": lambda case: case.m >= 2 * case.p - 1,
+    "m >= 2p": lambda case: case.m >= 2 * case.p,
+}
+_OF_TIMES: dict[str, Callable[[Case], bool]] = {
+    "tW <= tF": lambda case: case.backward_weight <= case.forward,
+    "2 tW <= tF + tI": lambda case: 2 * case.backward_weight <= case.forward + case.backward_input,
+    "tF = tI = tW": lambda case: case.forward == case.backward_input == case.backward_weight,
+}
+_OF_MEMORY: dict[str, Callable[[Case], bool]] = {
+    "weight_activation <= activation": lambda case: case.weight_activation <= case.activation,
+    "weight_activation = activation": lambda case: case.weight_activation == case.activation,
+}
+_CONDITIONS = {
+    "makespan": _OF_SIZES | _OF_TIMES,
+    "span_bubble": _OF_SIZES | _OF_TIMES,
+    "peak": _OF_SIZES | _OF_MEMORY,
+    "period": _OF_SIZES,
 }
 
 
@@ -143,13 +151,15 @@ def _zb_span_bubble(case: Case, weights: int = 1) -> float:
 
 
 def _h1_period(case: Case, latency: float) -> float:
-    trip = case.p * (case.forward + case.backward_input) + case.backward_weight  # no other rank waits for W
+    # No other rank waits for W.
+    trip = case.p * (case.forward + case.backward_input) + case.backward_weight
     return max(case.round, (trip + 2 * (case.p - 1) * latency) / case.p)
 
 
 def _waves_makespan(case: Case, pipelines: int) -> float:
     shorter, longer = sorted((case.forward, case.backward_input + case.backward_weight))
-    slots = 2 * case.p // pipelines - 2  # in which a rank is idle: at its ends, where F and B take as long
+    # A rank is idle in these slots: at its ends, if F and B take as long
+    slots = 2 * case.p // pipelines - 2
     return case.work + slots / case.v * (shorter + case.m / case.p * (longer - shorter))
 
 
@@ -161,38 +171,32 @@ def _v_makespan(case: Case) -> float:
     return (6 * case.m + case.p - 1) * case.forward / case.v
 
 
-_SLICED = ("one chunk on each rank",)
+_ONE_CHUNK, _TWO_CHUNKS = "one chunk on each rank", "two chunks on each rank"
 _H1 = ("m >= p", "tW <= tF", "weight_activation <= activation")
 _H2 = ("m >= 2p - 1", "tW <= tF", "2 tW <= tF + tI", "weight_activation <= activation")
-_ZB_V = ("two chunks on each rank", "m >= 2p - 1", "tF = tI = tW", "weight_activation <= activation")
-_DUALPIPE_V = ("two chunks on each rank", "m >= 2p", "tF = tI = tW", "weight_activation <= activation")
-_HANAYO = ("an even number of chunks on each rank", "m a multiple of p")
-_CHIMERA = ("one chunk on each rank", "an even number of ranks", "m a multiple of p")
-_BITPIPE = ("two chunks on each rank", "an even number of ranks", "m a multiple of p")
-_DUALPIPE = (
-    *("one chunk on each rank", "an even number of ranks", "an even number of microbatches", "m >= 2p"),
-    *("tF = tI = tW", "weight_activation <= activation"),
-)
-_CONTROLLABLE = ("two chunks on each rank", "m >= p", "weight_activation = activation")
+_EQUAL_TIMES = ("tF = tI = tW", "weight_activation <= activation")
+_CONTROLLABLE = (_TWO_CHUNKS, "m >= p", "weight_activation = activation")
+_TWO_WAYS = ("an even number of ranks", "m a multiple of p")
 
-_1F1B = ClosedForms(_straight, _bubble_of_first_rank, lambda p, m, v, r: (v * min(p - r, m), 0), _round_trip)
-# 1F1B with updates, which take no time in a formula.
-_ASYNCHRONOUS = _1F1B._replace(conditions=("one chunk on each rank",))
+_STRAIGHT = ClosedForms(_straight, _bubble_of_first_rank, period=_round_trip)
+_1F1B = _STRAIGHT._replace(peak=lambda p, m, v, r: (v * min(p - r, m), 0))
+# Updates take no time in a formula.
+_ASYNCHRONOUS = _1F1B._replace(conditions=(_ONE_CHUNK,))
+_LOOPED = ClosedForms(_looped, _bubble_of_first_rank)
+_WAVES = ClosedForms(partial(_waves_makespan, pipelines=2), _bubble_of_first_rank, _held_both_ways)
 
 CLOSED_FORMS: dict[str, ClosedForms] = {
     "sequential": ClosedForms(
         lambda case: case.p * case.work, lambda case: (case.p - 1) * case.work, lambda p, m, v, r: (v, 0)
     ),
-    "gpipe": ClosedForms(_straight, _bubble_of_first_rank, lambda p, m, v, r: (v * m, 0), _round_trip),
+    "gpipe": _STRAIGHT._replace(peak=lambda p, m, v, r: (v * m, 0)),
     "1f1b": _1F1B,
-    "eager-1f1b": ClosedForms(
-        _straight, _bubble_of_first_rank, lambda p, m, v, r: (v * min(2 * (p - r) - 1, m), 0), _round_trip
+    "eager-1f1b": _STRAIGHT._replace(peak=lambda p, m, v, r: (v * min(2 * (p - r) - 1, m), 0)),
+    "seq1f1b": ClosedForms(_sliced, _bubble_of_first_rank, _held_in_slices, conditions=(_ONE_CHUNK,)),
+    "interleaved-1f1b": _LOOPED._replace(
+        peak=lambda p, m, v, r: (min(2 * (p - r - 1) + _ahead(p, m, v) + 1, m * v), 0)
     ),
-    "seq1f1b": ClosedForms(_sliced, _bubble_of_first_rank, _held_in_slices, conditions=_SLICED),
-    "interleaved-1f1b": ClosedForms(
-        _looped, _bubble_of_first_rank, lambda p, m, v, r: (min(2 * (p - r - 1) + _ahead(p, m, v) + 1, m * v), 0)
-    ),
-    "looped-bfs": ClosedForms(_looped, _bubble_of_first_rank, lambda p, m, v, r: (m * v, 0)),
+    "looped-bfs": _LOOPED._replace(peak=lambda p, m, v, r: (m * v, 0)),
     "zb-h1": ClosedForms(_zb_makespan, _zb_span_bubble, lambda p, m, v, r: (v * (p - r), v * r), _h1_period, _H1),
     "zb-h2": ClosedForms(
         partial(_zb_makespan, weights=2),
@@ -206,32 +210,39 @@ CLOSED_FORMS: dict[str, ClosedForms] = {
         lambda p, m, v, r: (_ahead(p, m, v) + p - r, r),
         conditions=_H1,
     ),
-    "zb-v": ClosedForms(_v_makespan, lambda case: 0.0, lambda p, m, v, r: (2 * p, 0), None, _ZB_V),
+    "zb-v": ClosedForms(
+        _v_makespan,
+        lambda case: 0.0,
+        lambda p, m, v, r: (2 * p, 0),
+        conditions=(_TWO_CHUNKS, "m >= 2p - 1", *_EQUAL_TIMES),
+    ),
     "v-half": ClosedForms(peak=lambda p, m, v, r: (2 * ((p + 2) // 2), 0), conditions=_CONTROLLABLE),
     "v-min": ClosedForms(peak=lambda p, m, v, r: (2 * ((p + 4) // 3), 0), conditions=_CONTROLLABLE),
     "dualpipe-v": ClosedForms(
         _v_makespan,
         lambda case: (case.p - 1) * case.forward / case.v,
         lambda p, m, v, r: (2 * p + 1, 0),
-        conditions=_DUALPIPE_V,
+        conditions=(_TWO_CHUNKS, "m >= 2p", *_EQUAL_TIMES),
     ),
     "hanayo": ClosedForms(
         partial(_waves_makespan, pipelines=1),
         _bubble_of_first_rank,
         lambda p, m, v, r: ((v - 1) * p + 1 + r, 0),
-        conditions=_HANAYO,
+        conditions=("an even number of chunks on each rank", "m a multiple of p"),
     ),
-    "chimera": ClosedForms(
-        partial(_waves_makespan, pipelines=2), _bubble_of_first_rank, _held_both_ways, conditions=_CHIMERA
-    ),
-    "bitpipe": ClosedForms(
-        partial(_waves_makespan, pipelines=2), _bubble_of_first_rank, _held_both_ways, conditions=_BITPIPE
-    ),
+    "chimera": _WAVES._replace(conditions=(_ONE_CHUNK, *_TWO_WAYS)),
+    "bitpipe": _WAVES._replace(conditions=(_TWO_CHUNKS, *_TWO_WAYS)),
     "dualpipe": ClosedForms(
         lambda case: (3 * case.m + case.p // 2 - 1) * case.forward,
         lambda case: (case.p // 2 - 1) * case.forward,
         lambda p, m, v, r: (p + 1, 0),
-        conditions=_DUALPIPE,
+        conditions=(
+            _ONE_CHUNK,
+            "an even number of ranks",
+            "an even number of microbatches",
+            "m >= 2p",
+            *_EQUAL_TIMES,
+        ),
     ),
     **dict.fromkeys(("pipedream", "vertical-sync", "2bw", "paci"), _ASYNCHRONOUS),
     "forward-only": ClosedForms(_looped, peak=lambda p, m, v, r: (1, 0)),
@@ -511,8 +522,8 @@ def _value(figure: str, case: Case, *more: Any) -> Any:
         message = f"No closed form is known for {case.name}; simulate it instead."
         raise ScheduleError.of(ScheduleCode.NO_FORMULA, message)
     for text in forms.conditions:
-        figures, is_met = _CONDITIONS[text]
-        if figure in figures and not is_met(case):
+        is_met = _CONDITIONS[figure].get(text)
+        if is_met and not is_met(case):
             message = f"The formula for {case.name} holds only for {text}."
             raise ScheduleError.of(ScheduleCode.NO_FORMULA, message)
     if figure != "peak":

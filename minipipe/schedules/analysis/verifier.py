@@ -20,19 +20,21 @@ written.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from operator import attrgetter
 from typing import Any
 
+from minipipe.core.flow import flow_of
+from minipipe.core.memory import copies_held
 from minipipe.errors import Problem, ScheduleCode, ScheduleError, whole_number
 from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, L, O, R, U, W
 from minipipe.schedules.action_table import ActionTable, check_table
-from minipipe.schedules.analysis.activations import Footprint, Level, held_memory
+from minipipe.schedules.analysis.activations import Footprint, memory_levels
 from minipipe.schedules.analysis.dependencies import Dependencies, Value
 from minipipe.schedules.analysis.rules import MOST_PROBLEMS, problem_at, row_problems
-from minipipe.schedules.analysis.updates import copies_held, rank_levels, staleness
+from minipipe.schedules.analysis.updates import staleness
 from minipipe.schedules.analysis.walk import Blocked, walk
 from minipipe.schedules.analysis.workload import amount_per_rank, check_amounts, check_footprint, fits
 from minipipe.schedules.placement import stages_by_rank
@@ -334,12 +336,10 @@ def _memory_problems(
     memory = Footprint(ones, ones, nothing) if memory is None else memory
     check_footprint(memory, schedule.num_stages)
     problems = []
-    levels: Iterable[Iterable[Level]] = (held_memory(row, memory) for row in schedule.actions)
-    if weights is not None or keys_values is not None:
-        others = [nothing if given is None else given for given in (weights, keys_values)]
-        for name, amounts in zip(("weights", "keys_values"), others):
-            check_amounts(name, amounts, schedule.num_stages)
-        levels = rank_levels(schedule, memory, *others)
+    others = [nothing if given is None else given for given in (weights, keys_values)]
+    for name, amounts in zip(("weights", "keys_values"), others):
+        check_amounts(name, amounts, schedule.num_stages)
+    levels = memory_levels(schedule, memory, *others)
     for rank, (limit, level) in enumerate(zip(amount_per_rank(memory_limit, schedule.num_ranks), levels)):
         for position, (held, _) in enumerate(level):
             if not fits(held, limit):
@@ -358,7 +358,7 @@ def _age_problems(schedule: ActionTable, max_versions: int | None, max_staleness
             whole_number(name, limit, least, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
     ages = () if max_staleness is None else staleness(schedule)
     for rank, row in enumerate(schedule.actions):
-        for position, (held, _) in enumerate(copies_held(row) if max_versions else ()):
+        for position, (held, _) in enumerate(copies_held(flow_of(schedule), rank) if max_versions else ()):
             if max_versions and held.versions > max_versions:
                 sentence = f"Rank {rank}, position {position}: with {row[position]} stage {held.stage} has "
                 sentence += f"{held.versions} versions of its weights; the limit is {max_versions}."

@@ -70,6 +70,13 @@ class Workload(NamedTuple):
         """The number of stages."""
         return len(self.placement)
 
+    @property
+    def durations(self) -> dict[str, Sequence[float]]:
+        """The times of F, I, W and B: a list by stage for each."""
+        inputs, weights = self.backward_input, self.backward_weight
+        whole = [sum(both) for both in zip(inputs, weights)]
+        return {"F": self.forward, "I": inputs, "W": weights, "B": whole}
+
     def work(self, rank: int) -> float:
         """Return the time for which a rank computes.
 

@@ -66,12 +66,19 @@ def gaps(schedule: ActionTable, costs: Costs, timeline: Timeline) -> tuple[Gap, 
     >>> makespan.value, makespan.bound.value, f"{makespan.relative:.1%}"
     (33.0, 27.0, '22.2%')
     """
-    is_other = (schedule.overlaps and costs.overlap > 0) or not schedule.kinds.isdisjoint((R, O, L))
-    is_other = is_other or (schedule.num_slices > 1 and costs.slice_work is not None)  # the first slice may be shorter
-    if timeline.num_steps > 1 or schedule.is_forward_only or schedule.frozen or schedule.has_replicas or is_other:
+    is_unbounded = (
+        timeline.num_steps > 1,
+        schedule.is_forward_only,
+        schedule.frozen,
+        schedule.has_replicas,
+        schedule.overlaps and costs.overlap > 0,
+        not schedule.kinds.isdisjoint((R, O, L)),
+        # The first slice may be shorter.
+        schedule.num_slices > 1 and costs.slice_work is not None,
+    )
+    if any(is_unbounded):
         return ()
-    memory = max(timeline.peak_memory or (inf,))
-    workload = workload_of(schedule, costs, memory)
+    workload = workload_of(schedule, costs, max(timeline.peak_memory or (inf,)))
     return tuple(Gap(it, workload, value_of(timeline, it), lower_bound(workload, it)) for it in Objective)
 
 
@@ -146,7 +153,8 @@ def table(
     if not (memory_limit is None or (isinstance(memory_limit, Real) and memory_limit > 0)):
         raise unfit("memory_limit", memory_limit, "a number of microbatches, above 0")
     costs = costs or Costs()
-    costs.durations(num_ranks)  # which refuses costs by stage that are not as many as ranks
+    # Costs by stage must be as many as ranks.
+    costs.durations(num_ranks)
     rows = [_row(name, num_ranks, num_microbatches, costs) for name in REGISTRY]
     if memory_limit is None:
         return rows
@@ -233,7 +241,8 @@ def _row(name: str, num_ranks: int, num_microbatches: int, costs: Costs, given: 
     row: dict[str, Any] = {"schedule": name, "num_ranks": num_ranks, **dict.fromkeys(_KEYS), "trades": TRADES[name]}
     row |= {"num_microbatches": num_microbatches, "chunks_per_rank": given}
     try:
-        costs.durations(num_ranks)  # which refuses costs by stage that are not as many as ranks
+        # Costs by stage must be as many as ranks.
+        costs.durations(num_ranks)
         return row | figures(build(name, num_ranks, num_microbatches, given), costs)
     except ScheduleError as error:
         if not error.problems[0].code.is_misuse:
@@ -259,16 +268,19 @@ def figures(schedule: Schedule, costs: Costs) -> dict[str, Any]:
     chunks = schedule.num_stages // schedule.num_ranks
     of_stages = costs.cut(chunks)
     timeline = simulate(schedule, of_stages)
-    summary, found = timeline.summary(), gaps(schedule, of_stages, timeline)
-    peaks = [peak / chunks / schedule.num_slices for peak in summary["peak_activations"]]
+    found = gaps(schedule, of_stages, timeline)
+    peaks = [peak / chunks / schedule.num_slices for peak in timeline.peak_activations]
     return {
         "num_stages": schedule.num_stages,
         "chunks_per_rank": chunks,
         "placement": _shape(schedule, chunks),
-        **{key: summary[key] for key in ("makespan", "bubble_fraction", "bubble_over_ideal", "span_bubble_rate")},
+        "makespan": timeline.makespan,
+        "bubble_fraction": timeline.bubble_fraction,
+        "bubble_over_ideal": timeline.bubble_over_ideal,
+        "span_bubble_rate": timeline.span_bubble_rate,
         "peak": max(peaks),
         "peak_activations": peaks,
-        "peak_memory": summary["peak_memory"],
+        "peak_memory": list(timeline.peak_memory or ()),
         "bound": found[0].bound.value if found else None,
         "gap": found[0].relative if found else None,
         "is_reproducible": schedule.is_reproducible,
@@ -287,8 +299,10 @@ def _shape(schedule: Schedule, chunks: int) -> str:
     return next((name for name, placement in shapes.items() if placement == schedule.placement), "other")
 
 
-PLACEMENTS = MappingProxyType({"straight": neighbouring_placement, "V": v_placement})  # for which there are bounds
-_PIECES = 8  # of a microbatch: steps of the bounds, if amounts of memory are not multiples of one
+# Bounds exist for these placements.
+PLACEMENTS = MappingProxyType({"straight": neighbouring_placement, "V": v_placement})
+# Steps of the bounds in a microbatch, if amounts of memory are not its multiples
+_PIECES = 8
 _ROUNDING = 1e-6  # by which a limit of memory is below the next one
 
 
@@ -383,17 +397,19 @@ def tradeoff(num_ranks: int, num_microbatches: int, costs: Costs | None = None) 
     work = _work(costs, num_ranks, num_microbatches)
     if not work:
         raise misuse("F, I and W take no time; expected some, to compare it with memory.", ScheduleCode.COSTS)
-    of_names = {name: build(name, 2, 2) for name in REGISTRY}
-    several = {ActionKind.UPDATE, ActionKind.REDUCE_GRAD}
-    alike = {name for name, it in of_names.items() if not it.kinds & several and it.num_slices == 1}
-    compared = (row for row in rows if row["schedule"] in alike - {"forward-only"} and row["placement"] != "replicas")
-    choices = [_choice(row["schedule"], row, work) for row in compared]
+    choices = [_choice(row["schedule"], row, work) for row in rows if _is_compared(row)]
     most = max(choice.memory for choice in choices)
     bounds = {
         name: tuple(_bound(costs, placed(num_ranks), num_microbatches, most)) for name, placed in PLACEMENTS.items()
     }
     counts_microbatches = (costs.activation, costs.weight_activation, costs.transient_activation) == (1.0, None, 0.0)
     return Tradeoff(num_ranks, num_microbatches, tuple(choices), bounds, counts_microbatches)
+
+
+def _is_compared(row: Mapping[str, Any]) -> bool:
+    example = build(row["schedule"], 2, 2)
+    holds_more_weights = ActionKind.UPDATE in example.kinds or row["placement"] == "replicas"
+    return not example.is_forward_only and example.num_slices == 1 and not holds_more_weights
 
 
 def searched_choice(schedule: Schedule, costs: Costs) -> TradeoffPoint:
@@ -442,11 +458,14 @@ def _work(costs: Costs, num_ranks: int, num_microbatches: int) -> float:
 def _bound(costs: Costs, placement: Sequence[int], num_microbatches: int, most: float) -> Iterator[tuple[float, float]]:
     """Yield the corners of the bound for one placement, for limits from a microbatch to the most memory of a choice."""
     num_ranks = 1 + max(placement)
-    share, own = max(costs.memory(num_ranks).activation), costs.cut(len(placement) // num_ranks)
-    footprint = own.memory(len(placement))
-    is_whole = len({*footprint.activation, *footprint.weight_activation}) == 1 and not any(footprint.transient)
+    share = max(costs.memory(num_ranks).activation)
+    own = costs.cut(len(placement) // num_ranks)
+    activation, weight_activation, transient = own.memory(len(placement))
     # If all amounts are equal, only their multiples are ever held. Otherwise a step has the height of its right end.
-    step, holds = (footprint.activation[0], 0.0) if is_whole else (share / _PIECES, (1 - _ROUNDING) * share / _PIECES)
+    step, holds = activation[0], 0.0
+    if len({*activation, *weight_activation}) > 1 or any(transient):
+        step = share / _PIECES
+        holds = (1 - _ROUNDING) * share / _PIECES
     work = _work(costs, num_ranks, num_microbatches)
     unlimited = _least_bubble(work, own.workload(placement, num_microbatches))
     last, memory = inf, share

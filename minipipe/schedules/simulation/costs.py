@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 from math import inf
 from numbers import Integral, Real
-from pathlib import Path
+from os.path import splitext
 from sys import float_info
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from minipipe.core.values import KINDS
 from minipipe.errors import (
     ArgumentError,
     ScheduleCode,
@@ -27,10 +27,14 @@ from minipipe.io import MOST_JSON, MOST_STAGES, parse_real, printable, read_text
 from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, R, U, W
 from minipipe.schedules.action_table import ActionTable, Schedule
 from minipipe.schedules.analysis.activations import Footprint
-from minipipe.schedules.analysis.workload import Workload, amount_per_rank
 from minipipe.schedules.placement import Placement, check_sizes, ranks_in, stages_by_rank
-from minipipe.schedules.simulation.fitting import fit_costs
-from minipipe.schedules.simulation.timeline import Timeline
+from minipipe.simulation.hosts import Hosts
+
+if TYPE_CHECKING:  # on demand below: most programs measure no costs, search nothing, and write no file
+    from pathlib import Path
+
+    from minipipe.schedules.analysis.workload import Workload
+    from minipipe.schedules.simulation.timeline import Timeline
 
 _SHORT = {"F": "forward", "I": "backward_input", "W": "backward_weight"}
 _HELD = ("activation", "weight_activation", "transient_activation", "keys_values")
@@ -41,49 +45,10 @@ _OTHERS = (
 )
 _SINGLE = ("latency", "bandwidth", "overhead", "overlap", "copy_bandwidth")
 _NUMBERS = (*_SHORT.values(), *_OTHERS)
+_OWN = {*_NUMBERS, "sends_block", "unit", "memory_unit"}
 _HEAD = {"format": "minipipe costs", "version": 1}  # of a file
 ByStage = float | Sequence[float]
 _MOST_WORK = 1e100  # of a slice, whose unit is free: sums of them stay finite
-Link = tuple[str, int]  # "out" of a host or "into" it, and its number
-
-
-class Hosts(NamedTuple):
-    """The hosts of a simulation.
-
-    Attributes
-    ----------
-    of_rank : tuple of int
-        By rank, its host.
-    cores : tuple of float
-        By host; infinite if each of its ranks has a core of its own.
-    """
-
-    of_rank: tuple[int, ...]
-    cores: tuple[float, ...]
-
-    def are_shared(self, times_on_links: Iterable[float]) -> bool:
-        """Whether a host has more ranks than cores, or messages of these times may share a link.
-
-        Examples
-        --------
-        >>> Hosts((0, 0), (2.0,)).are_shared([0.5]), Hosts((0, 0), (1.0,)).are_shared([])
-        (False, True)
-        >>> Hosts((0, 1), (inf, inf)).are_shared([0.0]), Hosts((0, 1), (inf, inf)).are_shared([0.5])
-        (False, True)
-        """
-        share_cores = any(self.of_rank.count(host) > cores for host, cores in enumerate(self.cores))
-        return share_cores or (len(self.cores) > 1 and any(times_on_links))
-
-    def links_between(self, source: int, destination: int) -> tuple[Link, Link] | None:
-        """Return the links of a message between two ranks: out of one host and into another; None within a host.
-
-        Examples
-        --------
-        >>> Hosts((0, 0, 1), (2.0, 1.0)).links_between(1, 2)
-        (('out', 0), ('into', 1))
-        """
-        out, into = self.of_rank[source], self.of_rank[destination]
-        return None if out == into else (("out", out), ("into", into))
 
 
 @dataclass(frozen=True)
@@ -148,6 +113,9 @@ class Costs:
         By stage, the part of ``activation`` that is keys and values of attention, if sequences have slices. Their
         gradients take as much again, from the backward of a later slice until their own backward. A stage without a
         backward keeps them until the last slice of the sequence.
+    other : mapping of str to float or sequence of float, optional
+        By stage, the times of kinds of action that a program has declared, each by its name in ``Kind.time``. Those
+        that are left out take no time.
 
     Examples
     --------
@@ -187,14 +155,17 @@ class Costs:
     copy_bandwidth: float = inf
     slice_work: Sequence[float] | None = None
     keys_values: ByStage = 0.0
+    other: Mapping[str, ByStage] | None = None
 
     def __post_init__(self) -> None:
         for name in ("unit", "memory_unit"):
             unit = getattr(self, name)
             if not isinstance(unit, str) or printable(unit) != unit:
                 raise _wrong(name, unit, "a name such as 's'")
-        for name in _NUMBERS:
-            given = getattr(self, name)
+        if self.other is not None and (not isinstance(self.other, Mapping) or not _OWN.isdisjoint(self.other)):
+            raise _wrong("other", self.other, "the times of declared kinds by name, such as {'KEEP': 2}")
+        for name in (*_NUMBERS, *(self.other or ())):
+            given = self._given(name)
             numbers = given if isinstance(given, list | tuple) else [given]
             if any(isinstance(number, bool | str | bytes) for number in numbers):
                 raise _wrong(name, given, "numbers. Costs.parse reads text")
@@ -231,6 +202,8 @@ class Costs:
         >>> costs.forward, costs.latency
         ([2.0, 3.0], 0.5)
         """
+        from minipipe.schedules.simulation.fitting import fit_costs
+
         return cls(**fit_costs(timelines))
 
     def cut(self, pieces: int) -> Costs:
@@ -252,6 +225,8 @@ class Costs:
         pieces = whole_number("pieces", pieces, 1, MOST_STAGES, error=ScheduleError.of, code=ScheduleCode.COSTS)
         names = (*_SHORT.values(), *_OF_WEIGHTS, *_HELD)
         times: dict[str, Any] = {name: self._pieces_of(name, pieces) for name in names}
+        if self.other is not None:
+            times["other"] = {name: self._pieces_of(name, pieces) for name in self.other}
         return replace(self, **times, message_size=_sizes_between(self.message_size, pieces))
 
     def sliced(self, num_slices: int) -> Costs:
@@ -346,9 +321,11 @@ class Costs:
         ...     path.read_text(), Costs.load(path).forward
         ('{"format": "minipipe costs", "version": 1, "forward": [2, 3], "latency": 0.5, "unit": "s"}\\n', (2, 3))
         """
+        import json
+
         own = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
         found = {field.name: own[field.name] for field in fields(self) if own[field.name] != field.default}
-        if Path(path).suffix.lower() != ".json":
+        if splitext(path)[1].lower() != ".json":
             raise _refused(path, "its name does not end in .json")
         _check_file(path, found)
         return write_whole(path, json.dumps({**_HEAD, **found}) + "\n")
@@ -380,16 +357,35 @@ class Costs:
         return cls(**own)
 
     def durations(self, num_stages: int) -> dict[ActionKind, list[float]]:
-        """Return the time of F, B, I, W, U and R on each stage.
+        """Return the time of F, B, I, W, U and R on each stage, and of declared kinds by the names of their times.
 
         Raises
         ------
         ScheduleError
-            Code ``costs``, if a sequence does not have one value for each stage, or a cost is negative or not finite.
+            Code ``costs``, if a sequence does not have one value for each stage, or a cost is negative or not finite,
+            or if no kind has declared a name of ``other``.
         """
         forward, inputs, weights = (self.by_stage(name, num_stages) for name in _SHORT.values())
         both = [i + w for i, w in zip(inputs, weights)]
-        return {F: forward, I: inputs, W: weights, B: both, U: self.by_stage("update", num_stages), R: forward}
+        others: dict[Any, list[float]] = {name: self.by_stage(name, num_stages) for name in self._other_names()}
+        return {
+            F: forward,
+            I: inputs,
+            W: weights,
+            B: both,
+            U: self.by_stage("update", num_stages),
+            R: forward,
+            **others,
+        }
+
+    def _other_names(self) -> set[str]:
+        """Return the names of the times that programs have declared."""
+        names = {kind.time for kind in KINDS.values()} - {kind.declaration.time for kind in ActionKind}
+        for name in self.other or ():
+            if name not in names:
+                how = "Kind(…, time=…) of a declared kind names its time"
+                raise ScheduleError.of(ScheduleCode.COSTS, f"No kind has the time {quoted(name)} of other; {how}.")
+        return names
 
     def copy_times(self, num_stages: int) -> list[float]:
         """Return, by stage, the time of an O or an L.
@@ -563,6 +559,8 @@ class Costs:
         >>> Costs(latency=0.5).workload((0, 1, 1), num_microbatches=4, memory_limit=2.5).message
         (0.5, 0.0, 0.0)
         """
+        from minipipe.schedules.analysis.workload import Workload, amount_per_rank
+
         ranks = [rank for home in placement for rank in ranks_in(home)]
         num_ranks = 1 + max((int(rank) for rank in ranks if isinstance(rank, Integral)), default=0)
         check_sizes(num_ranks, num_microbatches)
@@ -594,7 +592,7 @@ class Costs:
         ScheduleError
             Code ``costs``, if it does not have one value for each stage, or one is negative or not finite.
         """
-        given = getattr(self, name)
+        given = self._given(name)
         try:
             values = [as_float(given)] * num_stages if isinstance(given, Real) else [as_float(v) for v in list(given)]
         except (TypeError, ValueError):
@@ -606,8 +604,11 @@ class Costs:
             raise _wrong(name, given, "finite numbers, at least 0")
         return values
 
+    def _given(self, name: str) -> Any:
+        return getattr(self, name) if name in _OWN else (self.other or {}).get(name, 0.0)
+
     def _pieces_of(self, name: str, pieces: int, copies: int | None = None) -> ByStage | None:
-        given = getattr(self, name)
+        given = self._given(name)
         is_list = isinstance(given, Sized)  # an error below names what was given
         values = [] if given is None else self.by_stage(name, len(given) if is_list else 1)
         parts = tuple(value / pieces for value in values for _ in range((copies or pieces) if is_list else 1))
@@ -682,6 +683,8 @@ def _numbers(given: Any, count: int) -> list[Any]:
 
 def _plain(given: Any) -> Any:
     """Return a value as JSON has it: also numbers and arrays of NumPy."""
+    if isinstance(given, Mapping):
+        return dict(zip(given, map(_plain, given.values())))
     if isinstance(given, Iterable) and not isinstance(given, str):
         return list(map(_plain, given))
     return given.item() if hasattr(given, "item") else given
@@ -689,7 +692,11 @@ def _plain(given: Any) -> Any:
 
 def _check_file(path: str | Path, found: dict[str, Any]) -> None:
     """Refuse members of a file that no costs have."""
-    by_stage = set(_NUMBERS) - {*_SINGLE, "slice_work", "cores", "hosts"}
+    others = found.get("other", {})
+    if not isinstance(others, dict):
+        raise _refused(path, f"its other is {quoted(others)}, expected an object of times by name")
+    found = {**others, **{name: given for name, given in found.items() if name != "other"}}
+    by_stage = {*_NUMBERS, *others} - {*_SINGLE, "slice_work", "cores", "hosts"}
     lengths = {name: len(given) for name, given in found.items() if name in by_stage and isinstance(given, list)}
     for name, given in found.items():
         kind = {"sends_block": bool, "unit": str, "memory_unit": str}.get(name)
@@ -698,7 +705,7 @@ def _check_file(path: str | Path, found: dict[str, Any]) -> None:
         is_whole = name != "hosts" or (isinstance(given, list) and all(type(host) is int for host in given))
         is_above_0 = name not in ("bandwidth", "copy_bandwidth", "cores") or 0 not in numbers
         is_part = name != "overlap" or given <= 1
-        if name not in (*_NUMBERS, "sends_block", "unit", "memory_unit"):
+        if name not in _OWN and name not in others:
             raise _refused(path, f"it has {quoted(name)}, expected names of costs, such as 'forward'")
         if type(given) is not kind if kind else not (numbers and is_number and is_whole and is_above_0 and is_part):
             numbers_of = {"hosts": "whole numbers", "bandwidth": "a number above 0", "cores": "numbers above 0"}

@@ -1,24 +1,34 @@
-"""The explanation of a timeline: why ranks were idle, which messages passed, and the critical path."""
+"""The explanation of a timeline: why ranks were idle, which messages passed, and the critical path.
+
+An action starts once its rank is free and the values that it takes can be used. The last of them is **binding**::
+
+    rank 0    | 0F0 |- - - - message - - - ->.
+    rank 1    | 1B2 |........ waiting .......| 1F0 |      1F0 takes what 0F0 gives; rank 1 was free before
+
+The kinds of action declare their values (``core/values.py``). A span gives a value, perhaps on another rank, or a copy
+beside the spans of a rank, or an all-reduce.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
 from functools import cached_property
-from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING
+from itertools import chain
+from operator import attrgetter
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.core.flow import Flow, Numbered
+from minipipe.core.values import KINDS, NOUNS
+from minipipe.schedules.action import Action, numbered
 from minipipe.schedules.analysis.dependencies import Value
-from minipipe.schedules.simulation.span import GradientSum, Idle, IdleCause, Message, Span, StepChange
+from minipipe.schedules.simulation.span import GradientSum, Idle, IdleCause, Message, Span, StepChange, with_copies
 
 if TYPE_CHECKING:
     from minipipe.schedules.simulation.timeline import Timeline
 
-_SENDS = frozenset({ActionKind.SEND_F, ActionKind.SEND_B})
-_RECEIVES = frozenset({ActionKind.RECV_F, ActionKind.RECV_B})
-_NEED_LOADS = frozenset({ActionKind.RECOMPUTE, ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT})
-Position = tuple[int, int]  # a rank, and the index of one of its spans
+Position = tuple[int, int]  # a rank, and the index of one of its spans; -1 for none
 
 
 def explain(timeline: Timeline) -> Explanation:
@@ -32,6 +42,30 @@ def explain(timeline: Timeline) -> Explanation:
     ['0F0', '1F0', '1B0', '0B0']
     """
     return Explanation(timeline)
+
+
+class _Origin(NamedTuple):
+    """Where a value comes from.
+
+    Attributes
+    ----------
+    time : float
+        When it can be used, on another rank if it travels.
+    rank, at : int
+        The rank that is waited for, and the span that gives or sends the value, or the last one before that.
+    awaited : Action
+        The action that is waited for: the giver of the value, its SEND, or the last REDUCE_GRAD.
+    giver : Action
+    begin : float or None
+        The time when an all-reduce began.
+    """
+
+    time: float
+    rank: int
+    at: int
+    awaited: Action
+    giver: Action
+    begin: float | None = None
 
 
 class Explanation:
@@ -58,25 +92,26 @@ class Explanation:
         """Every value that went from one rank to another, in the order in which they were sent."""
         if self._timeline.measured_messages:
             return self._timeline.measured_messages
-        found = (self._message_to(rank, i) for rank, row in enumerate(self._spans) for i in range(len(row)))
-        return tuple(sorted(filter(None, found), key=attrgetter("sent", "arrived")))
+        found = (self._messages_to(*position) for position in self._positions.values())
+        return tuple(sorted(chain.from_iterable(found), key=attrgetter("sent", "arrived")))
 
     @cached_property
     def critical_path(self) -> tuple[tuple[int, Span], ...]:
         """The chain of (rank, span) up to the latest end, each dependent on the one before it."""
         if not any(self._spans):
             return ()
-        rank = max((r for r, row in enumerate(self._spans) if row), key=lambda r: self._spans[r][-1].end)
-        position: Position | None = (rank, len(self._spans[rank]) - 1)
+        rank = max(filter(self._spans.__getitem__, range(len(self._spans))), key=lambda r: self._spans[r][-1].end)
+        position = rank, len(self._spans[rank]) - 1
         last = max(self._timeline.sums, key=attrgetter("end"), default=None)
         if last and last.end > self._spans[rank][-1].end:
-            position = self._before_sum(last)
-        path, seen = [], set()
-        while position is not None and position not in seen:
+            position = self._last_ended(last.last_rank, last.begin)
+        path = []
+        seen = set()
+        while position[1] >= 0 and position not in seen:
             seen.add(position)
             rank, index = position
             span = self._spans[rank][index]
-            if span.action.kind not in _RECEIVES:
+            if KINDS[span.action.kind].message != "receive":
                 path.append((rank, span))
             position = self._before(rank, index)
         return tuple(reversed(path))
@@ -84,9 +119,10 @@ class Explanation:
     # -- idle times -------------------------------------------------------------------------------------------
 
     def _idle_of(self, rank: int) -> Iterator[Idle]:
-        free, has_begun = self._timeline.start, False
+        free = self._timeline.start
+        has_begun = False
         for index, (action, start, end) in enumerate(self._spans[rank]):
-            if change := self._changes[rank].get(index):
+            if change := self._change(rank, index):
                 has_begun = False
                 yield from self._drain(rank, free, change.left)
                 if change.begun > change.left:
@@ -95,87 +131,61 @@ class Explanation:
             if start > free:
                 yield self._gap(rank, index, free, has_begun)
             has_begun = has_begun or not action.kind.is_communication
-            if action.kind in _SENDS and end > start:
+            if end > start and KINDS[action.kind].message == "send":
                 receive = Value.carried_by(action).receive
-                receiver = self._positions.get(receive)
-                yield Idle(start, end, IdleCause.SENDING, receiver[0] if receiver else None, receive)
+                receiver = self._positions.get(receive, (None,))[0]
+                yield Idle(start, end, IdleCause.SENDING, receiver, receive)
             free = end
         yield from self._drain(rank, free, self._timeline.end)
 
     def _drain(self, rank: int, free: float, until: float) -> Iterator[Idle]:
         """Explain why a rank was idle after its last span of a step: until its last all-reduce ended, then drained."""
-        pending = [found for found in self._sums[rank].values() if found.came(rank) <= free < found.end]
+        own = (found for found in self._timeline.sums if rank in found.ranks)
+        pending = [found for found in own if found.came(rank) <= free < found.end]
         if pending:
             last = max(pending, key=attrgetter("end"))
-            yield self._wait_for_sum(last, free, min(last.end, until))
+            yield Idle(free, min(last.end, until), IdleCause.WAITING, *self._awaited(self._summed(last), free))
             free = last.end
         if until > free:
             yield Idle(free, until, IdleCause.DRAIN)
 
-    def _wait_for_sum(self, found: GradientSum, free: float, until: float) -> Idle:
-        source = found.last_rank
-        action = found.actions[found.ranks.index(source)]
-        at = next((span.action for span in self._spans[source] if span.end > free), None)
-        return Idle(free, until, IdleCause.WAITING, source, action, at if found.begin > free else None)
-
-    @cached_property
-    def _sums(self) -> list[dict[Action, GradientSum]]:
-        """The gradient all-reduces of each rank, each by the U that would apply it."""
-        sums: list[dict[Action, GradientSum]] = [{} for _ in self._spans]
-        for found in self._timeline.sums:
-            for rank, action in zip(found.ranks, found.actions):
-                sums[rank][action._replace(kind=ActionKind.UPDATE)] = found
-        return sums
-
-    def _load(self, rank: int, index: int) -> Span | None:
-        """Return the L for a span, or for the span overlapped with it, if any."""
-        actions = (self._spans[rank][i].action for i in self._joined(rank, index) if self._loads)
-        pairs = (action[::2] for action in actions if action.kind in _NEED_LOADS)  # an F comes before its L
-        return next(filter(None, map(self._loads.get, pairs)), None)
-
-    @cached_property
-    def _loads(self) -> dict[tuple[int, int], Span]:
-        """The L of each stage and microbatch."""
-        copies = (copy for row in self._timeline.copies for copy in row)
-        return {copy.action[::2]: copy for copy in copies if copy.action.kind is ActionKind.LOAD}
-
-    @cached_property
-    def _changes(self) -> list[dict[int, StepChange]]:
-        """By rank, the changes of step, by the index of the first span after each."""
-        timeline = self._timeline
-        lengths = (len(row) // timeline.num_steps for row in self._spans)
-        changes = timeline.step_changes or [()] * timeline.num_ranks
-        return [{(i + 1) * n: change for i, change in enumerate(row)} for n, row in zip(lengths, changes)]
-
     def _gap(self, rank: int, index: int, free: float, has_begun: bool) -> Idle:
         """Explain why a rank was idle from ``free`` until its span ``index``."""
-        action, start, _ = self._spans[rank][index]
-        found = self._sums[rank].get(action)
-        if found and found.end > free:
-            return self._wait_for_sum(found, free, start)
-        load = self._load(rank, index)
-        if load and free < load.end == start:
-            return Idle(free, start, IdleCause.WAITING, rank, load.action)
-        arrival, source, at, action = self._last_source(rank, index) or (self._timeline.start, None, 0, action)
-        awaited = None if source is None else self._awaited(action, source, at)
-        if not has_begun:
-            return Idle(free, start, IdleCause.WARM_UP, source, awaited)
-        if arrival > free:
-            return Idle(free, start, IdleCause.WAITING, source, awaited)
-        return Idle(free, start, IdleCause.OVERHEAD)
+        start = self._spans[rank][index].start
+        binding = self._binding(rank, index)
+        if has_begun and (binding is None or binding.time <= free):
+            return Idle(free, start, IdleCause.OVERHEAD)
+        cause = IdleCause.WAITING if has_begun else IdleCause.WARM_UP
+        return Idle(free, start, cause, *self._awaited(binding, free))
 
-    def _awaited(self, action: Action, source: int, at: int) -> Action:
-        """Return the producer of the value that an action waits for, or the SEND that holds it back."""
-        value = Value.consumed_by(action)
-        return value.send if value is not None and self._timeline.sent else self._spans[source][at].action
+    def _awaited(self, origin: _Origin | None, free: float) -> tuple[Any, ...]:
+        """Return source and awaited action of a wait and, of an all-reduce, the action that its rank was running."""
+        if origin is None or origin.begin is None or origin.begin <= free:
+            return () if origin is None else (origin.rank, origin.awaited)
+        running = (span.action for span in self._spans[origin.rank] if span.end > free)
+        return origin.rank, origin.awaited, next(running, None)
+
+    def _change(self, rank: int, index: int) -> StepChange | None:
+        """Return the change of step directly before a span."""
+        step, place = divmod(index, self._length_of_step(rank))
+        return self._timeline.step_changes[rank][step - 1] if step and not place else None
+
+    def _length_of_step(self, rank: int) -> int:
+        return len(self._spans[rank]) // self._timeline.num_steps
 
     # -- where values come from, and when ------------------------------------------------------------------------
 
-    def _source(self, rank: int, action: Action) -> tuple[float, int, int] | None:
-        """Return when, from which rank and from which of its spans an action gets a value of another rank."""
-        value = Value.consumed_by(action)
-        source = None if value is None else self._arrivals.get(value)
-        return source if source and source[1] != rank else None
+    def _binding(self, rank: int, index: int) -> _Origin | None:
+        """Return the last value for a span or the span overlapped with it.
+
+        A value of the same rank comes from a copy, and matters only if the span starts when that ends.
+        """
+        start = self._spans[rank][index].start
+        origins = (
+            origin for i in self._joined(rank, index) for origin in self._origins_of(self._spans[rank][i].action)
+        )
+        late = (o for o in origins if o.rank != rank or o.begin is not None or o.time == start)
+        return max(late, key=lambda origin: (origin.time, origin.rank == rank), default=None)
 
     def _joined(self, rank: int, index: int) -> range:
         """Return the indices of a span and of the span overlapped with it, if any."""
@@ -184,32 +194,65 @@ class Explanation:
         is_first = index + 1 < len(row) and row[index + 1].start < row[index].end
         return range(index - is_second, index + 1 + is_first)
 
-    def _last_source(self, rank: int, index: int) -> tuple[float, int, int, Action] | None:
-        """Return the source of the last value for a span or the span overlapped with it, and the consumer."""
-        actions = [self._spans[rank][i].action for i in self._joined(rank, index)]
-        found = [(*source, action) for action in actions if (source := self._source(rank, action))]
-        return max(found, default=None, key=itemgetter(0))
+    def _origins_of(self, action: Action) -> Iterator[_Origin]:
+        """Yield the origins of the values of an action that travel or arise beside the spans."""
+        uses = self._uses(action)
+        return filter(None, map(self._origins.get, chain(uses.takes, uses.reads)))
 
     @cached_property
-    def _arrivals(self) -> dict[Value, tuple[float, int, int]]:
-        """By value: when its consumer can use it on another rank; the rank and the index of the span it comes from."""
-        arrivals = {}
-        for rank, row in enumerate(self._spans):
-            for index, (action, _, end) in enumerate(row):
-                if action.kind in _SENDS:
-                    arrivals[Value.carried_by(action)] = end, rank, index
-                elif (value := Value.produced_by(action)) is not None:
-                    arrived = self._timeline.arrived.get(value, end + self._time_in_flight(value))
-                    arrivals[value] = arrived, rank, index
-        for message in self._timeline.measured_messages:
-            produced = Value.produced_by(message.value)
-            assert produced is not None
-            arrivals[produced] = self._earliest_arrival(message), *arrivals[produced][1:]
-        return {**arrivals, **self._timeline.sent}
+    def _origins(self) -> dict[int, _Origin]:
+        """The origins of these values, by their numbers."""
+        origins: dict[int, _Origin] = {}
+        for action, position in self._positions.items():
+            for number in self._uses(action).gives:
+                if NOUNS[self._flow.name_of(number)].travels:
+                    origins[number] = self._sent(action, *position)
+        for rank, copies in enumerate(self._timeline.copies):
+            for action, start, end in copies:
+                origin = _Origin(end, *self._last_ended(rank, start), action, action)
+                origins.update(dict.fromkeys(self._uses(action).gives, origin))
+        for found in self._timeline.sums:
+            for action in found.actions:
+                origins.update(dict.fromkeys(self._uses(action).gives, self._summed(found)))
+        return origins
 
-    def _time_in_flight(self, value: Value) -> float:
-        times = self._timeline.message_times
-        return times[value.cut] if times and value.cut >= 0 else 0.0
+    def _sent(self, giver: Action, rank: int, index: int) -> _Origin:
+        """Return the origin of a value that a span gives, and that its SEND sends if it has one."""
+        timeline = self._timeline
+        value = Value.produced_by(giver)
+        assert value is not None
+        if value in timeline.sent:
+            return _Origin(*timeline.sent[value], value.send, giver)
+        if value.send in self._positions:
+            rank, index = self._positions[value.send]
+        awaited, _, time = self._spans[rank][index]
+        if awaited == giver and timeline.message_times:
+            time += timeline.message_times[value.cut]
+        time = timeline.arrived.get(value, time)
+        if giver in self._measured:
+            time = self._earliest_arrival(self._measured[giver])
+        return _Origin(time, rank, index, awaited, giver)
+
+    def _summed(self, found: GradientSum) -> _Origin:
+        """Return the origin of the gradients of an all-reduce: its last replica."""
+        rank = found.last_rank
+        last = found.actions[found.ranks.index(rank)]
+        return _Origin(found.end, *self._last_ended(rank, found.begin), last, last, found.begin)
+
+    def _messages_to(self, rank: int, index: int) -> Iterator[Message]:
+        """Yield the messages with values that a span takes from other ranks."""
+        first = self._joined(rank, index)[0]
+        free = self._spans[rank][first - 1].end if first else self._timeline.start
+        action = self._spans[rank][index].action
+        for time, source, at, _, giver, begin in self._origins_of(action):
+            if source != rank and begin is None:
+                last = self._spans[source][at]
+                sent = last.start if last.action.kind.is_communication else last.end
+                yield Message(giver, action, source, rank, sent, time, was_awaited=free <= sent)
+
+    @cached_property
+    def _measured(self) -> dict[Action, Message]:
+        return {message.value: message for message in self._timeline.measured_messages}
 
     def _earliest_arrival(self, message: Message) -> float:
         """Return when a measured message arrived, or its earliest possible arrival if the receiver came later."""
@@ -223,59 +266,70 @@ class Explanation:
         fastest: dict[tuple[int, int], float] = {}
         for message in self._timeline.measured_messages:
             if message.was_awaited:
-                ranks, time = (message.source, message.destination), message.arrived - message.sent
+                ranks = message.source, message.destination
+                time = message.arrived - message.sent
                 fastest[ranks] = min(time, fastest.get(ranks, time))
         return fastest
 
-    def _message_to(self, rank: int, index: int) -> Message | None:
-        """Return the message that brings the value an action consumes, if another rank produces it."""
-        action = self._spans[rank][index].action
-        first = self._joined(rank, index)[0]
-        free = self._spans[rank][first - 1].end if first else self._timeline.start
-        found, value = self._source(rank, action), Value.consumed_by(action)
-        if found is None or value is None:
-            return None
-        arrived, source, at = found
-        last = self._spans[source][at]
-        sent = last.start if last.action.kind.is_communication else last.end
-        whole = value.producer
-        producer = whole if whole in self._positions else whole._replace(kind=ActionKind.BACKWARD_INPUT)
-        return Message(producer, action, source, rank, sent, arrived, was_awaited=free <= sent)
+    # -- the actions and their values -----------------------------------------------------------------------------
 
     @cached_property
     def _positions(self) -> dict[Action, Position]:
         return {span.action: (r, index) for r, row in enumerate(self._spans) for index, span in enumerate(row)}
 
-    def _before_sum(self, found: GradientSum) -> Position | None:
-        """Return the position of the span after which the last replica reached an all-reduce."""
-        return self._last_ended(found.last_rank, found.begin)
+    def _uses(self, action: Action) -> Numbered:
+        return self._flow.numbers(*self._places[action]) or Numbered((), (), ())
 
-    def _last_ended(self, rank: int, time: float) -> Position | None:
+    @cached_property
+    def _places(self) -> dict[Action, Position]:
+        rows = enumerate(self._flow.table.actions)
+        return {action: (rank, place) for rank, row in rows for place, action in enumerate(row)}
+
+    @cached_property
+    def _flow(self) -> Flow:
+        """The values of all actions. They need no SEND and RECV; ``_sent`` knows these."""
+        rows = list(map(with_copies, self._spans, self._timeline.copies or [()] * len(self._spans)))
+        for found in self._timeline.sums:
+            for rank, action in zip(found.ranks, found.actions):
+                rows[rank].append(action)
+        stages = [{action.stage for action in row} for row in rows]
+        num_stages = 1 + max(chain.from_iterable(stages), default=0)
+        numbers = numbered(rows, self._timeline.num_slices)
+        table = SimpleNamespace(
+            actions=rows,
+            numbered=numbers,
+            num_stages=num_stages,
+            num_microbatches=1 + max((action.microbatch for action in chain.from_iterable(numbers)), default=0),
+            num_slices=self._timeline.num_slices,
+            ranks_of=lambda stage: [rank for rank, own in enumerate(stages) if stage in own],
+            message_cuts=[False] * num_stages,
+            first_backward_stage=0,
+            is_forward_only=False,
+            frozen=(),
+            overlaps=(),
+        )
+        return Flow(table)
+
+    # -- the critical path ---------------------------------------------------------------------------------------
+
+    def _last_ended(self, rank: int, time: float) -> Position:
         """Return the position of the last span of a rank that has ended at a time."""
-        index = bisect_right(self._spans[rank], time, key=attrgetter("end"))
-        return (rank, index - 1) if index else None
+        return rank, bisect_right(self._spans[rank], time, key=attrgetter("end")) - 1
 
-    def _before(self, rank: int, index: int) -> Position | None:
+    def _before(self, rank: int, index: int) -> Position:
         """Return the position of the span that ended last among all that a span had to wait for."""
         index = self._joined(rank, index)[0]
-        span = self._spans[rank][index]
-        change = self._changes[rank].get(index)
-        free = change.begun if change else self._spans[rank][index - 1].end if index else self._timeline.start
-        previous = (rank, index - 1) if index else None
-        if change and change.after != rank:
-            num_before = len(self._spans[change.after]) // self._timeline.num_steps
-            step = index // (len(self._spans[rank]) // self._timeline.num_steps)
-            previous = change.after, step * num_before - 1
-        if span.action.kind in _SENDS:
-            receiver = self._positions.get(Value.carried_by(span.action).receive)
-            return receiver if receiver and self._spans[receiver[0]][receiver[1]].start > span.start else previous
-        found = self._sums[rank].get(span.action)
-        if found and found.end > free:
-            return self._before_sum(found)
-        load = self._load(rank, index)
-        if load and free < load.end == span.start:
-            return self._last_ended(rank, load.start)
-        source = self._last_source(rank, index)
-        if source and (previous is None or source[0] > free):
-            return source[1], source[2]
+        action, start, _ = self._spans[rank][index]
+        free = self._spans[rank][index - 1].end if index else self._timeline.start
+        previous = rank, index - 1
+        if change := self._change(rank, index):
+            free = change.begun
+            step = index // self._length_of_step(rank)
+            previous = change.after, step * self._length_of_step(change.after) - 1
+        if KINDS[action.kind].message == "send":
+            receiver, at = self._positions.get(Value.carried_by(action).receive, previous)
+            return (receiver, at) if at >= 0 and self._spans[receiver][at].start > start else previous
+        binding = self._binding(rank, index)
+        if binding and (previous[1] < 0 or binding.time > free):
+            return binding.rank, binding.at
         return previous

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from math import inf
 from statistics import mean, median
 from typing import Any, TypeVar
 
 from minipipe.errors import ScheduleCode, ScheduleError, quoted
 from minipipe.schedules.action import ActionKind, B, F, I, W
-from minipipe.schedules.simulation.span import IdleCause, in_groups
+from minipipe.schedules.simulation.span import IdleCause, Span, in_groups
 from minipipe.schedules.simulation.timeline import Timeline
 
 K = TypeVar("K")
+Sample = tuple[float, float]  # a size and a time
 
 
 def fit_costs(timelines: Sequence[Timeline]) -> dict[str, Any]:
@@ -37,8 +39,8 @@ def fit_costs(timelines: Sequence[Timeline]) -> dict[str, Any]:
         return _median(own[kind, stage] * timeline.num_slices for timeline, own in found if (kind, stage) in own)
 
     latency, bandwidth = fit_messages([*_message_samples(timelines), *_sum_samples(timelines)])
-    sums = _grouped((found.actions[0].stage, found.size) for timeline in timelines for found in timeline.sums)
-    overlaps = [found for timeline, own in zip(timelines, times) for found in _overlaps(timeline, own)]
+    sums = chain.from_iterable(timeline.sums for timeline in timelines)
+    sizes = dict(_means((found.actions[0].stage, found.size) for found in sums))
     return {
         "forward": [usual(F, s) for s in stages],
         "backward_input": [usual(I if any((I, s) in found for found in times) else B, s) for s in stages],
@@ -47,14 +49,14 @@ def fit_costs(timelines: Sequence[Timeline]) -> dict[str, Any]:
         "update": _updates(timelines),
         "latency": latency,
         "bandwidth": bandwidth,
-        "overlap": _median(overlaps),
+        "overlap": _median(chain.from_iterable(map(_overlaps, timelines, times))),
         "message_size": _message_sizes(timelines, len(stages)),
-        "gradient_size": [mean(sums.get(s, [0.0])) for s in stages] if sums else 0.0,
+        "gradient_size": [sizes.get(s, 0.0) for s in stages] if sizes else 0.0,
         "unit": timelines[0].unit,
     }
 
 
-def fit_messages(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
+def fit_messages(samples: Sequence[Sample]) -> tuple[float, float]:
     """Return the latency and the bandwidth fitted to samples of (size, time).
 
     They come from a least-squares line through the median time of each size; neither is below 0. If the sizes hardly
@@ -79,7 +81,8 @@ def fit_messages(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
         return median(time for _, time in samples), inf
     time_per_size = together / spread
     latency = middle_time - time_per_size * middle_size
-    if latency < 0:  # then the best line passes through the origin: no latency, bandwidth alone
+    if latency < 0:
+        # The best line then passes through the origin: no latency, bandwidth alone.
         squares = sum(count * size * size for size, _, count in points)
         return 0.0, squares / sum(count * size * time for size, time, count in points)
     return latency, 1 / time_per_size
@@ -107,32 +110,36 @@ def _refusal(message: str) -> ScheduleError:
 
 
 def _stages_of(timeline: Timeline) -> range:
-    return range(max((span.action.stage for row in timeline.spans for span in row), default=0) + 1)
+    return range(1 + max((span.action.stage for span in chain.from_iterable(timeline.spans)), default=0))
 
 
 def _mean_times(timeline: Timeline) -> dict[tuple[ActionKind, int], float]:
     """Return the mean times of actions that ran alone, or of overlapped pairs if a stage has no others of a kind."""
-    groups = [group for row in timeline.spans for group in in_groups(row)]
-    joined, alone = (
-        _grouped(((action.kind, action.stage), end - start) for group in groups for action, start, end in group
-                 if (len(group) == 1) == is_alone)
-        for is_alone in (False, True)
-    )  # fmt: skip
-    return {key: mean(found) for key, found in {**joined, **alone}.items()}
+    times: dict[tuple[ActionKind, int], float] = {}
+    for is_alone in (False, True):
+        spans = (span for group in _groups_of(timeline) if (len(group) == 1) == is_alone for span in group)
+        found = _means(((action.kind, action.stage), end - start) for action, start, end in spans)
+        times.update(found)
+    return times
+
+
+def _groups_of(timeline: Timeline) -> Iterator[list[Span]]:
+    return chain.from_iterable(map(in_groups, timeline.spans))
 
 
 def _overlaps(timeline: Timeline, times: dict[tuple[ActionKind, int], float]) -> Iterator[float]:
     """Yield, for each overlapped pair, the part of the shorter action that was hidden."""
-    for group in (group for row in timeline.spans for group in in_groups(row) if len(group) > 1):
+    for group in _groups_of(timeline):
         both = [times[action.kind, action.stage] for action, _, _ in group]
-        if min(both) > 0:
+        if len(group) > 1 and min(both) > 0:
             yield min(1.0, max(0.0, (sum(both) - (group[0].end - group[0].start)) / min(both)))
 
 
 def _overhead(timeline: Timeline) -> float:
     """Return the mean time between two actions of a rank, if the second one was ready."""
-    gaps = [slot.end - slot.start for slots in timeline.idle for slot in slots if slot.cause is IdleCause.OVERHEAD]
-    waits = sum(slot.cause is IdleCause.WAITING for slots in timeline.idle for slot in slots)
+    slots = list(chain.from_iterable(timeline.idle))
+    gaps = [slot.end - slot.start for slot in slots if slot.cause is IdleCause.OVERHEAD]
+    waits = sum(slot.cause is IdleCause.WAITING for slot in slots)
     pairs = sum(max(0, len(in_groups(row)) - timeline.num_steps) for row in timeline.spans) - waits
     return sum(gaps) / pairs if pairs else 0.0
 
@@ -148,39 +155,45 @@ def _updates(timelines: Sequence[Timeline]) -> float | list[float]:
     return [_median(times[stage]) for stage in _stages_of(timelines[0])] if times else 0.0
 
 
-def _message_samples(timelines: Iterable[Timeline]) -> Iterator[tuple[float, float]]:
+def _message_samples(timelines: Iterable[Timeline]) -> Iterator[Sample]:
     """Yield (size, mean time) of the awaited messages, for each timeline and each size."""
     for timeline in timelines:
         awaited = (message for message in timeline.messages if message.was_awaited)
-        times = _grouped((it.size or 0.0, max(0.0, it.arrived - it.sent)) for it in awaited)
-        yield from ((size, mean(found)) for size, found in times.items())
+        yield from _means((it.size or 0.0, max(0.0, it.arrived - it.sent)) for it in awaited)
 
 
-def _sum_samples(timelines: Sequence[Timeline]) -> Iterator[tuple[float, float]]:
+def _sum_samples(timelines: Iterable[Timeline]) -> Iterator[Sample]:
     """Yield (size, mean time) of a round of the all-reduces, for each timeline and each size: all but one of its parts.
 
     Only rounds during which none of their ranks computed count, or all rounds if there is no such round: a rank checks
     for arrived parts only between two of its actions.
     """
-    rounds: dict[bool, list[list[tuple[float, float]]]] = {True: [], False: []}
-    for timeline in timelines:
-        of = {True: list[tuple[float, float]](), False: list[tuple[float, float]]()}
-        for found in (found for found in timeline.sums if len(found.ranks) > 1):
+    by_timeline = [list(_rounds_of(timeline)) for timeline in timelines]
+    all_are_hidden = all(is_hidden for is_hidden, _ in chain.from_iterable(by_timeline))
+    for rounds in by_timeline:
+        yield from _means(sample for is_hidden, sample in rounds if is_hidden == all_are_hidden)
+
+
+def _rounds_of(timeline: Timeline) -> Iterator[tuple[bool, Sample]]:
+    """Yield, for each all-reduce, whether one of its ranks computed meanwhile, and size and time of a round."""
+    for found in timeline.sums:
+        if len(found.ranks) > 1:
             spans = (span for rank in found.ranks for span in timeline.spans[rank])
             is_hidden = any(span.start < found.end and span.end > found.begin for span in spans)
             part = found.size * (1 - 1 / len(found.ranks))
-            of[is_hidden].append((part, (found.end - found.begin) / 2))
-        for is_hidden, samples in of.items():
-            rounds[is_hidden].append(samples)
-    for samples in rounds[not any(rounds[False])]:
-        yield from ((size, mean(times)) for size, times in _grouped(samples).items())
+            yield is_hidden, (part, (found.end - found.begin) / 2)
 
 
 def _message_sizes(timelines: Iterable[Timeline], num_stages: int) -> list[float]:
     """Return, by stage, the mean size of its activations in messages, or 0 if no size is known."""
-    messages = (message for timeline in timelines for message in timeline.messages)
-    sizes = _grouped((it.value.stage, it.size) for it in messages if it.value.kind is F and it.size is not None)
-    return [mean(sizes[stage]) if stage in sizes else 0.0 for stage in range(num_stages)]
+    messages = chain.from_iterable(timeline.messages for timeline in timelines)
+    known = ((it.value.stage, it.size) for it in messages if it.value.kind is F and it.size is not None)
+    sizes = dict(_means(known))
+    return [sizes.get(stage, 0.0) for stage in range(num_stages)]
+
+
+def _means(pairs: Iterable[tuple[K, float]]) -> Iterator[tuple[K, float]]:
+    return ((key, mean(found)) for key, found in _grouped(pairs).items())
 
 
 def _grouped(pairs: Iterable[tuple[K, float]]) -> dict[K, list[float]]:

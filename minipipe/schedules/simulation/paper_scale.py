@@ -49,7 +49,8 @@ TERMS = {
 """The terms that :func:`predict` can leave out, to show their effect."""
 
 
-SEQUENCE, VOCABULARY = 2048, 51200  # tokens of a sequence, and different ones, in all three tables
+# Tokens of a sequence, and different tokens, in all three tables
+SEQUENCE, VOCABULARY = 2048, 51200
 TABLES = ("megatron-table-1", "megatron-table-2", "korthikanti-table-5")
 
 
@@ -148,7 +149,8 @@ class Run(NamedTuple):
     def operations(self) -> float:
         """The operations of an iteration, recomputation counted: equation 3 of Narayanan et al."""
         h, layers = self.hidden, self.layers
-        parts = 1 + SEQUENCE / (6 * h) + VOCABULARY / (16 * layers * h)  # products of layers, attention, head
+        # The products of layers, attention and head
+        parts = 1 + SEQUENCE / (6 * h) + VOCABULARY / (16 * layers * h)
         return 96 * self.batch * SEQUENCE * layers * h**2 * parts
 
     def seconds(self) -> float | None:
@@ -291,7 +293,8 @@ class _Model:
         products += [sum(self._product(m, columns, k) for m, k, columns in shapes)]
         products += [sum(self._product(k, m, columns) for m, k, columns in shapes)]
         attention, attention_backward = self._attention()
-        replicated = n / t if is_selective else n  # under sequence parallelism nothing is
+        # Under sequence parallelism nothing is replicated.
+        replicated = n / t if is_selective else n
         forward = products[0] + attention + self._kept("memory", self._moved(22 * replicated + 20 * n / t))
         forward += 2 * self._tensor_sum()
         inputs = products[1] + attention_backward + self._kept("memory", self._moved(46 * replicated + 48 * n / t))

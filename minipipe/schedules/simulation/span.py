@@ -30,7 +30,7 @@ def with_copies(spans: Sequence[Span], copies: Sequence[Span]) -> list[Action]:
     """Return the actions of the spans and of the copies of a rank, in the order in which they change its memory.
 
     An L takes memory from the computation on during which it begins; an O frees memory after the computation during
-    which it ends.
+    which it ends. Copies of kinds that a program has declared are left out: they change none.
 
     Examples
     --------
@@ -51,7 +51,7 @@ def with_copies(spans: Sequence[Span], copies: Sequence[Span]) -> list[Action]:
             consumers = (index_of.get(Action(stage, other, k)) for other in (R, B, I))
             until = next(index for index in consumers if index is not None)
             places[Action(stage, L, k)] = min(bisect_right(ends, start), until), 0
-        else:
+        elif kind is O:
             last = max(bisect_left(starts, end) - 1, index_of[Action(stage, F, k)])
             # It may leave and return during one computation: it then counts as held, and once.
             places[Action(stage, O, k)] = min((last, 2), places[Action(stage, L, k)])

@@ -8,12 +8,13 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
+from minipipe.core.flow import Flow
+from minipipe.core.memory import Level, Ran, copies_held, pairs_of
 from minipipe.io import printable
-from minipipe.schedules.action import U, number_of
+from minipipe.schedules.action import U, number_of, numbered
 from minipipe.schedules.action_table import ShownInNotebooks
-from minipipe.schedules.analysis.activations import Level, held_counts, held_over_time, without_copies
+from minipipe.schedules.analysis.activations import held_over_time, without_copies
 from minipipe.schedules.analysis.dependencies import Value
-from minipipe.schedules.analysis.updates import copies_held
 from minipipe.schedules.simulation.explanation import Explanation, explain
 from minipipe.schedules.simulation.span import GradientSum, Idle, Message, Span, StepChange, in_groups, with_copies
 
@@ -171,8 +172,8 @@ class Timeline(ShownInNotebooks):
 
     @cached_property
     def end(self) -> float:
-        """The latest end on any rank, including all-reduces."""
-        spans = (span.end for row in self.spans for span in row)
+        """The latest end on any rank, including all-reduces and copies."""
+        spans = (span.end for row in (*self.spans, *self.copies) for span in row)
         return max(chain(spans, (found.end for found in self.sums)), default=0.0)
 
     @property
@@ -182,13 +183,19 @@ class Timeline(ShownInNotebooks):
 
     def busy(self, rank: int) -> float:
         """Return the computing time of a rank. Two overlapped actions count once."""
-        row = [span for span in self.spans[rank] if not span.action.kind.is_communication]
-        return sum(group[-1].end - group[0].start for group in in_groups(row))
+        return sum(group[-1].end - group[0].start for group in in_groups(self._computed(rank)))
 
     def own_span(self, rank: int) -> float:
         """Return the time between the first start and the last end of a rank's own computations."""
-        row = [span for span in self.spans[rank] if not span.action.kind.is_communication]
+        row = self._computed(rank)
         return row[-1].end - row[0].start if row else 0.0
+
+    def _computed(self, rank: int) -> list[Span]:
+        return [span for span in self.spans[rank] if not span.action.kind.is_communication]
+
+    @property
+    def _work(self) -> float:
+        return sum(map(self.busy, range(self.num_ranks)))
 
     def idle_within_span(self, rank: int) -> float:
         """Return the idle time between the first start and the last end of a rank's own computations."""
@@ -198,12 +205,12 @@ class Timeline(ShownInNotebooks):
     def bubble_fraction(self) -> float:
         """The idle fraction of the total time, idle / (num_ranks * makespan): (p-1)/(m+p-1) for GPipe and 1F1B."""
         available = self.num_ranks * self.makespan
-        return 1 - sum(map(self.busy, range(self.num_ranks))) / available if available else 0.0
+        return 1 - self._work / available if available else 0.0
 
     @property
     def bubble_over_ideal(self) -> float:
         """Idle time over work, Megatron's convention: (p-1)/m for GPipe and 1F1B, (p-1)/(m v) interleaved."""
-        work = sum(map(self.busy, range(self.num_ranks)))
+        work = self._work
         return self.num_ranks * self.makespan / work - 1 if work else 0.0
 
     @property
@@ -247,7 +254,8 @@ class Timeline(ShownInNotebooks):
     @cached_property
     def _held(self) -> list[list[Level]]:
         rows = list(map(with_copies, self.spans, self.copies or [()] * self.num_ranks))
-        return [without_copies(row, held_counts(row)) for row in rows]
+        counts = pairs_of(Flow(Ran(rows, numbered(rows, self.num_slices))))
+        return [without_copies(row, counts.levels(rank)) for rank, row in enumerate(rows)]
 
     @property
     def held_activations(self) -> tuple[tuple[int, ...], ...]:
@@ -294,7 +302,7 @@ class Timeline(ShownInNotebooks):
             return []
         versions = {action.stage: 1 for action in actions}
         levels: list[Level] = []
-        for held in copies_held(actions):
+        for held in copies_held(Flow(Ran([actions], numbered([actions], self.num_slices))), 0):
             totals = []
             for copies in held:
                 versions[copies.stage] = copies.versions

@@ -5,15 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Costs, schedules, simulate
-from minipipe.schedules.analysis.activations import (
-    Footprint,
-    held_counts,
-    held_memory,
-    held_pairs,
-    lifetimes,
-    memory_levels,
-    peak_activations,
-)
+from minipipe.core.flow import flow_of
+from minipipe.core.memory import Changes, held_pairs, lifetimes, pairs_of
+from minipipe.schedules.analysis.activations import Footprint, memory_levels, peak_activations, sizes_of
 from tests.strategies import examples, named_schedules
 
 amounts = st.integers(0, 9)
@@ -24,14 +18,15 @@ amounts = st.integers(0, 9)
 def test_named_pairs_counts_and_memory_say_the_same(named, activation, weight_activation, transient):
     schedule, n = named[1], named[1].num_stages
     footprint = Footprint([activation] * n, [weight_activation] * n, [transient] * n)
-    for rank, pairs in enumerate(held_pairs(schedule, footprint)):
-        row = schedule.actions[rank]
-        counted = list(held_counts(row))
+    flow = flow_of(schedule)
+    counts, changes = pairs_of(flow), Changes(flow, sizes_of(footprint, n))
+    for rank in range(schedule.num_ranks):
+        pairs, counted = list(held_pairs(changes, rank)), list(counts.levels(rank))
         assert counted == [(len(during.pairs), len(after.pairs)) for during, after in pairs]
-        assert list(held_memory(row, footprint)) == [(during.memory, after.memory) for during, after in pairs]
-        assert memory_levels(schedule, footprint)[rank] == list(held_memory(row, footprint))
+        levels = memory_levels(schedule, footprint)[rank]
+        assert levels == [(during.memory, after.memory) for during, after in pairs]
         assert max(during for during, _ in counted) == peak_activations(schedule)[rank]
-        for stage, k, first, last in lifetimes(row):
+        for stage, k, first, last in lifetimes(counts, rank):
             holders = [i for i, (while_it_runs, _) in enumerate(pairs) if (stage, k) in while_it_runs.pairs]
             assert holders == list(range(first, last + 1))
 

@@ -14,11 +14,11 @@ from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.theory import tick_grid
 from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.walk import walk
-from minipipe.schedules.search.list_scheduling import greedy
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import peak_memory, simulate
 from minipipe.schedules.simulation.span import Span
 from minipipe.schedules.simulation.timeline import Timeline
+from minipipe.search.list_scheduling import greedy
 from tests.strategies import table, takes
 
 F = ActionKind.FORWARD

@@ -10,9 +10,9 @@ from minipipe import ActionKind, Costs, Schedule, schedules
 from minipipe.errors import ScheduleError
 from minipipe.schedules import Action
 from minipipe.schedules.analysis.workload import Objective
-from minipipe.schedules.search import brute_force
-from minipipe.schedules.search.brute_force import solve_by_branch_and_bound
 from minipipe.schedules.simulation.evaluation import evaluate
+from minipipe.search import brute_force
+from minipipe.search.brute_force import solve_by_branch_and_bound
 from tests.launch import slowly
 from tests.schedules.search.enumeration import optimum
 from tests.schedules.search.workloads import PLACEMENTS, STRAIGHT, V, objectives, workloads
@@ -107,7 +107,7 @@ def test_the_enumeration_leaves_nothing_out():
 @examples(100)
 def test_the_solver_finds_what_branch_and_bound_finds(workload, objective):
     pytest.importorskip("ortools", reason="needs OR-tools: pip install '.[search]'")
-    from minipipe.schedules.search.exact import solve
+    from minipipe.search.exact import solve
 
     ours, solved = solve_by_branch_and_bound(workload, objective, seconds=20), solve(workload, objective, seconds=20)
     assert ours.value == pytest.approx(solved.value, rel=1e-9)
@@ -118,7 +118,7 @@ def test_the_solver_finds_what_branch_and_bound_finds(workload, objective):
 @examples(40)
 def test_where_ranks_may_wait_the_bound_of_the_solver_is_still_one(workload):
     pytest.importorskip("ortools", reason="needs OR-tools: pip install '.[search]'")
-    from minipipe.schedules.search.exact import solve
+    from minipipe.search.exact import solve
 
     if len(workload.placement) > 2:
         workload = workload._replace(num_microbatches=1)

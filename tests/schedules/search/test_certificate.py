@@ -14,10 +14,10 @@ from minipipe.cli import main
 from minipipe.errors import MinipipeError, ScheduleError
 from minipipe.schedules.analysis.bounds import lower_bounds
 from minipipe.schedules.analysis.workload import Objective
-from minipipe.schedules.search.brute_force import solve_by_branch_and_bound
-from minipipe.schedules.search.certificate import Certificate, read_certificate
-from minipipe.schedules.search.list_scheduling import one_after_another
 from minipipe.schedules.simulation.evaluation import Claim, check_claim, evaluate
+from minipipe.search.brute_force import solve_by_branch_and_bound
+from minipipe.search.certificate import Certificate, read_certificate
+from minipipe.search.clock import one_after_another
 from tests.schedules.search.workloads import workloads
 from tests.strategies import examples
 
@@ -196,7 +196,7 @@ def test_the_check_loads_nothing_of_the_searches(file):
     path = file(PROVED_BY_SEARCH.to_json(), "found.json")
     program = (
         f"import sys; from minipipe.cli import main; assert main(['check', '--certificate', {str(path)!r}]) == 0\n"
-        "loaded = {name for name in sys.modules if name.startswith('minipipe.schedules.search.')}\n"
-        "assert loaded == {'minipipe.schedules.search.certificate'}, loaded\nassert 'ortools' not in sys.modules"
+        "loaded = {name for name in sys.modules if name.startswith('minipipe.search.')}\n"
+        "assert loaded == {'minipipe.search.certificate'}, loaded\nassert 'ortools' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)

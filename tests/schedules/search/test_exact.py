@@ -8,11 +8,11 @@ from hypothesis import given
 from minipipe import Costs, schedules
 from minipipe.errors import ArgumentError, ScheduleError
 from minipipe.schedules.analysis.workload import Objective
-from minipipe.schedules.search.brute_force import solve_by_branch_and_bound
-from minipipe.schedules.search.exact import in_whole_numbers, scale_of, solve
-from minipipe.schedules.search.finding import find_schedule
-from minipipe.schedules.search.list_scheduling import one_after_another
 from minipipe.schedules.simulation.evaluation import costs_of, evaluate
+from minipipe.search.brute_force import solve_by_branch_and_bound
+from minipipe.search.clock import one_after_another
+from minipipe.search.exact import in_whole_numbers, scale_of, solve
+from minipipe.search.finding import find_schedule
 from tests.launch import slowly
 from tests.schedules.search.workloads import STRAIGHT, V, objectives, workloads
 from tests.strategies import examples

@@ -12,9 +12,9 @@ from minipipe.cli import main
 from minipipe.errors import ScheduleError
 from minipipe.schedules.analysis.bounds import Formula, lower_bounds
 from minipipe.schedules.analysis.workload import Objective
-from minipipe.schedules.search.certificate import Certificate, read_certificate
-from minipipe.schedules.search.list_scheduling import one_after_another
 from minipipe.schedules.simulation.evaluation import Claim, check_claim, evaluate
+from minipipe.search.certificate import Certificate, read_certificate
+from minipipe.search.clock import one_after_another
 from tests.schedules.search.enumeration import optimum
 from tests.schedules.search.workloads import objectives, workloads
 

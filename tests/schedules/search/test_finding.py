@@ -8,10 +8,10 @@ import pytest
 from minipipe import Costs
 from minipipe.errors import ScheduleError
 from minipipe.schedules.analysis.workload import Objective
-from minipipe.schedules.search import finding, heuristic
-from minipipe.schedules.search.finding import find_schedule
-from minipipe.schedules.search.heuristic import Search
 from minipipe.schedules.simulation.evaluation import evaluate
+from minipipe.search import finding, heuristic
+from minipipe.search.finding import find_schedule
+from minipipe.search.heuristic import Search
 
 UNEVEN = Costs([3, 4, 5], [4, 4, 6], [2, 3, 3], latency=0.5).workload(range(3), 5, 2)  # its best: evaluation 2318
 
@@ -126,7 +126,7 @@ def test_an_exact_search_begins_in_the_second_half_of_the_time(asked, clock):
 def test_a_search_whose_time_is_over_does_not_finish_the_schedule_that_it_builds(monkeypatch):
     """The story: a search of 5 s took minutes, because a schedule of a million actions took one to build."""
     now = iter(range(10**9))
-    monkeypatch.setattr("minipipe.schedules.search.heuristic.perf_counter", lambda: next(now))
+    monkeypatch.setattr("minipipe.search.heuristic.perf_counter", lambda: next(now))
     workload = Costs().workload(range(32), 128, 20)  # 12,288 actions: the clock is looked at three times
     search = Search(workload, Objective.SPAN, 0.0, seed=0)
     search.run(inf, seconds=2)

@@ -12,9 +12,9 @@ from minipipe.errors import FileError, ScheduleError
 from minipipe.schedules.analysis.bounds import lower_bound
 from minipipe.schedules.analysis.workload import Objective
 from minipipe.schedules.placement import v_placement
-from minipipe.schedules.search.brute_force import solve_by_branch_and_bound
-from minipipe.schedules.search.gallery import _gallery, gallery_from, proved_optimum
 from minipipe.schedules.simulation.evaluation import evaluate
+from minipipe.search.brute_force import solve_by_branch_and_bound
+from minipipe.search.gallery import _gallery, gallery_from, proved_optimum
 from tests.launch import slowly
 from tests.slow.gallery import as_text
 from tests.strategies import examples
@@ -87,7 +87,7 @@ def test_branch_and_bound_proves_again_what_is_shown(most):
 @pytest.mark.slow
 def test_the_solver_proves_again_what_is_shown():
     pytest.importorskip("ortools", reason="needs OR-tools: pip install '.[search]'")
-    from minipipe.schedules.search.exact import solve
+    from minipipe.search.exact import solve
 
     straight = [shown for shown in SHOWN if len(set(shown[0].placement)) == len(shown[0].placement)]
     for exhibit, limit in random.Random(1).sample(straight, 60):

@@ -12,9 +12,9 @@ from minipipe.schedules.action import ActionKind
 from minipipe.schedules.analysis.activations import peak_activations
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.verifier import verify
-from minipipe.schedules.search.list_scheduling import greedy
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
+from minipipe.search.list_scheduling import greedy
 from tests.strategies import examples
 
 PRIORITIES = ["".join(order) for letters in ("BF", "FIW") for order in permutations(letters)]

@@ -7,15 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Costs, simulate
+from minipipe.core.flow import Flow
+from minipipe.core.times import Rates, times
 from minipipe.errors import ScheduleError
 from minipipe.schedules.analysis.bounds import lower_bound
 from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.workload import Objective
 from minipipe.schedules.placement import v_placement
-from minipipe.schedules.search.finding import find_schedule
-from minipipe.schedules.search.heuristic import Search, TimedOrder, is_possible, with_any_move
-from minipipe.schedules.search.list_scheduling import Facts, ListScheduler, Policy, schedule_of
 from minipipe.schedules.simulation.evaluation import check_answer, costs_of, evaluate
+from minipipe.search.clock import Facts, schedule_of
+from minipipe.search.finding import find_schedule
+from minipipe.search.heuristic import Search, TimedOrder, is_possible, with_any_move
+from minipipe.search.list_scheduling import ListScheduler, Policy
 from tests.launch import slowly
 from tests.schedules.published import TABLE_5
 from tests.schedules.search.workloads import any_workloads
@@ -47,14 +50,20 @@ def test_an_order_is_timed_as_the_simulator_times_it_and_refused_where_the_verif
         rank = random.randrange(len(words))
         words = [*words[:rank], with_any_move(words[rank], random), *words[rank + 1 :]]
     schedule, trial = schedule_of(words, workload, "moved"), TimedOrder(words, facts)
-    if not (trial.is_complete and all(is_possible(word, rank, facts) for rank, word in enumerate(words))):
+    if not trial.is_complete:
         with pytest.raises(ScheduleError):
             check_answer(schedule, workload)
         return
+    assert all(is_possible(word, rank, facts) for rank, word in enumerate(words))
     check_answer(schedule, workload)
+    rates = Rates(workload.durations, workload.message, workload.overhead)
+    tasks = times(Flow(schedule), rates)
+    assert trial.ends == [row[-1].end for row in tasks]
+    assert trial.begins == [row[0].start for row in tasks]
+    ends = {(*facts.cell_of(event), event % workload.num_microbatches): end for event, end in enumerate(trial.ended)}
+    assert ends == {(kind, stage, k): task.end for row in tasks for task in row for stage, kind, k in [task.action]}
     timeline = simulate(schedule, costs_of(workload))
     assert trial.ends == pytest.approx([row[-1].end for row in timeline.spans])
-    assert trial.begins == pytest.approx([row[0].start for row in timeline.spans])
 
 
 @examples(40)
@@ -121,7 +130,7 @@ def test_the_search_is_as_good_as_the_named_schedules_in_a_v(m, chunks, best):
 
 @pytest.mark.slow
 def test_a_v_is_found_without_the_named_schedules(monkeypatch):
-    monkeypatch.setattr("minipipe.schedules.search.heuristic.REGISTRY", {})
+    monkeypatch.setattr("minipipe.search.heuristic.REGISTRY", {})
     assert best_found(Costs().workload(v_placement(4), 8, 4), "makespan", 59) == 59
 
 

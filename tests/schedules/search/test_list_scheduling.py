@@ -3,7 +3,8 @@
 import pytest
 
 from minipipe import Costs
-from minipipe.schedules.search.list_scheduling import Facts, ListScheduler, Policy, schedule_of
+from minipipe.search.clock import Facts, schedule_of
+from minipipe.search.list_scheduling import ListScheduler, Policy
 
 
 def rows(costs, placement, num_microbatches, limit=None, **policy):

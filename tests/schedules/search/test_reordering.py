@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from minipipe import Costs, simulate
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.analysis.workload import Objective
-from minipipe.schedules.search.heuristic import Search, TimedOrder, with_any_move, without_delay
-from minipipe.schedules.search.list_scheduling import Facts, ListScheduler, Policy, schedule_of
 from minipipe.schedules.simulation.evaluation import costs_of
+from minipipe.search.clock import Facts, schedule_of
+from minipipe.search.heuristic import Search, TimedOrder, with_any_move, without_delay
+from minipipe.search.list_scheduling import ListScheduler, Policy
 from tests.schedules.search.workloads import any_workloads
 from tests.strategies import examples
 

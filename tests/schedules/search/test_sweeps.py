@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Costs
-from minipipe.schedules.search.list_scheduling import Facts, schedule_of
-from minipipe.schedules.search.sweeps import Sweeps
 from minipipe.schedules.simulation.evaluation import check_answer
+from minipipe.search.clock import Facts, schedule_of
+from minipipe.search.sweeps import Sweeps
 from tests.schedules.search.workloads import any_workloads
 from tests.strategies import examples
 

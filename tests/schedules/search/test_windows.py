@@ -10,10 +10,10 @@ from minipipe import Costs
 from minipipe.schedules.analysis.bounds import lower_bound
 from minipipe.schedules.analysis.workload import Objective
 from minipipe.schedules.placement import v_placement
-from minipipe.schedules.search import heuristic
-from minipipe.schedules.search.finding import find_schedule
-from minipipe.schedules.search.heuristic import Search, TimedOrder
-from minipipe.schedules.search.list_scheduling import ListScheduler, Policy
+from minipipe.search import heuristic
+from minipipe.search.finding import find_schedule
+from minipipe.search.heuristic import Search, TimedOrder
+from minipipe.search.list_scheduling import ListScheduler, Policy
 from tests.schedules.search.workloads import workloads
 from tests.strategies import examples
 
@@ -72,7 +72,7 @@ def test_without_its_solver_a_search_goes_on_with_orders(monkeypatch):
     def missing():
         raise heuristic.ArgumentError("value", "missing")
 
-    monkeypatch.setattr("minipipe.schedules.search.exact.solver_module", missing)
+    monkeypatch.setattr("minipipe.search.exact.solver_module", missing)
     small = Costs(3, 4, 2).workload(v_placement(2), 3)
     search = Search(small, Objective.MAKESPAN, 0.0, 0)
     assert search.windows is None and list(search.reorder(40)) == []

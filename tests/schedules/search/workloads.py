@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from minipipe import Costs
 from minipipe.errors import ScheduleError
 from minipipe.schedules.analysis.workload import Objective
-from minipipe.schedules.search.list_scheduling import one_after_another
+from minipipe.search.clock import one_after_another
 
 STRAIGHT, V = (0, 1, 2, 3), (0, 1, 2, 3, 3, 2, 1, 0)
 PLACEMENTS = [(0,), (0, 1), (0, 1, 2), (0, 1, 1, 0), (0, 1, 0, 1), (0, 0, 1), (0, 1, 0), (1, 0), (0, 1, 0, 2)]

@@ -8,13 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Costs, Schedule, schedules, simulate
+from minipipe.core.flow import flow_of
+from minipipe.core.memory import Changes, held_pairs, lifetimes, pairs_of
 from minipipe.errors import ScheduleError
 from minipipe.render.descriptions import describe_wait
 from minipipe.schedules.action import Action, B, F, I, L, O, R, W
-from minipipe.schedules.analysis.activations import Footprint, held_counts, held_memory, held_pairs, lifetimes
-from minipipe.schedules.simulation.costs import Hosts
-from minipipe.schedules.simulation.fluid import Fluid
+from minipipe.schedules.analysis.activations import Footprint, memory_levels, sizes_of
+from minipipe.schedules.simulation.simulator import timeline_of
 from minipipe.schedules.simulation.span import with_copies
+from minipipe.simulation.hosts import Hosts
 from tests.strategies import examples, legally_overlapped, runnable_schedules, with_offloads
 
 EIGHTH = Costs(activation=1 / 8, transient_activation=7 / 8)  # F keeps its inputs, an eighth of what a backward needs
@@ -107,10 +109,8 @@ def test_a_pair_that_is_away_for_a_part_of_one_computation_counts_as_there_and_o
 def test_where_nothing_is_shared_the_fluid_is_the_exact_simulation(drawn):
     schedule, costs = drawn
     exact = simulate(schedule, costs, num_steps=2)
-    other = Fluid(schedule, costs, 2, Hosts((0,) * schedule.num_ranks, (inf,)))
-    other.run(wait=False)
-    assert tuple(map(tuple, other.spans)) == exact.spans
-    assert tuple(map(tuple, other.copies)) == (exact.copies or ((),) * schedule.num_ranks)
+    other = timeline_of(schedule, costs, 2, False, Hosts((0,) * schedule.num_ranks, (inf,)))
+    assert (other.spans, other.copies) == (exact.spans, exact.copies)
 
 
 @examples(150)
@@ -176,10 +176,13 @@ amounts = st.integers(0, 9)
 def test_named_pairs_counts_and_memory_say_the_same(drawn, activation, weight_activation, transient):
     schedule, n = drawn[0], drawn[0].num_stages
     footprint = Footprint([activation] * n, [weight_activation] * n, [transient] * n)
-    for row, pairs in zip(schedule.actions, held_pairs(schedule, footprint)):
-        assert list(held_counts(row)) == [(len(during.pairs), len(after.pairs)) for during, after in pairs]
-        assert list(held_memory(row, footprint)) == [(during.memory, after.memory) for during, after in pairs]
-        lives = lifetimes(row)
+    flow = flow_of(schedule)
+    counts, changes = pairs_of(flow), Changes(flow, sizes_of(footprint, n))
+    for rank, (row, levels) in enumerate(zip(schedule.actions, memory_levels(schedule, footprint))):
+        pairs = list(held_pairs(changes, rank))
+        assert list(counts.levels(rank)) == [(len(during.pairs), len(after.pairs)) for during, after in pairs]
+        assert levels == [(during.memory, after.memory) for during, after in pairs]
+        lives = lifetimes(counts, rank)
         for stage, k in {action[::2] for action in row}:
             holders = [i for i, (while_it_runs, _) in enumerate(pairs) if (stage, k) in while_it_runs.pairs]
             own = [life for life in lives if life[:2] == (stage, k)]

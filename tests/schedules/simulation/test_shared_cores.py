@@ -10,11 +10,11 @@ from minipipe import schedules
 from minipipe.cli.main import main
 from minipipe.errors import ScheduleError
 from minipipe.schedules.analysis.lowering import lower
-from minipipe.schedules.simulation import fluid
-from minipipe.schedules.simulation.costs import Costs, Hosts
-from minipipe.schedules.simulation.fluid import fair_rates
-from minipipe.schedules.simulation.simulator import simulate
+from minipipe.schedules.simulation.costs import Costs
+from minipipe.schedules.simulation.simulator import simulate, timeline_of
 from minipipe.schedules.simulation.span import IdleCause
+from minipipe.simulation import hosts
+from minipipe.simulation.hosts import Hosts, fair_rates
 from tests.strategies import examples, legally_overlapped, runnable_schedules
 
 TIMES = st.one_of(st.integers(0, 5), st.floats(0.01, 5))
@@ -33,11 +33,9 @@ runnable = runnable_schedules() | legally_overlapped(runnable_schedules())
 
 
 def flow(schedule, costs, num_steps=1, wait=False):
-    """Return the spans and the changes of step of the fluid simulation, where nothing is shared."""
+    """Return the timeline of the simulation with hosts, where nothing is shared."""
     step = lower(schedule) if costs.sends_block else schedule
-    simulation = fluid.Fluid(step, costs, num_steps, Hosts((0,) * schedule.num_ranks, (inf,)))
-    simulation.run(wait)
-    return simulation.spans, simulation.changes
+    return timeline_of(step, costs, num_steps, wait, Hosts((0,) * schedule.num_ranks, (inf,)))
 
 
 def numbers(spans):
@@ -54,13 +52,13 @@ def test_where_nothing_is_shared_the_fluid_is_the_exact_simulation(schedule, dat
     schedule = lower(schedule) if data.draw(st.booleans()) and not given_costs.sends_block else schedule
     num_steps, wait = data.draw(st.integers(1, 3)), data.draw(st.booleans())
     exact = simulate(schedule, given_costs, num_steps, wait)
-    spans, changes = flow(schedule, given_costs, num_steps, wait)
-    assert [[s.action for s in row] for row in spans] == [[s.action for s in row] for row in exact.spans]
-    assert numbers(spans) == [[time for _, *times in row for time in times] for row in exact.spans]
+    found = flow(schedule, given_costs, num_steps, wait)
+    assert [[s.action for s in row] for row in found.spans] == [[s.action for s in row] for row in exact.spans]
+    assert numbers(found.spans) == [[time for _, *times in row for time in times] for row in exact.spans]
     if num_steps > 1:
-        found = [[time for left, begun, _ in row for time in (left, begun)] for row in changes]
+        changes = [[time for left, begun, _ in row for time in (left, begun)] for row in found.step_changes]
         expected = [[time for left, begun, _ in row for time in (left, begun)] for row in exact.step_changes]
-        assert found == [pytest.approx(row, abs=1e-9) for row in expected]
+        assert changes == [pytest.approx(row, abs=1e-9) for row in expected]
 
 
 @examples(40)
@@ -247,12 +245,12 @@ def test_the_command_line_knows_cores_and_hosts(capsys):
 
 
 def test_cores_that_are_not_shared_are_noticed(monkeypatch):
-    monkeypatch.setattr(fluid._Cores, "rate", 1.0)
+    monkeypatch.setattr(hosts.Cores, "rate", 1.0)
     with pytest.raises(AssertionError):
         test_two_ranks_on_one_core_each_go_at_half_the_rate()
 
 
 def test_links_that_are_not_shared_are_noticed(monkeypatch):
-    monkeypatch.setattr(fluid, "fair_rates", lambda links_of: dict.fromkeys(links_of, 1.0))
+    monkeypatch.setattr(hosts, "fair_rates", lambda links_of: dict.fromkeys(links_of, 1.0))
     with pytest.raises(AssertionError):
         test_two_messages_on_one_link_take_half_of_it_each()

@@ -11,10 +11,10 @@ from minipipe import Costs, Schedule, schedules, simulate, verify
 from minipipe.errors import ScheduleError
 from minipipe.render.descriptions import describe_wait
 from minipipe.schedules.action import REDUCE_GRAD, Action, U
-from minipipe.schedules.simulation.costs import Hosts
-from minipipe.schedules.simulation.fluid import Fluid
+from minipipe.schedules.simulation.simulator import timeline_of
 from minipipe.schedules.simulation.span import IdleCause
 from minipipe.schedules.transforms import repeat
+from minipipe.simulation.hosts import Hosts
 from tests.strategies import examples, replicated_schedules, runnable_schedules, updated_schedules
 
 SIX = Costs(gradient_size=6, bandwidth=1)  # two replicas: 6 units for the sum of a rank
@@ -175,8 +175,8 @@ def test_the_next_step_begins_when_the_sums_of_the_rank_are_there():
 def test_both_simulations_agree_about_sums_and_updates(schedule, latency, size, num_steps, wait):
     costs = Costs(forward=1, backward_input=2, update=0.5, latency=latency, gradient_size=size, bandwidth=2)
     exact = simulate(schedule, costs, num_steps, wait)
-    fluid = Fluid(schedule, costs, num_steps, Hosts((0,) * schedule.num_ranks, (inf,)))
-    assert fluid.run(wait) == pytest.approx(exact.makespan)
+    fluid = timeline_of(schedule, costs, num_steps, wait, Hosts((0,) * schedule.num_ranks, (inf,)))
+    assert fluid.makespan == pytest.approx(exact.makespan)
     for row, other in zip(fluid.spans, exact.spans):
         assert [span.action for span in row] == [span.action for span in other]
         assert [end for *_, end in row] == pytest.approx([end for *_, end in other])

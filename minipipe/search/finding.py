@@ -10,12 +10,12 @@ from time import perf_counter
 from minipipe.errors import ScheduleCode, ScheduleError, misuse, unfit, whole_number
 from minipipe.schedules.action_table import describe_sizes
 from minipipe.schedules.analysis.workload import Objective, Workload
-from minipipe.schedules.search.certificate import Certificate
-from minipipe.schedules.search.exact import solve, solver_module
-from minipipe.schedules.search.gallery import known_bound
-from minipipe.schedules.search.heuristic import Search
-from minipipe.schedules.search.list_scheduling import schedule_of
 from minipipe.schedules.simulation.evaluation import evaluate
+from minipipe.search.certificate import Certificate
+from minipipe.search.clock import schedule_of
+from minipipe.search.exact import solve, solver_module
+from minipipe.search.gallery import known_bound
+from minipipe.search.heuristic import Search
 
 _ACTIONS = 10**7  # of all schedules together that a search tries by default
 _MOST_ACTIONS = 10**6  # of one schedule: to build it, to time it and to print it takes half a minute

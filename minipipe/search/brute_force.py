@@ -17,30 +17,30 @@ So each order of each rank comes up once. A branch is abandoned if
                    available, no later.
 
 The stages take their microbatches in ascending order; see
-:func:`minipipe.schedules.search.list_scheduling.in_microbatch_order`.
+:func:`minipipe.search.clock.in_microbatch_order`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import product
 from math import inf, isinf
 from time import perf_counter
-from typing import Any
 
 from minipipe.errors import misuse
 from minipipe.schedules.action import F, I, W
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload
-from minipipe.schedules.search.certificate import Certificate
-from minipipe.schedules.search.list_scheduling import (
+from minipipe.schedules.simulation.evaluation import evaluate
+from minipipe.search.certificate import Certificate
+from minipipe.search.clock import (
     Cell,
+    Clock,
     Facts,
-    PartialSchedule,
     Word,
     one_after_another,
     schedule_of,
     words_of,
 )
-from minipipe.schedules.simulation.evaluation import evaluate
 
 NAME = "branch and bound"
 
@@ -89,7 +89,7 @@ def solve_by_branch_and_bound(workload: Workload, objective: Objective, seconds:
     return Certificate(schedule, workload, objective, value, bound, NAME, name, perf_counter() - began)
 
 
-class _Search(PartialSchedule):
+class _Search(Clock):
     """The actions placed so far, and the best schedule so far."""
 
     def __init__(self, workload: Workload, objective: Objective, deadline: float) -> None:
@@ -97,13 +97,8 @@ class _Search(PartialSchedule):
         self.workload, self.objective, self.deadline = workload, objective, deadline
         self.best, self.is_late = inf, False
         self.best_words: list[Word] | None = None
-        stages = range(workload.num_stages)
-        # Each action comes after the producer of its input.
-        self.cells = [*((F, s) for s in stages), *((kind, s) for s in reversed(stages) for kind in (I, W))]
-        self.shortest = min(self.facts.times[cell] for cell in self.cells)
-        self.source = {user: (cell, in_flight) for cell, (user, in_flight) in self.facts.consumer.items()}
-        self.source |= {(W, s): ((I, s), 0.0) for s in stages}
-        self.refused: list[frozenset[Cell]] = [frozenset() for _ in self.words]
+        self.shortest = min(step.time for step in self.facts.steps.values())
+        self.refused: list[frozenset[Cell]] = [frozenset() for _ in self.rows]
         self.seen: defaultdict[tuple, list[list[float]]] = defaultdict(list)
 
     # -- branches -----------------------------------------------------------------------------------------------------
@@ -114,12 +109,12 @@ class _Search(PartialSchedule):
         bound = self.bound()
         if self.is_late or bound >= self.best * (1 - ROUNDING):  # [1]
             return
-        if all(self.done[cell] == self.workload.num_microbatches for cell in self.cells):
-            self.best, self.best_words = bound, [word[:] for word in self.words]  # complete: the bound is the value
+        if all(self.done[cell] == self.workload.num_microbatches for cell in self.facts.cells):
+            self.best, self.best_words = bound, self.words  # complete: the bound is the value
             return
         if self._is_dominated():
             return
-        options = [self._options(rank) for rank in range(len(self.words))]
+        options = [self._options(rank) for rank in range(len(self.rows))]
         soonest = [min((start for start, _, _ in choices), default=inf) for choices in options]
         rank = min(range(len(soonest)), key=soonest.__getitem__)
         if isinf(soonest[rank]):  # all wait for a refused action
@@ -141,39 +136,34 @@ class _Search(PartialSchedule):
         found, facts = [], self.facts
         for cell in ((kind, stage) for stage in facts.own[rank] for kind in (F, I, W)):
             start = max(self.free[rank], self.next_at(cell))
-            if start < inf and cell not in self.refused[rank] and self.fits(rank, facts.during[cell]):
-                found.append((start, start + facts.times[cell] + self.workload.overhead, cell))
+            if start < inf and cell not in self.refused[rank] and self.fits(rank, facts.steps[cell].during):
+                found.append((start, start + facts.steps[cell].time + self.workload.overhead, cell))
         return found
 
     def _gives_back(self, rank: int, cell: Cell) -> bool:
         """Tell whether memory permits running an action sooner."""
-        return isinf(self.workload.memory_limit[rank]) or (cell[0] is not F and self.facts.change[cell] <= 0)
+        return isinf(self.workload.memory_limit[rank]) or (cell[0] is not F and self.facts.steps[cell].change <= 0)
 
     def _branch(self, rank: int, cell: Cell, start: float) -> None:
         """Place an action, visit the continuations, and undo the placement."""
-        by_rank: list[list[Any]] = [self.held, self.begins, self.ends, self.free, self.refused]
-        before = [state[rank] for state in by_rank]
-        self.add(cell, start)
+        held, refused = self.held[rank], self.refused[rank]
+        self.run(rank, [cell], start)
         self.refused[rank] = frozenset()
         self.explore()
-        self.done[cell] -= 1
-        self.words[rank].pop()
-        if cell in self.facts.consumer:
-            self.arrivals[self.facts.consumer[cell][0]].pop()
-        for state, value in zip(by_rank, before):
-            state[rank] = value
+        self.undo(rank, held)
+        self.refused[rank] = refused
 
     # -- bound and dominance ------------------------------------------------------------------------------------------
 
     def bound(self) -> float:
         """Return a lower bound on the objective, or its value if the schedule is complete."""
-        heads = self._heads()
+        heads, ends = self._heads(), self.ends
         longest = 0.0
         for rank, own in enumerate(self.facts.own):
-            own_cells = [cell for cell in self.cells if cell[1] in own]
-            left = sorted((head, self.facts.times[cell]) for cell in own_cells for head in heads[cell])
+            own_cells = [cell for cell in self.facts.cells if cell[1] in own]
+            left = sorted((head, self.facts.steps[cell].time) for cell in own_cells for head in heads[cell])
             begin = min([self.begins[rank], *(head for head, _ in left[:1])])
-            end, free = self.ends[rank], self.free[rank]
+            end, free = ends[rank], self.free[rank]
             for head, time in left:
                 end = max(free, head) + time
                 free = end + self.workload.overhead
@@ -183,28 +173,35 @@ class _Search(PartialSchedule):
     def _heads(self) -> dict[Cell, list[float]]:
         """Return, by cell, the times before which its remaining actions cannot start."""
         heads: dict[Cell, list[float]] = {}
-        for cell in self.cells:
-            soonest, values = self.free[self.facts.rank_of[cell[1]]], self._values_there(cell)
-            if cell in self.source:
-                source, in_flight = self.source[cell]
-                values += [head + self.facts.times[source] + in_flight for head in heads[source]]
+        ended = self.ended[:]
+        for cell in self.facts.cells:
+            step = self.facts.steps[cell]
+            soonest = self.free[self.facts.rank_of[cell[1]]]
             heads[cell] = []
-            for value in values:
-                heads[cell].append(max(soonest, value))
-                soonest = heads[cell][-1] + self.facts.times[cell] + self.workload.overhead
+            for k in range(self.done[cell], self.workload.num_microbatches):
+                head = max(soonest, self._there(cell, k, ended))
+                heads[cell].append(head)
+                ended[step.event + k] = head + step.time
+                soonest = head + step.time + self.workload.overhead
         return heads
 
-    def _values_there(self, cell: Cell) -> list[float]:
-        """Return the times of the values that a cell has not consumed yet; a W gets its values from its own rank."""
-        kind, stage = cell
-        return [0.0] * (self.done[I, stage] - self.done[cell]) if kind is W else self.arrivals[cell][self.done[cell] :]
+    def _there(self, cell: Cell, k: int, ended: list[float]) -> float:
+        """Return when the values for an action exist."""
+        there = 0.0
+        for needed, delay in self.facts.steps[cell].needs:
+            there = max(there, ended[needed + k] + delay)
+        return there
 
     def _is_dominated(self) -> bool:  # [3]
         """Tell whether another branch placed and refused the same actions, with all ranks and values no later."""
         state = list(self.free)
-        for stage, rank in enumerate(self.facts.rank_of):
-            for kind in (F, I):
-                state += [max(self.free[rank], time) for time in self._values_there((kind, stage))]
+        for cell in product((F, I), range(self.workload.num_stages)):
+            free = self.free[self.facts.rank_of[cell[1]]]
+            for k in range(self.done[cell], self.workload.num_microbatches):
+                there = self._there(cell, k, self.ended)
+                if there == inf:
+                    break
+                state.append(max(free, there))
         known = self.seen[tuple(self.done.values()), tuple(self.refused)]
         if any(all(a <= b for a, b in zip(other, state)) for other in known):
             return True

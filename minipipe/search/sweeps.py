@@ -19,11 +19,11 @@ from __future__ import annotations
 
 from math import inf
 
-from minipipe.schedules.analysis.workload import fits
-from minipipe.schedules.search.list_scheduling import Cell, F, Facts, I, PartialSchedule, W
+from minipipe.schedules.action import F, I, W
+from minipipe.search.clock import Cell, Clock, Facts
 
 
-class Sweeps(PartialSchedule):
+class Sweeps(Clock):
     """One schedule of all sweeps.
 
     Parameters
@@ -70,44 +70,42 @@ class Sweeps(PartialSchedule):
         The gradient of microbatch 0 goes up the stages, and each fills the time until it arrives with F. Their inputs
         come from the stage before, which therefore runs one more F, if there is one more.
         """
-        facts, free, held, gradient = self.facts, self.free[:], self.held[:], self.arrivals[I, self._stages[-1]][0]
+        facts, free, held, gradient = self.facts, self.free[:], self.held[:], self.next_at((I, self._stages[-1]))
         counts, most = [0 for _ in self._stages], facts.num_microbatches - 1
         for stage in reversed(self._stages):
-            rank, time, amount = facts.rank_of[stage], facts.times[F, stage], facts.change[F, stage]
-            limit = facts.workload.memory_limit[rank]
-            while counts[stage] < most and fits(held[rank] + amount + facts.during[I, stage], limit):
+            rank, time, amount = facts.rank_of[stage], facts.steps[F, stage].time, facts.steps[F, stage].change
+            while counts[stage] < most and held[rank] + amount + facts.steps[I, stage].during <= facts.room[rank]:
                 if free[rank] + time > gradient if self.may_wait else free[rank] >= gradient:
                     break
                 counts[stage] += 1
                 held[rank] += amount
                 free[rank] += time + facts.workload.overhead
-            _, in_flight = facts.consumer.get((I, stage), (None, 0.0))
-            gradient = max(free[rank], gradient) + facts.times[I, stage] + in_flight
+            gradient = max(free[rank], gradient) + facts.steps[I, stage].time + facts.steps[I, stage].in_flight
         for stage, before in zip(self._stages[1:], self._stages):
             counts[stage] = min(counts[stage], max(counts[before] - (counts[stage] < most), 0))
         return counts
 
     def _later_forwards(self) -> list[int]:
         """Return, by stage, whether it runs an F in this sweep: 1 or 0. If a stage skips one, so do all before it."""
-        counts, is_skipped = [0 for _ in self._stages], False
+        counts, is_skipped, after = [0 for _ in self._stages], False, self._stages[-1]
         for stage in reversed(self._stages):
             is_left = self.done[F, stage] < self.facts.num_microbatches
             if is_left:
-                is_skipped = is_skipped or (self.gradients_first and self._is_early(stage))
+                is_skipped = is_skipped or (self.gradients_first and self._is_early(stage, after))
                 counts[stage] = int(not is_skipped)
+            after = stage
         return counts
 
-    def _is_early(self, stage: int) -> bool:
+    def _is_early(self, stage: int, after: int) -> bool:
         """Tell whether the next F of a stage should wait for its I: the consumer is far behind, and soon sends one."""
         facts, done = self.facts, self.done
-        (_, consumer), _ = facts.consumer[F, stage]
-        if done[F, stage] < done[F, consumer] + 2:
+        if done[F, stage] < done[F, after] + 2:
             return False
-        rank, (_, in_flight) = facts.rank_of[stage], facts.consumer[I, consumer]
-        gradient = self.free[facts.rank_of[consumer]] + facts.times[F, consumer] + facts.times[I, consumer] + in_flight
-        end, held, left = self.free[rank] + facts.times[F, stage], self.held[rank], done[I, stage] - done[W, stage]
-        while left and not fits(held + facts.change[F, stage], facts.workload.memory_limit[rank]):
-            end, held, left = end + facts.times[W, stage], held + facts.change[W, stage], left - 1
+        rank, in_flight = facts.rank_of[stage], facts.steps[I, after].in_flight
+        gradient = self.free[facts.rank_of[after]] + facts.steps[F, after].time + facts.steps[I, after].time + in_flight
+        end, held, left = self.free[rank] + facts.steps[F, stage].time, self.held[rank], done[I, stage] - done[W, stage]
+        while left and held + facts.steps[F, stage].change > facts.room[rank]:
+            end, held, left = end + facts.steps[W, stage].time, held + facts.steps[W, stage].change, left - 1
         return end > gradient and self._can_afford(rank, gradient)
 
     # -- what a rank runs ----------------------------------------------------------------------------------------
@@ -115,15 +113,15 @@ class Sweeps(PartialSchedule):
     def _run_when_there(self, cell: Cell) -> bool:
         """Run an F or an I, after each W that frees memory for it or fills the gap before it; False if it fits not."""
         rank = self.facts.rank_of[cell[1]]
-        while not self.fits(rank, self.facts.during[cell]):
+        while not self.fits(rank, self.facts.steps[cell].during):
             if not self._run_weight(rank):
                 return False
-        start = self.arrivals[cell][self.done[cell]]
+        start = self.next_at(cell)
         while self.free[rank] < start and self._run_weight(rank, start):
             pass
-        if self.words[rank]:
+        if self.rows[rank]:
             self._waited[rank] += max(start - self.free[rank], 0.0)
-        self.add(cell, max(start, self.free[rank]))
+        self.run(rank, [cell])
         return True
 
     def _run_weight(self, rank: int, before: float = inf) -> bool:
@@ -131,10 +129,10 @@ class Sweeps(PartialSchedule):
         oldest = self.oldest_weight(rank)
         if oldest is None:
             return False
-        end = self.free[rank] + self.facts.times[W, oldest]
+        end = self.free[rank] + self.facts.steps[W, oldest].time
         if end > before and not self.fills_gaps and self._can_afford(rank, before):
             return False
-        self.add((W, oldest), self.free[rank])
+        self.run(rank, [(W, oldest)])
         return True
 
     def _can_afford(self, rank: int, until: float) -> bool:

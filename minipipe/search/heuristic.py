@@ -27,22 +27,14 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from minipipe.errors import ArgumentError, ScheduleError, counted
+from minipipe.schedules.action import F, W
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload, fits
 from minipipe.schedules.registry import REGISTRY, build
-from minipipe.schedules.search.exact import WindowSearch
-from minipipe.schedules.search.list_scheduling import (
-    F,
-    Facts,
-    ListScheduler,
-    OutOfTime,
-    Policy,
-    W,
-    Word,
-    schedule_of,
-    words_of,
-)
-from minipipe.schedules.search.sweeps import Sweeps
 from minipipe.schedules.transforms import split_backward
+from minipipe.search.clock import Clock, Facts, OutOfTime, Word, schedule_of, words_of
+from minipipe.search.exact import WindowSearch
+from minipipe.search.list_scheduling import ListScheduler, Policy
+from minipipe.search.sweeps import Sweeps
 
 _REACH = 6  # places by which an action is moved, at most
 
@@ -77,72 +69,38 @@ def without_delay(word: Word, position: int, random: Random) -> Word:
 
 
 def is_possible(word: Word, rank: int, facts: Facts) -> bool:
-    """Tell whether a rank's order keeps F before I before W, and its memory limit."""
-    done, held, limit = dict.fromkeys(facts.before, 0), 0.0, facts.workload.memory_limit[rank]
-    for cell in word:
-        done[cell] += 1
-        before = facts.before[cell]
-        if before is not None and done[cell] > done[before]:
-            return False
-        if not fits(held + facts.during[cell], limit):
-            return False
-        held += facts.change[cell]
-    return True
+    """Tell whether a rank alone can run a word: F before I before W, within its memory."""
+    alone = Clock(facts)
+    alone.ended = [0.0] * len(alone.ended)
+    for cell in set(word):
+        event = facts.steps[cell].event
+        alone.ended[event : event + facts.num_microbatches] = [inf] * facts.num_microbatches
+    alone.run(rank, word)
+    return len(alone.rows[rank]) == len(word)
 
 
-class TimedOrder:
+class TimedOrder(Clock):
     """The times of an order in which every action starts as early as it can, as the simulator has them.
-
-    A search times thousands of orders and needs only ends and the critical path, which takes a fraction of the time of
-    a whole timeline. The tests compare both, and the result of a search is simulated.
 
     Attributes
     ----------
-    words : list of Word
-    begins, ends : list of float
-        By rank.
     is_complete : bool
-        Whether all actions ran; otherwise the ranks deadlock.
+        Whether all actions ran; otherwise the ranks deadlock, or one lacks memory.
     """
 
     def __init__(self, words: Sequence[Word], facts: Facts) -> None:
-        self.words, self._facts = list(words), facts
-        self._taken = dict.fromkeys(facts.arrivals(), 0)
-        self._arrivals = facts.arrivals()  # (time, (rank, position) of the producer)
-        self._arrivals[F, 0] += [(0.0, None)] * facts.num_microbatches
-        self._awaited: list[list[tuple[int, int] | None]] = [[] for _ in words]  # by position: its producer
-        self.begins, self.ends, self._free = ([0.0] * len(words) for _ in range(3))
+        super().__init__(facts)
+        self._words = list(words)
         ready = [*range(len(words))]
         while ready:
-            ready += self._run(ready.pop())
-        self.is_complete = all(len(done) == len(word) for done, word in zip(self._awaited, words))
+            rank = ready.pop()
+            ready += self.run(rank, words[rank][len(self.rows[rank]) :])
+        self.is_complete = all(len(row) == len(word) for row, word in zip(self.rows, words))
 
-    def _run(self, rank: int) -> set[int]:
-        """Run a rank as far as it can; return the ranks to which it has sent something. The hot loop."""
-        word, facts, overhead = self.words[rank], self._facts, self._facts.workload.overhead
-        arrivals, awaited, taken, times = self._arrivals, self._awaited[rank], self._taken, self._facts.times
-        free, reached = self._free[rank], set()
-        for position in range(len(awaited), len(word)):
-            cell = word[position]
-            start, source = free, None
-            if cell in taken:
-                there, k = arrivals[cell], taken[cell]
-                if k == len(there):
-                    break
-                taken[cell] = k + 1
-                if there[k][0] > start:
-                    start, source = there[k]
-            awaited.append(source)
-            end = start + times[cell]
-            if cell in facts.consumer:
-                consumer, in_flight = facts.consumer[cell]
-                arrivals[consumer].append((end + in_flight, (rank, position)))
-                reached.add(facts.rank_of[consumer[1]])
-            if not position:
-                self.begins[rank] = start
-            self.ends[rank], free = end, end + overhead
-        self._free[rank] = free
-        return reached - {rank}
+    @property
+    def words(self) -> list[Word]:
+        """The order that was given, whether it ran or not."""
+        return self._words
 
     def delays(self, rank: int) -> list[tuple[int, int]]:
         """Return the (rank, position) of critical actions that waited for the action before them on their rank.
@@ -150,13 +108,15 @@ class TimedOrder:
         The critical path leads from the last action of a rank to the action that it waited for, and so on. To shorten
         it, one of these actions has to come earlier, or the one before it later.
         """
-        found, position = [], len(self.words[rank]) - 1
+        m, found, position = self.facts.num_microbatches, [], len(self.rows[rank]) - 1
         while position >= 0:
-            source = self._awaited[rank][position]
+            event = self.rows[rank][position]
+            source = self.awaited[event]
             if source is not None:
-                rank, position = source
+                rank = self.facts.rank_of[self.facts.cell_of(source)[1]]
+                position = self.rows[rank].index(source)
                 continue
-            if position and self.words[rank][position] != self.words[rank][position - 1]:
+            if position and event // m != self.rows[rank][position - 1] // m:
                 found.append((rank, position))
             position -= 1
         return found
@@ -327,7 +287,7 @@ class Search:
         """
         facts, workload = self.facts, self.facts.workload
         unit = max(workload.footprint.activation)
-        held = [workload.num_microbatches * sum(facts.change[F, s] for s in own) for own in facts.own]
+        held = [workload.num_microbatches * sum(facts.steps[F, s].change for s in own) for own in facts.own]
         limits = tuple(map(min, workload.memory_limit, held))
         while unit:
             limits = tuple(limit - unit for limit in limits)
@@ -360,7 +320,7 @@ class Search:
                 continue
             words = words_of(schedule)
             if schedule.placement == workload.placement and schedule_of(words, workload, name) == schedule:
-                found = None if schedule.is_forward_only else self.order_of(words, range(workload.num_ranks), name)
+                found = None if schedule.is_forward_only else self.order_of(words, range(len(words)), name)
                 if found is not None:
                     yield found
 
@@ -399,7 +359,7 @@ class Search:
         return self.order_of(words, changed, "annealing of the order")
 
     def order_of(self, words: list[Word], ranks: Iterable[int], found_by: str) -> SearchState | None:
-        """Time an order; None if it is not legal, or one of these ranks takes too much memory."""
+        """Time an order; None if it is not legal, or a rank takes too much memory."""
         if not all(is_possible(words[rank], rank, self.facts) for rank in ranks):
             return None
         order = TimedOrder(words, self.facts)

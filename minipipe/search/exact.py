@@ -3,7 +3,7 @@
 F, I and W of every microbatch and stage are intervals with a variable start. The tags are repeated at the code:
 
     [1] order     F, I and W of a stage each take their microbatches in ascending order. Renumbering loses nothing: see
-                  :func:`minipipe.schedules.search.list_scheduling.in_microbatch_order`.
+                  :func:`minipipe.search.list_scheduling.in_microbatch_order`.
     [2] values    F(s,k) ends, and its message arrives, before F(s + 1,k) starts; I(s + 1,k) likewise before I(s,k);
                   F(s,k) before I(s,k), and I(s,k) before W(s,k).
     [3] ranks     A rank computes one action at a time, with the overhead between two.
@@ -52,18 +52,19 @@ from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.activations import Footprint
 from minipipe.schedules.analysis.bounds import lower_bound
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload
-from minipipe.schedules.placement import stages_by_rank
-from minipipe.schedules.search.certificate import Certificate
-from minipipe.schedules.search.list_scheduling import (
+from minipipe.schedules.simulation.evaluation import costs_of, evaluate, value_of
+from minipipe.schedules.simulation.simulator import simulate
+from minipipe.schedules.simulation.timeline import Timeline
+from minipipe.search.certificate import Certificate
+from minipipe.search.clock import (
+    Clock,
+    Facts,
     Word,
     in_microbatch_order,
     one_after_another,
     schedule_of,
     words_of,
 )
-from minipipe.schedules.simulation.evaluation import costs_of, evaluate, value_of
-from minipipe.schedules.simulation.simulator import simulate
-from minipipe.schedules.simulation.timeline import Timeline
 
 _TIMES = "forward", "backward_input", "backward_weight", "message"
 _MOST_TIME = 2**52  # of all actions and messages together: the solver tells its bound as a float
@@ -230,22 +231,18 @@ class Model:
 
     def __init__(self, cp_model: Any, workload: Workload, objective: Objective) -> None:
         self.cp = cp_model.CpModel()
-        self.workload, self.objective = workload, objective
-        self.own = stages_by_rank(workload.placement, workload.num_ranks)
+        self.workload, self.objective, self.facts = workload, objective, Facts(workload)
         self.microbatches = range(workload.num_microbatches)
-        stages = range(workload.num_stages)
-        kinds = [*((s, F) for s in stages), *((s, kind) for kind in (I, W) for s in reversed(stages))]
-        times = {F: workload.forward, I: workload.backward_input, W: workload.backward_weight}
-        self.times = {(stage, kind): int(times[kind][stage]) for stage, kind in kinds}
+        self.times = {(stage, kind): int(step.time) for (kind, stage), step in self.facts.steps.items()}
         # No schedule that starts everything as early as possible takes longer than all actions and messages together.
         per_microbatch = sum(self.times.values()) + 2 * sum(workload.message) + len(self.times) * workload.overhead
         self.horizon = workload.num_microbatches * int(per_microbatch)
         # Each action comes after its inputs: if several take no time, they keep this order.
-        actions = (Action(stage, kind, k) for k in self.microbatches for stage, kind in kinds)
+        actions = (Action(stage, kind, k) for k in self.microbatches for stage, kind in self.times)
         self.spans = {action: self._span(self.times[action[:2]]) for action in actions}
         self._order_stages()
         self._pass_values()
-        for rank, own in enumerate(self.own):
+        for rank, own in enumerate(self.facts.own):
             self._occupy(own)
             if not isinf(workload.memory_limit[rank]):
                 self._hold(own, int(workload.memory_limit[rank]))
@@ -262,16 +259,13 @@ class Model:
                 self.follow(Action(stage, kind, k), Action(stage, kind, following), self.workload.overhead)
 
     def _pass_values(self) -> None:  # [2]
-        overhead = self.workload.overhead
-        for k in self.microbatches:
-            for stage in range(self.workload.num_stages):
-                self.follow(Action(stage, F, k), Action(stage, I, k), overhead)
-                self.follow(Action(stage, I, k), Action(stage, W, k), overhead)
-            for lower, upper in pairwise(range(self.workload.num_stages)):
-                is_local = self.workload.placement[lower] == self.workload.placement[upper]
-                gap = overhead if is_local else self.workload.message[lower]
-                self.follow(Action(lower, F, k), Action(upper, F, k), gap)
-                self.follow(Action(upper, I, k), Action(lower, I, k), gap)
+        rank_of = self.facts.rank_of
+        for (kind, stage), step in self.facts.steps.items():
+            for event, delay in step.needs:
+                before, source = self.facts.cell_of(event)
+                gap = delay if rank_of[source] != rank_of[stage] else self.facts.overhead
+                for k in self.microbatches:
+                    self.follow(Action(source, before, k), Action(stage, kind, k), gap)
 
     def follow(self, first: Action, then: Action, gap: float) -> None:
         """Let an action start only a given time after the end of another one."""
@@ -316,10 +310,10 @@ class Model:
         yield inputs.start, inputs.end, max(transient - max(after - before, 0), 0)
 
     def _aim(self) -> None:  # [5]
-        constants = dict(_first_starts(self.workload))
+        constants = dict(_first_starts(self.facts))
         for stage, time in constants.items():  # [6]
             self.cp.add(self.spans[Action(stage, F, 0)].start == time)
-        for own in filter(None, self.own):
+        for own in filter(None, self.facts.own):
             first = self.spans[Action(own[0], F, 0)].start if self.objective is Objective.SPAN else 0
             for stage in own:
                 last = self.spans[Action(stage, W, self.microbatches[-1])].end
@@ -338,7 +332,7 @@ class Model:
 
     def schedule(self, value: Any) -> Schedule:
         """Return the actions of every rank in the order of their starts."""
-        rows: list[list[Action]] = [[] for _ in self.own]
+        rows: list[list[Action]] = [[] for _ in self.facts.own]
         for action in self.spans:
             rows[self.workload.placement[action.stage]].append(action)
         ordered = [sorted(row, key=lambda action: [value(time) for time in self.spans[action]]) for row in rows]
@@ -347,15 +341,14 @@ class Model:
         )
 
 
-def _first_starts(workload: Workload) -> Iterator[tuple[int, int]]:
+def _first_starts(facts: Facts) -> Iterator[tuple[int, int]]:
     """Yield (stage, time) of the first F of each rank, while every earlier rank has also begun with such an F."""
-    time, seen = 0, set()
-    for stage, rank in enumerate(workload.placement):
-        if rank in seen:
+    clock = Clock(facts)
+    for stage, rank in enumerate(facts.rank_of):
+        if clock.rows[rank]:
             return
-        seen.add(rank)
-        yield stage, time
-        time += int(workload.forward[stage] + workload.message[stage])
+        clock.run(rank, [(F, stage)])
+        yield stage, int(clock.begins[rank])
 
 
 # -- windows of an order -----------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@
 microbatches. It lists the optima for 1, 2, 3, … units of memory on each rank, a unit being the activations of one
 microbatch on one stage; the last optimum also holds for all larger limits. ``?`` means that no proof is known, or that
 1 unit is too small for the two stages of a rank of a V. Messages take no time, and stages are alike.
-``python -m tests.slow.gallery`` made it, with :func:`minipipe.schedules.search.exact.solve`.
+``python -m tests.slow.gallery`` made it, with :func:`minipipe.search.exact.solve`.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _exhibit(line: str) -> tuple[Exhibit, tuple[float | None, ...]]:
 
 @cache
 def _gallery() -> Optima:
-    return gallery_from((files("minipipe.schedules.search") / "optima.csv").read_text())
+    return gallery_from((files("minipipe.search") / "optima.csv").read_text())
 
 
 def _units(workload: Workload) -> int | None:

@@ -1,0 +1,349 @@
+"""What a rank holds while each instruction of its row runs, and after it.
+
+A value is held from the instruction that gives it until the one that takes it::
+
+    F           I          W                 F   O        L   B
+    |-- graph --|-- rest --|                 |-- graph    |-- back
+
+A pair of stage and microbatch is held as long as one of its values. Each version of a
+stage's weights is the value of an update: it is held while it is the newest, and while
+a pair is held whose forward ran with it. The gradients that an update applies are added
+in one accumulator, which is held from the first of them until the update::
+
+    row            0F0  0F1  0B0  0U0  0F2  0B1  0U1  0B2  0U2
+    version         0    0        1    1         2         3
+    held            0    0    0   0 1  0 1  0 1  1 2  1 2  3
+    accumulators              1   1         1    1    1    1
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from minipipe.core.flow import Flow
+from minipipe.core.values import GRADIENTS, KINDS, NOUNS, Site, Value
+
+Level = tuple[float, float]  # what is held: the most while it runs, and after it
+Pair = tuple[int, Any]  # stage and microbatch
+Sizes = Sequence[float] | Mapping[int, float]  # by stage
+
+
+class Change(NamedTuple):
+    """How an instruction changes what its rank holds.
+
+    Attributes
+    ----------
+    temporary : float
+        The size of what exists only while it runs.
+    lost, gained : float
+        The sizes of the values that it takes and gives.
+    begins, ends : bool
+        Whether its pair is held from it on, and until it.
+    gives : frozenset of str
+        The names of the values that it gives, also of those without a size.
+    """
+
+    temporary: float = 0
+    lost: float = 0
+    gained: float = 0
+    begins: bool = False
+    ends: bool = False
+    gives: frozenset[str] = frozenset()
+
+
+class Changes:
+    """How the instructions of a table change what their ranks hold.
+
+    Instructions of one kind whose values have the same names and stages have the same
+    change, which is found once.
+
+    Parameters
+    ----------
+    flow : Flow
+    sizes : mapping
+        By name of a value, its size on each stage. Others take nothing.
+    """
+
+    def __init__(self, flow: Flow, sizes: Mapping[str, Sizes]) -> None:
+        self.flow, self.sizes = flow, sizes
+        self._states = {name for name in sizes if NOUNS[name].keeps_weights}
+        self._known: dict[object, Change] = {}
+        self._of_stage: dict[str, list[Change | None]]
+        self._of_stage = {kind: [None] * flow.num_stages for kind in flow.kinds}
+
+    def of_row(self, rank: int) -> Iterator[Change]:
+        """Yield the change of each instruction of a rank."""
+        of_stage = self._of_stage
+        for position, (stage, kind, _) in enumerate(self.flow.rows[rank]):
+            change = of_stage[kind][stage]
+            yield self._at(rank, position) if change is None else change
+
+    def levels(self, rank: int) -> Iterator[Level]:
+        """Yield what is held while each instruction of a rank runs, and after it."""
+        held: float = 0
+        for temporary, lost, gained, _, _, _ in self.of_row(rank):
+            during = held + temporary
+            held = held - lost + gained
+            yield (during if during > held else held), held
+
+    def _at(self, rank: int, position: int) -> Change:
+        """Return a change that is not known for its stage."""
+        flow = self.flow
+        stage, kind, k = flow.rows[rank][position]
+        site = Site(flow, rank, position, stage, k)
+        if flow.rules[kind][stage] is not None:
+            change = self._of_stage[kind][stage] = self._change(kind, site)
+            return change
+        if (rank, position) not in flow.single:
+            return Change()  # no legal table has such an instruction
+        takes, gives, _ = flow.single[rank, position]
+        count = flow.table.num_microbatches
+        pairs = tuple([number // count for number in (*takes, *gives)])
+        key = kind, stage, k % flow.num_slices, len(takes), pairs
+        if key not in self._known:
+            self._known[key] = self._change(kind, site)
+        return self._known[key]
+
+    def _change(self, kind: str, site: Site) -> Change:
+        uses = KINDS[kind].uses(site)
+        assert uses is not None
+        states = self._states
+        takes_state = any(value.name in states for value in uses.takes)
+        gives_state = any(value.name in states for value in uses.gives)
+        is_temporary = uses.temporary in states
+        return Change(
+            self._size(site.value(uses.temporary)),
+            sum(map(self._size, uses.takes)),
+            sum(map(self._size, uses.gives)),
+            is_temporary or (gives_state and not takes_state),
+            is_temporary or (takes_state and not gives_state),
+            frozenset(value.name for value in uses.gives),
+        )
+
+    def _size(self, value: Value) -> float:
+        if value.name not in self.sizes:
+            return 0
+        size = self.sizes[value.name][value.stage]
+        if NOUNS[value.name].adds_up:
+            return size * (1 + value.microbatch % self.flow.num_slices)
+        return size
+
+
+def pairs_of(flow: Flow, with_away: bool = False) -> Changes:
+    """Return the changes of the number of pairs that ranks hold.
+
+    A pair whose graph is offloaded counts only with `with_away`.
+    """
+    names = [
+        name
+        for name, noun in NOUNS.items()
+        if noun.keeps_weights and (with_away or not noun.is_away)
+    ]
+    return Changes(flow, dict.fromkeys(names, [1] * flow.num_stages))
+
+
+# -- pairs, named ----------------------------------------------------------------------
+
+
+class Held(NamedTuple):
+    """Pairs, in the order in which they began, and the memory that they take."""
+
+    pairs: tuple[Pair, ...]
+    memory: float
+
+
+def held_pairs(changes: Changes, rank: int) -> Iterator[tuple[Held, Held]]:
+    """Yield the pairs held while each instruction of a rank runs, and after it.
+
+    The table may be illegal: a pair that no instruction begins takes nothing.
+    """
+    sizes: dict[Pair, float] = {}
+    row = changes.flow.table.actions[rank]
+    for (stage, _, k), change in zip(row, changes.of_row(rank)):
+        pair = stage, k
+        if change.begins:
+            sizes[pair] = 0
+        pairs = tuple(sizes)
+        most = sum(sizes.values()) + change.temporary
+        if change.ends:
+            sizes.pop(pair, None)
+        elif pair in sizes:
+            sizes[pair] = sizes[pair] - change.lost + change.gained
+        after = Held(tuple(sizes), sum(sizes.values()))
+        yield Held(pairs, max(most, after.memory)), after
+
+
+class Life(NamedTuple):
+    """A time for which a pair is held, from one position of its row until another.
+
+    `last` is None if nothing ends it.
+    """
+
+    stage: int
+    microbatch: int
+    first: int
+    last: int | None = None
+
+
+def lifetimes(changes: Changes, rank: int) -> list[Life]:
+    """Return the times for which pairs of a rank are held, in the order of beginnings.
+
+    A pair that is offloaded has one time before that, and another after it is loaded.
+    """
+    lives: list[Life] = []
+    begun: dict[Pair, int] = {}
+    row = changes.flow.table.actions[rank]
+    for position, change in enumerate(changes.of_row(rank)):
+        pair = row[position][0], row[position][2]
+        if change.begins:
+            begun[pair] = position
+        if change.ends and pair in begun:
+            lives.append(Life(*pair, begun.pop(pair), position))
+    lives += [Life(*pair, first) for pair, first in begun.items()]
+    return sorted(lives, key=attrgetter("first"))
+
+
+# -- versions of weights ---------------------------------------------------------------
+
+
+class Copies(NamedTuple):
+    """The versions of its weights and the accumulators that a rank holds of a stage."""
+
+    stage: int
+    versions: int
+    sums: int
+
+
+def applied(
+    changes: Changes, rank: int, name: str = "weights"
+) -> dict[int, Sequence[int]]:
+    """Return, by position of each update of a row, whose gradients it applies.
+
+    Those are all microbatches of its stage in its row up to its own, without those that
+    an earlier update applies. With the name "sum", return those that each reduction of
+    gradients adds.
+    """
+    flow = changes.flow
+    row = flow.rows[rank]
+    result = {}
+    for position, change in enumerate(changes.of_row(rank)):
+        if name in change.gives:
+            stage, kind, k = row[position]
+            site = Site(flow, rank, position, stage, k)
+            result[position] = flow.taken(site, kind, GRADIENTS)
+    return result
+
+
+def updates_before(flow: Flow, name: str) -> list[list[int]]:
+    """Return, by stage and microbatch, the updates before it gives a value of a name.
+
+    With "weights", those before the update that applies its gradients.
+    """
+    changes = pairs_of(flow, with_away=True)
+    counts = [[0] * flow.table.num_microbatches for _ in range(flow.num_stages)]
+    for rank, row in enumerate(flow.rows):
+        so_far: Counter[int] = Counter()
+        updates = applied(changes, rank)
+        for position, change in enumerate(changes.of_row(rank)):
+            stage, _, k = row[position]
+            if name in change.gives:
+                for microbatch in updates.get(position, (k,)):
+                    counts[stage][microbatch] = so_far[stage]
+            so_far[stage] += position in updates
+    return counts
+
+
+def copies_held(flow: Flow, rank: int) -> Iterator[tuple[Copies, Copies]]:
+    """Yield the copies of the stage of each instruction, while it runs and after it."""
+    changes = pairs_of(flow, with_away=True)
+    updates = applied(changes, rank)
+    row = flow.rows[rank]
+    update_of: dict[Pair, int] = {}
+    for position, microbatches in updates.items():
+        update_of.update(((row[position][0], k), position) for k in microbatches)
+    newest: Counter[int] = Counter()  # by stage, as the following
+    users: defaultdict[int, Counter[int]] = defaultdict(Counter)  # pairs, by version
+    sums: defaultdict[int, set[int | None]] = defaultdict(set)  # updates, by position
+    version_of: dict[Pair, int] = {}
+
+    def held(stage: int) -> Copies:
+        versions = len(users[stage] | Counter([newest[stage]]))
+        return Copies(stage, versions, len(sums[stage]))
+
+    for position, change in enumerate(changes.of_row(rank)):
+        stage, _, k = row[position]
+        newest[stage] += position in updates
+        if change.begins:
+            version_of[stage, k] = newest[stage]
+            users[stage][newest[stage]] += 1
+        if "dw" in change.gives:
+            sums[stage].add(update_of.get((stage, k)))
+        during = held(stage)
+        if change.ends and (stage, k) in version_of:
+            users[stage] -= Counter([version_of.pop((stage, k))])
+        sums[stage].discard(position)
+        yield during, held(stage)
+
+
+def levels_of_copies(
+    flow: Flow, rank: int, weights: Sequence[float]
+) -> Iterator[Level]:
+    """Yield the memory of all versions of weights, and accumulators, beyond one each.
+
+    Parameters
+    ----------
+    flow : Flow
+    rank : int
+    weights : sequence of float
+        By stage, the memory of its weights, and so of each of their copies.
+    """
+    memory: defaultdict[int, float] = defaultdict(float)  # by stage
+    for both in copies_held(flow, rank):
+        levels = []
+        for stage, versions, sums in both:
+            memory[stage] = weights[stage] * (versions - 1 + max(0, sums - 1))
+            levels.append(sum(memory.values()))
+        yield levels[0], levels[1]
+
+
+# -- rows without a table --------------------------------------------------------------
+
+
+class Ran:
+    """The rows of a timeline, which has no table.
+
+    Stages without a gradient of weights count as frozen.
+
+    Parameters
+    ----------
+    rows : sequence of sequence of Action
+    numbered : sequence of sequence of Action
+        The same, with numbers of microbatches.
+    """
+
+    def __init__(
+        self, rows: Sequence[Sequence[Any]], numbered: Sequence[Sequence[Any]]
+    ) -> None:
+        self.actions, self.numbered = rows, numbered
+        present = {(stage, kind) for row in rows for stage, kind, _ in row}
+        back = {stage for stage, kind in present if KINDS[kind].is_second}
+        trained = {stage for stage, kind in present if kind in GRADIENTS}
+        self.num_stages = _count(stage for stage, _ in present)
+        self.num_microbatches = _count(k for row in numbered for _, _, k in row)
+        self.num_slices = 1
+        self.frozen = frozenset(range(self.num_stages)) - trained
+        self.first_backward_stage = min(back, default=self.num_stages)
+        self.is_forward_only = not back
+        self.message_cuts = (False,) * self.num_stages
+        self.overlaps: frozenset[Any] = frozenset()
+
+    def ranks_of(self, stage: int) -> range:
+        """Return the ranks of a stage, of which a timeline without sums needs one."""
+        return range(1)
+
+
+def _count(numbers: Iterable[int]) -> int:
+    return 1 + max(numbers, default=0)

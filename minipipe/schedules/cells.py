@@ -1,0 +1,63 @@
+"""The cells of a schedule's text: stage, kind and microbatch of an action, such as ``2F0``."""
+
+from __future__ import annotations
+
+import re
+
+from minipipe.core.values import KINDS
+from minipipe.errors import ScheduleCode, ScheduleError
+
+# Nine digits are enough. For several thousand digits, int() raises an error of its own.
+_CELL = re.compile(r"(\d{1,9})([A-Z_]+)(\d{1,9})", re.ASCII)
+_WITHOUT_STAGE = re.compile(r"([A-Z_]+)\d{1,9}(\.\d{1,9})?", re.ASCII)
+
+
+def split_cell(cell: str) -> tuple[int, str, int]:
+    """Return the stage, the kind and the microbatch of a cell.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``syntax``.
+
+    Examples
+    --------
+    >>> split_cell("2F0")
+    (2, 'F', 0)
+    """
+    match = _CELL.fullmatch(cell)
+    if match is None or match[2] not in KINDS:
+        from minipipe.hints import not_an_action  # on demand: most cells are actions
+
+        message = f"{not_an_action(cell, is_cell, may_omit_stage)} {expected_cell()}"
+        raise ScheduleError.of(ScheduleCode.SYNTAX, message)
+    return int(match[1]), match[2], int(match[3])
+
+
+def is_cell(cell: str) -> bool:
+    """Whether a text is an action.
+
+    Examples
+    --------
+    >>> [is_cell(cell) for cell in ("0F0", "F0", "0G0")]
+    [True, False, False]
+    """
+    match = _CELL.fullmatch(cell)
+    return match is not None and match[2] in KINDS
+
+
+def may_omit_stage(cell: str) -> bool:
+    """Whether a cell without a stage is an action if its rank has one stage: papers write no messages so.
+
+    Examples
+    --------
+    >>> [may_omit_stage(cell) for cell in ("F3", "F3.1", "REDUCE_GRAD3", "SEND_F3", "G3", "0F3")]
+    [True, True, True, False, False, False]
+    """
+    match = _WITHOUT_STAGE.fullmatch(cell)
+    return match is not None and match[1] in KINDS and not KINDS[match[1]].message
+
+
+def expected_cell() -> str:
+    """Return the form of a cell, as the end of an error."""
+    return f"Expected stage, kind and microbatch, such as 2F0; kinds: {', '.join(KINDS)}."

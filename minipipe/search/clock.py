@@ -1,0 +1,353 @@
+"""The clock of all searches: it runs the actions of ranks one after another.
+
+Every stage runs its F, its I and its W in ascending order of microbatches. So a row of
+a search is a list of (kind, stage), a ``Word``, and the microbatch of an action is the
+number of earlier actions with its kind and stage::
+
+    word:  F F I W I W
+    row:   F0 F1 I0 W0 I1 W1
+
+:class:`Clock` says when an action can start, and whether its memory fits. What an
+action needs, and from whom, follows from the values that it declares
+(`core/values.py`). A search needs only ends and the critical path, which take a
+fraction of the time of a whole timeline. The tests compare both.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from math import inf
+from typing import NamedTuple
+
+from minipipe.core.flow import Flow, delay_of
+from minipipe.core.values import KINDS, Site, Uses
+from minipipe.schedules.action import Action, ActionKind, F, I, W
+from minipipe.schedules.action_table import Schedule
+from minipipe.schedules.analysis.workload import ROUNDING, Workload, check_memory
+from minipipe.schedules.placement import stages_by_rank
+from minipipe.schedules.sequential import one_microbatch
+from minipipe.schedules.transforms import repeat
+
+Cell = tuple[ActionKind, int]  # (kind, stage)
+Word = list[Cell]  # of one rank
+# Actions between two looks at the time; they take some hundredths of a second.
+_UNTIL_A_LOOK = 4096
+
+
+def one_after_another(workload: Workload) -> Schedule:
+    """Return the schedule that runs one microbatch after another: with least memory.
+
+    Any schedule computes F of a rank's last stage while it holds the same microbatch on
+    all its other stages, since their I come later; likewise before each I. This
+    schedule holds nothing else at these times.
+
+    If not even one microbatch fits, it raises code ``parameters``, because then no
+    schedule fits.
+
+    Examples
+    --------
+    >>> from minipipe import Costs
+    >>> print(one_after_another(Costs().workload((0, 1), num_microbatches=2)))
+    # one after another: 2 ranks, 2 stages, 2 microbatches
+    rank 0: 0F0 0I0 0W0 0F1 0I1 0W1
+    rank 1: 1F0 1I0 1W0 1F1 1I1 1W1
+    """
+    check_memory(workload)
+    one = one_microbatch(workload.placement, workload.num_ranks)
+    rows = repeat(one, workload.num_microbatches).actions
+    name = "one after another"
+    return Schedule(name, workload.placement, workload.num_microbatches, rows)
+
+
+# -- words -----------------------------------------------------------------------------
+
+
+def words_of(schedule: Schedule) -> list[Word]:
+    """Return the rows of all ranks of a schedule as words: lists of (kind, stage)."""
+    return [[(kind, stage) for stage, kind, _ in row] for row in schedule.actions]
+
+
+def schedule_of(words: Sequence[Word], workload: Workload, name: str) -> Schedule:
+    """Return the schedule of the words of all ranks.
+
+    Examples
+    --------
+    >>> from minipipe import Costs
+    >>> word = [(F, 0), (F, 0), (I, 0), (W, 0), (I, 0), (W, 0)]
+    >>> print(schedule_of([word], Costs().workload((0,), 2), "mine"))
+    # mine: 1 rank, 1 stage, 2 microbatches
+    rank 0: 0F0 0F1 0I0 0W0 0I1 0W1
+    """
+    rows = tuple(tuple(_row(word)) for word in words)
+    return Schedule(name, workload.placement, workload.num_microbatches, rows)
+
+
+def in_microbatch_order(schedule: Schedule) -> Schedule:
+    """Return a schedule with its microbatches renumbered, ascending in each stage.
+
+    It holds as much memory, and every action can keep its time. Microbatches are equal.
+    When the k-th F of a stage starts, k microbatches have passed the stage before, so
+    the k-th F there has ended and its value has arrived. The same is true between I of
+    neighbouring stages, between F and I of a stage, and between I and W. So the k-th F,
+    I and W of every stage may belong to microbatch k. The memory of a rank depends only
+    on how many actions of each kind it has done.
+
+    Examples
+    --------
+    >>> mine = Schedule.from_text("0F1 0F0 0I0 0I1 0W0 0W1", name="mine")
+    >>> print(in_microbatch_order(mine))
+    # mine: 1 rank, 1 stage, 2 microbatches
+    rank 0: 0F0 0F1 0I0 0I1 0W0 0W1
+    """
+    rows = map(_row, words_of(schedule))
+    return schedule.without_overlaps("a search").with_rows(Schedule, rows)
+
+
+def _row(word: Word) -> Iterator[Action]:
+    done: Counter[Cell] = Counter()
+    for kind, stage in word:
+        yield Action(stage, kind, done[kind, stage])
+        done[kind, stage] += 1
+
+
+# -- what actions need -----------------------------------------------------------------
+
+
+class Step(NamedTuple):
+    """The actions of a cell as numbers; the event of microbatch k is that of 0 plus k.
+
+    Attributes
+    ----------
+    event : int
+        Its end.
+    time : float
+    needs : list of (int, float)
+        The events before it, each with the time that the value travels.
+    during, change : float
+        The additional memory of the rank while an action runs, and the change after it.
+    sends : list of (int, float)
+        The other ranks that take what it gives, each with the time until it is there.
+    """
+
+    event: int
+    time: float
+    needs: list[tuple[int, float]]
+    during: float
+    change: float
+    sends: list[tuple[int, float]]
+
+    @property
+    def in_flight(self) -> float:
+        """How long what it gives travels to another rank, if it does."""
+        return max((delay for _, delay in self.sends), default=0.0)
+
+
+class Facts:
+    """Values of a workload that a search needs often, computed once.
+
+    Parameters
+    ----------
+    workload : Workload
+    backward : sequence of ActionKind
+        I and W, or B.
+    look_at_clock : function
+        Called now and then while a large schedule is built; it may raise
+        :class:`OutOfTime`.
+
+    Attributes
+    ----------
+    cells : list of Cell
+        Each behind those that it needs. The events of cell i are those from
+        i * num_microbatches on.
+    steps : dict of Cell to Step
+    own : list of list of int
+        By rank, its stages.
+    room : list of float
+        By rank, its memory, with an allowance for rounding.
+    least : list of float
+        By rank, the memory for one microbatch alone.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        backward: Sequence[ActionKind] = (I, W),
+        look_at_clock: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.workload = workload
+        self.look_at_clock = look_at_clock
+        self.num_microbatches = workload.num_microbatches
+        self.rank_of = workload.placement
+        self.overhead = workload.overhead
+        self.own = stages_by_rank(workload.placement, workload.num_ranks)
+        self.room = [limit * (1 + ROUNDING) for limit in workload.memory_limit]
+        self.least = list(map(workload.least_memory, range(workload.num_ranks)))
+        stages = range(workload.num_stages)
+        self.cells = [*product([F], stages), *product(backward, reversed(stages))]
+        self.steps: dict[Cell, Step] = {}
+        self._declare()
+
+    def cell_of(self, event: int) -> Cell:
+        """Return the cell of the action whose end is an event."""
+        return self.cells[event // self.num_microbatches]
+
+    def _declare(self) -> None:
+        """Derive the steps from the values that each cell declares."""
+        rows: list[list[Action]] = [[] for _ in self.own]
+        for kind, stage in self.cells:
+            rows[self.rank_of[stage]].append(Action(stage, kind, 0))
+        flow = Flow(Schedule("cells", self.rank_of, 1, tuple(map(tuple, rows))))
+        durations = self.workload.durations
+        cell_of: dict[int, Cell] = {}
+        for number, cell in enumerate(self.cells):
+            kind, stage = cell
+            rule = flow.event_rules[kind][stage]
+            assert rule is not None
+            cell_of |= dict.fromkeys(rule.gives, cell)
+            memory = self._memory(KINDS[kind].uses(Site(flow, 0, 0, stage, 0)), stage)
+            event, time = number * self.num_microbatches, durations[kind][stage]
+            self.steps[cell] = Step(event, time, [], *memory, [])
+            for given, value in rule.delayed:
+                giver = self.steps[cell_of[given]]
+                delay = delay_of(flow, value, self.workload.message)
+                self.steps[cell].needs.append((giver.event, delay))
+                if self.rank_of[stage] != self.rank_of[cell_of[given][1]]:
+                    giver.sends.append((self.rank_of[stage], delay))
+
+    def _memory(self, uses: Uses | None, stage: int) -> tuple[float, float]:
+        """Return the additional memory while an action runs, and the change after it."""
+        assert uses is not None
+        names = "graph", "rest", "rebuilt part"
+        sizes = dict(zip(names, (part[stage] for part in self.workload.footprint)))
+        gained = sum(sizes.get(value.name, 0.0) for value in uses.gives)
+        change = gained - sum(sizes.get(value.name, 0.0) for value in uses.takes)
+        return max(0.0, sizes.get(uses.temporary, 0.0), change), change
+
+
+# -- the clock -------------------------------------------------------------------------
+
+
+class OutOfTime(Exception):
+    """Ends the building of a schedule whose search has used its time."""
+
+
+class Clock:
+    """A schedule to which actions are added, each with its time.
+
+    Attributes
+    ----------
+    done : dict of Cell to int
+    ended : list of float
+        By event, its time; infinite until it is known.
+    awaited : list of int or None
+        By event, the one for which its rank waited, while it was free.
+    rows : list of list of int
+        By rank, the events of its actions.
+    held : list of float
+        By rank, the memory after its last action.
+    begins, free : list of float
+        By rank: its first start, and its last end with the overhead after it.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        num_ranks = len(facts.own)
+        self.facts = facts
+        self.done = dict.fromkeys(facts.cells, 0)
+        num_events = len(facts.cells) * facts.num_microbatches
+        self.ended = [inf] * num_events
+        self.awaited: list[int | None] = [None] * num_events
+        self.rows: list[list[int]] = [[] for _ in range(num_ranks)]
+        self.held = [0.0] * num_ranks
+        self.free = [0.0] * num_ranks
+        self.begins = [inf] * num_ranks
+
+    @property
+    def words(self) -> list[Word]:
+        """The actions of each rank."""
+        return [list(map(self.facts.cell_of, row)) for row in self.rows]
+
+    @property
+    def ends(self) -> list[float]:
+        """By rank, its last end."""
+        return [self.ended[row[-1]] if row else 0.0 for row in self.rows]
+
+    def run(self, rank: int, word: Word, not_before: float = 0.0) -> set[int]:
+        """Run actions of a rank, each as early as it can, until one cannot run.
+
+        An action cannot run if a value does not exist yet, or its memory does not fit.
+        Returns the other ranks that take what the actions give. The hot loop.
+        """
+        facts, done, ended, awaited = self.facts, self.done, self.ended, self.awaited
+        steps, overhead, room = facts.steps, facts.overhead, facts.room[rank]
+        row, held, free = self.rows[rank], self.held[rank], self.free[rank]
+        if not_before > free:
+            free = not_before
+        receivers: set[int] = set()
+        for cell in word:
+            event, time, needs, during, change, sends = steps[cell]
+            k = done[cell]
+            start = free
+            for needed, delay in needs:
+                there = ended[needed + k] + delay
+                if there > start:
+                    start = there
+                    awaited[event + k] = needed + k
+            if start == inf or held + during > room:
+                awaited[event + k] = None
+                break
+            if not row:
+                self.begins[rank] = start
+            done[cell] = k + 1
+            held += change
+            end = start + time
+            free = end + overhead
+            ended[event + k] = end
+            row.append(event + k)
+            for receiver, _ in sends:
+                receivers.add(receiver)
+        self.held[rank] = held
+        self.free[rank] = free
+        if row and row[-1] % _UNTIL_A_LOOK == _UNTIL_A_LOOK - 1:
+            facts.look_at_clock()
+        return receivers
+
+    def undo(self, rank: int, held: float) -> None:
+        """Take back the last action of a rank, which held so much before it."""
+        row = self.rows[rank]
+        event = row.pop()
+        self.ended[event] = inf
+        self.awaited[event] = None
+        self.done[self.facts.cell_of(event)] -= 1
+        self.held[rank] = held
+        if row:
+            self.free[rank] = self.ended[row[-1]] + self.facts.overhead
+        else:
+            self.begins[rank] = inf
+            self.free[rank] = 0.0
+
+    def fits(self, rank: int, amount: float) -> bool:
+        """Tell whether an additional amount fits into the memory of a rank."""
+        return self.held[rank] + amount <= self.facts.room[rank]
+
+    def next_at(self, cell: Cell) -> float:
+        """Return when the values for the next action of a cell exist, if that is known.
+
+        Otherwise, or if no action is left, it is infinite.
+        """
+        k = self.done[cell]
+        if k == self.facts.num_microbatches:
+            return inf
+        soonest = 0.0
+        for needed, delay in self.facts.steps[cell].needs:
+            there = self.ended[needed + k] + delay
+            if there > soonest:
+                soonest = there
+        return soonest
+
+    def oldest_weight(self, rank: int) -> int | None:
+        """Return the stage of the W of the lowest microbatch that waits for it."""
+        done = self.done
+        pending = (s for s in self.facts.own[rank] if done[W, s] < done[I, s])
+        return min(pending, key=lambda s: done[W, s], default=None)
