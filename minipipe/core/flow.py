@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from minipipe.core.values import (
     KINDS,
     NOUNS,
+    Kind,
     Meeting,
     Site,
     Uses,
@@ -137,6 +138,14 @@ class Flow:
         places = self._rows.get((site.rank, kind, site.stage), ())
         return bisect_left(places, (site.position, -1))
 
+    def places(self, rank: int, kind: str, stage: int) -> Sequence[tuple[int, int]]:
+        """Return positions and microbatches of a kind and stage in a row."""
+        return self._rows.get((rank, kind, stage), ())
+
+    def cell(self, stage: int, kind: str, microbatch: int) -> str:
+        """Return an instruction as text."""
+        return f"{stage}{kind}{self.table.microbatches[microbatch]}"
+
     def _scan(self) -> None:
         """Note the positions that varying declarations depend on."""
         if not any(KINDS[name].varies(self) for name in self.kinds):
@@ -236,7 +245,7 @@ class Flow:
         """Return the number of a value."""
         block = self._blocks.setdefault(value.name, len(self._blocks))
         pair = block * self.num_stages + value.stage
-        return pair * self.table.num_microbatches + value.microbatch
+        return pair * self.table.num_microbatches + int(value.microbatch)
 
     @property
     def names(self) -> list[str]:
@@ -267,6 +276,11 @@ class Flow:
         takes, gives, reads = (tuple(number + k for number in part) for part in rule)
         return Numbered(takes, gives, reads)
 
+    def is_pair(self, rank: int, position: int) -> bool:
+        """Whether an instruction is overlapped with the next one of its row."""
+        row = self.rows[rank]
+        return row[position] in self.pairs and _is_pair(row, position)
+
     def meeting(self, rank: int, position: int) -> Meeting:
         """Return the meeting of an instruction whose kind meets others."""
         stage, name, k = self.rows[rank][position]
@@ -274,23 +288,55 @@ class Flow:
         assert meets is not None
         return meets(Site(self, rank, position, stage, k))
 
+    def uses_of(self, action: tuple[int, str, int]) -> Uses | None:
+        """Return the declaration of an action, which the table may lack."""
+        return KINDS[action[1]].uses(self._site(action))
+
     def givers(self, value: Value) -> Iterator[tuple[int, str, int]]:
         """Yield the actions that would give a value, whether they exist or not."""
-        stages = stages_near(value, self.num_stages)
-        for kind in KINDS.values():
-            for stage in stages:
-                site = Site(self, -1, -1, stage, value.microbatch)
-                uses = kind.uses(site)
-                if uses is not None and value in uses.gives:
-                    yield stage, kind.name, value.microbatch
+        for kind, site in self._sites_near(value):
+            uses = kind.uses(site)
+            if uses is not None and value in uses.gives:
+                yield site.stage, kind.name, value.microbatch
 
-    def members(self, meeting: Meeting) -> Iterator[tuple[int, int]]:
-        """Yield rank and position of the instructions of a meeting."""
-        for rank, row in enumerate(self.rows):
-            for position, (_, name, _) in enumerate(row):
-                meets = KINDS[name].meets is not None
-                if meets and self.meeting(rank, position).key == meeting.key:
-                    yield rank, position
+    def other_half(self, rank: int, position: int) -> tuple[int, str, int] | None:
+        """Return the action that meets a SEND or RECV, whether it exists or not."""
+        stage, name, k = self.rows[rank][position]
+        meeting = self.meeting(rank, position)
+        for kind, site in self._sites_near(Value(name, stage, k)):
+            if kind.meets is None or not kind.message or kind.name == name:
+                continue
+            if kind.meets(site) == meeting:
+                return site.stage, kind.name, k
+        return None
+
+    def members(self, rank: int, position: int) -> Iterator[tuple[int, int]]:
+        """Yield rank and position of what meets an instruction on other ranks.
+
+        Those are of its kind and stage: it is no message.
+        """
+        stage, name, _ = self.rows[rank][position]
+        meeting = self.meeting(rank, position)
+        for (other, kind, its_stage), places in self._rows.items():
+            if other != rank and (kind, its_stage) == (name, stage):
+                for at, _ in places:
+                    if self.meeting(other, at) == meeting:
+                        yield other, at
+
+    def _sites_near(self, value: Value) -> Iterator[tuple[Kind, Site]]:
+        """Yield each kind at the stages around a value."""
+        for kind in KINDS.values():
+            for stage in stages_near(value, self.num_stages):
+                yield kind, self._site((stage, kind.name, value.microbatch))
+
+    def _site(self, action: tuple[int, str, int]) -> Site:
+        """Return the site of an action; a missing one could stand at the end."""
+        stage, name, k = action
+        rank = self.table.rank_of(stage, k)
+        places = self._rows.get((rank, name, stage), ())
+        end = len(self.rows[rank])
+        position = next((at for at, number in places if number == k), end)
+        return Site(self, rank, position, stage, k)
 
 
 def flow_of(table: Any) -> Flow:

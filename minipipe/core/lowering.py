@@ -9,68 +9,81 @@ nothing deadlocks, even if every SEND blocks until its RECV.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from minipipe.core.flow import Flow
-from minipipe.core.order import Order, order
-from minipipe.core.values import KINDS, NOUNS, Site
+from minipipe.core.values import KINDS, NOUNS, Site, Value, cut_of
+
+# The kind of the SEND, the stage and the kind of the RECV, and its rank by microbatch.
+_Message = tuple[str, int, str, Sequence[int]]
 
 
 def with_messages(
     flow: Flow,
-    rank_of: Callable[[int, int], int],
+    rounds: Sequence[Sequence[int]],
     make: Callable[[tuple[int, str, int]], Any],
-    found: Order | None = None,
 ) -> list[list[Any]]:
-    """Return the rows of a legal schedule with its messages.
+    """Return the rows of a schedule with its messages, with numbers of microbatches.
 
     Parameters
     ----------
     flow : Flow
         Of a table without messages.
-    rank_of : function
-        Returns the rank that runs a stage for a microbatch.
+    rounds : sequence of sequence of int
+        Its order.
     make : function
         Makes an action of stage, kind and microbatch.
-    found : Order, optional
-        The order of the table, if it is known.
     """
-    found = order(flow) if found is None else found
-    messages = _messages(flow)
+    messages = {name: _messages_behind(flow, name) for name in flow.kinds}
     rows: list[list[Any]] = [[] for _ in flow.rows]
-    heads = [iter(row) for row in flow.table.actions]
-    numbered = [iter(row) for row in flow.rows]
-    pairs = flow.pairs
-    forwards: dict[int, Any] = {}  # by rank, the first half of an overlapped pair
-    for ranks in found.rounds:
+    heads = [iter(row).__next__ for row in flow.rows]
+    for ranks in rounds:
         for rank in ranks:
-            action = next(heads[rank])
-            rows[rank].append(action)
-            if pairs and next(numbered[rank]) in pairs:
-                forwards[rank] = action
-                continue
-            for giver in (forwards.pop(rank, None), action):
-                if giver is None or messages[giver[1]][giver[0]] is None:
-                    continue
-                (stage, kind, k) = giver
-                send, consumer, receive = messages[kind][stage]
-                destination = rank_of(consumer, k)
-                if destination != rank:
-                    rows[rank].append(make((stage, send, k)))
-                    rows[destination].append(make((consumer, receive, k)))
+            action = heads[rank]()
+            row = rows[rank]
+            row.append(action)
+            stage, kind, k = action
+            message = messages[kind][stage]
+            if message is not None:
+                send, consumer, receive, destinations = message
+                row.append(make((stage, send, k)))
+                rows[destinations[k]].append(make((consumer, receive, k)))
+    if flow.pairs:
+        _keep_together(rows, flow.pairs)
     return rows
 
 
-def _messages(flow: Flow) -> dict[str, list[tuple[str, int, str] | None]]:
-    """Return, by kind and stage, the message behind an instruction, if it has one."""
-    found: dict[str, list[tuple[str, int, str] | None]] = {}
-    for name in flow.kinds:
-        found[name] = [None] * flow.num_stages
-        for stage in range(flow.num_stages):
-            uses = KINDS[name].uses(Site(flow, 0, 0, stage, 0))
-            for value in uses.gives if uses is not None else ():
-                if NOUNS[value.name].message:
-                    send, receive = NOUNS[value.name].message
-                    found[name][stage] = send, value.stage, receive
-    return found
+def _messages_behind(flow: Flow, name: str) -> list[_Message | None]:
+    """Return, by stage, the message behind an instruction of a kind, if it has one."""
+    messages: list[_Message | None] = []
+    for stage in range(flow.num_stages):
+        uses = KINDS[name].uses(Site(flow, 0, 0, stage, 0))
+        gives = uses.gives if uses is not None else ()
+        travelling = (value for value in gives if NOUNS[value.name].message)
+        sent = (v for v in travelling if flow.table.crosses_ranks(cut_of(v)))
+        value = next(sent, None)
+        messages.append(None if value is None else _message(flow, value, type(name)))
+    return messages
+
+
+def _message(flow: Flow, value: Value, kind: Callable[[str], str]) -> _Message:
+    """Return the message of a value, with kinds of the type that the table has."""
+    send, receive = map(kind, NOUNS[value.name].message)
+    ranks, m = flow.table.ranks_of(value.stage), flow.table.num_microbatches
+    if len(ranks) == 1:
+        return send, value.stage, receive, [*ranks] * m
+    destinations = [flow.table.rank_of(value.stage, k) for k in range(m)]
+    return send, value.stage, receive, destinations
+
+
+def _keep_together(rows: list[list[Any]], pairs: Collection[Any]) -> None:
+    """Move the message behind the first half of an overlapped pair behind the second.
+
+    In a row only the message is between the two, which are adjacent in the one global
+    order. The order of the messages does not change.
+    """
+    for row in rows:
+        for at, action in enumerate(row[:-2]):
+            if action in pairs and KINDS[row[at + 1][1]].message:
+                row[at + 1], row[at + 2] = row[at + 2], row[at + 1]

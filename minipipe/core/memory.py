@@ -1,4 +1,4 @@
-"""What a rank holds while each instruction of its row runs, and after it.
+"""The memory that a rank holds while each instruction of its row runs, and after it.
 
 A value is held from the instruction that gives it until the one that takes it::
 
@@ -315,34 +315,38 @@ def levels_of_copies(
 class Ran:
     """The rows of a timeline, which has no table.
 
-    Stages without a gradient of weights count as frozen.
-
-    Parameters
-    ----------
-    rows : sequence of sequence of Action
-    numbered : sequence of sequence of Action
-        The same, with numbers of microbatches.
+    Stages without a gradient of weights count as frozen. No value needs a message.
     """
 
-    def __init__(
-        self, rows: Sequence[Sequence[Any]], numbered: Sequence[Sequence[Any]]
-    ) -> None:
-        self.actions, self.numbered = rows, numbered
+    def __init__(self, rows: Sequence[Sequence[Any]], num_slices: int = 1) -> None:
+        self.actions = rows
+        self.numbered = _numbered(rows, num_slices)
         present = {(stage, kind) for row in rows for stage, kind, _ in row}
         back = {stage for stage, kind in present if KINDS[kind].is_second}
         trained = {stage for stage, kind in present if kind in GRADIENTS}
         self.num_stages = _count(stage for stage, _ in present)
-        self.num_microbatches = _count(k for row in numbered for _, _, k in row)
-        self.num_slices = 1
+        self.num_microbatches = _count(k for row in self.numbered for _, _, k in row)
+        self.num_slices = num_slices
         self.frozen = frozenset(range(self.num_stages)) - trained
         self.first_backward_stage = min(back, default=self.num_stages)
         self.is_forward_only = not back
         self.message_cuts = (False,) * self.num_stages
         self.overlaps: frozenset[Any] = frozenset()
+        self._stages = [{stage for stage, _, _ in row} for row in rows]
 
-    def ranks_of(self, stage: int) -> range:
-        """Return the ranks of a stage, of which a timeline without sums needs one."""
-        return range(1)
+    def ranks_of(self, stage: int) -> list[int]:
+        """Return the ranks that ran a stage."""
+        return [rank for rank, ran in enumerate(self._stages) if stage in ran]
+
+
+def _numbered(rows: Sequence[Sequence[Any]], n: int) -> Sequence[Sequence[Any]]:
+    """Return rows with a number for each of n slices of a sequence."""
+    if n == 1:
+        return rows
+    return [
+        [(stage, kind, sequence * n + part) for stage, kind, (sequence, part) in row]
+        for row in rows
+    ]
 
 
 def _count(numbers: Iterable[int]) -> int:

@@ -7,17 +7,18 @@ next in their rows; so do the two instructions of an overlapped pair. What remai
 nothing can run any more is blocked, and waits for ever.
 
 Each rank runs as far as it can. A blocked rank is looked at again when the value that
-it waits for is given.
+it waits for is given, or when the last rank has come to its meeting.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from math import inf
+from typing import NamedTuple
 
-from minipipe.core.flow import Flow
-from minipipe.core.values import KINDS, NOUNS, Meeting, Value
+from minipipe.core.flow import Flow, Rule
+from minipipe.core.values import KINDS, Meeting, Site
 
 
 class Order(NamedTuple):
@@ -30,10 +31,13 @@ class Order(NamedTuple):
         runs an overlapped pair occurs twice.
     blocked : dict of int to Wait
         By rank that cannot continue.
+    given : list of int
+        By event of the flow, the round in which it is given, from 1; 0 if never.
     """
 
     rounds: list[list[int]]
     blocked: dict[int, Wait]
+    given: list[int]
 
 
 class Wait(NamedTuple):
@@ -42,19 +46,14 @@ class Wait(NamedTuple):
     Attributes
     ----------
     position : int
-        Its next instruction; of an overlapped pair, the half that waits.
-    value : Value or None
-        The value that nobody has given.
-    meeting : Meeting or None
-        If it lacks no value: the meeting to which not all ranks have come.
-    came : sequence of int
-        The ranks that have come to it.
+        Its next instruction; of an overlapped pair, the first one.
+    awaited : tuple of (int, str, int), or None
+        The action that it waits for, whether that is in the table or not. None if no
+        action could let it continue.
     """
 
     position: int
-    value: Value | None = None
-    meeting: Meeting | None = None
-    came: Sequence[int] = ()
+    awaited: tuple[int, str, int] | None
 
 
 def order(flow: Flow, sends_block: bool = True) -> Order:
@@ -66,155 +65,245 @@ def order(flow: Flow, sends_block: bool = True) -> Order:
     sends_block : bool
         Whether a SEND meets its RECV, or is over at once.
     """
-    return _Runner(flow, sends_block).run_all()
+    runner = _Runner(flow, sends_block)
+    runner.run_all()
+    rows, positions, given = flow.rows, runner.position, runner.given
+    blocked = {
+        rank: Wait(position, awaited(flow, given, positions, rank))
+        for rank, position in enumerate(positions)
+        if position < len(rows[rank])
+    }
+    return Order(runner.rounds, blocked, given)
+
+
+def awaited(
+    flow: Flow,
+    given: Sequence[int],
+    positions: Sequence[int],
+    rank: int,
+    now: float = inf,
+) -> tuple[int, str, int] | None:
+    """Return the action that a rank waits for: :class:`Wait` says which one.
+
+    Parameters
+    ----------
+    flow : Flow
+    given : sequence of int
+        As in :class:`Order`.
+    positions : sequence of int
+        By rank, the index of its next instruction.
+    rank : int
+    now : float
+        The last round that has run.
+    """
+    position = positions[rank]
+    halves = (position, position + 1) if flow.is_pair(rank, position) else (position,)
+    for at in halves:
+        rule = flow.rule_at(rank, at)
+        if rule is None:
+            return None
+        for event, value in rule.delayed:
+            if not 0 < given[event] <= now:
+                return next(flow.givers(value), None)
+    rows = flow.rows
+    kind = KINDS[rows[rank][position][1]]
+    if kind.message:
+        return flow.other_half(rank, position)
+    members = flow.members(rank, position) if kind.meets is not None else ()
+    absent = [
+        rows[other][at]
+        for other, at in members
+        if positions[other] < at or not _has_values(flow, given, other, at, now)
+    ]
+    return min(absent, default=None)
+
+
+def _has_values(
+    flow: Flow, given: Sequence[int], rank: int, position: int, now: float
+) -> bool:
+    """Whether all values that an instruction needs are given."""
+    rule = flow.rule_at(rank, position)
+    return rule is not None and all(0 < given[event] <= now for event in rule.needs)
+
+
+class _Step(NamedTuple):
+    """An instruction or an overlapped pair as numbers; for microbatch k, add k.
+
+    Attributes
+    ----------
+    needs : tuple of int
+        The events that must be over before it runs, or before its rank comes to its
+        meeting.
+    gives : tuple of int
+    meeting : int
+        The number of its meeting; -1 if it meets nobody.
+    size : int
+        How many ranks meet; without a meeting, how many instructions these are.
+    """
+
+    needs: tuple[int, ...]
+    gives: tuple[int, ...]
+    meeting: int = -1
+    size: int = 1
+
+    def of(self, k: int) -> _Step:
+        """Return the step with the numbers of a microbatch."""
+        needs = tuple(event + k for event in self.needs)
+        gives = tuple(event + k for event in self.gives)
+        return _Step(needs, gives, self.meeting, self.size)
+
+
+# A rank that came to a meeting, the round before that, what it will give, microbatch.
+_Came = tuple[int, int, tuple[int, ...], int]
 
 
 class _Runner:
     def __init__(self, flow: Flow, sends_block: bool) -> None:
         self.flow, self.rows = flow, flow.rows
-        self.pairs = flow.pairs
         self.meeting_kinds = {
             name
             for name in flow.kinds
             if KINDS[name].meets and (sends_block or not KINDS[name].message)
         }
+        self.meetings: dict[Meeting, int] = {}
+        self.inner = self.inner_events()
+        self.steps = {name: self.steps_of(name) for name in flow.kinds}
         self.given = [0] * flow.num_events  # by event, its round; 0 before that
+        self.waiting: defaultdict[int, list[int]] = defaultdict(list)  # by event
+        self.came: defaultdict[int, list[_Came]] = defaultdict(list)  # by meeting
+        self.ready = list(range(len(self.rows)))[::-1]
         self.position = [0] * len(self.rows)
         self.now = [0] * len(self.rows)
-        self.waiting: defaultdict[int, list[int]] = defaultdict(list)
-        self.came: defaultdict[Meeting, list[int]] = defaultdict(list)
         self.rounds: list[list[int]] = []
-        has_any = self.meeting_kinds or self.pairs
-        self.is_special = self.is_together if has_any else None
 
-    def run_all(self) -> Order:
-        ready = list(range(len(self.rows)))[::-1]
-        while ready:
-            ready += self.run(ready.pop())
+    # -- numbers -------------------------------------------------------------------
+
+    def inner_events(self) -> set[int]:
+        """Return the events that the instructions of a meeting give each other."""
+        return {
+            event
+            for name in self.meeting_kinds
+            for rule in self.flow.event_rules[name]
+            if rule is not None
+            for event in rule.gives
+        }
+
+    def steps_of(self, name: str) -> list[_Step | None]:
+        """Return the step of a kind by stage; None if each instruction has its own."""
+        return [
+            None if rule is None else self.step(rule, (stage, name, 0), -1, -1)
+            for stage, rule in enumerate(self.flow.event_rules[name])
+        ]
+
+    def step(
+        self, rule: Rule, action: tuple[int, str, int], rank: int, position: int
+    ) -> _Step:
+        stage, name, k = action
+        if name not in self.meeting_kinds:
+            return _Step(rule.needs, rule.gives)
+        meets = KINDS[name].meets
+        assert meets is not None
+        meeting = meets(Site(self.flow, rank, position, stage, k))
+        number = self.meetings.setdefault(meeting, len(self.meetings))
+        needs = tuple(event for event in rule.needs if event not in self.inner)
+        begin = number * self.flow.table.num_microbatches
+        return _Step(needs, rule.gives, begin, meeting.size)
+
+    def step_at(self, rank: int, position: int) -> _Step | None:
+        """Return the step of an instruction, with its own microbatch, or of a pair."""
+        if not self.flow.is_pair(rank, position):
+            return self.step_alone(rank, position)
+        first = self.step_alone(rank, position)
+        second = self.step_alone(rank, position + 1)
+        if first is None or second is None:
+            return None
+        return _Step(first.needs + second.needs, first.gives + second.gives, size=2)
+
+    def step_alone(self, rank: int, position: int) -> _Step | None:
+        action = self.rows[rank][position]
+        stage, name, k = action
+        step = self.steps[name][stage]
+        if step is not None:
+            return step.of(k)
+        rule = self.flow.single_events.get((rank, position))
+        return None if rule is None else self.step(rule, action, rank, position)
+
+    # -- the hot loop --------------------------------------------------------------
+
+    def run_all(self) -> None:
+        while self.ready:
+            self.run(self.ready.pop())
         for ranks in self.rounds:
             ranks.sort()
-        blocked = {
-            rank: self.wait_of(rank)
-            for rank, position in enumerate(self.position)
-            if position < len(self.rows[rank])
-        }
-        return Order(self.rounds, blocked)
 
-    def wait_of(self, rank: int) -> Wait:
-        """Return why a rank cannot continue."""
-        row, position = self.rows[rank], self.position[rank]
-        is_pair = row[position] in self.pairs
-        for at in (position, position + 1) if is_pair else (position,):
-            rule = self.flow.rule_at(rank, at)
-            if rule is None:
-                return Wait(at)
-            for event, value in rule.delayed:
-                is_inner = (
-                    row[at][1] in self.meeting_kinds and NOUNS[value.name].travels
-                )
-                if not self.given[event] and not is_inner:
-                    return Wait(at, value)
-        if row[position][1] in self.meeting_kinds:
-            meeting = self.flow.meeting(rank, position)
-            return Wait(position, None, meeting, self.came[meeting])
-        return Wait(position)
-
-    def run(self, rank: int) -> list[int]:
-        """Run a rank as far as it can; return the ranks that this wakes."""
-        given, rules, row = self.given, self.flow.event_rules, self.rows[rank]
-        waiting, rounds, is_special = self.waiting, self.rounds, self.is_special
+    def run(self, rank: int) -> None:
+        """Run a rank as far as it can; the ranks that this wakes become ready."""
+        given, waiting, ready = self.given, self.waiting, self.ready
+        steps, pairs = self.steps, self.flow.pairs
+        row, rounds = self.rows[rank], self.rounds
         position, now = self.position[rank], self.now[rank]
-        woken: list[int] = []
         while position < len(row):
             stage, kind, k = row[position]
-            rule = rules[kind][stage]
-            if rule is None:
-                rule, k = self.flow.single_events.get((rank, position)), 0
-                if rule is None:
+            step = steps[kind][stage]
+            if step is None or (pairs and row[position] in pairs):
+                step, k = self.step_at(rank, position), 0
+                if step is None:
                     break
-            if is_special and is_special(row[position]):
-                self.position[rank], self.now[rank] = position, now
-                if self.run_together(rank, woken):
-                    woken.append(rank)  # which continues behind it
-                return woken
-            start = now
-            for event in rule[0]:
+            needs, gives, meeting, size = step
+            for event in needs:
                 before = given[event + k]
-                if before > start:
-                    start = before
+                if before > now:
+                    now = before
                 elif not before:
                     waiting[event + k].append(rank)
                     break
             else:
-                now = start + 1
-                position += 1
-                while now > len(rounds):
+                if meeting >= 0:
+                    start = self.come(meeting + k, size, (rank, now, gives, k))
+                    if start < 0:
+                        break
+                    now, size = start, 1
+                if now == len(rounds):
                     rounds.append([])
-                rounds[now - 1].append(rank)
-                for event in rule[1]:
-                    if given[event + k]:  # given twice: the first time counts
-                        continue
-                    given[event + k] = now
-                    woken += waiting.pop(event + k, ())
+                rounds[now].append(rank)
+                if size == 2:
+                    rounds[now].append(rank)
+                now += 1
+                position += size
+                for event in gives:
+                    if not given[event + k]:  # given twice: the first time counts
+                        given[event + k] = now
+                        ready += waiting.pop(event + k, ())
                 continue
             break
         self.position[rank], self.now[rank] = position, now
-        return woken
 
-    def is_together(self, action: Any) -> bool:
-        """Whether an instruction meets others, or is overlapped with the next one."""
-        return action[1] in self.meeting_kinds or action in self.pairs
+    def come(self, meeting: int, size: int, member: _Came) -> int:
+        """Come to a meeting; return the round before it, or -1 if not all came.
 
-    def note(self, now: int, rank: int) -> None:
-        while now > len(self.rounds):
-            self.rounds.append([])
-        self.rounds[now - 1].append(rank)
-
-    def run_together(self, rank: int, woken: list[int]) -> bool:
-        """Run a meeting or an overlapped pair if all of it is ready."""
-        position = self.position[rank]
-        first = self.rows[rank][position]
-        if first[1] in self.meeting_kinds:
-            return self.meet(rank, woken)
-        parts = [(rank, position), (rank, position + 1)]
-        return self.run_parts(parts, woken)
-
-    def meet(self, rank: int, woken: list[int]) -> bool:
-        meeting = self.flow.meeting(rank, self.position[rank])
-        came = self.came[meeting]
-        if rank not in came:
-            came.append(rank)
-        if len(came) < meeting.size:
-            return False
-        others = [other for other in came if other != rank]
-        if not self.run_parts([(r, self.position[r]) for r in came], woken):
-            return False
-        woken += others
-        return True
-
-    def run_parts(self, parts: list[tuple[int, int]], woken: list[int]) -> bool:
-        """Run instructions in one round, if the values are given that each needs.
-
-        Values that one of them gives another do not count.
+        The last one lets the others run.
         """
-        rules = [rule for part in parts if (rule := self.flow.rule_at(*part))]
-        if len(rules) < len(parts):
-            return False
-        inner = {event for rule in rules for event in rule.gives}
-        now = max(self.now[rank] for rank, _ in parts)
-        for (rank, _), rule in zip(parts, rules):
-            for event in rule.needs:
-                if event in inner:
-                    continue
-                if not self.given[event]:
-                    self.waiting[event].append(rank)
-                    return False
-                now = max(now, self.given[event])
-        now += 1
-        for (rank, position), rule in zip(parts, rules):
-            self.note(now, rank)
-            self.now[rank], self.position[rank] = now, position + 1
-            for event in rule.gives:
-                self.given[event] = self.given[event] or now
-                woken += self.waiting.pop(event, ())
-        return True
+        given, rounds = self.given, self.rounds
+        earlier = self.came[meeting]
+        _, now, gives, k = member
+        # A message that stands twice meets nobody the second time.
+        is_over = gives and given[gives[0] + k]
+        if len(earlier) + 1 < size and not is_over:
+            earlier.append(member)
+            return -1
+        del self.came[meeting]
+        for _, before, _, _ in earlier:
+            if before > now:
+                now = before
+        if now == len(rounds):
+            rounds.append([])
+        for rank, _, gives, k in earlier:
+            rounds[now].append(rank)
+            self.now[rank] = now + 1
+            self.position[rank] += 1
+            self.ready.append(rank)
+            for event in gives:
+                if not given[event + k]:
+                    given[event + k] = now + 1
+                    self.ready += self.waiting.pop(event + k, ())
+        return now

@@ -173,7 +173,9 @@ class Plan:
 
     def __init__(self, flow: Flow, rates: Rates, make: Make = _new_task) -> None:
         self.flow, self.rates, self.make = flow, rates, make
-        self.actions, self.rows, self.pairs = flow.table.actions, flow.rows, flow.pairs
+        self.rows = flow.rows
+        self.written = flow.table.actions  # as tasks name them
+        self.pairs = flow.pairs
         self.size = flow.table.num_microbatches  # of the values of one name and stage
         self.delays = dict(self._delays())
         self.plan = {name: self._steps(name) for name in flow.kinds}
@@ -275,9 +277,9 @@ class _Clock(Plan):
     def run_step(self, rounds: Sequence[Sequence[int]]) -> None:
         """Visit all instructions of a step in their order. The hot loop."""
         positions, rows, plan = self.positions, self.rows, self.plan
-        actions = self.actions
         given, free, between = self.given, self.free, self.between
         overhead, make, tasks = self.rates.overhead, self.make, self.tasks
+        written = self.written
         beside = {name for name in self.flow.kinds if KINDS[name].lane != "compute"}
         pairs = self.pairs
         for ranks in rounds:
@@ -303,7 +305,7 @@ class _Clock(Plan):
                 between[rank] = overhead
                 for value in gives:  # [4]
                     given[value + k] = end
-                tasks[rank][position] = make((actions[rank][position], start, end))
+                tasks[rank][position] = make((written[rank][position], start, end))
 
     def run_half(self, rank: int, position: int) -> bool:
         """Run both halves of a pair with the first; return whether it is a half."""
@@ -312,7 +314,7 @@ class _Clock(Plan):
         halves = [self.step_at(rank, position), self.step_at(rank, position + 1)]
         ready = max(self.ready(*half) for half in halves)
         start = max(ready, self.free[rank] + self.between[rank])
-        end = start + self.rates.pair_times[self.actions[rank][position]]
+        end = start + self.rates.pair_times[self.written[rank][position]]
         self.free[rank], self.between[rank] = end, self.rates.overhead
         for at, half in enumerate(halves, position):
             self.finish(rank, at, start, end, *half)
@@ -356,7 +358,7 @@ class _Clock(Plan):
     def finish(
         self, rank: int, position: int, start: float, end: float, step: Step, k: int
     ) -> None:
-        action = self.actions[rank][position]
+        action = self.written[rank][position]
         self.tasks[rank][position] = self.make((action, start, end))
         self.ended[rank] = max(self.ended[rank], end)
         for value in step.gives:

@@ -317,6 +317,10 @@ class ActionTable(ShownInNotebooks):
             object.__setattr__(table, name, value)
         return table
 
+    def with_numbers(self, kind: type[T], rows: Iterable[Iterable[Action]]) -> T:
+        """Return a table over the same stages with other rows, whose microbatches are numbers, as in ``numbered``."""
+        return self.with_rows(kind, _with_indices(list(map(tuple, rows)), self.num_slices))
+
     def __getstate__(self) -> dict[str, Any]:
         own = {part.name: getattr(self, part.name) for part in fields(self)}
         return {**own, "_kept": {}}

@@ -6,12 +6,12 @@ would still order the ranks, and predicted times and memory would never be measu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, groupby, pairwise
 
 from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted, whole_number
-from minipipe.schedules.action import RECV_B, REDUCE_GRAD, SEND_B, SEND_F, Action, ActionKind, B, F, I, L, O, R, U, W
+from minipipe.schedules.action import RECV_B, REDUCE_GRAD, SEND_B, Action, ActionKind, B, F, I, L, O, R, U, W
 from minipipe.schedules.action_table import ActionTable, Schedule, T, check_table
 from minipipe.schedules.placement import check_size, neighbouring_placement
 
@@ -255,25 +255,6 @@ def overlaps_of_copies(table: ActionTable, count: int) -> frozenset[Action]:
 
 
 # -- less memory ------------------------------------------------------------------------------------------------------
-
-
-def with_pairs(rows: list[list[Action]], overlaps: Collection[Action]) -> list[list[Action]]:
-    """Move the message of each overlapped forward after the backward: both values are sent when the pair has ended.
-
-    In the rows of a program only the message is between the two, since they are adjacent in the one global order. The
-    order of the messages does not change.
-
-    Examples
-    --------
-    >>> row = [Action.parse(cell) for cell in ("0F1", "0SEND_F1", "0B0", "0B1")]
-    >>> print(*with_pairs([row], {Action.parse("0F1")})[0])
-    0F1 0B0 0SEND_F1 0B1
-    """
-    for row in rows if overlaps else ():
-        for at, action in enumerate(row):
-            if action in overlaps and at + 2 < len(row) and row[at + 1].kind is SEND_F:
-                row[at + 1], row[at + 2] = row[at + 2], row[at + 1]
-    return rows
 
 
 def recomputed(schedule: Schedule, stages: Iterable[int] | None = None) -> Schedule:

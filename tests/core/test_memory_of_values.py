@@ -12,7 +12,7 @@ from minipipe.schedules.analysis.activations import (
     memory_levels,
     peak_activations,
 )
-from tests.core.test_declared_values import (
+from tests.core.tables import (
     frozen,
     legal_tables,
     lowered,
@@ -133,11 +133,10 @@ def holds(kinds, position):
 @examples(200)
 @given(tables())
 def test_the_rows_of_a_timeline_hold_the_pairs_that_the_table_says(table):
-    shown = table.without_sums()
-    rows = shown.actions
-    all_ranks = pairs_of(Flow(Ran(rows, shown.numbered)))
+    rows = table.without_sums().actions
+    all_ranks = pairs_of(Flow(Ran(rows, table.num_slices)))
     for rank, row in enumerate(rows):
-        alone = pairs_of(Flow(Ran([row], [shown.numbered[rank]])))
+        alone = pairs_of(Flow(Ran([row], table.num_slices)))
         pairs = kinds_of(row)
         for position, (during, _) in enumerate(all_ranks.levels(rank)):
             assert during == sum(holds(kinds, position) for kinds in pairs.values())

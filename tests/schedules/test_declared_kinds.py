@@ -12,7 +12,7 @@ from minipipe.core.flow import Flow
 from minipipe.core.legality import faults
 from minipipe.core.order import order
 from minipipe.core.times import Rates, times
-from minipipe.core.values import KINDS, NOUNS
+from minipipe.core.values import KINDS, NOUNS, Value
 from minipipe.errors import ArgumentError, ScheduleError
 from minipipe.render import draw_html, draw_svg, draw_text, perfetto_trace
 from minipipe.schedules import Action, ActionKind, Kind, Noun, Span, Timeline, Uses, declare, declared
@@ -140,7 +140,7 @@ def test_it_is_legal_once_behind_the_value_that_it_reads():
 def test_it_takes_its_own_time_in_its_own_lane():
     flow = Flow(Schedule.from_text("F0 B0 U0 KEEP0 F1 B1 U1 KEEP1"))
     durations = Costs(update=0.5, other={"KEEP": 4}).durations(1)
-    (row,) = times(flow, Rates(durations, message_times=[0]))
+    (row,) = times(flow, Rates(durations, message_times=[0])).tasks
     assert [task[1:] for task in row] == [
         (0, 1),
         (1, 3),
@@ -185,6 +185,41 @@ def test_a_file_with_other_costs_that_fit_nothing_is_refused(other, tmp_path):
     path.write_text(f'{{"format": "minipipe costs", "version": 1, "other": {other}}}')
     with pytest.raises(ScheduleError, match="is not a file of costs"):
         Costs.load(path)
+
+
+# -- waits ------------------------------------------------------------------------------------------------------------
+
+
+def use(site):
+    return Uses(reads=(site.value("copy"),))
+
+
+def send_copy(site):
+    return Uses(gives=(Value("there", site.stage + 1, site.microbatch),) if site.stage == 0 else ())
+
+
+def spans_of(*cells):
+    return tuple(Span(Action.parse(cell), start, end) for cell, start, end in cells)
+
+
+def test_what_waits_for_its_copy_says_so():
+    with declared(Kind("USE", use, "use of the copy"), {}):
+        spans = spans_of(("0F0", 0, 1), ("0B0", 1, 3), ("0U0", 3, 4), ("0USE0", 6, 7))
+        kept = Timeline("kept", (spans,), (1,), copies=(spans_of(("0KEEP0", 4, 6)),))
+        (wait,) = kept.idle[0]
+        assert (wait.start, wait.end, wait.cause, str(wait.awaited)) == (4, 6, "waiting", "0KEEP0")
+        assert [str(span.action) for _, span in kept.critical_path] == ["0F0", "0B0", "0U0", "0USE0"]
+
+
+def test_what_waits_for_its_message_says_so():
+    away = Kind("AWAY", send_copy, "copy to the next rank")
+    taker = Kind("TAKER", lambda site: Uses(takes=(site.value("there"),)), "use of the copy")
+    with declared(away, {"there": Noun("copied weights", travels=True)}), declared(taker, {}):
+        rows = spans_of(("0F0", 0, 1), ("0AWAY0", 1, 2)), spans_of(("1F0", 1, 2), ("1TAKER0", 4, 5))
+        sent = Timeline("sent", rows, (1, 1), message_times=(0.0, 2.0))
+        wait = sent.idle[1][1]
+        assert (wait.start, wait.end, wait.cause, wait.source, str(wait.awaited)) == (2, 4, "waiting", 0, "0AWAY0")
+        assert [str(message.used_by) for message in sent.messages] == ["1F0", "1TAKER0"]
 
 
 # -- drawings ---------------------------------------------------------------------------------------------------------

@@ -12,10 +12,11 @@ from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
+from minipipe.core.flow import flow_of
+from minipipe.core.values import Uses, Value
 from minipipe.errors import Problem, ScheduleCode, ScheduleError
-from minipipe.schedules.action import Action, B, F, I, W
+from minipipe.schedules.action import Action, ActionKind, B, F, I, W
 from minipipe.schedules.action_table import ActionTable, Schedule, schedule_of_text
-from minipipe.schedules.analysis.dependencies import Dependencies
 from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.placement import check_placement
 from minipipe.schedules.simulation.timeline import Timeline
@@ -164,11 +165,28 @@ class Draft:
     def _unmet(self, rank: int, position: int) -> Problem | None:
         """Return the problem of an action whose input is not placed; the verifier would name an added position."""
         action = self.rows[rank][position]
-        for needed in Dependencies(self.whole).of(action):
-            if needed not in self.there:
+        for value in self._needs(action):
+            if value not in self._given:
+                stage, kind, k = next(flow_of(self.whole).givers(value))
+                needed = self.whole.as_written(Action(stage, ActionKind(kind), k))
                 sentence = f"Rank {rank}, position {position}: {action} comes before {needed}, which it needs."
                 return Problem(ScheduleCode.ORDER, sentence, rank, position)
         return None
+
+    @cached_property
+    def _given(self) -> set[Value]:
+        """The values that the placed actions give."""
+        return {value for action in self.there for value in self._uses(action).gives}
+
+    def _needs(self, action: Action) -> tuple[Value, ...]:
+        """Return the values that an action needs."""
+        uses = self._uses(action)
+        return uses.takes + uses.reads
+
+    def _uses(self, action: Action) -> Uses:
+        uses = flow_of(self.whole).uses_of(action)
+        assert uses is not None  # without frozen stages, all computations are declared
+        return uses
 
     # -- changes ---------------------------------------------------------------------------------------------------
 
@@ -194,9 +212,9 @@ class Draft:
             raise ScheduleError.of(ScheduleCode.EMPTY, f"Rank {rank} has no action to take back.", rank)
         *others, last = self.rows[rank]
         rows = (*self.rows[:rank], tuple(others), *self.rows[rank + 1 :])
-        dependencies = Dependencies(self.whole)
+        given = self._uses(last).gives
         for action in self.there:
-            if last in dependencies.of(action):
+            if not set(self._needs(action)).isdisjoint(given):
                 sentence = f"{last} cannot be taken back before {action}, which needs it."
                 raise ScheduleError.of(ScheduleCode.ORDER, sentence, rank, len(others))
         return replace(self, rows=rows)
@@ -214,7 +232,7 @@ class Draft:
         done: dict[tuple[int, object], set[int]] = {}
         for stage, kind, k in self.there:
             done.setdefault((stage, kind), set()).add(k)
-        dependencies, every = Dependencies(self.whole), range(self.num_microbatches)
+        every = range(self.num_microbatches)
         found: list[list[Choice]] = [[] for _ in self.rows]
         for stage, rank in enumerate(self.placement):
             forwards, whole, halves, weights = (done.get((stage, kind), set()) for kind in (F, B, I, W))
@@ -223,7 +241,7 @@ class Draft:
                 coming = set(every) - gone
                 if coming:
                     action = Action(stage, kind, min(coming))
-                    is_ready = all(needed in self.there for needed in dependencies.of(action))
+                    is_ready = self._given.issuperset(self._needs(action))
                     room = kind is not F or has_room is None or has_room[rank]
                     found[rank].append(Choice(action, is_ready and room))
         return found

@@ -33,7 +33,7 @@ from minipipe.render.descriptions import title as title_of
 from minipipe.render.palette import DARK, HATCH, LIGHT, Theme, chunks_by_kind, fill_of, shade
 from minipipe.render.panel import NARROW, TOGETHER, Panel, panels_of
 from minipipe.render.units import scale_of
-from minipipe.schedules.action import Action, ActionKind, numbered
+from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.simulation.span import Idle, IdleCause, Message, with_copies
 from minipipe.schedules.simulation.timeline import Timeline, by_rank
@@ -91,7 +91,7 @@ def holds_of(timeline: Timeline, rank: int) -> tuple[Hold, ...]:
         with_copies(timeline.spans[rank], copies),
         {span.action: span for span in (*timeline.spans[rank], *copies)},
     )
-    changes = pairs_of(Flow(Ran([row], numbered([row], timeline.num_slices))))
+    changes = pairs_of(Flow(Ran([row], timeline.num_slices)))
     return tuple(
         Hold(stage, k, at[row[first]].start, None if last is None else at[row[last]].end)
         for stage, k, first, last in lifetimes(changes, 0)

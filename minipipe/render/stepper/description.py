@@ -94,7 +94,7 @@ def describe_state(walkthrough: Walkthrough, snapshot: Snapshot, rank: int) -> l
         return [f"{state.action} until rank {state.source} reaches {state.awaited}", f"{state.action}: {awaited}?"]
     if state.awaited is None:
         return [f"between two actions{until}", "between two actions"]
-    awaited = _describe_awaited(walkthrough, rank, state.source, state.awaited)
+    awaited = _describe_awaited(walkthrough, rank, state)
     if state.activity is Activity.STUCK:
         return [f"stuck at {state.action}: needs {awaited}", f"stuck: needs {awaited}", f"stuck: {state.awaited}"]
     pair = (state.action, walkthrough.partners.get(state.action) if state.action else None)
@@ -184,16 +184,19 @@ def describe_verdict(walkthrough: Walkthrough) -> list[str]:
     if walkthrough.is_timed:
         return [*lines, figures]
     for rank, state in walkthrough.stuck.items():
-        assert state.awaited is not None
-        where = _describe_position(walkthrough, state.source, state.awaited)
         stuck = f"{state.action} (position {state.position} of its list)"
-        lines.append(f"rank {rank} is stuck at {stuck}: it needs {state.awaited}, {where}")
+        lines.append(f"rank {rank} is stuck at {stuck}: it needs {_describe_position(walkthrough, state)}")
     if not walkthrough.stuck:
         lines.append(f"it still ran to completion, in {format_time(walkthrough[-1].time, 'rounds')}")
     return lines
 
 
-def _describe_awaited(walkthrough: Walkthrough, rank: int, source: int | None, awaited: Action) -> str:
+_NOTHING = "values that no action gives"
+
+
+def _describe_awaited(walkthrough: Walkthrough, rank: int, state: RankState) -> str:
+    source, awaited = state.source, state.awaited
+    assert awaited is not None
     if source is None:
         return f"{awaited}, of a stage that does not exist"
     if awaited not in walkthrough.program.first_rank_with:
@@ -204,16 +207,21 @@ def _describe_awaited(walkthrough: Walkthrough, rank: int, source: int | None, a
         return f"the activations that {awaited} loads"
     if awaited.kind is REDUCE_GRAD and source == rank:
         return f"a REDUCE_GRAD of another replica, to meet {awaited}: it is missing"
+    if awaited == state.action:
+        return _NOTHING
     return f"{awaited}, later in its own list" if source == rank else f"{awaited} on rank {source}"
 
 
-def _describe_position(walkthrough: Walkthrough, source: int | None, awaited: Action) -> str:
-    """Return the position of the action that a stuck rank needs."""
-    if source is None:
-        return "but there is no such stage"
+def _describe_position(walkthrough: Walkthrough, state: RankState) -> str:
+    """Return the action that a stuck rank needs, and its position."""
+    source, awaited = state.source, state.awaited
+    if source is None or awaited is None:
+        return f"{awaited}, but there is no such stage"
     if awaited not in walkthrough.program.first_rank_with:
-        return "which is missing"
-    return f"position {walkthrough.program.actions[source].index(awaited)} of rank {source}"
+        return f"{awaited}, which is missing"
+    if awaited == state.action and awaited.kind is not REDUCE_GRAD:
+        return _NOTHING
+    return f"{awaited}, position {walkthrough.program.actions[source].index(awaited)} of rank {source}"
 
 
 def _cycle(cycle: Sequence[int]) -> Iterator[str]:

@@ -11,20 +11,20 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from functools import cached_property
-from itertools import chain
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import Changes, Held, held_pairs
+from minipipe.core.order import awaited, order
+from minipipe.core.values import NOUNS
 from minipipe.errors import Problem, ScheduleError
 from minipipe.schedules import Action, Costs, IdleCause, Message, Span, Timeline, lower, simulate, verify
-from minipipe.schedules.action import RECV_B, RECV_F, REDUCE_GRAD, SEND_B, SEND_F, L, O
+from minipipe.schedules.action import REDUCE_GRAD, SEND_B, SEND_F, ActionKind, L, O
 from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.analysis.activations import Footprint, sizes_of, without_copies
-from minipipe.schedules.analysis.dependencies import Dependencies, Value
-from minipipe.schedules.analysis.replicas import gradient_sums
+from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.analysis.walk import Walk, walk
 from minipipe.schedules.simulation.span import with_copies
 
@@ -156,7 +156,7 @@ def events_of(walked: Walk, timeline: Timeline) -> tuple[Event, ...]:
     return tuple(sorted(events, key=attrgetter("start")))
 
 
-_SENDS, _RECEIVES = (SEND_F, SEND_B), (RECV_F, RECV_B)
+_SENDS = (SEND_F, SEND_B)
 
 
 def _value_of(action: Action) -> Value | None:
@@ -229,7 +229,7 @@ class Walkthrough:
             self.costs.durations(schedule.num_stages)  # the costs must also fit an illegal schedule
             self.costs.message_times(schedule)
         self.events = events_of(walk(self.program), self.timeline)
-        self.dependencies = Dependencies(self.program)
+        self.flow = flow_of(self.program)
         self.partners = {one: other for pair in self.program.joined.items() for one, other in (pair, pair[::-1])}
         of_slices = self.costs.sliced(schedule.num_slices)
         self._copy_ends = {copy.action: copy.end for row in self.timeline.copies for copy in row}
@@ -251,9 +251,9 @@ class Walkthrough:
         if not rows:
             return known
         found: list[list[tuple[Held, Held]]] = []
-        for row, order, levels in zip(self.program.actions, rows, known):
-            computations = (action for action in order if action.kind is not O and action.kind is not L)
-            held = dict(zip(computations, without_copies(order, levels)))
+        for row, ordered, levels in zip(self.program.actions, rows, known):
+            computations = (action for action in ordered if action.kind is not O and action.kind is not L)
+            held = dict(zip(computations, without_copies(ordered, levels)))
             found.append([])
             now = Held((), 0)
             for action in row:  # a RECV (possibly first), a copy and a REDUCE_GRAD hold what was held before
@@ -330,6 +330,11 @@ class Walkthrough:
         return RankState(activity, row[begun], begun, coming, cause, source, awaited, *after)
 
     @cached_property
+    def _given(self) -> Sequence[int]:
+        """The rounds in which the values of an illegal schedule are given."""
+        return order(self.flow).given
+
+    @cached_property
     def _predicted(self) -> dict[Action, Message]:
         """The messages of a legal schedule, by consumer."""
         return {message.used_by: message for message in self.timeline.messages} if self.is_timed else {}
@@ -337,7 +342,7 @@ class Walkthrough:
     def _awaited(self, rank: int, action: Action, time: float) -> tuple[int | None, Action | None]:
         """Return the rank and the action that an action waits for; None for both once it has arrived."""
         if not self.is_timed:
-            return self._missing_sum(action, time) if action.kind is REDUCE_GRAD else self._missing(action, time)
+            return self._missing(rank, time)
         slots = self.timeline.idle[rank]
         idle = slots[bisect_right(slots, time, key=attrgetter("end"))]
         if idle.cause is IdleCause.SENDING:
@@ -349,26 +354,17 @@ class Walkthrough:
             has_come = all(a not in self._predicted or self._predicted[a].arrived <= time for a in pair)
         return (None, None) if has_come else (idle.source, idle.awaited)
 
-    def _missing(self, action: Action, time: float) -> tuple[int | None, Action]:
-        """Return the first dependency of an action that is missing in an illegal schedule, and its rank."""
-        pair = dict.fromkeys((action, self.partners.get(action, action)))  # overlapped actions wait for both inputs
-        for need in chain.from_iterable(map(self.dependencies.of, pair)):
-            if need.kind in _RECEIVES and not action.kind.is_communication and self._has_begun(need, time):
-                need = self.dependencies.partner_of(need)  # the RECV is posted; the SEND is not
-            if need not in self._first or self.events[self._first[need]].end > time:
-                break
-        return self.program.home_of(need), need  # if none is missing, the last one is written twice
-
-    def _missing_sum(self, action: Action, time: float) -> tuple[int | None, Action]:
-        """Return the first replica that has not reached an all-reduce, with its REDUCE_GRAD; or the action itself."""
-        others = next(filter(None, (members for members in gradient_sums(self.program) if action in members)))
-        for other in filter(None, others):
-            rank = self.program.home_of(other)
-            assert rank is not None
-            before = self.program.actions[rank].index(other) - 1
-            has_come = before < 0 or (before < len(own := self._own[rank]) and self.events[own[before]].end <= time)
-            if other != action and not has_come:
-                return rank, other
+    def _missing(self, rank: int, time: float) -> tuple[int | None, Action]:
+        """Return the action that the next one of a rank waits for in an illegal schedule, and its rank."""
+        positions = [bisect_right(own, time, key=lambda at: self.events[at].end) for own in self._own]
+        needed = awaited(self.flow, self._given, positions, rank, time)
+        action = self.program.actions[rank][positions[rank]]
+        if needed is not None:
+            stage, kind, k = needed
+            action = self.program.as_written(Action(stage, ActionKind(kind), self.program.microbatches[k]))
+        elif action.kind.is_communication:  # the stages exchange no such message
+            message = Value.carried_by(action)
+            action = message.receive if action == message.send else message.send
         return self.program.home_of(action), action
 
     def _has_begun(self, action: Action, time: float) -> bool:
@@ -379,13 +375,18 @@ class Walkthrough:
     def _messages_at(self, number: int) -> tuple[Message, ...]:
         return tuple(message for first, last, message in self._messages if first <= number < last)
 
+    def _gives_message(self, event: Event) -> bool:
+        """Whether a value of an action travels to another stage, and no SEND of its own carries it."""
+        uses = self.flow.uses(event.rank, event.position)
+        return uses is not None and any(NOUNS[value.name].travels for value in uses.gives)
+
     @cached_property
     def _messages(self) -> list[tuple[int, float, Message]]:
         """The messages between ranks, each with the numbers of its first snapshot and of its consumption."""
         found = []
         for at, event in enumerate(self.events):
             is_sent, value = event.action.kind in _SENDS, _value_of(event.action)
-            if value is None or not self.dependencies.exists(value) or is_sent != self.program.message_cuts[value.cut]:
+            if value is None or not self._gives_message(event):
                 continue
             producer, consumer = map(self.program.as_written, (value.producer, value.consumer))
             destination = self.program.home_of(consumer)

@@ -28,14 +28,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.core.flow import flow_of
+from minipipe.core.lowering import with_messages
+from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import ActionTable, Program, check_table, collector_paused
-from minipipe.schedules.analysis.dependencies import Dependencies, Value
 from minipipe.schedules.analysis.walk import complete_walk
-from minipipe.schedules.transforms import with_pairs
 
 # The constructor of a NamedTuple takes twice as long; a large schedule has a million messages.
-_new_action: Callable[[tuple[int, ActionKind, int]], Action] = partial(tuple.__new__, Action)
+_new_action: Callable[[tuple[int, str, int]], Action] = partial(tuple.__new__, Action)
 
 
 def lower(schedule: ActionTable) -> Program:
@@ -69,26 +69,7 @@ def lower(schedule: ActionTable) -> Program:
     check_table(schedule)
     if isinstance(schedule, Program):
         return schedule
-    rows: list[list[Action]] = [[] for _ in range(schedule.num_ranks)]
-    messages = {kind: [_message(schedule, stage, kind) for stage in range(schedule.num_stages)] for kind in ActionKind}
+    walked = complete_walk(schedule)
     with collector_paused():
-        for rank, action in complete_walk(schedule).order():
-            (stage, kind, k), row = action, rows[rank]
-            row.append(action)
-            message = messages[kind][stage]
-            if message is not None:
-                send, consumer, receive, home = message
-                row.append(_new_action((stage, send, k)))
-                destination = schedule.rank_of(consumer, k) if home is None else home
-                rows[destination].append(_new_action((consumer, receive, k)))
-    return schedule.with_rows(Program, with_pairs(rows, schedule.joined))  # an overlapped pair stays together
-
-
-def _message(table: ActionTable, stage: int, kind: ActionKind) -> tuple[ActionKind, int, ActionKind, int | None] | None:
-    """Return the message after an action: kind of SEND, consuming stage, kind of RECV, its rank unless it varies."""
-    value = Value.produced_by(Action(stage, kind, 0))
-    if value is None or not Dependencies(table).crosses_ranks(value):
-        return None
-    ranks = table.ranks_of(value.consumer_stage)
-    home = ranks[0] if len(ranks) == 1 else None
-    return value.send.kind, value.consumer_stage, value.receive.kind, home
+        rows = with_messages(flow_of(schedule), walked.rounds, _new_action)
+    return schedule.with_numbers(Program, rows)

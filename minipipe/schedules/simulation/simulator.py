@@ -30,7 +30,6 @@ from minipipe.schedules.simulation.span import GradientSum, Span, StepChange, wi
 from minipipe.schedules.simulation.timeline import Timeline
 from minipipe.schedules.transforms import repeat
 from minipipe.simulation.hosts import Hosts
-from minipipe.simulation.shared import SharedClock
 
 TIMES_TOO_LARGE = "The sum of the times is too large for a number; choose a larger unit."
 MEMORY_TOO_LARGE = "The sum of the memory is too large for a number; choose a larger unit."
@@ -104,6 +103,8 @@ def timeline_of(step: ActionTable, costs: Costs, num_steps: int, wait: bool, hos
         rounds = complete_walk(step, sends_are_buffered=not costs.sends_block).rounds
         found = times(flow, rates, rounds, num_steps, wait, _new_span)
     else:
+        from minipipe.simulation.shared import SharedClock  # on demand: most ranks share nothing
+
         found = SharedClock(flow, rates, _new_span, hosts).run(num_steps, wait)
     if not found.latest * table.num_ranks < inf:  # the idle time of all ranks is a part of this sum
         raise misuse(TIMES_TOO_LARGE, ScheduleCode.COSTS)

@@ -1,13 +1,16 @@
 """A walk through a schedule says of every moment what the simulator and the verifier say of the whole."""
 
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from minipipe import schedules
+from minipipe.core.flow import flow_of
 from minipipe.errors import ScheduleError
+from minipipe.render.stepper.description import describe_state, describe_verdict
 from minipipe.render.stepper.walkthrough import Activity, Walkthrough
 from minipipe.schedules import schedule_of_text
 from minipipe.schedules.action import Action, ActionKind
@@ -91,13 +94,12 @@ def test_every_action_is_one_step_at_the_time_at_which_it_is_simulated(walkthrou
 @examples(60)
 @given(legal())
 def test_no_action_begins_before_what_it_needs(walkthrough):
-    begun = set()
+    given = set()
     for snapshot in list(walkthrough)[1:-1]:
-        begun.add(snapshot.event.action)
-        needs = list(walkthrough.dependencies.of(snapshot.event.action))
-        if snapshot.event.action.kind.is_communication:
-            needs = needs[:-1]  # the two halves of a message meet: one of them begins first
-        assert set(needs) <= begun
+        uses = flow_of(walkthrough.program).uses(*snapshot.event[:2])
+        given.update(uses.gives)
+        if not snapshot.event.action.kind.startswith("RECV"):  # it meets its SEND: one of them begins first
+            assert given.issuperset((*uses.takes, *uses.reads))
 
 
 @examples(60)
@@ -248,8 +250,7 @@ def test_whatever_is_wrong_the_walk_goes_as_far_as_it_can_and_says_who_waits_for
         assert (state.position, state.action) == (position, action)
         same = {awaited, awaited._replace(kind=ActionKind.BACKWARD_INPUT)} if awaited.kind == "B" else {awaited}
         if awaited == action:  # nobody is there
-            is_sum = action.kind is ActionKind.REDUCE_GRAD and state.awaited == action
-            assert is_sum or not 0 <= state.awaited.stage < schedule.num_stages
+            assert state.awaited == action or action.kind.is_communication
         else:
             assert state.awaited in same
 
@@ -341,16 +342,13 @@ def test_a_rank_without_any_action_is_done_from_the_start():
     assert walkthrough[0].ranks[1].activity is Activity.DONE and walkthrough[0].ranks[1].action is None
 
 
-def test_the_dependencies_of_an_action_are_those_of_the_rules():
-    schedule = schedules.zb_v(2, 2)
-    needs = Walkthrough(schedule).dependencies
-    assert [str(a) for a in needs.of(Action.parse("3I1"))] == ["3F1"]
-    assert [str(a) for a in needs.of(Action.parse("3W1"))] == ["3I1"]
-    assert [str(a) for a in needs.of(Action.parse("1I1"))] == ["1F1", "2I1"]
-    written = Walkthrough(lower(schedule)).dependencies
-    assert [str(a) for a in written.of(Action.parse("1F0"))] == ["1RECV_F0"]
-    assert [str(a) for a in written.of(Action.parse("2F0"))] == ["1F0"]  # on the same rank
-    assert [str(a) for a in written.of(Action.parse("3SEND_B0"))] == ["3I0", "2RECV_B0"]
+def test_an_action_that_no_values_are_given_for_never_runs():
+    needless = replace(schedule_of_text("0F0 0I0 0W0\n1F0 1I0 1W0"), frozen=[1])
+    walkthrough = Walkthrough(needless)
+    assert walkthrough.problems[0].code == "frozen" and list(walkthrough.stuck) == [1]
+    assert describe_state(walkthrough, walkthrough[-1], 1)[0] == "stuck at 1W0: needs values that no action gives"
+    stuck = "rank 1 is stuck at 1W0 (position 2 of its list): it needs values that no action gives"
+    assert stuck in describe_verdict(walkthrough)
 
 
 # -- past bugs -------------------------------------------------------------------------------------------------

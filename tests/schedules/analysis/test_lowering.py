@@ -5,10 +5,10 @@ from collections import Counter
 import pytest
 
 from minipipe import schedules
+from minipipe.core.order import _Runner
 from minipipe.errors import ScheduleError
 from minipipe.schedules import schedule_of_text
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.analysis import walk as walk_module
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.walk import walk
@@ -76,13 +76,13 @@ def test_the_walk_says_who_is_left_and_what_each_waits_for():
 def test_the_walk_looks_at_an_action_once_and_once_more_for_each_thing_it_waits_for(monkeypatch):
     # Looking at every rank in every round would be 64 times as much here: only one rank is ever ready.
     looks = Counter()
-    run = walk_module._Walker.run
+    run = _Runner.run
 
-    def counted(walker, rank):
-        looks[rank, walker.position[rank]] += 1
-        return run(walker, rank)
+    def counted(runner, rank):
+        looks[rank, runner.position[rank]] += 1
+        return run(runner, rank)
 
-    monkeypatch.setattr(walk_module._Walker, "run", counted)
+    monkeypatch.setattr(_Runner, "run", counted)
     for schedule in (schedules.sequential(64, 16), lower(schedules.sequential(64, 16))):
         looks.clear()
         assert walk(schedule).blocked == []
