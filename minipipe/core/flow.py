@@ -2,8 +2,8 @@
 
 :class:`Flow` applies the declarations of `core/values.py` to a table. It numbers the
 values, so that the loops over all instructions work with lists of numbers. A kind is
-declared once for each stage: the numbers for microbatch k are those for microbatch 0
-plus k. Only instructions whose declaration varies are declared one by one.
+declared once for each stage, or for each of its cases if its declaration varies:
+the numbers for microbatch k are those for microbatch 0 plus k.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class Flow:
         The overlapped forwards that have a backward of another microbatch behind them.
     num_values : int
     rules : dict
-        By kind and stage, its :class:`Numbered` for microbatch 0; None where each
-        instruction has its own in `single`, or where no legal table has one.
-    single : dict
+        By kind and stage, its :class:`Numbered`; None where that of an instruction is
+        in `varied`, or where no legal table has one.
+    varied : dict
         By rank and position, the :class:`Numbered` of an instruction.
     """
 
@@ -101,7 +101,8 @@ class Flow:
         self._scan()
         self._blocks: dict[str, int] = {}
         self.rules: dict[str, list[Numbered | None]] = {}
-        self.single: dict[tuple[int, int], Numbered] = {}
+        self.varied: dict[tuple[int, int], Numbered] = {}
+        self._cases: dict[tuple[str, int, object], tuple[Numbered | None, int]] = {}
         self._declare()
         size = table.num_stages * table.num_microbatches
         self.num_values = len(self._blocks) * size
@@ -173,17 +174,26 @@ class Flow:
         for rank, row in enumerate(self.rows):
             for position, (stage, kind, k) in enumerate(row):
                 if kind in varied:
-                    uses = KINDS[kind].uses(Site(self, rank, position, stage, k))
-                    numbered = self._numbered(uses)
+                    numbered = self._numbered_case(
+                        kind, Site(self, rank, position, stage, k)
+                    )
                     if numbered is not None:
-                        self.single[rank, position] = numbered
+                        self.varied[rank, position] = numbered
 
-    def _numbered(self, uses: Uses | None) -> Numbered | None:
+    def _numbered_case(self, kind: str, site: Site) -> Numbered | None:
+        """Return the numbers of a site. Those of equal cases are one object."""
+        key = kind, site.stage, KINDS[kind].case(site)
+        if key not in self._cases:
+            k = site.microbatch
+            self._cases[key] = self._numbered(KINDS[kind].uses(site), k), k
+        return self._cases[key][0]
+
+    def _numbered(self, uses: Uses | None, k: int = 0) -> Numbered | None:
         if uses is None:
             return None
-        takes = tuple(map(self.number_of, uses.takes))
-        gives = tuple(map(self.number_of, uses.gives))
-        return Numbered(takes, gives, tuple(map(self.number_of, uses.reads)))
+        parts = uses.takes, uses.gives, uses.reads
+        numbers = (tuple(self.number_of(value) - k for value in part) for part in parts)
+        return Numbered(*numbers)
 
     def _number_events(self) -> None:
         """Number the sets of values that are given at once."""
@@ -196,10 +206,12 @@ class Flow:
                     needed.update(number // m for number in (*rule.takes, *rule.reads))
                     for number in rule.gives:
                         givers[number // m].add((name, stage))
-        for rule in self.single.values():
-            needed.update(number // m for number in (*rule.takes, *rule.reads))
-            for number in rule.gives:
-                givers[number // m].add(number // m)  # its own event
+        for rule, k in self._cases.values():
+            if rule is not None:
+                needed.update((number + k) // m for number in rule.takes + rule.reads)
+                for number in rule.gives:
+                    pair = (number + k) // m
+                    givers[pair].add(pair)  # its own event
         numbers: dict[frozenset[object], int] = {}
         self._event_of = {
             pair: numbers.setdefault(frozenset(givers[pair]), len(numbers))
@@ -210,35 +222,44 @@ class Flow:
             name: [None if rule is None else self._rule(rule) for rule in rules]
             for name, rules in self.rules.items()
         }
-        self.single_events = {
-            place: self._rule(rule) for place, rule in self.single.items()
+        rules_of_cases = {
+            id(rule): self._rule(rule, k)
+            for rule, k in self._cases.values()
+            if rule is not None
+        }
+        self.varied_events = {
+            place: rules_of_cases[id(rule)] for place, rule in self.varied.items()
         }
 
-    def _rule(self, numbered: Numbered) -> Rule:
+    def _rule(self, numbered: Numbered, k: int = 0) -> Rule:
+        """Return the events of numbers that are meant for microbatch k."""
         m, event_of = self.table.num_microbatches, self._event_of
-        delayed = tuple(
-            (event_of[number // m] * m + number % m, self.value_of(number))
-            for number in (*numbered.takes, *numbered.reads)
-        )
+        delayed = []
+        for number in numbered.takes + numbered.reads:
+            value = self.value_of(number + k)
+            event = event_of[(number + k) // m] * m + value.microbatch
+            delayed.append((event - k, value.of(value.microbatch - k)))
         gives = dict.fromkeys(
-            event_of[number // m] * m + number % m
+            event_of[(number + k) // m] * m + (number + k) % m - k
             for number in numbered.gives
-            if number // m in event_of
+            if (number + k) // m in event_of
         )
         needs = tuple(dict.fromkeys(event for event, _ in delayed))
-        return Rule(needs, tuple(gives), delayed)
+        return Rule(needs, tuple(gives), tuple(delayed))
 
     def rule_at(self, rank: int, position: int) -> Rule | None:
         """Return the events of an instruction, with its own microbatch."""
         stage, kind, k = self.rows[rank][position]
-        rule = self.event_rules[kind][stage]
+        rule = self.event_rules[kind][stage] or self.varied_events.get((rank, position))
         if rule is None:
-            return self.single_events.get((rank, position))
+            return None
         needs, gives, delayed = rule
         return Rule(
             tuple(event + k for event in needs),
             tuple(event + k for event in gives),
-            tuple((event + k, value.of(k)) for event, value in delayed),
+            tuple(
+                (event + k, value.of(value.microbatch + k)) for event, value in delayed
+            ),
         )
 
     def number_of(self, value: Value) -> int:
@@ -270,9 +291,9 @@ class Flow:
     def numbers(self, rank: int, position: int) -> Numbered | None:
         """Return the declaration of an instruction as numbers."""
         stage, kind, k = self.rows[rank][position]
-        rule = self.rules[kind][stage]
+        rule = self.rules[kind][stage] or self.varied.get((rank, position))
         if rule is None:
-            return self.single.get((rank, position))
+            return None
         takes, gives, reads = (tuple(number + k for number in part) for part in rule)
         return Numbered(takes, gives, reads)
 

@@ -237,12 +237,12 @@ def faults(flow: Flow) -> Iterator[Fault]:
     givers: dict[int, _Place] = {}
     takers: dict[int, _Place] = {}
     needs: list[tuple[int, _Place]] = []
-    rules, single = flow.rules, flow.single
+    rules, varied = flow.rules, flow.varied
     for rank, position, (stage, kind, k) in _instructions(flow):
         place = rank, position
         rule = rules[kind][stage]
         if rule is None:
-            rule, k = single.get(place), 0
+            rule = varied.get(place)
         if rule is None:
             yield Fault("undeclared", flow, rank, position)
             continue

@@ -57,8 +57,7 @@ class Change(NamedTuple):
 class Changes:
     """How the instructions of a table change what their ranks hold.
 
-    Instructions of one kind whose values have the same names and stages have the same
-    change, which is found once.
+    Instructions with the same numbers of values have the same change: it is found once.
 
     Parameters
     ----------
@@ -70,7 +69,7 @@ class Changes:
     def __init__(self, flow: Flow, sizes: Mapping[str, Sizes]) -> None:
         self.flow, self.sizes = flow, sizes
         self._states = {name for name in sizes if NOUNS[name].keeps_weights}
-        self._known: dict[object, Change] = {}
+        self._known: dict[int, Change] = {}
         self._of_stage: dict[str, list[Change | None]]
         self._of_stage = {kind: [None] * flow.num_stages for kind in flow.kinds}
 
@@ -97,15 +96,12 @@ class Changes:
         if flow.rules[kind][stage] is not None:
             change = self._of_stage[kind][stage] = self._change(kind, site)
             return change
-        if (rank, position) not in flow.single:
+        numbers = flow.varied.get((rank, position))
+        if numbers is None:
             return Change()  # no legal table has such an instruction
-        takes, gives, _ = flow.single[rank, position]
-        count = flow.table.num_microbatches
-        pairs = tuple([number // count for number in (*takes, *gives)])
-        key = kind, stage, k % flow.num_slices, len(takes), pairs
-        if key not in self._known:
-            self._known[key] = self._change(kind, site)
-        return self._known[key]
+        if id(numbers) not in self._known:
+            self._known[id(numbers)] = self._change(kind, site)
+        return self._known[id(numbers)]
 
     def _change(self, kind: str, site: Site) -> Change:
         uses = KINDS[kind].uses(site)
@@ -322,7 +318,7 @@ class Ran:
         self.actions = rows
         self.numbered = _numbered(rows, num_slices)
         present = {(stage, kind) for row in rows for stage, kind, _ in row}
-        back = {stage for stage, kind in present if KINDS[kind].is_second}
+        back = {stage for stage, kind in present if KINDS[kind].is_backward}
         trained = {stage for stage, kind in present if kind in GRADIENTS}
         self.num_stages = _count(stage for stage, _ in present)
         self.num_microbatches = _count(k for row in self.numbered for _, _, k in row)

@@ -209,24 +209,31 @@ class _Runner:
         begin = number * self.flow.table.num_microbatches
         return _Step(needs, rule.gives, begin, meeting.size)
 
-    def step_at(self, rank: int, position: int) -> _Step | None:
-        """Return the step of an instruction, with its own microbatch, or of a pair."""
+    def step_at(self, rank: int, position: int) -> tuple[_Step | None, int]:
+        """Return the step of an instruction or of a pair, and what to add to it."""
         if not self.flow.is_pair(rank, position):
             return self.step_alone(rank, position)
-        first = self.step_alone(rank, position)
-        second = self.step_alone(rank, position + 1)
+        first, k = self.step_alone(rank, position)
+        second, other = self.step_alone(rank, position + 1)
         if first is None or second is None:
-            return None
-        return _Step(first.needs + second.needs, first.gives + second.gives, size=2)
+            return None, 0
+        first, second = first.of(k), second.of(other)
+        step = _Step(first.needs + second.needs, first.gives + second.gives, size=2)
+        return step, 0
 
-    def step_alone(self, rank: int, position: int) -> _Step | None:
+    def step_alone(self, rank: int, position: int) -> tuple[_Step | None, int]:
         action = self.rows[rank][position]
         stage, name, k = action
         step = self.steps[name][stage]
         if step is not None:
-            return step.of(k)
-        rule = self.flow.single_events.get((rank, position))
-        return None if rule is None else self.step(rule, action, rank, position)
+            return step, k
+        rule = self.flow.varied_events.get((rank, position))
+        if rule is None:
+            return None, 0
+        step = self.step(rule, action, rank, position)
+        if step.meeting < 0:
+            return step, k
+        return step.of(k), 0  # its members have microbatches of their own
 
     # -- the hot loop --------------------------------------------------------------
 
@@ -246,7 +253,7 @@ class _Runner:
             stage, kind, k = row[position]
             step = steps[kind][stage]
             if step is None or (pairs and row[position] in pairs):
-                step, k = self.step_at(rank, position), 0
+                step, k = self.step_at(rank, position)
                 if step is None:
                     break
             needs, gives, meeting, size = step

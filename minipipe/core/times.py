@@ -179,6 +179,7 @@ class Plan:
         self.size = flow.table.num_microbatches  # of the values of one name and stage
         self.delays = dict(self._delays())
         self.plan = {name: self._steps(name) for name in flow.kinds}
+        self._known: dict[tuple[int, int], Step] = {}
         self.lanes: dict[tuple[int, str], float] = {}
         self.came: dict[Meeting, dict[Place, float]] = {}
         self.tasks: list[list[Any]] = [[None] * len(row) for row in self.rows]
@@ -208,13 +209,11 @@ class Plan:
         ]
 
     def _step(self, numbers: Numbered, action: tuple[int, str, int]) -> Step:
-        takes, gives, reads = numbers
-        size, delays = self.size, self.delays
-        needs = [
-            (n, delays[n // size]) for n in (*takes, *reads) if n // size in delays
-        ]
-        late = [n for n in gives if n // size in delays]
         stage, name, k = action
+        size, delays = self.size, self.delays
+        places = [(n, (n + k) // size) for n in numbers.takes + numbers.reads]
+        needs = [(n, delays[place]) for n, place in places if place in delays]
+        late = [n for n in numbers.gives if (n + k) // size in delays]
         kind, parts = KINDS[name], self.rates.parts
         duration = self.rates.durations[kind.time][stage] if kind.time else 0.0
         if parts and kind.is_of_slice:
@@ -228,9 +227,11 @@ class Plan:
         step = self.plan[name][stage]
         if step is not None:
             return step, k
-        numbers = flow.single.get((rank, position)) or flow.numbers(rank, position)
-        assert numbers is not None
-        return self._step(numbers, action), 0
+        numbers = flow.rules[name][stage] or flow.varied[rank, position]
+        key = id(numbers), k % flow.num_slices
+        if key not in self._known:
+            self._known[key] = self._step(numbers, action)
+        return self._known[key], k
 
     def delay(self, number: int) -> float:
         """Return how long a value travels; all microbatches travel alike."""
@@ -339,7 +340,7 @@ class _Clock(Plan):
             return
         steps = [self.step_at(*place) for place in came]
         times = [step.duration for step, _ in steps]
-        times += [self.delay(n) for step, _ in steps for n in step.gives]
+        times += [self.delay(n + k) for step, k in steps for n in step.gives]
         end = max(came.values()) + max(times)
         for ((member, at), reached), step in zip(came.items(), steps):
             if KINDS[self.rows[member][at][1]].message == "send":

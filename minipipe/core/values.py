@@ -211,7 +211,10 @@ class Kind(NamedTuple):
         Whether it takes what all microbatches up to its own have left.
     varies : function
         Whether the declarations of microbatches of a stage differ by more than the
-        number of the microbatch. Then each instruction is declared by itself.
+        number of the microbatch.
+    case : function
+        If they do: from a :class:`Site` to what else its declaration depends on. Equal
+        cases of a stage have equal declarations. By default each is declared by itself.
 
     Examples
     --------
@@ -231,6 +234,7 @@ class Kind(NamedTuple):
     is_backward: bool = False
     sums_up: bool = False
     varies: Callable[[Setting], bool] = lambda setting: False
+    case: Callable[[Site], object] = lambda site: (site.rank, site.position)
 
 
 # -- the state of a pair of stage and microbatch ---------------------------------------
@@ -457,11 +461,38 @@ def _has_states(setting: Setting) -> bool:
     return setting.num_slices > 1 or not setting.kinds.isdisjoint(("R", "L"))
 
 
+def _states_of(site: Site) -> object:
+    """Return the slice, and what R, O and L do with the states that it needs."""
+    setting, k = site.setting, site.microbatch
+    index = k % setting.num_slices
+    if setting.kinds.isdisjoint(("R", "O", "L")):
+        return index
+    positions, stage = setting.positions, site.stage
+    offloads = [positions.get(("O", stage, other)) for other in range(k - index, k)]
+    are_away = [at is not None and at < site.position for at in offloads]
+    return index, site.has("R"), site.has("L"), *are_away
+
+
+def _gradients_of(site: Site, kind: str) -> object:
+    """Return how far behind its own the microbatches are whose gradients it takes."""
+    givers = GRADIENTS, ("REDUCE_GRAD",)
+    taken = [site.setting.taken(site, kind, given_by) for given_by in givers]
+    return tuple(tuple([site.microbatch - k for k in numbers]) for numbers in taken)
+
+
 _send = partial(Kind, lane="", message="send")
 _receive = partial(Kind, lane="", message="receive")
-_copy = partial(Kind, time="copy", varies=_always)
+_copy = partial(Kind, time="copy", varies=_always, case=_states_of)
 _KINDS = (
-    Kind("F", _forward, "forward", time="F", is_of_slice=True, varies=_has_slices),
+    Kind(
+        "F",
+        _forward,
+        "forward",
+        time="F",
+        is_of_slice=True,
+        varies=_has_slices,
+        case=_states_of,
+    ),
     Kind(
         "B",
         _backward,
@@ -471,6 +502,7 @@ _KINDS = (
         is_of_slice=True,
         is_second=True,
         varies=_has_states,
+        case=_states_of,
     ),
     Kind(
         "I",
@@ -481,6 +513,7 @@ _KINDS = (
         is_of_slice=True,
         is_second=True,
         varies=_has_states,
+        case=_states_of,
     ),
     Kind(
         "W",
@@ -510,6 +543,7 @@ _KINDS = (
         meets=_replicas,
         sums_up=True,
         varies=_always,
+        case=partial(_gradients_of, kind="REDUCE_GRAD"),
     ),
     Kind(
         "U",
@@ -518,6 +552,7 @@ _KINDS = (
         time="U",
         sums_up=True,
         varies=_always,
+        case=partial(_gradients_of, kind="U"),
     ),
     Kind(
         "R",
@@ -526,6 +561,7 @@ _KINDS = (
         time="R",
         is_of_slice=True,
         varies=_always,
+        case=_states_of,
     ),
     _copy("O", _offload, "offload of the activations", lane="copy out"),
     _copy("L", _load, "load of the offloaded activations", lane="copy in"),

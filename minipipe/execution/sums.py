@@ -68,7 +68,7 @@ class GradientSums:
         self._tags = {
             Action(stage, kind, number_of(k)): first_tag + 2 * i
             for i, members in enumerate(sums)
-            for stage, kind, k in filter(None, members)
+            for stage, kind, k in members
         }
         self.last_tag = first_tag + 2 * len(sums)
         row, self._blocks = program.numbered[group.rank], dict[int, Blocks]()

@@ -319,7 +319,9 @@ class ActionTable(ShownInNotebooks):
 
     def with_numbers(self, kind: type[T], rows: Iterable[Iterable[Action]]) -> T:
         """Return a table over the same stages with other rows, whose microbatches are numbers, as in ``numbered``."""
-        return self.with_rows(kind, _with_indices(list(map(tuple, rows)), self.num_slices))
+        if self.num_slices > 1:
+            rows = _with_indices(list(map(tuple, rows)), self.num_slices)
+        return self.with_rows(kind, rows)
 
     def __getstate__(self) -> dict[str, Any]:
         own = {part.name: getattr(self, part.name) for part in fields(self)}

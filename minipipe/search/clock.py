@@ -217,7 +217,7 @@ class Facts:
                     giver.sends.append((self.rank_of[stage], delay))
 
     def _memory(self, uses: Uses | None, stage: int) -> tuple[float, float]:
-        """Return the additional memory while an action runs, and the change after it."""
+        """Return the additional memory during an action, and the change after it."""
         assert uses is not None
         names = "graph", "rest", "rebuilt part"
         sizes = dict(zip(names, (part[stage] for part in self.workload.footprint)))

@@ -194,7 +194,7 @@ class SharedClock(Plan):
         is_send = KINDS[action[1]].message == "send"
         step, k = self.step_at(rank, position)
         for number in step.gives:
-            delay = self.delay(number)
+            delay = self.delay(number + k)
             if delay or is_send:
                 self.start(self.carry(rank, action, number + k, delay))
             else:

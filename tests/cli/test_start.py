@@ -31,6 +31,7 @@ def test_a_drawing_as_text_loads_nothing_that_it_does_not_need():
     }
     without |= {"schedules.simulation.comparison", "schedules.simulation.fitting", "schedules.analysis.bounds"}
     without |= {"schedules.simulation.explanation", "simulation.shared", "schedules.analysis.data_parallel"}
+    without |= {"schedules.analysis.workload", "schedules.analysis.lowering"}
     assert "minipipe.render.text" in loaded and not {f"minipipe.{name}" for name in without} & loaded
     library = {
         "json",

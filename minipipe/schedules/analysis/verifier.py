@@ -61,7 +61,6 @@ from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.analysis.activations import Footprint, memory_levels
 from minipipe.schedules.analysis.updates import staleness
 from minipipe.schedules.analysis.walk import Blocked, walk
-from minipipe.schedules.analysis.workload import amount_per_rank, check_amounts, check_footprint, fits
 
 _DEADLOCKS = (ScheduleCode.DEADLOCK, ScheduleCode.OVERLAP_DEADLOCK, ScheduleCode.RENDEZVOUS_DEADLOCK)
 
@@ -217,6 +216,8 @@ def _memory_problems(
     """Report, for each rank, the first action that exceeds its memory limit."""
     if memory_limit is None:
         return []
+    from minipipe.schedules.analysis.workload import amount_per_rank, check_amounts, check_footprint, fits  # on demand
+
     unit = " (stage, microbatch) pairs" if memory is None else ""
     ones, nothing = (1,) * schedule.num_stages, (0,) * schedule.num_stages
     memory = Footprint(ones, ones, nothing) if memory is None else memory

@@ -12,22 +12,13 @@ from sys import float_info
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minipipe.core.values import KINDS
-from minipipe.errors import (
-    ArgumentError,
-    ScheduleCode,
-    ScheduleError,
-    as_float,
-    counted,
-    misuse,
-    quoted,
-    unfit,
-    whole_number,
-)
+from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, as_float, counted, misuse, quoted, whole_number
 from minipipe.io import MOST_JSON, MOST_STAGES, parse_real, printable, read_text, write_whole
 from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, R, U, W
 from minipipe.schedules.action_table import ActionTable, Schedule
 from minipipe.schedules.analysis.activations import Footprint
 from minipipe.schedules.placement import Placement, check_sizes, ranks_in, stages_by_rank
+from minipipe.schedules.sliced import relative_work
 from minipipe.simulation.hosts import Hosts
 
 if TYPE_CHECKING:  # on demand below: most programs measure no costs, search nothing, and write no file
@@ -41,7 +32,6 @@ _HELD = ("activation", "weight_activation", "transient_activation", "keys_values
 _OF_WEIGHTS = ("update", "gradient_size", "weights")
 _HEAD = {"format": "minipipe costs", "version": 1}  # of a file
 ByStage = float | Sequence[float]
-_MOST_WORK = 1e100  # of a slice, whose unit is free: sums of them stay finite
 
 
 class Spec(NamedTuple):
@@ -467,8 +457,9 @@ class Costs:
         apart = 1 - self._number("overlap")
         times = self.durations(schedule.num_stages)
         parts = relative_work(self.slice_work, schedule.num_slices)
-        number_of, both = schedule.number_of, chain.from_iterable(schedule.joined.items())
-        of = {(s, kind, k): times[kind][s] * parts[number_of(k) % len(parts)] for s, kind, k in both}
+        of = {}
+        for stage, kind, k in chain.from_iterable(schedule.joined.items()):
+            of[stage, kind, k] = times[kind][stage] * parts[schedule.number_of(k) % len(parts)]
         pairs = {a: sorted((of[a], of[b])) for a, b in schedule.joined.items()}
         return {forward: longer + apart * shorter for forward, (shorter, longer) in pairs.items()}
 
@@ -654,31 +645,6 @@ class Costs:
         values = [] if given is None else self.by_stage(name, len(given) if is_list else 1)
         parts = tuple(value / pieces for value in values for _ in range((copies or pieces) if is_list else 1))
         return parts if is_list else next(iter(parts), None)
-
-
-def relative_work(slice_work: Sequence[float] | None, num_slices: int) -> list[float]:
-    """Return by slice its work over the mean of all slices.
-
-    Raises
-    ------
-    ScheduleError
-        Code ``costs``, if there is not one number for each slice, or none is above 0.
-
-    Examples
-    --------
-    >>> relative_work([3, 1], num_slices=2), relative_work(None, num_slices=2), relative_work([3, 1], num_slices=1)
-    ([1.5, 0.5], [1.0, 1.0], [1.0])
-    """
-    if slice_work is None:
-        return [1.0] * num_slices
-    parts = list(slice_work) if isinstance(slice_work, Sequence) else [slice_work]
-    if not all(isinstance(part, Real) and 0 <= part <= _MOST_WORK for part in parts) or not any(parts):
-        raise unfit("slice_work", slice_work, "numbers, at least 0 and not all 0, such as (3, 1)", ScheduleCode.COSTS)
-    if len(parts) != num_slices > 1:
-        raise unfit(
-            "slice_work", slice_work, f"{counted(num_slices, 'number')}, one for each slice", ScheduleCode.COSTS
-        )
-    return [num_slices * part / sum(parts) for part in parts] if num_slices > 1 else [1.0]
 
 
 def hosts_of(cores: object, hosts: object, num_ranks: int) -> Hosts:

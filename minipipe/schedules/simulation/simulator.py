@@ -22,12 +22,12 @@ from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import ActionTable, check_table, collector_paused
 from minipipe.schedules.analysis.activations import memory_levels, peak_activations, peaks, without_copies
 from minipipe.schedules.analysis.dependencies import Value
-from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.walk import complete_walk
-from minipipe.schedules.simulation.costs import Costs, relative_work
+from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.span import GradientSum, Span, StepChange, with_copies
 from minipipe.schedules.simulation.timeline import Timeline
+from minipipe.schedules.sliced import relative_work
 from minipipe.schedules.transforms import repeat
 from minipipe.simulation.hosts import Hosts
 
@@ -79,7 +79,11 @@ def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int =
     costs = (costs or Costs()).sliced(schedule.num_slices)
     _check_legal(schedule, costs)
     hosts = costs.hosts_of(schedule)
-    step = lower(schedule) if costs.sends_block else schedule
+    step = schedule
+    if costs.sends_block:
+        from minipipe.schedules.analysis.lowering import lower  # on demand: most sends do not block
+
+        step = lower(schedule)
     with collector_paused():
         return timeline_of(step, costs, num_steps, wait, hosts)
 
