@@ -67,7 +67,7 @@ def order(flow: Flow, sends_block: bool = True) -> Order:
     """
     runner = _Runner(flow, sends_block)
     runner.run_all()
-    rows, positions, given = flow.table.actions, runner.position, runner.given
+    rows, positions, given = flow.rows, runner.position, runner.given
     blocked = {
         rank: Wait(position, awaited(flow, given, positions, rank))
         for rank, position in enumerate(positions)
@@ -105,7 +105,7 @@ def awaited(
         for event, value in rule.delayed:
             if not 0 < given[event] <= now:
                 return next(flow.givers(value), None)
-    rows = flow.table.actions
+    rows = flow.rows
     kind = KINDS[rows[rank][position][1]]
     if kind.message:
         return flow.other_half(rank, position)
@@ -159,7 +159,7 @@ _Came = tuple[int, int, tuple[int, ...], int]
 
 class _Runner:
     def __init__(self, flow: Flow, sends_block: bool) -> None:
-        self.flow, self.rows = flow, flow.table.actions
+        self.flow, self.rows = flow, flow.rows
         self.meeting_kinds = {
             name
             for name in flow.kinds
