@@ -382,7 +382,7 @@ class Costs:
         FileError
             Codes as for :func:`minipipe.io.read_text`.
         """
-        from minipipe.schedules.text import json_object  # most programs read no such file
+        from minipipe.io import json_object  # most programs read no such file
 
         try:
             found = json_object(read_text(path, MOST_JSON), _HEAD)
