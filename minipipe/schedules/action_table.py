@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from minipipe.errors import ScheduleCode, ScheduleError, counted, misuse, quoted, whole_number
 from minipipe.schedules.action import Action, ActionKind, Rows, Slice, number_of, numbered
-from minipipe.schedules.features import FEATURES
-from minipipe.schedules.garbage import collector_paused as collector_paused
+from minipipe.schedules.collector import collector_paused as collector_paused
 from minipipe.schedules.placement import Placed, check_index, check_placement, in_replica_order, ranks_in
 from minipipe.schedules.written import ShownInNotebooks as ShownInNotebooks
 from minipipe.schedules.written import Written, read_cells, stem_of
@@ -103,6 +102,8 @@ class ActionTable(Placed, Written):
         ScheduleError
             The code of a feature.
         """
+        from minipipe.schedules.features import FEATURES  # on demand: most tables are never refused
+
         for feature in FEATURES:
             found = () if feature.code in known else feature.examples(self, known)
             if found:
@@ -122,7 +123,8 @@ class ActionTable(Placed, Written):
         ScheduleError
             Code ``overlap``.
         """
-        self.check_known(reader, *(feature.code for feature in FEATURES[:-1]))
+        if self.overlaps:
+            self.check_known(reader, *set(ScheduleCode) - {ScheduleCode.OVERLAP})
         return self
 
     @cached_property

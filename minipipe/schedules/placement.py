@@ -312,6 +312,7 @@ def check_two_chunks(name: str, num_ranks: int, num_microbatches: int, chunks_pe
 
 
 def check_index(noun: str, given: Any, count: int) -> None:
+    """Refuse a stage or a rank that does not exist."""
     if not isinstance(given, Integral) or isinstance(given, bool) or int(given) not in range(count):
         raise ScheduleError.of(
             ScheduleCode.OUT_OF_RANGE, f"There is no {noun} {quoted(given, 40)}; there are {count}, counted from 0."

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted
 from minipipe.schedules.action_table import Schedule
-from minipipe.schedules.garbage import collector_paused
+from minipipe.schedules.collector import collector_paused
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from minipipe.errors import ScheduleCode, ScheduleError, counted
 from minipipe.io import printable
 from minipipe.schedules.action import Action, L, O, R
-from minipipe.schedules.garbage import collector_paused
+from minipipe.schedules.collector import collector_paused
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -176,6 +176,7 @@ def describe_sizes(num_ranks: int, num_stages: int, num_microbatches: int, num_s
 
 
 def read_cells(form: str, given: Any, ignore_sharding: bool) -> Cells:
+    """Read a text or a file: parameters and errors are as in ``text.read``."""
     from minipipe.schedules.text import read  # on demand: most tables are built, not read
 
     with collector_paused():
@@ -183,6 +184,7 @@ def read_cells(form: str, given: Any, ignore_sharding: bool) -> Cells:
 
 
 def stem_of(path: str | Path) -> str:
+    """Return the name of a file without its ending."""
     from pathlib import Path  # on demand: most tables are built, not read
 
     return Path(path).stem
