@@ -34,24 +34,23 @@ class Numbered(NamedTuple):
     gives: tuple[int, ...]
     reads: tuple[int, ...]
 
+    @property
+    def needs(self) -> tuple[int, ...]:
+        """The values that it takes or reads."""
+        return self.takes + self.reads
 
-class Rule(NamedTuple):
-    """The uses of an instruction as numbers of events; for microbatch k, add k.
+    def plus(self, k: int) -> Numbered:
+        """Return it with a number added to each."""
+        takes, gives, reads = self
+        return Numbered(
+            tuple([number + k for number in takes]),
+            tuple([number + k for number in gives]),
+            tuple([number + k for number in reads]),
+        )
 
-    Values that the same instructions give are one event: they are given at once. Values
-    that nobody needs are none.
 
-    Attributes
-    ----------
-    needs, gives : tuple of int
-        Events.
-    delayed : tuple of (int, Value)
-        Each event that it needs, with the value for which it needs that.
-    """
-
-    needs: tuple[int, ...]
-    gives: tuple[int, ...]
-    delayed: tuple[tuple[int, Value], ...]
+Shaped = tuple[Numbered, int]
+"""The uses of an instruction as numbers, and what to add to each of them."""
 
 
 class Flow:
@@ -70,10 +69,11 @@ class Flow:
         The overlapped forwards that have a backward of another microbatch behind them.
     num_values : int
     rules : dict
-        By kind and stage, its :class:`Numbered` for microbatch 0; None where each
-        instruction has its own in `single`, or where no legal table has one.
-    single : dict
-        By rank and position, the :class:`Numbered` of an instruction.
+        By kind and stage, its :class:`Numbered` for microbatch 0; None if instructions
+        are in `shaped`, or if no legal table has one.
+    shaped : dict
+        By rank and position, the :class:`Numbered` of the first instruction of its
+        shape, and what to add to its numbers.
     """
 
     def __init__(self, table: Any) -> None:
@@ -97,11 +97,10 @@ class Flow:
         self._scan()
         self._blocks: dict[str, int] = {}
         self.rules: dict[str, list[Numbered | None]] = {}
-        self.single: dict[tuple[int, int], Numbered] = {}
+        self.shaped: dict[tuple[int, int], Shaped] = {}
         self._declare()
         size = table.num_stages * table.num_microbatches
         self.num_values = len(self._blocks) * size
-        self._number_events()
 
     # -- what declarations ask -----------------------------------------------------
 
@@ -158,13 +157,26 @@ class Flow:
                     self.rules[name][stage] = self._numbered(uses)
         if not varied:
             return
+        shapes: dict[object, Shaped | None] = {}
         for rank, row in enumerate(self.table.actions):
             for position, (stage, kind, k) in enumerate(row):
                 if kind in varied:
-                    uses = KINDS[kind].uses(Site(self, rank, position, stage, k))
-                    numbered = self._numbered(uses)
-                    if numbered is not None:
-                        self.single[rank, position] = numbered
+                    site = Site(self, rank, position, stage, k)
+                    shaped = self._shaped(KINDS[kind], site, shapes)
+                    if shaped is not None:
+                        self.shaped[rank, position] = shaped
+
+    def _shaped(
+        self, kind: Kind, site: Site, shapes: dict[object, Shaped | None]
+    ) -> Shaped | None:
+        """Declare an instruction as the first one of its shape, and what to add."""
+        k = int(site.microbatch)
+        key = kind.name, site.stage, kind.shape(site) if kind.shape else site
+        if key not in shapes:
+            numbered = self._numbered(kind.uses(site))
+            shapes[key] = None if numbered is None else (numbered, k)
+        shape = shapes[key]
+        return None if shape is None else (shape[0], k - shape[1])
 
     def _numbered(self, uses: Uses | None) -> Numbered | None:
         if uses is None:
@@ -172,62 +184,6 @@ class Flow:
         takes = tuple(map(self.number_of, uses.takes))
         gives = tuple(map(self.number_of, uses.gives))
         return Numbered(takes, gives, tuple(map(self.number_of, uses.reads)))
-
-    def _number_events(self) -> None:
-        """Number the sets of values that are given at once."""
-        m = self.table.num_microbatches
-        givers: defaultdict[int, set[object]] = defaultdict(set)  # by value's pair
-        needed: set[int] = set()
-        for name, rules in self.rules.items():
-            for stage, rule in enumerate(rules):
-                if rule is not None:
-                    needed.update(number // m for number in (*rule.takes, *rule.reads))
-                    for number in rule.gives:
-                        givers[number // m].add((name, stage))
-        for rule in self.single.values():
-            needed.update(number // m for number in (*rule.takes, *rule.reads))
-            for number in rule.gives:
-                givers[number // m].add(number // m)  # its own event
-        numbers: dict[frozenset[object], int] = {}
-        self._event_of = {
-            pair: numbers.setdefault(frozenset(givers[pair]), len(numbers))
-            for pair in sorted(needed)
-        }
-        self.num_events = len(numbers) * m
-        self.event_rules = {
-            name: [None if rule is None else self._rule(rule) for rule in rules]
-            for name, rules in self.rules.items()
-        }
-        self.single_events = {
-            place: self._rule(rule) for place, rule in self.single.items()
-        }
-
-    def _rule(self, numbered: Numbered) -> Rule:
-        m, event_of = self.table.num_microbatches, self._event_of
-        delayed = tuple(
-            (event_of[number // m] * m + number % m, self.value_of(number))
-            for number in (*numbered.takes, *numbered.reads)
-        )
-        gives = dict.fromkeys(
-            event_of[number // m] * m + number % m
-            for number in numbered.gives
-            if number // m in event_of
-        )
-        needs = tuple(dict.fromkeys(event for event, _ in delayed))
-        return Rule(needs, tuple(gives), delayed)
-
-    def rule_at(self, rank: int, position: int) -> Rule | None:
-        """Return the events of an instruction, with its own microbatch."""
-        stage, kind, k = self.table.actions[rank][position]
-        rule = self.event_rules[kind][stage]
-        if rule is None:
-            return self.single_events.get((rank, position))
-        needs, gives, delayed = rule
-        return Rule(
-            tuple(event + k for event in needs),
-            tuple(event + k for event in gives),
-            tuple((event + k, value.of(k)) for event, value in delayed),
-        )
 
     def number_of(self, value: Value) -> int:
         """Return the number of a value."""
@@ -255,14 +211,16 @@ class Flow:
         stage, kind, k = self.table.actions[rank][position]
         return KINDS[kind].uses(Site(self, rank, position, stage, k))
 
-    def numbers(self, rank: int, position: int) -> Numbered | None:
-        """Return the declaration of an instruction as numbers."""
+    def shaped_at(self, rank: int, position: int) -> Shaped | None:
+        """Return the numbers of an instruction, and what to add to them."""
         stage, kind, k = self.table.actions[rank][position]
         rule = self.rules[kind][stage]
-        if rule is None:
-            return self.single.get((rank, position))
-        takes, gives, reads = (tuple(number + k for number in part) for part in rule)
-        return Numbered(takes, gives, reads)
+        return self.shaped.get((rank, position)) if rule is None else (rule, k)
+
+    def numbers(self, rank: int, position: int) -> Numbered | None:
+        """Return the declaration of an instruction as numbers."""
+        shaped = self.shaped_at(rank, position)
+        return None if shaped is None else shaped[0].plus(shaped[1])
 
     def is_pair(self, rank: int, position: int) -> bool:
         """Whether an instruction is overlapped with the next one of its row."""

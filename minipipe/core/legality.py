@@ -151,11 +151,11 @@ def fits(flow: Flow) -> bool:
 
 
 def _count(flow: Flow, rank: int, given: bytearray, taken: bytearray) -> None:
-    rules, single = flow.rules, flow.single
+    rules, shaped = flow.rules, flow.shaped
     for position, (stage, kind, k) in enumerate(flow.table.actions[rank]):
         rule = rules[kind][stage]
         if rule is None:
-            rule, k = single[rank, position], 0
+            rule, k = shaped[rank, position]
         takes, gives, _ = rule
         for number in takes:
             taken[number + k] += 1

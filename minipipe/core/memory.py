@@ -97,9 +97,10 @@ class Changes:
         if flow.rules[kind][stage] is not None:
             change = self._of_stage[kind][stage] = self._change(kind, site)
             return change
-        if (rank, position) not in flow.single:
+        numbers = flow.numbers(rank, position)
+        if numbers is None:
             return Change()  # no legal table has such an instruction
-        takes, gives, _ = flow.single[rank, position]
+        takes, gives, _ = numbers
         count = flow.table.num_microbatches
         pairs = tuple([number // count for number in (*takes, *gives)])
         key = kind, stage, k % flow.num_slices, len(takes), pairs

@@ -226,7 +226,7 @@ class Plan:
         step = self.plan[name][stage]
         if step is not None:
             return step, k
-        numbers = flow.single.get((rank, position)) or flow.numbers(rank, position)
+        numbers = flow.numbers(rank, position)
         assert numbers is not None
         return self._step(numbers, action), 0
 

@@ -208,6 +208,10 @@ class Kind(NamedTuple):
     varies : function
         Whether the declarations of microbatches of a stage differ by more than the
         number of the microbatch. Then each instruction is declared by itself.
+    shape : function, optional
+        From a :class:`Site` to a key. If a kind varies, declarations of a stage with
+        equal keys differ by the number of the microbatch alone. By default, no two
+        declarations do.
 
     Examples
     --------
@@ -227,6 +231,7 @@ class Kind(NamedTuple):
     is_backward: bool = False
     sums_up: bool = False
     varies: Callable[[Setting], bool] = lambda setting: False
+    shape: Callable[[Site], object] | None = None
 
 
 # -- the state of a pair of stage and microbatch ---------------------------------------
@@ -452,11 +457,33 @@ def _has_states(setting: Setting) -> bool:
     return setting.num_slices > 1 or not setting.kinds.isdisjoint(("R", "L"))
 
 
+def _one_shape(site: Site) -> object:
+    return None
+
+
+def _shape_of_state(site: Site) -> object:
+    """Return what the declarations of F, B, I and R depend on, except numbers."""
+    setting = site.setting
+    index = site.microbatch % setting.num_slices
+    names: tuple[str, ...] = ()
+    if setting.num_slices > 1 and "O" in setting.kinds:
+        names = tuple(value.name for value in _keys_and_values(site))
+    return index, site.has("R"), site.has("L"), names
+
+
 _send = partial(Kind, lane="", message="send")
 _receive = partial(Kind, lane="", message="receive")
-_copy = partial(Kind, time="copy", varies=_always)
+_copy = partial(Kind, time="copy", varies=_always, shape=_one_shape)
 _KINDS = (
-    Kind("F", _forward, "forward", time="F", is_of_slice=True, varies=_has_slices),
+    Kind(
+        "F",
+        _forward,
+        "forward",
+        time="F",
+        is_of_slice=True,
+        varies=_has_slices,
+        shape=_shape_of_state,
+    ),
     Kind(
         "B",
         _backward,
@@ -466,6 +493,7 @@ _KINDS = (
         is_of_slice=True,
         is_second=True,
         varies=_has_states,
+        shape=_shape_of_state,
     ),
     Kind(
         "I",
@@ -476,6 +504,7 @@ _KINDS = (
         is_of_slice=True,
         is_second=True,
         varies=_has_states,
+        shape=_shape_of_state,
     ),
     Kind(
         "W",
@@ -521,6 +550,7 @@ _KINDS = (
         time="R",
         is_of_slice=True,
         varies=_always,
+        shape=_shape_of_state,
     ),
     _copy("O", _offload, "offload of the activations", lane="copy out"),
     _copy("L", _load, "load of the offloaded activations", lane="copy in"),
