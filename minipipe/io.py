@@ -6,7 +6,6 @@ import os
 import select
 import stat
 import sys
-import textwrap
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from math import inf
@@ -194,6 +193,8 @@ def wrapped(text: str, width: int) -> str:
     one, two,
     three
     """
+    import textwrap  # on demand: most lines are short
+
     lines = (textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in text.split("\n"))
     return "\n".join("\n".join(parts) for parts in lines)
 

@@ -143,7 +143,7 @@ def first_failure(fault, processes, is_quick):
 # Folders that test several packages, beside the one of each: what layers and optimisers compute, and whole steps.
 SHARED = {
     **{"execution": ["tests/pipeline"], "nn": ["tests/numerics"], "optim": ["tests/numerics"]},
-    **{"functional": ["tests/numerics"], "tensor": ["tests/numerics"]},
+    **{"functional": ["tests/numerics"], "tensor": ["tests/numerics"], "simulation": ["tests/schedules/simulation"]},
 }
 
 

@@ -13,7 +13,6 @@ from minipipe.cli.numbers import real
 from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted
 from minipipe.io import parse_integer, read_stream
 from minipipe.schedules.action_table import ActionTable, Program, Schedule, T, read_schedule, schedule_of_text
-from minipipe.schedules.analysis.data_parallel import data_parallel
 from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, TRADES, build, expected_names, spelled
 from minipipe.schedules.transforms import freeze_stages, offloaded, recomputed, repeat
 
@@ -170,7 +169,7 @@ def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
     for name, is_given, transform in (
         ("--recompute", options.recompute, recomputed),
         ("--offload", offload is not None, lambda found: offloaded(found, offload)),
-        ("--replicas", replicas is not None, lambda found: data_parallel(found, replicas)),
+        ("--replicas", replicas is not None, lambda found: _copies(found, replicas)),
     ):
         if is_given:
             if isinstance(schedule, Program):
@@ -180,6 +179,12 @@ def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
             except ScheduleError as error:
                 raise misuse(f"{name}: {error.problems[0].message}") from None
     return schedule
+
+
+def _copies(schedule: Schedule, replicas: int) -> Schedule:
+    from minipipe.schedules.analysis.data_parallel import data_parallel  # on demand: most commands have one copy
+
+    return data_parallel(schedule, replicas)
 
 
 def schedule_and_costs(options: argparse.Namespace) -> tuple[Schedule | Program, Schedule | Program, Costs]:

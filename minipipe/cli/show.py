@@ -12,7 +12,7 @@ from minipipe.cli.streams import put
 from minipipe.errors import ScheduleCode, misuse
 from minipipe.io import columns_of_terminal
 from minipipe.render.panel import chunks_of, shares
-from minipipe.schedules import Timeline, lower, simulate, verify
+from minipipe.schedules import Timeline, simulate, verify
 from minipipe.schedules.action_table import ActionTable
 
 EPILOG = """in a drawing:
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
     content: str | bytes
     if options.json or options.format in _WRITTEN:
         whole = [all_steps(schedule, options) for schedule in schedules]
-        tables = [lower(schedule) if options.messages else schedule for schedule in whole]
+        tables = _with_messages(whole) if options.messages else whole
         content = _as_json(tables) if options.json else _WRITTEN[options.format](tables[0])
     else:
         for schedule in schedules:
@@ -93,6 +93,12 @@ def run(options: argparse.Namespace) -> ExitStatus:
         return write_file(options.output, content, options)
     put(content, end="")
     return ExitStatus.YES
+
+
+def _with_messages(tables: Sequence[ActionTable]) -> list[ActionTable]:
+    from minipipe.schedules import lower  # on demand: most drawings have no messages
+
+    return [lower(table) for table in tables]
 
 
 def _format(options: argparse.Namespace) -> str:

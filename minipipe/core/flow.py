@@ -2,8 +2,8 @@
 
 :class:`Flow` applies the declarations of `core/values.py` to a table. It numbers the
 values, so that the loops over all instructions work with lists of numbers. A kind is
-declared once for each stage: the numbers for microbatch k are those for microbatch 0
-plus k. Only instructions whose declaration varies are declared one by one.
+declared once for each stage, or for each of its cases if its declaration varies:
+the numbers for microbatch k are those for microbatch 0 plus k.
 """
 
 from __future__ import annotations
@@ -39,18 +39,10 @@ class Numbered(NamedTuple):
         """The values that it takes or reads."""
         return self.takes + self.reads
 
-    def plus(self, k: int) -> Numbered:
-        """Return it with a number added to each."""
-        takes, gives, reads = self
-        return Numbered(
-            tuple([number + k for number in takes]),
-            tuple([number + k for number in gives]),
-            tuple([number + k for number in reads]),
-        )
-
-
-Shaped = tuple[Numbered, int]
-"""The uses of an instruction as numbers, and what to add to each of them."""
+    def of(self, k: int) -> Numbered:
+        """Return the uses with the numbers of microbatch k."""
+        takes, gives, reads = (tuple([number + k for number in part]) for part in self)
+        return Numbered(takes, gives, reads)
 
 
 class Flow:
@@ -69,11 +61,12 @@ class Flow:
         The overlapped forwards that have a backward of another microbatch behind them.
     num_values : int
     rules : dict
-        By kind and stage, its :class:`Numbered` for microbatch 0; None if instructions
-        are in `shaped`, or if no legal table has one.
-    shaped : dict
-        By rank and position, the :class:`Numbered` of the first instruction of its
-        shape, and what to add to its numbers.
+        By kind and stage, its :class:`Numbered`; None where that of an instruction is
+        in `varied`, or where no legal table has one.
+    varied : dict
+        By rank and position, the :class:`Numbered` of an instruction.
+    cases : dict
+        By kind, stage and case, the same objects, each with a microbatch that has it.
     """
 
     def __init__(self, table: Any) -> None:
@@ -97,7 +90,8 @@ class Flow:
         self._scan()
         self._blocks: dict[str, int] = {}
         self.rules: dict[str, list[Numbered | None]] = {}
-        self.shaped: dict[tuple[int, int], Shaped] = {}
+        self.varied: dict[tuple[int, int], Numbered] = {}
+        self.cases: dict[tuple[str, int, object], tuple[Numbered | None, int]] = {}
         self._declare()
         size = table.num_stages * table.num_microbatches
         self.num_values = len(self._blocks) * size
@@ -133,6 +127,14 @@ class Flow:
         places = self._rows.get((site.rank, kind, site.stage), ())
         return bisect_left(places, (site.position, -1))
 
+    def places(self, rank: int, kind: str, stage: int) -> Sequence[tuple[int, int]]:
+        """Return positions and microbatches of a kind and stage in a row."""
+        return self._rows.get((rank, kind, stage), ())
+
+    def cell(self, stage: int, kind: str, microbatch: int) -> str:
+        """Return an instruction as text."""
+        return f"{stage}{kind}{self.table.microbatches[microbatch]}"
+
     def _scan(self) -> None:
         """Note the positions that varying declarations depend on."""
         if not any(KINDS[name].varies(self) for name in self.kinds):
@@ -157,33 +159,29 @@ class Flow:
                     self.rules[name][stage] = self._numbered(uses)
         if not varied:
             return
-        shapes: dict[object, Shaped | None] = {}
         for rank, row in enumerate(self.table.actions):
             for position, (stage, kind, k) in enumerate(row):
                 if kind in varied:
-                    site = Site(self, rank, position, stage, k)
-                    shaped = self._shaped(KINDS[kind], site, shapes)
-                    if shaped is not None:
-                        self.shaped[rank, position] = shaped
+                    numbered = self._numbered_case(
+                        kind, Site(self, rank, position, stage, k)
+                    )
+                    if numbered is not None:
+                        self.varied[rank, position] = numbered
 
-    def _shaped(
-        self, kind: Kind, site: Site, shapes: dict[object, Shaped | None]
-    ) -> Shaped | None:
-        """Declare an instruction as the first one of its shape, and what to add."""
-        k = int(site.microbatch)
-        key = kind.name, site.stage, kind.shape(site) if kind.shape else site
-        if key not in shapes:
-            numbered = self._numbered(kind.uses(site))
-            shapes[key] = None if numbered is None else (numbered, k)
-        shape = shapes[key]
-        return None if shape is None else (shape[0], k - shape[1])
+    def _numbered_case(self, kind: str, site: Site) -> Numbered | None:
+        """Return the numbers of a site. Those of equal cases are one object."""
+        key = kind, site.stage, KINDS[kind].case(site)
+        if key not in self.cases:
+            k = site.microbatch
+            self.cases[key] = self._numbered(KINDS[kind].uses(site), k), k
+        return self.cases[key][0]
 
-    def _numbered(self, uses: Uses | None) -> Numbered | None:
+    def _numbered(self, uses: Uses | None, k: int = 0) -> Numbered | None:
         if uses is None:
             return None
-        takes = tuple(map(self.number_of, uses.takes))
-        gives = tuple(map(self.number_of, uses.gives))
-        return Numbered(takes, gives, tuple(map(self.number_of, uses.reads)))
+        parts = uses.takes, uses.gives, uses.reads
+        numbers = (tuple(self.number_of(value) - k for value in part) for part in parts)
+        return Numbered(*numbers)
 
     def number_of(self, value: Value) -> int:
         """Return the number of a value."""
@@ -211,16 +209,11 @@ class Flow:
         stage, kind, k = self.table.actions[rank][position]
         return KINDS[kind].uses(Site(self, rank, position, stage, k))
 
-    def shaped_at(self, rank: int, position: int) -> Shaped | None:
-        """Return the numbers of an instruction, and what to add to them."""
-        stage, kind, k = self.table.actions[rank][position]
-        rule = self.rules[kind][stage]
-        return self.shaped.get((rank, position)) if rule is None else (rule, k)
-
     def numbers(self, rank: int, position: int) -> Numbered | None:
         """Return the declaration of an instruction as numbers."""
-        shaped = self.shaped_at(rank, position)
-        return None if shaped is None else shaped[0].plus(shaped[1])
+        stage, kind, k = self.table.actions[rank][position]
+        rule = self.rules[kind][stage] or self.varied.get((rank, position))
+        return None if rule is None else rule.of(k)
 
     def is_pair(self, rank: int, position: int) -> bool:
         """Whether an instruction is overlapped with the next one of its row."""

@@ -1,180 +1,402 @@
-"""Whether the values of a table fit: each is given once, and taken where it must be.
+"""Whether a table is legal: each value is given once, and taken if it must be.
 
-:func:`faults` finds every reason why a table is illegal, except the order of its rows;
-`core/order.py` finds those. :func:`fits` is the quick check for large tables.
+:func:`remarks` says why a table is illegal, except for the order of its rows that
+follows from other rows, which `core/order.py` finds. Three checks follow one another:
+
+1. :func:`misplaced`: each instruction is in range, on a rank of its stage.
+2. :class:`_Stages`: each stage has all regular instructions of each microbatch, once.
+   Microbatches that have the same ones are alike, so that each set of instructions is
+   looked at once: it takes a second for some million instructions.
+3. :func:`faults`: the values of the table fit, if its declarations vary; and replicas,
+   overlaps and meetings are in order.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from operator import ge
-from typing import NamedTuple
+from copy import copy
+from itertools import chain, islice
+from operator import itemgetter
+from typing import Any
 
 from minipipe.core.flow import Flow
-from minipipe.core.values import KINDS, NOUNS, Meeting, Value
+from minipipe.core.nouns import (
+    HOME,
+    NEEDLESS,
+    NOUNS,
+    ONCE,
+    REGULAR,
+    Fault,
+    Remark,
+    Tell,
+    mixed,
+    needless,
+    plainly,
+)
+from minipipe.core.values import KINDS, Meeting, Site, Uses, cut_of
+
+MOST_REMARKS = 1000
+"""The most remarks of one kind: if one instruction is missing, thousands often are."""
 
 _Place = tuple[int, int]  # rank and position of an instruction
 
 
-class Fault(NamedTuple):
-    """A reason why a table is illegal.
+def remarks(flow: Flow) -> list[Remark]:
+    """Return why a table is illegal, the cause first; empty if only its order can be.
 
-    Attributes
+    Parameters
     ----------
-    reason : str
-        One of: "placement", "overlap", "undeclared", "given twice", "taken twice",
-        "never given", "elsewhere", "mixed cut", "never taken", "meeting".
-    rank, position : int
-        The instruction; -1 if there is none.
-    value : Value or None
+    flow : Flow
+        Of a table without misplaced instructions.
     """
+    stages = _Stages(flow)
+    if not stages.fit():
+        return stages.remarks()
+    said = list(dict.fromkeys(_told(flow)))
+    first = min((remark.turn for remark in said), default=0)
+    of_turn = [remark for remark in said if remark.turn == first]
+    return sorted(of_turn, key=lambda remark: remark.place)[:MOST_REMARKS]
 
-    reason: str
-    rank: int = -1
-    position: int = -1
-    value: Value | None = None
 
-
-def faults(flow: Flow) -> Iterator[Fault]:
-    """Yield why a table is illegal, apart from the order of its rows."""
-    yield from _misplaced(flow)
-    givers: dict[int, _Place] = {}
-    takers: dict[int, _Place] = {}
-    needs: list[tuple[int, _Place]] = []
+def _instructions(flow: Flow) -> Iterator[tuple[int, int, Any]]:
     for rank, row in enumerate(flow.table.actions):
-        for position in range(len(row)):
-            place = rank, position
-            numbers = flow.numbers(rank, position)
-            if numbers is None:
-                yield Fault("undeclared", rank, position)
-                continue
-            for number in numbers.gives:
-                if givers.setdefault(number, place) != place:
-                    yield Fault("given twice", rank, position, flow.value_of(number))
-            for number in numbers.takes:
-                if takers.setdefault(number, place) != place:
-                    yield Fault("taken twice", rank, position, flow.value_of(number))
-            needs += ((number, place) for number in (*numbers.takes, *numbers.reads))
-    yield from _ungiven(flow, givers, needs)
-    yield from _untaken(flow, givers, takers)
-    yield from _absent(flow, givers)
-    yield from _lonely(flow)
-
-
-def _misplaced(flow: Flow) -> Iterator[Fault]:
-    """Yield the instructions on a wrong rank, and overlaps that are no pair."""
-    table = flow.table
-    for rank, row in enumerate(table.actions):
         for position, action in enumerate(row):
-            if rank not in table.ranks_of(action[0]):
-                yield Fault("placement", rank, position)
-            if table.overlaps and action in table.overlaps and action not in flow.pairs:
-                yield Fault("overlap", rank, position)
+            yield rank, position, action
 
 
-def _ungiven(
-    flow: Flow, givers: dict[int, _Place], needs: list[tuple[int, _Place]]
-) -> Iterator[Fault]:
-    """Yield the values that are needed, and not given or not there.
-
-    All microbatches change ranks at a stage boundary, or none.
-    """
-    crossed: dict[tuple[str, int], bool] = {}
-    for number, (rank, position) in needs:
-        value = flow.value_of(number)
-        if number not in givers:
-            yield Fault("never given", rank, position, value)
-            continue
-        is_elsewhere = givers[number][0] != rank
-        boundary = value.name, value.stage
-        if not NOUNS[value.name].travels:
-            if is_elsewhere:
-                yield Fault("elsewhere", rank, position, value)
-        elif crossed.setdefault(boundary, is_elsewhere) != is_elsewhere:
-            yield Fault("mixed cut", rank, position, value)
+# -- placement -------------------------------------------------------------------------
 
 
-def _untaken(
-    flow: Flow, givers: dict[int, _Place], takers: dict[int, _Place]
-) -> Iterator[Fault]:
-    for number, (rank, position) in givers.items():
-        value = flow.value_of(number)
-        if number in takers or NOUNS[value.name].may_stay(flow, value.stage):
-            continue
-        yield Fault("never taken", rank, position, value)
+def misplaced(table: Any) -> list[Remark]:
+    """Return the instructions out of range or on a wrong rank."""
+    strays = [rank for rank in range(table.num_ranks) if not _is_placed(table, rank)]
+    present = list(map(frozenset, table.actions)) if strays else []
+    found = (
+        remark
+        for rank in strays
+        for position in range(len(table.actions[rank]))
+        for remark in _misplaced(table, present, rank, position)
+    )
+    return list(islice(found, MOST_REMARKS))
 
 
-def _absent(flow: Flow, givers: dict[int, _Place]) -> Iterator[Fault]:
-    """Yield the results that nothing gives."""
-    for name, noun in NOUNS.items():
-        for stage in range(flow.num_stages):
-            if not noun.is_required(flow, stage):
-                continue
-            for k in range(flow.table.num_microbatches):
-                value = Value(name, stage, k)
-                if flow.number_of(value) not in givers:
-                    yield Fault("never given", value=value)
-
-
-def _lonely(flow: Flow) -> Iterator[Fault]:
-    """Yield the instructions that do not meet as many others as they should."""
-    met: defaultdict[Meeting, list[_Place]] = defaultdict(list)
-    for rank, row in enumerate(flow.table.actions):
-        for position, (_, name, _) in enumerate(row):
-            if KINDS[name].meets is not None:
-                met[flow.meeting(rank, position)].append((rank, position))
-    for meeting, places in met.items():
-        if len(places) != meeting.size:
-            yield Fault("meeting", *places[0])
-
-
-# -- the quick check -------------------------------------------------------------------
-
-
-def fits(flow: Flow) -> bool:
-    """Whether all values of a table fit, in a time for a million instructions.
-
-    It says nothing of placement, meetings and replicas.
-    """
-    given, taken = bytearray(flow.num_values), bytearray(flow.num_values)
-    try:
-        for rank in range(len(flow.table.actions)):
-            _count(flow, rank, given, taken)
-    except (KeyError, ValueError):  # undeclared; more often than a byte can count
-        return False
-    return all(
-        _block_fits(flow, name, stage, given, taken)
-        for name in flow.names
-        for stage in range(flow.num_stages)
+def _is_placed(table: Any, rank: int) -> bool:
+    """Check a whole row at once: it may have a million instructions."""
+    stages, numbers = (set(map(itemgetter(i), table.actions[rank])) for i in (0, 2))
+    return (
+        stages <= set(range(table.num_stages))
+        and (not numbers or min(numbers) >= 0)
+        and max(numbers, default=0) < table.num_microbatches
+        and all(rank in table.ranks_of(stage) for stage in stages)
     )
 
 
-def _count(flow: Flow, rank: int, given: bytearray, taken: bytearray) -> None:
-    rules, shaped = flow.rules, flow.shaped
-    for position, (stage, kind, k) in enumerate(flow.table.actions[rank]):
+def _misplaced(
+    table: Any, present: list[frozenset[Any]], rank: int, position: int
+) -> Iterator[Remark]:
+    action = table.actions[rank][position]
+    stage, _, k = action
+    subject = f"Rank {rank}, position {position}: {action}"
+    for noun, number, count in (
+        ("stage", stage, table.num_stages),
+        ("microbatch", int(k), table.num_microbatches),
+    ):
+        if not 0 <= number < count:
+            message = f"{subject} names {noun} {number}; there are {count}, counted "
+            yield Remark("out-of-range", f"{message}from 0.", rank, position)
+            return
+    homes = table.ranks_of(stage)
+    if rank in homes:
+        return
+    noun = "rank" if len(homes) == 1 else "ranks"
+    names = ", ".join(map(str, homes))
+    message = f"{subject} is on the wrong rank; stage {stage} is on {noun} {names}."
+    if any(action in present[home] for home in homes):
+        message += f" {action} is on rank {table.home_of(action)} as well: a "
+        message += "microbatch runs once."
+    yield Remark("wrong-rank", message, rank, position)
+
+
+# -- regular instructions --------------------------------------------------------------
+
+
+_Wrong = tuple[list[str], dict[str, str]]  # missing kinds; why others are needless
+
+
+class _Stages:
+    """Which regular instructions each stage has of each microbatch.
+
+    Attributes
+    ----------
+    kinds : list or dict of int
+        By stage and microbatch, a bit for each kind.
+    """
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow, self.plain = flow, copy(flow)
+        self.plain.num_slices, self.plain.positions = 1, {}
+        self.plain.kinds = frozenset()
+        self.pairs: dict[tuple[int, int], _Wrong] = {}
+        m, rows = flow.table.num_microbatches, flow.table.actions
+        bits = dict.fromkeys(KINDS, 0)
+        bits.update((kind, 1 << number) for number, kind in enumerate(REGULAR))
+        size = flow.num_stages * m
+        self.is_dense = size <= sum(map(len, rows))
+        kinds: Any = [0] * size if self.is_dense else defaultdict(int)
+        for row in rows:
+            for stage, kind, k in row:
+                kinds[stage * m + k] |= bits[kind]
+        self.kinds = kinds
+
+    def fit(self) -> bool:
+        """Whether nothing is missing, needless or repeated."""
+        table = self.flow.table
+        rows = table.actions
+        if table.has_replicas:  # a microbatch could run on two of them
+            rows = [list(chain.from_iterable(rows))]
+        if not self.is_dense or any(len(set(row)) < len(row) for row in rows):
+            return False
+        m = table.num_microbatches
+        return not any(
+            any(self.pair(stage, kinds))
+            for stage in range(table.num_stages)
+            for kinds in set(self.kinds[stage * m : stage * m + m])
+        )
+
+    def pair(self, stage: int, kinds: int) -> _Wrong:
+        key = stage, kinds
+        if key not in self.pairs:
+            names = [name for i, name in enumerate(REGULAR) if kinds & 1 << i]
+            self.pairs[key] = self._pair(stage, names)
+        return self.pairs[key]
+
+    def _pair(self, stage: int, present: list[str]) -> _Wrong:
+        """Find the most instructions that give or take no value twice."""
+        missing: list[str] = []
+        needless: dict[str, str] = {}
+        ends: set[Any] = set()
+        for name in dict.fromkeys((*present, *REGULAR)):
+            uses = KINDS[name].uses(Site(self.plain, 0, 0, stage, 0))
+            own = () if uses is None else (("takes", uses.takes), ("gives", uses.gives))
+            own_ends = {(end, value) for end, values in own for value in values}
+            if uses is not None and ends.isdisjoint(own_ends):
+                ends |= own_ends
+                if name not in present:
+                    missing.append(name)
+            elif name in present:
+                needless[name] = "undeclared" if uses is None else "beside"
+        return missing, needless
+
+    def remarks(self) -> list[Remark]:
+        kinds = (self.repeated(), self.missing(), self.unexpected())
+        return [remark for found in kinds for remark in islice(found, MOST_REMARKS)]
+
+    def repeated(self) -> Iterator[Remark]:
+        first: dict[Any, _Place] = {}
+        for rank, position, action in _instructions(self.flow):
+            other, at = first.setdefault(action, (rank, position))
+            if (other, at) == (rank, position):
+                continue
+            code, sentence = "duplicate", f"is a duplicate of position {at}"
+            if other != rank:
+                sentence += f" of rank {other}: a microbatch runs on one replica"
+            sentence += "."
+            if KINDS[action[1]].message:
+                code = "tag-collision"
+                sentence += " Two messages with the same tag cannot be distinguished."
+            fault = Fault("repeated", self.flow, rank, position)
+            yield fault.remark(1, code, sentence)
+
+    def missing(self) -> Iterator[Remark]:
+        table, m = self.flow.table, self.flow.table.num_microbatches
+        for k in range(m):
+            for stage in range(table.num_stages):
+                names, _ = self.pair(stage, self.kinds[stage * m + k])
+                for name in sorted(names, key=REGULAR.index):
+                    rank = table.rank_of(stage, k)
+                    cell = self.flow.cell(stage, name, k)
+                    message = f"{cell} is missing on rank {rank}."
+                    yield Remark("missing", message, rank)
+
+    def unexpected(self) -> Iterator[Remark]:
+        m = self.flow.table.num_microbatches
+        for rank, position, (stage, kind, k) in _instructions(self.flow):
+            _, reasons = self.pair(stage, self.kinds[stage * m + k])
+            if kind in reasons:
+                fault = Fault(reasons[kind], self.flow, rank, position)
+                tell = mixed if fault.reason == "beside" else _teller(fault)
+                yield from tell(fault)
+
+
+# -- the values of a whole table -------------------------------------------------------
+
+
+def faults(flow: Flow) -> Iterator[Fault]:
+    """Yield the values that do not fit in a table with all regular instructions."""
+    givers: dict[int, _Place] = {}
+    takers: dict[int, _Place] = {}
+    needs: list[tuple[int, _Place]] = []
+    rules, varied = flow.rules, flow.varied
+    for rank, position, (stage, kind, k) in _instructions(flow):
+        place = rank, position
         rule = rules[kind][stage]
         if rule is None:
-            rule, k = shaped[rank, position]
-        takes, gives, _ = rule
-        for number in takes:
-            taken[number + k] += 1
-        for number in gives:
-            given[number + k] += 1
+            rule = varied.get(place)
+        if rule is None:
+            yield Fault("undeclared", flow, rank, position)
+            continue
+        for ends, numbers, reason in (
+            (givers, rule.gives, "given twice"),
+            (takers, rule.takes, "taken twice"),
+        ):
+            for number in numbers:
+                first = ends.setdefault(number + k, place)
+                if first != place:
+                    value = flow.value_of(number + k)
+                    yield Fault(reason, flow, rank, position, value, first)
+        needs += ((number + k, place) for number in (*rule.takes, *rule.reads))
+    yield from _unfit(flow, givers, needs)
+    yield from _unused(flow, givers, takers, needs)
 
 
-def _block_fits(
-    flow: Flow, name: str, stage: int, given: bytearray, taken: bytearray
-) -> bool:
-    """Check one name and stage: each value given at most once, and then taken."""
-    begin = flow.number_of(Value(name, stage, 0))
-    end = begin + flow.table.num_microbatches
-    gives, takes = given[begin:end], taken[begin:end]
-    if max(gives) > 1:
-        return False
-    noun = NOUNS[name]
-    if noun.is_required(flow, stage) and min(gives) == 0:
-        return False
-    if noun.may_stay(flow, stage):
-        return all(map(ge, gives, takes))
-    return gives == takes
+def _unfit(
+    flow: Flow, givers: dict[int, _Place], needs: list[tuple[int, _Place]]
+) -> Iterator[Fault]:
+    """Yield the values that an instruction needs and lacks.
+
+    Those that travel may be anywhere. `core/order.py` finds whether they come in time,
+    and others too, unless their noun tells of that.
+    """
+    m = flow.table.num_microbatches
+    nouns = [NOUNS[name] for name in flow.names for _ in range(flow.num_stages)]
+    for number, (rank, position) in needs:
+        giver, noun = givers.get(number), nouns[number // m]
+        if giver is None:
+            reason = "never given"
+        elif noun.travels or (giver[0] == rank and giver[1] <= position):
+            continue
+        else:
+            reason = "late" if giver[0] == rank else "elsewhere"
+        if reason != "late" or reason in noun.tells:
+            yield Fault(reason, flow, rank, position, flow.value_of(number), giver)
+
+
+def _unused(
+    flow: Flow,
+    givers: dict[int, _Place],
+    takers: dict[int, _Place],
+    needs: list[tuple[int, _Place]],
+) -> Iterator[Fault]:
+    """Yield the values that are not taken, or not read by each reader of their row."""
+    rows, m = flow.table.actions, flow.table.num_microbatches
+    nouns = [
+        (NOUNS[name], stage) for name in flow.names for stage in range(flow.num_stages)
+    ]
+    stays = [noun.may_stay(flow, stage) for noun, stage in nouns]
+    readers = flow.kinds & {kind for noun, _ in nouns for kind in noun.readers}
+    used = {
+        (number, rows[rank][at][1])
+        for number, (rank, at) in (needs if readers else ())
+        if rows[rank][at][1] in readers
+    }
+    for number, (rank, position) in givers.items():
+        noun, stage = nouns[number // m]
+        if number not in takers and not stays[number // m]:
+            yield Fault("never taken", flow, rank, position, flow.value_of(number))
+        for kind in noun.readers if readers else ():
+            if flow.places(rank, kind, stage) and (number, kind) not in used:
+                yield Fault("unread", flow, rank, position, flow.value_of(number))
+
+
+# -- the words -------------------------------------------------------------------------
+
+
+def _told(flow: Flow) -> Iterator[Remark]:
+    """Yield what is said of the faults of a table with all regular instructions."""
+    table = flow.table
+    if table.has_replicas:
+        yield from _other_replicas(flow)
+        yield from _mixed_cuts(flow)
+    if table.overlaps:
+        yield from _overlaps(flow)
+    if flow.kinds <= set(REGULAR) and not flow.positions:
+        return
+    yield from _meetings(flow)
+    done: set[tuple[Tell, int, int]] = set()
+    for fault in faults(flow):
+        tell, stage = _teller(fault), fault.action[0]
+        if (tell, fault.rank, stage) not in done:
+            yield from tell(fault)
+        if tell in ONCE:
+            done.add((tell, fault.rank, stage))
+
+
+def _teller(fault: Fault) -> Tell:
+    if fault.value is None:
+        return NEEDLESS.get(fault.action[1], needless)
+    return NOUNS[fault.value.name].tells.get(fault.reason, plainly)
+
+
+def _other_replicas(flow: Flow) -> Iterator[Remark]:
+    """Yield the instructions away from the others of their microbatch."""
+    for rank, position, (stage, _, k) in _instructions(flow):
+        home = flow.table.rank_of(stage, k)
+        if home != rank:
+            fault = Fault("elsewhere", flow, rank, position)
+            sentence = f"is on another replica than its forward; {fault.cell(HOME)} is "
+            yield fault.remark(2, "other-replica", f"{sentence}on rank {home}.")
+
+
+def _mixed_cuts(flow: Flow) -> Iterator[Remark]:
+    """Yield what stays on a rank at a stage boundary at which others change ranks."""
+    rank_of, crosses = flow.table.rank_of, flow.table.crosses_ranks
+    cuts: list[set[int]] = []
+    for stage in range(flow.num_stages):
+        uses = KINDS[HOME].uses(Site(flow, 0, 0, stage, 0)) or Uses()
+        cuts.append({cut_of(value) for value in uses.takes if crosses(cut_of(value))})
+    for rank, position, (stage, kind, k) in _instructions(flow):
+        for cut in cuts[stage] if kind == HOME else ():
+            if rank_of(cut, k) == rank:
+                fault = Fault("elsewhere", flow, rank, position)
+                sentence = f"stays on the rank of stage {cut}; other microbatches "
+                sentence += "change ranks there. At a stage boundary either all "
+                sentence += "microbatches change ranks, or none."
+                yield fault.remark(3, "mixed-cut", sentence)
+
+
+def _overlaps(flow: Flow) -> Iterator[Remark]:
+    for rank, position, action in _instructions(flow):
+        if action not in flow.table.overlaps or action in flow.pairs:
+            continue
+        behind = "nothing, because it is the last action of its row"
+        for other in flow.table.actions[rank][position + 1 : position + 2]:
+            needs_it = other[2] == action[2] and KINDS[other[1]].is_backward
+            behind = f"{other}, which needs it" if needs_it else str(other)
+        sentence = f"is overlapped with {behind}; expected a B or I of another "
+        fault = Fault("overlap", flow, rank, position)
+        yield fault.remark(5, "overlap", f"{sentence}microbatch after it.")
+
+
+def _meetings(flow: Flow) -> Iterator[Remark]:
+    """Yield the ranks of a stage that do not come to a meeting of all of them.
+
+    Those of messages are complete if their microbatch is.
+    """
+    met: defaultdict[Meeting, dict[int, Any]] = defaultdict(dict)
+    for rank, position, action in _instructions(flow):
+        if KINDS[action[1]].meets is not None and not KINDS[action[1]].message:
+            met[flow.meeting(rank, position)][rank] = action
+    for number, (meeting, actions) in enumerate(met.items()):
+        if len(actions) == meeting.size:
+            continue
+        stage, name, _ = next(iter(actions.values()))
+        ranks = flow.table.ranks_of(stage)
+        others = " and ".join(str(actions[rank]) for rank in ranks if rank in actions)
+        for index, rank in enumerate(ranks):
+            if rank not in actions:
+                message = (
+                    f"A {name} is missing on rank {rank}: the partner of {others}."
+                )
+                place = len(KINDS), stage, number, index
+                yield Remark("missing", message, rank, None, 8, place)

@@ -1,4 +1,4 @@
-"""What a rank holds while each instruction of its row runs, and after it.
+"""The memory that a rank holds while each instruction of its row runs, and after it.
 
 A value is held from the instruction that gives it until the one that takes it::
 
@@ -57,8 +57,7 @@ class Change(NamedTuple):
 class Changes:
     """How the instructions of a table change what their ranks hold.
 
-    Instructions of one kind whose values have the same names and stages have the same
-    change, which is found once.
+    Instructions with the same numbers of values have the same change: it is found once.
 
     Parameters
     ----------
@@ -70,7 +69,7 @@ class Changes:
     def __init__(self, flow: Flow, sizes: Mapping[str, Sizes]) -> None:
         self.flow, self.sizes = flow, sizes
         self._states = {name for name in sizes if NOUNS[name].keeps_weights}
-        self._known: dict[object, Change] = {}
+        self._known: dict[int, Change] = {}
         self._of_stage: dict[str, list[Change | None]]
         self._of_stage = {kind: [None] * flow.num_stages for kind in flow.kinds}
 
@@ -97,16 +96,12 @@ class Changes:
         if flow.rules[kind][stage] is not None:
             change = self._of_stage[kind][stage] = self._change(kind, site)
             return change
-        numbers = flow.numbers(rank, position)
+        numbers = flow.varied.get((rank, position))
         if numbers is None:
             return Change()  # no legal table has such an instruction
-        takes, gives, _ = numbers
-        count = flow.table.num_microbatches
-        pairs = tuple([number // count for number in (*takes, *gives)])
-        key = kind, stage, k % flow.num_slices, len(takes), pairs
-        if key not in self._known:
-            self._known[key] = self._change(kind, site)
-        return self._known[key]
+        if id(numbers) not in self._known:
+            self._known[id(numbers)] = self._change(kind, site)
+        return self._known[id(numbers)]
 
     def _change(self, kind: str, site: Site) -> Change:
         uses = KINDS[kind].uses(site)
@@ -316,26 +311,27 @@ def levels_of_copies(
 class Ran:
     """The rows of a timeline, which has no table.
 
-    Stages without a gradient of weights count as frozen.
+    Stages without a gradient of weights count as frozen. No value needs a message.
     """
 
-    def __init__(self, rows: Sequence[Sequence[Any]]) -> None:
+    def __init__(self, rows: Sequence[Sequence[Any]], num_slices: int = 1) -> None:
         self.actions = rows
         present = {(stage, kind) for row in rows for stage, kind, _ in row}
-        back = {stage for stage, kind in present if KINDS[kind].is_second}
+        back = {stage for stage, kind in present if KINDS[kind].is_backward}
         trained = {stage for stage, kind in present if kind in GRADIENTS}
         self.num_stages = _count(stage for stage, _ in present)
         self.num_microbatches = _count(k for row in rows for _, _, k in row)
-        self.num_slices = 1
+        self.num_slices = num_slices
         self.frozen = frozenset(range(self.num_stages)) - trained
         self.first_backward_stage = min(back, default=self.num_stages)
         self.is_forward_only = not back
         self.message_cuts = (False,) * self.num_stages
         self.overlaps: frozenset[Any] = frozenset()
+        self._stages = [{stage for stage, _, _ in row} for row in rows]
 
-    def ranks_of(self, stage: int) -> range:
-        """Return the ranks of a stage, of which a timeline without sums needs one."""
-        return range(1)
+    def ranks_of(self, stage: int) -> list[int]:
+        """Return the ranks that ran a stage."""
+        return [rank for rank, ran in enumerate(self._stages) if stage in ran]
 
 
 def _count(numbers: Iterable[int]) -> int:

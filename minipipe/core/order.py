@@ -184,7 +184,8 @@ class _Runner:
         self.inner = self.inner_values()
         self.events = self.number_events()
         self.steps = {name: self.steps_of(name) for name in flow.kinds}
-        self.shaped: dict[Numbered, _Step] = {}
+        # Of numbers that vary, the step of a microbatch and that microbatch.
+        self.cases: dict[Numbered, tuple[_Step, int]] = {}
         num_events = len(set(self.events.values()))
         self.given = [0] * num_events * self.size  # by event, its round; 0 before that
         self.waiting: defaultdict[int, list[int]] = defaultdict(list)  # by event
@@ -209,29 +210,30 @@ class _Runner:
         Values that nobody needs have none.
         """
         flow, size = self.flow, self.size
-        every = {(rule, 0) for rules in flow.rules.values() for rule in rules if rule}
-        for (rank, at), (shape, added) in flow.shaped.items():
-            every.add((shape, int(self.rows[rank][at][2]) - added))
+        rules = [(rule, 0) for of_kind in flow.rules.values() for rule in of_kind]
         givers: defaultdict[int, set[object]] = defaultdict(set)
-        for numbers, k in every:
-            for number in numbers.gives:
-                givers[number // size].add((numbers, k, number % size - k))
-        needed = sorted({n // size for numbers, _ in every for n in numbers.needs})
+        needed: set[int] = set()
+        for numbers, k in (*rules, *flow.cases.values()):
+            if numbers is not None:
+                needed.update((number + k) // size for number in numbers.needs)
+                for number in numbers.gives:
+                    pair = (number + k) // size
+                    givers[pair].add((numbers, number - pair * size))
         events: dict[frozenset[object], int] = {}
         return {
             pair: events.setdefault(frozenset(givers[pair]), len(events))
-            for pair in needed
+            for pair in sorted(needed)
         }
 
     def round_of(self, number: int) -> int:
         """Return the round in which a value is given."""
         event = self.events.get(number // self.size)
-        return (
-            0 if event is None else self.given[event * self.size + number % self.size]
-        )
+        if event is None:
+            return 0
+        return self.given[event * self.size + number % self.size]
 
     def steps_of(self, name: str) -> list[_Step | None]:
-        """Return the step of a kind by stage; None if each shape has its own."""
+        """Return the step of a kind by stage; None if each case has its own."""
         return [
             None if rule is None else self.step(rule, (stage, name, 0), -1, -1)
             for stage, rule in enumerate(self.flow.rules[name])
@@ -277,21 +279,25 @@ class _Runner:
         half runs in the same round.
         """
         flow, action = self.flow, self.rows[rank][position]
+        stage, name, k = action
         now -= position > 0 and flow.is_pair(rank, position - 1)
-        shaped = flow.shaped_at(rank, position)
-        if shaped is None:
+        numbers = flow.rules[name][stage] or flow.varied.get((rank, position))
+        if numbers is None:
             return None, 0, now
-        numbers, k = shaped
         if flow.is_pair(rank, position):
-            first, second = numbers.plus(k), flow.numbers(rank, position + 1)
+            first, second = numbers.of(k), flow.numbers(rank, position + 1)
             if second is None:
                 return None, 0, now
             return self.packed(first.needs + second.needs, first.gives), 0, now
-        if action[1] in self.meeting_kinds:
-            return self.step(numbers, action, rank, position), k, now
-        if numbers not in self.shaped:
-            self.shaped[numbers] = self.step(numbers, action, rank, position)
-        return self.shaped[numbers], k, now
+        if name in self.meeting_kinds:  # whose members differ in their microbatches
+            return self.step(numbers.of(k), action, rank, position), 0, now
+        if numbers not in self.cases:
+            self.cases[numbers] = (
+                self.packed(numbers.of(k).needs, numbers.of(k).gives),
+                k,
+            )
+        step, begin = self.cases[numbers]
+        return step, k - begin, now
 
     # -- the hot loop --------------------------------------------------------------
 

@@ -173,10 +173,13 @@ class Plan:
 
     def __init__(self, flow: Flow, rates: Rates, make: Make = _new_task) -> None:
         self.flow, self.rates, self.make = flow, rates, make
-        self.rows, self.pairs = flow.table.actions, flow.pairs
+        self.rows = flow.table.actions
+        self.written = flow.table.actions  # as tasks name them
+        self.pairs = flow.pairs
         self.size = flow.table.num_microbatches  # of the values of one name and stage
         self.delays = dict(self._delays())
         self.plan = {name: self._steps(name) for name in flow.kinds}
+        self._known: dict[tuple[int, int], Step] = {}
         self.lanes: dict[tuple[int, str], float] = {}
         self.came: dict[Meeting, dict[Place, float]] = {}
         self.tasks: list[list[Any]] = [[None] * len(row) for row in self.rows]
@@ -206,13 +209,11 @@ class Plan:
         ]
 
     def _step(self, numbers: Numbered, action: tuple[int, str, int]) -> Step:
-        takes, gives, reads = numbers
-        size, delays = self.size, self.delays
-        needs = [
-            (n, delays[n // size]) for n in (*takes, *reads) if n // size in delays
-        ]
-        late = [n for n in gives if n // size in delays]
         stage, name, k = action
+        size, delays = self.size, self.delays
+        places = [(n, (n + k) // size) for n in numbers.takes + numbers.reads]
+        needs = [(n, delays[place]) for n, place in places if place in delays]
+        late = [n for n in numbers.gives if (n + k) // size in delays]
         kind, parts = KINDS[name], self.rates.parts
         duration = self.rates.durations[kind.time][stage] if kind.time else 0.0
         if parts and kind.is_of_slice:
@@ -226,9 +227,11 @@ class Plan:
         step = self.plan[name][stage]
         if step is not None:
             return step, k
-        numbers = flow.numbers(rank, position)
-        assert numbers is not None
-        return self._step(numbers, action), 0
+        numbers = flow.rules[name][stage] or flow.varied[rank, position]
+        key = id(numbers), k % flow.num_slices
+        if key not in self._known:
+            self._known[key] = self._step(numbers, action)
+        return self._known[key], k
 
     def delay(self, number: int) -> float:
         """Return how long a value travels; all microbatches travel alike."""
@@ -277,14 +280,14 @@ class _Clock(Plan):
         positions, rows, plan = self.positions, self.rows, self.plan
         given, free, between = self.given, self.free, self.between
         overhead, make, tasks = self.rates.overhead, self.make, self.tasks
+        written = self.written
         beside = {name for name in self.flow.kinds if KINDS[name].lane != "compute"}
         pairs = self.pairs
         for ranks in rounds:
             for rank in ranks:
                 position = positions[rank]
                 positions[rank] = position + 1
-                action = rows[rank][position]
-                stage, kind, k = action
+                stage, kind, k = rows[rank][position]
                 if kind in beside:
                     self.run_beside(rank, position, KINDS[kind])
                     continue
@@ -303,17 +306,16 @@ class _Clock(Plan):
                 between[rank] = overhead
                 for value in gives:  # [4]
                     given[value + k] = end
-                tasks[rank][position] = make((action, start, end))
+                tasks[rank][position] = make((written[rank][position], start, end))
 
     def run_half(self, rank: int, position: int) -> bool:
         """Run both halves of a pair with the first; return whether it is a half."""
-        action = self.rows[rank][position]
-        if action not in self.pairs:
+        if self.rows[rank][position] not in self.pairs:
             return self.is_second(rank, position)
         halves = [self.step_at(rank, position), self.step_at(rank, position + 1)]
         ready = max(self.ready(*half) for half in halves)
         start = max(ready, self.free[rank] + self.between[rank])
-        end = start + self.rates.pair_times[action]
+        end = start + self.rates.pair_times[self.written[rank][position]]
         self.free[rank], self.between[rank] = end, self.rates.overhead
         for at, half in enumerate(halves, position):
             self.finish(rank, at, start, end, *half)
@@ -338,7 +340,7 @@ class _Clock(Plan):
             return
         steps = [self.step_at(*place) for place in came]
         times = [step.duration for step, _ in steps]
-        times += [self.delay(n) for step, _ in steps for n in step.gives]
+        times += [self.delay(n + k) for step, k in steps for n in step.gives]
         end = max(came.values()) + max(times)
         for ((member, at), reached), step in zip(came.items(), steps):
             if KINDS[self.rows[member][at][1]].message == "send":
@@ -357,7 +359,7 @@ class _Clock(Plan):
     def finish(
         self, rank: int, position: int, start: float, end: float, step: Step, k: int
     ) -> None:
-        action = self.rows[rank][position]
+        action = self.written[rank][position]
         self.tasks[rank][position] = self.make((action, start, end))
         self.ended[rank] = max(self.ended[rank], end)
         for value in step.gives:

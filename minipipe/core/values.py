@@ -33,6 +33,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from minipipe.core.nouns import NOUNS as NOUNS
+from minipipe.core.nouns import Noun as Noun
+
 
 class Value(NamedTuple):
     """The name, the stage and the microbatch of a value."""
@@ -84,7 +87,8 @@ class Setting(Protocol):
     kinds : frozenset of str
         The kinds that stand in the table.
     positions : mapping
-        The index in its row of each R, O and L, by kind, stage and microbatch.
+        The index in its row of each instruction, by kind, stage and microbatch; empty
+        if no declaration varies.
     """
 
     num_stages: int
@@ -207,11 +211,10 @@ class Kind(NamedTuple):
         Whether it takes what all microbatches up to its own have left.
     varies : function
         Whether the declarations of microbatches of a stage differ by more than the
-        number of the microbatch. Then each instruction is declared by itself.
-    shape : function, optional
-        From a :class:`Site` to a key. If a kind varies, declarations of a stage with
-        equal keys differ by the number of the microbatch alone. By default, no two
-        declarations do.
+        number of the microbatch.
+    case : function
+        If they do: from a :class:`Site` to what else its declaration depends on. Equal
+        cases of a stage have equal declarations. By default each is declared by itself.
 
     Examples
     --------
@@ -231,7 +234,7 @@ class Kind(NamedTuple):
     is_backward: bool = False
     sums_up: bool = False
     varies: Callable[[Setting], bool] = lambda setting: False
-    shape: Callable[[Site], object] | None = None
+    case: Callable[[Site], object] = lambda site: (site.rank, site.position)
 
 
 # -- the state of a pair of stage and microbatch ---------------------------------------
@@ -272,8 +275,9 @@ def _keys_and_values(site: Site) -> tuple[Value, ...]:
     setting, stage, k = site.setting, site.stage, site.microbatch
     reads = []
     for other in range(k - k % setting.num_slices, k):
+        at = setting.positions.get(("F", stage, other), -1)
         offloaded_at = setting.positions.get(("O", stage, other), site.position)
-        name = "kv back" if offloaded_at < site.position else "kv"
+        name = "kv back" if at < offloaded_at < site.position else "kv"
         reads.append(Value(name, stage, other))
     return tuple(reads)
 
@@ -457,23 +461,28 @@ def _has_states(setting: Setting) -> bool:
     return setting.num_slices > 1 or not setting.kinds.isdisjoint(("R", "L"))
 
 
-def _one_shape(site: Site) -> object:
-    return None
+def _states_of(site: Site) -> object:
+    """Return the slice, and what R, O and L do with the states that it needs."""
+    setting, k = site.setting, site.microbatch
+    index = k % setting.num_slices
+    if setting.kinds.isdisjoint(("R", "O", "L")):
+        return index
+    positions, stage = setting.positions, site.stage
+    offloads = [positions.get(("O", stage, other)) for other in range(k - index, k)]
+    are_away = [at is not None and at < site.position for at in offloads]
+    return index, site.has("R"), site.has("L"), *are_away
 
 
-def _shape_of_state(site: Site) -> object:
-    """Return what the declarations of F, B, I and R depend on, except numbers."""
-    setting = site.setting
-    index = site.microbatch % setting.num_slices
-    names: tuple[str, ...] = ()
-    if setting.num_slices > 1 and "O" in setting.kinds:
-        names = tuple(value.name for value in _keys_and_values(site))
-    return index, site.has("R"), site.has("L"), names
+def _gradients_of(site: Site, kind: str) -> object:
+    """Return how far behind its own the microbatches are whose gradients it takes."""
+    givers = GRADIENTS, ("REDUCE_GRAD",)
+    taken = [site.setting.taken(site, kind, given_by) for given_by in givers]
+    return tuple(tuple([site.microbatch - k for k in numbers]) for numbers in taken)
 
 
 _send = partial(Kind, lane="", message="send")
 _receive = partial(Kind, lane="", message="receive")
-_copy = partial(Kind, time="copy", varies=_always, shape=_one_shape)
+_copy = partial(Kind, time="copy", varies=_always, case=_states_of)
 _KINDS = (
     Kind(
         "F",
@@ -482,7 +491,7 @@ _KINDS = (
         time="F",
         is_of_slice=True,
         varies=_has_slices,
-        shape=_shape_of_state,
+        case=_states_of,
     ),
     Kind(
         "B",
@@ -493,7 +502,7 @@ _KINDS = (
         is_of_slice=True,
         is_second=True,
         varies=_has_states,
-        shape=_shape_of_state,
+        case=_states_of,
     ),
     Kind(
         "I",
@@ -504,7 +513,7 @@ _KINDS = (
         is_of_slice=True,
         is_second=True,
         varies=_has_states,
-        shape=_shape_of_state,
+        case=_states_of,
     ),
     Kind(
         "W",
@@ -534,6 +543,7 @@ _KINDS = (
         meets=_replicas,
         sums_up=True,
         varies=_always,
+        case=partial(_gradients_of, kind="REDUCE_GRAD"),
     ),
     Kind(
         "U",
@@ -542,6 +552,7 @@ _KINDS = (
         time="U",
         sums_up=True,
         varies=_always,
+        case=partial(_gradients_of, kind="U"),
     ),
     Kind(
         "R",
@@ -550,101 +561,13 @@ _KINDS = (
         time="R",
         is_of_slice=True,
         varies=_always,
-        shape=_shape_of_state,
+        case=_states_of,
     ),
     _copy("O", _offload, "offload of the activations", lane="copy out"),
     _copy("L", _load, "load of the offloaded activations", lane="copy in"),
 )
 KINDS = {kind.name: kind for kind in _KINDS}
 """The kinds of instruction by name."""
-
-
-# -- the values ------------------------------------------------------------------------
-
-
-class Noun(NamedTuple):
-    """A name of values.
-
-    Attributes
-    ----------
-    words : str
-        For messages.
-    travels : bool
-        Whether it can be taken on another rank than the one that gives it.
-    is_late : bool
-        Whether it comes from beside its rank, and perhaps after an instruction that
-        needs it is next in the row.
-    message : tuple of str
-        The kinds that send and receive it between ranks.
-    may_stay : function
-        Whether a legal table can leave such a value of a stage untaken.
-    is_required : function
-        Whether a legal table gives such a value of a stage for every microbatch.
-    keeps_weights : bool
-        Whether it refers to the weights of its forward: that version of them is kept
-        as long as the value.
-    is_away : bool
-        Whether it takes no memory of its rank.
-    adds_up : bool
-        Whether it is one of slice i for all slices up to i, and as large as i + 1 ones.
-
-    Examples
-    --------
-    >>> NOUNS["x"].words, NOUNS["x"].travels, NOUNS["x"].message
-    ('activation', True, ('SEND_F', 'RECV_F'))
-    """
-
-    words: str
-    travels: bool = False
-    is_late: bool = False
-    message: tuple[str, ...] = ()
-    may_stay: Callable[[Setting, int], bool] = lambda setting, stage: False
-    is_required: Callable[[Setting, int], bool] = lambda setting, stage: False
-    keeps_weights: bool = False
-    is_away: bool = False
-    adds_up: bool = False
-
-
-def _stays(setting: Setting, stage: int) -> bool:
-    return True
-
-
-def _is_last(setting: Setting, stage: int) -> bool:
-    return stage == setting.num_stages - 1
-
-
-def _gradients_stay(setting: Setting, stage: int) -> bool:
-    """Whether nothing in the table takes the gradients of a stage."""
-    is_summed = setting.num_replicas(stage) > 1 and "REDUCE_GRAD" in setting.kinds
-    return not is_summed and "U" not in setting.kinds
-
-
-def _sums_stay(setting: Setting, stage: int) -> bool:
-    return setting.num_replicas(stage) == 1 or "U" not in setting.kinds
-
-
-NOUNS = {
-    "x": Noun("activation", travels=True, message=("SEND_F", "RECV_F")),
-    "out": Noun("activation to send"),
-    "sent": Noun("message with an activation", travels=True),
-    "result": Noun("output of the model", may_stay=_stays, is_required=_is_last),
-    "graph": Noun("graph", keeps_weights=True),
-    "away": Noun("offloaded graph", is_late=True, keeps_weights=True, is_away=True),
-    "back": Noun("loaded graph", is_late=True, keeps_weights=True),
-    "rebuilt": Noun("recomputed graph", keeps_weights=True),
-    "rebuilt part": Noun("recomputed part of a graph"),
-    "rest": Noun("graph for the gradients of weights", keeps_weights=True),
-    "g": Noun("gradient", travels=True, message=("SEND_B", "RECV_B")),
-    "grad out": Noun("gradient to send"),
-    "grad sent": Noun("message with a gradient", travels=True),
-    "dw": Noun("gradients of weights", may_stay=_gradients_stay),
-    "sum": Noun("summed gradients of weights", is_late=True, may_stay=_sums_stay),
-    "weights": Noun("weights", may_stay=_stays),
-    "kv": Noun("keys and values", may_stay=_stays),
-    "kv back": Noun("loaded keys and values", is_late=True, may_stay=_stays),
-    "dkv": Noun("gradients of keys and values", adds_up=True),
-}
-"""The names of values."""
 
 
 def stages_near(value: Value, num_stages: int) -> range:

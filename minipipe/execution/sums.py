@@ -64,7 +64,7 @@ class GradientSums:
         self._group, self._xp, self._ranks_of = group, xp, program.ranks_of
         first_tag = 2 * program.num_stages * program.num_microbatches  # after the executor's tags
         sums = gradient_sums(program)
-        self._tags = {action: first_tag + 2 * i for i, members in enumerate(sums) for action in members if action}
+        self._tags = {action: first_tag + 2 * i for i, members in enumerate(sums) for action in members}
         self.last_tag = first_tag + 2 * len(sums)
         row, self._blocks = program.actions[group.rank], dict[int, Blocks]()
         for index, stage in stages.items():

@@ -138,10 +138,9 @@ def _sums(program: Program, ranks: Sequence[Recorded], origin: float) -> Iterato
     rows = ([a for a in row if a.kind is ActionKind.REDUCE_GRAD] for row in program.actions)
     times = {action: (r, *times) for r, row in enumerate(rows) for action, times in zip(row, ranks[r].sums)}
     for members in gradient_sums(program):
-        actions = [action for action in members if action is not None]
-        homes, reached, ends, sizes = zip(*(times[action] for action in actions))
+        homes, reached, ends, sizes = zip(*(times[action] for action in members))
         came = tuple(t - origin for t in reached)
-        yield GradientSum(tuple(actions), homes, came, max(ends) - origin, max(sizes))
+        yield GradientSum(members, homes, came, max(ends) - origin, max(sizes))
 
 
 def _values(program: Program, half: str) -> list[list[Value]]:

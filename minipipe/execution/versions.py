@@ -82,7 +82,7 @@ class ReplicaSums:
     def __init__(self, program: Program, group: ProcessGroup, xp: ModuleType) -> None:
         self._group, self._xp, self._ranks_of = group, xp, program.ranks_of
         first_tag = 2 * program.num_stages * program.num_microbatches  # after the executor's tags
-        self._tags = {a: first_tag + i for i, each in enumerate(gradient_sums(program)) for a in each if a}
+        self._tags = {a: first_tag + i for i, each in enumerate(gradient_sums(program)) for a in each}
         self._sends: dict[int, list[Request]] = {}  # by stage, of its last sum: its receivers have received all before
         self._coming: dict[tuple[int, int], tuple[dict[int, Request], list[float]]] = {}
 

@@ -12,7 +12,11 @@ from minipipe.schedules.simulation.timeline import ONE_UNIT
 LATE_RECEIPTS = "measured arrows end when the rank receives the value, which may have arrived long before"
 
 # The value that another rank gets from an action.
-_CARRIES = dict.fromkeys((ActionKind.FORWARD, ActionKind.SEND_F, ActionKind.RECV_F), "activation")
+_CARRIES = {
+    **dict.fromkeys((ActionKind.FORWARD, ActionKind.SEND_F, ActionKind.RECV_F), "activation"),
+    **dict.fromkeys((ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT), "gradient"),
+    **dict.fromkeys((ActionKind.SEND_B, ActionKind.RECV_B), "gradient"),
+}
 
 
 def darker_words(panels: Sequence[Panel]) -> str:
@@ -97,7 +101,8 @@ def describe_wait(idle: Idle) -> str:
         return f"waits for the gradient all-reduce of stage {idle.awaited.stage}: {is_late}"
     if idle.awaited.kind is ActionKind.LOAD:
         return f"waits for {idle.awaited}: the activations are on their way"
-    payload = f"{_CARRIES.get(idle.awaited.kind, 'gradient')} of microbatch {idle.awaited.microbatch}"
+    kind = idle.awaited.kind
+    payload = f"{_CARRIES.get(kind, kind.declaration.words)} of microbatch {idle.awaited.microbatch}"
     return f"waits for {idle.awaited} on rank {idle.source} ({payload})"
 
 

@@ -7,15 +7,14 @@ simulates after Machado, Oliveira and Fernandes 2009. No drawing relies on colou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from colorsys import hsv_to_rgb, rgb_to_hsv
 from types import MappingProxyType
 from typing import NamedTuple
 
 from minipipe.core.values import KINDS
+from minipipe.render.contrast import channels_of, text_on
 from minipipe.schedules import ActionKind, IdleCause
-
-_BLACK, _WHITE = "#000000", "#ffffff"
 
 
 class Fill(NamedTuple):
@@ -86,35 +85,8 @@ DARK = Theme(
 
 
 def _fill(colour: str) -> Fill:
-    ink = _text_on(colour)
+    ink = text_on(colour)
     return Fill(colour, ink, colour, ink)
-
-
-def _text_on(colour: str) -> str:
-    """Return black or white, the one with more contrast: one of them always has at least 4.58, the root of 21."""
-    return max((_BLACK, _WHITE), key=lambda ink: _contrast(ink, colour))
-
-
-def _contrast(first: str, second: str) -> float:
-    """Return the contrast of two colours, from 1 to 21, as the Web Content Accessibility Guidelines 2.1 define it."""
-    darker, lighter = sorted(luminance(_channels(colour)) for colour in (first, second))
-    return (lighter + 0.05) / (darker + 0.05)
-
-
-def luminance(channels: Sequence[float]) -> float:
-    """Return the relative luminance of red, green and blue, each from 0 to 1: 0 for black, 1 for white.
-
-    References
-    ----------
-    Web Content Accessibility Guidelines 2.1, "relative luminance".
-    """
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear))
-
-
-def _channels(colour: str) -> tuple[float, float, float]:
-    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    return red, green, blue
 
 
 def shade(fill: Fill, chunk: int) -> Fill:
@@ -136,7 +108,7 @@ def shade(fill: Fill, chunk: int) -> Fill:
     """
     if not chunk:
         return fill
-    hue, saturation, value = rgb_to_hsv(*_channels(fill.light))
+    hue, saturation, value = rgb_to_hsv(*channels_of(fill.light))
     depth = 0.6**chunk  # each step is smaller than the last, so that no chunk is black
     red, green, blue = hsv_to_rgb(hue, saturation + (1 - saturation) * 0.6 * (1 - depth), value * (0.45 + 0.55 * depth))
     return _fill(f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}")

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TextIO
 
 from minipipe.io import is_terminal
-from minipipe.render.palette import luminance as relative_luminance
+from minipipe.render.contrast import luminance as relative_luminance
 from minipipe.schedules.action import ActionKind
 
 _GREYS = (247, 243, 240, 237)  # of SEND and RECV

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
-from textwrap import fill
 from typing import NamedTuple
 
 from minipipe.core.values import KINDS
@@ -286,8 +285,16 @@ def draw_text(*drawn: ActionTable | Timeline, width: int = 80, colour: bool = Fa
         raise ArgumentError("value", f"{message} Choose the format svg, html or perfetto, which have no columns.")
     rows = [list(_named_rows(panel, columns)) for panel in panels]
     bands = [_band(panels, rows, first, columns, margin, colour) for first in range(0, columns.total, columns.band)]
-    captions = (fill(line, max(width, 80), subsequent_indent="  ") for line in _captions(panels, columns))
+    captions = (_filled(line, max(width, 80)) for line in _captions(panels, columns))
     return "\n".join(["\n\n".join(bands), *legend(panels, columns, max(width, 80), colour), *captions])
+
+
+def _filled(line: str, width: int) -> str:
+    if len(line) <= width:
+        return line
+    from textwrap import fill  # on demand: most captions are short
+
+    return fill(line, width, subsequent_indent="  ")
 
 
 def _named_rows(panel: Panel, columns: Columns) -> Iterator[tuple[str, list[Cell]]]:

@@ -3,7 +3,7 @@
 The microbatch of an action stays one number, ``sequence * num_slices + slice``, and every rule about microbatches
 applies to slices unchanged. Three parts of the code distinguish slices: the text, ``2F0.1`` for slice 1 of sequence 0;
 the order of gradients, in which one process adds the last slice of a sequence first; and
-``schedules/analysis/rules.py``, the order within a row.
+``core/values.py``, the order within a row.
 """
 
 from __future__ import annotations

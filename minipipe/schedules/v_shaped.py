@@ -6,7 +6,8 @@ The first and the last stage are on rank 0, and each rank has two chunks.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain, product
 
 from minipipe.schedules.action import Action, F, I, W
 from minipipe.schedules.action_table import Schedule
@@ -67,7 +68,8 @@ def zb_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Sch
         row.repeat(p - r, "I0 W0")
         row.repeat(r, "W1")
         row.repeat(r, "W0")
-    return Schedule("zb-v", v_placement(p), num_microbatches, first_microbatches(rows, num_microbatches))
+    kept = first_microbatches(rows, num_microbatches)
+    return Schedule("zb-v", v_placement(p), num_microbatches, kept)
 
 
 def dualpipe_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2, joined: bool = False) -> Schedule:
@@ -120,9 +122,11 @@ def dualpipe_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2, 
         row.repeat(p - 1 - r, "W I0")
         row.repeat(r + 1, "W")
     # The backward of a pair belongs to an earlier microbatch, so that truncation never splits a pair.
-    overlaps = frozenset(a for row in rows for a in row.overlaps if a.microbatch < num_microbatches)
+    firsts = chain.from_iterable(row.overlaps for row in rows)
+    overlaps = frozenset(a for a in firsts if a.microbatch < num_microbatches)
     kept = first_microbatches(rows, num_microbatches)
-    return Schedule("dualpipe-v", v_placement(p), num_microbatches, kept, overlaps=overlaps)
+    placement = v_placement(p)
+    return Schedule("dualpipe-v", placement, num_microbatches, kept, overlaps=overlaps)
 
 
 # The steps of one microbatch on a rank, in order: (kind, chunk).
@@ -190,44 +194,44 @@ def v_min(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Sc
     return _from_pattern("v-min", pattern, num_microbatches)
 
 
-def _from_pattern(name: str, pattern: list[tuple[int, int, int, int]], num_microbatches: int) -> Schedule:
+def _from_pattern(name: str, pattern: Sequence[Sequence[int]], num_microbatches: int) -> Schedule:
     """Repeat the pattern, close its gaps and fill in W.
 
     ``pattern[rank]`` has the slots of F0, F1, I1 and I0 of microbatch 0; the digit is the chunk.
     """
-    slots = [_Slots(steps, num_microbatches) for steps in pattern]
-    limit = max(rank_slots.peak() for rank_slots in slots)
-    visits = sorted(
-        (slot, rank, step, k) for rank, rank_slots in enumerate(slots) for (step, k), slot in rank_slots.slot_of.items()
-    )
-    p = len(pattern)
-    path = [(rank, step) for step in range(4) for rank in (range(p) if step % 2 == 0 else reversed(range(p)))]
-    before = dict(zip(path[1:], path))  # a microbatch goes down the V and up again for F, and once more for I
-    for _, rank, step, k in visits:
-        needed = [slots[rank].slot_of[step, k - 1]] if k > 0 else []
+    p, m = len(pattern), num_microbatches
+    slots = [_Slots(steps, m) for steps in pattern]
+    limit = max(held for of_rank in slots for held, _ in of_rank.after)
+    # A microbatch goes down the V and up again for F, and once more for I.
+    ranks = [*range(p), *reversed(range(p))] * 2
+    path = [(rank, number // p) for number, rank in enumerate(ranks)]
+    before = dict(zip(path[1:], path))
+    visits = product(path, range(m))
+    ordered = sorted((slots[rank].slot_of[step, k], rank, step, k) for (rank, step), k in visits)
+    for _, rank, step, k in ordered:
+        needed = slots[rank].slot_of.get((step, k - 1), -1)
         if (rank, step) in before:
-            previous, previous_step = before[rank, step]
-            needed.append(slots[previous].slot_of[previous_step, k])
-        slots[rank].move_earlier(step, k, 1 + max(needed, default=-1), limit)
-    rows = tuple(tuple(slots[rank].actions((rank, 2 * p - 1 - rank))) for rank in range(p))
-    return Schedule(name, v_placement(p), num_microbatches, rows)
+            previous, earlier = before[rank, step]
+            needed = max(needed, slots[previous].slot_of[earlier, k])
+        slots[rank].move_earlier(step, k, 1 + needed, limit)
+    rows = (of_rank.actions([rank, 2 * p - 1 - rank]) for rank, of_rank in enumerate(slots))
+    return Schedule(name, v_placement(p), m, tuple(map(tuple, rows)))
 
 
 class _Slots:
-    """The slots of F and I on one rank. Each empty slot takes the oldest pending W."""
+    """The slots of F and I on one rank. Each empty slot takes the oldest pending W.
 
-    def __init__(self, pattern: tuple[int, int, int, int], num_microbatches: int) -> None:
-        self.slot_of = {
-            (step, k): slot + _PERIOD * k for step, slot in enumerate(pattern) for k in range(num_microbatches)
-        }
-        self.taken: list[tuple[int, int] | None] = [None] * (1 + max(self.slot_of.values()))
+    ``after`` has (chunks held, each from its F until its W; W pending) after each slot.
+    """
+
+    def __init__(self, pattern: Sequence[int], num_microbatches: int) -> None:
+        entries = product(range(len(pattern)), range(num_microbatches))
+        self.slot_of = {(step, k): pattern[step] + _PERIOD * k for step, k in entries}
+        last = max(self.slot_of.values())
+        self.taken: list[tuple[int, int] | None] = [None] * (last + 1)
         for entry, slot in self.slot_of.items():
             self.taken[slot] = entry
-        self.after = self._recount(0, len(self.taken))
-
-    def peak(self) -> int:
-        """Return the peak number of chunks held, each from its F until its W."""
-        return max(held for held, _ in self.after)
+        self.after = self._recount(0, last + 1)
 
     def move_earlier(self, step: int, k: int, earliest: int, limit: int) -> None:
         """Move a step to the first empty slot from ``earliest`` on that keeps the peak within the limit, if any."""
@@ -247,17 +251,19 @@ class _Slots:
         self.slot_of[step, k] = slot
 
     def _recount(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Return (chunks held, W pending) after each slot from ``first`` on.
+        """Return the counts after each slot from ``first`` on.
 
         Counting stops after ``last``, as soon as the counts equal those before the move. An empty slot takes a pending
         W, so the effect of a move soon dies out, and a pass over all slots takes linear time.
         """
         held, pending = self.after[first - 1] if first else (0, 0)
-        counted = []
+        counted: list[tuple[int, int]] = []
         for slot in range(first, len(self.taken)):
             entry = self.taken[slot]
             if entry is None:
-                held, pending = (held - 1, pending - 1) if pending else (held, pending)
+                if pending:
+                    held -= 1
+                    pending -= 1
             elif _STEPS[entry[0]][0] is F:
                 held += 1
             else:
@@ -267,16 +273,15 @@ class _Slots:
             counted.append((held, pending))
         return counted
 
-    def actions(self, stages: tuple[int, int]) -> Iterator[Action]:
-        """Yield the actions of the slots in order; an empty slot takes the oldest pending W."""
+    def actions(self, stages: Sequence[int]) -> Iterator[Action]:
+        """Yield the actions of the slots in order, and then the W that are left."""
         pending: deque[Action] = deque()
         for entry in self.taken:
-            if entry is None:
-                if pending:
-                    yield pending.popleft()
-                continue
-            (kind, chunk), k = _STEPS[entry[0]], entry[1]
-            yield Action(stages[chunk], kind, k)
-            if kind is I:
-                pending.append(Action(stages[chunk], W, k))
+            if entry is not None:
+                (kind, chunk), k = _STEPS[entry[0]], entry[1]
+                yield Action(stages[chunk], kind, k)
+                if kind is I:
+                    pending.append(Action(stages[chunk], W, k))
+            elif pending:
+                yield pending.popleft()
         yield from pending

@@ -1,7 +1,8 @@
-"""A certificate: a schedule, the workload that it solves, and a lower bound on the objective.
+"""A certificate: a schedule, the workload that it solves, and a lower bound.
 
-As a file it is JSON, with the workload and the schedule in full, so that anybody can check it; see
-:func:`minipipe.schedules.simulation.evaluation.check_claim`. Infinite limits of memory are written as null.
+As a file it is JSON, with the workload and the schedule in full, so that anybody can
+check it; see :func:`minipipe.schedules.simulation.evaluation.check_claim`. Infinite
+limits of memory are written as null.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from minipipe.schedules.simulation.evaluation import costs_of
 from minipipe.schedules.text import json_object
 
 _HEAD = {"format": "minipipe certificate", "version": 1}  # of a file
-_FIGURES = {"value": float, "bound": float, "bound_by": str, "found_by": str, "seconds": float}
+_FIGURES = {"value": float, "bound": float, "bound_by": str, "found_by": str}
+_FIGURES["seconds"] = float
 # By member of the workload in a file, the attribute of Costs: a list by stage.
 _TIMES = ("forward", "backward_input", "backward_weight")
 _BY_STAGE = {name: name for name in _TIMES} | {"message": "message_size"}
-_BY_STAGE |= {name: name for name in ("activation", "weight_activation")} | {"transient": "transient_activation"}
+_BY_STAGE |= {name: name for name in ("activation", "weight_activation")}
+_BY_STAGE["transient"] = "transient_activation"
 
 
 class Certificate(NamedTuple):
@@ -42,7 +45,8 @@ class Certificate(NamedTuple):
     bound : float
         A lower bound on the value of every schedule of the workload.
     bound_by : str
-        The claimed proof of the bound: a :class:`~minipipe.schedules.analysis.bounds.Formula`, or an exact search.
+        The claimed proof of the bound: a
+        :class:`~minipipe.schedules.analysis.bounds.Formula`, or an exact search.
     found_by : str
         The method that found the schedule.
     seconds : float
@@ -52,7 +56,8 @@ class Certificate(NamedTuple):
     --------
     >>> from minipipe import schedules
     >>> workload = Costs().workload((0, 1), num_microbatches=4)
-    >>> found = Certificate(schedules.zb_h1(2, 4), workload, Objective.SPAN, 13.0, 12.0, "work", "zb-h1", 0.0)
+    >>> figures = 13.0, 12.0, "work", "zb-h1", 0.0
+    >>> found = Certificate(schedules.zb_h1(2, 4), workload, Objective.SPAN, *figures)
     >>> f"{found.gap:.3f}"
     '0.083'
     """
@@ -68,7 +73,7 @@ class Certificate(NamedTuple):
 
     @property
     def gap(self) -> float:
-        """How far the value is above the bound, relative to the bound: 0 if the schedule is proved optimal."""
+        """How far the value is above the bound, relative to the bound: 0 if optimal."""
         return gap(self.value, self.bound)
 
     def to_json(self) -> str:
@@ -78,11 +83,18 @@ class Certificate(NamedTuple):
         --------
         >>> from minipipe import schedules
         >>> workload = Costs().workload((0, 1), num_microbatches=4)
-        >>> found = Certificate(schedules.zb_h1(2, 4), workload, Objective.SPAN, 13.0, 12.0, "work", "zb-h1", 0.0)
+        >>> schedule = schedules.zb_h1(2, 4)
+        >>> figures = 13.0, 12.0, "work", "zb-h1", 0.0
+        >>> found = Certificate(schedule, workload, Objective.SPAN, *figures)
         >>> Certificate.from_json(found.to_json()) == found
         True
         """
         workload, costs = self.workload, costs_of(self.workload)
+        by_stage = {
+            name: list(map(float, getattr(costs, attribute)))
+            for name, attribute in _BY_STAGE.items()
+        }
+        limits = [limit if isfinite(limit) else None for limit in workload.memory_limit]
         content = {
             **_HEAD,
             "objective": self.objective.value,
@@ -90,8 +102,8 @@ class Certificate(NamedTuple):
             "workload": {
                 "placement": list(workload.placement),
                 "num_microbatches": workload.num_microbatches,
-                **{name: list(map(float, getattr(costs, attribute))) for name, attribute in _BY_STAGE.items()},
-                "memory_limit": [limit if isfinite(limit) else None for limit in workload.memory_limit],
+                **by_stage,
+                "memory_limit": limits,
                 "overhead": workload.overhead,
             },
             "schedule": {
@@ -108,8 +120,9 @@ class Certificate(NamedTuple):
         Raises
         ------
         ScheduleError
-            Code ``syntax``, if the text is not a certificate; ``certificate``, if it was changed after it was written;
-            the codes of :class:`~minipipe.Schedule` and of :meth:`minipipe.Costs.workload`.
+            Code ``syntax``, if the text is not a certificate; ``certificate``, if it
+            was changed after it was written; the codes of :class:`~minipipe.Schedule`
+            and of :meth:`minipipe.Costs.workload`.
         """
         certificate, is_unchanged = read_certificate(text)
         if not is_unchanged:
@@ -118,7 +131,7 @@ class Certificate(NamedTuple):
 
 
 def gap(value: float, bound: float) -> float:
-    """Return how far a value is above a lower bound, relative to the bound; 0 up to rounding.
+    """Return how far a value is above a lower bound, relative to it; 0 up to rounding.
 
     Examples
     --------
@@ -139,7 +152,7 @@ def read_certificate(text: str) -> tuple[Certificate, bool]:
     >>> read_certificate("{}")
     Traceback (most recent call last):
         ...
-    minipipe.errors.ScheduleError: [syntax] This is not a certificate: its format is None, expected ...
+    minipipe.errors.ScheduleError: [syntax] This is not a certificate: its format is ...
     """
     if len(text) > MOST_JSON:
         message = f"The text has {len(text):,} characters; the limit is {MOST_JSON:,}."
@@ -160,7 +173,8 @@ def changed() -> ScheduleError:
     """Return the error for a certificate that was changed after it was written."""
     return ScheduleError.of(
         ScheduleCode.CERTIFICATE,
-        "The certificate was changed after it was written: the SHA-256 of its content differs.",
+        "The certificate was changed after it was written: "
+        "the SHA-256 of its content differs.",
     )
 
 
@@ -168,35 +182,48 @@ def _certificate(found: dict[str, Any]) -> Certificate:
     workload = _workload(_of_kind(dict, found, "workload"))
     told = _of_kind(dict, found, "schedule")
     rows = [_row(row) for row in _of_kind(list, told, "rows")[: workload.num_ranks + 1]]
-    schedule = Schedule(_of_kind(str, told, "name"), workload.placement, workload.num_microbatches, tuple(rows))
-    figures: dict[str, Any] = {name: _of_kind(kind, found, name) for name, kind in _FIGURES.items()}
-    return Certificate(schedule, workload, Objective(_of_kind(str, found, "objective")), **figures)
+    name, num_microbatches = _of_kind(str, told, "name"), workload.num_microbatches
+    schedule = Schedule(name, workload.placement, num_microbatches, tuple(rows))
+    figures = {key: _of_kind(kind, found, key) for key, kind in _FIGURES.items()}
+    objective = Objective(_of_kind(str, found, "objective"))
+    return Certificate(schedule, workload, objective, **figures)
 
 
 def _workload(told: dict[str, Any]) -> Workload:
     placement = _of_kind(list, told, "placement")
-    if not placement or len(placement) > MOST_STAGES or not all(type(rank) is int for rank in placement):
-        raise _refusal(f"its placement is {quoted(placement)}, expected a rank for each of 1 to {MOST_STAGES} stages")
+    are_numbers = all(type(rank) is int for rank in placement)
+    if not 0 < len(placement) <= MOST_STAGES or not are_numbers:
+        raise _refusal(
+            f"its placement is {quoted(placement)}, "
+            f"expected a rank for each of 1 to {MOST_STAGES} stages"
+        )
     if not 0 <= min(placement) <= max(placement) < MOST_STAGES:
-        raise _refusal(f"its placement is {quoted(placement)}, expected ranks from 0 to {MOST_STAGES - 1}")
+        raise _refusal(
+            f"its placement is {quoted(placement)}, "
+            f"expected ranks from 0 to {MOST_STAGES - 1}"
+        )
     lists: dict[str, Any] = {
         attribute: [_amount(name, amount) for amount in _of_kind(list, told, name)]
         for name, attribute in _BY_STAGE.items()
     }
     name = "memory_limit"
-    limits = [inf if limit is None else _amount(name, limit) for limit in _of_kind(list, told, name)]
+    given = _of_kind(list, told, name)
+    limits = [inf if limit is None else _amount(name, limit) for limit in given]
     costs = Costs(**lists, bandwidth=1.0, overhead=_of_kind(float, told, "overhead"))
     return costs.workload(placement, _of_kind(int, told, "num_microbatches"), limits)
 
 
 def _row(row: object) -> tuple[Action, ...]:
     if not isinstance(row, str):
-        raise _refusal(f"a row of its schedule is {quoted(row)}, expected cells such as '0F0 0F1'")
+        given = quoted(row)
+        raise _refusal(
+            f"a row of its schedule is {given}, expected cells such as '0F0 0F1'"
+        )
     return tuple(map(Action.parse, row.split()))
 
 
 def _of_kind(kind: type, told: dict[str, Any], name: str) -> Any:
-    """Return a member of an object; a float is any number that is finite and at least 0."""
+    """Return a member of an object; a float is any finite number, at least 0."""
     if kind is float:
         return _amount(name, told[name])
     if type(told[name]) is not kind:
@@ -204,16 +231,19 @@ def _of_kind(kind: type, told: dict[str, Any], name: str) -> Any:
     return told[name]
 
 
-def _amount(name: str, value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= float(value) < inf:
+def _amount(name: str, value: Any) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= float(value) < inf:
         raise _refusal(f"its {name} is {quoted(value)}, expected a number, at least 0")
     return float(value)
 
 
 def _refusal(reason: str) -> ScheduleError:
-    return ScheduleError.of(ScheduleCode.SYNTAX, f"This is not a certificate: {reason}.")
+    message = f"This is not a certificate: {reason}."
+    return ScheduleError.of(ScheduleCode.SYNTAX, message)
 
 
 def _digest(content: dict[str, Any]) -> str:
     """Return the SHA-256 of a content, however its text is spaced and ordered."""
-    return sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return sha256(text.encode()).hexdigest()

@@ -116,7 +116,7 @@ def _row(word: Word) -> Iterator[Action]:
 
 
 class Step(NamedTuple):
-    """The actions of a cell as numbers; the event of microbatch k is that of 0 plus k.
+    """The actions of a cell as numbers; for microbatch k, add k to the event.
 
     Attributes
     ----------
@@ -128,7 +128,7 @@ class Step(NamedTuple):
     during, change : float
         The additional memory of the rank while an action runs, and the change after it.
     sends : list of (int, float)
-        The other ranks that take what it gives, each with the time until it is there.
+        The other ranks that take what it gives, each with the time in flight.
     """
 
     event: int
@@ -217,7 +217,7 @@ class Facts:
                     giver.sends.append((self.rank_of[stage], delay))
 
     def _memory(self, uses: Uses | None, stage: int) -> tuple[float, float]:
-        """Return the additional memory while an action runs, and the change after it."""
+        """Return the additional memory during an action, and the change after it."""
         assert uses is not None
         names = "graph", "rest", "rebuilt part"
         sizes = dict(zip(names, (part[stage] for part in self.workload.footprint)))
@@ -270,7 +270,7 @@ class Clock:
 
     @property
     def ends(self) -> list[float]:
-        """By rank, its last end."""
+        """The last end of each rank."""
         return [self.ended[row[-1]] if row else 0.0 for row in self.rows]
 
     def run(self, rank: int, word: Word, not_before: float = 0.0) -> set[int]:

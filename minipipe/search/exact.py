@@ -1,47 +1,59 @@
-"""Exact search with CP-SAT of OR-tools: the best schedule of a workload, with a proof that none is better.
+"""Exact search with CP-SAT of OR-tools: the best schedule of a workload, with a proof.
 
-F, I and W of every microbatch and stage are intervals with a variable start. The tags are repeated at the code:
+F, I and W of every microbatch and stage are intervals with a variable start. The tags
+are repeated at the code:
 
-    [1] order     F, I and W of a stage each take their microbatches in ascending order. Renumbering loses nothing: see
-                  :func:`minipipe.search.list_scheduling.in_microbatch_order`.
-    [2] values    F(s,k) ends, and its message arrives, before F(s + 1,k) starts; I(s + 1,k) likewise before I(s,k);
-                  F(s,k) before I(s,k), and I(s,k) before W(s,k).
+    [1] order     F, I and W of a stage each take their microbatches in ascending order.
+                  Renumbering loses nothing: see
+                  :func:`minipipe.search.clock.in_microbatch_order`.
+    [2] values    F(s,k) ends, and its message arrives, before F(s + 1,k) starts;
+                  I(s + 1,k) likewise before I(s,k); F(s,k) before I(s,k), and I(s,k)
+                  before W(s,k).
     [3] ranks     A rank computes one action at a time, with the overhead between two.
-    [4] memory    Each pair (stage, microbatch) takes, as in ``analysis/activations.py``, M_B from the start of F until
-                  I ends and M_W from then until W ends; while I runs, it takes M_B and the transient memory, or M_W if
-                  that is more. If the rank has one stage and its memory is L whole activations, F(s, k + L) simply
-                  starts after W(s,k) has ended. F allocates memory at its start; I and W free memory at their end.
-                  Memory held for no time is not counted, so a workload whose actions take no time may keep a gap.
-                  A few actions with different amounts become a reservoir constraint, so that CP-SAT decides which
-                  comes first; otherwise it tries times, which takes minutes if these are long numbers.
-    [5] objective The end of the last W: from time 0, or from the start of the rank's first F.
+    [4] memory    Each pair (stage, microbatch) takes, as in
+                  ``analysis/activations.py``, M_B from the start of F until I ends and
+                  M_W from then until W ends; while I runs, it takes M_B and the
+                  transient memory, or M_W if that is more. If the rank has one stage
+                  and its memory is L whole activations, F(s, k + L) simply starts after
+                  W(s,k) has ended. F allocates memory at its start; I and W free memory
+                  at their end. Memory held for no time is not counted, so a workload
+                  whose actions take no time may keep a gap. A few actions with
+                  different amounts become a reservoir constraint, so that CP-SAT
+                  decides which comes first; otherwise it tries times, which takes
+                  minutes if these are long numbers.
+    [5] objective The end of the last W: from time 0, or from the start of the rank's
+                  first F.
 
-A simulated rank starts as early as its order allows, and its own span is counted from there. A solver that lets a rank
-wait before its first F finds shorter spans than any order has. To prevent this, the starts of the first F are constants
-[6] as long as each stage is on a new rank: these F follow one another with nothing in between. This covers all ranks of
-straight, looped and V placements. For other placements ranks may wait in the model, so its bound is lower but still
-valid; the value is always the simulated one.
+A simulated rank starts as early as its order allows, and its own span is counted from
+there. A solver that lets a rank wait before its first F finds shorter spans than any
+order has. To prevent this, the starts of the first F are constants [6] as long as each
+stage is on a new rank: these F follow one another with nothing in between. This covers
+all ranks of straight, looped and V placements. For other placements ranks may wait in
+the model, so its bound is lower but still valid; the value is always the simulated one.
 
-A window is a part of the order that is optimised again, while the rest keeps its order (large-neighbourhood search). It
-has a few dozen actions, on all ranks or on two, around a point in time::
+A window is a part of the order that is optimised again, while the rest keeps its order
+(large-neighbourhood search). It has a few dozen actions, on all ranks or on two, around
+a point in time::
 
     rank 0:  F0 F1 F2 | I0 W0 F3 I1 | W1 I2 W2       the order between the bars is free;
-    rank 1:     F0 F1 | I0 F2 I1 W0 | F3 I2 W1       actions before or after them stay there
+    rank 1:     F0 F1 | I0 F2 I1 W0 | F3 I2 W1       other actions stay
 
 The effort of a window is limited in CP-SAT's own count of its work, not by a clock.
 
 References
 ----------
-Shaw 1998, "Using constraint programming and local search methods to solve vehicle routing problems".
+Shaw 1998, "Using constraint programming and local search methods to solve vehicle
+routing problems".
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from fractions import Fraction
 from importlib.metadata import version
-from itertools import chain, pairwise
-from math import floor, gcd, inf, isinf, lcm
+from itertools import chain, pairwise, product
+from math import floor, gcd, isinf, lcm
 from random import Random
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -67,55 +79,76 @@ from minipipe.search.clock import (
 )
 
 _TIMES = "forward", "backward_input", "backward_weight", "message"
-_MOST_TIME = 2**52  # of all actions and messages together: the solver tells its bound as a float
+# The time of all actions and messages: the solver tells its bound as a float.
+_MOST_TIME = 2**52
 _MOST_MEMORY = 10**6
 _MOST_PRODUCT = 2**62  # of the two: the solver multiplies them in 64 bits
-_MOST_DENOMINATOR = 10**4  # other floats differ from all such fractions by more than their precision
+# Other floats differ from all such fractions by more than their precision.
+_MOST_DENOMINATOR = 10**4
 _EXACT = Fraction(1, 10**12)
-_ROUNDING = Fraction(2, 10**9)  # `fits` of schedules/analysis/workload.py allows half of it for the rounding of sums
+# `fits` of schedules/analysis/workload.py allows half of it for the rounding of sums.
+_ROUNDING = Fraction(2, 10**9)
 
 
 def in_whole_numbers(workload: Workload) -> tuple[Workload, Fraction]:
-    """Return a workload of whole numbers, which a solver needs, and its scale: the same problem, or an easier one.
+    """Return a workload of whole numbers, which a solver needs, and its scale.
 
-    Times and memory are multiplied by a scale and rounded **down**. Every schedule of the workload is also one of the
-    rounded workload, and takes no longer there, so a lower bound of the rounded workload is a lower bound of the
-    workload. Fractions of small denominators, such as 18.522 and 1/3, are not rounded. Other numbers keep enough digits
-    that the loss is below the rounding of sums, unless there are too many actions for that.
+    It is the same problem, or an easier one.
+    Times and memory are multiplied by a scale and rounded **down**. Every schedule of
+    the workload is also one of the rounded workload, and takes no longer there, so a
+    lower bound of the rounded workload is a lower bound of the workload. Fractions of
+    small denominators, such as 18.522 and 1/3, are not rounded. Other numbers keep
+    enough digits that the loss is below the rounding of sums, unless there are too many
+    actions for that.
 
     Examples
     --------
     >>> from minipipe import Costs
-    >>> whole, scale = in_whole_numbers(Costs(forward=18.522, backward_weight=9.337).workload((0, 1), 4, 2.5))
-    >>> whole.forward, whole.backward_input, scale, whole.footprint.activation, whole.memory_limit
-    ((18522, 18522), (1000, 1000), Fraction(1000, 1), (2, 2), (5, 5))
+    >>> costs = Costs(forward=18.522, backward_weight=9.337)
+    >>> whole, scale = in_whole_numbers(costs.workload((0, 1), 4, 2.5))
+    >>> whole.forward, whole.backward_input, scale
+    ((18522, 18522), (1000, 1000), Fraction(1000, 1))
+    >>> whole.footprint.activation, whole.memory_limit
+    ((2, 2), (5, 5))
     """
-    held = [tuple(amounts[s] for s in range(workload.num_stages)) for amounts in workload.footprint]
-    amounts = [*chain(*held), *(limit for limit in workload.memory_limit if not isinf(limit))]
+    stages = range(workload.num_stages)
+    held = [tuple(amounts[s] for s in stages) for amounts in workload.footprint]
+    limits = [limit for limit in workload.memory_limit if not isinf(limit)]
+    amounts = [*chain(*held), *limits]
     most_held = max(amounts)
     memory = scale_of(amounts, most_held, _MOST_MEMORY)
     times: list[tuple[float, ...]] = [getattr(workload, name) for name in _TIMES]
     overheads = 3 * workload.num_stages * workload.overhead
-    whole_time = workload.num_microbatches * (sum(chain(*times)) + sum(workload.message) + overheads)
+    one = sum(chain(*times)) + sum(workload.message) + overheads
+    whole_time = workload.num_microbatches * one
     most_time = min(_MOST_TIME, _MOST_PRODUCT / (1 + most_held * memory))
     scale = scale_of([*chain(*times), workload.overhead], whole_time, floor(most_time))
-    limits = (inf if isinf(limit) else _floor(limit, memory * (1 + _ROUNDING)) for limit in workload.memory_limit)
-    whole: dict[str, Any] = {name: _floors(amounts, scale) for name, amounts in zip(_TIMES, times)}
+    room = memory * (1 + _ROUNDING)
+    whole_limits = (
+        limit if isinf(limit) else _floor(limit, room)
+        for limit in workload.memory_limit
+    )
+    whole: dict[str, Any] = {
+        name: _floors(amounts, scale) for name, amounts in zip(_TIMES, times)
+    }
     whole["overhead"] = _floor(workload.overhead, scale)
     whole["footprint"] = Footprint(*(_floors(amounts, memory) for amounts in held))
-    return workload._replace(**whole, memory_limit=tuple(limits)), scale
+    return workload._replace(**whole, memory_limit=tuple(whole_limits)), scale
 
 
 def scale_of(amounts: Iterable[float], largest: float, most: int) -> Fraction:
-    """Return the least scale that makes all amounts whole, or the scale that makes the largest one equal to ``most``.
+    """Return the least scale that makes all amounts whole.
 
-    An amount counts as the nearby fraction with a small denominator, or as the decimal number that is printed for it:
-    0.1 is a tenth, and ``1 / 3`` a third.
+    With it the largest one may exceed ``most``; then the scale makes it equal to that.
+    An amount counts as the nearby fraction with a small denominator, or as the decimal
+    number that is printed for it: 0.1 is a tenth, and ``1 / 3`` a third.
 
     Examples
     --------
-    >>> scale_of([0.5, 0.75, 1 / 3], 9.0, most=1000), scale_of([20, 40, 0], 40, 1000), scale_of([1e-9, 1e3], 1e3, 10**6)
-    (Fraction(12, 1), Fraction(1, 20), Fraction(1000, 1))
+    >>> scale_of([0.5, 0.75, 1 / 3], 9.0, most=1000), scale_of([20, 40, 0], 40, 1000)
+    (Fraction(12, 1), Fraction(1, 20))
+    >>> scale_of([1e-9, 1e3], 1e3, 10**6)
+    Fraction(1000, 1)
     """
     parts = [_exact(amount) for amount in amounts if amount]
     if not parts:
@@ -139,19 +172,27 @@ def _floors(amounts: Sequence[float], scale: Fraction) -> tuple[int, ...]:
     return tuple(_floor(amount, scale) for amount in amounts)
 
 
-_MANY = 1000  # actions: up to this number, one strategy proves sooner and more reliably than several in turns
-_FEW = 120  # actions: up to this number, a variable orders each two actions, so that long times need not be tried
+# Actions: up to this number, one strategy proves sooner than several in turns.
+_MANY = 1000
+# Actions: up to this number, a variable orders each two of them, so that long times
+# need not be tried.
+_FEW = 120
 
 
 def solve(
-    workload: Workload, objective: Objective, seconds: float, hint: Schedule | None = None, threads: int = 1
+    workload: Workload,
+    objective: Objective,
+    seconds: float,
+    hint: Schedule | None = None,
+    threads: int = 1,
 ) -> Certificate:
-    """Return the best schedule of a workload that CP-SAT finds in a time limit, with a lower bound for all schedules.
+    """Return the best schedule that CP-SAT finds in a time limit, with a lower bound.
 
-    It begins with the hint, a solution of the workload, if there is one, and ends early if the schedule is proved
-    optimal. A single thread lets the solver's strategies take turns if the workload is large; large-neighbourhood
-    searches are among them. The value is the simulated one. The bound is the larger one of the solver's bound and the
-    bounds of ``schedules/analysis/bounds.py``.
+    It begins with the hint, a solution of the workload, if there is one, and ends early
+    if the schedule is proved optimal. A single thread lets the solver's strategies take
+    turns if the workload is large; large-neighbourhood searches are among them. The
+    value is the simulated one. The bound is the larger one of the solver's bound and
+    the bounds of ``schedules/analysis/bounds.py``.
 
     Raises
     ------
@@ -159,48 +200,57 @@ def solve(
         Code ``value``, if OR-tools are not installed.
     ScheduleError
         Code ``parameters``, if no schedule fits the memory; the codes of
-        :func:`~minipipe.schedules.simulation.evaluation.evaluate`, if the hint is not a solution.
+        :func:`~minipipe.schedules.simulation.evaluation.evaluate`, if the hint is not a
+        solution.
 
     References
     ----------
-    Qi et al. 2023, "Zero bubble pipeline parallelism", appendix G, states the problem as an integer program.
+    Qi et al. 2023, "Zero bubble pipeline parallelism", appendix G, states the problem
+    as an integer program.
 
     Examples
     --------
     >>> from importlib.util import find_spec
     >>> from minipipe import Costs
     >>> workload = Costs().workload((0, 1, 2, 3), num_microbatches=8, memory_limit=4)
-    >>> find_spec("ortools") is None or solve(workload, Objective.MAKESPAN, seconds=10)[3:5] == (27.0, 27.0)
-    True
+    >>> if find_spec("ortools"):
+    ...     found = solve(workload, Objective.MAKESPAN, seconds=10)
+    ...     assert (found.value, found.bound) == (27.0, 27.0)
     """
     cp_model, began = solver_module(), perf_counter()
     best = hint or one_after_another(workload)
     value, found_by = evaluate(best, workload, objective), best.name
     formula, formula_name, _ = lower_bound(workload, objective)
     if value <= formula * (1 + ROUNDING):  # no solver needed
-        return Certificate(best, workload, objective, value, value, formula_name, found_by, perf_counter() - began)
+        figures = value, value, formula_name, found_by, perf_counter() - began
+        return Certificate(best, workload, objective, *figures)
     whole, scale = in_whole_numbers(workload)
     model = Model(cp_model, whole, objective)
-    model.begin_with(simulate(in_microbatch_order(best), costs_of(whole)), least=floor(formula * scale))
+    timeline = simulate(in_microbatch_order(best), costs_of(whole))
+    model.begin_with(timeline, least=floor(formula * scale))
     solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = max(seconds - (perf_counter() - began), 0.01)
+    left = seconds - (perf_counter() - began)
+    solver.parameters.max_time_in_seconds = max(left, 0.01)
     solver.parameters.num_workers = threads
     solver.parameters.interleave_search = threads == 1 and len(model.spans) > _MANY
     status = solver.solve(model.cp)
-    assert status not in (cp_model.INFEASIBLE, cp_model.MODEL_INVALID), "the first schedule is a solution"
+    # The first schedule is a solution.
+    assert status not in (cp_model.INFEASIBLE, cp_model.MODEL_INVALID)
     name = f"CP-SAT {version('ortools')}"
-    found = model.schedule(solver.value) if status in (cp_model.OPTIMAL, cp_model.FEASIBLE) else best
-    try:
-        found_value = evaluate(found, workload, objective)
-    except ScheduleError:  # fits only rounded memory, or has actions of length 0 at one time
-        found_value = value
-    if found_value < value:
-        best, value, found_by = found, found_value, name
+    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        found = model.schedule(solver.value)
+        # It may fit only rounded memory, or have actions of length 0 at one time.
+        with suppress(ScheduleError):
+            found_value = evaluate(found, workload, objective)
+            if found_value < value:
+                best, value, found_by = found, found_value, name
     proved = float(floor(solver.best_objective_bound + 1e-6) / scale)
     bound, bound_by = (proved, name) if proved > formula else (formula, formula_name)
-    if value <= bound * (1 + ROUNDING):  # the value is a sum of floats, which may be a little more or less
+    # The value is a sum of floats, which may be a little more or less.
+    if value <= bound * (1 + ROUNDING):
         bound = value
-    return Certificate(best, workload, objective, value, bound, bound_by, found_by, perf_counter() - began)
+    figures = value, bound, bound_by, found_by, perf_counter() - began
+    return Certificate(best, workload, objective, *figures)
 
 
 def solver_module() -> Any:
@@ -214,8 +264,11 @@ def solver_module() -> Any:
     try:
         from ortools.sat.python import cp_model
     except ImportError:
-        remedy = "run `pip install -e '.[search]'` in minipipe's folder, or search without it (without --exact)"
-        raise ArgumentError("value", f"Exact search needs OR-tools, which is not installed; {remedy}.") from None
+        remedy = "run `pip install -e '.[search]'` in minipipe's folder"
+        remedy += ", or search without it (without --exact)"
+        raise ArgumentError(
+            "value", f"Exact search needs OR-tools, which is not installed; {remedy}."
+        ) from None
     return cp_model
 
 
@@ -233,13 +286,19 @@ class Model:
         self.cp = cp_model.CpModel()
         self.workload, self.objective, self.facts = workload, objective, Facts(workload)
         self.microbatches = range(workload.num_microbatches)
-        self.times = {(stage, kind): int(step.time) for (kind, stage), step in self.facts.steps.items()}
-        # No schedule that starts everything as early as possible takes longer than all actions and messages together.
-        per_microbatch = sum(self.times.values()) + 2 * sum(workload.message) + len(self.times) * workload.overhead
-        self.horizon = workload.num_microbatches * int(per_microbatch)
-        # Each action comes after its inputs: if several take no time, they keep this order.
-        actions = (Action(stage, kind, k) for k in self.microbatches for stage, kind in self.times)
-        self.spans = {action: self._span(self.times[action[:2]]) for action in actions}
+        steps = self.facts.steps
+        self.times = {(s, kind): int(step.time) for (kind, s), step in steps.items()}
+        # No schedule that starts everything as early as possible takes longer than all
+        # actions and messages together.
+        waits = 2 * sum(workload.message) + len(self.times) * workload.overhead
+        one = int(sum(self.times.values()) + waits)
+        self.horizon = workload.num_microbatches * one
+        # Each action comes after its inputs: those that take no time keep this order.
+        self.spans = {
+            Action(*cell, k): self._span(time)
+            for k in self.microbatches
+            for cell, time in self.times.items()
+        }
         self._order_stages()
         self._pass_values()
         for rank, own in enumerate(self.facts.own):
@@ -256,16 +315,20 @@ class Model:
     def _order_stages(self) -> None:  # [1]
         for stage, kind in self.times:
             for k, following in pairwise(self.microbatches):
-                self.follow(Action(stage, kind, k), Action(stage, kind, following), self.workload.overhead)
+                first, then = Action(stage, kind, k), Action(stage, kind, following)
+                self.follow(first, then, self.workload.overhead)
 
     def _pass_values(self) -> None:  # [2]
         rank_of = self.facts.rank_of
         for (kind, stage), step in self.facts.steps.items():
             for event, delay in step.needs:
                 before, source = self.facts.cell_of(event)
-                gap = delay if rank_of[source] != rank_of[stage] else self.facts.overhead
+                if rank_of[source] == rank_of[stage]:
+                    delay = self.facts.overhead
                 for k in self.microbatches:
-                    self.follow(Action(source, before, k), Action(stage, kind, k), gap)
+                    self.follow(
+                        Action(source, before, k), Action(stage, kind, k), delay
+                    )
 
     def follow(self, first: Action, then: Action, gap: float) -> None:
         """Let an action start only a given time after the end of another one."""
@@ -274,7 +337,9 @@ class Model:
     def _occupy(self, own: list[int]) -> None:  # [3]
         overhead = int(self.workload.overhead)
         busy = [
-            self.cp.new_fixed_size_interval_var(self.spans[action].start, self.times[action[:2]] + overhead, "")
+            self.cp.new_fixed_size_interval_var(
+                self.spans[action].start, self.times[action[:2]] + overhead, ""
+            )
             for action in self.spans
             if action.stage in own
         ]
@@ -286,24 +351,32 @@ class Model:
         if len(own) == 1 and len(amounts) == 1 and not transient[own[0]]:
             (stage,), (amount,) = own, amounts
             if amount:
-                for k in self.microbatches[int(limit // amount) :]:
-                    self.follow(Action(stage, W, k - int(limit // amount)), Action(stage, F, k), 0)
+                most = int(limit // amount)
+                for k in self.microbatches[most:]:
+                    self.follow(Action(stage, W, k - most), Action(stage, F, k), 0)
             return
-        held = [part for stage in own for k in self.microbatches for part in self._parts(stage, k) if part[2]]
+        pairs = product(own, self.microbatches)
+        held = [part for pair in pairs for part in self._parts(*pair) if part[2]]
         if held and len(self.spans) <= _FEW and len(amounts) > 1:
             starts, ends, taken = zip(*held)
             changes = [*taken, *(-amount for amount in taken)]
             self.cp.add_reservoir_constraint([*starts, *ends], changes, 0, limit)
             return
         intervals = [
-            self.cp.new_interval_var(start, self.cp.new_int_var(0, self.horizon, ""), end, "") for start, end, _ in held
+            self.cp.new_interval_var(
+                start, self.cp.new_int_var(0, self.horizon, ""), end, ""
+            )
+            for start, end, _ in held
         ]
         self.cp.add_cumulative(intervals, [amount for _, _, amount in held], limit)
 
     def _parts(self, stage: int, k: int) -> Iterator[tuple[Any, Any, int]]:
-        """Yield the intervals in which a pair holds memory, each with its amount; overlapping amounts add up."""
-        before, after, transient = (int(amounts[stage]) for amounts in self.workload.footprint)
-        forward, inputs, weights = (self.spans[Action(stage, kind, k)] for kind in (F, I, W))
+        """Yield the intervals in which a pair holds memory, each with its amount."""
+        before, after, transient = (
+            int(size[stage]) for size in self.workload.footprint
+        )
+        actions = (Action(stage, kind, k) for kind in (F, I, W))
+        forward, inputs, weights = map(self.spans.__getitem__, actions)
         yield forward.start, weights.end, min(before, after)
         yield forward.start, inputs.end, max(before - after, 0)
         yield inputs.start, weights.end, max(after - before, 0)
@@ -314,7 +387,9 @@ class Model:
         for stage, time in constants.items():  # [6]
             self.cp.add(self.spans[Action(stage, F, 0)].start == time)
         for own in filter(None, self.facts.own):
-            first = self.spans[Action(own[0], F, 0)].start if self.objective is Objective.SPAN else 0
+            first = 0
+            if self.objective is Objective.SPAN:
+                first = self.spans[Action(own[0], F, 0)].start
             for stage in own:
                 last = self.spans[Action(stage, W, self.microbatches[-1])].end
                 self.cp.add(self.objective_variable >= last - first)
@@ -335,14 +410,14 @@ class Model:
         rows: list[list[Action]] = [[] for _ in self.facts.own]
         for action in self.spans:
             rows[self.workload.placement[action.stage]].append(action)
-        ordered = [sorted(row, key=lambda action: [value(time) for time in self.spans[action]]) for row in rows]
-        return Schedule(
-            "found by CP-SAT", self.workload.placement, self.workload.num_microbatches, tuple(map(tuple, ordered))
-        )
+        for row in rows:
+            row.sort(key=lambda action: [value(time) for time in self.spans[action]])
+        placement, m = self.workload.placement, self.workload.num_microbatches
+        return Schedule("found by CP-SAT", placement, m, tuple(map(tuple, rows)))
 
 
 def _first_starts(facts: Facts) -> Iterator[tuple[int, int]]:
-    """Yield (stage, time) of the first F of each rank, while every earlier rank has also begun with such an F."""
+    """Yield (stage, time) of the first F of each rank, up to a stage on no new rank."""
     clock = Clock(facts)
     for stage, rank in enumerate(facts.rank_of):
         if clock.rows[rank]:
@@ -351,7 +426,7 @@ def _first_starts(facts: Facts) -> Iterator[tuple[int, int]]:
         yield stage, int(clock.begins[rank])
 
 
-# -- windows of an order -----------------------------------------------------------------------------------------------
+# -- windows of an order ---------------------------------------------------------------
 
 
 _SIZES = 30, 45, 60, 80  # actions of a window
@@ -372,40 +447,52 @@ class WindowSearch:
         self._workload = in_whole_numbers(workload)[0]
 
     def reordered(self, words: list[Word], random: Random) -> list[Word]:
-        """Return the order with a random window in the best order for the objective and the mean over ranks.
+        """Return the order with a random window in the best order.
 
+        It is the best for the objective and the mean over ranks.
         If numbers had to be rounded, the result may exceed the memory.
         """
-        timeline = simulate(schedule_of(words, self._workload, "window"), costs_of(self._workload))
-        model, ranks = Model(self._cp_model, self._workload, self._objective), range(len(words))
+        schedule = schedule_of(words, self._workload, "window")
+        timeline = simulate(schedule, costs_of(self._workload))
+        model = Model(self._cp_model, self._workload, self._objective)
         model.begin_with(timeline)
         near, times = self._near(timeline, random), []
         for rank, row in enumerate(timeline.spans):
             places = [place for owner, place in near if owner == rank]
             self._keep_order(model, [span.action for span in row], places)
             if row:
-                first = model.spans[row[0].action].start if self._objective is Objective.SPAN else 0
+                first = 0
+                if self._objective is Objective.SPAN:
+                    first = model.spans[row[0].action].start
                 times.append(model.spans[row[-1].action].end - first)
-        model.cp.minimize(2 * len(ranks) * model.objective_variable + sum(times))
+        model.cp.minimize(2 * len(words) * model.objective_variable + sum(times))
         solver = self._cp_model.CpSolver()
-        solver.parameters.num_workers, solver.parameters.max_deterministic_time = 1, _EFFORT
-        if solver.solve(model.cp) not in (self._cp_model.OPTIMAL, self._cp_model.FEASIBLE):
+        solver.parameters.num_workers = 1
+        solver.parameters.max_deterministic_time = _EFFORT
+        status = solver.solve(model.cp)
+        if status not in (self._cp_model.OPTIMAL, self._cp_model.FEASIBLE):
             return words
         return words_of(model.schedule(solver.value))
 
     def _near(self, timeline: Timeline, random: Random) -> list[tuple[int, int]]:
-        """Return the (rank, position) of the actions nearest to a point in time, on all ranks or on two."""
-        middle, ranks = 2 * random.uniform(0, timeline.makespan), range(len(timeline.spans))
-        chosen = random.sample(ranks, min(2, len(ranks))) if random.random() < 0.5 else ranks
+        """Return (rank, position) of the actions nearest to a point in time."""
+        middle = 2 * random.uniform(0, timeline.makespan)
+        chosen: Sequence[int] = range(len(timeline.spans))
+        if random.random() < 0.5:
+            chosen = random.sample(chosen, min(2, len(chosen)))
         distances = [
             (abs(start + end - middle), rank, position)
             for rank in chosen
             for position, (_, start, end) in enumerate(timeline.spans[rank])
         ]
-        return [(rank, position) for _, rank, position in sorted(distances)[: random.choice(_SIZES)]]
+        nearest = sorted(distances)[: random.choice(_SIZES)]
+        return [(rank, position) for _, rank, position in nearest]
 
     def _keep_order(self, model: Any, row: list[Any], window: list[int]) -> None:
-        """Let the actions outside of a window keep their order, and those inside follow the actions before it."""
+        """Let the actions outside of a window keep their order.
+
+        Those inside follow the actions before it.
+        """
         low, high = (min(window), max(window)) if window else (0, 0)
         overhead = self._workload.overhead
         for position, (action, following) in enumerate(pairwise(row)):

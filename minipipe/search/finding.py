@@ -18,7 +18,8 @@ from minipipe.search.gallery import known_bound
 from minipipe.search.heuristic import Search
 
 _ACTIONS = 10**7  # of all schedules together that a search tries by default
-_MOST_ACTIONS = 10**6  # of one schedule: to build it, to time it and to print it takes half a minute
+# Actions of one schedule: to build it, to time it and to print it takes half a minute.
+_MOST_ACTIONS = 10**6
 _SECONDS = 20.0  # of the exact search, likewise
 
 
@@ -33,7 +34,8 @@ def find_schedule(
 ) -> Certificate:
     """Return the best schedule that a heuristic search finds, with a lower bound.
 
-    It ends as soon as its schedule reaches the bound, which proves that none is better. Local; no messages, one core.
+    It ends as soon as its schedule reaches the bound, which proves that none is better.
+    Local; no messages, one core.
 
     Parameters
     ----------
@@ -42,18 +44,22 @@ def find_schedule(
     objective : Objective
         The quantity to minimise.
     seconds : float, optional
-        The time limit. A slow machine evaluates fewer schedules in this time, and may find a worse one; if the clock
-        ended the search, ``found_by`` of the certificate says so.
+        The time limit. A slow machine evaluates fewer schedules in this time, and may
+        find a worse one; if the clock ended the search, ``found_by`` of the certificate
+        says so.
     seed : int
-        The seed of the random numbers. Evaluations and seed determine the result on any machine.
+        The seed of the random numbers. Evaluations and seed determine the result on any
+        machine.
     exact : bool
-        Whether CP-SAT continues from the result, to prove it or to find a better schedule: in the second half of the
-        time, or for 20 seconds. It needs OR-tools: ``pip install -e '.[search]'``.
+        Whether CP-SAT continues from the result, to prove it or to find a better
+        schedule: in the second half of the time, or for 20 seconds. It needs OR-tools:
+        ``pip install -e '.[search]'``.
     evaluations : int, optional
-        The most schedules that it tries. If neither this nor ``seconds`` is given, the schedules have 10 million
-        actions together, which takes up to about a minute.
+        The most schedules that it tries. If neither this nor ``seconds`` is given, the
+        schedules have 10 million actions together, which takes up to about a minute.
     watch : function
-        Called at the beginning of each phase with a function that returns a progress message.
+        Called at the beginning of each phase with a function that returns a progress
+        message.
 
     Returns
     -------
@@ -62,8 +68,8 @@ def find_schedule(
     Raises
     ------
     ScheduleError
-        Code ``parameters``, if there is no such objective, the time or the evaluations are not above 0, or a limit of
-        memory is too small for one microbatch.
+        Code ``parameters``, if there is no such objective, the time or the evaluations
+        are not above 0, or a limit of memory is too small for one microbatch.
     ArgumentError
         Code ``value``, if ``exact`` is true and OR-tools are not installed.
 
@@ -88,20 +94,25 @@ def find_schedule(
     schedule = schedule_of(best.run.words, workload, "found")
     value = evaluate(schedule, workload, objective)
     found_by = f"{best.found_by}, evaluation {search.progress[-1][0]}"
-    found_by += f" (the clock ended the search after {search.evaluations})" if search.is_late else ""
-    found = Certificate(schedule, workload, objective, value, bound.value, bound.name, found_by, perf_counter() - begun)
+    if search.is_late:
+        found_by += f" (the clock ended the search after {search.evaluations})"
+    figures = value, bound.value, bound.name, found_by, perf_counter() - begun
+    found = Certificate(schedule, workload, objective, *figures)
     if not exact or not found.gap:
         return found
     left = _SECONDS if seconds is None else max(seconds - found.seconds, 1.0)
     watch(lambda: f"CP-SAT continues from {value:g}, for {left:.0f} s at most")
-    proved = solve(workload, objective, left, schedule)._replace(seconds=perf_counter() - begun)
+    proved = solve(workload, objective, left, schedule)
+    proved = proved._replace(seconds=perf_counter() - begun)
     if proved.bound < found.bound:
         proved = proved._replace(bound=found.bound, bound_by=found.bound_by)
-    return proved if proved.value < value else proved._replace(schedule=schedule, value=value, found_by=found_by)
+    if proved.value < value:
+        return proved
+    return proved._replace(schedule=schedule, value=value, found_by=found_by)
 
 
 def usual_evaluations(workload: Workload) -> int:
-    """Return how many schedules a search tries if it gets neither a number nor a time."""
+    """Return how many schedules a search tries without a number and a time."""
     return max(_ACTIONS // (3 * workload.num_stages * workload.num_microbatches), 1)
 
 
@@ -109,18 +120,23 @@ def _check_size(workload: Workload) -> None:
     """Refuse a workload for which even one schedule takes long to build."""
     actions = 3 * workload.num_stages * workload.num_microbatches
     if actions > _MOST_ACTIONS:
-        sizes = describe_sizes(workload.num_ranks, workload.num_stages, workload.num_microbatches)
+        numbers = workload.num_ranks, workload.num_stages, workload.num_microbatches
+        sizes = describe_sizes(*numbers)
         why = f"A schedule of {sizes} has {actions:,} actions, and a search builds many"
         remedy = "take a named schedule, or search a smaller one"
         raise misuse(f"{why}; expected at most {_MOST_ACTIONS:,} actions: {remedy}.")
 
 
-def _checked(objective: Objective, seconds: float | None, evaluations: int | None) -> Objective:
+def _checked(
+    objective: Objective, seconds: float | None, evaluations: int | None
+) -> Objective:
     """Return the objective; refuse an unknown one, and limits that leave no search."""
     if seconds is not None and (not isinstance(seconds, Real) or not seconds > 0):
         raise unfit("seconds", seconds, "a time above 0")
     if evaluations is not None:
-        whole_number("evaluations", evaluations, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
+        code = ScheduleCode.PARAMETERS
+        whole_number("evaluations", evaluations, error=ScheduleError.of, code=code)
     if objective not in list(Objective):
-        raise unfit("objective", objective, " or ".join(repr(str(known)) for known in Objective))
+        expected = " or ".join(repr(str(known)) for known in Objective)
+        raise unfit("objective", objective, expected)
     return Objective(objective)

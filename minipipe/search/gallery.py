@@ -1,10 +1,12 @@
 """The gallery: optima of small pipelines, proved once and shipped with the package.
 
-``optima.csv`` has a line for each placement, number of ranks, times of F, I and W, objective and number of
-microbatches. It lists the optima for 1, 2, 3, … units of memory on each rank, a unit being the activations of one
-microbatch on one stage; the last optimum also holds for all larger limits. ``?`` means that no proof is known, or that
-1 unit is too small for the two stages of a rank of a V. Messages take no time, and stages are alike.
-``python -m tests.slow.gallery`` made it, with :func:`minipipe.search.exact.solve`.
+``optima.csv`` has a line for each placement, number of ranks, times of F, I and W,
+objective and number of microbatches. It lists the optima for 1, 2, 3, … units of memory
+on each rank, a unit being the activations of one microbatch on one stage; the last
+optimum also holds for all larger limits. ``?`` means that no proof is known, or that 1
+unit is too small for the two stages of a rank of a V. Messages take no time, and stages
+are alike. ``python -m tests.slow.gallery`` made it, with
+:func:`minipipe.search.exact.solve`.
 """
 
 from __future__ import annotations
@@ -45,30 +47,37 @@ Optima = dict[Exhibit, tuple[float | None, ...]]
 
 
 def proved_optimum(workload: Workload, objective: Objective) -> float | None:
-    """Return the optimum of a workload, in the unit of its times, if the gallery has it; otherwise None.
+    """Return the optimum of a workload, in the unit of its times, or None.
 
-    The gallery has straight and V placements of up to 4 ranks and 16 microbatches, with equal stages, F:I:W of 1:1:1,
-    2:2:1 or 1:1:2 in any unit, neither messages nor overhead, and the same limit on every rank.
-    A ``FileError`` with code ``damaged`` says that its file is not the one that was shipped.
+    The gallery has straight and V placements of up to 4 ranks and 16 microbatches, with
+    equal stages, F:I:W of 1:1:1, 2:2:1 or 1:1:2 in any unit, neither messages nor
+    overhead, and the same limit on every rank. A ``FileError`` with code ``damaged``
+    says that its file is not the one that was shipped.
 
     Examples
     --------
     >>> from minipipe import Costs
-    >>> proved_optimum(Costs().workload((0, 1, 2, 3), num_microbatches=8, memory_limit=3), Objective.MAKESPAN)
+    >>> workload = Costs().workload((0, 1, 2, 3), num_microbatches=8, memory_limit=3)
+    >>> proved_optimum(workload, Objective.MAKESPAN)
     31.0
     >>> half = Costs(0.5, 0.5, 0.5)
     >>> proved_optimum(half.workload((0, 1, 2, 3), num_microbatches=8), Objective.SPAN)
     12.0
     """
-    stages = set(zip(workload.forward, workload.backward_input, workload.backward_weight))
+    times_of = workload.forward, workload.backward_input, workload.backward_weight
+    stages = set(zip(*times_of))
     units = _units(workload)
     if len(stages) > 1 or not units or any(workload.message) or workload.overhead:
         return None
     (stage,) = stages
     for times in TIMES:
         unit = sum(stage) / sum(times)
-        if unit and all(abs(given - unit * time) <= ROUNDING * unit for given, time in zip(stage, times)):
-            exhibit = Exhibit(workload.placement, times, objective, workload.num_microbatches)
+        pairs = zip(stage, times)
+        if unit and all(
+            abs(has - unit * time) <= ROUNDING * unit for has, time in pairs
+        ):
+            m = workload.num_microbatches
+            exhibit = Exhibit(workload.placement, times, objective, m)
             optima = _gallery().get(exhibit, (None,))
             best = optima[min(units, len(optima)) - 1]
             return None if best is None else best * unit
@@ -76,18 +85,23 @@ def proved_optimum(workload: Workload, objective: Objective) -> float | None:
 
 
 def known_bound(workload: Workload, objective: Objective) -> Bound:
-    """Return the largest known lower bound: from a formula, or the optimum that the gallery records.
+    """Return the largest known lower bound: from a formula, or from the gallery.
 
     Examples
     --------
     >>> from minipipe import Costs
-    >>> known_bound(Costs().workload((0, 1, 2, 3), num_microbatches=8, memory_limit=3), Objective.MAKESPAN)[:2]
+    >>> workload = Costs().workload((0, 1, 2, 3), num_microbatches=8, memory_limit=3)
+    >>> known_bound(workload, Objective.MAKESPAN)[:2]
     (31.0, 'gallery')
     """
-    formula, best = lower_bound(workload, objective), proved_optimum(workload, objective)
+    formula = lower_bound(workload, objective)
+    best = proved_optimum(workload, objective)
     if best is None or best <= formula.value:
         return formula
-    return Bound(best, GALLERY, "Recorded in the gallery, where exact search proved it; not proved again here.")
+    why = (
+        "Recorded in the gallery, where exact search proved it; not proved again here."
+    )
+    return Bound(best, GALLERY, why)
 
 
 def gallery_from(text: str) -> Optima:
@@ -96,20 +110,23 @@ def gallery_from(text: str) -> Optima:
     Examples
     --------
     >>> gallery_from("v,2,1:1:1,makespan,4,28 25 ? 24")
-    {Exhibit(placement=(0, 1, 1, 0), times=(1, 1, 1), objective=..., num_microbatches=4): (28.0, 25.0, None, 24.0)}
+    {Exhibit(placement=(0, 1, 1, 0), times=(1, 1, 1), ...): (28.0, 25.0, None, 24.0)}
     """
     try:
         return dict(map(_exhibit, text.splitlines()))
     except (ValueError, KeyError):
-        raise FileError("damaged", "optima.csv of this package is damaged; install minipipe again.") from None
+        message = "optima.csv of this package is damaged; install minipipe again."
+        raise FileError("damaged", message) from None
 
 
 def _exhibit(line: str) -> tuple[Exhibit, tuple[float | None, ...]]:
     name, ranks, times, objective, microbatches, optima = line.split(",")
     forward, inputs, weights = map(int, times.split(":"))
     placement = PLACEMENTS[name](int(ranks))
-    exhibit = Exhibit(placement, (forward, inputs, weights), Objective(objective), int(microbatches))
-    return exhibit, tuple(None if best == "?" else float(best) for best in optima.split())
+    stage = forward, inputs, weights
+    exhibit = Exhibit(placement, stage, Objective(objective), int(microbatches))
+    known = (None if best == "?" else float(best) for best in optima.split())
+    return exhibit, tuple(known)
 
 
 @cache
@@ -118,9 +135,13 @@ def _gallery() -> Optima:
 
 
 def _units(workload: Workload) -> int | None:
-    """Return how many pairs (stage, microbatch) a rank may hold; None if the limits do not amount to such a number."""
+    """Return how many pairs (stage, microbatch) a rank may hold.
+
+    None says that the limits do not amount to such a number.
+    """
     activation, weight_activation, transient = workload.footprint
-    limits, pairs = set(workload.memory_limit), workload.num_stages * workload.num_microbatches
+    limits = set(workload.memory_limit)
+    pairs = workload.num_stages * workload.num_microbatches
     if all(map(isinf, limits)):
         return pairs
     if len({*activation, *weight_activation}) > 1 or any(transient) or len(limits) > 1:

@@ -1,20 +1,22 @@
-"""The heuristic: many list schedules, then many small changes, first of policies and then of the order itself.
+"""The heuristic: many list schedules, then many small changes of policies and orders.
 
-1. Seeds. Sweeps, the list scheduler under a grid of policies, the same for less memory, and the named schedules.
-2. Policies. Change the policies of a few ranks at a time.
-3. Orders. Move one action, or a few, and time the new order; accept a worse order less and less often.
-4. Windows. Let CP-SAT, if it is installed, reorder a part of the best schedule. Then repeat from 3.
+1. Seeds. Sweeps, the list scheduler under a grid of policies, the same for less memory,
+and the named schedules. 2. Policies. Change the policies of a few ranks at a time. 3.
+Orders. Move one action, or a few, and time the new order; accept a worse order less and
+less often. 4. Windows. Let CP-SAT, if it is installed, reorder a part of the best
+schedule. Then repeat from 3.
 
 A change is kept if it makes the schedule better or, with a small probability, slightly
-worse (simulated annealing). Half of the moves concern the critical path: with random moves
-alone the search got stuck.
-Work is counted in evaluations, of one schedule each. A clock may end a search but chooses nothing: the same number of
-evaluations gives the same result on any machine.
+worse (simulated annealing). Half of the moves concern the critical path: with random
+moves alone the search got stuck. Work is counted in evaluations, of one schedule each.
+A clock may end a search but chooses nothing: the same number of evaluations gives the
+same result on any machine.
 
 References
 ----------
-Qi et al. 2024, "Zero Bubble Pipeline Parallelism", section 3.1, has a heuristic of this kind for one stage on each
-rank: warm-up as far as memory allows, W in gaps. Kirkpatrick et al. 1983, "Optimization by simulated annealing".
+Qi et al. 2024, "Zero Bubble Pipeline Parallelism", section 3.1, has a heuristic of this
+kind for one stage on each rank: warm-up as far as memory allows, W in gaps. Kirkpatrick
+et al. 1983, "Optimization by simulated annealing".
 """
 
 from __future__ import annotations
@@ -55,13 +57,15 @@ def moved(word: Word, position: int, target: int) -> Word:
 def with_any_move(word: Word, random: Random) -> Word:
     """Return a rank's order with one action moved by a few places."""
     position = random.randrange(len(word))
-    return moved(word, position, position + random.choice((-1, 1)) * random.randint(1, _REACH))
+    distance = random.choice((-1, 1)) * random.randint(1, _REACH)
+    return moved(word, position, position + distance)
 
 
 def without_delay(word: Word, position: int, random: Random) -> Word:
     """Return a rank's order in which an action comes before the one that delays it.
 
-    It moves forward by a few places, or a W that delays it moves back, possibly far: only memory makes a W urgent.
+    It moves forward by a few places, or a W that delays it moves back, possibly far:
+    only memory makes a W urgent.
     """
     if word[position - 1][0] is W and random.random() < 0.7:
         return moved(word, position - 1, random.randint(position, len(word) - 1))
@@ -69,18 +73,19 @@ def without_delay(word: Word, position: int, random: Random) -> Word:
 
 
 def is_possible(word: Word, rank: int, facts: Facts) -> bool:
-    """Tell whether a rank alone can run a word: F before I before W, within its memory."""
+    """Tell whether a rank alone can run a word: in its order, within its memory."""
     alone = Clock(facts)
     alone.ended = [0.0] * len(alone.ended)
+    m = facts.num_microbatches
     for cell in set(word):
         event = facts.steps[cell].event
-        alone.ended[event : event + facts.num_microbatches] = [inf] * facts.num_microbatches
+        alone.ended[event : event + m] = [inf] * m
     alone.run(rank, word)
     return len(alone.rows[rank]) == len(word)
 
 
 class TimedOrder(Clock):
-    """The times of an order in which every action starts as early as it can, as the simulator has them.
+    """An order in which every action starts as early as it can, as in the simulator.
 
     Attributes
     ----------
@@ -95,7 +100,7 @@ class TimedOrder(Clock):
         while ready:
             rank = ready.pop()
             ready += self.run(rank, words[rank][len(self.rows[rank]) :])
-        self.is_complete = all(len(row) == len(word) for row, word in zip(self.rows, words))
+        self.is_complete = list(map(len, self.rows)) == list(map(len, words))
 
     @property
     def words(self) -> list[Word]:
@@ -103,10 +108,11 @@ class TimedOrder(Clock):
         return self._words
 
     def delays(self, rank: int) -> list[tuple[int, int]]:
-        """Return the (rank, position) of critical actions that waited for the action before them on their rank.
+        """Return (rank, position) of critical actions that waited for their rank.
 
-        The critical path leads from the last action of a rank to the action that it waited for, and so on. To shorten
-        it, one of these actions has to come earlier, or the one before it later.
+        The critical path leads from the last action of a rank to the action that it
+        waited for, and so on. To shorten it, one of these actions has to come earlier,
+        or the one before it later.
         """
         m, found, position = self.facts.num_microbatches, [], len(self.rows[rank]) - 1
         while position >= 0:
@@ -132,7 +138,8 @@ class SearchState(NamedTuple):
     Attributes
     ----------
     energy : float
-        The quantity that annealing minimises: the value plus half of the mean over ranks, so that all ranks count.
+        The quantity that annealing minimises: the value plus half of the mean over
+        ranks, so that all ranks count.
     value : float
         The objective.
     slowest : int
@@ -153,9 +160,11 @@ class SearchState(NamedTuple):
 
 
 class Search:
-    """A search for one workload and objective: a sequence of candidates, the same on every machine, and its best.
+    """A search for one workload and objective.
 
-    The number of evaluated candidates depends only on the limits of :meth:`run`; the choice of candidates, on the seed.
+    It is a sequence of candidates, the same on every machine, and the best of them.
+    The number of evaluated candidates depends only on the limits of :meth:`run`; the
+    choice of candidates, on the seed.
 
     Attributes
     ----------
@@ -168,7 +177,9 @@ class Search:
         Whether the clock ended it.
     """
 
-    def __init__(self, workload: Workload, objective: Objective, bound: float, seed: int) -> None:
+    def __init__(
+        self, workload: Workload, objective: Objective, bound: float, seed: int
+    ) -> None:
         self.facts = Facts(workload, look_at_clock=self._look_at_clock)
         self.objective, self.bound, self.random = objective, bound, Random(seed)
         self._deadline = inf
@@ -184,8 +195,9 @@ class Search:
         self._coming = self.candidates()
 
     def run(self, evaluations: float, seconds: float = inf) -> SearchState:
-        """Evaluate at least one and at most ``evaluations`` candidates; stop at the bound or at the time limit.
+        """Evaluate at least one and at most ``evaluations`` candidates.
 
+        It stops at the bound or at the time limit.
         Another call continues, unless the clock ended the last one.
         """
         self._deadline = perf_counter() + seconds
@@ -195,7 +207,8 @@ class Search:
                 self.note(candidate)
                 if self.best is None:
                     continue
-                if self.best.value <= self.bound * (1 + ROUNDING) or self.evaluations >= evaluations:
+                is_proved = self.best.value <= self.bound * (1 + ROUNDING)
+                if is_proved or self.evaluations >= evaluations:
                     break
                 self._look_at_clock()
         except OutOfTime:
@@ -209,10 +222,13 @@ class Search:
             raise OutOfTime
 
     def describe(self, evaluations: float) -> str:
-        """Return a progress message: the number of evaluations, their limit, and the best value."""
+        """Return a progress message: evaluations, their limit, and the best value."""
         limit = "" if evaluations == inf else f", of {evaluations:,} at most"
-        best = "none fits yet" if self.best is None else f"the best has {self.best.value:g}"
-        return f"tried {counted(self.evaluations, 'schedule')}{limit}; {best}, the bound is {self.bound:g}"
+        best = "none fits yet"
+        if self.best is not None:
+            best = f"the best has {self.best.value:g}"
+        tried = counted(self.evaluations, "schedule")
+        return f"tried {tried}{limit}; {best}, the bound is {self.bound:g}"
 
     def candidates(self) -> Iterator[SearchState | None]:
         """Yield candidates without end; None stands for an illegal order."""
@@ -226,44 +242,56 @@ class Search:
         """Keep a candidate that is better than the best so far."""
         if candidate is None:
             return
-        if self.best is None or (candidate.value, candidate.energy) < (self.best.value, self.best.energy):
+        best, value = self.best, (candidate.value, candidate.energy)
+        if best is None or value < (best.value, best.energy):
             self.progress.append((self.evaluations, candidate.value))
             self.best = candidate
 
     def candidate(
-        self, run: ListScheduler | TimedOrder, found_by: str, policies: tuple[Policy, ...] = ()
+        self,
+        run: ListScheduler | TimedOrder,
+        found_by: str,
+        policies: tuple[Policy, ...] = (),
     ) -> SearchState:
         """Return the order of a run with its value."""
-        begins = run.begins if self.objective is Objective.SPAN else [0.0] * len(run.begins)
-        times = [end - begin for begin, end in zip(begins, run.ends)]
+        times = run.ends
+        if self.objective is Objective.SPAN:
+            times = [end - begin for begin, end in zip(run.begins, times)]
         value = max(times)
-        return SearchState(value + sum(times) / len(times) / 2, value, times.index(value), run, policies, found_by)
+        energy = value + sum(times) / len(times) / 2
+        return SearchState(energy, value, times.index(value), run, policies, found_by)
 
-    def anneal(self, change: Change, number: int, hot: float, cold: float) -> Iterator[SearchState | None]:
-        """Walk from candidate to candidate, from the best one on; heat is in mean times of an action."""
+    def anneal(
+        self, change: Change, number: int, hot: float, cold: float
+    ) -> Iterator[SearchState | None]:
+        """Walk from candidate to candidate, from the best one on.
+
+        Heat is in mean times of an action.
+        """
         now = self.best
         for done in range(number):
             assert now is not None
             other = change(self, now)
             if other is not None:
-                rise, heat = other.energy - now.energy, hot * (cold / hot) ** (done / number) * self.mean_time
+                rise = other.energy - now.energy
+                heat = hot * (cold / hot) ** (done / number) * self.mean_time
                 if rise <= 0 or self.random.random() < exp(-rise / heat):
                     now = other
             yield other
 
     def reorder(self, number: int) -> Iterator[SearchState | None]:
-        """Let CP-SAT, if it is installed, reorder a number of windows of the best candidate, one after another."""
+        """Let CP-SAT, if it is installed, reorder windows of the best candidate."""
         now = self.best
         for _ in range(number if self.windows else 0):
             assert now is not None and self.windows is not None
             words = self.windows.reordered(now.run.words, self.random)
-            other = self.order_of(words, range(len(words)), "CP-SAT on windows")
+            other = self.order_of(words, "CP-SAT on windows")
             if other is not None and other.energy <= now.energy:
                 now = other
             self.evaluations += _WINDOW - 1
             yield other
 
-    # -- seeds ---------------------------------------------------------------------------------------------------
+    # -- seeds -------------------------------------------------------------------------
 
     def seeds(self) -> Iterator[SearchState | None]:
         """Yield the schedules to start from."""
@@ -273,27 +301,32 @@ class Search:
             yield from self.built(facts)
 
     def built(self, facts: Facts) -> Iterator[SearchState | None]:
-        """Yield the schedules that sweeps and the list scheduler build within the memory of ``facts``."""
+        """Yield the schedules of sweeps and list scheduler within a memory."""
         for decisions in product((True, False), repeat=3):
             sweeps = Sweeps(facts, *decisions)
-            yield self.order_of(sweeps.words, range(len(sweeps.words)), "sweeps") if sweeps.is_complete else None
+            is_complete = sweeps.is_complete
+            yield self.order_of(sweeps.words, "sweeps") if is_complete else None
         for policies in self.grid():
-            yield self.candidate(ListScheduler(facts, policies), "list scheduling", policies)
+            run = ListScheduler(facts, policies)
+            yield self.candidate(run, "list scheduling", policies)
 
     def with_less_memory(self) -> Iterator[Facts]:
-        """Yield the problem data with memory for one microbatch less, two less, and so on.
+        """Yield the facts with memory for one microbatch less, two less, and so on.
 
-        Greedy construction may use more memory than it needs. A schedule built for a smaller limit is also legal.
+        Greedy construction may use more memory than it needs. A schedule built for a
+        smaller limit is also legal.
         """
         facts, workload = self.facts, self.facts.workload
         unit = max(workload.footprint.activation)
-        held = [workload.num_microbatches * sum(facts.steps[F, s].change for s in own) for own in facts.own]
+        sizes = [sum(facts.steps[F, s].change for s in own) for own in facts.own]
+        held = [workload.num_microbatches * size for size in sizes]
         limits = tuple(map(min, workload.memory_limit, held))
         while unit:
             limits = tuple(limit - unit for limit in limits)
             if not all(map(fits, facts.least, limits)):
                 return
-            yield Facts(workload._replace(memory_limit=limits), look_at_clock=self._look_at_clock)
+            less = workload._replace(memory_limit=limits)
+            yield Facts(less, look_at_clock=self._look_at_clock)
 
     def grid(self) -> Iterator[tuple[Policy, ...]]:
         """Yield policies for all ranks, the simplest first."""
@@ -310,21 +343,28 @@ class Search:
             yield tuple(Policy(min(depth(rank), m), *wait) for rank in range(p))
 
     def named(self) -> Iterator[SearchState]:
-        """Yield the named schedules over this placement that keep the limits, their backwards split."""
+        """Yield the named schedules with this placement that keep the limits.
+
+        Their backwards are split.
+        """
         workload = self.facts.workload
         for name in REGISTRY:
             try:
-                schedule = split_backward(build(name, workload.num_ranks, workload.num_microbatches))
+                built = build(name, workload.num_ranks, workload.num_microbatches)
+                schedule = split_backward(built)
                 schedule.one_rank_each("a search")
             except ScheduleError:  # it needs other sizes, or has replicas or updates
                 continue
             words = words_of(schedule)
-            if schedule.placement == workload.placement and schedule_of(words, workload, name) == schedule:
-                found = None if schedule.is_forward_only else self.order_of(words, range(len(words)), name)
+            is_same = schedule.placement == workload.placement
+            if not is_same or schedule.is_forward_only:
+                continue
+            if schedule_of(words, workload, name) == schedule:
+                found = self.order_of(words, name)
                 if found is not None:
                     yield found
 
-    # -- changes -------------------------------------------------------------------------------------------------
+    # -- changes -----------------------------------------------------------------------
 
     def with_other_policies(self, now: SearchState) -> SearchState:
         """Change the policies of one to three ranks a little."""
@@ -333,21 +373,26 @@ class Search:
         for _ in range(random.choice((1, 1, 2, 3))):
             rank = random.randrange(num_ranks)
             policies[rank] = self.changed(policies[rank])
-        return self.candidate(ListScheduler(self.facts, policies), "list scheduling, annealed", tuple(policies))
+        run = ListScheduler(self.facts, policies)
+        return self.candidate(run, "list scheduling, annealed", tuple(policies))
 
     def changed(self, policy: Policy) -> Policy:
         """Change one part of a policy."""
         field = self.random.choice(Policy._fields)
         if field == "in_flight":
             depth = policy.in_flight + self.random.choice((-2, -1, 1, 2))
-            return policy._replace(in_flight=min(max(depth, 1), self.facts.num_microbatches))
-        waits: dict[str, Any] = {field: self.random.choice((*_WAITS, self.random.random()))}
-        return policy._replace(**waits)
+            most = self.facts.num_microbatches
+            return policy._replace(in_flight=min(max(depth, 1), most))
+        wait = self.random.choice((*_WAITS, self.random.random()))
+        changed: dict[str, Any] = {field: wait}
+        return policy._replace(**changed)
 
     def with_other_order(self, now: SearchState) -> SearchState | None:
         """Move one to three actions, each on its rank: of the critical path, or any."""
         words, random, changed = list(now.run.words), self.random, set()
-        delays = now.run.delays(now.slowest) if isinstance(now.run, TimedOrder) and random.random() < 0.5 else []
+        delays: list[tuple[int, int]] = []
+        if isinstance(now.run, TimedOrder) and random.random() < 0.5:
+            delays = now.run.delays(now.slowest)
         if delays:
             rank, position = random.choice(delays)
             words[rank] = without_delay(words[rank], position, random)
@@ -356,10 +401,15 @@ class Search:
             rank = random.randrange(len(words))
             words[rank] = with_any_move(words[rank], random)
             changed.add(rank)
-        return self.order_of(words, changed, "annealing of the order")
+        return self.order_of(words, "annealing of the order", changed)
 
-    def order_of(self, words: list[Word], ranks: Iterable[int], found_by: str) -> SearchState | None:
-        """Time an order; None if it is not legal, or a rank takes too much memory."""
+    def order_of(
+        self, words: list[Word], found_by: str, ranks: Iterable[int] = ()
+    ) -> SearchState | None:
+        """Time an order; None if it is not legal, or a rank takes too much memory.
+
+        It saves time to look first at the ranks that may be wrong.
+        """
         if not all(is_possible(words[rank], rank, self.facts) for rank in ranks):
             return None
         order = TimedOrder(words, self.facts)

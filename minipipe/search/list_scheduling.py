@@ -1,9 +1,10 @@
-"""List scheduling: a free rank takes the action that its policy ranks highest, or waits for a better one.
+"""List scheduling: a free rank takes the action of its policy, or waits for another.
 
 ::
 
     rank 0:  F0 F1 F2 . I0 W0 F3 I1 W1 ...
-                      ^ waits for an arriving gradient instead of starting a W that would delay it
+                      ^ waits for an arriving gradient instead of starting a W that
+                      would delay it
 """
 
 from __future__ import annotations
@@ -24,39 +25,46 @@ from minipipe.search.clock import Cell, Clock, Facts, schedule_of
 
 
 class EventScheduler(Clock):
-    """The walk of list scheduling, event by event: a rank is free, or a value reaches it. A policy chooses."""
+    """The walk of list scheduling, event by event; a policy chooses.
+
+    An event is that a rank is free, or that a value reaches it.
+    """
 
     def run_all(self) -> None:
         """Let ranks act until all is done, or none of them can."""
-        steps, free, events = self.facts.steps, self.free, [(0.0, self.facts.rank_of[0])]
+        steps, free = self.facts.steps, self.free
+        events = [(0.0, self.facts.rank_of[0])]
         while events:
             now, rank = heappop(events)
             if free[rank] <= now and (chosen := self.choose(rank, now)) is not None:
                 self.run(rank, [chosen], now)
                 heappush(events, (free[rank], rank))
+                end = self.ended[self.rows[rank][-1]]
                 for receiver, delay in steps[chosen].sends:
-                    heappush(events, (max(self.ended[self.rows[rank][-1]] + delay, free[receiver]), receiver))
+                    heappush(events, (max(end + delay, free[receiver]), receiver))
 
     @abstractmethod
     def choose(self, rank: int, now: float) -> Cell | None:
-        """Return the action that a free rank begins now; None, if it waits for the next event."""
+        """Return the action that a free rank begins now; None, if it waits."""
 
     def forwards_left(self, rank: int) -> tuple[int, int]:
-        """Return the oldest microbatch of a rank that has not passed all its F, and how many of them are left."""
+        """Return the oldest microbatch that lacks an F on a rank; how many it lacks."""
         forwards = [self.done[F, s] for s in self.facts.own[rank]]
         return min(forwards), forwards.count(min(forwards))
 
 
 class Policy(NamedTuple):
-    """How a rank chooses: first a gradient that has arrived (I), then an F within memory, then a W.
+    """How a rank chooses: first an I that can run, then an F within memory, then a W.
 
     Attributes
     ----------
     in_flight : int
-        The most microbatches with F done and I not, each counted for every stage of the rank.
+        The most microbatches with F done and I not, each counted for every stage of the
+        rank.
     before_first, before_forward, before_weight, before_last : float
-        For an F before the first I, for a later F, for a W, and for a W after the last F: the action starts only if no
-        known gradient arrives before this part of its time is over. With 0 it never waits.
+        For an F before the first I, for a later F, for a W, and for a W after the last
+        F: the action starts only if no known gradient arrives before this part of its
+        time is over. With 0 it never waits.
     """
 
     in_flight: int
@@ -69,8 +77,9 @@ class Policy(NamedTuple):
 class ListScheduler(EventScheduler):
     """One run of the list scheduler under the policies of all ranks.
 
-    Ranks cannot fill up with microbatches of which none can finish: a rank starts the F of a microbatch only if memory
-    remains to finish the oldest one that waits for an I, once every W that can run has run.
+    Ranks cannot fill up with microbatches of which none can finish: a rank starts the F
+    of a microbatch only if memory remains to finish the oldest one that waits for an I,
+    once every W that can run has run.
     """
 
     def __init__(self, facts: Facts, policies: Sequence[Policy]) -> None:
@@ -86,19 +95,21 @@ class ListScheduler(EventScheduler):
             return I, gradient
         forward, forward_at, is_blocked = self._forward(rank, now)
         if forward is not None and gradient is None:
-            patience = policy.before_forward if any(self.done[I, s] for s in own) else policy.before_first
+            is_later = any(self.done[I, s] for s in own)
+            patience = policy.before_forward if is_later else policy.before_first
             if gradient_at >= now + patience * steps[F, forward].time:
                 return F, forward
         oldest, soon = self.oldest_weight(rank), min(gradient_at, forward_at)
         if oldest is not None:
             is_last = all(self.done[F, s] == self.facts.num_microbatches for s in own)
             patience = policy.before_last if is_last else policy.before_weight
-            if is_blocked or gradient is not None or soon >= now + patience * steps[W, oldest].time:
+            is_free = soon >= now + patience * steps[W, oldest].time
+            if is_free or is_blocked or gradient is not None:
                 return W, oldest
         return None
 
     def _gradient(self, rank: int, now: float) -> tuple[int | None, float]:
-        """Return the stage of the oldest gradient that has arrived, and when the next one arrives, if known."""
+        """Return the stage of the oldest gradient, and when the next one arrives."""
         oldest, found, soon = inf, None, inf
         for stage in self.facts.own[rank]:
             time, k = self.next_at((I, stage)), self.done[I, stage]
@@ -109,11 +120,16 @@ class ListScheduler(EventScheduler):
         return found, soon
 
     def _forward(self, rank: int, now: float) -> tuple[int | None, float, bool]:
-        """Return the stage whose F may start, when the next F may start, and whether only memory prevents one."""
+        """Return the stage whose F may start, and when the next F may start.
+
+        The third result says whether only memory prevents one.
+        """
         own = self.facts.own[rank]
         oldest, needed = self.forwards_left(rank)
         found, soon, is_blocked = None, inf, False
-        for stage in reversed(own):  # whose ready F is of the lowest microbatch, as its input came through the others
+        # The ready F of the last stage is of the lowest microbatch, as its input came
+        # through the others.
+        for stage in reversed(own):
             k, time = self.done[F, stage], self.next_at((F, stage))
             if time < inf and (k == oldest or self._has_room(rank, needed)):
                 if not self._leaves_enough(rank, stage, k):
@@ -125,19 +141,23 @@ class ListScheduler(EventScheduler):
         return found, soon, is_blocked and found is None
 
     def _has_room(self, rank: int, needed: int) -> bool:
-        """Tell whether a policy lets one more microbatch begin, beside the needed F of the oldest one."""
+        """Tell whether a policy lets one more microbatch begin."""
         own = self.facts.own[rank]
         in_flight = sum(self.done[F, s] - self.done[I, s] for s in own)
         return in_flight + 1 + needed <= self.policies[rank].in_flight * len(own)
 
     def _leaves_enough(self, rank: int, stage: int, k: int) -> bool:
-        """Tell whether an F fits now, and leaves enough memory to finish the oldest microbatch that waits for I."""
+        """Tell whether an F fits now, and leaves enough memory.
+
+        It must suffice to finish the oldest microbatch that waits for an I.
+        """
         facts, done, amount = self.facts, self.done, self.facts.steps[F, stage].change
         if not self.fits(rank, amount):
             return False
         oldest, others = min(done[I, s] for s in facts.own[rank]), 0.0
         for s in facts.own[rank]:
-            others += (done[F, s] - done[I, s] - (done[I, s] == oldest < done[F, s])) * facts.steps[F, s].change
+            is_oldest = done[I, s] == oldest < done[F, s]
+            others += (done[F, s] - done[I, s] - is_oldest) * facts.steps[F, s].change
         return k == oldest or others + amount + facts.least[rank] <= facts.room[rank]
 
 
@@ -150,11 +170,13 @@ def greedy(
 ) -> Schedule:
     """Return a greedy schedule: no rank waits while it could work (list scheduling).
 
-    An idle rank takes the first kind of ``priority`` with an action that is ready and within the memory limit. Among
-    several of that kind it takes the lowest microbatch, then the lowest stage.
+    An idle rank takes the first kind of ``priority`` with an action that is ready and
+    within the memory limit. Among several of that kind it takes the lowest microbatch,
+    then the lowest stage.
 
-    With equal costs, ``"BF"`` and limits p - r give 1F1B, and ``"FB"`` without a limit gives GPipe. The scheduler does
-    not look ahead. For uneven stages, try several priorities and limits, ``"IFW"`` first, and simulate the results.
+    With equal costs, ``"BF"`` and limits p - r give 1F1B, and ``"FB"`` without a limit
+    gives GPipe. The scheduler does not look ahead. For uneven stages, try several
+    priorities and limits, ``"IFW"`` first, and simulate the results.
 
     Parameters
     ----------
@@ -165,8 +187,8 @@ def greedy(
     placement : sequence of int
         The rank of each stage.
     memory_limit : float or sequence of float, optional
-        The largest number of (stage, microbatch) pairs that a rank may hold: one limit for all ranks, or one for each.
-        It is at least the number of stages of the rank.
+        The largest number of (stage, microbatch) pairs that a rank may hold: one limit
+        for all ranks, or one for each. It is at least the number of stages of the rank.
     priority : str
         The kinds, most urgent first: B and F, or I, W and F for a split backward.
 
@@ -182,9 +204,10 @@ def greedy(
 
     Notes
     -----
-    Without a reserve, memory could fill up with microbatches that cannot finish. So a forward of a later
-    microbatch starts only if memory remains for all pending forwards of the rank's oldest unfinished microbatch. The
-    oldest microbatch of all ranks can then always make progress.
+    Without a reserve, memory could fill up with microbatches that cannot finish. So a
+    forward of a later microbatch starts only if memory remains for all pending forwards
+    of the rank's oldest unfinished microbatch. The oldest microbatch of all ranks can
+    then always make progress.
 
     References
     ----------
@@ -199,15 +222,21 @@ def greedy(
     rank 1: 1F0 1B0 1F1 1B1
     """
     if not isinstance(placement, Sequence) or not placement:
-        raise unfit("placement", placement, "the rank of each stage, such as (0, 1, 2, 3)")
-    if not isinstance(priority, str) or sorted(priority) not in (["B", "F"], ["F", "I", "W"]):
+        expected = "the rank of each stage, such as (0, 1, 2, 3)"
+        raise unfit("placement", placement, expected)
+    known = ["B", "F"], ["F", "I", "W"]
+    if not isinstance(priority, str) or sorted(priority) not in known:
         raise ScheduleError.of(
             ScheduleCode.PARAMETERS,
-            f"priority is {quoted(priority)}; expected an order of B and F, or of F, I and W, such as 'BF' or 'IFW'.",
+            f"priority is {quoted(priority)}; expected an order of B and F, "
+            "or of F, I and W, such as 'BF' or 'IFW'.",
         )
     workload = costs.workload(placement, num_microbatches)
-    limits = workload.memory_limit if memory_limit is None else amount_per_rank(memory_limit, workload.num_ranks)
-    pairs = Footprint((1,) * workload.num_stages, (1,) * workload.num_stages, (0,) * workload.num_stages)
+    limits = workload.memory_limit
+    if memory_limit is not None:
+        limits = amount_per_rank(memory_limit, workload.num_ranks)
+    one = (1,) * workload.num_stages
+    pairs = Footprint(one, one, (0,) * workload.num_stages)
     workload = workload._replace(overhead=0.0, footprint=pairs, memory_limit=limits)
     check_memory(workload)
     facts = Facts(workload, (B,) if "B" in priority else (I, W))
@@ -223,7 +252,8 @@ class _Greedy(EventScheduler):
     def choose(self, rank: int, now: float) -> Cell | None:
         oldest, left = self.forwards_left(rank)
         for kind in self.kinds:
-            there = [(self.done[kind, s], s) for s in self.facts.own[rank] if self.next_at((kind, s)) <= now]
+            own = (s for s in self.facts.own[rank] if self.next_at((kind, s)) <= now)
+            there = [(self.done[kind, s], s) for s in own]
             if there:
                 k, stage = min(there)
                 if kind is not F or self.fits(rank, 1 if k == oldest else 1 + left):

@@ -1,18 +1,21 @@
-"""Sweeps: a schedule built in one go, microbatch by microbatch, as the zero-bubble paper's heuristic builds it.
+"""Sweeps: a schedule built in one go, microbatch by microbatch.
 
-A sweep goes down the stages with at most one F on each, and up again with one I on each; the W fill the gaps::
+It is the heuristic of the zero-bubble paper. A sweep goes down the stages with at most
+one F on each, and up again with one I on each; the W fill the gaps::
 
     sweep 0:  down F on every stage, and the F of the warm-up;  up I of microbatch 0
     sweep k:  down F on each rank that may run one;             up I of microbatch k
     the end:  every W that is left
 
-Before an F or an I that does not fit, or has not arrived, the rank runs W. Three decisions are open, and which of their
-eight combinations is the best depends on the workload, so a search tries them all.
+Before an F or an I that does not fit, or has not arrived, the rank runs W. Three
+decisions are open, and which of their eight combinations is the best depends on the
+workload, so a search tries them all.
 
 References
 ----------
-Qi et al. 2024, "Zero Bubble Pipeline Parallelism", section 3.1; the eight combinations come from the scheduler that its
-authors published, https://github.com/sail-sg/zero-bubble-pipeline-parallelism.
+Qi et al. 2024, "Zero Bubble Pipeline Parallelism", section 3.1; the eight combinations
+come from the scheduler that its authors published,
+https://github.com/sail-sg/zero-bubble-pipeline-parallelism.
 """
 
 from __future__ import annotations
@@ -32,10 +35,12 @@ class Sweeps(Clock):
     may_wait : bool
         Before its first I, a rank runs no F that would delay it, and waits instead.
     gradients_first : bool
-        A rank skips the F of a sweep if the F would delay its next I and the rank can afford the wait.
+        A rank skips the F of a sweep if the F would delay its next I and the rank can
+        afford the wait.
     fills_gaps : bool
-        A W that is longer than a gap always runs in it; otherwise only if the rank cannot afford the wait. A rank can
-        afford a wait if another rank has already waited longer.
+        A W that is longer than a gap always runs in it; otherwise only if the rank
+        cannot afford the wait. A rank can afford a wait if another rank has already
+        waited longer.
 
     Attributes
     ----------
@@ -43,9 +48,13 @@ class Sweeps(Clock):
         Whether the memory sufficed.
     """
 
-    def __init__(self, facts: Facts, may_wait: bool, gradients_first: bool, fills_gaps: bool) -> None:
+    def __init__(
+        self, facts: Facts, may_wait: bool, gradients_first: bool, fills_gaps: bool
+    ) -> None:
         super().__init__(facts)
-        self.may_wait, self.gradients_first, self.fills_gaps = may_wait, gradients_first, fills_gaps
+        self.may_wait = may_wait
+        self.gradients_first = gradients_first
+        self.fills_gaps = fills_gaps
         self._stages, self._waited = range(len(facts.rank_of)), [0.0] * len(facts.own)
         self.is_complete = all(map(self._sweep, range(facts.num_microbatches)))
         for rank in range(len(facts.own)):
@@ -55,63 +64,91 @@ class Sweeps(Clock):
     def _sweep(self, number: int) -> bool:
         """Go down and up once; tell whether all of it fits."""
         counts = self._later_forwards() if number else [1 for _ in self._stages]
-        if not self._run_forwards(counts) or not (number or self._run_forwards(self._warm_up())):
+        if not self._run_forwards(counts):
+            return False
+        if not number and not self._run_forwards(self._warm_up()):
             return False
         return all(self._run_when_there((I, stage)) for stage in reversed(self._stages))
 
     def _run_forwards(self, counts: list[int]) -> bool:
-        return all(self._run_when_there((F, stage)) for stage in self._stages for _ in range(counts[stage]))
+        cells = ((F, stage) for stage in self._stages for _ in range(counts[stage]))
+        return all(map(self._run_when_there, cells))
 
-    # -- how many F ----------------------------------------------------------------------------------------------
+    # -- how many F --------------------------------------------------------------------
 
     def _warm_up(self) -> list[int]:
-        """Return, by stage, how many additional F to run before the first I: as many as fit, in memory and in time.
+        """Return, by stage, how many additional F to run before the first I.
 
-        The gradient of microbatch 0 goes up the stages, and each fills the time until it arrives with F. Their inputs
-        come from the stage before, which therefore runs one more F, if there is one more.
+        They are as many as fit, in memory and in time.
+
+        The gradient of microbatch 0 goes up the stages, and each fills the time until
+        it arrives with F. Their inputs come from the stage before, which therefore runs
+        one more F, if there is one more.
         """
-        facts, free, held, gradient = self.facts, self.free[:], self.held[:], self.next_at((I, self._stages[-1]))
+        facts, free, held = self.facts, self.free[:], self.held[:]
+        gradient = self.next_at((I, self._stages[-1]))
         counts, most = [0 for _ in self._stages], facts.num_microbatches - 1
         for stage in reversed(self._stages):
-            rank, time, amount = facts.rank_of[stage], facts.steps[F, stage].time, facts.steps[F, stage].change
-            while counts[stage] < most and held[rank] + amount + facts.steps[I, stage].during <= facts.room[rank]:
-                if free[rank] + time > gradient if self.may_wait else free[rank] >= gradient:
+            rank = facts.rank_of[stage]
+            forward, backward = facts.steps[F, stage], facts.steps[I, stage]
+            while counts[stage] < most:
+                if held[rank] + forward.change + backward.during > facts.room[rank]:
+                    break
+                if free[rank] >= gradient and not self.may_wait:
+                    break
+                if free[rank] + forward.time > gradient and self.may_wait:
                     break
                 counts[stage] += 1
-                held[rank] += amount
-                free[rank] += time + facts.workload.overhead
-            gradient = max(free[rank], gradient) + facts.steps[I, stage].time + facts.steps[I, stage].in_flight
+                held[rank] += forward.change
+                free[rank] += forward.time + facts.overhead
+            begin = max(free[rank], gradient)
+            gradient = begin + backward.time + backward.in_flight
         for stage, before in zip(self._stages[1:], self._stages):
-            counts[stage] = min(counts[stage], max(counts[before] - (counts[stage] < most), 0))
+            there = max(counts[before] - (counts[stage] < most), 0)
+            counts[stage] = min(counts[stage], there)
         return counts
 
     def _later_forwards(self) -> list[int]:
-        """Return, by stage, whether it runs an F in this sweep: 1 or 0. If a stage skips one, so do all before it."""
+        """Return, by stage, whether it runs an F in this sweep: 1 or 0.
+
+        If a stage skips one, so do all before it.
+        """
         counts, is_skipped, after = [0 for _ in self._stages], False, self._stages[-1]
         for stage in reversed(self._stages):
-            is_left = self.done[F, stage] < self.facts.num_microbatches
-            if is_left:
-                is_skipped = is_skipped or (self.gradients_first and self._is_early(stage, after))
+            if self.done[F, stage] < self.facts.num_microbatches:
+                if self.gradients_first and not is_skipped:
+                    is_skipped = self._is_early(stage, after)
                 counts[stage] = int(not is_skipped)
             after = stage
         return counts
 
     def _is_early(self, stage: int, after: int) -> bool:
-        """Tell whether the next F of a stage should wait for its I: the consumer is far behind, and soon sends one."""
-        facts, done = self.facts, self.done
+        """Tell whether the next F of a stage should wait for its I.
+
+        Then the consumer is far behind, and soon sends one.
+        """
+        steps, done, rank_of = self.facts.steps, self.done, self.facts.rank_of
         if done[F, stage] < done[F, after] + 2:
             return False
-        rank, in_flight = facts.rank_of[stage], facts.steps[I, after].in_flight
-        gradient = self.free[facts.rank_of[after]] + facts.steps[F, after].time + facts.steps[I, after].time + in_flight
-        end, held, left = self.free[rank] + facts.steps[F, stage].time, self.held[rank], done[I, stage] - done[W, stage]
-        while left and held + facts.steps[F, stage].change > facts.room[rank]:
-            end, held, left = end + facts.steps[W, stage].time, held + facts.steps[W, stage].change, left - 1
+        gradient = self.free[rank_of[after]] + steps[F, after].time
+        gradient += steps[I, after].time
+        gradient += steps[I, after].in_flight
+        rank, forward, weight = rank_of[stage], steps[F, stage], steps[W, stage]
+        end, held = self.free[rank] + forward.time, self.held[rank]
+        for _ in range(done[I, stage] - done[W, stage]):
+            if held + forward.change <= self.facts.room[rank]:
+                break
+            end += weight.time
+            held += weight.change
         return end > gradient and self._can_afford(rank, gradient)
 
-    # -- what a rank runs ----------------------------------------------------------------------------------------
+    # -- what a rank runs --------------------------------------------------------------
 
     def _run_when_there(self, cell: Cell) -> bool:
-        """Run an F or an I, after each W that frees memory for it or fills the gap before it; False if it fits not."""
+        """Run an F or an I, after each W that makes room for it or fills a gap.
+
+        False says that it does not fit.
+        """
         rank = self.facts.rank_of[cell[1]]
         while not self.fits(rank, self.facts.steps[cell].during):
             if not self._run_weight(rank):
@@ -125,7 +162,10 @@ class Sweeps(Clock):
         return True
 
     def _run_weight(self, rank: int, before: float = inf) -> bool:
-        """Run the oldest W of a rank, if it has one, and if it ends before a time or the rank cannot afford to wait."""
+        """Run the oldest W of a rank, if it has one, and if it ends before a time.
+
+        It may end later if the rank cannot afford to wait.
+        """
         oldest = self.oldest_weight(rank)
         if oldest is None:
             return False

@@ -53,6 +53,7 @@ class SharedClock(Plan):
         self.timers: list[tuple[float, int, Then]] = []
         self.serial = count()  # so that simultaneous timers keep their order
         self.losses = flow.table.ranks_of(flow.table.num_stages - 1)
+        self.last: dict[int, int] = {}  # by step, the last of these to end it
 
     def run(self, num_steps: int, wait: bool) -> Times:
         """Run all steps; the latest end is infinite if no number holds the times."""
@@ -92,12 +93,11 @@ class SharedClock(Plan):
 
     def compute(self, rank: int, position: int) -> Process:
         """Run an instruction, or both halves of a pair on one core."""
-        action = self.rows[rank][position]
         halves = [(position, *self.step_at(rank, position))]
         time = halves[0][1].duration
-        if action in self.pairs:
+        if self.rows[rank][position] in self.pairs:
             halves.append((position + 1, *self.step_at(rank, position + 1)))
-            time = self.rates.pair_times[action]
+            time = self.rates.pair_times[self.written[rank][position]]
         needs = [n + k for _, step, k in halves for n, _ in step.needs]
         if needs:
             yield from self.until(needs)  # [2]
@@ -122,14 +122,12 @@ class SharedClock(Plan):
         """Update the weights, perhaps only when the last stage has ended the step."""
         ended = self.now
         self.happen(("step", step, rank))
+        if rank in self.losses:
+            self.last[step] = rank
         if wait:
-            losses = {("step", step, other): other for other in self.losses}
-            yield from self.until(losses)
-        after = rank
-        if self.now > ended:
-            last = max(reversed(losses), key=self.known.__getitem__)
-            after = losses[last]
+            yield from self.until(("step", step, other) for other in self.losses)
         left = self.now
+        after = self.last[step] if left > ended else rank
         yield from self.work(rank, self.rates.updates[rank])
         self.changes[rank].append((left, self.now, after))
 
@@ -186,17 +184,17 @@ class SharedClock(Plan):
 
     def note(self, rank: int, position: int, start: float, end: float) -> None:
         """Note the start and the end of an instruction, and that it has run."""
-        action = self.rows[rank][position]
+        action = self.written[rank][position]
         self.tasks[rank][position] = self.make((action, start, end))
         self.happen((rank, position))
 
     def give(self, rank: int, position: int) -> None:
         """Let the values of an instruction exist, or begin to travel."""
-        action = self.rows[rank][position]
+        action = self.written[rank][position]
         is_send = KINDS[action[1]].message == "send"
         step, k = self.step_at(rank, position)
         for number in step.gives:
-            delay = self.delay(number)
+            delay = self.delay(number + k)
             if delay or is_send:
                 self.start(self.carry(rank, action, number + k, delay))
             else:
@@ -226,8 +224,9 @@ class SharedClock(Plan):
 
     def sum_up(self, came: dict[Place, float]) -> Process:
         """Let every replica send its parts to all others, twice."""
-        ranks = [rank for rank, _ in came]
-        stage = self.rows[ranks[0]][next(iter(came))[1]][0]
+        rank, position = next(iter(came))
+        stage = self.rows[rank][position][0]
+        ranks = self.flow.table.ranks_of(stage)
         part, latency = self.rates.sum_parts[stage], self.rates.latency
         between = self.hosts.links_between
         routes = [between(*pair) for pair in permutations(ranks, 2)]
@@ -239,9 +238,10 @@ class SharedClock(Plan):
             for key, links in zip(parts[1:], on_links):
                 self.start(self.travel(key, links, part, latency))
             yield from self.until(parts)
-        self.sums.append(list(came))
-        for place, start in came.items():
-            self.end(*place, start)
+        places = sorted(came, key=lambda place: ranks.index(place[0]))
+        self.sums.append(places)
+        for place in places:
+            self.end(*place, came[place])
 
     # -- time ----------------------------------------------------------------------
 

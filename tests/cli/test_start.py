@@ -21,8 +21,28 @@ def test_a_drawing_as_text_loads_nothing_that_it_does_not_need():
     """
     loaded = loaded_by("show", "1f1b")
     schedules = {"v_shaped", "bidirectional", "asynchronous", "zero_bubble", "sliced", "cells", "text", "search"}
-    without = {"hints", "render.files", "render.layout", "tuning", *(f"schedules.{name}" for name in schedules)}
+    without = {
+        "hints",
+        "render.files",
+        "render.layout",
+        "render.palette",
+        "tuning",
+        *(f"schedules.{name}" for name in schedules),
+    }
     without |= {"schedules.simulation.comparison", "schedules.simulation.fitting", "schedules.analysis.bounds"}
+    without |= {"schedules.simulation.explanation", "simulation.shared", "schedules.analysis.data_parallel"}
+    without |= {"schedules.analysis.workload", "schedules.analysis.lowering"}
     assert "minipipe.render.text" in loaded and not {f"minipipe.{name}" for name in without} & loaded
-    library = {"json", "csv", "shutil", "pathlib", "urllib.parse", "statistics", "random", "decimal", "fractions"}
+    library = {
+        "json",
+        "csv",
+        "shutil",
+        "pathlib",
+        "urllib.parse",
+        "statistics",
+        "random",
+        "decimal",
+        "fractions",
+        "textwrap",
+    }
     assert not library & loaded

@@ -12,7 +12,7 @@ from minipipe.schedules.analysis.activations import (
     memory_levels,
     peak_activations,
 )
-from tests.core.test_declared_values import (
+from tests.core.tables import (
     frozen,
     legal_tables,
     lowered,

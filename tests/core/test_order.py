@@ -11,7 +11,7 @@ from minipipe.core.order import order
 from minipipe.core.values import KINDS
 from minipipe.errors import ScheduleError
 from minipipe.schedules import schedule_of_text
-from tests.core.test_declared_values import legal_tables, lowered, mutants
+from tests.core.tables import legal_tables, lowered, mutants
 from tests.strategies import examples, overlapped, runnable_schedules
 
 

@@ -10,7 +10,7 @@ from minipipe.core.values import KINDS, NOUNS
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.slices import relative_work
-from tests.core.test_declared_values import legal_tables, problem
+from tests.core.tables import legal_tables, problem
 from tests.strategies import examples, legally_overlapped, runnable_schedules
 
 TIMES = st.floats(0, 9, allow_subnormal=False)  # awkward: sums of them round

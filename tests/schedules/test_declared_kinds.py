@@ -3,19 +3,16 @@
 import pickle
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 
-from minipipe import Costs, Schedule
-from minipipe.core.flow import Flow
-from minipipe.core.legality import faults
-from minipipe.core.order import order
-from minipipe.core.times import Rates, times
+from minipipe import Costs, Plan, Schedule, nn, simulate, verify
 from minipipe.core.values import KINDS, NOUNS
 from minipipe.errors import ArgumentError, ScheduleError
 from minipipe.render import draw_html, draw_svg, draw_text, perfetto_trace
-from minipipe.schedules import Action, ActionKind, Kind, Noun, Span, Timeline, Uses, declare, declared
+from minipipe.render.stepper.frame import Frame
+from minipipe.render.stepper.walkthrough import Walkthrough
+from minipipe.schedules import Action, ActionKind, Kind, Noun, Uses, declare, declared
 
 
 def keep(site):
@@ -24,12 +21,13 @@ def keep(site):
 
 KEEP = Kind("KEEP", keep, "copy of the weights", lane="copies", time="KEEP")
 COPY = {"copy": Noun("copied weights", may_stay=lambda setting, stage: True)}
+STAY = Kind("STAY", lambda site: Uses(reads=keep(site).reads), "copy of the weights", time="KEEP")
 TEXT = "rank 0: 0F0 0F1 0B0 0B1 0U1 0KEEP1\nrank 1: 1F0 1B0 1F1 1B1 1U1 1KEEP1\n"
 
 
 @pytest.fixture
 def _declared():
-    with declared(KEEP, COPY):
+    with declared(KEEP, COPY), declared(STAY):
         yield
 
 
@@ -106,7 +104,7 @@ def test_its_cells_may_omit_the_stage():
 
 
 def test_errors_list_it_and_hint_at_it():
-    with pytest.raises(ScheduleError, match=r"'0SAVE0' is not an action\. .*, O, L, KEEP\."):
+    with pytest.raises(ScheduleError, match=r"'0SAVE0' is not an action\. .*, O, L, KEEP, STAY\."):
         Schedule.from_text("0F0 0SAVE0")
     with pytest.raises(ScheduleError, match=r"'0keep0' is not an action\. Did you mean upper case\?"):
         Schedule.from_text("0F0 0keep0")
@@ -122,35 +120,64 @@ def test_a_kind_with_a_name_of_pytorchs_sharding_is_a_kind():
 # -- verification and times -------------------------------------------------------------------------------------------
 
 
-def reasons(text):
-    """Return the faults of a table, and the cells that wait for ever."""
-    flow = Flow(Schedule.from_text(text))
-    blocked = order(flow).blocked.items()
-    waiting = [str(flow.table.actions[rank][wait.position]) for rank, wait in blocked]
-    return [fault.reason for fault in faults(flow)], waiting
+@pytest.mark.parametrize(
+    ("text", "code", "words"),
+    [
+        ("F0 B0 F1 B1 U1 KEEP0", "missing", "0KEEP0 takes the weights of stage 0, which nothing gives"),
+        ("F0 B0 U0 KEEP0 KEEP0", "duplicate", "0KEEP0 is a duplicate of position 3"),
+        ("F0 B0 KEEP0 U0", "order", r"0KEEP0 comes before 0U0 \(position 3\), which it needs"),
+        ("0F0 0B0 0U0 1KEEP0 \n 1F0 1B0 1U0", "wrong-rank", "1KEEP0 is on the wrong rank; stage 1 is on rank 1"),
+    ],
+)
+def test_it_is_refused_where_it_has_no_value_to_read(text, code, words):
+    with pytest.raises(ScheduleError, match=words) as caught:
+        verify(Schedule.from_text(text))
+    assert caught.value.code == code
+    assert "KEEP0<" in caught.value.grid
 
 
-def test_it_is_legal_once_behind_the_value_that_it_reads():
-    assert reasons(TEXT) == ([], [])
-    assert reasons("F0 B0 F1 B1 U1 KEEP0") == (["never given"], ["0KEEP0"])
-    assert reasons("F0 B0 U0 KEEP0 KEEP0") == (["given twice"], [])
-    assert reasons("F0 B0 KEEP0 U0") == ([], ["0KEEP0"])
+def test_ranks_that_wait_for_each_others_copies_are_a_deadlock():
+    wait = Kind("WAIT", wait_for_copy, "wait for the copy of the stage before")
+    travels = {"news": Noun("news of a copy", travels=True, may_stay=lambda setting, stage: True)}
+    told = KEEP._replace(name="TELL", uses=lambda site: Uses((), (site.value("news", site.stage),), keep(site).reads))
+    with declared(told, travels), declared(wait):
+        verify(Schedule.from_text("0F0 0B0 0U0 0TELL0 \n 1F0 1B0 1WAIT0 1U0"))
+        with pytest.raises(ScheduleError, match="rank 1 cannot run 1WAIT0 .* before 0TELL0") as caught:
+            verify(Schedule.from_text("0F0 0B0 0U0 0TELL0 \n 1F0 1WAIT0 1B0 1U0"))
+    assert caught.value.code == "deadlock"
+
+
+def wait_for_copy(site):
+    return Uses(reads=(site.value("news", site.stage - 1),)) if site.stage else None
 
 
 def test_it_takes_its_own_time_in_its_own_lane():
-    flow = Flow(Schedule.from_text("F0 B0 U0 KEEP0 F1 B1 U1 KEEP1"))
-    durations = Costs(update=0.5, other={"KEEP": 4}).durations(1)
-    (row,) = times(flow, Rates(durations, message_times=[0]))
-    assert [task[1:] for task in row] == [
-        (0, 1),
-        (1, 3),
-        (3, 3.5),
-        (3.5, 7.5),
-        (3.5, 4.5),
-        (4.5, 6.5),
-        (6.5, 7),
-        (7.5, 11.5),
-    ]
+    timeline = simulate(Schedule.from_text("F0 B0 U0 KEEP0 F1 B1 U1 KEEP1"), Costs(update=0.5, other={"KEEP": 4}))
+    assert [span[1:] for span in timeline.copies[0]] == [(3.5, 7.5), (7.5, 11.5)]
+    assert [span[1:] for span in timeline.spans[0][3:]] == [(3.5, 4.5), (4.5, 6.5), (6.5, 7)]
+    assert timeline.makespan == 11.5
+
+
+def test_without_a_lane_of_its_own_it_delays_what_comes_behind():
+    timeline = simulate(Schedule.from_text("F0 B0 U0 STAY0 F1 B1 U1"), Costs(other={"KEEP": 4}))
+    assert [span[1:] for span in timeline.spans[0][3:5]] == [(3, 7), (7, 8)]
+
+
+def test_it_runs_with_messages_that_block_and_on_shared_cores():
+    schedule = Schedule.from_text(TEXT)
+    apart = simulate(schedule, Costs(other={"KEEP": 2}))
+    for costs in (Costs(other={"KEEP": 2}, sends_block=True), Costs(other={"KEEP": 2}, cores=2)):
+        assert simulate(schedule, costs).copies == apart.copies
+    assert simulate(schedule, Costs(other={"KEEP": 2}), num_steps=2).num_steps == 2
+
+
+def test_it_is_stepped_through():
+    walkthrough = Walkthrough(Schedule.from_text("F0 B0 U0 KEEP0 F1 B1 U1"), Costs(other={"KEEP": 2}))
+    assert [str(event.action) for event in walkthrough.events][3:5] == ["0KEEP0", "0F1"]
+    screen = "\n".join(Frame(walkthrough).draw(walkthrough[4], 80, 24))
+    assert "rank 0 begins 0KEEP0: copy of the weights of microbatch 0 on stage 0" in screen
+    stuck = Walkthrough(Schedule.from_text("F0 B0 KEEP0 U0"))
+    assert str(stuck.stuck[0].action) == "0KEEP0" and str(stuck.stuck[0].awaited) == "0U0"
 
 
 def test_costs_give_its_time_by_stage_and_by_default_none(tmp_path):
@@ -191,38 +218,44 @@ def test_a_file_with_other_costs_that_fit_nothing_is_refused(other, tmp_path):
 
 
 def timeline(has_lane):
-    """Return a timeline in which KEEP is one of the actions, or beside them."""
-    ends = {"0F0": 2.0, "0B0": 4.0, "0U0": 6.0}
-    spans = tuple(Span(Action.parse(cell), end - 2, end) for cell, end in ends.items())
-    kept = Span(Action.parse("0KEEP0"), 6.0, 10.0)
-    following = Span(Action.parse("0F1"), 6.0 if has_lane else 10.0, 12.0)
-    if has_lane:
-        return Timeline("kept", ((*spans, following),), (1,), copies=((kept,),))
-    return Timeline("kept", ((*spans, kept, following),), (1,))
+    """Return a timeline with a KEEP beside the actions, or with a STAY among them."""
+    kind = "KEEP" if has_lane else "STAY"
+    return simulate(Schedule.from_text(f"F0 B0 U0 {kind}0 F1 B1 U1", "kept"), Costs(update=1, other={"KEEP": 4}))
 
 
 def test_text_draws_it_with_its_name_its_words_and_a_fill():
-    row, legend, *_ = draw_text(timeline(has_lane=False), width=60).splitlines()
-    assert row == "rank 0 F0------B0======U0######KEEP0***********F1------"
+    row, legend, *_ = draw_text(timeline(has_lane=False), width=75).splitlines()
+    assert row == "rank 0 F0---B0========U0###STAY0***************F1---B1========U1###"
+    assert "STAY* copy of the weights," in legend
+    row, lane, legend, *_ = draw_text(timeline(has_lane=True), width=75).splitlines()
+    assert lane == "  keep                     KEEP0***************"
     assert "KEEP* copy of the weights," in legend
-    one_lane, other, *_ = draw_text(timeline(has_lane=True), width=60).splitlines()
-    assert one_lane == "rank 0 F0------B0======U0######F1----------------------"
-    assert other == "  keep                         KEEP0***********"
 
 
-@pytest.mark.parametrize("has_lane", [False, True])
+@pytest.mark.parametrize(("has_lane", "kind"), [(False, "STAY"), (True, "KEEP")])
 @pytest.mark.parametrize("draw", [draw_svg, draw_html, perfetto_trace])
-def test_pictures_draw_it_with_its_name_and_its_words(draw, has_lane):
+def test_pictures_draw_it_with_its_name_and_its_words(draw, has_lane, kind):
     drawn = draw(timeline(has_lane))
-    assert "KEEP copy of the weights" in drawn or '"kind": "copy of the weights"' in drawn
-
-
-def test_the_timeline_ends_with_it():
-    late = Span(Action.parse("0KEEP0"), 6.0, 14.0)
-    assert replace(timeline(has_lane=True), copies=((late,),)).end == 14
+    assert f"{kind} copy of the weights" in drawn or '"kind": "copy of the weights"' in drawn
 
 
 def test_a_picture_gives_it_a_colour():
     drawn = draw_svg(timeline(has_lane=False))
-    assert '<g class="KEEP" fill="#c6b38b">' in drawn
-    assert "0KEEP0: copy of the weights of microbatch 0 on stage 0, 6 to 10 units" in drawn
+    assert '<g class="STAY" fill="#c6b38b">' in drawn
+    assert "0STAY0: copy of the weights of microbatch 0 on stage 0, 4 to 8 units" in drawn
+
+
+def test_the_timeline_ends_with_it():
+    schedule = Schedule.from_text("F0 B0 U0 KEEP0")
+    assert simulate(schedule, Costs(other={"KEEP": 4})).makespan == 7
+
+
+# -- readers without a handler ----------------------------------------------------------------------------------------
+
+
+def test_a_pipeline_refuses_it():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    words = r"has actions of a declared kind \(such as 0KEEP1\), which a Pipeline does not support"
+    with pytest.raises(ScheduleError, match=words) as caught:
+        Plan(model, Schedule.from_text(TEXT))
+    assert caught.value.code == "kinds"

@@ -5,9 +5,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from minipipe import Action, Costs, Schedule, schedules, simulate, verify
+from minipipe.core.flow import flow_of
 from minipipe.errors import ScheduleError
 from minipipe.schedules import Program, freeze_stages, lower
-from minipipe.schedules.analysis.dependencies import Dependencies, Direction, Value
 from minipipe.schedules.analysis.walk import complete_walk
 from minipipe.schedules.transforms import first_stages
 from tests.schedules.analysis.verdicts import refusal
@@ -128,9 +128,9 @@ def test_zero_bubble_with_a_frozen_first_half_as_on_paper():
         {"F", "I"},
     ]
     assert schedule.first_backward_stage == 2 and not schedule.is_forward_only
-    dependencies = Dependencies(schedule)
-    gradients = [Value(stage, Direction.BACKWARD, 0) for stage in range(4)]
-    assert list(map(dependencies.exists, gradients)) == [False, False, False, True]
+    flow, rows = flow_of(schedule), enumerate(schedule.actions)
+    given = [value for rank, row in rows for i in range(len(row)) for value in flow.uses(rank, i).gives]
+    assert {value.stage for value in given if value.name == "g"} == {2}  # stage 3 alone gives gradients
     timeline = simulate(schedule)
     assert timeline.peak_activations[:2] == (1, 1) and timeline.held_activations[0] == (0, 0, 0, 0)
     assert repr(schedule) == "<Schedule zb-h1 (frozen: 0, 1, 3): 4 ranks, 4 stages, 4 microbatches>"

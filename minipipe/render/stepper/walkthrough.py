@@ -8,7 +8,7 @@ and its RECV are a rendezvous.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from functools import cached_property
 from math import inf
@@ -330,8 +330,8 @@ class Walkthrough:
         return RankState(activity, row[begun], begun, coming, cause, source, awaited, *after)
 
     @cached_property
-    def _given(self) -> Sequence[int]:
-        """The rounds in which the values of an illegal schedule are given."""
+    def _given(self) -> Callable[[int], int]:
+        """From the number of a value to the round in which an illegal schedule gives it."""
         return order(self.flow).given
 
     @cached_property

@@ -1,8 +1,7 @@
-"""Data dependencies: which action produces a value, which one consumes it, and when an action is ready.
+"""The values between stages: which action produces one, which action consumes it, and which messages carry it.
 
-Every analysis of a schedule's order asks here: verifier, lowering, simulator, greedy schedules, the explanation of
-waits, the stepper, measured timelines and the executor. Stages depend on their neighbours. With F(s,k) for the forward
-of stage s and microbatch k::
+The executor, its records and their readers name values in this way. With F(s,k) for the forward of stage s and
+microbatch k::
 
     stage s                     stage s + 1
 
@@ -13,23 +12,15 @@ of stage s and microbatch k::
 
 A split backward has an I at the place of B in this picture, and a W, which depends on its I alone.
 
-The **ready rule** has four parts, in this order. [1] and [3] are computed below; ``analysis/walk.py`` obeys all four.
-
-    [1] own        needed on the rank itself: the F of a B or I, the I of a W, the computation of a SEND
-    [2] announces  a SEND or a RECV tells its partner that its rank has reached it
-    [3] awaits     needed from elsewhere: the consumed value is available, or the partner is reached
-    [4] completes  for its dependents: the value is computed or received; a buffered SEND completes as soon as it runs
-
-A forward that is overlapped with the backward after it (``ActionTable.joined``) also needs the inputs of the backward,
-[1] and [3] of both; both complete in one round.
-
 A schedule has computations only, and a value is available once it is computed. A **program** is a lowered schedule: it
 also has SEND and RECV, and a value between two ranks travels by message. Programs are checked with the strictest rule,
 a rendezvous: a SEND blocks until its RECV. The executor does not block at a SEND, so a program without deadlock under
 this rule has none in the executor::
 
-    F(s,k) [4] -> [1] SEND_F(s,k) [2] -----> [3] RECV_F(s+1,k)
-                      SEND_F(s,k) [3] <----- [2] RECV_F(s+1,k) [4] -> [3] F(s+1,k)
+    F(s,k) -> SEND_F(s,k) <-----> RECV_F(s+1,k) -> F(s+1,k)
+
+``core/values.py`` declares which values every kind of action takes and gives, and ``core/order.py`` finds the order in
+which they can run.
 
 File 3 of 12 on the first path through the code (README.md):
 after ``schedules/action.py``, before ``schedules/analysis/lowering.py``. A table, ``ActionTable``, has each rank's row
@@ -41,8 +32,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from minipipe.schedules.action import RECV_B, RECV_F, REDUCE_GRAD, SEND_B, SEND_F, Action, B, F, I, U, W
-from minipipe.schedules.action_table import ActionTable
+from minipipe.schedules.action import RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, I
 
 
 class Direction(StrEnum):
@@ -125,67 +115,3 @@ class Value(NamedTuple):
         """Return the value that a SEND or a RECV carries."""
         stage, kind, microbatch = message
         return cls({RECV_F: stage - 1, RECV_B: stage + 1}.get(kind, stage), _DIRECTION[kind], microbatch)
-
-
-class Dependencies:
-    """The data dependencies of a schedule or a program, legal or not.
-
-    ``sends_are_buffered`` tells whether a SEND completes at once instead of meeting its RECV.
-
-    Examples
-    --------
-    >>> from minipipe import schedules
-    >>> dependencies = Dependencies(schedules.zb_h1(2, 2))
-    >>> [str(action) for action in dependencies.of(Action.parse("0I1"))]
-    ['0F1', '1I1']
-    """
-
-    def __init__(self, table: ActionTable, sends_are_buffered: bool = False) -> None:
-        self.table = table
-        self.sends_are_buffered = sends_are_buffered
-
-    def own(self, action: Action) -> Action | None:  # [1]
-        """Return the dependency on the same rank. B stands for I if the backward is split."""
-        stage, kind, k = action
-        if kind.is_communication:
-            value = Value.carried_by(action)
-            return value.producer if action == value.send and self.exists(value) else None
-        return Action(stage, I if kind is W else F, k) if kind in (B, I, W) else None
-
-    def awaited(self, action: Action) -> Action | None:  # [3]
-        """Return the dependency elsewhere: the producer of the consumed value, its RECV, or a message's partner.
-
-        A U awaits the REDUCE_GRAD of the same gradients, whose sum ends later; `replicas.py` says which of them meet.
-        """
-        if action.kind.is_communication:
-            value = Value.carried_by(action)
-            is_sent_at_once = self.sends_are_buffered and action == value.send and self.exists(value)
-            return None if is_sent_at_once else self.partner_of(action)
-        if action.kind is U and len(self.table.ranks_of(action.stage)) > 1:
-            return action._replace(kind=REDUCE_GRAD)
-        consumed = Value.consumed_by(action)
-        if consumed is None or not self.exists(consumed):
-            return None
-        return consumed.receive if self.table.message_cuts[consumed.cut] else consumed.producer
-
-    def exists(self, value: Value) -> bool:
-        """Whether a value has a producing and a consuming stage; frozen stages need no gradient."""
-        if value.direction is Direction.BACKWARD and value.consumer_stage < self.table.first_backward_stage:
-            return False
-        return value.cut >= 0 and max(value.stage, value.consumer_stage) < self.table.num_stages
-
-    def crosses_ranks(self, value: Value) -> bool:
-        """Whether a value travels from one rank to another."""
-        return self.exists(value) and self.table.crosses_ranks(value.cut)
-
-    def of(self, action: Action) -> list[Action]:
-        """Return the actions on which one depends, in the order in which they are checked.
-
-        A SEND and its RECV depend on each other: they meet.
-        """
-        return [self.table.as_written(needed) for needed in (self.own(action), self.awaited(action)) if needed]
-
-    def partner_of(self, message: Action) -> Action:
-        """Return the RECV of a SEND, or the SEND of a RECV, even of a stage that does not exist."""
-        value = Value.carried_by(message)
-        return value.receive if message == value.send else value.send

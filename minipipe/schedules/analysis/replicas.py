@@ -14,7 +14,7 @@ from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import ActionTable
 
 Pipeline = tuple[int, ...]  # by stage, its rank: the path of a microbatch through a table with replicas
-Members = tuple[Action | None, ...]  # by replica, in the order in which gradients are added; None if it has none
+Members = tuple[Action, ...]  # by replica, in the order in which gradients are added
 
 
 def pipelines_of(table: ActionTable) -> dict[Pipeline, list[int]]:
@@ -35,7 +35,7 @@ def pipelines_of(table: ActionTable) -> dict[Pipeline, list[int]]:
 
 
 def gradient_sums(table: ActionTable) -> list[Members]:
-    """Return the gradient all-reduces of a table, stage by stage, in the order in which replicas reach them.
+    """Return the gradient all-reduces of a legal table, stage by stage, in the order in which replicas reach them.
 
     Examples
     --------
@@ -44,14 +44,11 @@ def gradient_sums(table: ActionTable) -> list[Members]:
     >>> [[str(action) for action in members] for members in gradient_sums(mine)]
     [['0REDUCE_GRAD0', '0REDUCE_GRAD1']]
     """
-    kinds = {kind for kind in table.kinds if KINDS[kind].meets and not KINDS[kind].message}
-    if not kinds:
-        return []
     flow, met = flow_of(table), defaultdict[tuple[object, ...], dict[int, Action]](dict)
-    for rank, row in enumerate(table.actions):
+    kinds = {kind for kind in table.kinds if KINDS[kind].meets and not KINDS[kind].message}
+    for rank, row in enumerate(table.actions if kinds else ()):
         for position, action in enumerate(row):
             if action.kind in kinds:
                 met[flow.meeting(rank, position).key][rank] = action
-    sums = [met[key] for key in sorted(met)]
-    homes = [dict.fromkeys((*table.ranks_of(next(iter(each.values())).stage), *each)) for each in sums]
-    return [tuple(map(each.get, ranks)) for each, ranks in zip(sums, homes)]
+    sums = (met[key] for key in sorted(met))
+    return [tuple(each[rank] for rank in table.ranks_of(min(each.values()).stage)) for each in sums]

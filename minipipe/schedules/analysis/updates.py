@@ -8,15 +8,10 @@ A version of the weights is the number of U before it; it is not written in the 
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
 from operator import sub
-from typing import NamedTuple
 
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import updates_before
-from minipipe.schedules.action import Action, ActionKind, B, W
 from minipipe.schedules.action_table import ActionTable
 
 ByMicrobatch = tuple[tuple[int, ...], ...]  # by stage and microbatch
@@ -65,46 +60,3 @@ def _since_forward(table: ActionTable, name: str) -> ByMicrobatch:
     later = updates_before(flow_of(table), name)
     rows = (map(sub, own, versions) for own, versions in zip(later, weight_versions(table)))
     return tuple(map(tuple, rows))
-
-
-# -- for `rules.py` ----------------------------------------------------------------------------------------------------
-
-
-class Taken(NamedTuple):
-    """A REDUCE_GRAD or a U, its position, and the microbatches whose gradients it takes, ascending."""
-
-    action: Action
-    position: int
-    microbatches: list[int]
-
-
-def taken(row: Sequence[Action], kind: ActionKind) -> list[Taken]:
-    """Return the actions of a kind of a row, REDUCE_GRAD or U, with the gradients that each takes.
-
-    Examples
-    --------
-    >>> from minipipe import Schedule
-    >>> row = Schedule.from_text("0F0 0B0 0U0 0F1 0B1 0F2 0B2 0U2").actions[0]
-    >>> [(str(action), microbatches) for action, _, microbatches in taken(row, ActionKind.UPDATE)]
-    [('0U0', [0]), ('0U2', [1, 2])]
-    """
-    found, own = [], gradients_of(row)
-    begun: defaultdict[int, int] = defaultdict(int)
-    for position, action in enumerate(row):
-        if action.kind is kind:
-            stage, _, k = action
-            start, stop = begun[stage], bisect_right(own[stage], k)
-            found.append(Taken(action, position, own[stage][start:stop]))
-            begun[stage] = max(start, stop)
-    return found
-
-
-def gradients_of(row: Iterable[Action]) -> defaultdict[int, list[int]]:
-    """Return, by stage, the microbatches whose gradients a row has, ascending."""
-    own: defaultdict[int, list[int]] = defaultdict(list)
-    for stage, kind, k in row:
-        if kind is B or kind is W:
-            own[stage].append(k)
-    for microbatches in own.values():
-        microbatches.sort()
-    return own

@@ -9,7 +9,37 @@ A schedule is legal if
 3. each rank runs one action at a time, in the given order;
 4. the orders of all ranks together have no cycle, even if every send blocks until it is received.
 
-Replicas, slices, overlapped actions, all-reduces and updates obey further rules, in `rules.py`.
+Rules 1 and 2 follow from the values that each kind of action takes and gives: ``core/values.py`` declares them,
+``core/legality.py`` applies the declarations, and ``core/nouns.py`` has the sentences. For other kinds of action, and
+for stages on several ranks, they mean:
+
+Replicas: a stage that several ranks hold, each for microbatches of its own::
+
+    rank 0   0F0       0B0        stage 0 has the replicas 0 and 2, stage 1 the replicas 1 and 3: two pipelines
+    rank 1       1F0 1B0          with a microbatch each. 0B0 on rank 2 would need what 0F0 left on rank 0.
+    rank 2   0F1       0B1
+    rank 3       1F1 1B1
+
+The backward of a microbatch runs on the replica of its forward, which has its activations. At a stage boundary either
+all microbatches change ranks or none does, so that a boundary always has messages or never.
+
+Slices: causal attention attends to the slices before, whose keys and values stay on the stage. So all slices of a
+sequence are on one replica. The backward of each slice adds to the gradients of the earlier keys and values, so the
+backwards run from the last slice to the first.
+
+Overlapped actions: a forward and a backward that begin together and end together::
+
+    rank 0   0F0 (0F1;0B0)         0F1 overlapped with 0B0 waits for the inputs of both, and 1F1 waits for both. This
+    rank 1       1F0       1F1 1B0     is a deadlock, since 0B0 needs 1B0. Without the overlap 0F1 would run first.
+
+All-reduces and updates: if its stage has replicas, each gradient belongs to one REDUCE_GRAD. It is applied by one U in
+all stages, or in none if the optimiser steps after the schedule.
+
+R, O and L: activations that are dropped or offloaded between a forward and its backward. An R recomputes the
+activations that were dropped after F. An O moves the remaining ones off the device, and an L moves them back::
+
+    row        0F0   0O0         0F1         0L0   0R0   0B0    0R1   0B1       a pair of stage and microbatch has them
+    0F0 left   inputs    nothing             inputs  all              in this order: F, O, L, R, B or I
 
 For a schedule without SEND and RECV, rule 4 means that its computations have no cycle. The messages that
 :func:`minipipe.schedules.lower` adds then cause no deadlock: it places each SEND together with its RECV in one global
@@ -19,29 +49,20 @@ written.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain, islice
-from operator import attrgetter
 
 from minipipe.core.flow import flow_of
+from minipipe.core.legality import misplaced, remarks
 from minipipe.core.memory import copies_held
 from minipipe.errors import Problem, ScheduleCode, ScheduleError, whole_number
-from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, L, O, R, U, W
+from minipipe.schedules.action import Action, F
 from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.analysis.activations import Footprint, memory_levels
-from minipipe.schedules.analysis.dependencies import Dependencies, Value
-from minipipe.schedules.analysis.rules import MOST_PROBLEMS, problem_at, row_problems
 from minipipe.schedules.analysis.updates import staleness
 from minipipe.schedules.analysis.walk import Blocked, walk
-from minipipe.schedules.analysis.workload import amount_per_rank, check_amounts, check_footprint, fits
-from minipipe.schedules.placement import stages_by_rank
 
-_STAGE, _MICROBATCH = attrgetter("stage"), attrgetter("microbatch")
 _DEADLOCKS = (ScheduleCode.DEADLOCK, ScheduleCode.OVERLAP_DEADLOCK, ScheduleCode.RENDEZVOUS_DEADLOCK)
-_SEVERAL = (REDUCE_GRAD, U, R, O, L)  # not one for each microbatch: see `rules.py`
-_BIT = {kind: 0 if kind in _SEVERAL else 1 << i for i, kind in enumerate(ActionKind)}
 
 
 def verify(
@@ -110,8 +131,8 @@ def verify(
     """
     check_table(schedule)
     if "is legal" not in schedule._kept:
-        checks = (_placed_problems, _counted_problems, row_problems, _order_problems)
-        problems = next(filter(None, (check(schedule) for check in checks)), [])
+        found = misplaced(schedule) or remarks(flow_of(schedule))
+        problems = [Problem(ScheduleCode(one.code), *one[1:4]) for one in found] or _order_problems(schedule)
         if problems:
             raise ScheduleError(problems, _grid(schedule, problems[0]))
         schedule._kept["is legal"] = True
@@ -121,146 +142,10 @@ def verify(
         raise ScheduleError(problems, _grid(schedule, problems[0]))
 
 
-# -- rule 1: every action, once, on the right rank -------------------------------------------------------------
-
-
-def _placed_problems(schedule: ActionTable) -> list[Problem]:
-    """Check that every action is in range and on the rank of its stage."""
-    stages, rows = stages_by_rank(schedule.placement, schedule.num_ranks), schedule.actions
-    strays = [rank for rank, row in enumerate(rows) if not _is_placed(row, stages[rank], schedule.num_microbatches)]
-    present = list(map(frozenset, rows)) if strays else []
-    found = (_placed_problem(schedule, present, rank, at) for rank in strays for at in range(len(rows[rank])))
-    return list(islice((problem for problem in found if problem is not None), MOST_PROBLEMS))
-
-
-def _is_placed(row: Sequence[Action], stages: Sequence[int], num_microbatches: int) -> bool:
-    """Check a whole row at once: it may have a million actions."""
-    if not row:
-        return True
-    first, last = min(map(_MICROBATCH, row)), max(map(_MICROBATCH, row))
-    return set(map(_STAGE, row)) <= set(stages) and 0 <= first <= last < num_microbatches
-
-
-def _named(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-
-
-def _placed_problem(table: ActionTable, present: list[frozenset[Action]], rank: int, position: int) -> Problem | None:
-    """Check one action; ``present`` has the actions of each rank."""
-    action = table.actions[rank][position]
-    for noun, number, count in (
-        ("stage", action.stage, table.num_stages),
-        ("microbatch", int(action.microbatch), table.num_microbatches),
-    ):
-        if not 0 <= number < count:
-            sentence = f"names {noun} {number}; there are {count}, counted from 0."
-            return problem_at(table, rank, position, ScheduleCode.OUT_OF_RANGE, sentence)
-    homes = table.ranks_of(action.stage)
-    if rank in homes:
-        return None
-    sentence = f"is on the wrong rank; stage {action.stage} is on {_named(homes)}."
-    if any(action in present[home] for home in homes):
-        sentence += f" {action} is on rank {table.home_of(action)} as well: a microbatch runs once."
-    return problem_at(table, rank, position, ScheduleCode.WRONG_RANK, sentence)
-
-
-def _counted_problems(schedule: ActionTable) -> list[Problem]:
-    """Check that every required action occurs exactly once, and no other."""
-    if _is_complete(schedule):
-        return []
-    counts = Counter(action for row in schedule.actions for action in row)
-    single = (action for action in counts if action.kind not in _SEVERAL)
-    needless = {action for action in single if action.kind not in _expected_kinds(schedule, counts, *action[::2])}
-    rows = enumerate(schedule.actions) if needless else ()
-    places = ((rank, at) for rank, row in rows for at, action in enumerate(row) if action in needless)
-    unexpected = (_unexpected(schedule, *place) for place in places)
-    kinds = (_repeated(schedule), _missing(schedule, counts), unexpected)
-    return [problem for problems in kinds for problem in islice(problems, MOST_PROBLEMS)]
-
-
-def _missing(schedule: ActionTable, counts: Counter[Action]) -> Iterator[Problem]:
-    for k in schedule.microbatches:
-        for stage in range(schedule.num_stages):
-            rank = schedule.rank_of(stage, k)
-            for kind in _expected_kinds(schedule, counts, stage, k):
-                action = Action(stage, kind, k)
-                if not counts[action]:
-                    yield Problem(ScheduleCode.MISSING, f"{action} is missing on rank {rank}.", rank)
-
-
-def _expected_kinds(schedule: ActionTable, counts: Counter[Action], stage: int, k: int) -> list[ActionKind]:
-    """Return the expected kinds of a (stage, microbatch): the complete set of which some kinds are present."""
-    is_split = (counts[Action(stage, I, k)] or counts[Action(stage, W, k)]) and not counts[Action(stage, B, k)]
-    return _complete_sets(schedule, stage)[-1 if is_split else 0]
-
-
-def _complete_sets(schedule: ActionTable, stage: int) -> list[list[ActionKind]]:
-    """Return the kinds each microbatch may have on a stage: F, B or F, I, W; F, I if frozen; and its messages."""
-    backwards = [[B], [I, W]]
-    if stage in schedule.frozen:
-        backwards = [[I]]
-    if schedule.is_forward_only or stage < schedule.first_backward_stage:
-        backwards = [[]]
-    return [[F, *backward, *_message_kinds(schedule, stage)] for backward in backwards]
-
-
-def _is_complete(schedule: ActionTable) -> bool:
-    """Check quickly that each (stage, microbatch) has a complete set of kinds, each once."""
-    m = schedule.num_microbatches
-    if schedule.num_stages * m > sum(map(len, schedule.actions)):
-        return False
-    rows = [list(chain.from_iterable(schedule.actions))] if schedule.has_replicas else schedule.actions
-    if any(len(set(row)) < len(row) for row in rows):
-        return False
-    found = [0] * (schedule.num_stages * m)
-    for row in schedule.actions:
-        for stage, kind, k in row:
-            found[stage * m + k] |= _BIT[kind]
-    for stage in range(schedule.num_stages):
-        right = {sum(map(_BIT.__getitem__, kinds)) for kinds in _complete_sets(schedule, stage)}
-        if not set(found[stage * m : stage * m + m]) <= right:
-            return False
-    return True
-
-
-def _message_kinds(schedule: ActionTable, stage: int) -> list[ActionKind]:
-    """Return the kinds of SEND and RECV that a stage has for each microbatch."""
-    exists, cuts, found = Dependencies(schedule).exists, schedule.message_cuts, []
-    for kind in (F,) if schedule.is_forward_only else (F, B):
-        action = Action(stage, kind, 0)
-        for value, half in ((Value.produced_by(action), "send"), (Value.consumed_by(action), "receive")):
-            if value and exists(value) and cuts[value.cut]:
-                found.append(getattr(value, half).kind)
-    return found
-
-
-def _repeated(schedule: ActionTable) -> Iterator[Problem]:
-    first: dict[Action, tuple[int, int]] = {}
-    for rank, row in enumerate(schedule.actions):
-        for position, action in enumerate(row):
-            if action in first:
-                other, at = first[action]
-                code, sentence = ScheduleCode.DUPLICATE, f"is a duplicate of position {at}"
-                sentence += "." if other == rank else f" of rank {other}: a microbatch runs on one replica."
-                if action.kind.is_communication:
-                    code = ScheduleCode.TAG_COLLISION
-                    sentence += " Two messages with the same tag cannot be distinguished."
-                yield problem_at(schedule, rank, position, code, sentence)
-            first.setdefault(action, (rank, position))
-
-
-def _unexpected(schedule: ActionTable, rank: int, position: int) -> Problem:
-    stage, kind, k = schedule.actions[rank][position]
-    if kind.is_communication:
-        code, sentence = ScheduleCode.NO_PARTNER, f"has no partner: stage {stage} has no such value to exchange with"
-        sentence += " another rank."
-    elif stage in schedule.frozen:
-        code, sentence = ScheduleCode.FROZEN, f"is needless: stage {stage} is frozen."
-    else:
-        code = ScheduleCode.MIXED_BACKWARD
-        sentence = f"comes in addition to {Action(stage, B, k)}, which includes I and W."
-        sentence += " Zero-bubble papers write B for the half that minipipe calls I." if kind is W else ""
-    return problem_at(schedule, rank, position, code, sentence)
+def _problem_at(table: ActionTable, rank: int, position: int, code: ScheduleCode, sentence: str) -> Problem:
+    """Return a problem of an action: a sentence of which it is the subject."""
+    subject = f"Rank {rank}, position {position}: {table.actions[rank][position]}"
+    return Problem(code, f"{subject} {sentence}", rank, position)
 
 
 # -- rules 2 to 4: the order -----------------------------------------------------------------------------------
@@ -274,11 +159,12 @@ def _order_problems(schedule: ActionTable) -> list[Problem]:
     cycle, as_written = _cycle(blocked), schedule.as_written
     first = cycle[0]
     if first.awaited == first.action:
-        return [_unexpected(schedule, first.rank, first.position)]
+        sentence = "waits for ever for a partner that does not exist."
+        return [_problem_at(schedule, first.rank, first.position, ScheduleCode.NO_PARTNER, sentence)]
     if len(cycle) == 1:
         needed = as_written(first.awaited)
         sentence = f"comes before {needed} (position {schedule.actions[first.rank].index(needed)}), which it needs."
-        return [problem_at(schedule, first.rank, first.position, ScheduleCode.ORDER, sentence)]
+        return [_problem_at(schedule, first.rank, first.position, ScheduleCode.ORDER, sentence)]
     waits = [
         f"rank {stuck.rank} cannot run {_with_joined(blocked, stuck.action)} (position {stuck.position}) before "
         f"{as_written(stuck.awaited)}, "
@@ -330,6 +216,8 @@ def _memory_problems(
     """Report, for each rank, the first action that exceeds its memory limit."""
     if memory_limit is None:
         return []
+    from minipipe.schedules.analysis.workload import amount_per_rank, check_amounts, check_footprint, fits  # on demand
+
     unit = " (stage, microbatch) pairs" if memory is None else ""
     ones, nothing = (1,) * schedule.num_stages, (0,) * schedule.num_stages
     memory = Footprint(ones, ones, nothing) if memory is None else memory
@@ -367,7 +255,7 @@ def _age_problems(schedule: ActionTable, max_versions: int | None, max_staleness
             if kind is F and max_staleness is not None and ages[stage][k] > max_staleness:
                 sentence = f"runs with weights whose staleness is {ages[stage][k]} when its gradient is applied; the "
                 sentence += f"limit is {max_staleness}."
-                problems.append(problem_at(schedule, rank, position, ScheduleCode.STALENESS, sentence))
+                problems.append(_problem_at(schedule, rank, position, ScheduleCode.STALENESS, sentence))
                 break
     return problems
 

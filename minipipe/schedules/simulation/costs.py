@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, fields, replace
 from math import inf
 from numbers import Integral, Real
 from os.path import splitext
 from sys import float_info
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minipipe.core.values import KINDS
 from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, as_float, counted, misuse, quoted, whole_number
@@ -29,15 +29,63 @@ if TYPE_CHECKING:  # on demand below: most programs measure no costs, search not
 _SHORT = {"F": "forward", "I": "backward_input", "W": "backward_weight"}
 _HELD = ("activation", "weight_activation", "transient_activation", "keys_values")
 _OF_WEIGHTS = ("update", "gradient_size", "weights")
-_OTHERS = (
-    *("latency", "bandwidth", "message_size", "overhead", "overlap", "copy_bandwidth", *_OF_WEIGHTS, *_HELD),
-    *("slice_work", "cores", "hosts"),
-)
-_SINGLE = ("latency", "bandwidth", "overhead", "overlap", "copy_bandwidth")
-_NUMBERS = (*_SHORT.values(), *_OTHERS)
-_OWN = {*_NUMBERS, "sends_block", "unit", "memory_unit"}
 _HEAD = {"format": "minipipe costs", "version": 1}  # of a file
 ByStage = float | Sequence[float]
+
+
+class Spec(NamedTuple):
+    """The numbers that an attribute of Costs may have.
+
+    Attributes
+    ----------
+    of : str
+        Each ``"stage"``, ``"slice"``, ``"host"`` or ``"rank"`` may have its own number; empty for a single number.
+    allows : function
+        Whether a number is allowed.
+    expected, in_file : str
+        The allowed numbers, for the message about an argument, and about a file.
+    """
+
+    of: str = ""
+    allows: Callable[[Any], bool] = lambda number: 0 <= number < inf
+    expected: str = "a finite time, at least 0"
+    in_file: str = "numbers, finite and at least 0"
+
+    def has(self, given: Any) -> bool:
+        """Whether a value of a file is allowed."""
+        is_list = isinstance(given, list)
+        numbers = given if is_list and self.of else [given]
+        types = (int,) if self.of == "rank" else (int, float)
+        are_finite = all(type(number) in types and 0 <= as_float(number) < inf for number in numbers)
+        return bool(numbers) and are_finite and all(map(self.allows, numbers)) and (is_list or self.of != "rank")
+
+
+_BY_STAGE = Spec("stage", expected="finite numbers, at least 0")
+_RATE = Spec(allows=lambda number: number > 0, expected="a number, more than 0", in_file="a number above 0")
+_PART = "a number from 0 to 1"
+_SPECS = {
+    **dict.fromkeys(_SHORT.values(), _BY_STAGE),
+    "latency": Spec(),
+    "bandwidth": _RATE,
+    "message_size": _BY_STAGE,
+    "overhead": Spec(),
+    "overlap": Spec(allows=lambda number: 0 <= number <= 1, expected=_PART, in_file=_PART),
+    "copy_bandwidth": _RATE,
+    **dict.fromkeys((*_OF_WEIGHTS, *_HELD), _BY_STAGE),
+    "slice_work": Spec("slice"),
+    "cores": Spec(
+        "host",
+        lambda number: number == inf or 0 < number <= float_info.max,
+        "a number above 0, such as 2, or one for each host",
+        "numbers above 0",
+    ),
+    "hosts": Spec(
+        "rank",
+        expected="the host of each rank, counted from 0, such as (0, 0, 1, 1)",
+        in_file="whole numbers",
+    ),
+}
+_TYPES = {"sends_block": bool, "unit": str, "memory_unit": str}  # of the other attributes
 
 
 @dataclass(frozen=True)
@@ -151,9 +199,10 @@ class Costs:
             unit = getattr(self, name)
             if not isinstance(unit, str) or printable(unit) != unit:
                 raise _wrong(name, unit, "a name such as 's'")
-        if self.other is not None and (not isinstance(self.other, Mapping) or not _OWN.isdisjoint(self.other)):
+        other = {} if self.other is None else self.other
+        if not isinstance(other, Mapping) or not other.keys().isdisjoint((*_SPECS, *_TYPES)):
             raise _wrong("other", self.other, "the times of declared kinds by name, such as {'KEEP': 2}")
-        for name in (*_NUMBERS, *(self.other or ())):
+        for name in (*_SPECS, *other):
             given = self._given(name)
             numbers = given if isinstance(given, list | tuple) else [given]
             if any(isinstance(number, bool | str | bytes) for number in numbers):
@@ -254,26 +303,24 @@ class Costs:
         """
         if not isinstance(text, str):
             message = f"Costs.parse reads text, not {quoted(text)}; expected a form such as F=1,I=1,W=1,latency=0.1."
-            raise ScheduleError.of(ScheduleCode.COSTS, message)
+            raise misuse(message, ScheduleCode.COSTS)
         found: dict[str, Any] = {}
         for item in filter(None, map(str.strip, text.split(","))):
             key, _, value = item.partition("=")
             name = _SHORT.get(key, key)
-            if name not in _NUMBERS:
+            if name not in _SPECS:
+                names = ", ".join([*_SHORT, *list(_SPECS)[len(_SHORT) :]])
                 hint = " A whole backward B takes I + W." if key == "B" else ""
-                raise ScheduleError.of(
-                    ScheduleCode.COSTS,
-                    f"{quoted(item)} is not a cost; expected one of {', '.join([*_SHORT, *_OTHERS])}, as in F=1, or "
-                    f"a file of costs, whose name ends in .json.{hint}",
-                )
+                message = f"{quoted(item)} is not a cost; expected one of {names}, as in F=1, or"
+                raise misuse(f"{message} a file of costs, whose name ends in .json.{hint}", ScheduleCode.COSTS)
             try:
                 numbers = tuple(map(parse_real, value.split(":")))
             except ArgumentError:
                 message = f"{quoted(item)} has no number; expected a form such as {key}=1 or {key}=1:2:3."
-                raise ScheduleError.of(ScheduleCode.COSTS, message) from None
-            if len(numbers) > 1 and name in _SINGLE:
+                raise misuse(message, ScheduleCode.COSTS) from None
+            if len(numbers) > 1 and not _SPECS[name].of:
                 message = f"{quoted(item)} has {len(numbers)} numbers; {name} is a single number."
-                raise ScheduleError.of(ScheduleCode.COSTS, message)
+                raise misuse(message, ScheduleCode.COSTS)
             if name in found:
                 raise misuse(f"{quoted(text)} has {name} twice.", ScheduleCode.COSTS)
             found[name] = numbers if len(numbers) > 1 else numbers[0]
@@ -389,7 +436,7 @@ class Costs:
         >>> Costs(activation=[1, 3], copy_bandwidth=2).copy_times(2)
         [0.5, 1.5]
         """
-        bandwidth = self._above_0("copy_bandwidth")
+        bandwidth = self._number("copy_bandwidth")
         return [size / bandwidth for size in self.by_stage("activation", num_stages)]
 
     def pair_times(self, schedule: ActionTable) -> dict[Action, float]:
@@ -406,9 +453,8 @@ class Costs:
         >>> [Costs(overlap=part).pair_times(joined) == {joined.actions[0][1]: 3 - part} for part in (0, 0.5, 1)]
         [True, True, True]
         """
-        if not isinstance(self.overlap, Real) or not 0 <= as_float(self.overlap) <= 1:
-            raise _wrong("overlap", self.overlap, "a number from 0 to 1")
-        times, apart = self.durations(schedule.num_stages), 1 - float(self.overlap)
+        apart = 1 - self._number("overlap")
+        times = self.durations(schedule.num_stages)
         parts = relative_work(self.slice_work, schedule.num_slices)
         of = {
             it: times[it.kind][it.stage] * parts[it[2] % len(parts)] for pair in schedule.joined.items() for it in pair
@@ -439,12 +485,9 @@ class Costs:
             Code ``costs``, if the latency, the overhead or a size is negative or infinite, or the bandwidth is not
             above 0.
         """
-        for name in ("latency", "overhead"):
-            time = getattr(self, name)
-            if not isinstance(time, Real) or not 0 <= as_float(time) < inf:
-                raise _wrong(name, time, "a finite time, at least 0")
+        latency, _ = map(self._number, ("latency", "overhead"))
         sizes = self.by_stage("message_size", schedule.num_stages)
-        latency, bandwidth = float(self.latency), self._above_0("bandwidth")
+        bandwidth = self._number("bandwidth")
         return tuple(
             latency + size / bandwidth if schedule.crosses_ranks(stage) else 0.0 for stage, size in enumerate(sizes)
         )
@@ -568,10 +611,10 @@ class Costs:
             overhead=float(self.overhead),
         )
 
-    def _above_0(self, name: str) -> float:
+    def _number(self, name: str) -> float:
         given = getattr(self, name)
-        if not isinstance(given, Real) or not as_float(given) > 0:
-            raise _wrong(name, given, "a number, more than 0")
+        if not isinstance(given, Real) or not _SPECS[name].allows(as_float(given)):
+            raise _wrong(name, given, _SPECS[name].expected)
         return as_float(given)
 
     def by_stage(self, name: str, num_stages: int) -> list[float]:
@@ -587,15 +630,13 @@ class Costs:
             values = [as_float(given)] * num_stages if isinstance(given, Real) else [as_float(v) for v in list(given)]
         except (TypeError, ValueError):
             raise _wrong(name, given, "a number, or one for each stage") from None
-        if len(values) != num_stages:
-            message = f"{name} has {counted(len(values), 'value')} for {counted(num_stages, 'stage')}"
-            raise misuse(f"{message}; expected one number, or one for each stage.", ScheduleCode.COSTS)
-        if not all(0 <= value < inf for value in values):
-            raise _wrong(name, given, "finite numbers, at least 0")
+        _check_length(name, values, num_stages, "stage", "one number, or one for each stage")
+        if not all(map(_BY_STAGE.allows, values)):
+            raise _wrong(name, given, _BY_STAGE.expected)
         return values
 
     def _given(self, name: str) -> Any:
-        return getattr(self, name) if name in _OWN else (self.other or {}).get(name, 0.0)
+        return getattr(self, name) if name in _SPECS else (self.other or {}).get(name, 0.0)
 
     def _pieces_of(self, name: str, pieces: int, copies: int | None = None) -> ByStage | None:
         given = self._given(name)
@@ -617,33 +658,29 @@ def hosts_of(cores: object, hosts: object, num_ranks: int) -> Hosts:
     """
     of_rank = (0,) * num_ranks if hosts is None else _host_numbers(hosts, num_ranks)
     counts = _numbers(inf if cores is None else cores, 1 + max(of_rank))
-    if not all(isinstance(count, Real) and _is_above_0(count) for count in counts):
-        raise _wrong("cores", cores, "a number above 0, such as 2, or one for each host")
-    if len(counts) != 1 + max(of_rank):
-        message = (
-            f"cores has {counted(len(counts), 'value')} for {counted(1 + max(of_rank), 'host')}; expected one for each."
-        )
-        raise ScheduleError.of(ScheduleCode.COSTS, message)
+    if not all(isinstance(count, Real) and _SPECS["cores"].allows(count) for count in counts):
+        raise _wrong("cores", cores, _SPECS["cores"].expected)
+    _check_length("cores", counts, 1 + max(of_rank), "host")
     return Hosts(of_rank, tuple(map(float, counts)))
-
-
-def _is_above_0(count: Any) -> bool:
-    return count == inf or 0 < count <= float_info.max
 
 
 def _host_numbers(hosts: object, num_ranks: int) -> tuple[int, ...]:
     given = _numbers(hosts, 1)
     if not all(isinstance(host, Real) and host in range(num_ranks) for host in given):
-        raise _wrong("hosts", hosts, "the host of each rank, counted from 0, such as (0, 0, 1, 1)")
-    if len(given) != num_ranks:
-        message = f"hosts has {counted(len(given), 'value')} for {counted(num_ranks, 'rank')}; expected one for each."
-        raise ScheduleError.of(ScheduleCode.COSTS, message)
+        raise _wrong("hosts", hosts, _SPECS["hosts"].expected)
+    _check_length("hosts", given, num_ranks, "rank")
     return tuple(map(int, given))
 
 
 def _numbers(given: Any, count: int) -> list[Any]:
     """Return the items of a sequence; repeat any other value the given number of times."""
     return list(given) if isinstance(given, Sequence) and not isinstance(given, str | bytes) else [given] * count
+
+
+def _check_length(name: str, values: Sized, count: int, of: str, expected: str = "one for each") -> None:
+    if len(values) != count:
+        message = f"{name} has {counted(len(values), 'value')} for {counted(count, of)}; expected {expected}."
+        raise misuse(message, ScheduleCode.COSTS)
 
 
 def _plain(given: Any) -> Any:
@@ -661,22 +698,18 @@ def _check_file(path: str | Path, found: dict[str, Any]) -> None:
     if not isinstance(others, dict):
         raise _refused(path, f"its other is {quoted(others)}, expected an object of times by name")
     found = {**others, **{name: given for name, given in found.items() if name != "other"}}
-    by_stage = {*_NUMBERS, *others} - {*_SINGLE, "slice_work", "cores", "hosts"}
-    lengths = {name: len(given) for name, given in found.items() if name in by_stage and isinstance(given, list)}
+    lengths = {}
     for name, given in found.items():
-        kind = {"sends_block": bool, "unit": str, "memory_unit": str}.get(name)
-        numbers = given if isinstance(given, list) and name not in _SINGLE else [given]
-        is_number = all(type(number) in (int, float) and 0 <= as_float(number) < inf for number in numbers)
-        is_whole = name != "hosts" or (isinstance(given, list) and all(type(host) is int for host in given))
-        is_above_0 = name not in ("bandwidth", "copy_bandwidth", "cores") or 0 not in numbers
-        is_part = name != "overlap" or given <= 1
-        if name not in _OWN and name not in others:
+        spec = _SPECS.get(name, _BY_STAGE)
+        is_right, expected = spec.has(given), spec.in_file
+        if name in _TYPES:
+            is_right, expected = type(given) is _TYPES[name], _TYPES[name].__name__
+        elif name not in _SPECS and name not in others:
             raise _refused(path, f"it has {quoted(name)}, expected names of costs, such as 'forward'")
-        if type(given) is not kind if kind else not (numbers and is_number and is_whole and is_above_0 and is_part):
-            numbers_of = {"hosts": "whole numbers", "bandwidth": "a number above 0", "cores": "numbers above 0"}
-            numbers_of |= {"overlap": "a number from 0 to 1", "copy_bandwidth": "a number above 0"}
-            expected = kind.__name__ if kind else numbers_of.get(name, "numbers, finite and at least 0")
+        if not is_right:
             raise _refused(path, f"its {name} is {quoted(given)}, expected {expected}")
+        if spec.of == "stage" and isinstance(given, list):
+            lengths[name] = len(given)
     if len(set(lengths.values())) > 1:
         raise _refused(path, f"it has lists for different numbers of stages: {quoted(lengths, 200)}")
 

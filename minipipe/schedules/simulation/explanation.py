@@ -16,11 +16,12 @@ from collections.abc import Iterator
 from functools import cached_property
 from itertools import chain
 from operator import attrgetter
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from minipipe.core.flow import Flow, Numbered
+from minipipe.core.flow import Flow, Numbered, delay_of
+from minipipe.core.memory import Ran
 from minipipe.core.values import KINDS, NOUNS
+from minipipe.core.values import Value as DeclaredValue
 from minipipe.schedules.action import Action
 from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.simulation.span import GradientSum, Idle, IdleCause, Message, Span, StepChange, with_copies
@@ -56,8 +57,8 @@ class _Origin(NamedTuple):
     awaited : Action
         The action that is waited for: the giver of the value, its SEND, or the last REDUCE_GRAD.
     giver : Action
-    begin : float or None
-        The time when an all-reduce began.
+    begin : float
+        When the message was sent, or the all-reduce began.
     """
 
     time: float
@@ -65,7 +66,12 @@ class _Origin(NamedTuple):
     at: int
     awaited: Action
     giver: Action
-    begin: float | None = None
+    begin: float
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether the value is a result of several ranks together."""
+        return KINDS[self.giver.kind].meets is not None
 
 
 class Explanation:
@@ -160,10 +166,11 @@ class Explanation:
 
     def _awaited(self, origin: _Origin | None, free: float) -> tuple[Any, ...]:
         """Return source and awaited action of a wait and, of an all-reduce, the action that its rank was running."""
-        if origin is None or origin.begin is None or origin.begin <= free:
-            return () if origin is None else (origin.rank, origin.awaited)
+        if origin is None:
+            return ()
         running = (span.action for span in self._spans[origin.rank] if span.end > free)
-        return origin.rank, origin.awaited, next(running, None)
+        has_begun = not origin.is_sum or origin.begin <= free
+        return origin.rank, origin.awaited, None if has_begun else next(running, None)
 
     def _change(self, rank: int, index: int) -> StepChange | None:
         """Return the change of step directly before a span."""
@@ -184,7 +191,7 @@ class Explanation:
         origins = (
             origin for i in self._joined(rank, index) for origin in self._origins_of(self._spans[rank][i].action)
         )
-        late = (o for o in origins if o.rank != rank or o.begin is not None or o.time == start)
+        late = (o for o in origins if o.rank != rank or o.is_sum or o.time == start)
         return max(late, key=lambda origin: (origin.time, origin.rank == rank), default=None)
 
     def _joined(self, rank: int, index: int) -> range:
@@ -203,35 +210,46 @@ class Explanation:
     def _origins(self) -> dict[int, _Origin]:
         """The origins of these values, by their numbers."""
         origins: dict[int, _Origin] = {}
-        for action, position in self._positions.items():
-            for number in self._uses(action).gives:
-                if NOUNS[self._flow.name_of(number)].travels:
-                    origins[number] = self._sent(action, *position)
+        for action, (rank, index) in self._positions.items():
+            for number, value in self._given(action):
+                if NOUNS[value.name].travels:
+                    origins[number] = self._sent(action, value, rank, index)
         for rank, copies in enumerate(self._timeline.copies):
             for action, start, end in copies:
-                origin = _Origin(end, *self._last_ended(rank, start), action, action)
-                origins.update(dict.fromkeys(self._uses(action).gives, origin))
+                for number, value in self._given(action):
+                    time = end + self._time_in_flight(value)
+                    origins[number] = _Origin(time, *self._last_ended(rank, start), action, action, end)
         for found in self._timeline.sums:
             for action in found.actions:
-                origins.update(dict.fromkeys(self._uses(action).gives, self._summed(found)))
+                origins.update((number, self._summed(found)) for number, _ in self._given(action))
         return origins
 
-    def _sent(self, giver: Action, rank: int, index: int) -> _Origin:
+    def _given(self, action: Action) -> Iterator[tuple[int, DeclaredValue]]:
+        return ((number, self.flow.value_of(number)) for number in self._uses(action).gives)
+
+    def _time_in_flight(self, value: DeclaredValue) -> float:
+        times = self._timeline.message_times
+        return delay_of(self.flow, value, times) if times else 0.0
+
+    def _sent(self, giver: Action, value: DeclaredValue, rank: int, index: int) -> _Origin:
         """Return the origin of a value that a span gives, and that its SEND sends if it has one."""
         timeline = self._timeline
-        value = Value.produced_by(giver)
-        assert value is not None
-        if value in timeline.sent:
-            return _Origin(*timeline.sent[value], value.send, giver)
-        if value.send in self._positions:
-            rank, index = self._positions[value.send]
-        awaited, _, time = self._spans[rank][index]
-        if awaited == giver and timeline.message_times:
-            time += timeline.message_times[value.cut]
-        time = timeline.arrived.get(value, time)
+        sent = self._spans[rank][index].end
+        origin = _Origin(sent + self._time_in_flight(value), rank, index, giver, giver, sent)
+        carried = Value.produced_by(giver)
+        if carried is None:
+            return origin
+        if carried in timeline.sent:
+            time, rank, index = timeline.sent[carried]
+            return _Origin(time, rank, index, carried.send, giver, self._spans[rank][index].end)
+        if carried.send in self._positions:
+            rank, index = self._positions[carried.send]
+            _, sent, time = self._spans[rank][index]
+            origin = _Origin(time, rank, index, carried.send, giver, sent)
+        time = timeline.arrived.get(carried, origin.time)
         if giver in self._measured:
             time = self._earliest_arrival(self._measured[giver])
-        return _Origin(time, rank, index, awaited, giver)
+        return origin._replace(time=time)
 
     def _summed(self, found: GradientSum) -> _Origin:
         """Return the origin of the gradients of an all-reduce: its last replica."""
@@ -244,11 +262,10 @@ class Explanation:
         first = self._joined(rank, index)[0]
         free = self._spans[rank][first - 1].end if first else self._timeline.start
         action = self._spans[rank][index].action
-        for time, source, at, _, giver, begin in self._origins_of(action):
-            if source != rank and begin is None:
-                last = self._spans[source][at]
-                sent = last.start if last.action.kind.is_communication else last.end
-                yield Message(giver, action, source, rank, sent, time, was_awaited=free <= sent)
+        for origin in self._origins_of(action):
+            if origin.rank != rank and not origin.is_sum:
+                was_awaited = free <= origin.begin
+                yield Message(origin.giver, action, origin.rank, rank, origin.begin, origin.time, was_awaited)
 
     @cached_property
     def _measured(self) -> dict[Action, Message]:
@@ -278,35 +295,24 @@ class Explanation:
         return {span.action: (r, index) for r, row in enumerate(self._spans) for index, span in enumerate(row)}
 
     def _uses(self, action: Action) -> Numbered:
-        return self._flow.numbers(*self._places[action]) or Numbered((), (), ())
+        return self.flow.numbers(*self._places[action]) or Numbered((), (), ())
 
     @cached_property
     def _places(self) -> dict[Action, Position]:
-        rows = enumerate(self._flow.table.actions)
+        rows = enumerate(self.flow.table.actions)
         return {action: (rank, place) for rank, row in rows for place, action in enumerate(row)}
 
     @cached_property
-    def _flow(self) -> Flow:
-        """The values of all actions. They need no SEND and RECV; ``_sent`` knows these."""
+    def flow(self) -> Flow:
+        """The values of all actions: by rank in order, then its other copies and its all-reduces."""
         rows = list(map(with_copies, self._spans, self._timeline.copies or [()] * len(self._spans)))
+        for rank, copies in enumerate(self._timeline.copies):
+            known = set(rows[rank])
+            rows[rank] += (copy.action for copy in copies if copy.action not in known)
         for found in self._timeline.sums:
             for rank, action in zip(found.ranks, found.actions):
                 rows[rank].append(action)
-        stages = [{action.stage for action in row} for row in rows]
-        num_stages = 1 + max(chain.from_iterable(stages), default=0)
-        table = SimpleNamespace(
-            actions=rows,
-            num_stages=num_stages,
-            num_microbatches=1 + max((action.microbatch for action in chain.from_iterable(rows)), default=0),
-            num_slices=self._timeline.num_slices,
-            ranks_of=lambda stage: [rank for rank, own in enumerate(stages) if stage in own],
-            message_cuts=[False] * num_stages,
-            first_backward_stage=0,
-            is_forward_only=False,
-            frozen=(),
-            overlaps=(),
-        )
-        return Flow(table)
+        return Flow(Ran(rows, self._timeline.num_slices))
 
     # -- the critical path ---------------------------------------------------------------------------------------
 

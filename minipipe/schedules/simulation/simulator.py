@@ -22,7 +22,6 @@ from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import ActionTable, check_table, collector_paused
 from minipipe.schedules.analysis.activations import memory_levels, peak_activations, peaks, without_copies
 from minipipe.schedules.analysis.dependencies import Value
-from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.walk import complete_walk
 from minipipe.schedules.simulation.costs import Costs
@@ -31,7 +30,6 @@ from minipipe.schedules.simulation.timeline import Timeline
 from minipipe.schedules.slices import relative_work
 from minipipe.schedules.transforms import repeat
 from minipipe.simulation.hosts import Hosts
-from minipipe.simulation.shared import SharedClock
 
 TIMES_TOO_LARGE = "The sum of the times is too large for a number; choose a larger unit."
 MEMORY_TOO_LARGE = "The sum of the memory is too large for a number; choose a larger unit."
@@ -81,7 +79,11 @@ def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int =
     costs = (costs or Costs()).sliced(schedule.num_slices)
     _check_legal(schedule, costs)
     hosts = costs.hosts_of(schedule)
-    step = lower(schedule) if costs.sends_block else schedule
+    step = schedule
+    if costs.sends_block:
+        from minipipe.schedules.analysis.lowering import lower  # on demand: most sends do not block
+
+        step = lower(schedule)
     with collector_paused():
         return timeline_of(step, costs, num_steps, wait, hosts)
 
@@ -105,6 +107,8 @@ def timeline_of(step: ActionTable, costs: Costs, num_steps: int, wait: bool, hos
         rounds = complete_walk(step, sends_are_buffered=not costs.sends_block).rounds
         found = times(flow, rates, rounds, num_steps, wait, _new_span)
     else:
+        from minipipe.simulation.shared import SharedClock  # on demand: most ranks share nothing
+
         found = SharedClock(flow, rates, _new_span, hosts).run(num_steps, wait)
     if not found.latest * table.num_ranks < inf:  # the idle time of all ranks is a part of this sum
         raise misuse(TIMES_TOO_LARGE, ScheduleCode.COSTS)

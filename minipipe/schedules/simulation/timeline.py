@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minipipe.core.flow import Flow
 from minipipe.core.memory import Level, Ran, copies_held, pairs_of
@@ -15,8 +15,10 @@ from minipipe.schedules.action import U
 from minipipe.schedules.action_table import ShownInNotebooks
 from minipipe.schedules.analysis.activations import held_over_time, without_copies
 from minipipe.schedules.analysis.dependencies import Value
-from minipipe.schedules.simulation.explanation import Explanation, explain
-from minipipe.schedules.simulation.span import GradientSum, Idle, Message, Span, StepChange, in_groups, with_copies
+from minipipe.schedules.simulation.span import GradientSum, Idle, Message, Span, StepChange, in_groups
+
+if TYPE_CHECKING:
+    from minipipe.schedules.simulation.explanation import Explanation
 
 _MOST = 1e15  # of any unit: from here on a power of ten is clearer than all digits
 
@@ -229,6 +231,8 @@ class Timeline(ShownInNotebooks):
 
     @cached_property
     def _explanation(self) -> Explanation:
+        from minipipe.schedules.simulation.explanation import explain  # on demand: a drawing as text needs none
+
         return explain(self)
 
     @property
@@ -253,9 +257,10 @@ class Timeline(ShownInNotebooks):
 
     @cached_property
     def _held(self) -> list[list[Level]]:
-        rows = list(map(with_copies, self.spans, self.copies or [()] * self.num_ranks))
-        counts = pairs_of(Flow(Ran(rows)))
-        return [without_copies(row, counts.levels(rank)) for rank, row in enumerate(rows)]
+        flow = self._explanation.flow
+        counts = pairs_of(flow)
+        rows = enumerate(flow.table.actions)
+        return [without_copies(row, counts.levels(rank))[: len(self.spans[rank])] for rank, row in rows]
 
     @property
     def held_activations(self) -> tuple[tuple[int, ...], ...]:

@@ -57,7 +57,7 @@ def test_an_order_is_timed_as_the_simulator_times_it_and_refused_where_the_verif
     assert all(is_possible(word, rank, facts) for rank, word in enumerate(words))
     check_answer(schedule, workload)
     rates = Rates(workload.durations, workload.message, workload.overhead)
-    tasks = times(Flow(schedule), rates)
+    tasks = times(Flow(schedule), rates).tasks
     assert trial.ends == [row[-1].end for row in tasks]
     assert trial.begins == [row[0].start for row in tasks]
     ends = {(*facts.cell_of(event), event % workload.num_microbatches): end for event, end in enumerate(trial.ended)}

@@ -87,6 +87,13 @@ def test_what_waited_for_a_load_has_the_computation_before_it_on_its_critical_pa
     assert [span.start for span in timeline.spans[0]] == [0, 1, 2, 9, 10]
 
 
+def test_a_slice_that_waits_for_loaded_keys_and_values_says_so():
+    """The second slice reads keys and values of the first one, which are on their way back."""
+    table = Schedule.from_text("0F0.0 0O0.0 0L0.0 0F0.1 0B0.1 0B0.0")
+    (wait,) = simulate(table, Costs(activation=4, copy_bandwidth=2)).idle[0]
+    assert (wait.start, wait.end, wait.cause, str(wait.awaited)) == (0.5, 2.5, "waiting", "0L0.0")
+
+
 def test_an_offload_frees_memory_when_it_has_ended_and_a_load_takes_it_when_it_begins():
     schedule = Schedule.from_text("F0 O0 F1 F2 B2 L0 B1 B0")
     slow = simulate(schedule, Costs(copy_bandwidth=0.5))

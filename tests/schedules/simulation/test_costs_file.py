@@ -108,6 +108,8 @@ HEAD = '"format": "minipipe costs", "version": 1'
         (f'{{{HEAD}, "forward": null}}', "its forward is None, expected numbers"),
         (f'{{{HEAD}, "latency": [1, 2]}}', r"its latency is \[1, 2\], expected numbers"),
         (f'{{{HEAD}, "bandwidth": 0}}', "its bandwidth is 0, expected a number above 0"),
+        (f'{{{HEAD}, "overlap": "1"}}', "its overlap is '1', expected a number from 0 to 1"),
+        (f'{{{HEAD}, "overlap": [1]}}', r"its overlap is \[1\], expected a number from 0 to 1"),
         (f'{{{HEAD}, "hosts": [0.5]}}', r"its hosts is \[0.5\], expected whole numbers"),
         (f'{{{HEAD}, "sends_block": 1}}', "its sends_block is 1, expected bool"),
         (f'{{{HEAD}, "unit": 1}}', "its unit is 1, expected str"),

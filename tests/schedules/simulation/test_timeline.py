@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from minipipe import schedules
 from minipipe.schedules import schedule_of_text
 from minipipe.schedules.action import Action, ActionKind
-from minipipe.schedules.analysis.dependencies import Dependencies
+from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import simulate
@@ -273,7 +273,7 @@ def times_by_relaxation(program, costs):
                 stage, kind, k = action
                 known.setdefault((action, "start"), now)
                 if kind.value.startswith("SEND"):
-                    reached = known.get((Dependencies(program).partner_of(action), "start"))
+                    reached = known.get((Value.carried_by(action).receive, "start"))
                     if reached is None:
                         break
                     now = max(now, reached) + costs.latency

@@ -1,0 +1,24 @@
+"""The numbers of a table's values are those that its instructions declare."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from minipipe.core.flow import Flow
+from tests.core.tables import legal_tables, lowered
+from tests.strategies import examples
+
+
+@examples(300)
+@given(st.data())
+def test_numbers_of_a_case_are_those_of_each_declaration(data):
+    table = lowered(data.draw, data.draw(legal_tables()))
+    flow = Flow(table)
+    for rank, row in enumerate(table.actions):
+        for position in range(len(row)):
+            uses, numbers = flow.uses(rank, position), flow.numbers(rank, position)
+            if uses is None:
+                assert numbers is None
+                continue
+            for values, part in zip((uses.takes, uses.gives, uses.reads), numbers):
+                assert list(values) == list(map(flow.value_of, part))
+            needed = list(map(flow.value_of, numbers.needs))
+            assert needed == [*uses.takes, *uses.reads]
