@@ -52,17 +52,20 @@ class Flow:
     ----------
     table : Schedule or Program
         Legal or not, with stages and microbatches that exist. An action is (stage,
-        kind, microbatch); `overlaps` has the forwards that run as one with the next
-        action of their row.
+        kind, microbatch); `numbered` has the rows with a number for each microbatch or
+        slice; `overlaps` has the forwards that run as one with the next action of their
+        row.
 
     Attributes
     ----------
+    rows : sequence of sequence of (int, str, int)
+        By rank, the actions, with numbers of microbatches.
     pairs : frozenset
         The overlapped forwards that have a backward of another microbatch behind them.
     num_values : int
     rules : dict
-        By kind and stage, its :class:`Numbered`; None where that of an instruction is
-        in `varied`, or where no legal table has one.
+        By kind and stage, its :class:`Numbered`; None if `varied` has one for each
+        instruction, or if no legal table has such an instruction.
     varied : dict
         By rank and position, the :class:`Numbered` of an instruction.
     cases : dict
@@ -75,10 +78,11 @@ class Flow:
         self.frozen, self.is_forward_only = table.frozen, table.is_forward_only
         self.first_backward_stage = table.first_backward_stage
         self.message_cuts = table.message_cuts
-        self.kinds = frozenset(kind for row in table.actions for _, kind, _ in row)
+        self.rows: Sequence[Sequence[Any]] = table.numbered
+        self.kinds = frozenset(kind for row in self.rows for _, kind, _ in row)
         self.pairs = frozenset(
-            action
-            for row in (table.actions if table.overlaps else ())
+            self.rows[rank][position]
+            for rank, row in enumerate(table.actions if table.overlaps else ())
             for position, action in enumerate(row)
             if action in table.overlaps and _is_pair(row, position)
         )
@@ -141,7 +145,7 @@ class Flow:
             return
         rows: defaultdict[tuple[int, str, int], list[tuple[int, int]]]
         rows = defaultdict(list)
-        for rank, row in enumerate(self.table.actions):
+        for rank, row in enumerate(self.rows):
             for position, (stage, kind, k) in enumerate(row):
                 rows[rank, kind, stage].append((position, k))
                 self.positions[kind, stage, k] = position
@@ -159,7 +163,7 @@ class Flow:
                     self.rules[name][stage] = self._numbered(uses)
         if not varied:
             return
-        for rank, row in enumerate(self.table.actions):
+        for rank, row in enumerate(self.rows):
             for position, (stage, kind, k) in enumerate(row):
                 if kind in varied:
                     numbered = self._numbered_case(
@@ -206,23 +210,23 @@ class Flow:
 
     def uses(self, rank: int, position: int) -> Uses | None:
         """Return the declaration of an instruction."""
-        stage, kind, k = self.table.actions[rank][position]
+        stage, kind, k = self.rows[rank][position]
         return KINDS[kind].uses(Site(self, rank, position, stage, k))
 
     def numbers(self, rank: int, position: int) -> Numbered | None:
         """Return the declaration of an instruction as numbers."""
-        stage, kind, k = self.table.actions[rank][position]
+        stage, kind, k = self.rows[rank][position]
         rule = self.rules[kind][stage] or self.varied.get((rank, position))
         return None if rule is None else rule.of(k)
 
     def is_pair(self, rank: int, position: int) -> bool:
         """Whether an instruction is overlapped with the next one of its row."""
-        row = self.table.actions[rank]
+        row = self.rows[rank]
         return row[position] in self.pairs and _is_pair(row, position)
 
     def meeting(self, rank: int, position: int) -> Meeting:
         """Return the meeting of an instruction whose kind meets others."""
-        stage, name, k = self.table.actions[rank][position]
+        stage, name, k = self.rows[rank][position]
         meets = KINDS[name].meets
         assert meets is not None
         return meets(Site(self, rank, position, stage, k))
@@ -240,7 +244,7 @@ class Flow:
 
     def other_half(self, rank: int, position: int) -> tuple[int, str, int] | None:
         """Return the action that meets a SEND or RECV, whether it exists or not."""
-        stage, name, k = self.table.actions[rank][position]
+        stage, name, k = self.rows[rank][position]
         meeting = self.meeting(rank, position)
         for kind, site in self._sites_near(Value(name, stage, k)):
             if kind.meets is None or not kind.message or kind.name == name:
@@ -254,7 +258,7 @@ class Flow:
 
         Those are of its kind and stage: it is no message.
         """
-        stage, name, _ = self.table.actions[rank][position]
+        stage, name, _ = self.rows[rank][position]
         meeting = self.meeting(rank, position)
         for (other, kind, its_stage), places in self._rows.items():
             if other != rank and (kind, its_stage) == (name, stage):
@@ -273,7 +277,7 @@ class Flow:
         stage, name, k = action
         rank = self.table.rank_of(stage, k)
         places = self._rows.get((rank, name, stage), ())
-        end = len(self.table.actions[rank])
+        end = len(self.rows[rank])
         position = next((at for at, number in places if number == k), end)
         return Site(self, rank, position, stage, k)
 

@@ -60,7 +60,7 @@ def remarks(flow: Flow) -> list[Remark]:
 
 
 def _instructions(flow: Flow) -> Iterator[tuple[int, int, Any]]:
-    for rank, row in enumerate(flow.table.actions):
+    for rank, row in enumerate(flow.rows):
         for position, action in enumerate(row):
             yield rank, position, action
 
@@ -83,7 +83,7 @@ def misplaced(table: Any) -> list[Remark]:
 
 def _is_placed(table: Any, rank: int) -> bool:
     """Check a whole row at once: it may have a million instructions."""
-    stages, numbers = (set(map(itemgetter(i), table.actions[rank])) for i in (0, 2))
+    stages, numbers = (set(map(itemgetter(i), table.numbered[rank])) for i in (0, 2))
     return (
         stages <= set(range(table.num_stages))
         and (not numbers or min(numbers) >= 0)
@@ -96,11 +96,11 @@ def _misplaced(
     table: Any, present: list[frozenset[Any]], rank: int, position: int
 ) -> Iterator[Remark]:
     action = table.actions[rank][position]
-    stage, _, k = action
+    stage, _, k = table.numbered[rank][position]
     subject = f"Rank {rank}, position {position}: {action}"
     for noun, number, count in (
         ("stage", stage, table.num_stages),
-        ("microbatch", int(k), table.num_microbatches),
+        ("microbatch", k, table.num_microbatches),
     ):
         if not 0 <= number < count:
             message = f"{subject} names {noun} {number}; there are {count}, counted "
@@ -138,7 +138,7 @@ class _Stages:
         self.plain.num_slices, self.plain.positions = 1, {}
         self.plain.kinds = frozenset()
         self.pairs: dict[tuple[int, int], _Wrong] = {}
-        m, rows = flow.table.num_microbatches, flow.table.actions
+        m, rows = flow.table.num_microbatches, flow.rows
         bits = dict.fromkeys(KINDS, 0)
         bits.update((kind, 1 << number) for number, kind in enumerate(REGULAR))
         size = flow.num_stages * m
@@ -152,7 +152,7 @@ class _Stages:
     def fit(self) -> bool:
         """Whether nothing is missing, needless or repeated."""
         table = self.flow.table
-        rows = table.actions
+        rows = self.flow.rows
         if table.has_replicas:  # a microbatch could run on two of them
             rows = [list(chain.from_iterable(rows))]
         if not self.is_dense or any(len(set(row)) < len(row) for row in rows):
@@ -289,7 +289,7 @@ def _unused(
     needs: list[tuple[int, _Place]],
 ) -> Iterator[Fault]:
     """Yield the values that are not taken, or not read by each reader of their row."""
-    rows, m = flow.table.actions, flow.table.num_microbatches
+    rows, m = flow.rows, flow.table.num_microbatches
     nouns = [
         (NOUNS[name], stage) for name in flow.names for stage in range(flow.num_stages)
     ]
@@ -366,11 +366,13 @@ def _mixed_cuts(flow: Flow) -> Iterator[Remark]:
 
 
 def _overlaps(flow: Flow) -> Iterator[Remark]:
-    for rank, position, action in _instructions(flow):
-        if action not in flow.table.overlaps or action in flow.pairs:
+    for rank, position, numbered in _instructions(flow):
+        row = flow.table.actions[rank]
+        action = row[position]
+        if action not in flow.table.overlaps or numbered in flow.pairs:
             continue
         behind = "nothing, because it is the last action of its row"
-        for other in flow.table.actions[rank][position + 1 : position + 2]:
+        for other in row[position + 1 : position + 2]:
             needs_it = other[2] == action[2] and KINDS[other[1]].is_backward
             behind = f"{other}, which needs it" if needs_it else str(other)
         sentence = f"is overlapped with {behind}; expected a B or I of another "
@@ -386,7 +388,8 @@ def _meetings(flow: Flow) -> Iterator[Remark]:
     met: defaultdict[Meeting, dict[int, Any]] = defaultdict(dict)
     for rank, position, action in _instructions(flow):
         if KINDS[action[1]].meets is not None and not KINDS[action[1]].message:
-            met[flow.meeting(rank, position)][rank] = action
+            written = flow.table.actions[rank][position]
+            met[flow.meeting(rank, position)][rank] = written
     for number, (meeting, actions) in enumerate(met.items()):
         if len(actions) == meeting.size:
             continue

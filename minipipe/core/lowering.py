@@ -24,7 +24,7 @@ def with_messages(
     rounds: Sequence[Sequence[int]],
     make: Callable[[tuple[int, str, int]], Any],
 ) -> list[list[Any]]:
-    """Return the rows of a schedule with its messages.
+    """Return the rows of a schedule with its messages, with numbers of microbatches.
 
     Parameters
     ----------
@@ -36,8 +36,8 @@ def with_messages(
         Makes an action of stage, kind and microbatch.
     """
     messages = {name: _messages_behind(flow, name) for name in flow.kinds}
-    rows: list[list[Any]] = [[] for _ in flow.table.actions]
-    heads = [iter(row).__next__ for row in flow.table.actions]
+    rows: list[list[Any]] = [[] for _ in flow.rows]
+    heads = [iter(row).__next__ for row in flow.rows]
     for ranks in rounds:
         for rank in ranks:
             action = heads[rank]()

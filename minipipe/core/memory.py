@@ -27,7 +27,7 @@ from minipipe.core.flow import Flow
 from minipipe.core.values import GRADIENTS, KINDS, NOUNS, Site, Value
 
 Level = tuple[float, float]  # what is held: the most while it runs, and after it
-Pair = tuple[int, int]  # stage and microbatch
+Pair = tuple[int, Any]  # stage and microbatch
 Sizes = Sequence[float] | Mapping[int, float]  # by stage
 
 
@@ -76,7 +76,7 @@ class Changes:
     def of_row(self, rank: int) -> Iterator[Change]:
         """Yield the change of each instruction of a rank."""
         of_stage = self._of_stage
-        for position, (stage, kind, _) in enumerate(self.flow.table.actions[rank]):
+        for position, (stage, kind, _) in enumerate(self.flow.rows[rank]):
             change = of_stage[kind][stage]
             yield self._at(rank, position) if change is None else change
 
@@ -91,7 +91,7 @@ class Changes:
     def _at(self, rank: int, position: int) -> Change:
         """Return a change that is not known for its stage."""
         flow = self.flow
-        stage, kind, k = flow.table.actions[rank][position]
+        stage, kind, k = flow.rows[rank][position]
         site = Site(flow, rank, position, stage, k)
         if flow.rules[kind][stage] is not None:
             change = self._of_stage[kind][stage] = self._change(kind, site)
@@ -223,7 +223,7 @@ def applied(
     gradients adds.
     """
     flow = changes.flow
-    row = flow.table.actions[rank]
+    row = flow.rows[rank]
     result = {}
     for position, change in enumerate(changes.of_row(rank)):
         if name in change.gives:
@@ -240,7 +240,7 @@ def updates_before(flow: Flow, name: str) -> list[list[int]]:
     """
     changes = pairs_of(flow, with_away=True)
     counts = [[0] * flow.table.num_microbatches for _ in range(flow.num_stages)]
-    for rank, row in enumerate(flow.table.actions):
+    for rank, row in enumerate(flow.rows):
         so_far: Counter[int] = Counter()
         updates = applied(changes, rank)
         for position, change in enumerate(changes.of_row(rank)):
@@ -256,7 +256,7 @@ def copies_held(flow: Flow, rank: int) -> Iterator[tuple[Copies, Copies]]:
     """Yield the copies of the stage of each instruction, while it runs and after it."""
     changes = pairs_of(flow, with_away=True)
     updates = applied(changes, rank)
-    row = flow.table.actions[rank]
+    row = flow.rows[rank]
     update_of: dict[Pair, int] = {}
     for position, microbatches in updates.items():
         update_of.update(((row[position][0], k), position) for k in microbatches)
@@ -316,11 +316,12 @@ class Ran:
 
     def __init__(self, rows: Sequence[Sequence[Any]], num_slices: int = 1) -> None:
         self.actions = rows
+        self.numbered = _numbered(rows, num_slices)
         present = {(stage, kind) for row in rows for stage, kind, _ in row}
         back = {stage for stage, kind in present if KINDS[kind].is_backward}
         trained = {stage for stage, kind in present if kind in GRADIENTS}
         self.num_stages = _count(stage for stage, _ in present)
-        self.num_microbatches = _count(k for row in rows for _, _, k in row)
+        self.num_microbatches = _count(k for row in self.numbered for _, _, k in row)
         self.num_slices = num_slices
         self.frozen = frozenset(range(self.num_stages)) - trained
         self.first_backward_stage = min(back, default=self.num_stages)
@@ -332,6 +333,16 @@ class Ran:
     def ranks_of(self, stage: int) -> list[int]:
         """Return the ranks that ran a stage."""
         return [rank for rank, ran in enumerate(self._stages) if stage in ran]
+
+
+def _numbered(rows: Sequence[Sequence[Any]], n: int) -> Sequence[Sequence[Any]]:
+    """Return rows with a number for each of n slices of a sequence."""
+    if n == 1:
+        return rows
+    return [
+        [(stage, kind, sequence * n + part) for stage, kind, (sequence, part) in row]
+        for row in rows
+    ]
 
 
 def _count(numbers: Iterable[int]) -> int:

@@ -90,8 +90,8 @@ class Fault(NamedTuple):
 
     @property
     def action(self) -> Any:
-        """Stage, kind and microbatch of the instruction; as text, its cell."""
-        return self.flow.table.actions[self.rank][self.position]
+        """Stage, kind and number of the microbatch of the instruction."""
+        return self.flow.rows[self.rank][self.position]
 
     @property
     def other(self) -> str:
@@ -108,7 +108,8 @@ class Fault(NamedTuple):
     def remark(self, turn: int, code: str, sentence: str, *place: int) -> Remark:
         """Return a remark whose subject is the instruction."""
         rank, position = self.rank, self.position
-        message = f"Rank {rank}, position {position}: {self.action} {sentence}"
+        action = self.flow.table.actions[rank][position]
+        message = f"Rank {rank}, position {position}: {action} {sentence}"
         return Remark(code, message, rank, position, turn, place or (rank, position))
 
 
@@ -236,13 +237,16 @@ def _early(
 ) -> Iterator[Remark]:
     """Tell if a REDUCE_GRAD or U takes nothing, or comes before a gradient."""
     stage, kind, k = fault.action
+    microbatch = fault.flow.table.microbatches[k]
     place = fault.rank, number, 0, fault.position
     late = [other for other in taken if given[other][0] > fault.position]
     if stage in fault.flow.frozen:
         yield fault.remark(6, "frozen", _FROZEN.format(stage), *place)
     elif not taken:
         sentence = f"{_VERBS[kind]} no gradient: the gradients of microbatches up to "
-        yield fault.remark(6, "order", f"{sentence}{k} are already taken.", *place)
+        yield fault.remark(
+            6, "order", f"{sentence}{microbatch} are already taken.", *place
+        )
     elif late:
         other = k if k in late else late[0]
         at, giver = given[other]
@@ -252,7 +256,7 @@ def _early(
         if other != k and kind == "U":
             code = "skipped"
             sentence = f"skips {gradient}: it applies all gradients of microbatches "
-            sentence += f"up to {k}."
+            sentence += f"up to {microbatch}."
         yield fault.remark(6, code, sentence, *place)
 
 

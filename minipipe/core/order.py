@@ -1,8 +1,8 @@
 """The order in which the instructions of a table can run, in linear time.
 
-An instruction runs in one **round** more than the latest round on which it depends:
-that of the instruction before it in its row, and those in which the values that it
-takes or reads are given. Instructions that meet run in one round, once all of them are
+An instruction runs one **round** after the latest round on which it depends: the round
+of the instruction before it in its row, and the rounds that give the values which it
+takes or reads. Instructions that meet run in one round, once all of them are
 next in their rows; so do the two instructions of an overlapped pair. What remains when
 nothing can run any more is blocked, and waits for ever.
 
@@ -69,7 +69,7 @@ def order(flow: Flow, sends_block: bool = True) -> Order:
     """
     runner = _Runner(flow, sends_block)
     runner.run_all()
-    rows, positions, given = flow.table.actions, runner.position, runner.round_of
+    rows, positions, given = flow.rows, runner.position, runner.round_of
     blocked = {
         rank: Wait(position, awaited(flow, given, positions, rank))
         for rank, position in enumerate(positions)
@@ -108,7 +108,7 @@ def awaited(
         for number in numbers.needs:
             if not 0 < given(number) <= now:
                 return next(flow.givers(flow.value_of(number)), None)
-    rows = flow.table.actions
+    rows = flow.rows
     kind = KINDS[rows[rank][position][1]]
     if kind.message:
         return flow.other_half(rank, position)
@@ -132,7 +132,7 @@ def _has_values(
 
 
 class _Rest(NamedTuple):
-    """What few instructions have; for microbatch k, add k to each number.
+    """Parts that few instructions have; for microbatch k, add k to each number.
 
     Attributes
     ----------
@@ -170,7 +170,7 @@ class _Step(NamedTuple):
 
 class _Runner:
     def __init__(self, flow: Flow, sends_block: bool) -> None:
-        self.flow, self.rows = flow, flow.table.actions
+        self.flow, self.rows = flow, flow.rows
         self.size = flow.table.num_microbatches  # of the values of one name and stage
         self.meeting_kinds = {
             name
@@ -189,7 +189,7 @@ class _Runner:
         num_events = len(set(self.events.values()))
         self.given = [0] * num_events * self.size  # by event, its round; 0 before that
         self.waiting: defaultdict[int, list[int]] = defaultdict(list)  # by event
-        # By meeting, who came: rank, the round before that, and its event.
+        # The members that came, by meeting: rank, round before it, and event.
         self.came: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
         self.ready = list(range(len(self.rows)))[::-1]
         self.position = [0] * len(self.rows)

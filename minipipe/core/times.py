@@ -173,7 +173,7 @@ class Plan:
 
     def __init__(self, flow: Flow, rates: Rates, make: Make = _new_task) -> None:
         self.flow, self.rates, self.make = flow, rates, make
-        self.rows = flow.table.actions
+        self.rows = flow.rows
         self.written = flow.table.actions  # as tasks name them
         self.pairs = flow.pairs
         self.size = flow.table.num_microbatches  # of the values of one name and stage

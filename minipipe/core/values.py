@@ -214,7 +214,7 @@ class Kind(NamedTuple):
         number of the microbatch.
     case : function
         If they do: from a :class:`Site` to what else its declaration depends on. Equal
-        cases of a stage have equal declarations. By default each is declared by itself.
+        cases of a stage have equal declarations. The default declares each by itself.
 
     Examples
     --------
@@ -392,7 +392,7 @@ GRADIENTS = ("B", "W")
 
 
 def _reduce_gradient(site: Site) -> Uses | None:
-    """Declare a sum over replicas; that of a stage on one rank leaves its gradients."""
+    """Declare a sum over replicas. With one replica, the gradients stay as they are."""
     gradients = _taken(site, "REDUCE_GRAD", "dw", GRADIENTS)
     if site.is_frozen or not gradients:
         return None

@@ -90,7 +90,7 @@ class Executor:
         self.xp = xp
         self._name, self._sent_at = group.name_of_program(), partial(_sent_at, program)
         self._allocate = xp.empty if group.takes_device_arrays else backend.empty_on_host(xp)
-        self._actions = program.actions[group.rank]
+        self._row, self._actions = program.actions[group.rank], program.numbered[group.rank]
         self._steps = [_METHODS[action.kind](self, action) for action in self._actions]
         for observer in observers:
             self._steps = list(map(observer.watch, self._actions, self._steps))
@@ -105,7 +105,7 @@ class Executor:
         steps, num_earlier, activity = self._steps, len(self._sends), self.group.activity
         for observer in observers:
             steps = list(map(observer.watch, self._actions, steps))
-        activity.begin(self._name, self._actions, batch.step, self._sent_at)
+        activity.begin(self._name, self._row, batch.step, self._sent_at)
         try:
             self.place = RandomKey(batch.seed, batch.training_step)
             with no_grad() if self.program.is_forward_only else enable_grad(), at(self.place):
@@ -207,7 +207,7 @@ class Executor:
     def _receive(self, action: Action) -> Step:
         value = Value.carried_by(action)
         noun = "activations" if value.direction is Direction.FORWARD else "gradient"
-        words = f"the {noun} of microbatch {value.microbatch} from stage {value.stage}"
+        words = f"the {noun} of microbatch {self.program.microbatches[value.microbatch]} from stage {value.stage}"
         source, tag = self.program.rank_of(value.stage, value.microbatch), self._tag(value)
 
         def run(self: Executor, batch: Batch) -> None:  # [3]

@@ -500,7 +500,7 @@ def build_stages(
             parameter.move(xp)
             if not parameter.is_filled:
                 parameter.fill(seed, name)
-        row = plan.schedule.actions[rank]
+        row = plan.schedule.numbered[rank]
         forward: Callable = Recompute(module) if recompute else recomputing(module, row, index)
         if has_losses:
             forward = carrying_losses(forward, index == 0, index == plan.schedule.num_stages - 1)

@@ -43,7 +43,7 @@ class ReplayingStage(Stage):
 
     def __init__(self, module: Sequential, index: int, schedule: Schedule, *given: Any, **options: Any) -> None:
         super().__init__(module, index, schedule, *given, **options)
-        actions = chain.from_iterable(schedule.actions)
+        actions = chain.from_iterable(schedule.numbered)
         self._halved = {action.microbatch for action in actions if action.stage == index and action.kind is I}
         self._kinds = Kinds()
         self._captures: dict[int, Capture] = {}

@@ -64,9 +64,14 @@ class GradientSums:
         self._group, self._xp, self._ranks_of = group, xp, program.ranks_of
         first_tag = 2 * program.num_stages * program.num_microbatches  # after the executor's tags
         sums = gradient_sums(program)
-        self._tags = {action: first_tag + 2 * i for i, members in enumerate(sums) for action in members}
+        number_of = program.number_of
+        self._tags = {
+            Action(stage, kind, number_of(k)): first_tag + 2 * i
+            for i, members in enumerate(sums)
+            for stage, kind, k in members
+        }
         self.last_tag = first_tag + 2 * len(sums)
-        row, self._blocks = program.actions[group.rank], dict[int, Blocks]()
+        row, self._blocks = program.numbered[group.rank], dict[int, Blocks]()
         for index, stage in stages.items():
             num_blocks = plan.gradient_blocks // len(program.ranks_of(index))
             self._blocks[index] = Blocks(leaves_of(stage), block_size(row, index, num_blocks))

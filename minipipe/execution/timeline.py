@@ -154,7 +154,7 @@ _RECEIVES = (ActionKind.RECV_F, ActionKind.RECV_B)
 
 def gather_timeline(group: ProcessGroup, records: Sequence[Record], program: Program) -> Timeline:
     """Return the measured timeline of all ranks and some steps, in seconds from the beginning. Collective."""
-    received = [Value.carried_by(action) for action in program.actions[group.rank] if action.kind in _RECEIVES]
+    received = [Value.carried_by(action) for action in program.numbered[group.rank] if action.kind in _RECEIVES]
     own = Recorded(
         ran=[item for record in records for item in record.ran],
         memory=[item for record in records for item in record.memory],

@@ -245,7 +245,7 @@ class Pipeline(FamiliarPipeline):
         self._parameters = AllParameters(plan, group, self._intake.calls, self._stages, compares, grid)
         self._executor = partial(Executor, stages=self._stages, group=group, xp=self._xp, observers=journal())
         self._is_training, self._predictors, self._input_gradients = plan.model.is_training, dict[int, Executor](), None
-        observers = observers_of(plan.program.actions[group.rank], stack_weight_gradients)
+        observers = observers_of(plan.program.numbered[group.rank], stack_weight_gradients)
         self._sums = GradientSums(plan, self._stages, group, self._xp)
         self._trainer = self._executor(plan.program, observers=[*self._sums.observers, *observers])
         self._finite = FiniteCheck(check_finite, plan, self._trainer, grid)

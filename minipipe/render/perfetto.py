@@ -24,6 +24,7 @@ from minipipe.io import note_lines, printable
 from minipipe.render.descriptions import describe_idle, describe_message, origin, short_label
 from minipipe.render.panel import Panel, panels_of
 from minipipe.schedules import Action, ActionKind, Message, Span, Timeline
+from minipipe.schedules.action import number_of
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.simulation.timeline import format_time
 
@@ -186,7 +187,7 @@ class _Process:
         timeline, action = self.timeline, self.timeline.spans[rank][index].action
         about = {
             "stage": action.stage,
-            "microbatch": action.microbatch,
+            "microbatch": number_of(action.microbatch, timeline.num_slices),
             "kind": action.kind.declaration.words,
             "held activations after it": self.panel.held_activations[rank][index],
             "on the critical path": action in self.critical,

@@ -6,6 +6,7 @@ after ``schedules/one_f_one_b.py``, before ``schedules/analysis/dependencies.py`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -81,6 +82,56 @@ _DECLARED: dict[Kind, ActionKind] = {}
 F, B, I, W, SEND_F, RECV_F, SEND_B, RECV_B, REDUCE_GRAD, U, R, O, L = ActionKind
 
 
+class Slice(NamedTuple):
+    """The index of a slice of a sequence: the place of a microbatch in a table whose sequences are cut into slices.
+
+    Attributes
+    ----------
+    sequence, part : int
+        Both from 0.
+
+    Examples
+    --------
+    >>> print(Slice(1, 0), Action(2, ActionKind.FORWARD, Slice(1, 1)))
+    1.0 2F1.1
+    >>> Slice(1, 0) == (1, 0), Slice(0, 5) < Slice(1, 0)
+    (True, True)
+    """
+
+    sequence: int
+    part: int
+
+    def __str__(self) -> str:
+        return f"{self.sequence}.{self.part}"
+
+
+def number_of(microbatch: Any, num_slices: int) -> int:
+    """Return the number of a microbatch, or of a slice of a table with so many in each sequence.
+
+    Examples
+    --------
+    >>> number_of(3, num_slices=1), number_of(Slice(1, 1), num_slices=2)
+    (3, 3)
+    """
+    return microbatch if num_slices == 1 else microbatch.sequence * num_slices + microbatch.part
+
+
+Rows = Sequence[Sequence["Action"]]
+
+
+def numbered(rows: Rows, num_slices: int) -> Rows:
+    """Return rows with the number of each slice in its place; without slices, the rows themselves.
+
+    Examples
+    --------
+    >>> print(*numbered([[Action(2, ActionKind.FORWARD, Slice(1, 1))]], num_slices=2)[0])
+    2F3
+    """
+    if num_slices == 1:
+        return rows
+    return tuple(tuple(Action(stage, kind, number_of(k, num_slices)) for stage, kind, k in row) for row in rows)
+
+
 class Action(NamedTuple):
     """The stage, the kind and the microbatch of one action; ``str(action)`` is its cell in a schedule.
 
@@ -89,8 +140,8 @@ class Action(NamedTuple):
     stage : int
         Index of the stage, from 0.
     kind : ActionKind
-    microbatch : int
-        Index of the microbatch, from 0.
+    microbatch : int or Slice
+        Index of the microbatch, from 0; a :class:`Slice` in a table of sliced sequences.
 
     Examples
     --------
@@ -102,7 +153,7 @@ class Action(NamedTuple):
 
     stage: int
     kind: ActionKind
-    microbatch: int
+    microbatch: Any
 
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{self.microbatch}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -17,11 +17,10 @@ from numbers import Integral
 from operator import attrgetter, index, itemgetter
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from minipipe.errors import ScheduleCode, ScheduleError, counted, quoted
+from minipipe.errors import ScheduleCode, ScheduleError, counted, misuse, quoted, whole_number
 from minipipe.io import printable
-from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, L, O, R, U
+from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, L, O, R, Rows, Slice, U, number_of, numbered
 from minipipe.schedules.placement import check_placement, in_replica_order, ranks_in
-from minipipe.schedules.slices import check_slices, numbers_of, place_in_sum, with_numbers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,14 +72,14 @@ class ActionTable(ShownInNotebooks):
                 f"{self.num_ranks}, {self.num_stages} and {self.num_microbatches}.",
             )
         check_placement(self.placement, self.num_ranks)
-        object.__setattr__(self, "placement", in_replica_order(self.placement, self.actions))
         for stage in self.frozen:
             _check_index("stage", stage, self.num_stages)
         object.__setattr__(self, "overlaps", frozenset(map(_as_action, self.overlaps)))
-        check_slices(self.name, self.num_microbatches, self.num_slices)
-        if self.num_slices > 1:
-            object.__setattr__(self, "actions", with_numbers(self.actions, self.num_slices))
-            object.__setattr__(self, "overlaps", frozenset(*with_numbers([[*self.overlaps]], self.num_slices)))
+        _check_slices(self.name, self.num_microbatches, self.num_slices)
+        overlaps, *rows = _with_indices((tuple(self.overlaps), *self.actions), self.num_slices)
+        object.__setattr__(self, "actions", tuple(rows))
+        object.__setattr__(self, "overlaps", frozenset(overlaps))
+        object.__setattr__(self, "placement", in_replica_order(self.placement, self.numbered))
         for action in self.overlaps:
             if action.kind is not ActionKind.FORWARD or action not in self.first_rank_with:
                 message = f"{action} is among the overlaps of {self.name!r}; expected forwards of its rows."
@@ -97,9 +96,21 @@ class ActionTable(ShownInNotebooks):
         return len(self.placement)
 
     @cached_property
-    def microbatches(self) -> Sequence[int]:
-        """The numbers of all microbatches. A slice is written as sequence and slice, ``1.0``."""
-        return numbers_of(self.num_microbatches, self.num_slices)
+    def microbatches(self) -> Sequence[Any]:
+        """The indices of all microbatches: numbers, or each a :class:`~minipipe.schedules.action.Slice`."""
+        numbers = range(self.num_microbatches)
+        if self.num_slices == 1:
+            return numbers
+        return tuple(Slice(*divmod(number, self.num_slices)) for number in numbers)
+
+    def number_of(self, microbatch: Any) -> int:
+        """Return the number of a microbatch; of a slice, ``sequence * num_slices + part``."""
+        return number_of(microbatch, self.num_slices)
+
+    @cached_property
+    def numbered(self) -> Rows:
+        """The rows with the number of each microbatch, for engines that calculate with it; if unsliced, ``actions``."""
+        return numbered(self.actions, self.num_slices)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """Return the stages that a rank holds, ascending.
@@ -134,8 +145,10 @@ class ActionTable(ShownInNotebooks):
         """Whether a stage is on several ranks, each with microbatches of its own."""
         return any(len(ranks_in(home)) > 1 for home in self.placement)
 
-    def rank_of(self, stage: int, microbatch: int) -> int:
+    def rank_of(self, stage: int, microbatch: Any) -> int:
         """Return the rank that runs a microbatch on a stage; with replicas, the rank whose row has the microbatch.
+
+        A slice may be given by its index or by its number.
 
         Examples
         --------
@@ -146,13 +159,14 @@ class ActionTable(ShownInNotebooks):
         return self._replica_of.get((stage, microbatch), ranks_in(self.placement[stage])[0])
 
     @cached_property
-    def _replica_of(self) -> dict[tuple[int, int], int]:
+    def _replica_of(self) -> dict[tuple[int, Any], int]:
         """By stage and microbatch, the replica that runs its F or, if the F is missing, another of its actions."""
         shared = {stage for stage, home in enumerate(self.placement) if len(ranks_in(home)) > 1}
-        found: dict[tuple[int, int], int] = {}
+        found: dict[tuple[int, Any], int] = {}
         for is_forward in (False, True) if shared else ():
             for rank in reversed(range(self.num_ranks)):
-                own = (action for action in self.actions[rank] if (action.kind is ActionKind.FORWARD) == is_forward)
+                rows = {id(row): row for row in (self.actions[rank], self.numbered[rank])}.values()
+                own = (action for row in rows for action in row if (action.kind is ActionKind.FORWARD) == is_forward)
                 found.update(((stage, k), rank) for stage, _, k in own if stage in shared)
         return found
 
@@ -291,8 +305,8 @@ class ActionTable(ShownInNotebooks):
         The slices of a sequence descend. Floating-point sums depend on their order; if the orders agree, the bits
         agree.
         """
-        place = place_in_sum(self.num_slices)
-        rows = ([(stage, place(k)) for stage, kind, k in row if kind in _GRADIENT_KINDS] for row in self.actions)
+        place = _place_in_sum(self.num_slices)
+        rows = ([(stage, place(k)) for stage, kind, k in row if kind in _GRADIENT_KINDS] for row in self.numbered)
         # By stage alone, a sort keeps the order of each stage's microbatches.
         return all(sorted(row, key=itemgetter(0)) == sorted(row) for row in rows)
 
@@ -302,6 +316,12 @@ class ActionTable(ShownInNotebooks):
         for name, value in {**self.__getstate__(), "actions": tuple(map(tuple, rows))}.items():
             object.__setattr__(table, name, value)
         return table
+
+    def with_numbers(self, kind: type[T], rows: Iterable[Iterable[Action]]) -> T:
+        """Return a table over the same stages with other rows, whose microbatches are numbers, as in ``numbered``."""
+        if self.num_slices > 1:
+            rows = _with_indices(list(map(tuple, rows)), self.num_slices)
+        return self.with_rows(kind, rows)
 
     def __getstate__(self) -> dict[str, Any]:
         own = {part.name: getattr(self, part.name) for part in fields(self)}
@@ -466,7 +486,7 @@ def check_range(table: ActionTable) -> None:
         waste memory.
     """
     for part, count, name in ((0, table.num_stages, "stage"), (2, table.num_microbatches, "microbatch")):
-        for rank, row in enumerate(table.actions):
+        for rank, row in enumerate(table.numbered):
             if row and not (min(map(itemgetter(part), row)) >= 0 and max(map(itemgetter(part), row)) < count):
                 message = f"Rank {rank} names a {name} that is not among the {count}; verify(schedule) says where."
                 raise ScheduleError.of(ScheduleCode.OUT_OF_RANGE, message, rank)
@@ -500,11 +520,62 @@ def _as_action(cell: Action | str) -> Action:
         return Action.parse(cell)
     try:
         stage, kind, microbatch = cell
-        return Action(index(stage), ActionKind(kind), index(microbatch))
+        number = Slice(*map(index, microbatch)) if isinstance(microbatch, tuple) else index(microbatch)
+        return Action(index(stage), ActionKind(kind), number)
     except (TypeError, ValueError):
         from minipipe.schedules.cells import expected_cell  # on demand: as in Action.parse
 
         raise ScheduleError.of(ScheduleCode.SYNTAX, f"{quoted(cell)} is not an action. {expected_cell()}") from None
+
+
+def _check_slices(name: str, num_microbatches: int, num_slices: int) -> None:
+    """Refuse an invalid number of slices, or one that leaves a sequence of a schedule incomplete."""
+    whole_number("num_slices", num_slices, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
+    if num_microbatches % num_slices:
+        message = (
+            f"num_slices is {num_slices}, and {name!r} has {num_microbatches} microbatches, each of which is a slice;"
+        )
+        raise misuse(f"{message} expected a multiple of {num_slices}.")
+
+
+def _with_indices(rows: Sequence[tuple[Action, ...]], num_slices: int) -> Sequence[tuple[Action, ...]]:
+    """Return rows whose microbatches are numbers, or slices if a sequence has several.
+
+    Slices of a table with more of them get their numbers first: ``dataclasses.replace(table, num_slices=1)``.
+
+    Examples
+    --------
+    >>> print(*_with_indices([(Action(2, ActionKind.FORWARD, 3),)], num_slices=2)[0])
+    2F1.1
+    >>> print(*_with_indices([(Action(2, ActionKind.FORWARD, Slice(1, 1)),)], num_slices=1)[0])
+    2F3
+    """
+    index = itemgetter(2)
+    if num_slices == 1 and all(Slice not in set(map(type, map(index, row))) for row in rows):
+        return rows
+    given = {index(action) for row in rows for action in row}
+    most = max((k.part + 1 for k in given if isinstance(k, Slice)), default=1)
+    n = max(most, num_slices)
+    numbers = {k: k.sequence * n + k.part if isinstance(k, Slice) else k for k in given}
+    if num_slices > 1:
+        index_of: dict[Any, Any] = {k: Slice(*divmod(number, num_slices)) for k, number in numbers.items()}
+    else:
+        index_of = numbers
+    return [tuple(Action(stage, kind, index_of[k]) for stage, kind, k in row) for row in rows]
+
+
+def _place_in_sum(num_slices: int) -> Callable[[int], int]:
+    """Return, by number of a microbatch, its place in the order in which one process adds gradients.
+
+    Sequences ascend, slices descend: the backward of the last slice of a sequence comes first, because the others get
+    gradients of their keys and values from it.
+
+    Examples
+    --------
+    >>> list(map(_place_in_sum(2), range(6)))
+    [1, 0, 3, 2, 5, 4]
+    """
+    return int if num_slices == 1 else lambda k: k - 2 * (k % num_slices) + num_slices - 1
 
 
 def _read(form: str, given: Any, ignore_sharding: bool) -> Cells:
@@ -564,8 +635,9 @@ class Schedule(ActionTable):
         Forwards that are overlapped with the next action of their row, a B or I of another microbatch: the two begin
         together, when the inputs of both are available, and end together. Cells such as ``"0F3"`` are read as actions.
     num_slices : int
-        The slices of a sequence, at least 1. Each slice is a microbatch: slice i of sequence s is microbatch
-        ``s * num_slices + i``, which text writes ``0F1.2``, and ``num_microbatches`` counts slices.
+        The slices of a sequence, at least 1. Each slice is a microbatch, and ``num_microbatches`` counts slices. The
+        ``microbatch`` of an action is then the tuple (sequence, slice), which text writes ``0F1.2``; ``numbered`` has
+        the rows with the number ``sequence * num_slices + slice`` in its place, which cells such as ``"0F5"`` may give.
 
     Raises
     ------

@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 from minipipe import io
 from minipipe.errors import ArgumentError, FileError, ScheduleCode, ScheduleError, quoted
 from minipipe.io import MOST_ACTIONS, MOST_BYTES, MOST_STAGES, printable
-from minipipe.schedules.action import Action, B, F, I
+from minipipe.schedules.action import Action, B, F, I, Slice
 from minipipe.schedules.cells import is_cell, may_omit_stage
-from minipipe.schedules.slices import Slice
 
 # An overlapped forward and backward, as PyTorch writes them: (0F3;3B1)OVERLAP_F_B.
 _OVERLAP = re.compile(r"\(([^;]*);([^;]*)\)OVERLAP_F_B", re.ASCII)
@@ -138,12 +137,11 @@ def _from_rows(
             ScheduleCode.EMPTY, "The text has no action. Expected one line per rank, with cells such as 0F0."
         )
     largest = max(chain.from_iterable(actions), key=itemgetter(2))
-    if largest.microbatch >= total:
-        number = Slice(largest.microbatch, num_slices) if num_slices > 1 else largest.microbatch
-        message = f"{largest._replace(microbatch=number)} names microbatch {number}, but most lower ones are missing."
+    n, k = max(1, num_slices), largest.microbatch
+    num_microbatches = (k.sequence + 1) * n if n > 1 else k + 1  # whole sequences
+    if (k.sequence * n + k.part if n > 1 else k) >= total:
+        message = f"{largest} names microbatch {k}, but most lower ones are missing."
         raise ScheduleError.of(ScheduleCode.MISSING, message)
-    n = max(1, num_slices)
-    num_microbatches = (largest.microbatch // n + 1) * n  # whole sequences
     return Cells(_placement(actions, frozen), num_microbatches, tuple(actions), frozen, overlaps, n)
 
 
@@ -231,14 +229,17 @@ def _actions_of(cell: str, where: str, ignore_sharding: bool, num_slices: int) -
 
 
 def _action_of(cell: str, num_slices: int) -> Action:
-    """Read one action, with the slice of a sequence as a microbatch; either all cells name one, or none does."""
+    """Read one action, of a slice or of a whole microbatch; either all cells name a slice, or none does."""
     found = _SLICED.fullmatch(cell)
     whole = Action.parse(found[1] if found else cell)
     if bool(found) != bool(num_slices):
         sentence = f"{cell} names a slice, and the first cell names none" if found else f"{cell} names no slice"
         hint = "expected the slice of a sequence in each cell, such as 0F1.0, or in none."
         raise ScheduleError.of(ScheduleCode.SYNTAX, f"{sentence}; {hint}")
-    return whole._replace(microbatch=whole.microbatch * num_slices + int(found[2])) if found else whole
+    if num_slices < 2:
+        return whole
+    assert found is not None
+    return whole._replace(microbatch=Slice(whole.microbatch, int(found[2])))
 
 
 def _placement(actions: Sequence[Sequence[Action]], frozen: frozenset[int]) -> tuple[int | tuple[int, ...], ...]:

@@ -236,7 +236,7 @@ def repeat(table: T, num_steps: int) -> T:
         return table
     m = table.num_microbatches
     check_size(table.num_stages, num_steps * m)
-    rows = [[Action(s, kind, n * m + k) for n in range(num_steps) for s, kind, k in row] for row in table.actions]
+    rows = [[Action(s, kind, n * m + k) for n in range(num_steps) for s, kind, k in row] for row in table.numbered]
     name = f"{table.name}, {num_steps} steps"
     actions, overlaps = tuple(map(tuple, rows)), overlaps_of_copies(table, num_steps)
     return replace(table, name=name, num_microbatches=num_steps * m, actions=actions, overlaps=overlaps)
@@ -250,8 +250,8 @@ def overlaps_of_copies(table: ActionTable, count: int) -> frozenset[Action]:
     >>> sorted(map(str, overlaps_of_copies(Schedule.from_text("0F0 (0F1;0B0)OVERLAP_F_B 0B1"), 2)))
     ['0F1', '0F3']
     """
-    m = table.num_microbatches
-    return frozenset(Action(s, kind, n * m + k) for n in range(count) for s, kind, k in table.overlaps)
+    m, number_of = table.num_microbatches, table.number_of
+    return frozenset(Action(s, kind, n * m + number_of(k)) for n in range(count) for s, kind, k in table.overlaps)
 
 
 # -- less memory ------------------------------------------------------------------------------------------------------

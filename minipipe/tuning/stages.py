@@ -346,7 +346,7 @@ def measure_costs(
     program = lower(split_backward(_of_costs(plan.schedule)))
     executor, timelines, times = make_executor(program), [], []
     sums = None if U in plan.schedule.kinds else sums
-    recomputation = Offloading(program.actions[executor.group.rank]).observers
+    recomputation = Offloading(program.numbered[executor.group.rank]).observers
     hosts = crowded_hosts(executor.group, executor.xp)
     watch = CoreWatch()
     for _ in range(num_steps + 2):

@@ -134,9 +134,9 @@ def holds(kinds, position):
 @given(tables())
 def test_the_rows_of_a_timeline_hold_the_pairs_that_the_table_says(table):
     rows = table.without_sums().actions
-    all_ranks = pairs_of(Flow(Ran(rows)))
+    all_ranks = pairs_of(Flow(Ran(rows, table.num_slices)))
     for rank, row in enumerate(rows):
-        alone = pairs_of(Flow(Ran([row])))
+        alone = pairs_of(Flow(Ran([row], table.num_slices)))
         pairs = kinds_of(row)
         for position, (during, _) in enumerate(all_ranks.levels(rank)):
             assert during == sum(holds(kinds, position) for kinds in pairs.values())

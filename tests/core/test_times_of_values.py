@@ -9,7 +9,7 @@ from minipipe.core.flow import Flow
 from minipipe.core.values import KINDS, NOUNS
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.analysis.lowering import lower
-from minipipe.schedules.slices import relative_work
+from minipipe.schedules.sliced import relative_work
 from tests.core.tables import legal_tables, problem
 from tests.strategies import examples, legally_overlapped, runnable_schedules
 
@@ -92,7 +92,9 @@ class ByHand:
         elif kind in list("BI") and stage + 1 < self.table.num_stages:
             yield self.value(stage + 1, "BI", k, "RECV_B", stage)
         if kind in list("FBIR"):  # what was loaded: keys and values of earlier slices
-            for other in range(k - k % self.table.num_slices, k + 1):
+            number = self.table.number_of(k)
+            first = number - number % self.table.num_slices
+            for other in self.table.microbatches[first : number + 1]:
                 load = made(stage, "L", other)
                 if load in self.places and self.is_before(load, action):
                     yield self.at(*load)
@@ -129,7 +131,8 @@ class ByHand:
             time = self.costs.durations(self.table.num_stages)[kind][stage]
             if kind != "U" and self.costs.slice_work:
                 parts = relative_work(self.costs.slice_work, self.table.num_slices)
-                time *= parts[k % len(parts)] if len(set(parts)) > 1 else 1.0
+                number = self.table.number_of(k)
+                time *= parts[number % len(parts)] if len(set(parts)) > 1 else 1.0
         start = max(begin, *(value for a in pair for value in self.inputs(a)), 0.0)
         return start, start + time
 

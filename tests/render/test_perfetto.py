@@ -102,6 +102,11 @@ def test_slices_say_what_was_measured(measured):
     says_what_it_should(measured)
 
 
+def number_in(timeline, microbatch):
+    """Return the number of a microbatch; a slice's, as if each slice were a microbatch."""
+    return microbatch if timeline.num_slices == 1 else microbatch[0] * timeline.num_slices + microbatch[1]
+
+
 def says_what_it_should(timeline):
     trace = read(timeline)
     threads = iter(slices_in_order(trace))
@@ -117,7 +122,7 @@ def says_what_it_should(timeline):
         for event, (span, held) in zip(actions, spans):
             stage, kind, microbatch = span.action
             assert event["name"] in (f"{kind}{microbatch}", f"{stage}{kind}{microbatch}") and event["cat"] == kind
-            assert (event["args"]["stage"], event["args"]["microbatch"]) == (stage, microbatch)
+            assert (event["args"]["stage"], event["args"]["microbatch"]) == (stage, number_in(timeline, microbatch))
             assert event["args"]["held activations after it"] == held / (timeline.pairs_per_microbatch or 1)
             near(event, span, timeline.start, microseconds)
         shown = [slot for slot in timeline.idle[rank] if (slot.end - slot.start) * microseconds > 0.13]
@@ -165,7 +170,8 @@ def test_every_message_is_an_arrow_from_its_maker_to_its_user(timeline):
                 (ends[name], message.used_by, message.destination),
             ):
                 (piece,) = enclosing(trace, event)
-                assert (piece["args"]["stage"], piece["cat"], piece["args"]["microbatch"]) == action
+                found = piece["args"]["stage"], piece["cat"], piece["args"]["microbatch"]
+                assert found == (action.stage, action.kind, number_in(timeline, action.microbatch))
                 assert threads[piece["pid"], piece["tid"]] == f"rank {rank}"
 
 

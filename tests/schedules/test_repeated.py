@@ -18,9 +18,9 @@ def test_several_steps_are_legal_and_each_is_what_one_was(named, num_steps, is_l
     verify(several)
     assert type(several) is type(one) and several.num_microbatches == num_steps * m
     assert several.is_reproducible == one.is_reproducible
-    for rank, row in enumerate(one.actions):
+    for rank, row in enumerate(one.numbered):
         for n in range(num_steps):
-            part = several.actions[rank][n * len(row) : (n + 1) * len(row)]
+            part = several.numbered[rank][n * len(row) : (n + 1) * len(row)]
             assert [action._replace(microbatch=action.microbatch - n * m) for action in part] == list(row)
 
 

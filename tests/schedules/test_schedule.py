@@ -89,7 +89,7 @@ def test_a_stage_on_no_rank_or_twice_on_one_is_refused(home):
 def test_every_named_schedule_adds_its_gradients_in_ascending_order(every_schedule):
     for schedule in every_schedule:
         assert schedule.is_reproducible, str(schedule)
-        for row in schedule.actions:
+        for row in schedule.numbered:
             for stage in {action.stage for action in row}:
                 added = [
                     divmod(a.microbatch, schedule.num_slices) for a in row if a.stage == stage and a.kind.value in "BW"

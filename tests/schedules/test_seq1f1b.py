@@ -77,8 +77,9 @@ def test_two_neighbours_of_a_sequence_swapped_are_refused(p, m, k, data):
     schedule = seq1f1b(p, m, k)
     rank = data.draw(st.integers(0, p - 1))
     row = list(schedule.actions[rank])
-    first = data.draw(st.sampled_from([a for a in row if a.microbatch % k < k - 1]))
-    i, j = row.index(first), row.index(first._replace(microbatch=first.microbatch + 1))
+    first = data.draw(st.sampled_from([a for a in row if a.microbatch.part < k - 1]))
+    sequence, part = first.microbatch
+    i, j = row.index(first), row.index(first._replace(microbatch=(sequence, part + 1)))
     row[i], row[j] = row[j], row[i]
     rows = [*schedule.actions[:rank], row, *schedule.actions[rank + 1 :]]
     assert refusal(verify, replace(schedule, actions=rows)).code == "slice-order"
@@ -115,7 +116,7 @@ def test_a_slice_takes_an_equal_part_of_a_sequence():
 @pytest.mark.parametrize("more", [{}, {"cores": 4}, {"cores": 3, "latency": 0.25}])
 def test_slices_may_have_other_parts_of_the_work(more):
     timeline = simulate(seq1f1b(4, 2), Costs(slice_work=[3, 1], cores=more.get("cores", None)))
-    times = {(a.kind.value, a.microbatch % 2): end - start for a, start, end in timeline.spans[3]}
+    times = {(a.kind.value, a.microbatch.part): end - start for a, start, end in timeline.spans[3]}
     if more.get("cores") != 3:
         assert times == {("F", 0): 0.75, ("F", 1): 0.25, ("B", 0): 1.5, ("B", 1): 0.5}
     equal = simulate(seq1f1b(4, 2), Costs(slice_work=[0.25, 0.25], **more))

@@ -1,4 +1,4 @@
-"""Slices of a sequence: numbers of microbatches that are written as sequence and slice, and their order in a row."""
+"""Slices of a sequence: microbatches whose index is a pair, sequence and slice; and their order in a row."""
 
 import pickle
 from dataclasses import replace
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from minipipe import Action, Schedule, schedules, verify
 from minipipe.errors import ScheduleError
 from minipipe.schedules import Program, data_parallel, lower, schedule_of_text
+from minipipe.schedules.action import Slice
 from minipipe.schedules.transforms import first_stages, freeze_stages, repeat, split_backward, spread_stages
 from tests.schedules.sliced_tables import sliced_schedules
 from tests.strategies import examples, overlapped
@@ -32,16 +33,33 @@ def refusal(function, *arguments, **named):
 def test_a_slice_is_a_microbatch_that_is_written_as_sequence_and_slice():
     mine = Schedule.from_text(MINE)
     assert (mine.num_slices, mine.num_microbatches) == (2, 4)
-    assert mine.actions[0][2] == Action.parse("0F2") and str(mine.actions[0][2]) == "0F1.0"
-    assert list(map(str, mine.microbatches)) == ["0.0", "0.1", "1.0", "1.1"] and list(mine.microbatches) == [0, 1, 2, 3]
+    assert mine.actions[0][2] == (0, "F", (1, 0)) and str(mine.actions[0][2]) == "0F1.0"
+    assert list(map(str, mine.microbatches)) == ["0.0", "0.1", "1.0", "1.1"]
+    assert mine.numbered[0][2] == Action.parse("0F2") and list(map(mine.number_of, mine.microbatches)) == [0, 1, 2, 3]
     assert str(mine).splitlines()[0] == "# text: 2 ranks, 2 stages, 2 sequences of 2 slices"
     assert str(mine).splitlines()[1] == "rank 0: 0F0.0 0F0.1 0F1.0 0B0.1 0F1.1 0B0.0 0B1.1 0B1.0"
     assert str(pickle.loads(pickle.dumps(mine))) == str(mine)
 
 
+@pytest.mark.parametrize("index", [2, (1, 0), Slice(1, 0)])
+def test_an_action_of_a_slice_may_be_given_with_its_number_or_its_index(index):
+    mine = Schedule.from_text(MINE)
+    rows = [[Action(stage, kind, index if k == (1, 0) else k) for stage, kind, k in row] for row in mine.actions]
+    assert replace(mine, actions=rows) == mine and replace(mine, actions=mine.numbered) == mine
+    found = {type(action.microbatch) for row in replace(mine, actions=rows).actions for action in row}
+    assert found == {Slice}
+
+
+def test_the_rank_of_a_slice_is_found_by_its_number_and_its_index():
+    mine = Schedule.from_text("0F1.0 0F1.1 0B1.1 0B1.0\n0F0.0 0F0.1 0B0.1 0B0.0")
+    assert [mine.rank_of(0, k) for k in range(4)] == [mine.rank_of(0, k) for k in mine.microbatches] == [1, 1, 0, 0]
+    assert mine.ranks_of(0) == (1, 0)
+
+
 def test_without_slices_numbers_are_plain():
     plain = replace(Schedule.from_text(MINE), num_slices=1)
-    assert plain.microbatches == range(4) and {type(a.microbatch) for row in plain.actions for a in row} == {int}
+    assert plain.microbatches == range(4) and plain.numbered is plain.actions
+    assert {type(a.microbatch) for row in plain.actions for a in row} == {int}
     assert Schedule.from_csv(plain.to_csv(), name="text") == plain
     assert replace(plain, num_slices=2) == Schedule.from_text(MINE)
     assert str(replace(plain, num_slices=2)) == str(Schedule.from_text(MINE))
@@ -111,12 +129,11 @@ def test_a_sequence_has_all_its_slices():
 @given(sliced_schedules())
 def test_gradients_of_slices_add_as_one_process_adds_them(schedule):
     """One process goes back through each sequence from its last slice; so sequences alone may be out of order."""
-    n = schedule.num_slices
-    own = [[k // n for s, kind, k in row if kind.value == "B" and s == stage]
+    own = [[k.sequence for s, kind, k in row if kind.value == "B" and s == stage]
            for row in schedule.actions for stage in range(schedule.num_stages)]  # fmt: skip
     verify(schedule)
     assert schedule.is_reproducible == all(found == sorted(found) for found in own)
-    assert replace(schedule, num_slices=1).is_reproducible is (n == 1)
+    assert replace(schedule, num_slices=1).is_reproducible is False
 
 
 @pytest.mark.parametrize(
@@ -158,7 +175,7 @@ def test_a_missing_slice_is_named_as_it_is_written():
 
 def test_a_program_obeys_the_same_order():
     program = lower(Schedule.from_text(MINE))
-    rows = [[a._replace(microbatch=a.microbatch ^ 1) for a in row] for row in program.actions]
+    rows = [[a._replace(microbatch=a.microbatch ^ 1) for a in row] for row in program.numbered]
     assert refusal(verify, replace(program, actions=rows)).code == "slice-order"
 
 
@@ -166,10 +183,10 @@ def test_a_program_obeys_the_same_order():
 @given(sliced_schedules(), st.data())
 def test_two_slices_swapped_are_never_legal(schedule, data):
     """A mutant: any two slices of a sequence change places in the F or B of one stage."""
-    rows, n = list(map(list, schedule.actions)), schedule.num_slices
+    rows = list(map(list, schedule.actions))
     row = data.draw(st.sampled_from(list(filter(None, rows))))
     alike = [(i, j) for i, a in enumerate(row) for j, b in enumerate(row[:i])
-             if (*a[:2], a.microbatch // n) == (*b[:2], b.microbatch // n)]  # fmt: skip
+             if (*a[:2], a.microbatch.sequence) == (*b[:2], b.microbatch.sequence)]  # fmt: skip
     i, j = data.draw(st.sampled_from(alike))
     row[i], row[j] = row[j], row[i]
     assert refusal(verify, replace(schedule, actions=rows)).code == "slice-order"

@@ -226,5 +226,5 @@ def _action(culprit: Culprit, program: Program, stage: int) -> Action:
     half = ActionKind.BACKWARD_WEIGHT if culprit.is_weight else ActionKind.BACKWARD_INPUT
     kinds = (ActionKind.BACKWARD, half, ActionKind.BACKWARD_INPUT)  # a frozen stage has no W
     found = (Action(stage, kind, culprit.microbatch) for kind in kinds)
-    row = set(program.actions[program.rank_of(stage, culprit.microbatch)])
+    row = set(program.numbered[program.rank_of(stage, culprit.microbatch)])
     return next(action for action in found if action in row)

@@ -37,7 +37,6 @@ from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.simulation.span import Idle, IdleCause, Message, with_copies
 from minipipe.schedules.simulation.timeline import Timeline, by_rank
-from minipipe.schedules.slices import Slice
 
 __all__ = ["draw_html"]
 
@@ -92,9 +91,10 @@ def holds_of(timeline: Timeline, rank: int) -> tuple[Hold, ...]:
         with_copies(timeline.spans[rank], copies),
         {span.action: span for span in (*timeline.spans[rank], *copies)},
     )
+    changes = pairs_of(Flow(Ran([row], timeline.num_slices)))
     return tuple(
         Hold(stage, k, at[row[first]].start, None if last is None else at[row[last]].end)
-        for stage, k, first, last in lifetimes(pairs_of(Flow(Ran([row]))), 0)
+        for stage, k, first, last in lifetimes(changes, 0)
     )
 
 
@@ -137,31 +137,33 @@ def _rank(panel: Panel, rank: int) -> dict[str, Any]:
     return {
         "stages": list(panel.stages[rank]),
         "namesStage": panel.names_stage(rank),
-        "actions": [[*_parts(action), start - begin, end - begin] for action, start, end in timeline.spans[rank]],
+        "actions": [
+            [*_parts(timeline, action), start - begin, end - begin] for action, start, end in timeline.spans[rank]
+        ],
         "idle": [_idle(timeline, idle) for idle in timeline.idle[rank]],
         "beside": [
             [action.kind, action.stage, start - begin, end - begin] for action, start, end, _ in panel.beside(rank)
         ],
         "holds": [
-            [stage, _written(k), start - begin, None if end is None else end - begin]
+            [stage, _written(timeline, k), start - begin, None if end is None else end - begin]
             for stage, k, start, end in holds_of(timeline, rank)
         ],
         "memory": None if timeline.memory is None else list(map(list, _memory_steps(timeline, rank))),
     }
 
 
-def _parts(action: Action) -> tuple[int, str, int | str]:
-    return action.stage, action.kind, _written(action.microbatch)
+def _parts(timeline: Timeline, action: Action) -> tuple[int, str, int | str]:
+    return action.stage, action.kind, _written(timeline, action.microbatch)
 
 
-def _written(microbatch: int) -> int | str:
+def _written(timeline: Timeline, microbatch: Any) -> int | str:
     """Return a number for JSON; of a slice, sequence and slice as text."""
-    return str(microbatch) if isinstance(microbatch, Slice) else microbatch
+    return microbatch if timeline.num_slices == 1 else str(microbatch)
 
 
 def _idle(timeline: Timeline, idle: Idle) -> list:
     """Return start, end and cause; if the awaited action is known, also its stage, kind, microbatch and rank."""
-    awaited = [] if idle.awaited is None else [*_parts(idle.awaited), idle.source]
+    awaited = [] if idle.awaited is None else [*_parts(timeline, idle.awaited), idle.source]
     return [idle.start - timeline.start, idle.end - timeline.start, idle.cause, *awaited]
 
 

@@ -131,10 +131,12 @@ def describe_held(walkthrough: Walkthrough, rank: int, state: RankState) -> str:
     if not state.held:
         return "nothing"
     by_stage: defaultdict[int, list[int]] = defaultdict(list)
+    program = walkthrough.program
     for stage, k in sorted(state.held):
-        by_stage[stage].append(k)
-    names_stage = len(walkthrough.program.stages_of(rank)) > 1
-    parts = [(f"{stage}:" if names_stage else "") + _ranges(found) for stage, found in by_stage.items()]
+        by_stage[stage].append(program.number_of(k))
+    names_stage = len(program.stages_of(rank)) > 1
+    listed = {stage: _ranges(numbers, program.microbatches) for stage, numbers in by_stage.items()}
+    parts = [f"{stage}:{numbers}" if names_stage else numbers for stage, numbers in listed.items()]
     memory = f" {state.memory:g} {walkthrough.costs.memory_unit}" if shows_memory(walkthrough) else ""
     return f"{len(state.held)} ({' '.join(parts)}){memory}"
 
@@ -230,17 +232,19 @@ def _cycle(cycle: Sequence[int]) -> Iterator[str]:
         yield f"rank {cycle[0]} waits for itself"
 
 
-def _ranges(numbers: Sequence[int]) -> str:
-    """Write ascending numbers with their runs abbreviated: ``0-3,5``."""
+def _ranges(numbers: Sequence[int], microbatches: Sequence[Any]) -> str:
+    """Write ascending numbers of microbatches with their runs abbreviated: ``0-3,5``."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
             runs[-1].append(number)
         else:
             runs.append([number])
-    return ",".join(
-        str(run[0]) if len(run) == 1 else f"{run[0]}{'-' if len(run) > 2 else ','}{run[-1]}" for run in runs
-    )
+    texts = []
+    for run in runs:
+        joint = "-" if len(run) > 2 else ","
+        texts.append(joint.join(str(microbatches[number]) for number in sorted({run[0], run[-1]})))
+    return ",".join(texts)
 
 
 def chosen_snapshots(
@@ -301,16 +305,17 @@ def snapshot_as_data(walkthrough: Walkthrough, snapshot: Snapshot) -> dict[str, 
         "time": snapshot.time,
         "unit": walkthrough.timeline.unit,
         "event": event and {**event._asdict(), "action": str(event.action)},
-        "ranks": [_state_as_data(state) for state in snapshot.ranks],
+        "ranks": [_state_as_data(walkthrough, state) for state in snapshot.ranks],
         "messages": [_message_as_data(message, snapshot.time) for message in snapshot.messages],
     }
     return {**data, "verdict": _verdict(walkthrough)} if snapshot.number == len(walkthrough) - 1 else data
 
 
-def _state_as_data(state: RankState) -> dict[str, Any]:
+def _state_as_data(walkthrough: Walkthrough, state: RankState) -> dict[str, Any]:
     data = state._asdict()
+    held = [[stage, walkthrough.program.number_of(k)] for stage, k in state.held]
     actions = {name: data[name] and str(data[name]) for name in ("action", "awaited")}
-    return {"doing": data.pop("activity"), **data, **actions, "held": list(map(list, state.held))}
+    return {"doing": data.pop("activity"), **data, **actions, "held": held}
 
 
 def _message_as_data(message: Message, time: float) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """A walk through a schedule, action by action: a snapshot of all ranks and messages for each action.
 
 The events of a legal schedule have the times that :func:`minipipe.simulate` predicts. An illegal schedule runs until it
-gets stuck. Each of its actions takes one round, as in :func:`minipipe.schedules.analysis.dependencies.walk`, and a SEND
-and its RECV are a rendezvous.
+gets stuck. Each of its actions takes one round, as in :func:`minipipe.schedules.analysis.walk.walk`, and a SEND and its
+RECV are a rendezvous.
 """
 
 from __future__ import annotations

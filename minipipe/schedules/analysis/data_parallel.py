@@ -58,7 +58,8 @@ def data_parallel(schedule: Schedule, num_replicas: int) -> Schedule:
     p, m = schedule.num_ranks, schedule.num_microbatches
     check_size(n * schedule.num_stages, n * m)
     summed = _in_one_order(schedule, [list(_with_sums(row)) for row in schedule.actions])
-    rows = [[Action(s, kind, d * m + k) for s, kind, k in row] for d in range(n) for row in summed]
+    number_of = schedule.number_of
+    rows = [[Action(s, kind, d * m + number_of(k)) for s, kind, k in row] for d in range(n) for row in summed]
     homes = (ranks_in(home) for home in schedule.placement)
     placement = tuple(tuple(d * p + rank for d in range(n) for rank in ranks) for ranks in homes)
     name = f"{schedule.name}, {n} replicas" if n > 1 else schedule.name

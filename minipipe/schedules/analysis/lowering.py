@@ -72,4 +72,4 @@ def lower(schedule: ActionTable) -> Program:
     walked = complete_walk(schedule)
     with collector_paused():
         rows = with_messages(flow_of(schedule), walked.rounds, _new_action)
-    return schedule.with_rows(Program, rows)
+    return schedule.with_numbers(Program, rows)

@@ -251,7 +251,7 @@ def _age_problems(schedule: ActionTable, max_versions: int | None, max_staleness
                 sentence += f"{held.versions} versions of its weights; the limit is {max_versions}."
                 problems.append(Problem(ScheduleCode.VERSIONS, sentence, rank, position))
                 break
-        for position, (stage, kind, k) in enumerate(row if ages else ()):
+        for position, (stage, kind, k) in enumerate(schedule.numbered[rank] if ages else ()):
             if kind is F and max_staleness is not None and ages[stage][k] > max_staleness:
                 sentence = f"runs with weights whose staleness is {ages[stage][k]} when its gradient is applied; the "
                 sentence += f"limit is {max_staleness}."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from math import inf
 from numbers import Integral, Real
 from os.path import splitext
@@ -17,7 +18,7 @@ from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, 
 from minipipe.schedules.action_table import ActionTable, Schedule
 from minipipe.schedules.analysis.activations import Footprint
 from minipipe.schedules.placement import Placement, check_sizes, ranks_in, stages_by_rank
-from minipipe.schedules.slices import relative_work
+from minipipe.schedules.sliced import relative_work
 from minipipe.simulation.hosts import Hosts
 
 if TYPE_CHECKING:  # on demand below: most programs measure no costs, search nothing, and write no file
@@ -456,9 +457,9 @@ class Costs:
         apart = 1 - self._number("overlap")
         times = self.durations(schedule.num_stages)
         parts = relative_work(self.slice_work, schedule.num_slices)
-        of = {
-            it: times[it.kind][it.stage] * parts[it[2] % len(parts)] for pair in schedule.joined.items() for it in pair
-        }
+        of = {}
+        for stage, kind, k in chain.from_iterable(schedule.joined.items()):
+            of[stage, kind, k] = times[kind][stage] * parts[schedule.number_of(k) % len(parts)]
         pairs = {a: sorted((of[a], of[b])) for a, b in schedule.joined.items()}
         return {forward: longer + apart * shorter for forward, (shorter, longer) in pairs.items()}
 

@@ -27,7 +27,7 @@ from minipipe.schedules.analysis.walk import complete_walk
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.span import GradientSum, Span, StepChange, with_copies
 from minipipe.schedules.simulation.timeline import Timeline
-from minipipe.schedules.slices import relative_work
+from minipipe.schedules.sliced import relative_work
 from minipipe.schedules.transforms import repeat
 from minipipe.simulation.hosts import Hosts
 

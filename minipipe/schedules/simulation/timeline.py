@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from minipipe.core.flow import Flow
 from minipipe.core.memory import Level, Ran, copies_held, pairs_of
 from minipipe.io import printable
-from minipipe.schedules.action import U
+from minipipe.schedules.action import U, number_of
 from minipipe.schedules.action_table import ShownInNotebooks
 from minipipe.schedules.analysis.activations import held_over_time, without_copies
 from minipipe.schedules.analysis.dependencies import Value
@@ -307,7 +307,7 @@ class Timeline(ShownInNotebooks):
             return []
         versions = {action.stage: 1 for action in actions}
         levels: list[Level] = []
-        for held in copies_held(Flow(Ran([actions])), 0):
+        for held in copies_held(Flow(Ran([actions], self.num_slices)), 0):
             totals = []
             for copies in held:
                 versions[copies.stage] = copies.versions
@@ -357,7 +357,7 @@ class Timeline(ShownInNotebooks):
                 "rank": rank,
                 "stage": action.stage,
                 "kind": action.kind.value,
-                "microbatch": action.microbatch,
+                "microbatch": number_of(action.microbatch, self.num_slices),
                 "start": start,
                 "end": end,
                 "held_activations": held,

@@ -16,7 +16,7 @@ def is_legal(schedule):
         return False
     rows = [[action for action in row if action.kind.value not in "ROL"] for row in schedule.actions]
     schedule = replace(schedule, actions=rows)
-    cells = [(r, a.stage, a.kind.value, a.microbatch) for r, row in enumerate(schedule.actions) for a in row]
+    cells = [(r, a.stage, a.kind.value, a.microbatch) for r, row in enumerate(schedule.numbered) for a in row]
     sends_by_hand = any(letter.startswith(("SEND", "RECV")) for _, _, letter, _ in cells)
     homes = {(stage, k): rank for rank, stage, letter, k in cells if letter == "F"}
     if any(letter in TAKERS and homes.get((stage, k)) != rank for rank, stage, letter, k in cells):
@@ -30,7 +30,7 @@ def are_there(schedule):
     """Tell whether F, R and backward find the activations that they need, and no O, L or R is in vain."""
     n = schedule.num_slices
     steps = {"F": {None: "new"}, "O": {"new": "away"}, "L": {"away": "back"}, "R": {"new": "again", "back": "again"}}
-    for row in schedule.actions:
+    for row in schedule.numbered:
         state = {}
         for stage, kind, k in row:
             now = state.get((stage, k))
@@ -90,7 +90,7 @@ def meant(schedule, cells, sends_by_hand, homes):
 def ends(schedule, sends_by_hand, homes):
     """Take actions off the heads of the lists, in any order that the facts allow, until nothing moves."""
     last = schedule.num_stages - 1
-    left = [[(a.stage, a.kind.value, a.microbatch) for a in row] for row in schedule.actions]
+    left = [[(a.stage, a.kind.value, a.microbatch) for a in row] for row in schedule.numbered]
     facts = {("input", 0, k) for k in range(schedule.num_microbatches)}
     facts |= {("gradient", last, k) for k in range(schedule.num_microbatches)}
     whole = [list(row) for row in left]

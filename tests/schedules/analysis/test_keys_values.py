@@ -26,7 +26,7 @@ def test_gradients_of_keys_and_values_are_held_until_the_backward_of_their_slice
     schedule = split_backward(schedule) if splits else schedule
     amounts = [data.draw(st.integers(0, 3)) for _ in range(schedule.num_stages)]
     alone, whole = (simulate(schedule, Costs(activation=8, keys_values=given)) for given in (0, amounts))
-    for row, before, after in zip(schedule.actions, alone.memory, whole.memory):
+    for row, before, after in zip(schedule.numbered, alone.memory, whole.memory):
         added = [b - a for a, b in zip(before, after)]
         assert added == pytest.approx(list(kept(row, schedule.num_slices, amounts)))
     assert all(during >= after for during, after in zip(sum(whole.memory_during, ()), sum(whole.memory, ())))

@@ -123,7 +123,7 @@ def test_every_send_has_one_receive_on_the_neighbours_rank_and_nobody_else_talks
         )
         wanted = Counter()
         for below, above in zip(range(schedule.num_stages), range(1, schedule.num_stages)):
-            for k in range(schedule.num_microbatches):
+            for k in schedule.microbatches:
                 low, high = schedule.rank_of(below, k), schedule.rank_of(above, k)
                 if low == high:
                     continue

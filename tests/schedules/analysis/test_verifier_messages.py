@@ -1,6 +1,8 @@
 """What the verifier says: the cause first, the cell marked, and every rank of a cycle."""
 
-from minipipe import schedules
+import pytest
+
+from minipipe import Schedule, schedules
 from minipipe.schedules import schedule_of_text
 from minipipe.schedules.action import Action
 from tests.schedules.analysis.verdicts import B, F, changed, refusal
@@ -84,3 +86,61 @@ def test_what_is_missing_stands_nowhere_so_its_row_is_shown_unmarked():
     (problem,) = error.problems
     assert (problem.code, problem.rank, problem.step) == ("missing", 0, None)
     assert str(error) == "[missing] 0B1 is missing on rank 0.\n\nrank 0:  0F0   0F1   0B0"
+
+
+@pytest.mark.parametrize(
+    ("table", "code", "message"),
+    [
+        (
+            Schedule("mine", ((0, 1),), 3, [["0F0", "0B0", "0F1"], ["0F2", "0B2", "0B1"]]),
+            "other-replica",
+            "Rank 1, position 2: 0B1 is on another replica than its forward; 0F1 is on rank 0.",
+        ),
+        (
+            Schedule.from_text("0F0.1 0F0.0 0B0.1 0B0.0"),
+            "slice-order",
+            "Rank 0, position 0: 0F0.1 comes before 0F0.0 (position 1); forwards of a sequence run from its first "
+            "slice to its last, each of which needs the keys and values before it.",
+        ),
+        (
+            Schedule("mine", (0,), 1, [["0F0", "0B0"]], overlaps=["0F0"]),
+            "overlap",
+            "Rank 0, position 0: 0F0 is overlapped with 0B0, which needs it; expected a B or I of another microbatch "
+            "after it.",
+        ),
+        (
+            Schedule.from_text("0F0 0F1 0B0 0U1 0B1"),
+            "early-update",
+            "Rank 0, position 3: 0U1 comes before 0B1 (position 4), whose gradient it applies.",
+        ),
+        (
+            Schedule.from_text("0F0 0B0 0R0"),
+            "order",
+            "Rank 0, position 1: 0B0 comes before 0R0 (position 2), which it needs.",
+        ),
+        (
+            Schedule.from_text("0B0 0F0 0O0 0L0"),
+            "order",
+            "Rank 0, position 0: 0B0 comes before 0F0 (position 1), which it needs.",
+        ),
+        (
+            Schedule.from_text("0F0 0O0 0B0"),
+            "unpaired",
+            "Rank 0, position 1: 0O0 comes without 0L0; expected both, or neither.",
+        ),
+        (
+            Schedule.from_text("0F0 0B0 0W0"),
+            "mixed-backward",
+            "Rank 0, position 2: 0W0 comes in addition to 0B0, which includes I and W. Zero-bubble papers write B for "
+            "the half that minipipe calls I.",
+        ),
+    ],
+)
+def test_the_first_problem_of_a_mistake_in_a_row(table, code, message):
+    problem = refusal(table).problems[0]
+    assert (problem.code, problem.message) == (code, message)
+
+
+def test_all_that_an_action_comes_before_is_listed():
+    problems = refusal(Schedule.from_text("0B0 0F0 0O0 0L0")).problems
+    assert [problem.message.partition("comes before ")[2][:3] for problem in problems] == ["0F0", "0O0", "0L0"]
