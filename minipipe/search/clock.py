@@ -211,17 +211,17 @@ class Facts:
         cell_of: dict[int, Cell] = {}
         for number, cell in enumerate(self.cells):
             kind, stage = cell
-            rule = flow.event_rules[kind][stage]
-            assert rule is not None
-            cell_of |= dict.fromkeys(rule.gives, cell)
+            numbers = flow.rules[kind][stage]
+            assert numbers is not None
+            cell_of |= dict.fromkeys(numbers.gives, cell)
             temporary, lost, gained, *_ = change_of[Action(stage, kind, 0)]
             change = gained - lost
             during = max(0.0, temporary, change)
             event, time = number * self.num_microbatches, durations[kind][stage]
             self.steps[cell] = Step(event, time, [], during, change, [])
-            for given, value in rule.delayed:
+            for given in numbers.needs:
                 giver = self.steps[cell_of[given]]
-                delay = delay_of(flow, value, self.workload.message)
+                delay = delay_of(flow, flow.value_of(given), self.workload.message)
                 self.steps[cell].needs.append((giver.event, delay))
                 if self.rank_of[stage] != self.rank_of[cell_of[given][1]]:
                     giver.sends.append((self.rank_of[stage], delay))
