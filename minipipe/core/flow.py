@@ -11,7 +11,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from minipipe.core.values import (
@@ -34,24 +35,15 @@ class Numbered(NamedTuple):
     gives: tuple[int, ...]
     reads: tuple[int, ...]
 
+    @property
+    def needs(self) -> tuple[int, ...]:
+        """The values that it takes or reads."""
+        return self.takes + self.reads
 
-class Rule(NamedTuple):
-    """The uses of an instruction as numbers of events; for microbatch k, add k.
-
-    Values that the same instructions give are one event: they are given at once. Values
-    that nobody needs are none.
-
-    Attributes
-    ----------
-    needs, gives : tuple of int
-        Events.
-    delayed : tuple of (int, Value)
-        Each event that it needs, with the value for which it needs that.
-    """
-
-    needs: tuple[int, ...]
-    gives: tuple[int, ...]
-    delayed: tuple[tuple[int, Value], ...]
+    def of(self, k: int) -> Numbered:
+        """Return the uses with the numbers of microbatch k."""
+        takes, gives, reads = (tuple([number + k for number in part]) for part in self)
+        return Numbered(takes, gives, reads)
 
 
 class Flow:
@@ -77,6 +69,8 @@ class Flow:
         instruction, or if no legal table has such an instruction.
     varied : dict
         By rank and position, the :class:`Numbered` of an instruction.
+    cases : dict
+        By kind, stage and case, the same objects, each with a microbatch that has it.
     """
 
     def __init__(self, table: Any) -> None:
@@ -86,7 +80,8 @@ class Flow:
         self.first_backward_stage = table.first_backward_stage
         self.message_cuts = table.message_cuts
         self.rows: Sequence[Sequence[Any]] = table.numbered
-        self.kinds = frozenset(kind for row in self.rows for _, kind, _ in row)
+        kinds_of = map(itemgetter(1), chain.from_iterable(self.rows))
+        self.kinds: frozenset[str] = frozenset(kinds_of)
         self.pairs = frozenset(
             self.rows[rank][position]
             for rank, row in enumerate(table.actions if table.overlaps else ())
@@ -102,11 +97,10 @@ class Flow:
         self._blocks: dict[str, int] = {}
         self.rules: dict[str, list[Numbered | None]] = {}
         self.varied: dict[tuple[int, int], Numbered] = {}
-        self._cases: dict[tuple[str, int, object], tuple[Numbered | None, int]] = {}
+        self.cases: dict[tuple[str, int, object], tuple[Numbered | None, int]] = {}
         self._declare()
         size = table.num_stages * table.num_microbatches
         self.num_values = len(self._blocks) * size
-        self._number_events()
 
     # -- what declarations ask -----------------------------------------------------
 
@@ -183,10 +177,10 @@ class Flow:
     def _numbered_case(self, kind: str, site: Site) -> Numbered | None:
         """Return the numbers of a site. Those of equal cases are one object."""
         key = kind, site.stage, KINDS[kind].case(site)
-        if key not in self._cases:
+        if key not in self.cases:
             k = site.microbatch
-            self._cases[key] = self._numbered(KINDS[kind].uses(site), k), k
-        return self._cases[key][0]
+            self.cases[key] = self._numbered(KINDS[kind].uses(site), k), k
+        return self.cases[key][0]
 
     def _numbered(self, uses: Uses | None, k: int = 0) -> Numbered | None:
         if uses is None:
@@ -194,73 +188,6 @@ class Flow:
         parts = uses.takes, uses.gives, uses.reads
         numbers = (tuple(self.number_of(value) - k for value in part) for part in parts)
         return Numbered(*numbers)
-
-    def _number_events(self) -> None:
-        """Number the sets of values that are given at once."""
-        m = self.table.num_microbatches
-        givers: defaultdict[int, set[object]] = defaultdict(set)  # by value's pair
-        needed: set[int] = set()
-        for name, rules in self.rules.items():
-            for stage, rule in enumerate(rules):
-                if rule is not None:
-                    needed.update(number // m for number in (*rule.takes, *rule.reads))
-                    for number in rule.gives:
-                        givers[number // m].add((name, stage))
-        for rule, k in self._cases.values():
-            if rule is not None:
-                needed.update((number + k) // m for number in rule.takes + rule.reads)
-                for number in rule.gives:
-                    pair = (number + k) // m
-                    givers[pair].add(pair)  # its own event
-        numbers: dict[frozenset[object], int] = {}
-        self._event_of = {
-            pair: numbers.setdefault(frozenset(givers[pair]), len(numbers))
-            for pair in sorted(needed)
-        }
-        self.num_events = len(numbers) * m
-        self.event_rules = {
-            name: [None if rule is None else self._rule(rule) for rule in rules]
-            for name, rules in self.rules.items()
-        }
-        rules_of_cases = {
-            id(rule): self._rule(rule, k)
-            for rule, k in self._cases.values()
-            if rule is not None
-        }
-        self.varied_events = {
-            place: rules_of_cases[id(rule)] for place, rule in self.varied.items()
-        }
-
-    def _rule(self, numbered: Numbered, k: int = 0) -> Rule:
-        """Return the events of numbers that are meant for microbatch k."""
-        m, event_of = self.table.num_microbatches, self._event_of
-        delayed = []
-        for number in numbered.takes + numbered.reads:
-            value = self.value_of(number + k)
-            event = event_of[(number + k) // m] * m + value.microbatch
-            delayed.append((event - k, value.of(value.microbatch - k)))
-        gives = dict.fromkeys(
-            event_of[(number + k) // m] * m + (number + k) % m - k
-            for number in numbered.gives
-            if (number + k) // m in event_of
-        )
-        needs = tuple(dict.fromkeys(event for event, _ in delayed))
-        return Rule(needs, tuple(gives), tuple(delayed))
-
-    def rule_at(self, rank: int, position: int) -> Rule | None:
-        """Return the events of an instruction, with its own microbatch."""
-        stage, kind, k = self.rows[rank][position]
-        rule = self.event_rules[kind][stage] or self.varied_events.get((rank, position))
-        if rule is None:
-            return None
-        needs, gives, delayed = rule
-        return Rule(
-            tuple(event + k for event in needs),
-            tuple(event + k for event in gives),
-            tuple(
-                (event + k, value.of(value.microbatch + k)) for event, value in delayed
-            ),
-        )
 
     def number_of(self, value: Value) -> int:
         """Return the number of a value."""
@@ -292,10 +219,7 @@ class Flow:
         """Return the declaration of an instruction as numbers."""
         stage, kind, k = self.rows[rank][position]
         rule = self.rules[kind][stage] or self.varied.get((rank, position))
-        if rule is None:
-            return None
-        takes, gives, reads = (tuple(number + k for number in part) for part in rule)
-        return Numbered(takes, gives, reads)
+        return None if rule is None else rule.of(k)
 
     def is_pair(self, rank: int, position: int) -> bool:
         """Whether an instruction is overlapped with the next one of its row."""

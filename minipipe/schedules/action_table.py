@@ -234,6 +234,8 @@ def check_range(table: ActionTable) -> None:
         Codes ``out-of-range``, and ``missing`` if nearly all actions are missing: tables of their events would
         waste memory.
     """
+    if table._kept.get("is in range"):
+        return
     for part, count, name in ((0, table.num_stages, "stage"), (2, table.num_microbatches, "microbatch")):
         for rank, row in enumerate(table.numbered):
             if row and not (min(map(itemgetter(part), row)) >= 0 and max(map(itemgetter(part), row)) < count):

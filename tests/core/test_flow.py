@@ -20,6 +20,5 @@ def test_numbers_of_a_case_are_those_of_each_declaration(data):
                 continue
             for values, part in zip((uses.takes, uses.gives, uses.reads), numbers):
                 assert list(values) == list(map(flow.value_of, part))
-            rule = flow.rule_at(rank, position)
-            needed = [value for _, value in rule.delayed]
+            needed = list(map(flow.value_of, numbers.needs))
             assert needed == [*uses.takes, *uses.reads]

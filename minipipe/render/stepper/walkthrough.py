@@ -1,14 +1,14 @@
 """A walk through a schedule, action by action: a snapshot of all ranks and messages for each action.
 
 The events of a legal schedule have the times that :func:`minipipe.simulate` predicts. An illegal schedule runs until it
-gets stuck. Each of its actions takes one round, as in :func:`minipipe.schedules.analysis.dependencies.walk`, and a SEND
-and its RECV are a rendezvous.
+gets stuck. Each of its actions takes one round, as in :func:`minipipe.schedules.analysis.walk.walk`, and a SEND and its
+RECV are a rendezvous.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from functools import cached_property
 from math import inf
@@ -330,8 +330,8 @@ class Walkthrough:
         return RankState(activity, row[begun], begun, coming, cause, source, awaited, *after)
 
     @cached_property
-    def _given(self) -> Sequence[int]:
-        """The rounds in which the values of an illegal schedule are given."""
+    def _given(self) -> Callable[[int], int]:
+        """From the number of a value to the round in which an illegal schedule gives it."""
         return order(self.flow).given
 
     @cached_property
