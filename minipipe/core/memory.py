@@ -24,7 +24,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from minipipe.core.flow import Flow
-from minipipe.core.values import GRADIENTS, KINDS, NOUNS, Site, Value
+from minipipe.core.values import GRADIENTS, KINDS, NOUNS, Site, Uses, Value
 
 Level = tuple[float, float]  # what is held: the most while it runs, and after it
 Pair = tuple[int, Any]  # stage and microbatch
@@ -44,6 +44,9 @@ class Change(NamedTuple):
         Whether its pair is held from it on, and until it.
     gives : frozenset of str
         The names of the values that it gives, also of those without a size.
+    amounts : tuple of float
+        What it adds to the memory, in this order: sums of floats depend on the order. A
+        part that it takes and gives is not among them.
     """
 
     temporary: float = 0
@@ -52,6 +55,7 @@ class Change(NamedTuple):
     begins: bool = False
     ends: bool = False
     gives: frozenset[str] = frozenset()
+    amounts: tuple[float, ...] = ()
 
 
 class Changes:
@@ -63,12 +67,17 @@ class Changes:
     ----------
     flow : Flow
     sizes : mapping
-        By name of a value, its size on each stage. Others take nothing.
+        By name of a value, its size on each stage. Others have the sizes of their parts
+        (:class:`minipipe.core.values.Noun`), or take nothing.
     """
 
     def __init__(self, flow: Flow, sizes: Mapping[str, Sizes]) -> None:
         self.flow, self.sizes = flow, sizes
-        self._states = {name for name in sizes if NOUNS[name].keeps_weights}
+        self._states = {
+            name
+            for name, noun in NOUNS.items()
+            if noun.keeps_weights and not {name, *noun.parts}.isdisjoint(sizes)
+        }
         self._known: dict[int, Change] = {}
         self._of_stage: dict[str, list[Change | None]]
         self._of_stage = {kind: [None] * flow.num_stages for kind in flow.kinds}
@@ -83,9 +92,10 @@ class Changes:
     def levels(self, rank: int) -> Iterator[Level]:
         """Yield what is held while each instruction of a rank runs, and after it."""
         held: float = 0
-        for temporary, lost, gained, _, _, _ in self.of_row(rank):
-            during = held + temporary
-            held = held - lost + gained
+        for change in self.of_row(rank):
+            during = held + change.temporary
+            for amount in change.amounts:
+                held += amount
             yield (during if during > held else held), held
 
     def _at(self, rank: int, position: int) -> Change:
@@ -118,11 +128,31 @@ class Changes:
             is_temporary or (gives_state and not takes_state),
             is_temporary or (takes_state and not gives_state),
             frozenset(value.name for value in uses.gives),
+            tuple(self._amounts(uses)),
         )
+
+    def _amounts(self, uses: Uses) -> Iterator[float]:
+        """Yield what the first value taken frees, what all gives need, and the rest."""
+        taken = [part for value in uses.takes for part in self._parts(value)]
+        given = [part for value in uses.gives for part in self._parts(value)]
+        both = Counter(taken) & Counter(given)
+        taken = list((Counter(taken) - both).elements())
+        given = list((Counter(given) - both).elements())
+        yield from (-self._size(part) for part in taken[:1])
+        yield from map(self._size, given)
+        yield from (-self._size(part) for part in taken[1:])
+
+    def _parts(self, value: Value) -> list[Value]:
+        """Return the values with a size that a value consists of."""
+        sizes = self.sizes
+        if value.name in sizes:
+            return [value]
+        parts = NOUNS[value.name].parts if value.name else ()
+        return [value._replace(name=name) for name in parts if name in sizes]
 
     def _size(self, value: Value) -> float:
         if value.name not in self.sizes:
-            return 0
+            return sum(map(self._size, self._parts(value)))
         size = self.sizes[value.name][value.stage]
         if NOUNS[value.name].adds_up:
             return size * (1 + value.microbatch % self.flow.num_slices)

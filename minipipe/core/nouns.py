@@ -351,6 +351,8 @@ class Noun(NamedTuple):
         Whether it takes no memory of its rank.
     adds_up : bool
         Whether it is one of slice i for all slices up to i, and as large as i + 1 ones.
+    parts : tuple of str
+        The names of the values whose memory it takes, if no size is known of its own.
     tells : mapping
         By the reason of a fault, the function that tells it (`core/legality.py`).
 
@@ -369,6 +371,7 @@ class Noun(NamedTuple):
     keeps_weights: bool = False
     is_away: bool = False
     adds_up: bool = False
+    parts: tuple[str, ...] = ()
     tells: Mapping[str, Tell] = {}
 
 
@@ -400,8 +403,8 @@ NOUNS = {
         is_away=True,
         tells={"late": _disordered, **_ALONE},
     ),
-    "back": _graph("loaded graph", is_late=True),
-    "rebuilt": _graph("recomputed graph"),
+    "back": _graph("loaded graph", is_late=True, parts=("graph",)),
+    "rebuilt": _graph("recomputed graph", parts=("graph", "rebuilt part")),
     "rebuilt part": Noun("recomputed part of a graph"),
     "rest": Noun("graph for the gradients of weights", keeps_weights=True),
     "g": Noun("gradient", travels=True, message=("SEND_B", "RECV_B")),

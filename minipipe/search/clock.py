@@ -200,7 +200,7 @@ class Facts:
         for kind, stage in self.cells:
             rows[self.rank_of[stage]].append(Action(stage, kind, 0))
         flow = Flow(Schedule("cells", self.rank_of, 1, tuple(map(tuple, rows))))
-        sizes = sizes_of(self.workload.footprint, self.workload.num_stages)
+        sizes = sizes_of(self.workload.footprint)
         changes = Changes(flow, sizes)
         change_of = {
             action: change

@@ -246,7 +246,7 @@ class Walkthrough:
         timeline, program, ranks = self.timeline, self.program, range(self.program.num_ranks)
         rows = list(map(with_copies, timeline.spans, timeline.copies))
         table = program.with_rows(type(program), rows) if rows else program
-        changes = Changes(flow_of(table), sizes_of(footprint, program.num_stages))
+        changes = Changes(flow_of(table), sizes_of(footprint))
         known = [list(held_pairs(changes, rank)) for rank in ranks]
         if not rows:
             return known

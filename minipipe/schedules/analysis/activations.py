@@ -29,7 +29,7 @@ from math import inf
 from typing import NamedTuple, TypeVar
 
 from minipipe.core.flow import flow_of
-from minipipe.core.memory import Changes, Level, Sizes, levels_of_copies, pairs_of
+from minipipe.core.memory import Change, Changes, Level, Sizes, levels_of_copies, pairs_of
 from minipipe.core.values import KINDS
 from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import ActionTable, check_range
@@ -89,23 +89,32 @@ def memory_levels(
     """
     check_range(table)
     flow, ranks = flow_of(table), range(table.num_ranks)
-    sizes, has_slices = sizes_of(footprint, table.num_stages), table.num_slices > 1 and any(keys_values)
+    sizes, has_slices = sizes_of(footprint), table.num_slices > 1 and any(keys_values)
     if has_slices:
         first = table.num_stages if table.is_forward_only else table.first_backward_stage
         sizes["kv"] = [size if stage < first else 0 for stage, size in enumerate(keys_values)]
     rows = [list(levels) for levels in map(Changes(flow, sizes).levels, ranks)]
     if has_slices:
-        rows = list(map(_added, rows, map(Changes(flow, {"dkv": keys_values}).levels, ranks)))
+        gradients = Changes(flow, {"dkv": keys_values})
+        rows = [list(_with_gradients(row, gradients.of_row(rank))) for rank, row in enumerate(rows)]
     if any(weights) and "weights" in flow.names:
         rows = [_added(row, levels_of_copies(flow, rank, weights)) for rank, row in enumerate(rows)]
     return rows
 
 
-def sizes_of(footprint: Footprint, num_stages: int) -> dict[str, Sizes]:
+def sizes_of(footprint: Footprint) -> dict[str, Sizes]:
     """Return, by name of a value of ``core/values.py``, its size on each stage."""
     whole, rest, transient = footprint
-    rebuilt = [whole[stage] + transient[stage] for stage in range(num_stages)]
-    return {"graph": whole, "back": whole, "rebuilt": rebuilt, "rebuilt part": transient, "rest": rest}
+    return {"graph": whole, "rebuilt part": transient, "rest": rest}
+
+
+def _with_gradients(levels: Iterable[Level], changes: Iterable[Change]) -> Iterator[Level]:
+    """Yield the levels of a rank with gradients of keys and values, of which a slice's exist before it frees any."""
+    total: float = 0
+    for (during, after), change in zip(levels, changes):
+        later = after + total - change.lost + change.gained
+        yield max(during + total - change.lost + max(change.lost, change.gained), later), later
+        total += change.gained - change.lost
 
 
 def _added(levels: Iterable[Level], others: Iterable[Level]) -> list[Level]:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipipe import Costs, schedules, simulate
+from minipipe import Costs, Schedule, schedules, simulate
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import Changes, held_pairs, lifetimes, pairs_of
 from minipipe.schedules.analysis.activations import Footprint, memory_levels, peak_activations, sizes_of
@@ -19,7 +19,7 @@ def test_named_pairs_counts_and_memory_say_the_same(named, activation, weight_ac
     schedule, n = named[1], named[1].num_stages
     footprint = Footprint([activation] * n, [weight_activation] * n, [transient] * n)
     flow = flow_of(schedule)
-    counts, changes = pairs_of(flow), Changes(flow, sizes_of(footprint, n))
+    counts, changes = pairs_of(flow), Changes(flow, sizes_of(footprint))
     for rank in range(schedule.num_ranks):
         pairs, counted = list(held_pairs(changes, rank)), list(counts.levels(rank))
         assert counted == [(len(during.pairs), len(after.pairs)) for during, after in pairs]
@@ -29,6 +29,34 @@ def test_named_pairs_counts_and_memory_say_the_same(named, activation, weight_ac
         for stage, k, first, last in lifetimes(counts, rank):
             holders = [i for i, (while_it_runs, _) in enumerate(pairs) if (stage, k) in while_it_runs.pairs]
             assert holders == list(range(first, last + 1))
+
+
+AMOUNTS = {"F": (0.1,), "R": (1.3,), "B": (-0.1, -1.3), "I": (-0.1, 0.3, -1.3), "W": (-0.3,)}
+
+
+@pytest.mark.parametrize("build", [schedules.one_f_one_b, schedules.zb_h1, schedules.pipedream])
+def test_memory_with_recomputation_is_a_running_sum_to_the_last_bit(build):
+    schedule = schedules.recomputed(build(3, 6))
+    levels = memory_levels(schedule, Footprint([0.1] * 3, [0.3] * 3, [1.3] * 3))
+    for row, found in zip(schedule.actions, levels):
+        held = 0.0
+        for (_, kind, _), (_, after) in zip(row, found):
+            for amount in AMOUNTS.get(kind, ()):
+                held += amount
+            assert after == held
+
+
+def test_memory_of_gradients_of_keys_and_values_is_a_sum_to_the_last_bit():
+    row = [f"0{kind}0.{index}" for kind, slices in (("F", range(4)), ("B", (3, 2, 1, 0))) for index in slices]
+    schedule = Schedule.from_text(" ".join(row))
+    (found,) = memory_levels(schedule, Footprint([1 / 4], [0], [0]), keys_values=[0.1 / 4])
+    activations, gradients = 0.0, 0.0
+    for (_, kind, (_, index)), (_, after) in zip(schedule.actions[0], found):
+        activations += 1 / 4 if kind == "F" else -1 / 4
+        before = 0.1 / 4 * (index + 1) if kind == "B" and index < 3 else 0
+        later = 0.1 / 4 * index if kind == "B" else 0
+        assert after == activations + gradients - before + later
+        gradients += later - before
 
 
 @pytest.mark.parametrize(

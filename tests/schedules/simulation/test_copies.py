@@ -184,7 +184,7 @@ def test_named_pairs_counts_and_memory_say_the_same(drawn, activation, weight_ac
     schedule, n = drawn[0], drawn[0].num_stages
     footprint = Footprint([activation] * n, [weight_activation] * n, [transient] * n)
     flow = flow_of(schedule)
-    counts, changes = pairs_of(flow), Changes(flow, sizes_of(footprint, n))
+    counts, changes = pairs_of(flow), Changes(flow, sizes_of(footprint))
     for rank, (row, levels) in enumerate(zip(schedule.actions, memory_levels(schedule, footprint))):
         pairs = list(held_pairs(changes, rank))
         assert list(counts.levels(rank)) == [(len(during.pairs), len(after.pairs)) for during, after in pairs]
