@@ -268,14 +268,20 @@ def _recompute(site: Site) -> Uses | None:
     return Uses((_state_of(site),), (site.value("rebuilt"),), reads)
 
 
-def _keys_and_values(site: Site) -> tuple[Value, ...]:
-    """Return the keys and values of all earlier slices of the sequence.
+def _keys_and_values(site: Site, of_all: bool = False) -> tuple[Value, ...]:
+    """Return the keys and values of earlier slices of the sequence.
 
-    Those of a slice that is offloaded earlier in the row exist again after its L.
+    Those of a slice that is offloaded earlier in the row exist again after its L. If
+    nothing is offloaded, those of the first slice and of the one before stand for all:
+    each slice in between needs the one before it.
     """
     setting, stage, k = site.setting, site.stage, site.microbatch
+    first = k - k % setting.num_slices
+    others = range(first, k)
+    if "O" not in setting.kinds and not of_all:
+        others = others[:: max(1, len(others) - 1)]
     reads = []
-    for other in range(k - k % setting.num_slices, k):
+    for other in others:
         at = setting.positions.get(("F", stage, other), -1)
         offloaded_at = setting.positions.get(("O", stage, other), site.position)
         name = "kv back" if at < offloaded_at < site.position else "kv"
@@ -295,8 +301,9 @@ def _forward(site: Site) -> Uses:
         gives = [site.value("out")]
     else:
         gives = [site.value("x", stage + 1)]
-    keys_values = _keys_and_values(site)
     is_last_slice = (site.microbatch + 1) % setting.num_slices == 0
+    ends = is_last_slice and not site.goes_back
+    keys_values = _keys_and_values(site, of_all=ends)
     if site.goes_back:
         gives.append(site.value("graph"))
     if setting.num_slices > 1 and (site.goes_back or not is_last_slice):

@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from minipipe import schedules
 from minipipe.core.flow import Flow
 from tests.core.tables import legal_tables, lowered
 from tests.strategies import examples
@@ -22,3 +23,10 @@ def test_numbers_of_a_case_are_those_of_each_declaration(data):
                 assert list(values) == list(map(flow.value_of, part))
             needed = list(map(flow.value_of, numbers.needs))
             assert needed == [*uses.takes, *uses.reads]
+
+
+def test_a_slice_reads_as_much_however_many_slices_are_before_it():
+    flow = Flow(schedules.seq1f1b(2, 1, num_slices=40))
+    for rank, row in enumerate(flow.rows):
+        reads = [flow.uses(rank, position).reads for position in range(len(row))]
+        assert max(map(len, reads)) == 2
