@@ -236,11 +236,16 @@ class Flow:
         return KINDS[action[1]].uses(self._site(action))
 
     def givers(self, value: Value) -> Iterator[tuple[int, str, int]]:
-        """Yield the actions that would give a value, whether they exist or not."""
-        for kind, site in self._sites_near(value):
-            uses = kind.uses(site)
-            if uses is not None and value in uses.gives:
-                yield site.stage, kind.name, value.microbatch
+        """Yield the actions that would give a value, whether they exist or not.
+
+        A slice may also give a value of the slice before it.
+        """
+        nearby = value.microbatch, value.microbatch + 1
+        for k in nearby[: self.table.num_microbatches - value.microbatch]:
+            for kind, site in self._sites_near(value.of(k)):
+                uses = kind.uses(site)
+                if uses is not None and value in uses.gives:
+                    yield site.stage, kind.name, k
 
     def other_half(self, rank: int, position: int) -> tuple[int, str, int] | None:
         """Return the action that meets a SEND or RECV, whether it exists or not."""
