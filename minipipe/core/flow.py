@@ -111,14 +111,18 @@ class Flow:
         key = site.rank, kind, site.stage, given_by
         if key not in self._taken:
             self._taken[key] = self._taken_by_all(*key)
-        return self._taken[key].get(site.position, ())
+        taken = self._taken[key]
+        if site.position in taken:
+            return taken[site.position]
+        every = taken[-1]  # an instruction that the row lacks could take any of them
+        return every[: bisect_right(every, site.microbatch)]
 
     def _taken_by_all(
         self, rank: int, kind: str, stage: int, given_by: tuple[str, ...]
     ) -> dict[int, list[int]]:
         givers = [self._rows.get((rank, giver, stage), ()) for giver in given_by]
         numbers = sorted(k for of_kind in givers for _, k in of_kind)
-        result: dict[int, list[int]] = {}
+        result: dict[int, list[int]] = {-1: numbers}
         begin = 0
         for position, k in self._rows.get((rank, kind, stage), ()):
             end = bisect_right(numbers, k)
