@@ -6,7 +6,7 @@ import os
 import select
 import stat
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from math import inf
 from typing import TYPE_CHECKING, Any, TextIO
@@ -616,3 +616,29 @@ def _refusal(path: str | Path, code: FileCode, reason: str) -> FileError:
 
 def _name(path: str | Path) -> str:
     return quoted(str(path) if isinstance(path, os.PathLike) else path, _MOST_OF_A_NAME)
+
+
+def json_object(text: str, head: Mapping[str, object]) -> dict[str, Any]:
+    """Return the JSON object of a file's text, after checking the members with which such files begin.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``; the sentence is about "it".
+
+    Examples
+    --------
+    >>> json_object('{"format": "costs", "F": 2}', {"format": "costs"})
+    {'format': 'costs', 'F': 2}
+    >>> json_object("{}", {"format": "costs"})
+    Traceback (most recent call last):
+        ...
+    minipipe.errors.ArgumentError: its format is None, expected 'costs'
+    """
+    found = parse_json(text)
+    if not isinstance(found, dict):
+        raise ArgumentError("value", f"it is {quoted(found)}, expected an object")
+    for name, expected in head.items():
+        if type(given := found.get(name)) is not type(expected) or given != expected:
+            raise ArgumentError("value", f"its {name} is {quoted(given)}, expected {expected!r}")
+    return found

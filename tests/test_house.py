@@ -53,7 +53,7 @@ ONLY_HERE = {
     "argcomplete": {"cli.main"},
 }  # what may be missing is imported in one place
 # A file that opens one above it when it is called: a schedule or a timeline its picture, for a notebook.
-DOORS = {("schedules.action_table", "render.notebook")}
+DOORS = {("schedules.written", "render.notebook")}
 FIRST_PATH = [
     *("schedules.one_f_one_b", "schedules.action", "schedules.analysis.dependencies", "schedules.analysis.lowering"),
     *("execution.executor", "execution.stage", "functional.linear", "autograd.graph", "tensor", "autograd.walk"),

@@ -11,7 +11,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from minipipe.core.values import (
@@ -79,7 +80,8 @@ class Flow:
         self.first_backward_stage = table.first_backward_stage
         self.message_cuts = table.message_cuts
         self.rows: Sequence[Sequence[Any]] = table.numbered
-        self.kinds = frozenset(kind for row in self.rows for _, kind, _ in row)
+        kinds_of = map(itemgetter(1), chain.from_iterable(self.rows))
+        self.kinds: frozenset[str] = frozenset(kinds_of)
         self.pairs = frozenset(
             self.rows[rank][position]
             for rank, row in enumerate(table.actions if table.overlaps else ())

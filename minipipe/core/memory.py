@@ -90,18 +90,19 @@ class Changes:
 
     def _at(self, rank: int, position: int) -> Change:
         """Return a change that is not known for its stage."""
-        flow = self.flow
-        stage, kind, k = flow.rows[rank][position]
-        site = Site(flow, rank, position, stage, k)
-        if flow.rules[kind][stage] is not None:
-            change = self._of_stage[kind][stage] = self._change(kind, site)
-            return change
-        numbers = flow.varied.get((rank, position))
-        if numbers is None:
+        numbers = self.flow.varied.get((rank, position))
+        if id(numbers) in self._known:
+            return self._known[id(numbers)]
+        stage, kind, k = self.flow.rows[rank][position]
+        is_alike = self.flow.rules[kind][stage] is not None
+        if numbers is None and not is_alike:
             return Change()  # no legal table has such an instruction
-        if id(numbers) not in self._known:
-            self._known[id(numbers)] = self._change(kind, site)
-        return self._known[id(numbers)]
+        change = self._change(kind, Site(self.flow, rank, position, stage, k))
+        if is_alike:
+            self._of_stage[kind][stage] = change
+        else:
+            self._known[id(numbers)] = change
+        return change
 
     def _change(self, kind: str, site: Site) -> Change:
         uses = KINDS[kind].uses(site)
@@ -238,9 +239,10 @@ def updates_before(flow: Flow, name: str) -> list[list[int]]:
 
     With "weights", those before the update that applies its gradients.
     """
-    changes = pairs_of(flow, with_away=True)
+    changes = pairs_of(flow)
     counts = [[0] * flow.table.num_microbatches for _ in range(flow.num_stages)]
-    for rank, row in enumerate(flow.rows):
+    rows = flow.rows if "weights" in flow.names else ()
+    for rank, row in enumerate(rows):
         so_far: Counter[int] = Counter()
         updates = applied(changes, rank)
         for position, change in enumerate(changes.of_row(rank)):

@@ -33,6 +33,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from minipipe.core.nouns import GRADIENTS as GRADIENTS
 from minipipe.core.nouns import NOUNS as NOUNS
 from minipipe.core.nouns import Noun as Noun
 
@@ -385,10 +386,6 @@ def _receive_backward(site: Site) -> Uses | None:
 
 
 # -- gradients of weights --------------------------------------------------------------
-
-
-GRADIENTS = ("B", "W")
-"""The kinds that give gradients of weights."""
 
 
 def _reduce_gradient(site: Site) -> Uses | None:

@@ -34,7 +34,13 @@ from minipipe.schedules.analysis.replicas import pipelines_of
 from minipipe.schedules.registry import spelled
 
 # The features of schedules that pipelines run; there is no handler for a kind that a program has declared.
-_RUN = (ScheduleCode.REPLICAS, ScheduleCode.SLICES, ScheduleCode.UPDATES, ScheduleCode.RECOMPUTE)
+_RUN = (
+    ScheduleCode.REPLICAS,
+    ScheduleCode.SLICES,
+    ScheduleCode.UPDATES,
+    ScheduleCode.RECOMPUTE,
+    ScheduleCode.OVERLAP,
+)
 _HEAD, _ON_THE_RIGHT = ("layer", "", "stage", "rank", "parameters", "bytes"), {0, 2, 3, 4, 5}
 
 

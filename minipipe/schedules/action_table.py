@@ -6,10 +6,8 @@ the same text and CSV, and every analysis reads both through :class:`ActionTable
 
 from __future__ import annotations
 
-import gc
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import chain, pairwise
@@ -18,9 +16,12 @@ from operator import attrgetter, index, itemgetter
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from minipipe.errors import ScheduleCode, ScheduleError, counted, misuse, quoted, whole_number
-from minipipe.io import printable
-from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, L, O, R, Rows, Slice, U, number_of, numbered
-from minipipe.schedules.placement import check_placement, in_replica_order, ranks_in
+from minipipe.schedules.action import Action, ActionKind, Rows, Slice, number_of, numbered
+from minipipe.schedules.collector import collector_paused as collector_paused
+from minipipe.schedules.placement import Placed, check_index, check_placement, in_replica_order, ranks_in
+from minipipe.schedules.written import ShownInNotebooks as ShownInNotebooks
+from minipipe.schedules.written import Written, read_cells, stem_of
+from minipipe.schedules.written import describe_sizes as describe_sizes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,17 +33,8 @@ _KIND = attrgetter("kind")
 _GRADIENT_KINDS = (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT)
 
 
-class ShownInNotebooks:
-    """A schedule or a timeline, which a notebook shows as a picture."""
-
-    def _repr_html_(self: Any) -> str:
-        from minipipe.render.notebook import picture_or_text  # loads the drawings on demand
-
-        return picture_or_text(self)
-
-
 @dataclass(frozen=True, repr=False)
-class ActionTable(ShownInNotebooks):
+class ActionTable(Placed, Written):
     """The ordered actions of every rank, legal or not; :func:`minipipe.verify` decides.
 
     Its attributes are as in :class:`~minipipe.Schedule`.
@@ -73,7 +65,7 @@ class ActionTable(ShownInNotebooks):
             )
         check_placement(self.placement, self.num_ranks)
         for stage in self.frozen:
-            _check_index("stage", stage, self.num_stages)
+            check_index("stage", stage, self.num_stages)
         object.__setattr__(self, "overlaps", frozenset(map(_as_action, self.overlaps)))
         _check_slices(self.name, self.num_microbatches, self.num_slices)
         overlaps, *rows = _with_indices((tuple(self.overlaps), *self.actions), self.num_slices)
@@ -84,16 +76,6 @@ class ActionTable(ShownInNotebooks):
             if action.kind is not ActionKind.FORWARD or action not in self.first_rank_with:
                 message = f"{action} is among the overlaps of {self.name!r}; expected forwards of its rows."
                 raise ScheduleError.of(ScheduleCode.OVERLAP, message)
-
-    @property
-    def num_ranks(self) -> int:
-        """The number of ranks."""
-        return len(self.actions)
-
-    @property
-    def num_stages(self) -> int:
-        """The number of stages, all ranks together."""
-        return len(self.placement)
 
     @cached_property
     def microbatches(self) -> Sequence[Any]:
@@ -112,93 +94,38 @@ class ActionTable(ShownInNotebooks):
         """The rows with the number of each microbatch, for engines that calculate with it; if unsliced, ``actions``."""
         return numbered(self.actions, self.num_slices)
 
-    def stages_of(self, rank: int) -> tuple[int, ...]:
-        """Return the stages that a rank holds, ascending.
-
-        Raises
-        ------
-        ScheduleError
-            Code ``out-of-range``, for a rank that does not exist.
-        """
-        _check_index("rank", rank, self.num_ranks)
-        return tuple(stage for stage, home in enumerate(self.placement) if rank in ranks_in(home))
-
-    def ranks_of(self, stage: int) -> tuple[int, ...]:
-        """Return the rank of a stage, or the ranks of its replicas, ordered by their lowest microbatches.
-
-        Raises
-        ------
-        ScheduleError
-            Code ``out-of-range``, for a stage that does not exist.
-
-        Examples
-        --------
-        >>> from minipipe import Schedule
-        >>> Schedule.from_text("0F1 0B1 \\n 0F0 0B0").ranks_of(0)
-        (1, 0)
-        """
-        _check_index("stage", stage, self.num_stages)
-        return ranks_in(self.placement[stage])
-
-    @cached_property
-    def has_replicas(self) -> bool:
-        """Whether a stage is on several ranks, each with microbatches of its own."""
-        return any(len(ranks_in(home)) > 1 for home in self.placement)
-
-    def rank_of(self, stage: int, microbatch: Any) -> int:
-        """Return the rank that runs a microbatch on a stage; with replicas, the rank whose row has the microbatch.
-
-        A slice may be given by its index or by its number.
-
-        Examples
-        --------
-        >>> from minipipe import Schedule
-        >>> [Schedule.from_text("0F1 0B1 \\n 0F0 0B0").rank_of(0, k) for k in range(2)]
-        [1, 0]
-        """
-        return self._replica_of.get((stage, microbatch), ranks_in(self.placement[stage])[0])
-
-    @cached_property
-    def _replica_of(self) -> dict[tuple[int, Any], int]:
-        """By stage and microbatch, the replica that runs its F or, if the F is missing, another of its actions."""
-        shared = {stage for stage, home in enumerate(self.placement) if len(ranks_in(home)) > 1}
-        found: dict[tuple[int, Any], int] = {}
-        for is_forward in (False, True) if shared else ():
-            for rank in reversed(range(self.num_ranks)):
-                rows = {id(row): row for row in (self.actions[rank], self.numbered[rank])}.values()
-                own = (action for row in rows for action in row if (action.kind is ActionKind.FORWARD) == is_forward)
-                found.update(((stage, k), rank) for stage, _, k in own if stage in shared)
-        return found
-
     def check_known(self, reader: str, *known: ScheduleCode) -> None:
-        """Refuse features of the table that its reader does not support.
+        """Refuse features of the table that its reader does not support: those of ``FEATURES`` without the known ones.
 
         Raises
         ------
         ScheduleError
-            Codes ``replicas``, ``slices``, ``updates``, ``recompute`` and, for kinds that a program has declared,
-            ``kinds``, unless they are among the known ones.
+            The code of a feature.
         """
-        own = (U,) if ScheduleCode.REPLICAS in known else (U, REDUCE_GRAD)
-        groups = (own, (R, O, L), self.kinds - set(ActionKind))
-        updates, kept, others = ([a for row in self.actions for a in row if a.kind in kinds] for kinds in groups)
-        shared = [stage for stage, home in enumerate(self.placement) if len(ranks_in(home)) > 1]
-        slices = [self.num_slices] if self.num_slices > 1 else []
-        for code, found, what in (
-            (ScheduleCode.REPLICAS, shared, "has replicas of stages (such as stage {})"),
-            (ScheduleCode.SLICES, slices, "splits sequences into {} slices"),
-            (ScheduleCode.UPDATES, updates, "has actions for gradient all-reduces or updates (such as {})"),
-            (ScheduleCode.RECOMPUTE, kept, "has actions that recompute or offload activations (such as {})"),
-            (ScheduleCode.KINDS, others, "has actions of a declared kind (such as {})"),
-        ):
-            if found and code not in known:
-                message = f"{self.title} {what.format(found[0])}, which {reader} does not support;"
-                raise ScheduleError.of(code, f"{message} it can be drawn, checked and simulated.")
+        from minipipe.schedules.features import FEATURES  # on demand: most tables are never refused
+
+        for feature in FEATURES:
+            found = () if feature.code in known else feature.examples(self, known)
+            if found:
+                what = f"{self.title} {feature.words.format(found[0])}"
+                raise ScheduleError.of(feature.code, f"{what}, which {reader} does not support; {feature.advice}")
 
     def one_rank_each(self, reader: str) -> tuple[int, ...]:
-        """Return the rank of each stage, for a reader that knows nothing of what :meth:`check_known` refuses."""
-        self.check_known(reader)
+        """Return the rank of each stage, for a reader that supports no feature but overlaps."""
+        self.check_known(reader, ScheduleCode.OVERLAP)
         return tuple(ranks_in(home)[0] for home in self.placement)
+
+    def without_overlaps(self, reader: str) -> Self:
+        """Return the table itself, for a reader that supports all features but overlaps.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``overlap``.
+        """
+        if self.overlaps:
+            self.check_known(reader, *set(ScheduleCode) - {ScheduleCode.OVERLAP})
+        return self
 
     @cached_property
     def joined(self) -> dict[Action, Action]:
@@ -215,41 +142,6 @@ class ActionTable(ShownInNotebooks):
         neighbours = (pair for row in self.actions for pair in pairwise(row)) if self.overlaps else ()
         pairs = ((a, b) for a, b in neighbours if a in self.overlaps and a.microbatch != b.microbatch)
         return {a: b for a, b in pairs if b.kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT)}
-
-    def without_overlaps(self, reader: str) -> Self:
-        """Return the table itself, for a reader that does not support overlapped actions; refuse tables with them.
-
-        Raises
-        ------
-        ScheduleError
-            Code ``overlap``.
-        """
-        if self.overlaps:
-            raise ScheduleError.of(
-                ScheduleCode.OVERLAP,
-                f"{self.title} overlaps forwards with backwards (such as {min(self.overlaps)}), which {reader} does "
-                "not support; dataclasses.replace(schedule, overlaps=()) runs them one after the other.",
-            )
-        return self
-
-    def crosses_ranks(self, stage: int) -> bool:
-        """Whether values between a stage and the next one travel between ranks; False for the last stage.
-
-        Raises
-        ------
-        ScheduleError
-            Code ``out-of-range``, for a stage that does not exist.
-        """
-        _check_index("stage", stage, self.num_stages)
-        return self._cuts_between_ranks[stage]
-
-    @cached_property
-    def _cuts_between_ranks(self) -> tuple[bool, ...]:
-        if not self.has_replicas:
-            return (*(a != b for a, b in pairwise(self.placement)), False)
-        known = {k for _, k in self._replica_of}  # the verifier checks that one stands for all
-        cuts = pairwise(range(self.num_stages))
-        return (*(any(self.rank_of(a, k) != self.rank_of(b, k) for k in known) for a, b in cuts), False)
 
     @property
     @abstractmethod
@@ -282,16 +174,6 @@ class ActionTable(ShownInNotebooks):
             return self
         rows = ((action for action in row if action.kind is not ActionKind.REDUCE_GRAD) for row in self.actions)
         return self.with_rows(type(self), rows)
-
-    @cached_property
-    def first_rank_with(self) -> dict[Action, int]:
-        """The first rank that has each action."""
-        return {action: rank for rank in reversed(range(self.num_ranks)) for action in self.actions[rank]}
-
-    def home_of(self, action: Action) -> int | None:
-        """Return the rank of an action; if it is missing, the rank of its stage, or None if there is no such stage."""
-        home = self.rank_of(action.stage, action.microbatch) if 0 <= action.stage < self.num_stages else None
-        return self.first_rank_with.get(action, home)
 
     def as_written(self, action: Action) -> Action:
         """Return an action as the table writes it: I in place of a B whose backward is split."""
@@ -327,124 +209,6 @@ class ActionTable(ShownInNotebooks):
         own = {part.name: getattr(self, part.name) for part in fields(self)}
         return {**own, "_kept": {}}
 
-    # -- text ---------------------------------------------------------------------------------------------
-
-    @property
-    def title(self) -> str:
-        """The name in one line, and which stages are frozen."""
-        frozen = f" (frozen: {', '.join(map(str, sorted(self.frozen)))})" if self.frozen else ""
-        return printable(" ".join(self.name.split())) + frozen
-
-    def describe(self, separator: str = ": ") -> str:
-        """Return name and sizes: ``1f1b: 4 ranks, 4 stages, 8 microbatches``."""
-        sizes = describe_sizes(self.num_ranks, self.num_stages, self.num_microbatches, self.num_slices)
-        return f"{self.title}{separator}{sizes}"
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.describe()}>"
-
-    def __str__(self) -> str:
-        return self.to_text().rstrip("\n")
-
-    def to_text(self) -> str:
-        """Return one line per rank, cells separated by blanks: the form for people."""
-        rows = (f"rank {rank}: {' '.join(self._cells(row))}".rstrip() for rank, row in enumerate(self.actions))
-        return "\n".join([f"# {self.describe()}", *rows, ""])
-
-    def to_csv(self) -> str:
-        """Return PyTorch's format: one line per rank, cells such as ``0F0``. The ``0U3`` of an update is not PyTorch's.
-
-        Raises
-        ------
-        ScheduleError
-            Code ``slices``, for a table with slices: the format has none, and PyTorch reads ``0F1.0`` as ``0F1``.
-            Code ``recompute``, for a table with R, O or L, which the format cannot express.
-        """
-        if self.num_slices > 1:
-            message = (
-                f"{self.title} has slices, and PyTorch's CSV has none; write it as text, with to_text() or --format"
-            )
-            message += " rows, or let every slice be a microbatch, with dataclasses.replace(schedule, num_slices=1)."
-            raise ScheduleError.of(ScheduleCode.SLICES, message)
-        if unsaid := self.kinds & {R, O, L}:
-            message = f"{self.title} has {' and '.join(sorted(unsaid))}, and PyTorch's CSV has no such action; write it"
-            raise ScheduleError.of(ScheduleCode.RECOMPUTE, f"{message} as text, with to_text() or --format rows.")
-        # A lone comma is an idle rank; an empty line would be skipped when read.
-        return "".join((",".join(self._cells(row)) or ",") + "\n" for row in self.actions)
-
-    def _cells(self, row: Iterable[Action]) -> Iterator[str]:
-        """Yield the cells of a row. A forward of ``overlaps`` shares one with the next action, as PyTorch writes it."""
-        actions = iter(row)
-        for action in actions:
-            is_joined = self.overlaps and action in self.overlaps
-            yield f"({action};{next(actions, '')})OVERLAP_F_B" if is_joined else str(action)
-
-    @classmethod
-    def from_text(cls, text: str, name: str = "text", ignore_sharding: bool = False) -> Self:
-        """Read the output of :meth:`to_text`; ``#`` starts a comment, ``rank N:`` at a line's start may be left out.
-
-        If each rank holds one stage, cells may omit the stage, ``F0 F1 B0``, as papers write them.
-
-        Parameters
-        ----------
-        text : str
-            One line per rank, cells separated by blanks.
-        name : str
-        ignore_sharding : bool
-            As for :meth:`from_csv`.
-
-        Raises
-        ------
-        ScheduleError
-            Code ``syntax``, with line and cell, for anything that is not an action.
-        """
-        return cls(name, *_read("text", text, ignore_sharding))
-
-    @classmethod
-    def from_csv(cls, text: str, name: str = "csv", ignore_sharding: bool = False) -> Self:
-        """Read PyTorch's format. Empty cells are idle time; the line of a stage is its rank.
-
-        ``(0F3;3B1)OVERLAP_F_B`` is an overlapped forward and backward; ``overlaps`` has the forward.
-
-        Parameters
-        ----------
-        text : str
-            One line per rank, cells separated by commas.
-        name : str
-            The schedule's name; a CSV file carries none.
-        ignore_sharding : bool
-            Whether to leave out UNSHARD, RESHARD and REDUCE_GRAD, which are not pipeline actions.
-
-        Raises
-        ------
-        ScheduleError
-            Code ``syntax``, with line and cell, for anything that is not an action.
-
-        Examples
-        --------
-        >>> from minipipe import Schedule
-        >>> Schedule.from_csv("0F0,0B0,,\\n").actions[0][1]
-        Action(stage=0, kind=<ActionKind.BACKWARD: 'B'>, microbatch=0)
-        """
-        return cls(name, *_read("csv", text, ignore_sharding))
-
-    @classmethod
-    def from_file(cls, path: str | Path, ignore_sharding: bool = False) -> Self:
-        """Read a file of text or CSV; its name without the ending becomes the name of the schedule.
-
-        Parameters
-        ----------
-        path : str or Path
-        ignore_sharding : bool
-            As for :meth:`from_csv`.
-
-        Raises
-        ------
-        ScheduleError
-            Code ``file``, if the file does not exist or is not text; ``syntax``, with line and cell.
-        """
-        return cls(_stem(path), *_read("file", path, ignore_sharding))
-
 
 def check_table(given: object, kind: type[ActionTable] | None = None) -> None:
     """Refuse an argument that is neither a Schedule nor a Program, or not of the expected type; say how to get one.
@@ -461,21 +225,6 @@ def check_table(given: object, kind: type[ActionTable] | None = None) -> None:
         raise ScheduleError.of(ScheduleCode.NOT_A_SCHEDULE, f"Expected a Schedule, not {quoted(given)}; {how}.")
 
 
-def describe_sizes(num_ranks: int, num_stages: int, num_microbatches: int, num_slices: int = 1) -> str:
-    """Return the sizes as text.
-
-    Examples
-    --------
-    >>> describe_sizes(2, 2, 1), describe_sizes(4, 4, 16, num_slices=2)
-    ('2 ranks, 2 stages, 1 microbatch', '4 ranks, 4 stages, 8 sequences of 2 slices')
-    """
-    parts = [counted(num_ranks, "rank"), counted(num_stages, "stage")]
-    if num_slices == 1:
-        return ", ".join([*parts, counted(num_microbatches, "microbatch")])
-    sizes = ", ".join([*parts, counted(num_microbatches // num_slices, "sequence")])
-    return f"{sizes} of {num_slices} slices"
-
-
 def check_range(table: ActionTable) -> None:
     """Refuse stages and microbatches that do not exist, quickly; the verifier says where they are.
 
@@ -485,6 +234,8 @@ def check_range(table: ActionTable) -> None:
         Codes ``out-of-range``, and ``missing`` if nearly all actions are missing: tables of their events would
         waste memory.
     """
+    if table._kept.get("is in range"):
+        return
     for part, count, name in ((0, table.num_stages, "stage"), (2, table.num_microbatches, "microbatch")):
         for rank, row in enumerate(table.numbered):
             if row and not (min(map(itemgetter(part), row)) >= 0 and max(map(itemgetter(part), row)) < count):
@@ -496,13 +247,6 @@ def check_range(table: ActionTable) -> None:
             f"{table.title} has {counted(actions, 'action')} for {counted(pairs, 'pair')} of stage and microbatch."
         )
         raise ScheduleError.of(ScheduleCode.MISSING, f"{message} verify(schedule) says what is missing.")
-
-
-def _check_index(noun: str, given: Any, count: int) -> None:
-    if not isinstance(given, Integral) or isinstance(given, bool) or int(given) not in range(count):
-        raise ScheduleError.of(
-            ScheduleCode.OUT_OF_RANGE, f"There is no {noun} {quoted(given, 40)}; there are {count}, counted from 0."
-        )
 
 
 def _as_actions(row: Iterable[Action | str]) -> tuple[Action, ...]:
@@ -576,39 +320,6 @@ def _place_in_sum(num_slices: int) -> Callable[[int], int]:
     [1, 0, 3, 2, 5, 4]
     """
     return int if num_slices == 1 else lambda k: k - 2 * (k % num_slices) + num_slices - 1
-
-
-def _read(form: str, given: Any, ignore_sharding: bool) -> Cells:
-    from minipipe.schedules.text import read  # on demand: most tables are built, not read
-
-    with collector_paused():
-        return read(form, given, ignore_sharding)
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """Pause Python's cyclic garbage collector inside this block.
-
-    Actions and spans are tuples of numbers and strings, and can form no cycle; yet the collector counts them, and goes
-    through all of them each time that their number has grown by a quarter. For a schedule of 1.5 million actions and
-    messages that was more than half of the time to build, verify, lower and simulate it.
-
-    The collector belongs to the process. A block that found it on turns it on again, so after overlapping blocks of
-    several threads it is on.
-
-    Examples
-    --------
-    >>> with collector_paused():
-    ...     print(gc.isenabled())
-    False
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 @dataclass(frozen=True, repr=False)
@@ -730,13 +441,7 @@ def read_schedule(path: str | Path, ignore_sharding: bool = False) -> Schedule |
     ...     read_schedule(path)
     <Schedule mine: 1 rank, 1 stage, 1 microbatch>
     """
-    return _of_its_kind(_stem(path), _read("file", path, ignore_sharding))
-
-
-def _stem(path: str | Path) -> str:
-    from pathlib import Path  # on demand: most tables are built, not read
-
-    return Path(path).stem
+    return _of_its_kind(stem_of(path), read_cells("file", path, ignore_sharding))
 
 
 def schedule_of_text(text: str, name: str = "text", ignore_sharding: bool = False) -> Schedule | Program:
@@ -751,7 +456,7 @@ def schedule_of_text(text: str, name: str = "text", ignore_sharding: bool = Fals
     >>> schedule_of_text("0F0 0SEND_F0 0RECV_B0 0B0 \\n 1RECV_F0 1F0 1B0 1SEND_B0")
     <Program text: 2 ranks, 2 stages, 1 microbatch>
     """
-    return _of_its_kind(name, _read("either", text, ignore_sharding))
+    return _of_its_kind(name, read_cells("either", text, ignore_sharding))
 
 
 def _of_its_kind(name: str, cells: Cells) -> Schedule | Program:

@@ -3,17 +3,123 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
 from math import inf
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted, whole_number
 from minipipe.io import MOST_ACTIONS, MOST_STAGES
-
-if TYPE_CHECKING:
-    from minipipe.schedules.action import Action
+from minipipe.schedules.action import Action, ActionKind, numbered
 
 Placement = Sequence[int | tuple[int, ...]]  # by stage, its rank, or the ranks of its replicas
+
+
+class Placed:
+    """The placement of a table: its ranks and stages, and which rank runs a microbatch on a stage."""
+
+    placement: tuple[int | tuple[int, ...], ...]
+    actions: tuple[tuple[Action, ...], ...]
+    num_slices: int
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of ranks."""
+        return len(self.actions)
+
+    @property
+    def num_stages(self) -> int:
+        """The number of stages, all ranks together."""
+        return len(self.placement)
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """Return the stages that a rank holds, ascending.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``out-of-range``, for a rank that does not exist.
+        """
+        check_index("rank", rank, self.num_ranks)
+        return tuple(stage for stage, home in enumerate(self.placement) if rank in ranks_in(home))
+
+    def ranks_of(self, stage: int) -> tuple[int, ...]:
+        """Return the rank of a stage, or the ranks of its replicas, ordered by their lowest microbatches.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``out-of-range``, for a stage that does not exist.
+
+        Examples
+        --------
+        >>> from minipipe import Schedule
+        >>> Schedule.from_text("0F1 0B1 \\n 0F0 0B0").ranks_of(0)
+        (1, 0)
+        """
+        check_index("stage", stage, self.num_stages)
+        return ranks_in(self.placement[stage])
+
+    @cached_property
+    def has_replicas(self) -> bool:
+        """Whether a stage is on several ranks, each with microbatches of its own."""
+        return any(len(ranks_in(home)) > 1 for home in self.placement)
+
+    def rank_of(self, stage: int, microbatch: Any) -> int:
+        """Return the rank that runs a microbatch on a stage; with replicas, the rank whose row has the microbatch.
+
+        A slice may be given by its index or by its number.
+
+        Examples
+        --------
+        >>> from minipipe import Schedule
+        >>> [Schedule.from_text("0F1 0B1 \\n 0F0 0B0").rank_of(0, k) for k in range(2)]
+        [1, 0]
+        """
+        return self._replica_of.get((stage, microbatch), ranks_in(self.placement[stage])[0])
+
+    @cached_property
+    def _replica_of(self) -> dict[tuple[int, Any], int]:
+        """By stage and microbatch, the replica that runs its F or, if the F is missing, another of its actions."""
+        shared = {stage for stage, home in enumerate(self.placement) if len(ranks_in(home)) > 1}
+        found: dict[tuple[int, Any], int] = {}
+        tables = [self.actions] if self.num_slices == 1 else [self.actions, numbered(self.actions, self.num_slices)]
+        for is_forward in (False, True) if shared else ():
+            for rank in reversed(range(self.num_ranks)):
+                rows = [table[rank] for table in tables]
+                own = (a for row in rows for a in row if (a.kind is ActionKind.FORWARD) == is_forward)
+                found.update(((stage, k), rank) for stage, _, k in own if stage in shared)
+        return found
+
+    def crosses_ranks(self, stage: int) -> bool:
+        """Whether values between a stage and the next one travel between ranks; False for the last stage.
+
+        Raises
+        ------
+        ScheduleError
+            Code ``out-of-range``, for a stage that does not exist.
+        """
+        check_index("stage", stage, self.num_stages)
+        return self._cuts_between_ranks[stage]
+
+    @cached_property
+    def _cuts_between_ranks(self) -> tuple[bool, ...]:
+        if not self.has_replicas:
+            return (*(a != b for a, b in pairwise(self.placement)), False)
+        known = {k for _, k in self._replica_of}  # the verifier checks that one stands for all
+        cuts = pairwise(range(self.num_stages))
+        return (*(any(self.rank_of(a, k) != self.rank_of(b, k) for k in known) for a, b in cuts), False)
+
+    @cached_property
+    def first_rank_with(self) -> dict[Action, int]:
+        """The first rank that has each action."""
+        return {action: rank for rank in reversed(range(self.num_ranks)) for action in self.actions[rank]}
+
+    def home_of(self, action: Action) -> int | None:
+        """Return the rank of an action; if it is missing, the rank of its stage, or None if there is no such stage."""
+        home = self.rank_of(action.stage, action.microbatch) if 0 <= action.stage < self.num_stages else None
+        return self.first_rank_with.get(action, home)
 
 
 def looped_placement(num_ranks: int, chunks_per_rank: int = 1) -> tuple[int, ...]:
@@ -203,3 +309,11 @@ def check_two_chunks(name: str, num_ranks: int, num_microbatches: int, chunks_pe
     check_sizes(num_ranks, num_microbatches, chunks_per_rank)
     if chunks_per_rank != 2:
         raise misuse(f"chunks_per_rank is {chunks_per_rank}; {name} is V-shaped and has exactly 2 chunks on each rank.")
+
+
+def check_index(noun: str, given: Any, count: int) -> None:
+    """Refuse a stage or a rank that does not exist."""
+    if not isinstance(given, Integral) or isinstance(given, bool) or int(given) not in range(count):
+        raise ScheduleError.of(
+            ScheduleCode.OUT_OF_RANGE, f"There is no {noun} {quoted(given, 40)}; there are {count}, counted from 0."
+        )

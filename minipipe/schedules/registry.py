@@ -8,7 +8,8 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted
-from minipipe.schedules.action_table import Schedule, collector_paused
+from minipipe.schedules.action_table import Schedule
+from minipipe.schedules.collector import collector_paused
 
 T = TypeVar("T")
 

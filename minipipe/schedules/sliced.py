@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import sqrt
-from numbers import Real
 
-from minipipe.errors import ScheduleCode, ScheduleError, counted, unfit, whole_number
+from minipipe.errors import ScheduleCode, ScheduleError, unfit, whole_number
 from minipipe.schedules.action import Action, B, F
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.one_f_one_b import warmup_then_pairs
 from minipipe.schedules.placement import check_counts, check_sizes, looped_placement
-
-_MOST_WORK = 1e100  # of a slice, whose unit is free: sums of them stay finite
 
 
 def seq1f1b(num_ranks: int, num_microbatches: int, num_slices: int = 2) -> Schedule:
@@ -150,31 +147,6 @@ def slice_work(cuts: Sequence[int], attention: float) -> tuple[float, ...]:
     linear = 1 - _share(attention)
     ends = [cut / cuts[-1] for cut in cuts]
     return tuple((b - a) * (linear + attention * (a + b)) for a, b in zip(ends, ends[1:]))
-
-
-def relative_work(slice_work: Sequence[float] | None, num_slices: int) -> list[float]:
-    """Return by slice its work over the mean of all slices.
-
-    Raises
-    ------
-    ScheduleError
-        Code ``costs``, if there is not one number for each slice, or none is above 0.
-
-    Examples
-    --------
-    >>> relative_work([3, 1], num_slices=2), relative_work(None, num_slices=2), relative_work([3, 1], num_slices=1)
-    ([1.5, 0.5], [1.0, 1.0], [1.0])
-    """
-    if slice_work is None:
-        return [1.0] * num_slices
-    parts = list(slice_work) if isinstance(slice_work, Sequence) else [slice_work]
-    if not all(isinstance(part, Real) and 0 <= part <= _MOST_WORK for part in parts) or not any(parts):
-        raise unfit("slice_work", slice_work, "numbers, at least 0 and not all 0, such as (3, 1)", ScheduleCode.COSTS)
-    if len(parts) != num_slices > 1:
-        raise unfit(
-            "slice_work", slice_work, f"{counted(num_slices, 'number')}, one for each slice", ScheduleCode.COSTS
-        )
-    return [num_slices * part / sum(parts) for part in parts] if num_slices > 1 else [1.0]
 
 
 def _share(attention: float) -> float:

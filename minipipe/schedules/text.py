@@ -1,4 +1,4 @@
-"""Reading of schedules from text and CSV, and of the JSON files of this package.
+"""Reading of schedules from text and CSV.
 
 The CSV format is PyTorch's: one line per rank, with cells such as ``0F0``. Reading is strict, and errors name the line
 and the cell.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
 from operator import itemgetter
@@ -269,32 +269,3 @@ def _placement(actions: Sequence[Sequence[Action]], frozen: frozenset[int]) -> t
         for stage in came_back | {stage for stage, _ in went if stage in one_way}:
             replicas[stage].append(rank)
     return tuple(tuple(replicas[stage]) or counts[stage].most_common(1)[0][0] for stage in stages)
-
-
-# -- JSON --------------------------------------------------------------------------------------------------------------
-
-
-def json_object(text: str, head: Mapping[str, object]) -> dict[str, Any]:
-    """Return the JSON object of a file's text, after checking the members with which such files begin.
-
-    Raises
-    ------
-    ArgumentError
-        Code ``value``; the sentence is about "it".
-
-    Examples
-    --------
-    >>> json_object('{"format": "costs", "F": 2}', {"format": "costs"})
-    {'format': 'costs', 'F': 2}
-    >>> json_object("{}", {"format": "costs"})
-    Traceback (most recent call last):
-        ...
-    minipipe.errors.ArgumentError: its format is None, expected 'costs'
-    """
-    found = io.parse_json(text)
-    if not isinstance(found, dict):
-        raise ArgumentError("value", f"it is {quoted(found)}, expected an object")
-    for name, expected in head.items():
-        if type(given := found.get(name)) is not type(expected) or given != expected:
-            raise ArgumentError("value", f"its {name} is {quoted(given)}, expected {expected!r}")
-    return found

@@ -13,13 +13,12 @@ from math import inf, isfinite
 from typing import Any, NamedTuple
 
 from minipipe.errors import ScheduleCode, ScheduleError, quoted
-from minipipe.io import MOST_JSON, MOST_STAGES
+from minipipe.io import MOST_JSON, MOST_STAGES, json_object
 from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.evaluation import costs_of
-from minipipe.schedules.text import json_object
 
 _HEAD = {"format": "minipipe certificate", "version": 1}  # of a file
 _FIGURES = {"value": float, "bound": float, "bound_by": str, "found_by": str}

@@ -22,9 +22,10 @@ from math import inf
 from typing import NamedTuple
 
 from minipipe.core.flow import Flow, delay_of
-from minipipe.core.values import KINDS, Site, Uses
+from minipipe.core.memory import Changes
 from minipipe.schedules.action import Action, ActionKind, F, I, W
 from minipipe.schedules.action_table import Schedule
+from minipipe.schedules.analysis.activations import sizes_of
 from minipipe.schedules.analysis.workload import ROUNDING, Workload, check_memory
 from minipipe.schedules.placement import stages_by_rank
 from minipipe.schedules.sequential import one_microbatch
@@ -199,6 +200,13 @@ class Facts:
         for kind, stage in self.cells:
             rows[self.rank_of[stage]].append(Action(stage, kind, 0))
         flow = Flow(Schedule("cells", self.rank_of, 1, tuple(map(tuple, rows))))
+        sizes = sizes_of(self.workload.footprint, self.workload.num_stages)
+        changes = Changes(flow, sizes)
+        change_of = {
+            action: change
+            for rank, row in enumerate(rows)
+            for action, change in zip(row, changes.of_row(rank))
+        }
         durations = self.workload.durations
         cell_of: dict[int, Cell] = {}
         for number, cell in enumerate(self.cells):
@@ -206,24 +214,17 @@ class Facts:
             numbers = flow.rules[kind][stage]
             assert numbers is not None
             cell_of |= dict.fromkeys(numbers.gives, cell)
-            memory = self._memory(KINDS[kind].uses(Site(flow, 0, 0, stage, 0)), stage)
+            temporary, lost, gained, *_ = change_of[Action(stage, kind, 0)]
+            change = gained - lost
+            during = max(0.0, temporary, change)
             event, time = number * self.num_microbatches, durations[kind][stage]
-            self.steps[cell] = Step(event, time, [], *memory, [])
+            self.steps[cell] = Step(event, time, [], during, change, [])
             for given in numbers.needs:
                 giver = self.steps[cell_of[given]]
                 delay = delay_of(flow, flow.value_of(given), self.workload.message)
                 self.steps[cell].needs.append((giver.event, delay))
                 if self.rank_of[stage] != self.rank_of[cell_of[given][1]]:
                     giver.sends.append((self.rank_of[stage], delay))
-
-    def _memory(self, uses: Uses | None, stage: int) -> tuple[float, float]:
-        """Return the additional memory during an action, and the change after it."""
-        assert uses is not None
-        names = "graph", "rest", "rebuilt part"
-        sizes = dict(zip(names, (part[stage] for part in self.workload.footprint)))
-        gained = sum(sizes.get(value.name, 0.0) for value in uses.gives)
-        change = gained - sum(sizes.get(value.name, 0.0) for value in uses.takes)
-        return max(0.0, sizes.get(uses.temporary, 0.0), change), change
 
 
 # -- the clock -------------------------------------------------------------------------

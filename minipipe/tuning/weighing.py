@@ -278,7 +278,7 @@ def names_left_out() -> list[str]:
 
 def _is_weighed(schedule: Schedule) -> bool:
     with suppress(ScheduleError):
-        schedule.check_known("the adviser", ScheduleCode.REPLICAS)
+        schedule.check_known("the adviser", ScheduleCode.REPLICAS, ScheduleCode.OVERLAP)
         return True
     return False
 

@@ -9,7 +9,7 @@ from minipipe.core.flow import Flow
 from minipipe.core.values import KINDS, NOUNS
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.analysis.lowering import lower
-from minipipe.schedules.sliced import relative_work
+from minipipe.schedules.simulation.slice_work import relative_work
 from tests.core.tables import legal_tables, problem
 from tests.strategies import examples, legally_overlapped, runnable_schedules
 

@@ -31,8 +31,9 @@ from functools import partial
 from minipipe.core.flow import flow_of
 from minipipe.core.lowering import with_messages
 from minipipe.schedules.action import Action
-from minipipe.schedules.action_table import ActionTable, Program, check_table, collector_paused
+from minipipe.schedules.action_table import ActionTable, Program, check_table
 from minipipe.schedules.analysis.walk import complete_walk
+from minipipe.schedules.collector import collector_paused
 
 # The constructor of a NamedTuple takes twice as long; a large schedule has a million messages.
 _new_action: Callable[[tuple[int, str, int]], Action] = partial(tuple.__new__, Action)

@@ -132,6 +132,7 @@ def verify(
     check_table(schedule)
     if "is legal" not in schedule._kept:
         found = misplaced(schedule) or remarks(flow_of(schedule))
+        schedule._kept["is in range"] = not found  # the walk need not look again
         problems = [Problem(ScheduleCode(one.code), *one[1:4]) for one in found] or _order_problems(schedule)
         if problems:
             raise ScheduleError(problems, _grid(schedule, problems[0]))

@@ -18,7 +18,7 @@ from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, 
 from minipipe.schedules.action_table import ActionTable, Schedule
 from minipipe.schedules.analysis.activations import Footprint
 from minipipe.schedules.placement import Placement, check_sizes, ranks_in, stages_by_rank
-from minipipe.schedules.sliced import relative_work
+from minipipe.schedules.simulation.slice_work import relative_work
 from minipipe.simulation.hosts import Hosts
 
 if TYPE_CHECKING:  # on demand below: most programs measure no costs, search nothing, and write no file
@@ -382,7 +382,7 @@ class Costs:
         FileError
             Codes as for :func:`minipipe.io.read_text`.
         """
-        from minipipe.schedules.text import json_object  # most programs read no such file
+        from minipipe.io import json_object  # most programs read no such file
 
         try:
             found = json_object(read_text(path, MOST_JSON), _HEAD)

@@ -19,15 +19,16 @@ from minipipe.core.times import Rates, Times, times
 from minipipe.core.values import KINDS
 from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted
 from minipipe.schedules.action import Action
-from minipipe.schedules.action_table import ActionTable, check_table, collector_paused
+from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.analysis.activations import memory_levels, peak_activations, peaks, without_copies
 from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.walk import complete_walk
+from minipipe.schedules.collector import collector_paused
 from minipipe.schedules.simulation.costs import Costs
+from minipipe.schedules.simulation.slice_work import relative_work
 from minipipe.schedules.simulation.span import GradientSum, Span, StepChange, with_copies
 from minipipe.schedules.simulation.timeline import Timeline
-from minipipe.schedules.sliced import relative_work
 from minipipe.schedules.transforms import repeat
 from minipipe.simulation.hosts import Hosts
 

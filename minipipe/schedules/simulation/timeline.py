@@ -12,10 +12,10 @@ from minipipe.core.flow import Flow
 from minipipe.core.memory import Level, Ran, copies_held, pairs_of
 from minipipe.io import printable
 from minipipe.schedules.action import U, number_of
-from minipipe.schedules.action_table import ShownInNotebooks
 from minipipe.schedules.analysis.activations import held_over_time, without_copies
 from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.simulation.span import GradientSum, Idle, Message, Span, StepChange, in_groups
+from minipipe.schedules.written import ShownInNotebooks
 
 if TYPE_CHECKING:
     from minipipe.schedules.simulation.explanation import Explanation

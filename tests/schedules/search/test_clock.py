@@ -23,7 +23,7 @@ def check_times(clock):
     """Compare the end of every action with that in the core, bit for bit."""
     workload, facts = clock.facts.workload, clock.facts
     schedule = schedule_of(clock.words, workload, "drawn")
-    tasks = times(Flow(schedule), Rates(workload.durations, workload.message, workload.overhead))
+    tasks = times(Flow(schedule), Rates(workload.durations, workload.message, workload.overhead)).tasks
     ends = [[clock.ended[event] for event in row] for row in clock.rows]
     assert ends == [[task.end for task in row] for row in tasks]
     assert clock.begins == [row[0].start for row in tasks]

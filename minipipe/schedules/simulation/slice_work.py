@@ -1,0 +1,35 @@
+"""The work of each slice of a sequence, relative to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from numbers import Real
+
+from minipipe.errors import ScheduleCode, counted, unfit
+
+_MOST = 1e100  # of a part of the work, whose unit is free: sums of them stay finite
+
+
+def relative_work(slice_work: Sequence[float] | None, num_slices: int) -> list[float]:
+    """Return by slice its work over the mean of all slices.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``costs``, if there is not one number for each slice, or none is above 0.
+
+    Examples
+    --------
+    >>> relative_work([3, 1], num_slices=2), relative_work(None, num_slices=2), relative_work([3, 1], num_slices=1)
+    ([1.5, 0.5], [1.0, 1.0], [1.0])
+    """
+    if slice_work is None:
+        return [1.0] * num_slices
+    parts = list(slice_work) if isinstance(slice_work, Sequence) else [slice_work]
+    if not all(isinstance(part, Real) and 0 <= part <= _MOST for part in parts) or not any(parts):
+        raise unfit("slice_work", slice_work, "numbers, at least 0 and not all 0, such as (3, 1)", ScheduleCode.COSTS)
+    if len(parts) != num_slices > 1:
+        raise unfit(
+            "slice_work", slice_work, f"{counted(num_slices, 'number')}, one for each slice", ScheduleCode.COSTS
+        )
+    return [num_slices * part / sum(parts) for part in parts] if num_slices > 1 else [1.0]
