@@ -351,6 +351,14 @@ def test_an_action_that_no_values_are_given_for_never_runs():
     assert stuck in describe_verdict(walkthrough)
 
 
+@pytest.mark.parametrize("early", ["0U0", "0REDUCE_GRAD0"])
+def test_what_comes_before_a_w_is_said_to_wait_for_it_and_not_for_its_i_which_has_run(early):
+    walkthrough = Walkthrough(schedule_of_text(f"0F0 0I0 {early} 0W0"))
+    assert describe_state(walkthrough, walkthrough[-1], 0)[0] == f"stuck at {early}: needs 0W0, later in its own list"
+    stuck = f"rank 0 is stuck at {early} (position 2 of its list): it needs 0W0, position 3 of rank 0"
+    assert stuck in describe_verdict(walkthrough)
+
+
 # -- past bugs -------------------------------------------------------------------------------------------------
 
 
