@@ -258,15 +258,14 @@ class Flow:
     def members(self, rank: int, position: int) -> Iterator[tuple[int, int]]:
         """Yield rank and position of what meets an instruction on other ranks.
 
-        Those are of its kind and stage: it is no message.
+        Those are of its kind: it is no message.
         """
-        stage, name, _ = self.rows[rank][position]
+        name = self.rows[rank][position][1]
         meeting = self.meeting(rank, position)
-        for (other, kind, its_stage), places in self._rows.items():
-            if other != rank and (kind, its_stage) == (name, stage):
-                for at, _ in places:
-                    if self.meeting(other, at) == meeting:
-                        yield other, at
+        for other, row in enumerate(self.rows):
+            for at, (_, kind, _) in enumerate(row if other != rank else ()):
+                if kind == name and self.meeting(other, at) == meeting:
+                    yield other, at
 
     def _sites_near(self, value: Value) -> Iterator[tuple[Kind, Site]]:
         """Yield each kind at the stages around a value."""

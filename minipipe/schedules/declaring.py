@@ -113,7 +113,7 @@ class _Trial:
         return 0
 
 
-# What an attribute must be, and how a message says it.
+# The type of an attribute, and how a message names it.
 _FORMS: dict[str, tuple[Any, str]] = {
     "str": (str, "text"),
     "bool": (bool, "True or False"),
@@ -208,9 +208,9 @@ def _check_meeting(kind: Kind, site: Site) -> None:
         raise ArgumentError("value", message)
     if kind.meets is None:
         return
-    if kind.lane not in ("compute", ""):
-        message = f"{kind.name} meets others on the lane {quoted(kind.lane)}; "
-        message += "expected the lane 'compute', or '' if it takes its rank no time."
+    if kind.lane != "compute":
+        message = f"{kind.name} meets others on the lane {quoted(kind.lane)}; expected "
+        message += "the lane 'compute', on which all of them start and end together."
         raise ArgumentError("value", message)
     where = f"stage {site.stage} of {site.setting.num_stages}"
     meeting = _tried(kind, "meets", site, where)
