@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import chain, islice
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -23,7 +24,6 @@ from minipipe.core.values import (
     Site,
     Uses,
     Value,
-    cut_of,
     stages_near,
 )
 
@@ -195,6 +195,22 @@ class Flow:
         pair = block * self.num_stages + value.stage
         return pair * self.table.num_microbatches + int(value.microbatch)
 
+    @cached_property
+    def stages_of(self) -> dict[int, set[int]]:
+        """The stages that give and need a value, by its name and own stage."""
+        size = self.table.num_microbatches
+        stages: dict[int, set[int]] = {}
+        rules = [
+            (stage, rule, 0)
+            for of_kind in self.rules.values()
+            for stage, rule in enumerate(of_kind)
+        ]
+        rules += [(stage, *case) for (_, stage, _), case in self.cases.items()]
+        for stage, rule, k in rules:
+            for number in () if rule is None else rule.needs + rule.gives:
+                stages.setdefault((number + k) // size, set()).add(stage)
+        return stages
+
     @property
     def names(self) -> list[str]:
         """The names of the values that occur, in the order of their numbers."""
@@ -299,9 +315,10 @@ def _is_pair(row: Sequence[Any], position: int) -> bool:
 
 
 def delay_of(flow: Flow, value: Value, message_times: Sequence[float]) -> float:
-    """Return how long a value travels: nothing if a message of the table carries it."""
+    """Return how long a value travels; nothing on the stage that gives it."""
     if not NOUNS[value.name].travels:
         return 0.0
-    cut = cut_of(value)
-    is_carried = flow.message_cuts[cut] and value.name in ("x", "g")
-    return 0.0 if is_carried else message_times[cut]
+    place = flow.number_of(value) // flow.table.num_microbatches
+    stages = flow.stages_of.get(place, {value.stage})
+    cuts = range(min(stages), max(stages))
+    return max((message_times[cut] for cut in cuts), default=0.0)

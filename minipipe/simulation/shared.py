@@ -229,7 +229,9 @@ class SharedClock(Plan):
     def carry(self, rank: int, action: Any, number: int, time: float) -> Process:
         """Carry the value of an action to the rank that needs it."""
         value = self.flow.value_of(number)
-        to = self.flow.table.rank_of(value.stage, value.microbatch)
+        stages = self.flow.stages_of[number // self.size]
+        far = max(stages, key=lambda stage: abs(stage - action.stage))
+        to = self.flow.table.rank_of(far, value.microbatch)
         links, latency = self.hosts.links_between(rank, to), self.rates.latency
         if links and time > latency:
             yield from self.travel(number, links, time - latency, latency)

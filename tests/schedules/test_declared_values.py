@@ -56,6 +56,18 @@ def test_what_takes_a_value_of_another_lane_waits_for_it(costs):
 
 
 @pytest.mark.parametrize("costs", ALONE)
+def test_a_value_travels_to_the_next_rank(costs):
+    found = ends("0F0 0TELL0 0B0 \n 1F0 1HEAR0 1TELL0 1B0 \n 2F0 2HEAR0 2B0", costs)
+    assert (found["0TELL0"], found["1HEAR0"], found["1TELL0"], found["2HEAR0"]) == ((1, 3), (4, 5), (5, 7), (8, 9))
+
+
+@pytest.mark.parametrize("costs", ALONE)
+def test_a_lane_waits_for_a_value_of_another_rank_and_its_rank_does_not(costs):
+    found = ends("0F0 0TELL0 0B0 \n 1F0 1GET0 1B0", costs)
+    assert (found["1F0"], found["1GET0"], found["1B0"]) == ((2, 3), (4, 5), (3, 5))
+
+
+@pytest.mark.parametrize("costs", ALONE)
 def test_what_meets_starts_and_ends_together(costs):
     text = "0F0 0F1 0MEET0 0B0 0B1 \n 1F0 1MEET0 1B0 1F1 1B1"
     found = ends(text, costs)
@@ -72,3 +84,28 @@ def test_ranks_that_come_to_two_meetings_in_another_order_are_a_deadlock():
     with pytest.raises(ScheduleError, match="rank 0 cannot run 0MEET0 .* before 1MEET0") as caught:
         verify(Schedule.from_text("0F0 0MEET0 0F1 0MEET1 0B0 0B1 \n 1F0 1MEET1 1F1 1MEET0 1B0 1B1"))
     assert caught.value.code == "deadlock"
+
+
+def give(site):
+    return Uses(gives=(site.value("word"),))
+
+
+def heard_before(site):
+    return Uses(takes=(site.value("word", site.stage - 1),)) if site.stage else None
+
+
+def heard_behind(site):
+    return Uses(takes=(site.value("word", site.stage + 1),)) if site.stage < site.setting.num_stages - 1 else None
+
+
+@pytest.mark.parametrize("costs", ALONE)
+@pytest.mark.parametrize("listen", [heard_before, heard_behind])
+def test_a_value_travels_as_long_whichever_stage_it_is_named_after(costs, listen):
+    word = {"word": Noun("word", travels=True, may_stay=lambda setting, stage: True)}
+    with declared(Kind("SAY", give, "word"), word), declared(Kind("LISTEN", listen, "end of a word")):
+        if listen is heard_before:
+            found = ends("0F0 0SAY0 0B0 \n 1F0 1LISTEN0 1SAY0 1B0 \n 2F0 2LISTEN0 2B0", costs)
+            assert (found["1LISTEN0"], found["2LISTEN0"]) == ((3, 3), (5, 5))
+        else:
+            found = ends("0F0 0LISTEN0 0B0 \n 1F0 1SAY0 1B0", costs)
+            assert found["0LISTEN0"] == (4, 4)
