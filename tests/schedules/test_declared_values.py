@@ -109,3 +109,10 @@ def test_a_value_travels_as_long_whichever_stage_it_is_named_after(costs, listen
         else:
             found = ends("0F0 0LISTEN0 0B0 \n 1F0 1SAY0 1B0", costs)
             assert found["0LISTEN0"] == (4, 4)
+
+
+def test_a_rank_that_waits_at_a_meeting_waits_for_the_last_to_come():
+    timeline = simulate(Schedule.from_text("0F0 0B0 0MEET0 \n 1F0 1B0 1MEET0"), Costs(other=COSTS))
+    _, idle = explain(timeline).idle[1]
+    assert (idle.start, idle.end, idle.cause, str(idle.awaited)) == (4, 6, "waiting", "0MEET0")
+    assert explain(timeline).critical_path
