@@ -113,14 +113,18 @@ class Flow:
         key = site.rank, kind, site.stage, given_by
         if key not in self._taken:
             self._taken[key] = self._taken_by_all(*key)
-        return self._taken[key].get(site.position, ())
+        taken = self._taken[key]
+        if site.position in taken:
+            return taken[site.position]
+        every = taken[-1]  # an instruction that the row lacks could take any of them
+        return every[: bisect_right(every, site.microbatch)]
 
     def _taken_by_all(
         self, rank: int, kind: str, stage: int, given_by: tuple[str, ...]
     ) -> dict[int, list[int]]:
         givers = [self._rows.get((rank, giver, stage), ()) for giver in given_by]
         numbers = sorted(k for of_kind in givers for _, k in of_kind)
-        result: dict[int, list[int]] = {}
+        result: dict[int, list[int]] = {-1: numbers}
         begin = 0
         for position, k in self._rows.get((rank, kind, stage), ()):
             end = bisect_right(numbers, k)
@@ -254,11 +258,16 @@ class Flow:
         return KINDS[action[1]].uses(self._site(action))
 
     def givers(self, value: Value) -> Iterator[tuple[int, str, int]]:
-        """Yield the actions that would give a value, whether they exist or not."""
-        for kind, site in self._sites_near(value):
-            uses = kind.uses(site)
-            if uses is not None and value in uses.gives:
-                yield site.stage, kind.name, value.microbatch
+        """Yield the actions that would give a value, whether they exist or not.
+
+        A slice may also give a value of the slice before it.
+        """
+        nearby = value.microbatch, value.microbatch + 1
+        for k in nearby[: self.table.num_microbatches - value.microbatch]:
+            for kind, site in self._sites_near(value.of(k)):
+                uses = kind.uses(site)
+                if uses is not None and value in uses.gives:
+                    yield site.stage, kind.name, k
 
     def other_half(self, rank: int, position: int) -> tuple[int, str, int] | None:
         """Return the action that meets a SEND or RECV, whether it exists or not."""

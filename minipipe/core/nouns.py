@@ -326,6 +326,10 @@ def _disordered(fault: Fault) -> Iterator[Remark]:
 # -- the values ------------------------------------------------------------------------
 
 
+def _must_be_taken(setting: Setting, stage: int) -> bool:
+    return False
+
+
 class Noun(NamedTuple):
     """A name of values.
 
@@ -360,7 +364,7 @@ class Noun(NamedTuple):
     words: str
     travels: bool = False
     message: tuple[str, ...] = ()
-    may_stay: Callable[[Setting, int], bool] = lambda setting, stage: False
+    may_stay: Callable[[Setting, int], bool] = _must_be_taken
     readers: tuple[str, ...] = ()
     keeps_weights: bool = False
     is_away: bool = False

@@ -186,6 +186,14 @@ class Meeting(NamedTuple):
     size: int
 
 
+def _never(setting: Setting) -> bool:
+    return False
+
+
+def _place(site: Site) -> object:
+    return site.rank, site.position
+
+
 class Kind(NamedTuple):
     """A kind of instruction.
 
@@ -241,8 +249,8 @@ class Kind(NamedTuple):
     is_second: bool = False
     is_backward: bool = False
     sums_up: bool = False
-    varies: Callable[[Setting], bool] = lambda setting: False
-    case: Callable[[Site], object] = lambda site: (site.rank, site.position)
+    varies: Callable[[Setting], bool] = _never
+    case: Callable[[Site], object] = _place
 
 
 # -- the state of a pair of stage and microbatch ---------------------------------------
