@@ -173,6 +173,13 @@ class Meeting(NamedTuple):
         Equal for all of them.
     size : int
         How many they are.
+
+    Examples
+    --------
+    A barrier of all stages for each microbatch: an instruction of each one meets.
+
+    >>> def meets(site):
+    ...     return Meeting(("barrier", site.microbatch), site.setting.num_stages)
     """
 
     key: tuple[object, ...]
