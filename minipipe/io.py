@@ -140,8 +140,8 @@ def columns_of_terminal(otherwise: int) -> int:
     True
     """
     given = os.environ.get("COLUMNS", "")
-    if given.isascii() and given.isdecimal() and int(given) > 0:
-        return int(given)
+    if given.isascii() and given.isdecimal() and given.strip("0"):
+        return int(given[:4000])  # more digits than Python reads are as wide a terminal
     try:
         return os.get_terminal_size(sys.__stdout__.fileno()).columns or otherwise  # type: ignore[union-attr]
     except (AttributeError, ValueError, OSError):  # the stream is None, closed, or no terminal

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import chain, islice
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -23,7 +24,6 @@ from minipipe.core.values import (
     Site,
     Uses,
     Value,
-    cut_of,
     stages_near,
 )
 
@@ -113,14 +113,18 @@ class Flow:
         key = site.rank, kind, site.stage, given_by
         if key not in self._taken:
             self._taken[key] = self._taken_by_all(*key)
-        return self._taken[key].get(site.position, ())
+        taken = self._taken[key]
+        if site.position in taken:
+            return taken[site.position]
+        every = taken[-1]  # an instruction that the row lacks could take any of them
+        return every[: bisect_right(every, site.microbatch)]
 
     def _taken_by_all(
         self, rank: int, kind: str, stage: int, given_by: tuple[str, ...]
     ) -> dict[int, list[int]]:
         givers = [self._rows.get((rank, giver, stage), ()) for giver in given_by]
         numbers = sorted(k for of_kind in givers for _, k in of_kind)
-        result: dict[int, list[int]] = {}
+        result: dict[int, list[int]] = {-1: numbers}
         begin = 0
         for position, k in self._rows.get((rank, kind, stage), ()):
             end = bisect_right(numbers, k)
@@ -195,6 +199,22 @@ class Flow:
         pair = block * self.num_stages + value.stage
         return pair * self.table.num_microbatches + int(value.microbatch)
 
+    @cached_property
+    def stages_of(self) -> dict[int, set[int]]:
+        """The stages that give and need a value, by its name and own stage."""
+        size = self.table.num_microbatches
+        stages: dict[int, set[int]] = {}
+        rules = [
+            (stage, rule, 0)
+            for of_kind in self.rules.values()
+            for stage, rule in enumerate(of_kind)
+        ]
+        rules += [(stage, *case) for (_, stage, _), case in self.cases.items()]
+        for stage, rule, k in rules:
+            for number in () if rule is None else rule.needs + rule.gives:
+                stages.setdefault((number + k) // size, set()).add(stage)
+        return stages
+
     @property
     def names(self) -> list[str]:
         """The names of the values that occur, in the order of their numbers."""
@@ -238,11 +258,16 @@ class Flow:
         return KINDS[action[1]].uses(self._site(action))
 
     def givers(self, value: Value) -> Iterator[tuple[int, str, int]]:
-        """Yield the actions that would give a value, whether they exist or not."""
-        for kind, site in self._sites_near(value):
-            uses = kind.uses(site)
-            if uses is not None and value in uses.gives:
-                yield site.stage, kind.name, value.microbatch
+        """Yield the actions that would give a value, whether they exist or not.
+
+        A slice may also give a value of the slice before it.
+        """
+        nearby = value.microbatch, value.microbatch + 1
+        for k in nearby[: self.table.num_microbatches - value.microbatch]:
+            for kind, site in self._sites_near(value.of(k)):
+                uses = kind.uses(site)
+                if uses is not None and value in uses.gives:
+                    yield site.stage, kind.name, k
 
     def other_half(self, rank: int, position: int) -> tuple[int, str, int] | None:
         """Return the action that meets a SEND or RECV, whether it exists or not."""
@@ -258,15 +283,14 @@ class Flow:
     def members(self, rank: int, position: int) -> Iterator[tuple[int, int]]:
         """Yield rank and position of what meets an instruction on other ranks.
 
-        Those are of its kind and stage: it is no message.
+        Those are of its kind: it is no message.
         """
-        stage, name, _ = self.rows[rank][position]
+        name = self.rows[rank][position][1]
         meeting = self.meeting(rank, position)
-        for (other, kind, its_stage), places in self._rows.items():
-            if other != rank and (kind, its_stage) == (name, stage):
-                for at, _ in places:
-                    if self.meeting(other, at) == meeting:
-                        yield other, at
+        for other, row in enumerate(self.rows):
+            for at, (_, kind, _) in enumerate(row if other != rank else ()):
+                if kind == name and self.meeting(other, at) == meeting:
+                    yield other, at
 
     def _sites_near(self, value: Value) -> Iterator[tuple[Kind, Site]]:
         """Yield each kind at the stages around a value."""
@@ -300,9 +324,10 @@ def _is_pair(row: Sequence[Any], position: int) -> bool:
 
 
 def delay_of(flow: Flow, value: Value, message_times: Sequence[float]) -> float:
-    """Return how long a value travels: nothing if a message of the table carries it."""
+    """Return how long a value travels; nothing on the stage that gives it."""
     if not NOUNS[value.name].travels:
         return 0.0
-    cut = cut_of(value)
-    is_carried = flow.message_cuts[cut] and value.name in ("x", "g")
-    return 0.0 if is_carried else message_times[cut]
+    place = flow.number_of(value) // flow.table.num_microbatches
+    stages = flow.stages_of.get(place, {value.stage})
+    cuts = range(min(stages), max(stages))
+    return max((message_times[cut] for cut in cuts), default=0.0)

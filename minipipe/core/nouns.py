@@ -326,6 +326,10 @@ def _disordered(fault: Fault) -> Iterator[Remark]:
 # -- the values ------------------------------------------------------------------------
 
 
+def _must_be_taken(setting: Setting, stage: int) -> bool:
+    return False
+
+
 class Noun(NamedTuple):
     """A name of values.
 
@@ -335,9 +339,6 @@ class Noun(NamedTuple):
         For messages.
     travels : bool
         Whether it can be taken on another rank than the one that gives it.
-    is_late : bool
-        Whether it comes from beside its rank, and perhaps after an instruction that
-        needs it is next in the row.
     message : tuple of str
         The kinds that send and receive it between ranks.
     may_stay : function
@@ -364,9 +365,8 @@ class Noun(NamedTuple):
 
     words: str
     travels: bool = False
-    is_late: bool = False
     message: tuple[str, ...] = ()
-    may_stay: Callable[[Setting, int], bool] = lambda setting, stage: False
+    may_stay: Callable[[Setting, int], bool] = _must_be_taken
     readers: tuple[str, ...] = ()
     keeps_weights: bool = False
     is_away: bool = False
@@ -399,11 +399,10 @@ NOUNS = {
     "graph": _graph("graph"),
     "away": _graph(
         "offloaded graph",
-        is_late=True,
         is_away=True,
         tells={"late": _disordered, **_ALONE},
     ),
-    "back": _graph("loaded graph", is_late=True, parts=("graph",)),
+    "back": _graph("loaded graph", parts=("graph",)),
     "rebuilt": _graph("recomputed graph", parts=("graph", "rebuilt part")),
     "rebuilt part": Noun("recomputed part of a graph"),
     "rest": Noun("graph for the gradients of weights", keeps_weights=True),
@@ -418,7 +417,6 @@ NOUNS = {
     ),
     "sum": Noun(
         "summed gradients of weights",
-        is_late=True,
         may_stay=_sums_stay,
         tells={"late": _unsummed, "never given": _unsummed, "never taken": _gradients},
     ),
@@ -430,7 +428,6 @@ NOUNS = {
     ),
     "kv back": Noun(
         "loaded keys and values",
-        is_late=True,
         may_stay=_stays,
         tells={"late": _after_offload, "elsewhere": _far_from_slice},
     ),

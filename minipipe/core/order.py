@@ -19,7 +19,7 @@ from math import inf
 from typing import NamedTuple
 
 from minipipe.core.flow import Flow, Numbered
-from minipipe.core.values import KINDS, Meeting, Site
+from minipipe.core.values import KINDS, NOUNS, Meeting, Site, Value
 
 
 class Order(NamedTuple):
@@ -107,7 +107,7 @@ def awaited(
             return None
         for number in numbers.needs:
             if not 0 < given(number) <= now:
-                return next(flow.givers(flow.value_of(number)), None)
+                return _giver(flow, flow.value_of(number))
     rows = flow.rows
     kind = KINDS[rows[rank][position][1]]
     if kind.message:
@@ -119,6 +119,20 @@ def awaited(
         if positions[other] < at or not _has_values(flow, given, other, at, now)
     ]
     return min(absent, default=None)
+
+
+def _giver(flow: Flow, value: Value) -> tuple[int, str, int] | None:
+    """Return the action that gives a value, or could give it; None if none could.
+
+    What travels is named after the first kind that gives it, a whole backward, even if
+    a half of it does: other stages do not know which it is.
+    """
+    givers = list(flow.givers(value))
+    if not NOUNS[value.name].travels:
+        for stage, kind, k in givers:
+            if (kind, stage, k) in flow.positions:
+                return stage, kind, k
+    return next(iter(givers), None)
 
 
 def _has_values(

@@ -162,13 +162,15 @@ def times(
 class Plan:
     """The needs, the durations and the values of the instructions of a table.
 
-    A value that neither travels nor comes late exists as soon as its rank comes to the
-    instruction that needs it. Steps leave it out.
+    A value that neither travels nor comes from another lane of its rank exists as soon
+    as its rank comes to the instruction that needs it. Steps leave it out.
 
     Attributes
     ----------
     tasks, sums, changes : list
         The attributes of :class:`Times`, so far.
+    late : set of int
+        The names and stages of values from other lanes than "compute".
     """
 
     def __init__(self, flow: Flow, rates: Rates, make: Make = _new_task) -> None:
@@ -177,6 +179,7 @@ class Plan:
         self.written = flow.table.actions  # as tasks name them
         self.pairs = flow.pairs
         self.size = flow.table.num_microbatches  # of the values of one name and stage
+        self.late = set(self._given_beside())
         self.delays = dict(self._delays())
         self.plan = {name: self._steps(name) for name in flow.kinds}
         self._known: dict[tuple[int, int], Step] = {}
@@ -193,11 +196,26 @@ class Plan:
         """
         flow, message_times = self.flow, self.rates.message_times
         for name in flow.names:
-            if NOUNS[name].travels or NOUNS[name].is_late:
-                for stage in range(flow.num_stages):
-                    value = Value(name, stage, 0)
-                    number = flow.number_of(value) // self.size
+            for stage in range(flow.num_stages):
+                value = Value(name, stage, 0)
+                number = flow.number_of(value) // self.size
+                if NOUNS[name].travels or number in self.late:
                     yield number, delay_of(flow, value, message_times)
+
+    def _given_beside(self) -> Iterator[int]:
+        """Yield the names and stages of what instructions beside "compute" give.
+
+        A rank comes to an instruction that needs it perhaps before it exists.
+        """
+        flow = self.flow
+        for name in flow.kinds:
+            if KINDS[name].lane == "compute":
+                continue
+            rules = [(rule, 0) for rule in flow.rules[name]]
+            rules += [found for key, found in flow.cases.items() if key[0] == name]
+            for numbers, k in rules:
+                for number in numbers.gives if numbers is not None else ():
+                    yield (number + k) // self.size
 
     def _steps(self, name: str) -> list[Step | None]:
         """Return the step of a kind by stage, if all microbatches are alike."""
@@ -253,7 +271,7 @@ class Plan:
         meeting = self.flow.meeting(rank, position)
         came = self.came.setdefault(meeting, {})
         came[rank, position] = time
-        return came if len(came) == meeting.size else {}
+        return self.came.pop(meeting) if len(came) == meeting.size else {}
 
 
 class _Clock(Plan):
@@ -281,7 +299,8 @@ class _Clock(Plan):
         given, free, between = self.given, self.free, self.between
         overhead, make, tasks = self.rates.overhead, self.make, self.tasks
         written = self.written
-        beside = {name for name in self.flow.kinds if KINDS[name].lane != "compute"}
+        kinds = [KINDS[name] for name in self.flow.kinds]
+        beside = {k.name for k in kinds if k.lane != "compute" or k.meets is not None}
         pairs = self.pairs
         for ranks in rounds:
             for rank in ranks:
@@ -335,18 +354,27 @@ class _Clock(Plan):
 
     def meet(self, rank: int, position: int, kind: Kind) -> None:
         """Come to a meeting; with its last member it begins, and ends for all."""
-        came = self.come(rank, position, self.free[rank])
+        step, k = self.step_at(rank, position)
+        reached = self.free[rank]
+        if kind.lane:
+            reached = max(reached + self.between[rank], self.ready(step, k))
+        came = self.come(rank, position, reached)
         if not came:
             return
         steps = [self.step_at(*place) for place in came]
-        times = [step.duration for step, _ in steps]
-        times += [self.delay(n + k) for step, k in steps for n in step.gives]
-        end = max(came.values()) + max(times)
-        for ((member, at), reached), step in zip(came.items(), steps):
-            if KINDS[self.rows[member][at][1]].message == "send":
+        times = [one.duration for one, _ in steps]
+        times += [self.delay(n + begin) for one, begin in steps for n in one.gives]
+        last = max(came.values())
+        end = last + max(times)
+        for ((member, at), reached), its_step in zip(came.items(), steps):
+            own = KINDS[self.rows[member][at][1]]
+            if own.message == "send" or own.lane:
                 self.free[member] = end
-            self.finish(member, at, reached, end, *step)
-        if not kind.message:
+            if own.lane:
+                self.between[member] = self.rates.overhead
+            start = last if own.lane else reached
+            self.finish(member, at, start, end, *its_step)
+        if not (kind.message or kind.lane):
             self.sums.append(list(came))
 
     def ready(self, step: Step, k: int) -> float:

@@ -173,10 +173,25 @@ class Meeting(NamedTuple):
         Equal for all of them.
     size : int
         How many they are.
+
+    Examples
+    --------
+    A barrier of all stages for each microbatch: an instruction of each one meets.
+
+    >>> def meets(site):
+    ...     return Meeting(("barrier", site.microbatch), site.setting.num_stages)
     """
 
     key: tuple[object, ...]
     size: int
+
+
+def _never(setting: Setting) -> bool:
+    return False
+
+
+def _place(site: Site) -> object:
+    return site.rank, site.position
 
 
 class Kind(NamedTuple):
@@ -234,8 +249,8 @@ class Kind(NamedTuple):
     is_second: bool = False
     is_backward: bool = False
     sums_up: bool = False
-    varies: Callable[[Setting], bool] = lambda setting: False
-    case: Callable[[Site], object] = lambda site: (site.rank, site.position)
+    varies: Callable[[Setting], bool] = _never
+    case: Callable[[Site], object] = _place
 
 
 # -- the state of a pair of stage and microbatch ---------------------------------------

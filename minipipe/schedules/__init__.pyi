@@ -1,6 +1,7 @@
 """The public names of ``minipipe.schedules``, for type checkers and for ``minipipe._lazy``, one on a line."""
 
 from minipipe.core.values import Kind as Kind
+from minipipe.core.values import Meeting as Meeting
 from minipipe.core.values import Noun as Noun
 from minipipe.core.values import Site as Site
 from minipipe.core.values import Uses as Uses

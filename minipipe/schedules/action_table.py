@@ -68,7 +68,7 @@ class ActionTable(Placed, Written):
             check_index("stage", stage, self.num_stages)
         object.__setattr__(self, "overlaps", frozenset(map(_as_action, self.overlaps)))
         _check_slices(self.name, self.num_microbatches, self.num_slices)
-        overlaps, *rows = _with_indices((tuple(self.overlaps), *self.actions), self.num_slices)
+        overlaps, *rows = _with_indices((tuple(self.overlaps), *self.actions), self.num_slices, self.num_microbatches)
         object.__setattr__(self, "actions", tuple(rows))
         object.__setattr__(self, "overlaps", frozenset(overlaps))
         object.__setattr__(self, "placement", in_replica_order(self.placement, self.numbered))
@@ -202,7 +202,7 @@ class ActionTable(Placed, Written):
     def with_numbers(self, kind: type[T], rows: Iterable[Iterable[Action]]) -> T:
         """Return a table over the same stages with other rows, whose microbatches are numbers, as in ``numbered``."""
         if self.num_slices > 1:
-            rows = _with_indices(list(map(tuple, rows)), self.num_slices)
+            rows = _with_indices(list(map(tuple, rows)), self.num_slices, self.num_microbatches)
         return self.with_rows(kind, rows)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -282,16 +282,19 @@ def _check_slices(name: str, num_microbatches: int, num_slices: int) -> None:
         raise misuse(f"{message} expected a multiple of {num_slices}.")
 
 
-def _with_indices(rows: Sequence[tuple[Action, ...]], num_slices: int) -> Sequence[tuple[Action, ...]]:
+def _with_indices(
+    rows: Sequence[tuple[Action, ...]], num_slices: int, num_microbatches: int
+) -> Sequence[tuple[Action, ...]]:
     """Return rows whose microbatches are numbers, or slices if a sequence has several.
 
-    Slices of a table with more of them get their numbers first: ``dataclasses.replace(table, num_slices=1)``.
+    Slices of a table with another number of them get their numbers first: ``dataclasses.replace(table, num_slices=1)``.
+    If it had fewer, rows that have all its slices show it: they have too many sequences for the new number.
 
     Examples
     --------
-    >>> print(*_with_indices([(Action(2, ActionKind.FORWARD, 3),)], num_slices=2)[0])
+    >>> print(*_with_indices([(Action(2, ActionKind.FORWARD, 3),)], num_slices=2, num_microbatches=4)[0])
     2F1.1
-    >>> print(*_with_indices([(Action(2, ActionKind.FORWARD, Slice(1, 1)),)], num_slices=1)[0])
+    >>> print(*_with_indices([(Action(2, ActionKind.FORWARD, Slice(1, 1)),)], num_slices=1, num_microbatches=4)[0])
     2F3
     """
     index = itemgetter(2)
@@ -300,6 +303,9 @@ def _with_indices(rows: Sequence[tuple[Action, ...]], num_slices: int) -> Sequen
     given = {index(action) for row in rows for action in row}
     most = max((k.part + 1 for k in given if isinstance(k, Slice)), default=1)
     n = max(most, num_slices)
+    if 1 < most < num_slices and len(given) == num_microbatches:
+        whole = {Slice(*divmod(number, most)) for number in range(num_microbatches)}
+        n = most if given == whole else num_slices
     numbers = {k: k.sequence * n + k.part if isinstance(k, Slice) else k for k in given}
     if num_slices > 1:
         index_of: dict[Any, Any] = {k: Slice(*divmod(number, num_slices)) for k, number in numbers.items()}

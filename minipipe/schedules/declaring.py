@@ -5,10 +5,11 @@ The declaration is checked when it is made, so that no analysis has to.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-from minipipe.core.values import KINDS, NOUNS, Kind, Noun, Site, Uses
+from minipipe.core.values import KINDS, NOUNS, Kind, Meeting, Noun, Site, Uses, Value
 from minipipe.errors import ArgumentError, quoted
 
 
@@ -32,7 +33,8 @@ def declare(kind: Kind, nouns: Mapping[str, Noun] | None = None) -> None:
     ArgumentError
         Code ``name``, if the name or one of the nouns exists already or cannot stand in
         a cell; code ``value``, if the declaration cannot be used: it names values that
-        no noun declares, or a stage that does not exist.
+        no noun declares, or a stage that does not exist; code ``type``, if a part of it
+        has another type than :class:`Kind` and :class:`Noun` say.
 
     Examples
     --------
@@ -43,7 +45,7 @@ def declare(kind: Kind, nouns: Mapping[str, Noun] | None = None) -> None:
         ...
     minipipe.errors.ArgumentError: F is declared already; choose another name.
     """
-    own = dict(nouns or {})
+    own = _checked_nouns(kind, nouns)
     letters = kind.name.replace("_", "")
     if not (letters.isascii() and letters.isalpha() and letters.isupper()):
         problem = "expected capital letters and underscores, such as KEEP"
@@ -91,13 +93,13 @@ def declared(kind: Kind, nouns: Mapping[str, Noun] | None = None) -> Iterator[No
 class _Trial:
     """A setting in which a declaration is tried."""
 
-    def __init__(self) -> None:
-        self.num_stages = 3
+    def __init__(self, num_stages: int) -> None:
+        self.num_stages = num_stages
         self.num_slices = 1
         self.frozen: frozenset[int] = frozenset()
         self.is_forward_only = False
         self.first_backward_stage = 0
-        self.message_cuts: Sequence[bool] = (True, True, False)
+        self.message_cuts: Sequence[bool] = (True,) * (num_stages - 1) + (False,)
         self.kinds: frozenset[str] = frozenset()
         self.positions: dict[tuple[str, int, int], int] = {}
 
@@ -111,24 +113,153 @@ class _Trial:
         return 0
 
 
+# The type of an attribute, and how a message names it.
+_FORMS: dict[str, tuple[Any, str]] = {
+    "str": (str, "text"),
+    "bool": (bool, "True or False"),
+    "callable": (Callable, "a function"),
+}
+_KIND = {
+    **dict.fromkeys(("name", "words", "lane", "time", "message"), "str"),
+    **dict.fromkeys(("is_of_slice", "is_second", "is_backward", "sums_up"), "bool"),
+    **dict.fromkeys(("uses", "varies", "case"), "callable"),
+}
+_NOUN = {
+    "words": "str",
+    "may_stay": "callable",
+    **dict.fromkeys(("travels", "keeps_weights", "is_away", "adds_up"), "bool"),
+}
+
+
+def _checked_nouns(kind: object, nouns: object) -> dict[str, Noun]:
+    """Refuse what is no declaration; return the nouns."""
+    if not isinstance(kind, Kind):
+        example = "Kind('KEEP', uses, 'copy of the weights')"
+        raise _unlike("The kind", kind, f"a Kind, such as {example}")
+    subject = f"of the kind {quoted(kind.name)}"
+    _check_form(kind, _KIND, subject)
+    if kind.meets is not None and not callable(kind.meets):
+        raise _unlike(f"The meets {subject}", kind.meets, "a function, or None")
+    own = {} if nouns is None else nouns
+    if not isinstance(own, Mapping):
+        raise _unlike("The argument nouns", nouns, _NOUNS_BY_NAME)
+    for name, noun in own.items():
+        if not isinstance(name, str):
+            raise _unlike("The name of a value", name, _NOUNS_BY_NAME)
+        if not isinstance(noun, Noun):
+            expected = _NOUNS_BY_NAME
+            raise _unlike(f"The value {quoted(name)}", noun, expected)
+        _check_form(noun, _NOUN, f"of the value {quoted(name)}")
+    return dict(own)
+
+
+_NOUNS_BY_NAME = "nouns by name, such as {'copy': Noun('copied weights')}"
+
+
+def _check_form(given: Kind | Noun, forms: Mapping[str, str], subject: str) -> None:
+    for name, form in forms.items():
+        kind, expected = _FORMS[form]
+        value = getattr(given, name)
+        if not isinstance(value, kind):
+            raise _unlike(f"The {name} {subject}", value, expected)
+
+
+def _unlike(subject: str, given: object, expected: str) -> ArgumentError:
+    return ArgumentError("type", f"{subject} is {quoted(given)}; expected {expected}.")
+
+
 def _check_uses(kind: Kind, names: set[str]) -> None:
     """Refuse a declaration that names what no table has."""
-    trial = _Trial()
-    for stage in range(trial.num_stages):
-        uses = kind.uses(Site(trial, 0, 0, stage, 0))
-        if uses is None:
-            continue
-        if not isinstance(uses, Uses):
-            given = f"The declaration of {kind.name} returns {quoted(uses)}"
-            message = f"{given} for stage {stage}; expected Uses(…), or None."
-            raise ArgumentError("value", message)
-        for value in (*uses.takes, *uses.gives, *uses.reads):
-            where = f"{kind.name} of stage {stage} uses the value {value.name!r}"
-            if value.name not in names:
-                hint = f"declare(kind, {{{value.name!r}: Noun(…)}}) adds it"
-                message = f"{where}, which is not declared; {hint}."
+    for num_stages in (3, 2, 1):
+        trial = _Trial(num_stages)
+        varies = _tried(kind, "varies", trial, f"{num_stages} stages")
+        for stage in range(num_stages):
+            site = Site(trial, 0, 0, stage, 0)
+            _check_meeting(kind, site)
+            uses = _tried(kind, "uses", site, f"stage {stage} of {num_stages}")
+            if uses is None:
+                continue
+            if not isinstance(uses, Uses):
+                given = f"The declaration of {kind.name} returns {quoted(uses)}"
+                message = f"{given} for stage {stage}; expected Uses(…), or None."
                 raise ArgumentError("value", message)
-            if value.stage not in range(trial.num_stages):
-                hint = "a stage without such a neighbour uses no such value"
-                where = f"{where} of stage {value.stage} of {trial.num_stages}"
-                raise ArgumentError("value", f"{where}; {hint}.")
+            _check_values(kind, site, uses)
+            _check_ranges(kind, site, uses, names, bool(varies))
+
+
+def _tried(kind: Kind, name: str, given: object, where: str) -> Any:
+    """Return what a function of a declaration returns; refuse one that fails."""
+    try:
+        return getattr(kind, name)(given)
+    except Exception as error:
+        failure = f"The {name} of {kind.name} fails for {where}"
+        argument = "Site" if isinstance(given, Site) else "Setting"
+        cause = f"{type(error).__name__}: {error}"
+        hint = f"expected a function of a {argument} that fits tables of any size"
+        message = f"{failure}: {cause}; {hint}."
+        raise ArgumentError("value", message) from error
+
+
+def _check_meeting(kind: Kind, site: Site) -> None:
+    """Refuse messages, which a Schedule does not have, and meetings on other lanes."""
+    if kind.message:
+        hint = "a value whose Noun has travels=True can be taken on another rank"
+        message = f"{kind.name} is declared as a message, {quoted(kind.message)}; {hint}."
+        raise ArgumentError("value", message)
+    if kind.meets is None:
+        return
+    if kind.lane != "compute":
+        message = f"{kind.name} meets others on the lane {quoted(kind.lane)}; expected "
+        message += "the lane 'compute', on which all of them start and end together."
+        raise ArgumentError("value", message)
+    where = f"stage {site.stage} of {site.setting.num_stages}"
+    meeting = _tried(kind, "meets", site, where)
+    if not isinstance(meeting, Meeting):
+        expected = "a Meeting(key, size) of minipipe.schedules"
+        raise _unlike(f"The meeting of {kind.name}", meeting, expected)
+
+
+def _check_ranges(kind: Kind, site: Site, uses: Uses, names: set[str], varies: bool) -> None:
+    """Refuse values that no noun declares, or that no table has."""
+    num_stages = site.setting.num_stages
+    if uses.temporary and uses.temporary not in names:
+        where = f"{kind.name} has the temporary value {quoted(uses.temporary)}"
+        raise ArgumentError("value", f"{where}, which is not declared.")
+    for value in (*uses.takes, *uses.gives, *uses.reads):
+        where = f"{kind.name} of stage {site.stage} uses the value {value.name!r}"
+        if value.name not in names:
+            hint = f"declare(kind, {{{value.name!r}: Noun(…)}}) adds it"
+            message = f"{where}, which is not declared; {hint}."
+            raise ArgumentError("value", message)
+        if value.stage not in range(num_stages):
+            hint = "a stage without such a neighbour uses no such value"
+            where = f"{where} of stage {value.stage} of {num_stages}"
+            raise ArgumentError("value", f"{where}; {hint}.")
+        if value.microbatch < 0 or (value.microbatch and not varies):
+            where = f"{where} of microbatch {value.microbatch} for microbatch 0"
+            hint = "site.value(name) is of the microbatch of the instruction"
+            raise ArgumentError("value", f"{where}; {hint}.")
+
+
+def _check_values(kind: Kind, site: Site, uses: Uses) -> None:
+    """Refuse uses that are no tuples of values, or name a value twice."""
+    for part in ("takes", "gives", "reads"):
+        values = getattr(uses, part)
+        where = f"The {part} of {kind.name} for stage {site.stage}"
+        expected = "a tuple of values, such as (site.value('weights'),)"
+        # A value is a tuple itself: the comma behind it is easily forgotten.
+        if isinstance(values, Value) or not isinstance(values, tuple):
+            raise _unlike(where, values, expected)
+        if not isinstance(uses.temporary, str):
+            where = f"The temporary of {kind.name} for stage {site.stage}"
+            raise _unlike(where, uses.temporary, "the name of a value, or ''")
+        for value in values:
+            if not isinstance(value, Value):
+                raise _unlike(where, values, expected)
+            if not isinstance(value.name, str):
+                raise _unlike(f"{where}: a name", value.name, "text")
+            for number in (value.stage, value.microbatch):
+                if not isinstance(number, int):
+                    raise _unlike(f"{where}: a number in {value}", number, "an int")
+        if len(set(values)) < len(values):
+            raise ArgumentError("value", f"{where} name a value twice; once is enough.")

@@ -49,6 +49,8 @@ class SharedClock(Plan):
         self.known: dict[Hashable, float] = {}  # when a value, a task, ... exists
         self.waiting: defaultdict[Hashable, list[Then]] = defaultdict(list)
         self.arrived: dict[Any, float] = {}
+        # By rank and lane, the latest instruction that the rank has come to.
+        self.behind: dict[tuple[int, str], list[Place]] = {}
         self.ready: deque[Process] = deque()  # ranks that can run
         self.timers: list[tuple[float, int, Then]] = []
         self.serial = count()  # so that simultaneous timers keep their order
@@ -101,16 +103,28 @@ class SharedClock(Plan):
         needs = [n + k for _, step, k in halves for n, _ in step.needs]
         if needs:
             yield from self.until(needs)  # [2]
+        if KINDS[self.rows[rank][position][1]].meets is not None:
+            yield from self.together(rank, position, "start")
         start = self.now
         yield from self.work(rank, time)  # [3]
+        if KINDS[self.rows[rank][position][1]].meets is not None:
+            yield from self.together(rank, position, "end")
         for at, _, _ in halves:
             self.end(rank, at, start)  # [4]
+
+    def together(self, rank: int, position: int, point: str) -> Process:
+        """Wait until all that meet an instruction have come to its start or its end."""
+        met = point, self.flow.meeting(rank, position)
+        if self.come(rank, position, self.now):
+            self.happen(met)
+        else:
+            yield from self.until([met])
 
     def run_beside(self, rank: int, position: int) -> Process:
         """Reach an instruction that is on another lane, or on none."""
         kind = KINDS[self.rows[rank][position][1]]
         if kind.lane:
-            self.copy(rank, position, kind.lane)
+            self.start(self.copy(rank, position, kind.lane))
         elif kind.message == "send":
             yield from self.send(rank, position)
         elif kind.message:
@@ -148,14 +162,26 @@ class SharedClock(Plan):
 
     # -- beside the ranks ----------------------------------------------------------
 
-    def copy(self, rank: int, position: int, lane: str) -> None:
-        """Reach a copy; its values exist at its end, which is known at once."""
+    def copy(self, rank: int, position: int, lane: str) -> Process:
+        """Reach a copy; its values exist at its end, which is known as it starts."""
         step, k = self.step_at(rank, position)
+        keys: list[Hashable] = [n + k for n, _ in step.needs]
+        keys += self.behind.get((rank, lane), [])
+        self.behind[rank, lane] = [(rank, position)]
+        if any(key not in self.known for key in keys):
+            yield from self.until(keys)
         given = [self.known[n + k] for n, _ in step.needs]
         start = max(self.now, self.lanes.get((rank, lane), 0.0), *given)
         end = self.lanes[rank, lane] = start + step.duration
         self.note(rank, position, start, end)
-        self.known.update((n + k, end) for n in step.gives)
+        for number in step.gives:
+            self.exist(number + k, end)
+
+    def exist(self, key: Hashable, time: float) -> None:
+        """Note when something exists, and continue what waits for it."""
+        self.known[key] = time
+        for then in self.waiting.pop(key, ()):
+            then()
 
     def send(self, rank: int, position: int) -> Process:
         """Begin a message; if sends block, when its RECV is reached, and wait."""
@@ -203,7 +229,9 @@ class SharedClock(Plan):
     def carry(self, rank: int, action: Any, number: int, time: float) -> Process:
         """Carry the value of an action to the rank that needs it."""
         value = self.flow.value_of(number)
-        to = self.flow.table.rank_of(value.stage, value.microbatch)
+        stages = self.flow.stages_of[number // self.size]
+        far = max(stages, key=lambda stage: abs(stage - action.stage))
+        to = self.flow.table.rank_of(far, value.microbatch)
         links, latency = self.hosts.links_between(rank, to), self.rates.latency
         if links and time > latency:
             yield from self.travel(number, links, time - latency, latency)
@@ -247,9 +275,7 @@ class SharedClock(Plan):
 
     def happen(self, key: Hashable) -> None:
         """Note that something exists, and continue what waits for it."""
-        self.known[key] = self.now
-        for then in self.waiting.pop(key, ()):
-            then()
+        self.exist(key, self.now)
 
     def at(self, time: float, then: Then) -> None:
         """Do something at a time."""

@@ -130,6 +130,7 @@ def test_an_awaited_action_gives_or_meets_what_the_blocked_one_needs(data):
             {0: "0REDUCE_GRAD1", 1: "0B1"},
         ),
         ("0F0 0L0 0B0", {0: "0O0"}),
+        ("0F0 0I0 0U0 0W0", {0: "0W0"}),  # the half that gives gradients of weights
         ("0F0.1 0F0.0 0B0.1 0B0.0", {0: "0F0"}),
     ],
 )

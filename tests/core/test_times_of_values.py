@@ -5,8 +5,6 @@ from functools import cache
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from minipipe import Costs, Schedule, simulate
-from minipipe.core.flow import Flow
-from minipipe.core.values import KINDS, NOUNS
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.simulation.slice_work import relative_work
@@ -195,18 +193,3 @@ def test_a_slice_waits_for_the_loaded_keys_and_values_of_an_earlier_one():
     starts = {str(span.action): span.start for span in timeline.spans[0]}
     copies = {str(span.action): span.end for span in timeline.copies[0]}
     assert copies == {"0O0.0": 3, "0L0.0": 5} and starts["0F0.1"] == 5
-
-
-@examples(100)
-@given(st.data())
-def test_a_value_from_beside_a_rank_is_declared_as_late_or_travelling(data):
-    drawn = data.draw(legal_tables())
-    flow = Flow(lower(drawn) if data.draw(st.booleans()) else drawn)
-    for rank, row in enumerate(flow.table.actions):
-        for position, (_, kind, _) in enumerate(row):
-            for value in flow.uses(rank, position).gives:
-                noun = NOUNS[value.name]
-                if KINDS[kind].lane == "compute":
-                    assert not noun.is_late
-                else:
-                    assert noun.is_late or noun.travels

@@ -30,6 +30,7 @@ from minipipe import (
 )
 from minipipe.autograd import Leaf, Node, StageInput, WeightWork, split
 from minipipe.comm import OneRankGroup, ProcessGroup
+from minipipe.core.values import KINDS, NOUNS, Value
 from minipipe.coursework import Level, Report, Task, TaskReport, Unexpected
 from minipipe.coursework.exercise import exercises_in, find_source
 from minipipe.errors import MinipipeError
@@ -203,6 +204,10 @@ VALUES = {
     Costs: lambda: Costs([1, 2], 1, 1, latency=1),
     schedules.Timeline: timeline,
     schedules.Span: lambda: timeline().spans[0][0],
+    schedules.Kind: lambda: KINDS["F"],
+    schedules.Noun: lambda: NOUNS["x"],
+    schedules.Site: lambda: schedules.Site(None, 0, 0, 1, 2),
+    schedules.Uses: lambda: schedules.Uses(gives=(Value("x", 1, 0),)),
     schedules.Message: lambda: timeline().messages[0],
     schedules.Idle: lambda: timeline().idle[0][0],
     schedules.GradientSum: lambda: schedules.GradientSum(0, 0, 1.0, 2.0),

@@ -25,6 +25,7 @@ VARIABLES = {
     "NO_COLOR": "1",
     "FORCE_COLOR": "1",
     "TERM": "dumb",
+    "COLUMNS": "50",
 }
 OF_LAUNCHERS = ("PMI", "OMPI_", "SLURM_", "MPI_", "MV2_")  # which tell the truth about the job, or there is none
 OF_PYTHON = {"PYTHONPATH", "COMP_LINE"}  # the latter is of argcomplete

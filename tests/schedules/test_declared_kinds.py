@@ -12,7 +12,7 @@ from minipipe.errors import ArgumentError, ScheduleError
 from minipipe.render import draw_html, draw_svg, draw_text, perfetto_trace
 from minipipe.render.stepper.frame import Frame
 from minipipe.render.stepper.walkthrough import Walkthrough
-from minipipe.schedules import Action, ActionKind, Kind, Noun, Uses, declare, declared
+from minipipe.schedules import Action, ActionKind, Kind, Meeting, Noun, Uses, declare, declared
 
 
 def keep(site):
@@ -65,13 +65,66 @@ def test_what_is_declared_already_is_refused(kind, nouns, words):
     [
         (lambda site: Uses(gives=(site.value("copies"),)), r"'copies', which is not declared; .*Noun\(…\)"),
         (lambda site: Uses(reads=(site.value("x", site.stage + 1),)), "'x' of stage 3 of 3"),
+        (lambda site: Uses(reads=(site.value("x", 1),)), "'x' of stage 1 of 1"),
+        (lambda site: Uses(reads=(site.value("x").of(1),)), "'x' of microbatch 1 for microbatch 0"),
+        (lambda site: Uses(reads=(site.value("x"), site.value("x"))), "name a value twice"),
+        (lambda site: Uses(temporary="sight"), "temporary value 'sight', which is not declared"),
         (lambda site: [site.value("x")], r"returns .* for stage 0; expected Uses\(…\), or None"),
+        (
+            lambda site: site.steps,
+            "The uses of LOOK fails for stage 0 of 3: AttributeError: .*'steps'; expected a func",
+        ),
+        (lambda: Uses(), "TypeError: .* expected a function of a Site"),
     ],
 )
 def test_a_declaration_that_no_table_fits_is_refused(uses, words):
     with pytest.raises(ArgumentError, match=words) as caught:
         declare(Kind("LOOK", uses, "look"))
     assert caught.value.code == "value" and "LOOK" not in KINDS
+
+
+@pytest.mark.parametrize(
+    "values", [lambda site: site.value("x"), lambda site: [site.value("x")], lambda site: ("x",), lambda site: "x"]
+)
+def test_values_that_are_in_no_tuple_are_refused(values):
+    with pytest.raises(ArgumentError, match=r"reads of LOOK .*; expected a tuple of values, such as \(site") as caught:
+        declare(Kind("LOOK", lambda site: Uses(reads=values(site)), "look"))
+    assert caught.value.code == "type"
+
+
+@pytest.mark.parametrize(
+    ("kind", "nouns", "words"),
+    [
+        ("LOOK", {}, r"The kind is 'LOOK'; expected a Kind, such as Kind\("),
+        (KEEP._replace(name=3), {}, "The name of the kind 3 is 3; expected text"),
+        (KEEP._replace(time=2), {}, "The time of the kind 'KEEP' is 2; expected text"),
+        (KEEP._replace(lane=None), {}, "The lane of the kind 'KEEP' is None; expected text"),
+        (KEEP._replace(uses=Uses()), {}, "The uses of the kind 'KEEP' is Uses.*; expected a function"),
+        (KEEP._replace(meets=2), {}, "The meets of the kind 'KEEP' is 2; expected a function, or None"),
+        (KEEP, Noun("sight"), r"The argument nouns is Noun.*; expected nouns by name, such as {'copy': Noun"),
+        (KEEP, {"sight": "sight"}, r"The value 'sight' is 'sight'; expected nouns by name"),
+        (KEEP, {2: Noun("sight")}, r"The name of a value is 2; expected nouns by name"),
+        (KEEP, {"sight": Noun("sight", may_stay=True)}, "The may_stay of the value 'sight' is True; expected a func"),
+    ],
+)
+def test_parts_of_another_type_are_refused(kind, nouns, words):
+    with pytest.raises(ArgumentError, match=words) as caught:
+        declare(kind, nouns)
+    assert caught.value.code == "type" and "sight" not in NOUNS
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"message": "send"}, "LOOK is declared as a message, 'send'; a value whose Noun has travels=True"),
+        ({"meets": lambda site: (("look",), 2)}, r"is \(\('look',\), 2\); expected a Meeting\(key, size\)"),
+        ({"meets": lambda site: site.key}, "The meets of LOOK fails for stage 0 of 3: AttributeError"),
+        ({"meets": lambda site: Meeting((), 2), "lane": "look"}, "meets others on the lane 'look'; expected the lane"),
+    ],
+)
+def test_meetings_that_nothing_can_time_are_refused(parts, words):
+    with pytest.raises(ArgumentError, match=words):
+        declare(Kind("LOOK", lambda site: Uses(), "look", **parts))
 
 
 def test_its_actions_are_told_apart_by_identity_as_all_others():

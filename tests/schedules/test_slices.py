@@ -65,6 +65,14 @@ def test_without_slices_numbers_are_plain():
     assert str(replace(plain, num_slices=2)) == str(Schedule.from_text(MINE))
 
 
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (2, 6), (6, 3), (3, 3)])
+def test_another_number_of_slices_keeps_the_number_of_each_microbatch(before, after):
+    table = schedules.seq1f1b(num_ranks=2, num_microbatches=12 // before, num_slices=before)
+    other = replace(table, num_slices=after)
+    assert other.numbered == table.numbered
+    assert {type(k) for k in other.microbatches} == {Slice} and replace(other, num_slices=before) == table
+
+
 @examples(200)
 @given(overlapped(sliced_schedules()))
 def test_text_keeps_slices_and_what_is_joined(schedule):

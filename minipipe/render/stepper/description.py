@@ -185,7 +185,7 @@ def describe_verdict(walkthrough: Walkthrough) -> list[str]:
         return [*lines, figures]
     for rank, state in walkthrough.stuck.items():
         stuck = f"{state.action} (position {state.position} of its list)"
-        lines.append(f"rank {rank} is stuck at {stuck}: it needs {_describe_position(walkthrough, state)}")
+        lines.append(f"rank {rank} is stuck at {stuck}: it needs {_describe_position(walkthrough, rank, state)}")
     if not walkthrough.stuck:
         lines.append(f"it still ran to completion, in {format_time(walkthrough[-1].time, 'rounds')}")
     return lines
@@ -205,21 +205,29 @@ def _describe_awaited(walkthrough: Walkthrough, rank: int, state: RankState) -> 
         return f"the gradient all-reduce of stage {awaited.stage}" + (f" with rank {source}" if source != rank else "")
     if awaited.kind is L and walkthrough.is_timed:
         return f"the activations that {awaited} loads"
+    if _needs_nothing_there(walkthrough, rank, state):
+        return _NOTHING
     if awaited.kind is REDUCE_GRAD and source == rank:
         return f"a REDUCE_GRAD of another replica, to meet {awaited}: it is missing"
-    if awaited == state.action:
-        return _NOTHING
     return f"{awaited}, later in its own list" if source == rank else f"{awaited} on rank {source}"
 
 
-def _describe_position(walkthrough: Walkthrough, state: RankState) -> str:
+def _needs_nothing_there(walkthrough: Walkthrough, rank: int, state: RankState) -> bool:
+    """Whether no action gives the values that a rank waits for; a REDUCE_GRAD that has them may lack its partner."""
+    action = state.action
+    if action is None or state.awaited != action:
+        return False
+    return action.kind is not REDUCE_GRAD or walkthrough.flow.uses(rank, state.position) is None
+
+
+def _describe_position(walkthrough: Walkthrough, rank: int, state: RankState) -> str:
     """Return the action that a stuck rank needs, and its position."""
     source, awaited = state.source, state.awaited
     if source is None or awaited is None:
         return f"{awaited}, but there is no such stage"
     if awaited not in walkthrough.program.first_rank_with:
         return f"{awaited}, which is missing"
-    if awaited == state.action and awaited.kind is not REDUCE_GRAD:
+    if _needs_nothing_there(walkthrough, rank, state):
         return _NOTHING
     return f"{awaited}, position {walkthrough.program.actions[source].index(awaited)} of rank {source}"
 

@@ -124,12 +124,18 @@ def _added(levels: Iterable[Level], others: Iterable[Level]) -> list[Level]:
 def peak_activations(table: ActionTable) -> tuple[int, ...]:
     """Return, by rank, the most (stage, microbatch) pairs held at once.
 
+    Raises
+    ------
+    ScheduleError
+        Code ``out-of-range``, if an action names a stage or a microbatch that does not exist.
+
     Examples
     --------
     >>> from minipipe import schedules
     >>> peak_activations(schedules.gpipe(4, 8))
     (8, 8, 8, 8)
     """
+    check_range(table)
     return tuple(map(int, peaks(map(pairs_of(flow_of(table)).levels, range(table.num_ranks)))))
 
 

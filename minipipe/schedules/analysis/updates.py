@@ -12,7 +12,7 @@ from operator import sub
 
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import updates_before
-from minipipe.schedules.action_table import ActionTable
+from minipipe.schedules.action_table import ActionTable, check_range
 
 ByMicrobatch = tuple[tuple[int, ...], ...]  # by stage and microbatch
 
@@ -20,12 +20,19 @@ ByMicrobatch = tuple[tuple[int, ...], ...]  # by stage and microbatch
 def weight_versions(table: ActionTable) -> ByMicrobatch:
     """Return, by stage and microbatch, the version of the weights with which its F runs: the number of U before it.
 
+    Raises
+    ------
+    ScheduleError
+        Code ``out-of-range``, if an action names a stage or a microbatch that does not exist; also of
+        :func:`staleness` and :func:`drift`.
+
     Examples
     --------
     >>> from minipipe import schedules
     >>> weight_versions(schedules.pipedream(3, 5))
     ((0, 0, 0, 1, 2), (0, 0, 1, 2, 3), (0, 1, 2, 3, 4))
     """
+    check_range(table)
     return tuple(map(tuple, updates_before(flow_of(table), "graph")))
 
 
@@ -57,6 +64,7 @@ def drift(table: ActionTable) -> ByMicrobatch:
 
 def _since_forward(table: ActionTable, name: str) -> ByMicrobatch:
     """Return the number of updates between each F and the action that gives a value of a name."""
+    first = weight_versions(table)
     later = updates_before(flow_of(table), name)
-    rows = (map(sub, own, versions) for own, versions in zip(later, weight_versions(table)))
+    rows = (map(sub, own, versions) for own, versions in zip(later, first))
     return tuple(map(tuple, rows))

@@ -85,7 +85,8 @@ def complete_walk(table: ActionTable, sends_are_buffered: bool = False) -> Walk:
         stuck = found.blocked[0]
         awaited = str(stuck.awaited)
         if stuck.awaited == stuck.action:
-            is_alone = KINDS[stuck.action.kind].meets is not None
+            kind, uses = KINDS[stuck.action.kind], flow_of(table).uses(stuck.rank, stuck.position)
+            is_alone = kind.meets is not None and (uses is not None or kind.message)
             awaited = "a partner that does not exist" if is_alone else "values that no action gives"
         message = f"{stuck.action} on rank {stuck.rank} waits for ever for {awaited}; verify(schedule) says why."
         raise ScheduleError.of(ScheduleCode.DEADLOCK, message, stuck.rank, stuck.position)

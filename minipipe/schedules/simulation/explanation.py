@@ -191,8 +191,25 @@ class Explanation:
         origins = (
             origin for i in self._joined(rank, index) for origin in self._origins_of(self._spans[rank][i].action)
         )
-        late = (o for o in origins if o.rank != rank or o.is_sum or o.time == start)
+        met = (origin for i in self._joined(rank, index) for origin in self._last_to_meet(rank, i))
+        late = (o for o in chain(origins, met) if o.rank != rank or o.is_sum or o.time == start)
         return max(late, key=lambda origin: (origin.time, origin.rank == rank), default=None)
+
+    def _last_to_meet(self, rank: int, index: int) -> Iterator[_Origin]:
+        """Yield the origin of a span that starts together with others: the last rank that came to it."""
+        action, start, end = self._spans[rank][index]
+        kind = KINDS[action.kind]
+        if kind.meets is None or kind.message:
+            return
+        came = {}
+        for other, row in enumerate(self._spans):
+            for at, span in enumerate(row):
+                if span[1:] == (start, end) and span.action.kind == action.kind:
+                    came[other, at] = row[at - 1].end if at else self._timeline.start
+        last, at = max(came, key=came.__getitem__)
+        if last != rank:
+            awaited = self._spans[last][at].action
+            yield _Origin(start, last, max(at - 1, 0), awaited, awaited, came[last, at])
 
     def _joined(self, rank: int, index: int) -> range:
         """Return the indices of a span and of the span overlapped with it, if any."""

@@ -132,7 +132,7 @@ def timeline_of(step: ActionTable, costs: Costs, num_steps: int, wait: bool, hos
         memory_unit=costs.memory_unit,
         message_times=tuple(rates.message_times),
         sent=sent,
-        arrived={_value_of(action): time for action, time in found.arrived.items()},
+        arrived=_arrived(found),
         step_changes=tuple(tuple(StepChange(*change) for change in row) for row in found.changes if num_steps > 1),
         sums=_sums(table, found, costs),
         copies=tuple(map(tuple, copies)) if any(copies) else (),
@@ -183,10 +183,14 @@ def _parts(table: ActionTable, found: Times, rates: Rates) -> tuple[list[list[Sp
     return spans, copies, sent
 
 
-def _value_of(action: Action) -> Value:
-    """Return the value whose message begins with an action."""
-    value = Value.produced_by(action)
-    return Value.carried_by(action) if value is None else value
+def _arrived(found: Times) -> dict[Value, float]:
+    """Return when each activation and gradient arrived; a timeline has no values of declared kinds."""
+    arrived = {}
+    for action, time in found.arrived.items():
+        value = Value.carried_by(action) if action.kind.is_communication else Value.produced_by(action)
+        if value is not None:
+            arrived[value] = time
+    return arrived
 
 
 def _sums(table: ActionTable, found: Times, costs: Costs) -> tuple[GradientSum, ...]:

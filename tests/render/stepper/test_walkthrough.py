@@ -351,6 +351,25 @@ def test_an_action_that_no_values_are_given_for_never_runs():
     assert stuck in describe_verdict(walkthrough)
 
 
+def test_a_reduction_of_nothing_waits_for_no_other_replica():
+    twice = schedule_of_text("0F0 0B0 0REDUCE_GRAD0 0REDUCE_GRAD0")
+    walkthrough = Walkthrough(twice)
+    state, *_ = describe_state(walkthrough, walkthrough[-1], 0)
+    assert state == "stuck at 0REDUCE_GRAD0: needs values that no action gives"
+    stuck = "rank 0 is stuck at 0REDUCE_GRAD0 (position 3 of its list): it needs values that no action gives"
+    assert stuck in describe_verdict(walkthrough)
+    with pytest.raises(ScheduleError, match="waits for ever for values that no action gives; verify"):
+        lower(twice)
+
+
+@pytest.mark.parametrize("early", ["0U0", "0REDUCE_GRAD0"])
+def test_what_comes_before_a_w_is_said_to_wait_for_it_and_not_for_its_i_which_has_run(early):
+    walkthrough = Walkthrough(schedule_of_text(f"0F0 0I0 {early} 0W0"))
+    assert describe_state(walkthrough, walkthrough[-1], 0)[0] == f"stuck at {early}: needs 0W0, later in its own list"
+    stuck = f"rank 0 is stuck at {early} (position 2 of its list): it needs 0W0, position 3 of rank 0"
+    assert stuck in describe_verdict(walkthrough)
+
+
 # -- past bugs -------------------------------------------------------------------------------------------------
 
 

@@ -10,8 +10,10 @@ from minipipe.render import draw_text
 from minipipe.schedules import schedule_of_text, theory
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import Schedule
+from minipipe.schedules.analysis.activations import peak_activations
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.theory import tick_grid
+from minipipe.schedules.analysis.updates import drift, staleness, weight_versions
 from minipipe.schedules.analysis.verifier import verify
 from minipipe.schedules.analysis.walk import walk
 from minipipe.schedules.simulation.costs import Costs
@@ -164,6 +166,13 @@ def test_a_rank_below_zero_has_no_memory():
 @pytest.mark.parametrize("use", [simulate, lower, tick_grid])
 def test_numbers_below_zero_are_out_of_range_everywhere(use, wrong):
     assert refusal(use, table("wrong", (0, 0), 2, [[wrong, "0F0", "0B0"]])).code == "out-of-range"
+
+
+@pytest.mark.parametrize("wrong", [Action(2, F, 0), Action(-1, F, 0), Action(0, F, 2), Action(0, F, -1)])
+@pytest.mark.parametrize("use", [peak_activations, weight_versions, staleness, drift])
+def test_numbers_out_of_range_are_no_crash_of_an_analysis(use, wrong):
+    rows = [[wrong, "0F0", "0B0", "0F1", "0B1", "0U1"]]
+    assert refusal(use, table("wrong", (0, 0), 2, rows)).code == "out-of-range"
 
 
 def test_blocked_ranks_are_told_in_their_order():
