@@ -16,10 +16,13 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import decode_source
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
+import minipipe
 from minipipe.autograd.watch import watch_everything
 from minipipe.coursework.checking import CheckResult, load, outcome_of, reply_of
 from minipipe.coursework.imports import findings, guarded_builtins
@@ -31,6 +34,7 @@ def main() -> None:
     job = json.loads(sys.stdin.buffer.readline())
     replies = os.dup(1)
     os.dup2(2, 1)
+    _import_packages()
     for event in contained(job, lambda: _run(job)):
         for stream in (sys.stdout, sys.stderr):  # before the reply: after the last one the process is killed
             with contextlib.suppress(Exception):
@@ -39,6 +43,17 @@ def main() -> None:
         while line:
             line = line[os.write(replies, line) :]
     os._exit(0)  # without waiting for threads
+
+
+def _import_packages() -> None:
+    """Import the packages of minipipe, which load their contents later, and the modules beside them that tasks use.
+
+    An installed minipipe contains solutions, so its folder cannot be listed once the process is contained. Then Python
+    finds what is in the packages, but no further package.
+    """
+    for found in iter_modules(minipipe.__path__):
+        if found.ispkg or found.name in ("pytree", "tensor", "testing"):
+            import_module(f"minipipe.{found.name}")
 
 
 def _run(job: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -30,7 +30,10 @@ NEEDED = (
     "package.json",
 )
 # The parts of minipipe that the editor needs. The page has no NumPy.
-PARTS = ("__init__.py", "_lazy.py", "errors.py", "hints.py", "hints.toml", "io.py", "render", "schedules")
+PARTS = (
+    *("__init__.py", "_lazy.py", "errors.py", "hints.py", "hints.toml", "io.py"),
+    *("core", "render", "schedules", "search", "simulation"),
+)
 
 
 class CannotBuild(SphinxError):
