@@ -76,6 +76,7 @@ class Lane:
         self.boxes = sorted(boxes, key=lambda box: box.left)
         self.idle = [rectangle(rect, rect.get("class"), self.top) for rect in group.iterfind("g[@class='slot']/rect")]
         self.bands = [band for path in group.iterfind("path[title]") for band in bands(path, self.top)]
+        self.instants = [path.get("class") for path in group.iterfind("path") if path.get("class") == "U"]
         hatch = group.find("path[@class='hatch']")
         self.hatch = [] if hatch is None else segments(hatch.get("d"), self.top)
         self.peak = next((text.text for text in group.iterfind("text[@class='peak']")), None)

@@ -74,7 +74,7 @@ def test_boxes_of_one_width_say_equally_much_whatever_their_letter():
 def test_the_legend_names_only_what_occurs(timeline):
     picture = Picture(draw_svg(timeline, messages=True))
     parts = [part for lane in picture.lanes for part in (*lane.boxes, *lane.bands, *lane.idle)]
-    names = {part.name for part in parts}
+    names = {part.name for part in parts}.union(*(lane.instants for lane in picture.lanes))  # updates that take no time
     kinds = [f"{kind} {KINDS[kind].words}" for kind in ActionKind if any(re.fullmatch(f"{kind}\\d*", n) for n in names)]
     assert [words for words in picture.legend if words[:2] in ("F ", "B ", "I ", "W ", "U ")] == kinds
     causes = [f"idle, {cause}" for cause in CAUSES if cause in names]
