@@ -208,6 +208,7 @@ VALUES = {
     schedules.Noun: lambda: NOUNS["x"],
     schedules.Site: lambda: schedules.Site(None, 0, 0, 1, 2),
     schedules.Uses: lambda: schedules.Uses(gives=(Value("x", 1, 0),)),
+    schedules.Meeting: lambda: schedules.Meeting(("sum", 0), 2),
     schedules.Message: lambda: timeline().messages[0],
     schedules.Idle: lambda: timeline().idle[0][0],
     schedules.GradientSum: lambda: schedules.GradientSum(0, 0, 1.0, 2.0),
