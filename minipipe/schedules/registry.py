@@ -61,6 +61,9 @@ class _Builders(Mapping[str, Callable[..., Schedule]]):
     def __len__(self) -> int:
         return len(_ENTRIES)
 
+    def __repr__(self) -> str:
+        return f"<{len(self)} builders by name>"
+
 
 REGISTRY: Mapping[str, Callable[..., Schedule]] = _Builders()
 TRADES: Mapping[str, str] = MappingProxyType({name: entry[1] for name, entry in _ENTRIES.items()})
