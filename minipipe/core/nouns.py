@@ -126,8 +126,8 @@ def plainly(fault: Fault) -> Iterator[Remark]:
 
 
 _PLAIN = {
-    "never given": ("missing", "takes the {}, which nothing gives."),
-    "elsewhere": ("wrong-rank", "takes the {} from another rank, where {} gives it."),
+    "never given": ("missing", "needs the {}, which nothing gives."),
+    "elsewhere": ("wrong-rank", "needs the {} from another rank, where {} gives it."),
     "given twice": ("duplicate", "gives the {}, as {} does."),
     "taken twice": ("duplicate", "takes the {}, as {} does."),
     "never taken": ("missing", "gives the {}, which nothing takes."),

@@ -59,7 +59,7 @@ def test_a_new_kind_has_words_for_what_does_not_fit(keep):
     assert said("", "1USE0") == [
         (
             "missing",
-            "Rank 1, position 2: 1USE0 takes the copy of weights of stage 1, which "
+            "Rank 1, position 2: 1USE0 needs the copy of weights of stage 1, which "
             "nothing gives.",
             1,
         )
@@ -87,7 +87,7 @@ def test_a_value_stays_on_its_rank_unless_it_travels(keep, monkeypatch):
     assert said("0KEEP0", "1USE0") == [
         (
             "wrong-rank",
-            "Rank 1, position 2: 1USE0 takes the copy of weights of stage 1 from "
+            "Rank 1, position 2: 1USE0 needs the copy of weights of stage 1 from "
             "another rank, where 0KEEP0 (position 2) gives it.",
             1,
         )

@@ -176,7 +176,7 @@ def test_a_kind_with_a_name_of_pytorchs_sharding_is_a_kind():
 @pytest.mark.parametrize(
     ("text", "code", "words"),
     [
-        ("F0 B0 F1 B1 U1 KEEP0", "missing", "0KEEP0 takes the weights of stage 0, which nothing gives"),
+        ("F0 B0 F1 B1 U1 KEEP0", "missing", "0KEEP0 needs the weights of stage 0, which nothing gives"),
         ("F0 B0 U0 KEEP0 KEEP0", "duplicate", "0KEEP0 is a duplicate of position 3"),
         ("F0 B0 KEEP0 U0", "order", r"0KEEP0 comes before 0U0 \(position 3\), which it needs"),
         ("0F0 0B0 0U0 1KEEP0 \n 1F0 1B0 1U0", "wrong-rank", "1KEEP0 is on the wrong rank; stage 1 is on rank 1"),

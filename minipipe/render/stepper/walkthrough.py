@@ -26,6 +26,7 @@ from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.analysis.activations import Footprint, sizes_of, without_copies
 from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.analysis.walk import Walk, walk
+from minipipe.schedules.simulation.simulator import check_costs
 from minipipe.schedules.simulation.span import with_copies
 
 
@@ -217,6 +218,7 @@ class Walkthrough:
         memory: Footprint | None = None,
     ) -> None:
         check_table(schedule)
+        check_costs(costs)
         self.schedule, self.costs = schedule, costs or Costs()
         self.problems, self.grid = problems_of(schedule, memory_limit, memory, self.costs)
         self.is_timed = all(problem.code == "memory" for problem in self.problems)

@@ -241,6 +241,8 @@ def peak_memory(schedule: ActionTable, costs: Costs) -> tuple[float, ...]:
     >>> peak_memory(schedules.one_f_one_b(2, 4), Costs(activation=[10, 20]))
     (20.0, 20.0)
     """
+    check_table(schedule)
+    check_costs(costs)
     return peaks(_levels(schedule, costs.sliced(schedule.num_slices)))
 
 

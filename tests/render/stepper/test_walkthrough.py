@@ -17,7 +17,7 @@ from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.walk import walk
 from minipipe.schedules.simulation.costs import Costs
-from minipipe.schedules.simulation.simulator import simulate
+from minipipe.schedules.simulation.simulator import peak_memory, simulate
 from minipipe.schedules.simulation.span import IdleCause
 from tests.strategies import examples, named_schedules, table
 
@@ -388,3 +388,10 @@ def test_messages_that_share_a_link_arrive_when_the_timeline_says():
     assert len(shown) > 40 and shown <= {message[:6] for message in walkthrough.timeline.messages}
     alone = 0.1 + 2
     assert max(arrived - sent for *_, sent, arrived in shown) > alone + 0.5
+
+
+@pytest.mark.parametrize("analysis", [Walkthrough, peak_memory])
+@pytest.mark.parametrize("costs", [{"F": 2}, "F=2", 2])
+def test_costs_of_another_type_are_refused(analysis, costs):
+    with pytest.raises(ScheduleError, match="expected Costs, such as"):
+        analysis(schedules.gpipe(2, 2), costs)
