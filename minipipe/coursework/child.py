@@ -24,6 +24,7 @@ from typing import Any
 
 import minipipe
 from minipipe.autograd.watch import watch_everything
+from minipipe.comm.job.host import limit_blas_threads
 from minipipe.coursework.checking import CheckResult, load, outcome_of, reply_of
 from minipipe.coursework.imports import findings, guarded_builtins
 from minipipe.coursework.sandbox import contained
@@ -35,6 +36,13 @@ def main() -> None:
     replies = os.dup(1)
     os.dup2(2, 1)
     _import_packages()
+    with limit_blas_threads(1):  # before the process is contained, and cannot list its libraries
+        _answer(job, replies)
+    os._exit(0)  # without waiting for threads
+
+
+def _answer(job: dict[str, Any], replies: int) -> None:
+    """Contain the process, and write each event to ``replies``."""
     for event in contained(job, lambda: _run(job)):
         for stream in (sys.stdout, sys.stderr):  # before the reply: after the last one the process is killed
             with contextlib.suppress(Exception):
@@ -42,7 +50,6 @@ def main() -> None:
         line = json.dumps(event).encode() + b"\n"
         while line:
             line = line[os.write(replies, line) :]
-    os._exit(0)  # without waiting for threads
 
 
 def _import_packages() -> None:

@@ -12,12 +12,14 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
+from importlib import import_module
 from math import inf
 from pathlib import Path
 from time import thread_time
 from types import SimpleNamespace
 
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from minipipe.errors import ArgumentError, whole_number
 from minipipe.io import parse_whole
@@ -107,7 +109,7 @@ def limit_blas_threads(count: int) -> Iterator[None]:
     whole_number("blas_threads", count)
     token = object()
     with _blas.lock:
-        limits = threadpool_limits(limits=count, user_api="blas")
+        limits = _libraries().limit(limits=count, user_api="blas")
         if not _blas.counts:
             _blas.before = limits
         _blas.counts[token] = count
@@ -117,9 +119,19 @@ def limit_blas_threads(count: int) -> Iterator[None]:
         with _blas.lock:
             del _blas.counts[token]
             if _blas.counts:
-                threadpool_limits(limits=next(reversed(_blas.counts.values())), user_api="blas")
+                _libraries().limit(limits=next(reversed(_blas.counts.values())), user_api="blas")
             else:
                 _blas.before.restore_original_limits()
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    """Return the libraries of this process that use threads, listed once.
+
+    A contained process (``coursework/sandbox.py``) cannot list them, since it has no ``/proc``.
+    """
+    import_module("numpy")  # which loads BLAS
+    return ThreadpoolController()
 
 
 # The limits in force, by block, and those before. A process has one BLAS, and so one of these.
