@@ -314,6 +314,8 @@ def _call_of(operation: Operation, takes: Operands | None, in_float32: bool) -> 
                     if node.needs_gradient:
                         parents.append(node)
                         pattern |= bit
+                        if node.shape is None:  # of a stage input, for the gradients that name it
+                            node.shape, node.dtype = arrays[-1].shape, arrays[-1].dtype
             bit += bit
         computed = forward(*arrays, **attributes)
         values = (*computed, *arrays) if saves else (computed, *arrays)
