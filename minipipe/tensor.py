@@ -1,11 +1,14 @@
 """The tensor: an array that knows how it was computed. Arithmetic is attached by ``functional/operators.py``.
 
 File 9 of 12 on the first path through the code (README.md):
-after ``autograd/graph.py``, before ``autograd/walk.py``. Begin with ``record``, at the end.
+after ``autograd/graph.py``, before ``autograd/walk.py``. Begin with ``op``, at the end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import update_wrapper
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,12 +16,13 @@ import numpy as np
 from minipipe import autograd
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.autograd.graph import Edge, Leaf, Node, StageInput, Vjp
+from minipipe.autograd.graph import CUSTOM, Leaf, Node, Saved, StageInput, Vjp
 from minipipe.autograd.modes import mode
+from minipipe.autograd.operation import Operation
 from minipipe.errors import TensorError, shape_error
 from minipipe.hints import refuse_calls
 
-__all__ = ["Operand", "Tensor", "as_tensor", "record"]
+__all__ = ["Operand", "Tensor", "as_tensor", "op", "record"]
 
 refuse_calls(__name__, "minipipe.Tensor(data)")
 
@@ -185,19 +189,186 @@ def record(data: Array, *inputs: tuple[Tensor, Vjp]) -> Tensor:
     order = next(creation)  # even if nothing is recorded: a recomputation gets the same numbers
     if not is_enabled:
         return result
-    edges: list[Edge] = []
+    parents: list[Node] = []
+    vjps: list[Vjp] = []
     is_activation = False
     for tensor, vjp in inputs:
         node = tensor.node
         if node is not None:
             is_activation = is_activation or node.is_activation
             if node.needs_gradient:
-                edges.append((node, vjp))
-    if edges or is_activation:  # also without edges: autograd/split.py asks what depends on the stage's input
-        result.node = Node(edges, order, bool(edges), is_activation, data.shape, data.dtype)
+                parents.append(node)
+                vjps.append(vjp)
+    if parents or is_activation:  # also without inputs: autograd/split.py asks what depends on the stage's input
+        saved: Saved = tuple(vjps)
         if watch is not None:
-            result.node = watch(result.node, [data, *(tensor.data for tensor, _ in inputs)])
+            saved = watch(tuple(vjps), [data, *(tensor.data for tensor, _ in inputs)])
+        plan = CUSTOM[len(parents)]
+        result.node = Node(plan, parents, saved, order, bool(parents), is_activation, data.shape, data.dtype)
     return result
+
+
+Operands = Callable[..., Sequence[Any]]
+
+
+def op(
+    takes: Operands | None = None, saves: str = "", in_float32: bool = False, is_broadcast: bool = False
+) -> Callable[[Callable[..., Any]], Any]:
+    """Make an operation of a function of arrays: called with tensors, it computes, and notes itself in the graph.
+
+    The positional parameters of the function are tensors; one may be None, and the last may be ``*parts``. Its
+    keyword-only parameters are attributes, which have no gradients. ``operation.gradients(…)`` then sets a gradient for
+    each input: a function whose parameters name what it needs. Values that no gradient names are not kept.
+
+    ==================  =====================================================================
+    parameter           what a gradient gets
+    ==================  =====================================================================
+    ``g``               the gradient of the result, of the result's shape and dtype
+    an input            its array
+    an attribute        its value
+    ``result``          the array of the result
+    a saved name        what the function returned behind its result
+    a shared name       the value of ``operation.shared(name=…)``, computed once
+    ``number``          which of ``*parts`` the input is, from 0
+    ``shape``, last     the shape of the input, and so of the gradient to return
+    ==================  =====================================================================
+
+    Parameters
+    ----------
+    takes : function, optional
+        ``(*operands) -> tensors``: converts the operands, and raises an error for those that do not fit. Without it
+        each becomes a tensor.
+    saves : str
+        Names, separated by spaces, of values for the gradients: the function returns ``(result, *saved)``.
+    in_float32 : bool
+        Whether the result of float16 and bfloat16 is computed in float32, with its gradients, and rounded once.
+    is_broadcast : bool
+        Whether the inputs are broadcast; then a gradient may have the shape of the result, and is summed over the axes
+        along which its input was stretched.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``, from ``gradients`` and ``shared``: a gradient of something that is no input, or that needs a
+        value which the operation does not have.
+
+    Notes
+    -----
+    A gradient changes no array, and returns a new array, ``g``, or a view of ``g``: what it returns may be added to.
+
+    Examples
+    --------
+    >>> @op()
+    ... def cube(x):
+    ...     return x * x * x
+    >>> cube.gradients(x=lambda g, x: g * (3 * x * x))
+    >>> x = Tensor([1.0, 2.0], requires_grad=True)
+    >>> cube(x).sum().backward()
+    >>> x.grad
+    array([ 3., 12.], dtype=float32)
+    """
+
+    def made(forward: Callable[..., Any]) -> Any:
+        operation = Operation(forward, saves.split(), is_broadcast)
+        call = _call_of(operation, takes, in_float32)
+        # With the globals of the module: doctest runs only functions with the globals of the module that it reads.
+        twin: Any = update_wrapper(FunctionType(call.__code__, forward.__globals__, closure=call.__closure__), forward)
+        twin.__signature__ = operation.signature
+        twin.__annotations__ = {name: one.annotation for name, one in operation.signature.parameters.items()}
+        twin.__annotations__["return"] = operation.signature.return_annotation
+        twin.operation = operation
+        twin.gradients = operation.set_gradients
+        twin.shared = operation.set_shared
+        return twin
+
+    return made
+
+
+def _call_of(operation: Operation, takes: Operands | None, in_float32: bool) -> Callable[..., Tensor]:
+    """Return a function that calls an operation with tensors."""
+    forward, saves = operation.forward, bool(operation.saves)
+    num_attributes, num_inputs = len(operation.attributes), -1 if operation.is_variadic else len(operation.inputs)
+    # The function refers to these by closures: its globals will be another module's.
+    kind, is_half, widened, with_node = Tensor, backend.is_half, _in_float32, _with_node
+
+    def call(*given: Any, **attributes: Any) -> Tensor:
+        if len(attributes) != num_attributes or len(given) != num_inputs:
+            given, attributes = operation.bound(given, attributes)
+        tensors = given if takes is None else takes(*given)
+        if in_float32 and is_half(tensors[0].data.dtype):
+            return widened(call, tensors, attributes)
+        arrays: list[Any] = []
+        parents: list[Node] = []
+        pattern, bit, is_activation = 0, 1, False
+        for tensor in tensors:
+            if tensor is None:
+                arrays.append(None)
+            else:
+                if not isinstance(tensor, kind):
+                    tensor = kind(tensor)
+                arrays.append(tensor.data)
+                node = tensor.node
+                if node is not None:
+                    if node.is_activation:
+                        is_activation = True
+                    if node.needs_gradient:
+                        parents.append(node)
+                        pattern |= bit
+                        if node.shape is None:  # of a stage input, for the gradients that name it
+                            node.shape, node.dtype = arrays[-1].shape, arrays[-1].dtype
+            bit += bit
+        computed = forward(*arrays, **attributes)
+        values = (*computed, *arrays) if saves else (computed, *arrays)
+        return with_node(operation, values, parents, pattern | bit, is_activation, attributes)
+
+    return call
+
+
+def _with_node(
+    operation: Operation,
+    values: tuple[Any, ...],
+    parents: list[Node],
+    pattern: int,
+    is_activation: bool,
+    attributes: dict[str, Any],
+) -> Tensor:
+    """Return the result of an operation, with its node.
+
+    Parameters
+    ----------
+    operation : Operation
+    values : tuple
+        The result, the values that the forward saves, and the arrays of the inputs.
+    parents : list of Node
+        The nodes of the inputs that need a gradient.
+    pattern : int
+        Which these are; see :meth:`minipipe.autograd.operation.Operation.plan`.
+    is_activation : bool
+    attributes : dict
+    """
+    result = _new(Tensor)
+    data = values[0]
+    if isinstance(data, np.generic):
+        data = np.asarray(data)
+    result.data = data
+    result.node = None
+    is_enabled, creation, watch = mode()  # see autograd/modes.py
+    order = next(creation)  # even if nothing is recorded: a recomputation gets the same numbers
+    if is_enabled and (parents or is_activation):  # also without parents: split.py asks what depends on the stage
+        plan = operation.plans.get(pattern) or operation.plan(pattern)
+        if attributes:
+            values += tuple([attributes[name] for name in operation.attributes])
+        saved: Saved = plan.keep(values)
+        if watch is not None:
+            saved = watch(plan.keep(values), [*values[: len(values) - len(attributes)]])
+        result.node = Node(plan, parents, saved, order, bool(parents), is_activation, data.shape, data.dtype)
+    return result
+
+
+def _in_float32(operation: Callable[..., Tensor], tensors: Sequence[Any], attributes: dict[str, Any]) -> Tensor:
+    """Return the result of an operation on halves, computed in float32 and rounded once."""
+    wide = [each if each is None else cast(each, "float32") for each in tensors]
+    return cast(operation(*wide, **attributes), tensors[0].dtype)
 
 
 def as_tensor(value: Operand) -> Tensor:
@@ -209,3 +380,24 @@ def as_tensor(value: Operand) -> Tensor:
     Tensor([1., 2.])
     """
     return value if isinstance(value, Tensor) else Tensor(value)
+
+
+def cast(a: Tensor, dtype: Any) -> Tensor:
+    """Return real numbers in another dtype, and the gradient in the dtype of a; a itself if it has the dtype.
+
+    Examples
+    --------
+    >>> cast(Tensor([1.0, 2.0002]), np.float16)
+    Tensor([1., 2.])
+    """
+    if backend.numpy_dtype(a.dtype) == backend.numpy_dtype(dtype):
+        return a
+    return _cast(a, dtype=dtype, before=a.dtype)
+
+
+@op()
+def _cast(a: Array, *, dtype: Any, before: Any) -> Array:
+    return backend.moved(a, backend.array_module(a), dtype)
+
+
+_cast.gradients(a=lambda g, before: backend.as_array(g, before))

@@ -43,7 +43,7 @@ def one_line(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def call(*given: Any) -> Any:
         for each in given:
-            if isinstance(each, np.ndarray) and hasattr(each, "note_call"):
+            if type(each) is not np.ndarray and isinstance(each, np.ndarray) and hasattr(each, "note_call"):
                 return each.note_call(function, given)
         return function(*given)
 
@@ -212,6 +212,20 @@ def _ones_in_numpy(length: int, dtype: np.dtype) -> np.ndarray:
     return ones
 
 
+@lru_cache(maxsize=64)
+def _zeros_in_numpy(length: int, dtype: np.dtype) -> np.ndarray:
+    zeros = np.zeros(length, dtype)
+    zeros.flags.writeable = False
+    return zeros
+
+
+def zeros_of_row(array: Array) -> Array:
+    """Return zeros for one row of an array: NumPy compares with them in half the time that it takes for a number."""
+    if isinstance(array, np.ndarray) and array.ndim:
+        return _zeros_in_numpy(array.shape[-1], array.dtype)
+    return array_module(array).zeros(array.shape[-1:], dtype=array.dtype)
+
+
 def sum_of_rows(matrix: Array) -> Array:
     """Return the sum over the first axis, from shape (n, k) to (k,): as a product, faster than a reduction."""
     if isinstance(matrix, np.ndarray) and matrix.itemsize != 2:
@@ -247,6 +261,16 @@ def reduce_sum(array: Array, axis: Any = None, keepdims: bool = False) -> Array:
             return add.reduce(array, axis=axis, keepdims=keepdims, dtype=np.float32).astype(array.dtype)
         return add.reduce(array, axis=axis, keepdims=keepdims)  # half the time of np.sum's wrapper
     return array_module(array).sum(array, axis=axis, keepdims=keepdims)
+
+
+def unbroadcast(gradient: Array, shape: tuple[int, ...]) -> Array:
+    """Sum a gradient over the axes along which its input, of shape ``shape``, was broadcast."""
+    if gradient.shape == shape:
+        return gradient
+    extra = gradient.ndim - len(shape)
+    stretched = tuple(i + extra for i, length in enumerate(shape) if length == 1 and gradient.shape[i + extra] != 1)
+    axes = tuple(range(extra)) + stretched
+    return reshape(reduce_sum(gradient, axis=axes, keepdims=True), shape)
 
 
 def index_add(target: Array, index: Any, values: Array) -> None:

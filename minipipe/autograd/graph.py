@@ -1,36 +1,55 @@
-"""The graph of a computation: every result is a node, with an edge to each input that it was computed from.
+"""The graph of a computation, as data: every result is a node, with its operation, its inputs and what it saved.
 
-An edge carries the function from the gradient of the result to the gradient of that input, a vector-Jacobian product
-(vjp)::
+For ``y = linear(x, w) + x``, with two results and two leaves::
 
-    node.edges = [(parent, vjp), …]        vjp(gradient of node) -> contribution to the gradient of parent
+    y      add      inputs: h, x    saved: nothing
+    h      linear   inputs: x, w    saved: x, w
 
-For ``y = x @ w + x``, with two results and two leaves::
-
-    y ──┬── g -> g ──> x @ w ──┬── g -> g @ w.T ──> x
-        │                      └── g -> x.T @ g ──> w
-        └── g -> g ──────────────────────────────> x
-
-A node does not refer to its tensor: the array of a result is freed with the tensor, unless a vjp needs it.
+A node does not refer to its tensor: the array of a result is freed with the tensor, unless a gradient needs it. Inputs
+without a gradient are left out. A :class:`minipipe.autograd.operation.Plan` says what is saved, and how the gradients
+of the inputs follow from it.
 
 File 8 of 12 on the first path through the code (README.md): after ``functional/linear.py``, before ``tensor.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heappush
 from itertools import count
 from sys import maxsize
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import next_order
+from minipipe.autograd.operation import Operation, Plan, Value
 from minipipe.errors import TensorError
 
 Vjp = Callable[[Array], Array]
-Edge = tuple["Node", Vjp]
+"""From the gradient of a result to a contribution to the gradient of an input (vector-Jacobian product)."""
+
+
+class Kept(Protocol):
+    """Saved values that are more than a tuple: when a backward takes them they are checked, or restored first."""
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The values as they are now, not to be used for a backward."""
+        ...
+
+    def take(self) -> tuple[Any, ...]:
+        """Return the values for a backward."""
+        ...
+
+    def part(self, values: tuple[Any, ...]) -> Saved:
+        """Return some of the values, kept in the same way."""
+        ...
+
+
+Saved = tuple[Any, ...] | Kept
+Backward = tuple[Sequence["Node"], Plan, Saved]
+"""The inputs whose gradients follow, the steps to these, and the values that the steps need."""
 
 
 class Node:
@@ -38,8 +57,12 @@ class Node:
 
     Attributes
     ----------
-    edges : list of (Node, function), or None
-        The inputs that need a gradient. None once a walk has used them.
+    plan : Plan or None
+        The steps of its backward. None once a walk has used them, together with ``inputs`` and ``saved``.
+    inputs : sequence of Node
+        The inputs that need a gradient, one for each step of the plan.
+    saved : tuple or Kept
+        The values that the plan keeps.
     order : int
         Later results have larger numbers.
     shape, dtype : tuple of int, dtype
@@ -59,23 +82,37 @@ class Node:
     >>> from minipipe import Tensor
     >>> x = Tensor([1.0, 2.0], requires_grad=True)
     >>> y = x * 3
-    >>> (parent, vjp), = y.node.edges
-    >>> parent is x.node, vjp(y.data)
-    (True, array([ 9., 18.], dtype=float32))
+    >>> y.node
+    multiply(Leaf), which keeps b
+    >>> y.node.inputs[0] is x.node, y.node.saved
+    (True, (array(3., dtype=float32),))
     """
 
-    __slots__ = ("dtype", "edges", "is_activation", "is_boundary", "needs_gradient", "order", "pending", "shape")
+    __slots__ = (
+        "dtype",
+        "inputs",
+        "is_activation",
+        "is_boundary",
+        "needs_gradient",
+        "order",
+        "pending",
+        "plan",
+        "saved",
+        "shape",
+    )
 
     def __init__(
         self,
-        edges: list[Edge] | None,
+        plan: Plan | None,
+        inputs: Sequence[Node],
+        saved: Saved,
         order: int,
         needs_gradient: bool = True,
         is_activation: bool = False,
         shape: tuple[int, ...] | None = None,
         dtype: Any = None,
     ) -> None:
-        self.edges = edges
+        self.plan, self.inputs, self.saved = plan, inputs, saved
         self.order = order
         self.shape, self.dtype = shape, dtype
         self.needs_gradient = needs_gradient
@@ -83,27 +120,34 @@ class Node:
         self.is_boundary = False
         self.pending: Array | None = None
 
+    def __repr__(self) -> str:
+        if self.plan is None:
+            return type(self).__name__
+        inputs = [type(node).__name__ if node.plan is None else str(node.plan.operation) for node in self.inputs]
+        return f"{self.plan.operation}({', '.join(inputs)}), which keeps {', '.join(self.plan.names) or 'nothing'}"
+
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Refuse to be copied and pickled: the functions of the edges hold arrays of this graph alone."""
+        """Refuse to be copied and pickled: what a node saved belongs to its graph alone."""
         message = f"A {type(self).__name__} belongs to its graph, and cannot be copied or pickled"
         raise TensorError("not-copyable", f"{message}. Copy tensors: copy.deepcopy(x), or x.detach() for a result.")
 
     def add(self, contribution: Array, walk: BackwardWalk) -> None:
         """Add a contribution to the pending gradient; the first one puts the node into the queue."""
         if self.pending is not None:
-            # Not in place: a vjp may have returned its argument, which others receive as well.
+            # Not in place: a gradient may have been returned as it was, and others receive it as well.
             self.pending = self.pending + contribution
         else:
             self.pending = contribution
             heappush(walk.queue, (-self.order, next(walk.arrivals), self))
 
-    def release(self, gradient: Array) -> list[Edge]:
-        """Return the edges along which the complete gradient passes, and drop them: a graph is walked once."""
-        edges, self.edges = self.edges, None
-        if edges is None:
+    def release(self, gradient: Array) -> Backward:
+        """Return what is to be computed from the complete gradient, and drop it here: a graph is walked once."""
+        plan, inputs, saved = self.plan, self.inputs, self.saved
+        if plan is None:
             message = "An earlier backward() has used and released the graph of this result. Compute the result again"
             raise TensorError("backward-twice", f"{message}, or add the losses and call backward() once.")
-        return edges
+        self.plan, self.inputs, self.saved = None, (), ()
+        return inputs, plan, saved
 
 
 class Leaf(Node):
@@ -129,7 +173,7 @@ class Leaf(Node):
     __slots__ = ("__weakref__", "changed", "grad")
 
     def __init__(self, shape: tuple[int, ...], dtype: Any = None) -> None:
-        super().__init__([], -1, shape=shape, dtype=dtype)
+        super().__init__(None, (), (), -1, shape=shape, dtype=dtype)
         self.grad: Array | None = None
         self.changed = -1
 
@@ -139,7 +183,7 @@ class Leaf(Node):
             raise changed_in_place("A parameter, or another tensor made with requires_grad=True,")
         if self.grad is not None:
             self.grad += contribution
-        # A vjp may return its argument, which other vjps of the node receive as well.
+        # The gradient of a result may be returned as it was, and other inputs of the node receive it as well.
         elif contribution is not walk.gradient and backend.is_fresh(contribution):
             self.grad = contribution
         else:
@@ -167,14 +211,14 @@ class StageInput(Node):
 
     def __init__(self, needs_gradient: bool, array: Array | None = None) -> None:
         shape, dtype = (None, None) if array is None else (array.shape, array.dtype)
-        super().__init__([], next_order(), needs_gradient, True, shape, dtype)
+        super().__init__(None, (), (), next_order(), needs_gradient, True, shape, dtype)
         self.is_boundary = True
         self.grad: Array | None = None
 
-    def release(self, gradient: Array) -> list[Edge]:
+    def release(self, gradient: Array) -> Backward:
         """Keep the gradient, for the stage before."""
         self.grad = gradient
-        return []
+        return (), CUSTOM[0], ()
 
 
 class BackwardWalk:
@@ -202,6 +246,25 @@ class BackwardWalk:
 def unchanged(gradient: Array) -> Array:
     """Return the gradient: the vjp of a result that is its input."""
     return gradient
+
+
+def _custom(*vjps: Vjp) -> None:
+    """Stand for a computation whose gradients are functions of the gradient of the result (``tensor.record``)."""
+
+
+class _CustomPlans(dict[int, Plan]):
+    """The plans of nodes that keep a vjp for each of their inputs, by the number of these."""
+
+    def __missing__(self, count: int) -> Plan:
+        names = [f"vjp {i}" for i in range(count)]
+        gradients = [Value(name, lambda g, vjp: vjp(g), (name,)) for name in names]
+        plan = self[count] = Plan(_OPERATION, names, gradients)
+        return plan
+
+
+_OPERATION = Operation(_custom)
+_OPERATION.name = "custom"
+CUSTOM = _CustomPlans()
 
 
 def changed_in_place(what: str) -> TensorError:

@@ -89,15 +89,19 @@ def _parents(node: Node) -> list[Node]:
     if isinstance(node, RecomputedNode):
         recomputation = node.recomputation
         return [] if recomputation is None else [*recomputation.parents, *filter(None, recomputation.roots)]
-    return [parent for parent, _ in node.edges or ()]
+    return [*node.inputs]
 
 
 def _captured(nodes: list[Node]) -> Iterator[Array]:
     for node in nodes:
         if isinstance(node, RecomputedNode) and node.recomputation is not None:
             yield from arrays_in(node.recomputation.compute_again)
-        for _, vjp in node.edges or ():
-            yield from arrays_in(vjp)
+        yield from arrays_in(saved_by(node))
+
+
+def saved_by(node: Node) -> tuple[Any, ...]:
+    """Return the values that a node keeps for its backward, without taking them."""
+    return node.saved if isinstance(node.saved, tuple) else node.saved.values
 
 
 def arrays_in(item: Any) -> Iterator[Array]:

@@ -27,12 +27,12 @@ class Mode(NamedTuple):
         Numbers the results, even if nothing is recorded: a module that is computed a second time to be recorded
         gets the numbers of the first time.
     watch : function or None
-        ``(node, arrays) -> node``: returns a node in front of the node it receives, which watches the arrays.
+        ``(values, arrays) -> Kept``: returns saved values that raise an error once an array has changed.
     """
 
     is_enabled: bool
     creation: Iterator[int]
-    watch: Callable[[Any, list[Any]], Any] | None = None
+    watch: Callable[[tuple[Any, ...], list[Any]], Any] | None = None
 
 
 _FIRST = Mode(True, count())

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from minipipe.autograd.backend import Array
-from minipipe.autograd.graph import Edge, Node, unchanged
+from minipipe.autograd.graph import CUSTOM, Backward, Node, unchanged
 
 
 class Recomputation:
@@ -51,7 +51,7 @@ class Recomputation:
 
 
 class RecomputedNode(Node):
-    """One result of a :class:`Recomputation`, the ``number``-th. Its only edge leads to the result recorded later."""
+    """One result of a :class:`Recomputation`, the ``number``-th. Its only input is the result recorded later."""
 
     __slots__ = ("number", "recomputation")
 
@@ -59,14 +59,18 @@ class RecomputedNode(Node):
         self, recomputation: Recomputation, number: int, order: int, needs_gradient: bool, like: Array
     ) -> None:
         is_activation = any(parent.is_activation for parent in recomputation.parents)
-        super().__init__(None, order, needs_gradient, is_activation, like.shape, like.dtype)
+        super().__init__(None, (), (), order, needs_gradient, is_activation, like.shape, like.dtype)
         self.recomputation: Recomputation | None = recomputation
         self.number = number
 
-    def release(self, gradient: Array) -> list[Edge]:
-        """Compute again, and return an edge to the result that is recorded now."""
-        if self.recomputation is None:
-            return super().release(gradient)
-        recomputation, self.recomputation = self.recomputation, None
-        root = recomputation.root(self.number)
-        return [] if root is None else [(root, unchanged)]
+    def release(self, gradient: Array) -> Backward:
+        """Compute again; the gradient goes to the result that is recorded now."""
+        if self.recomputation is not None:
+            if not isinstance(self.saved, tuple):
+                self.saved.take()
+            recomputation, self.recomputation = self.recomputation, None
+            root = recomputation.root(self.number)
+            self.plan, self.inputs, self.saved = CUSTOM[0], (), ()
+            if root is not None:
+                self.plan, self.inputs, self.saved = CUSTOM[1], (root,), (unchanged,)
+        return super().release(gradient)

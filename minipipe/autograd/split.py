@@ -1,8 +1,9 @@
 """The walk in two halves: activation gradients now (I), weight gradients at any later time (W).
 
 A node that depends on the stage's input is an *activation*; every other node is on the *weight side*. The first half
-follows the edges to activations and postpones the others, each with the gradient for it; the second half walks from
-there. No operation needs code for this. For ``y = (x @ w1) @ w2``, with the stage's input x::
+computes the gradients of activations and postpones the others, each with the values that it needs; the second half
+walks from there. No operation needs code for this: its plan (``operation.py``) says which values each half needs. For
+``y = (x @ w1) @ w2``, with the stage's input x::
 
     I    y ──> x @ w1 ──> x         W    y postponed with its gradient ───────> w2
                                          x @ w1 postponed with its gradient ──> w1
@@ -20,17 +21,17 @@ File 11 of 12 on the first path through the code (README.md): after ``autograd/w
 from __future__ import annotations
 
 from minipipe.autograd.backend import Array
-from minipipe.autograd.graph import Edge, Node
+from minipipe.autograd.graph import Node
 from minipipe.autograd.walk import backward
 
 
 class WeightWork:
-    """The second half of a walk: the edges to the weight side, each with the gradient for it.
+    """The second half of a walk: the gradients of weights, with the values that they need.
 
     Attributes
     ----------
     postponed : dict of Node to array
-        Nodes with only such edges, and their gradients.
+        Nodes whose inputs are all on the weight side, and their gradients.
 
     Examples
     --------
@@ -41,14 +42,6 @@ class WeightWork:
 
     def __init__(self) -> None:
         self.postponed: dict[Node, Array] = {}
-
-    def postpone(self, node: Node, gradient: Array, edges: list[Edge]) -> list[Edge]:
-        """Keep the edges of a node to the weight side, with its gradient; return the others."""
-        to_weights = [edge for edge in edges if not edge[0].is_activation]
-        if to_weights:
-            # A new node, because the original has released its edges.
-            self.postponed[Node(to_weights, node.order)] = gradient
-        return [edge for edge in edges if edge[0].is_activation] if to_weights else edges
 
     def run(self) -> None:
         """Add to every leaf on the weight side its gradient, and release the rest of the graph."""
@@ -85,5 +78,5 @@ def backward_input(roots: dict[Node, Array]) -> WeightWork:
     """
     work = WeightWork()
     work.postponed = {root: gradient for root, gradient in roots.items() if not root.is_activation}
-    backward({root: gradient for root, gradient in roots.items() if root.is_activation}, work.postpone)
+    backward({root: gradient for root, gradient in roots.items() if root.is_activation}, work.postponed)
     return work

@@ -1,4 +1,4 @@
-"""The walk back through the graph: from the latest node to the earliest, gradients pass along the edges.
+"""The walk back through the graph: from the latest node to the earliest, gradients pass to the inputs.
 
 The latest node comes first. All contributions to its gradient have arrived then, because every consumer of a result is
 created after it. For ``y = x @ w + x`` (the graph is drawn in ``graph.py``)::
@@ -15,26 +15,26 @@ after ``tensor.py``, before ``autograd/split.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from heapq import heappop
+from typing import Any
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.autograd.graph import BackwardWalk, Edge, Node
-from minipipe.autograd.watch import check_contribution
+from minipipe.autograd.graph import CUSTOM, BackwardWalk, Node, Saved
+from minipipe.autograd.operation import Operation, Plan, Value
+from minipipe.errors import TensorError
 
-Postpone = Callable[[Node, Array, list[Edge]], list[Edge]]
 
-
-def backward(roots: dict[Node, Array], postpone: Postpone | None = None) -> None:
+def backward(roots: dict[Node, Array], postponed: dict[Node, Array] | None = None) -> None:
     """Add to every leaf behind the roots its gradient, and release the graph.
 
     Parameters
     ----------
     roots : dict of Node to array
         The nodes of the values that are differentiated, each with its gradient, of the value's shape and dtype.
-    postpone : function, optional
-        ``(node, gradient, edges) -> edges``: returns the edges to follow now, and keeps the others.
+    postponed : dict of Node to array, optional
+        Gets the gradients of weights, as nodes with their gradients, instead of computing them; see ``split.py``.
 
     Examples
     --------
@@ -56,15 +56,68 @@ def backward(roots: dict[Node, Array], postpone: Postpone | None = None) -> None
             gradient, node.pending = node.pending, None  # [2]
             if node.is_boundary:
                 gradient = backend.contiguous(gradient)
-            edges = node.release(gradient)
-            if postpone is not None:
-                edges = postpone(node, gradient, edges)
+            inputs, plan, values = node.release(gradient)
+            if type(values) is not tuple or postponed is not None or plan.shared:
+                inputs, plan, values = _taken(inputs, plan, values, gradient, node.order, postponed)
             walk.order, walk.gradient = node.order, gradient
-            for parent, vjp in edges:
-                contribution = vjp(gradient)  # [3]
+            for parent, (function, place, arguments, value) in zip(inputs, plan.steps):
+                if place is not None:  # [3]
+                    contribution = function(gradient, values[place])
+                elif arguments is None:
+                    contribution = function(gradient)
+                elif value.takes_shape:
+                    contribution = function(gradient, *arguments(values), parent.shape)
+                else:
+                    contribution = function(gradient, *arguments(values))
                 if contribution is None or contribution.dtype is not parent.dtype or contribution.shape != parent.shape:
-                    check_contribution(contribution, parent, vjp)
+                    contribution = _fitted(contribution, parent, plan.operation, value, values[place or 0 :])
                 parent.add(contribution, walk)  # [4]
     finally:
         for _, _, node in queue:  # after an error: another walk may reach these
             node.pending = None
+
+
+def _taken(
+    inputs: Sequence[Node],
+    plan: Plan,
+    saved: Saved,
+    gradient: Array,
+    order: int,
+    postponed: dict[Node, Array] | None,
+) -> tuple[Sequence[Node], Plan, tuple[Any, ...]]:
+    """Return the steps to compute now, with all their values, and leave those to the weight side, as a node."""
+    kept = saved if isinstance(saved, tuple) else saved.take()
+    is_activation = tuple([node.is_activation for node in inputs])
+    if postponed is None or all(is_activation):
+        return inputs, plan, plan.values(gradient, kept)
+    now, later = plan.halves(is_activation)
+    values = now.values(gradient, kept)
+    needed = later.keep(values)
+    for_weights = needed if isinstance(saved, tuple) else saved.part(needed)
+    postponed[Node(later, [node for node in inputs if not node.is_activation], for_weights, order)] = gradient
+    return [node for node in inputs if node.is_activation], now, values
+
+
+def _fitted(
+    contribution: Array | None, parent: Node, operation: Operation, value: Value, values: tuple[Any, ...]
+) -> Array:
+    """Return a contribution that does not have the shape and dtype of the parent: summed, or refused.
+
+    NumPy would broadcast or promote it in silence.
+    """
+    name = f"The gradient of {value.name} in {operation.name}"
+    if operation is CUSTOM[0].operation:
+        vjp = values[0]
+        name = getattr(getattr(vjp, "func", vjp), "__qualname__", "a vjp")
+    if contribution is None:
+        raise TensorError("no-gradient", f"{name} returned None; expected the gradient, an array. Add its `return`.")
+    returned = f"{name} returned a gradient of"
+    if parent.dtype is not None and backend.numpy_dtype(contribution.dtype) != backend.numpy_dtype(parent.dtype):
+        message = f"{returned} {contribution.dtype} for an input of {parent.dtype}: a vjp must return the dtype of its"
+        raise TensorError("dtype", f"{message} input. Convert the result, or the constant that has changed the dtype.")
+    if parent.shape is None or contribution.shape == parent.shape:
+        return contribution
+    if operation.is_broadcast:
+        return backend.unbroadcast(contribution, parent.shape)
+    message = f"{returned} shape {contribution.shape} for an input of shape {parent.shape}: a vjp must return the"
+    raise TensorError("shape", f"{message} shape of its input (if the input was broadcast, sum over those axes).")

@@ -26,7 +26,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from minipipe.autograd import Node
-from minipipe.autograd.memory import behind, buffer_of, contents_of
+from minipipe.autograd.memory import behind, buffer_of, contents_of, saved_by
 from minipipe.autograd.modes import current_place
 from minipipe.autograd.recompute import RecomputedNode
 from minipipe.execution.batch import Batch
@@ -162,8 +162,9 @@ class Parked:
             if isinstance(node, RecomputedNode) and node.recomputation is not None:
                 recomputation = node.recomputation
                 recomputation.compute_again = _changed(recomputation.compute_again, change)
-            if node.edges:
-                node.edges = [(parent, _changed(vjp, change)) for parent, vjp in node.edges]
+            saved = _changed(saved_by(node), change)
+            if saved is not saved_by(node):
+                node.saved = saved if isinstance(node.saved, tuple) else node.saved.part(saved)
 
     def _taken_out(self, item: Any) -> Any:
         """Return a stand-in for an array, a copy of a tensor or function that leads to one, or the item itself."""

@@ -22,6 +22,7 @@ TensorError with code ``shape`` or ``dtype``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
@@ -29,21 +30,17 @@ from minipipe.autograd.modes import next_key
 from minipipe.errors import TensorError, shape_error
 from minipipe.functional.operands import as_real, in_float32, operands
 from minipipe.hints import with_hints
-from minipipe.tensor import Operand, Tensor, as_tensor, record
+from minipipe.tensor import Operand, Tensor, as_tensor, op, record
 
-
-def unbroadcast(gradient: Array, shape: tuple[int, ...]) -> Array:
-    """Sum a gradient over the axes along which its input, of shape ``shape``, was broadcast."""
-    if gradient.shape == shape:
-        return gradient
-    extra = gradient.ndim - len(shape)
-    stretched = tuple(i + extra for i, length in enumerate(shape) if length == 1 and gradient.shape[i + extra] != 1)
-    axes = tuple(range(extra)) + stretched
-    return backend.reshape(backend.reduce_sum(gradient, axis=axes, keepdims=True), shape)
+unbroadcast = backend.unbroadcast
 
 
 def _broadcast(name: str, a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
     """Return both operands as tensors of one dtype, whose shapes fit."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        x, y = a.data, b.data
+        if x.dtype is y.dtype and x.shape == y.shape:
+            return a, b
     left, right = operands(a, b)
     check_broadcast(name, left, right)
     return left, right
@@ -62,7 +59,8 @@ def check_broadcast(name: str, a: Tensor | Array, b: Tensor | Array) -> None:
             raise shape_error(name, "equal lengths or 1, counted from the last axis", left=a.shape, right=b.shape)
 
 
-def add(a: Operand, b: Operand) -> Tensor:
+@op(takes=partial(_broadcast, "add"), is_broadcast=True)
+def add(a: Array, b: Array) -> Array:
     """Return a + b, broadcast.
 
     Examples
@@ -72,16 +70,14 @@ def add(a: Operand, b: Operand) -> Tensor:
     Tensor([[11., 21.],
             [12., 22.]])
     """
-    a, b = _broadcast("add", a, b)
-    a_shape, b_shape = a.shape, b.shape
-    return record(
-        a.data + b.data,
-        (a, lambda g: unbroadcast(g, a_shape)),
-        (b, lambda g: unbroadcast(g, b_shape)),
-    )
+    return a + b
 
 
-def subtract(a: Operand, b: Operand) -> Tensor:
+add.gradients(a=lambda g: g, b=lambda g: g)
+
+
+@op(takes=partial(_broadcast, "subtract"), is_broadcast=True)
+def subtract(a: Array, b: Array) -> Array:
     """Return a - b, broadcast.
 
     Examples
@@ -90,16 +86,14 @@ def subtract(a: Operand, b: Operand) -> Tensor:
     >>> functional.subtract(10, Tensor([1.0, 2.0]))
     Tensor([9., 8.])
     """
-    a, b = _broadcast("subtract", a, b)
-    a_shape, b_shape = a.shape, b.shape
-    return record(
-        a.data - b.data,
-        (a, lambda g: unbroadcast(g, a_shape)),
-        (b, lambda g: unbroadcast(-g, b_shape)),
-    )
+    return a - b
 
 
-def multiply(a: Operand, b: Operand) -> Tensor:
+subtract.gradients(a=lambda g: g, b=lambda g: -g)
+
+
+@op(takes=partial(_broadcast, "multiply"), is_broadcast=True)
+def multiply(a: Array, b: Array) -> Array:
     """Return a * b, broadcast.
 
     Examples
@@ -112,13 +106,10 @@ def multiply(a: Operand, b: Operand) -> Tensor:
     >>> float(a.grad), float(b.grad)
     (4.0, 3.0)
     """
-    a, b = _broadcast("multiply", a, b)
-    x, y, a_shape, b_shape = a.data, b.data, a.shape, b.shape
-    return record(
-        x * y,
-        (a, lambda g: unbroadcast(g * y, a_shape)),
-        (b, lambda g: unbroadcast(g * x, b_shape)),
-    )
+    return a * b
+
+
+multiply.gradients(a=lambda g, b: g * b, b=lambda g, a: g * a)
 
 
 def divide(a: Operand, b: Operand) -> Tensor:
@@ -270,8 +261,8 @@ def _sigmoid(x: Array) -> Array:
     return one_or_small / (1 + small)
 
 
-@with_hints
-def relu(a: Operand) -> Tensor:
+@op()
+def relu(a: Array) -> Array:
     """Return max(a, 0), element by element. The gradient at 0 is 0.
 
     Examples
@@ -282,11 +273,10 @@ def relu(a: Operand) -> Tensor:
     >>> x.grad
     array([0., 0., 1.], dtype=float32)
     """
-    a = as_tensor(a)
-    xp = array_module(a.data)
-    # A row of zeros, because NumPy takes twice as long over a large array and a number.
-    result = xp.maximum(a.data, xp.zeros(a.shape[-1:], dtype=a.data.dtype))
-    return record(result, (a, lambda g: backend.masked(g, result != 0)))  # > 0 would hide NaN
+    return array_module(a).maximum(a, backend.zeros_of_row(a))
+
+
+relu.gradients(a=lambda g, result: backend.masked(g, result != 0))  # > 0 would hide NaN
 
 
 @with_hints

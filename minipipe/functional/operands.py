@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from minipipe.autograd import backend
-from minipipe.autograd.backend import Array, array_module
+from minipipe.autograd.backend import Array
 from minipipe.errors import TensorError
-from minipipe.tensor import Operand, Tensor, as_tensor, record
+from minipipe.tensor import Operand, Tensor, as_tensor, cast, record
 
 
 def operands(left: Operand, right: Operand) -> tuple[Tensor, Tensor]:
@@ -123,11 +123,7 @@ def astype(a: Operand, dtype: Any) -> Tensor:
     a = as_tensor(a)
     if not backend.is_floating(dtype):
         raise TensorError("dtype", f"astype: the dtype is {dtype}; expected one of real numbers, such as float32.")
-    before = a.dtype
-    if backend.numpy_dtype(before) == backend.numpy_dtype(dtype):
-        return a
-    data = backend.moved(a.data, array_module(a.data), dtype)
-    return record(data, (a, lambda g: backend.as_array(g, before)))
+    return cast(a, dtype)
 
 
 def in_full(a: Operand) -> Operand:

@@ -7,20 +7,18 @@ over all their rows: one large product instead of several small ones that are th
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from minipipe.autograd.backend import Array, array_module
-from minipipe.autograd.graph import Node
+from minipipe.autograd.graph import CUSTOM, Node
+from minipipe.autograd.memory import saved_by
 from minipipe.autograd.split import WeightWork
-from minipipe.functional.linear import gradient_of_bias, gradient_of_weight
-
-# Vjps that sum over rows: function(*arrays, gradient), all with the same number of rows in their first axes.
-SUMS_OVER_ROWS: tuple[Callable[..., Array], ...] = (gradient_of_weight, gradient_of_bias)
 
 
 def stacked(works: list[WeightWork]) -> WeightWork:
-    """Return the work of several microbatches as one, in which each such vjp is called once for all of them.
+    """Return the work of several microbatches as one, in which each such gradient is computed once for all of them.
+
+    Operations say which of their gradients are sums over rows (``Operation.sums_over_rows``).
 
     Examples
     --------
@@ -39,23 +37,28 @@ def stacked(works: list[WeightWork]) -> WeightWork:
     if len(works) == 1:
         return works[0]
     together = WeightWork()
-    rows: dict[Any, tuple[int, list[tuple[Array, ...]]]] = {}  # by node behind the edge, function and shapes
+    rows: dict[Any, tuple[int, list[tuple[Array, ...]]]] = {}  # by node of the weight, gradient and shapes
     for node, gradient in (item for work in works for item in work.postponed.items()):
-        others = []
-        for parent, vjp in node.edges or ():
-            function, captured = (vjp.func, vjp.args) if isinstance(vjp, partial) else (vjp, ())
-            if function in SUMS_OVER_ROWS and gradient.ndim > 1:
-                arrays = (*captured, gradient)
+        plan = node.plan
+        if plan is None:  # it will be computed again
+            together.postponed[node] = gradient
+            continue
+        is_apart = []
+        for parent, (function, _, _, value) in zip(node.inputs, plan.steps):
+            is_apart.append(value.name not in plan.operation.sums_over_rows or gradient.ndim < 2)
+            if not is_apart[-1]:
+                saved = dict(zip(plan.names, saved_by(node)))
+                arrays = (gradient, *[saved[name] for name in value.needs])
                 key = parent, function, *(array.shape[1:] for array in arrays)
                 order, parts = rows.get(key, (node.order, []))
                 parts.append(arrays)
                 rows[key] = min(order, node.order), parts
-            else:
-                others.append((parent, vjp))
-        if node.edges is None or others:  # None: it will be computed again
-            together.postponed[node if node.edges is None else Node(others, node.order)] = gradient
+        if any(is_apart):
+            rest, _ = plan.halves(tuple(is_apart))
+            inputs = [parent for parent, is_alone in zip(node.inputs, is_apart) if is_alone]
+            together.postponed[Node(rest, inputs, node.saved, node.order)] = gradient
     for (parent, function, *_), (order, parts) in rows.items():
-        together.postponed[Node([(parent, _of_all(function, parts))], order)] = parts[0][-1]
+        together.postponed[Node(CUSTOM[1], (parent,), (_of_all(function, parts),), order)] = parts[0][0]
     return together
 
 

@@ -20,7 +20,7 @@ al. 2023, "PyTorch FSDP: experiences on scaling fully sharded data parallel".
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from types import ModuleType
@@ -30,8 +30,8 @@ import numpy as np
 
 from minipipe.autograd import Node, backend
 from minipipe.autograd.backend import Array, array_module, prod
-from minipipe.autograd.graph import BackwardWalk, Edge, Leaf, Vjp, unchanged
-from minipipe.autograd.memory import arrays_in, buffer_of, captured_by
+from minipipe.autograd.graph import CUSTOM, Backward, BackwardWalk, Leaf, Saved, unchanged
+from minipipe.autograd.memory import arrays_in, buffer_of, captured_by, saved_by
 from minipipe.autograd.modes import current_mode, mode, next_order, setting
 from minipipe.comm.message import finish
 from minipipe.comm.process_group import OwnTag, ProcessGroup
@@ -237,8 +237,8 @@ class _Call:
         arrays = layer.workspace.arrays if layer.kept is None else layer.kept
         found: list[Parameter] = []
         for i, (share, (dtype, first, shape)) in enumerate(zip(shares, layer.offsets)):
-            noted: list[Edge] = [(self._joint, partial(self._gradients.setdefault, i))]
-            node = Node(noted, next_order(), share.requires_grad, False, shape, dtype)
+            noted = (partial(self._gradients.setdefault, i),)
+            node = Node(CUSTOM[1], (self._joint,), noted, next_order(), share.requires_grad, False, shape, dtype)
             found.append(_Whole(backend.reshape(arrays[dtype][first : first + prod(shape)], shape), node, share))
         return found
 
@@ -249,8 +249,8 @@ class _Call:
             return nullcontext()
         return setting(current_mode, mode()._replace(watch=partial(self._watch, watch)))
 
-    def _watch(self, watch: Callable[[Node, list[Array]], Node], node: Node, arrays: list[Array]) -> Node:
-        return watch(node, [array for array in arrays if not self._is_whole(array)])
+    def _watch(self, watch: Callable[..., Any], values: tuple[Any, ...], arrays: list[Any]) -> Any:
+        return watch(values, [array for array in arrays if array is not None and not self._is_whole(array)])
 
     def passed_on(self, results: list[Tensor], given: list[Tensor]) -> list[Tensor]:
         """Return the results, such that the whole parameters are in their place again when the gradients arrive.
@@ -300,7 +300,7 @@ class _Call:
         first, inside = self._joint.order, dict.fromkeys(nodes)
         stack = list(inside)
         while stack:
-            parents = dict.fromkeys(parent for parent, _ in stack.pop().edges or () if parent.order >= first)
+            parents = dict.fromkeys(parent for parent in stack.pop().inputs if parent.order >= first)
             stack += parents.keys() - inside.keys()
             inside |= parents
         return inside
@@ -311,13 +311,12 @@ class _Call:
         I computes its results from them before any other layer runs.
         """
         for node in inside:
-            edges = node.edges or []
-            if any(not parent.is_activation and self._needs_parameters(vjp) for parent, vjp in edges):
-                node.edges = [(parent, partial(self._with, vjp)) for parent, vjp in edges]
+            if not all(parent.is_activation for parent in node.inputs):
+                node.saved = _Restored(self, node.saved).part(saved_by(node))
 
-    def _needs_parameters(self, vjp: Vjp) -> bool:
-        """Return whether a gradient is computed from parameters, or may be, if the references are unknown."""
-        for item in captured_by(vjp):
+    def needs_parameters(self, values: Iterable[Any]) -> bool:
+        """Return whether saved values are parameters, or may refer to them, if the references are unknown."""
+        for item in captured_by(tuple(values)):
             if backend.is_array(item):
                 if self._is_whole(item):
                     return True
@@ -325,10 +324,38 @@ class _Call:
                 return True
         return False
 
-    def _with(self, vjp: Vjp, gradient: Array) -> Array:
+    def fill(self) -> None:
+        """Restore the parameters, if other layers have used the workspace since. Collective."""
         if self._layer.workspace.holder is not self:
             self._fill()
-        return vjp(gradient)
+
+
+class _Restored:
+    """Saved values among which are whole parameters, which are restored when a backward takes them.
+
+    Parameters
+    ----------
+    call : _Call
+    saved : tuple or Kept
+    """
+
+    def __init__(self, call: _Call, saved: Saved) -> None:
+        self._call, self._saved = call, saved
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The values as they are now."""
+        return self._saved if isinstance(self._saved, tuple) else self._saved.values
+
+    def take(self) -> tuple[Any, ...]:
+        """Restore the parameters, and return the values."""
+        self._call.fill()
+        return self._saved if isinstance(self._saved, tuple) else self._saved.take()
+
+    def part(self, values: tuple[Any, ...]) -> Saved:
+        """Return some of the values, in the same way if there are parameters among them."""
+        saved = values if isinstance(self._saved, tuple) else self._saved.part(values)
+        return _Restored(self._call, saved) if self._call.needs_parameters(values) else saved
 
 
 class _Whole(Parameter):
@@ -351,7 +378,7 @@ class _Shares(Node):
     __slots__ = ("call", "walk")
 
     def __init__(self, call: _Call, order: int) -> None:
-        super().__init__([], order)
+        super().__init__(CUSTOM[0], (), (), order)
         self.call = call
 
     def add(self, contribution: Array, walk: BackwardWalk) -> None:
@@ -360,7 +387,7 @@ class _Shares(Node):
             self.walk = walk
             super().add(contribution, walk)
 
-    def release(self, gradient: Array) -> list[Edge]:
+    def release(self, gradient: Array) -> Backward:
         """Add to each shard the sum of its gradients over the ranks. Collective."""
         for leaf, total in self.call.scattered():
             leaf.add(total, self.walk)

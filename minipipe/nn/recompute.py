@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from minipipe.autograd import Node, backend
+from minipipe.autograd.graph import CUSTOM
 from minipipe.autograd.modes import at, current_place, mode, next_order, no_grad, record_again
 from minipipe.autograd.recompute import Recomputation, RecomputedNode
 from minipipe.errors import TensorError, of_kind
@@ -100,9 +101,9 @@ class Recompute(Module):
                 wants = needs_gradient and backend.is_floating(tensor.dtype)
                 result.node = RecomputedNode(recomputation, number, order, wants, tensor.data)
                 if not wants:  # nothing will be computed again, so nothing is kept for it
-                    result.node = Node([], order, wants, result.node.is_activation)
+                    result.node = Node(CUSTOM[0], (), (), order, wants, result.node.is_activation)
                 if here.watch is not None:
-                    result.node = here.watch(result.node, [tensor.data, *parameters, *(own.data for own in inputs)])
+                    result.node.saved = here.watch((), [tensor.data, *parameters, *(own.data for own in inputs)])
             results[id(tensor)] = result
         losses_so_far().extend(results[id(loss)] for loss in losses)
         return rebuilt(computed, [results[id(tensor)] for tensor in tensors_in(computed)])

@@ -15,7 +15,7 @@ from hypothesis import given
 from minipipe import Tensor, autograd, nn, optim, random_key, spawn, watch_everything
 from minipipe.autograd import Node, StageInput
 from minipipe.autograd.modes import enable_grad, mode
-from minipipe.autograd.watch import WatchedNode
+from minipipe.autograd.watch import Watched
 from minipipe.errors import TensorError
 from minipipe.nn.sequential import Sequential
 from minipipe.pipeline import Pipeline
@@ -314,13 +314,12 @@ def test_an_array_that_is_gone_may_give_its_memory_to_another():
     assert len(others) == 50
 
 
-def test_the_watch_is_a_node_in_front_of_that_of_the_operation_and_costs_nothing_where_it_is_off():
+def test_the_watch_holds_what_the_operation_saved_and_costs_nothing_where_it_is_off():
     x = leaf()
     with enable_grad():  # keeps the watch
         watched = (x * x).node
-    assert isinstance(watched, WatchedNode) and len(watched.before) == 3
-    ((inner, _),) = watched.edges
-    assert type(inner) is type(unwatched(lambda: (x * x).node)) is Node
+    assert isinstance(watched.saved, Watched) and all(array is x.data for array in watched.saved.values)
+    assert type(watched) is Node and type(unwatched(lambda: (x * x).node.saved)) is tuple
     assert unwatched(mode).watch is None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -143,13 +144,12 @@ def test_the_programs_really_reach_weights_and_inputs():
 def earliest_consumer_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let W add the contributions in the order of the forward pass, and not latest first."""
 
-    def postpone(self: WeightWork, node: Node, gradient: np.ndarray, edges: list) -> list:
-        to_weights = [edge for edge in edges if not edge[0].is_activation]
-        self.postponed[Node(to_weights, 10**9 - node.order)] = gradient
-        return [edge for edge in edges if edge[0].is_activation]
-
     with monkeypatch.context() as patched:
-        patched.setattr(WeightWork, "postpone", postpone)
+        patched.setattr(
+            importlib.import_module("minipipe.autograd.walk"),
+            "Node",
+            lambda plan, inputs, saved, order: Node(plan, inputs, saved, 10**9 - order),
+        )
         yield
 
 
@@ -159,8 +159,10 @@ def pieces_straight_to_the_leaves(monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 
     def run_each(self: WeightWork) -> None:
         for node, gradient in self.postponed.items():
-            for parent, vjp in list(node.edges):
-                backward({parent: vjp(gradient)})
+            inputs, plan, saved = node.release(gradient)
+            for number in range(len(inputs)):
+                only, _ = plan.halves(tuple(i == number for i in range(len(inputs))))
+                backward({Node(only, inputs[number : number + 1], saved, node.order): gradient})
 
     with monkeypatch.context() as patched:
         patched.setattr(WeightWork, "run", run_each)

@@ -170,7 +170,7 @@ def test_nothing_reads_the_workspace_after_its_layer(schedule):
     with mock.patch.object(fully_sharded._Call, "passed_on", emptied):
         for found in spawn(lambda group: train(on_grid(group, **make)), 4):
             assert_close(found, alone())
-    with mock.patch.object(fully_sharded._Call, "_filled", lambda call, gradient: gradient):
+    with mock.patch.multiple(fully_sharded._Call, _filled=lambda call, gradient: gradient, fill=lambda call: None):
         assert real_filled is not fully_sharded._Call._filled
         with pytest.raises(AssertionError):
             assert_close(spawn(lambda group: train(on_grid(group, **make)), 4)[0], alone())

@@ -1,19 +1,15 @@
 """Weight gradients of neighbouring W as one product: the same sums, in fewer products."""
 
-import importlib
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Pipeline, Schedule, Tensor, functional, nn, spawn
-from minipipe.functional import over_rows
+from minipipe.autograd.operation import Value
 from minipipe.schedules.transforms import split_backward
 from minipipe.testing import one_process_step
 from tests.strategies import NAMES, build, examples
-
-linear = importlib.import_module("minipipe.functional.linear")  # the package has a function of this name
 
 
 def gradients(model, schedule, inputs, targets, num_ranks, **options):
@@ -137,35 +133,35 @@ def test_gradients_are_those_of_one_process_but_for_rounding(name, recompute):
         np.testing.assert_allclose(found[key], gradient, rtol=1e-11, atol=1e-14)
 
 
+@pytest.fixture
+def products(monkeypatch):
+    """Yield a list that gets the shape of the input of each gradient of a linear layer's weight."""
+    operation, calls = functional.linear.operation, []
+    gradient_of_weight = operation.steps["weight"].function
+
+    def counted(g, x):
+        calls.append(x.shape)
+        return gradient_of_weight(g, x)
+
+    monkeypatch.setitem(operation.steps, "weight", Value.of("weight", counted))
+    operation.plans.clear()
+    yield calls
+    operation.plans.clear()
+
+
 @pytest.mark.parametrize("stacks, num_products", [(False, 4), (True, 1)])
-def test_neighbouring_w_are_one_product(monkeypatch, stacks, num_products):
-    calls, gradient_of_weight = [], linear.gradient_of_weight
-
-    def counted(rows, g):
-        calls.append(rows.shape)
-        return gradient_of_weight(rows, g)
-
-    monkeypatch.setattr(linear, "gradient_of_weight", counted)
-    monkeypatch.setattr(over_rows, "SUMS_OVER_ROWS", (counted, linear.gradient_of_bias))
+def test_neighbouring_w_are_one_product(products, stacks, num_products):
     model = nn.Sequential(nn.Linear(3, 2)).initialise(0)
     inputs, targets = np.ones((8, 3), np.float32), np.ones((8, 2), np.float32)
     gradients(model, all_w_last(4, 1), inputs, targets, 1, stack_weight_gradients=stacks)
-    assert len(calls) == num_products and sum(rows for rows, _ in calls) == 8
+    assert len(products) == num_products and sum(rows for rows, _ in products) == 8
 
 
-def test_only_w_with_no_other_computation_between_them_are(monkeypatch):
-    calls, gradient_of_weight = [], linear.gradient_of_weight
-
-    def counted(rows, g):
-        calls.append(len(rows))
-        return gradient_of_weight(rows, g)
-
-    monkeypatch.setattr(linear, "gradient_of_weight", counted)
-    monkeypatch.setattr(over_rows, "SUMS_OVER_ROWS", (counted, linear.gradient_of_bias))
+def test_only_w_with_no_other_computation_between_them_are(products):
     model = nn.Sequential(nn.Linear(2, 2)).initialise(0)
     schedule = Schedule.from_text("F0 F1 F2 I0 I1 W0 W1 I2 W2")
     gradients(model, schedule, np.ones((3, 2)), np.ones((3, 2)), 1, stack_weight_gradients=True)
-    assert calls == [2, 1]
+    assert [rows for rows, _ in products] == [2, 1]
 
 
 def test_they_share_their_time_and_all_are_held_until_the_last():

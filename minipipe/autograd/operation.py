@@ -1,0 +1,274 @@
+"""Operations as data: an entry has a forward, and for each input a gradient that names the values it needs.
+
+What a node of the graph keeps follows from those names, and so does what can be freed after each half of a split
+backward. For ``y = linear(x, weight)``, whose gradients are ``x(g, weight, shape)`` and ``weight(g, x)``::
+
+    inputs that need a gradient     kept after F     I computes    kept for W
+    x, weight                       x, weight        x             g, x
+    weight                          x                -             g, x
+    x                               weight           x             -
+
+A :class:`Plan` holds this for one pattern of inputs, and is made once.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from minipipe.autograd.backend import Array
+from minipipe.errors import ArgumentError
+from minipipe.hints import check_arguments
+
+GRADIENT = "g"
+"""The name of the gradient of the result, among the arguments of a gradient."""
+SHAPE = "shape"
+"""The name of the shape of the input whose gradient is computed."""
+RESULT = "result"
+"""The name of the result."""
+
+
+class Value(NamedTuple):
+    """A value computed in a backward: the gradient of an input, or what several gradients share.
+
+    Attributes
+    ----------
+    name : str
+    function : function
+        Takes the gradient of the result, the values named by ``needs``, and then perhaps the shape of the input.
+    needs : tuple of str
+    takes_shape : bool
+    """
+
+    name: str
+    function: Callable[..., Array]
+    needs: tuple[str, ...]
+    takes_shape: bool = False
+
+    @classmethod
+    def of(cls, name: str, function: Callable[..., Array]) -> Value:
+        """Return the value of a function whose parameters are the names.
+
+        Raises
+        ------
+        ArgumentError
+            Code ``value``, unless the gradient is the first of them, and the shape the last.
+        """
+        first, *needs = *inspect.signature(function).parameters, ""
+        needs.remove("")
+        takes_shape = SHAPE in needs and needs.pop() == SHAPE
+        if first != GRADIENT or SHAPE in needs:
+            message = f"The gradient of {name} takes ({', '.join(inspect.signature(function).parameters)})"
+            raise ArgumentError("value", f"{message}; expected {GRADIENT} first, and {SHAPE}, if it is needed, last.")
+        return cls(name, function, tuple(needs), takes_shape)
+
+
+class Operation:
+    """One entry of the table: a forward, its gradients and the values that these share.
+
+    Attributes
+    ----------
+    name : str
+    signature : Signature
+        With which it is called.
+    forward : function
+        From arrays to the array of the result; with ``saves``, to a tuple of it and the saved values.
+    inputs : tuple of str
+        The names of the tensors. The last may stand for any number of them, ``*parts``.
+    attributes : dict
+        The names of the other arguments, which are keyword-only, with their defaults.
+    saves : tuple of str
+        The values that forward returns behind the result.
+    steps : dict of str to Value
+        By input, its gradient.
+    shared : dict of str to Value
+        By name, a value that several gradients need, computed when the first of them is.
+    is_broadcast : bool
+        Whether its inputs are broadcast: the walk sums a gradient over the axes along which its input was stretched.
+    sums_over_rows : set of str
+        The inputs whose gradient is a sum over the rows of the values it needs (``functional/over_rows.py``).
+    plans : dict of int to Plan
+        By pattern of inputs; see :meth:`plan`.
+    """
+
+    def __init__(self, forward: Callable[..., Any], saves: Iterable[str] = (), is_broadcast: bool = False) -> None:
+        self.name, self.is_broadcast = forward.__name__, is_broadcast
+        self.forward, self.saves = forward, tuple(saves)
+        of_arrays = inspect.signature(forward)
+        parameters = of_arrays.parameters.values()
+        tensors = [p if p.kind is p.KEYWORD_ONLY else p.replace(annotation="Operand") for p in parameters]
+        self.signature = of_arrays.replace(parameters=tensors, return_annotation="Tensor")
+        self.inputs = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
+        self.is_variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        self.num_required = sum(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in parameters)
+        self.attributes = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        self.steps: dict[str, Value] = {}
+        self.shared: dict[str, Value] = {}
+        self.sums_over_rows: set[str] = set()
+        self.plans: dict[int, Plan] = {}
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def set_gradients(self, **gradients: Callable[..., Array]) -> None:
+        """Set the gradient of each input; see :func:`minipipe.op`."""
+        for name, function in gradients.items():
+            self.steps[name] = self._checked(Value.of(name, function), self.inputs)
+
+    def set_shared(self, **values: Callable[..., Array]) -> None:
+        """Set values that several gradients need, each before those that need it."""
+        for name, function in values.items():
+            self.shared[name] = self._checked(Value.of(name, function), (name,))
+
+    def bound(self, given: tuple[Any, ...], attributes: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the inputs and the attributes of a call, with None and defaults for those that it leaves out.
+
+        Raises
+        ------
+        ArgumentError
+            Code ``name``, for arguments that the operation does not take.
+        """
+        if attributes.keys() == self.attributes.keys():
+            if self.is_variadic:
+                return given, attributes
+            if self.num_required <= len(given) <= len(self.inputs):
+                return given + (None,) * (len(self.inputs) - len(given)), attributes
+        check_arguments(self.name, self.forward, given, attributes)
+        call = self.signature.bind(*given, **attributes)
+        call.apply_defaults()
+        return call.args, call.kwargs
+
+    def _checked(self, value: Value, names: Sequence[str]) -> Value:
+        if value.name not in names:
+            message = f"{self.name} has no input {value.name}; its inputs are {', '.join(self.inputs)}."
+            raise ArgumentError("value", message)
+        known = {RESULT, *self.inputs, *self.saves, *self.attributes, *self.shared}
+        if self.is_variadic:
+            known = known - {self.inputs[-1]} | {"number"}
+        for name in value.needs:
+            if name not in known:
+                message = f"The gradient of {value.name} in {self.name} needs {name}; expected one of"
+                raise ArgumentError("value", f"{message} {', '.join(sorted({*known, SHAPE}))}.")
+        self.plans.clear()
+        return value
+
+    def plan(self, pattern: int) -> Plan:
+        """Return the plan for a pattern of inputs: bit i is set if input i needs a gradient, and the one behind all."""
+        count = pattern.bit_length() - 1
+        names = self.inputs
+        if self.is_variadic:
+            names = (*names[:-1], *[names[-1]] * (count - len(names) + 1))
+        wanted = [(i, names[i]) for i in range(count) if pattern >> i & 1]
+        missing = [name for _, name in wanted if name not in self.steps]
+        if missing:
+            message = f"{self.name} has no gradient for {missing[0]}, which requires one"
+            raise ArgumentError("value", f"{message}. Add it: {self.name}.gradients({missing[0]}=lambda g: …).")
+        values = [RESULT, *self.saves, *names, *self.attributes]
+        steps = [self._numbered(self.steps[name], i) for i, name in wanted]
+        made = self.plans[pattern] = Plan(self, values, steps)
+        return made
+
+    def _numbered(self, step: Value, number: int) -> Value:
+        """Return the gradient of one of any number of inputs, which may need its number."""
+        if "number" not in step.needs:
+            return step
+        needs = tuple(name for name in step.needs if name != "number")
+        place, function = step.needs.index("number"), step.function
+
+        def with_number(gradient: Array, *values: Any) -> Array:
+            return function(gradient, *values[:place], number, *values[place:])
+
+        return Value(step.name, with_number, needs, step.takes_shape)
+
+
+Arguments = Callable[[tuple[Any, ...]], tuple[Any, ...]]
+
+
+Step = tuple[Callable[..., Array], int | None, Arguments | None, Value]
+"""How a walk computes one contribution: a function of the gradient; of the gradient and the value at a place; or of the
+gradient, several values and perhaps the shape of the input. Values are what a node kept, and what gradients share."""
+
+
+class Plan:
+    """What a node keeps, and the steps of its backward, for one pattern of inputs that need a gradient.
+
+    Parameters
+    ----------
+    operation : Operation
+    available : sequence of str
+        The names of the values of which it keeps some.
+    gradients : sequence of Value
+        One for each input that needs a gradient.
+    names : sequence of str, optional
+        Those that it keeps; by default those that are needed.
+
+    Attributes
+    ----------
+    keep : function
+        From the available values to those kept.
+    steps : tuple of Step
+    shared : tuple of (function, function)
+        How to compute each shared value from those before it.
+    """
+
+    __slots__ = ("_gradients", "_halves", "_values", "keep", "names", "operation", "shared", "steps")
+
+    def __init__(
+        self,
+        operation: Operation,
+        available: Sequence[str],
+        gradients: Sequence[Value],
+        names: Sequence[str] | None = None,
+    ) -> None:
+        self.operation, self._gradients = operation, gradients
+        needed = {name for value in gradients for name in value.needs}
+        computed: list[Value] = []
+        for value in reversed(operation.shared.values()):
+            if value.name in needed and value.name not in available:
+                computed.insert(0, value)
+                needed.update(value.needs)
+        if names is None:
+            names = [name for name in dict.fromkeys(available) if name in needed]
+        self.names = tuple(names)
+        self.keep = _getter(available, self.names)
+        self._values = [*self.names]
+        functions: list[tuple[Callable[..., Any], Arguments]] = []
+        for value in computed:
+            functions.append((value.function, _getter(self._values, value.needs)))
+            self._values.append(value.name)
+        self.shared = tuple(functions)
+        self.steps = tuple(self._step(value) for value in gradients)
+        self._halves: dict[tuple[bool, ...], tuple[Plan, Plan]] = {}
+
+    def _step(self, value: Value) -> Step:
+        if len(value.needs) == 1 and not value.takes_shape:
+            return value.function, self._values.index(value.needs[0]), None, value
+        arguments = _getter(self._values, value.needs) if value.needs or value.takes_shape else None
+        return value.function, None, arguments, value
+
+    def values(self, gradient: Array, kept: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return what was kept, and behind it what the gradients share."""
+        for function, arguments in self.shared:
+            kept += (function(gradient, *arguments(kept)),)
+        return kept
+
+    def halves(self, is_activation: tuple[bool, ...]) -> tuple[Plan, Plan]:
+        """Return the plan of I, with the values of this one, and that of W, which keeps some of the values of I."""
+        if is_activation not in self._halves:
+            of_input = [value for value, is_now in zip(self._gradients, is_activation) if is_now]
+            of_weight = [value for value, is_now in zip(self._gradients, is_activation) if not is_now]
+            first = Plan(self.operation, self.names, of_input, self.names)
+            self._halves[is_activation] = first, Plan(self.operation, first._values, of_weight)
+        return self._halves[is_activation]
+
+
+def _getter(names: Sequence[str], wanted: Sequence[str]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """Return a function from values with some names to the tuple of the wanted ones."""
+    places = [names.index(name) for name in wanted]
+    if not places:
+        return itemgetter(slice(0))
+    if len(places) == 1:
+        return itemgetter(slice(places[0], places[0] + 1))
+    return itemgetter(*places)
