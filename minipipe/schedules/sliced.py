@@ -58,7 +58,7 @@ def seq1f1b(num_ranks: int, num_microbatches: int, num_slices: int = 2) -> Sched
     for rank in range(num_ranks):
         forwards = [Action(rank, F, k) for k in range(num_microbatches * n)]
         backwards = [Action(rank, B, s + i) for s in range(0, num_microbatches * n, n) for i in reversed(range(n))]
-        warmup = min(num_ranks + n - 2 - rank, len(forwards))
+        warmup = num_ranks + n - 2 - rank
         rows.append(warmup_then_pairs(forwards, backwards, warmup))
     return Schedule("seq1f1b", looped_placement(num_ranks), num_microbatches * n, tuple(rows), num_slices=n)
 
