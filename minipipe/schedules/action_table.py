@@ -15,7 +15,7 @@ from numbers import Integral
 from operator import attrgetter, index, itemgetter
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from minipipe.errors import ScheduleCode, ScheduleError, counted, misuse, quoted, whole_number
+from minipipe.errors import ScheduleCode, ScheduleError, counted, misuse, quoted, schedule_number
 from minipipe.schedules.action import Action, ActionKind, Rows, Slice, number_of, numbered
 from minipipe.schedules.collector import collector_paused as collector_paused
 from minipipe.schedules.placement import Placed, check_index, check_placement, in_replica_order, ranks_in
@@ -274,7 +274,7 @@ def _as_action(cell: Action | str) -> Action:
 
 def _check_slices(name: str, num_microbatches: int, num_slices: int) -> None:
     """Refuse an invalid number of slices, or one that leaves a sequence of a schedule incomplete."""
-    whole_number("num_slices", num_slices, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
+    schedule_number("num_slices", num_slices)
     if num_microbatches % num_slices:
         message = (
             f"num_slices is {num_slices}, and {name!r} has {num_microbatches} microbatches, each of which is a slice;"

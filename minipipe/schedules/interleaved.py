@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from minipipe.errors import ScheduleCode, ScheduleError, whole_number
+from minipipe.errors import schedule_number
 from minipipe.schedules.action import Action, ActionKind, B, F, I, W
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.one_f_one_b import warmup_then_pairs
@@ -223,8 +223,7 @@ def microbatch_groups(num_ranks: int, num_microbatches: int, group_size: int | N
     """
     size = num_ranks if group_size is None else group_size
     advice = f"With smaller groups the {num_ranks} ranks may wait for each other in a cycle."
-    code = ScheduleCode.PARAMETERS
-    size = whole_number("microbatch_group_size", size, num_ranks, advice=advice, error=ScheduleError.of, code=code)
+    size = schedule_number("microbatch_group_size", size, num_ranks, advice)
     count = max(1, num_microbatches // size)
     starts = [i * num_microbatches // count for i in range(count + 1)]
     return [range(start, stop) for start, stop in pairwise(starts)]

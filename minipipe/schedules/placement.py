@@ -9,7 +9,7 @@ from math import inf
 from numbers import Integral
 from typing import Any
 
-from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted, whole_number
+from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted, schedule_number
 from minipipe.io import MOST_ACTIONS, MOST_STAGES
 from minipipe.schedules.action import Action, ActionKind, numbered
 
@@ -270,7 +270,7 @@ def check_counts(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1
     """
     given = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "chunks_per_rank": chunks_per_rank}
     for name, value in given.items():
-        whole_number(name, value, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
+        schedule_number(name, value)
 
 
 def check_sizes(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
-from minipipe.errors import ScheduleCode, ScheduleError, misuse, unfit, whole_number
+from minipipe.errors import ScheduleCode, ScheduleError, misuse, schedule_number, unfit
 from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.walk import complete_walk
@@ -503,7 +503,7 @@ def _case(
     default, slices = (default_of(builder_of(name), option) for option in ("chunks_per_rank", "num_slices"))
     check_counts(p, m, default if v is None else v)
     if num_slices is not None:
-        slices = whole_number("num_slices", num_slices, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
+        slices = schedule_number("num_slices", num_slices)
         if slices > 1 and default_of(builder_of(name), "num_slices") == 1:
             message = f"num_slices is {slices}, and no closed form is known for {name} with slices; leave it out."
             raise ScheduleError.of(ScheduleCode.NO_FORMULA, message)

@@ -55,7 +55,7 @@ from dataclasses import replace
 from minipipe.core.flow import flow_of
 from minipipe.core.legality import misplaced, remarks
 from minipipe.core.memory import copies_held
-from minipipe.errors import Problem, ScheduleCode, ScheduleError, whole_number
+from minipipe.errors import Problem, ScheduleCode, ScheduleError, schedule_number
 from minipipe.schedules.action import Action, F
 from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.analysis.activations import Footprint, memory_levels
@@ -243,7 +243,7 @@ def _age_problems(schedule: ActionTable, max_versions: int | None, max_staleness
     problems = []
     for name, limit, least in (("max_versions", max_versions, 1), ("max_staleness", max_staleness, 0)):
         if limit is not None:
-            whole_number(name, limit, least, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
+            schedule_number(name, limit, least)
     ages = () if max_staleness is None else staleness(schedule)
     for rank, row in enumerate(schedule.actions):
         for position, (held, _) in enumerate(copies_held(flow_of(schedule), rank) if max_versions else ()):
