@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from math import inf
 from numbers import Integral
@@ -13,6 +13,7 @@ from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted, schedul
 from minipipe.io import MOST_ACTIONS, MOST_STAGES
 from minipipe.schedules.action import Action, ActionKind, numbered
 
+_misplaced = partial(ScheduleError.of, ScheduleCode.PLACEMENT)
 Placement = Sequence[int | tuple[int, ...]]  # by stage, its rank, or the ranks of its replicas
 
 
@@ -231,13 +232,13 @@ def check_placement(placement: Sequence[Any], num_ranks: int) -> None:
     for stage, home in enumerate(placement):
         if not ranks_in(home) or len(set(map(str, ranks_in(home)))) < len(ranks_in(home)):
             hint = "expected a rank, or the different ranks of its replicas, such as (0, 3)."
-            raise ScheduleError.of(ScheduleCode.PLACEMENT, f"Stage {stage} is placed on {quoted(home)}; {hint}")
+            raise _misplaced(f"Stage {stage} is placed on {quoted(home)}; {hint}")
     for stage, rank in ((stage, rank) for stage, home in enumerate(placement) for rank in ranks_in(home)):
         if not isinstance(rank, Integral):
             message = f"Stage {stage} is placed on {quoted(rank)}; expected the number of a rank, 0 to {num_ranks - 1}."
-            raise ScheduleError.of(ScheduleCode.PLACEMENT, message)
+            raise _misplaced(message)
         if not 0 <= int(rank) < num_ranks:
-            raise ScheduleError.of(ScheduleCode.PLACEMENT, f"Stage {stage} is placed on rank {rank} of {num_ranks}.")
+            raise _misplaced(f"Stage {stage} is placed on rank {rank} of {num_ranks}.")
 
 
 def one_rank_each(placement: Placement, num_ranks: int) -> tuple[int, ...]:
@@ -254,7 +255,7 @@ def one_rank_each(placement: Placement, num_ranks: int) -> tuple[int, ...]:
     for stage, home in enumerate(placement):
         if len(ranks_in(home)) > 1:
             message = f"Stage {stage} is placed on ranks {quoted(home)}; expected one rank for each stage."
-            raise ScheduleError.of(ScheduleCode.PLACEMENT, message)
+            raise _misplaced(message)
     return tuple(ranks_in(home)[0] for home in placement)
 
 
