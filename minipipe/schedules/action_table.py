@@ -238,7 +238,8 @@ def check_range(table: ActionTable) -> None:
         return
     for part, count, name in ((0, table.num_stages, "stage"), (2, table.num_microbatches, "microbatch")):
         for rank, row in enumerate(table.numbered):
-            if row and not (min(map(itemgetter(part), row)) >= 0 and max(map(itemgetter(part), row)) < count):
+            numbers = set(map(itemgetter(part), row))
+            if not all(0 <= number < count for number in numbers):
                 message = f"Rank {rank} names a {name} that is not among the {count}; verify(schedule) says where."
                 raise ScheduleError.of(ScheduleCode.OUT_OF_RANGE, message, rank)
     pairs, actions = table.num_stages * table.num_microbatches, sum(map(len, table.actions))

@@ -11,7 +11,7 @@ from typing import Any
 
 from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted, schedule_number
 from minipipe.io import MOST_ACTIONS, MOST_STAGES
-from minipipe.schedules.action import Action, ActionKind, numbered
+from minipipe.schedules.action import Action, F, Slice, number_of, numbered
 
 _misplaced = partial(ScheduleError.of, ScheduleCode.PLACEMENT)
 Placement = Sequence[int | tuple[int, ...]]  # by stage, its rank, or the ranks of its replicas
@@ -78,20 +78,21 @@ class Placed:
         >>> [Schedule.from_text("0F1 0B1 \\n 0F0 0B0").rank_of(0, k) for k in range(2)]
         [1, 0]
         """
-        return self._replica_of.get((stage, microbatch), ranks_in(self.placement[stage])[0])
+        number = number_of(microbatch, self.num_slices) if isinstance(microbatch, Slice) else microbatch
+        return self._replica_of.get((stage, number), ranks_in(self.placement[stage])[0])
 
     @cached_property
-    def _replica_of(self) -> dict[tuple[int, Any], int]:
+    def _replica_of(self) -> dict[tuple[int, int], int]:
         """By stage and microbatch, the replica that runs its F or, if the F is missing, another of its actions."""
         shared = {stage for stage, home in enumerate(self.placement) if len(ranks_in(home)) > 1}
-        found: dict[tuple[int, Any], int] = {}
-        tables = [self.actions] if self.num_slices == 1 else [self.actions, numbered(self.actions, self.num_slices)]
-        for is_forward in (False, True) if shared else ():
-            for rank in reversed(range(self.num_ranks)):
-                rows = [table[rank] for table in tables]
-                own = (a for row in rows for a in row if (a.kind is ActionKind.FORWARD) == is_forward)
-                found.update(((stage, k), rank) for stage, _, k in own if stage in shared)
-        return found
+        forwards: dict[tuple[int, int], int] = {}
+        others: dict[tuple[int, int], int] = {}
+        rows = numbered(self.actions, self.num_slices) if shared else ()
+        for rank, row in reversed([*enumerate(rows)]):
+            for stage, kind, k in row:
+                if stage in shared:
+                    (forwards if kind is F else others)[stage, k] = rank
+        return others | forwards
 
     def crosses_ranks(self, stage: int) -> bool:
         """Whether values between a stage and the next one travel between ranks; False for the last stage.

@@ -184,7 +184,7 @@ def freeze_stages(table: T, stages: Iterable[int]) -> T:
     if table.is_forward_only or not marked.frozen:
         return table
     first = marked.first_backward_stage
-    of_frozen: dict[ActionKind, tuple[ActionKind, ...]] = {B: (I,), W: (), REDUCE_GRAD: (), U: ()}
+    of_frozen: dict[ActionKind, tuple[ActionKind, ...]] = {B: (I,), **dict.fromkeys((W, REDUCE_GRAD, U), ())}
 
     def needed(stage: int, kind: ActionKind) -> tuple[ActionKind, ...]:
         is_gradient = kind.is_backward or kind in (SEND_B, RECV_B, R, O, L)
