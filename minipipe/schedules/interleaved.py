@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from minipipe.errors import schedule_number
-from minipipe.schedules.action import Action, ActionKind, B, F, I, W
+from minipipe.schedules.action import Action, ActionKind, B, F, I, Rows, W
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.one_f_one_b import warmup_then_pairs
 from minipipe.schedules.placement import check_sizes, looped_placement
@@ -100,7 +100,7 @@ def interleaved_1f1b(
     groups = microbatch_groups(num_ranks, num_microbatches, microbatch_group_size)
     ahead = (chunks_per_rank - 1) * max(map(len, groups))
     rows = warmed_up(B, num_ranks, groups, chunks_per_rank, slope=2, more=ahead)
-    return Schedule("interleaved-1f1b", looped_placement(num_ranks, chunks_per_rank), num_microbatches, rows)
+    return _looped("interleaved-1f1b", rows, num_microbatches, chunks_per_rank)
 
 
 def looped_bfs(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Schedule:
@@ -140,7 +140,12 @@ def looped_bfs(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) 
     check_sizes(num_ranks, num_microbatches, chunks_per_rank)
     groups, all_forwards = [range(num_microbatches)], chunks_per_rank * num_microbatches
     rows = warmed_up(B, num_ranks, groups, chunks_per_rank, more=all_forwards)
-    return Schedule("looped-bfs", looped_placement(num_ranks, chunks_per_rank), num_microbatches, rows)
+    return _looped("looped-bfs", rows, num_microbatches, chunks_per_rank)
+
+
+def _looped(name: str, rows: Rows, num_microbatches: int, chunks_per_rank: int) -> Schedule:
+    placement = looped_placement(len(rows), chunks_per_rank)
+    return Schedule(name, placement, num_microbatches, tuple(map(tuple, rows)))
 
 
 def warmed_up(
@@ -263,4 +268,4 @@ def interleaved_zb(
     groups = microbatch_groups(num_ranks, num_microbatches, microbatch_group_size)
     ahead = (chunks_per_rank - 1) * max(map(len, groups))
     rows = warmed_up(I, num_ranks, groups, chunks_per_rank, more=ahead)
-    return Schedule("interleaved-zb", looped_placement(num_ranks, chunks_per_rank), num_microbatches, rows)
+    return _looped("interleaved-zb", rows, num_microbatches, chunks_per_rank)
