@@ -53,15 +53,19 @@ _Row = tuple[int, Iterable[str]]
 def read(form: str, given: Any, ignore_sharding: bool = False) -> Cells:
     """Read a schedule from ``"text"``, from ``"csv"``, from ``"either"`` of these, or from the path of a ``"file"``.
 
+    Comments of text are ignored, except the frozen stages of the first line: ``# 1f1b (frozen: 0, 1): …``.
+
     Errors have code ``syntax``, or code ``file`` for a file that cannot be read, is too large or is not text.
     """
     text = _text_of_file(given) if form == "file" else given
-    if form in _READERS and (not isinstance(text, str) or text.strip().endswith((".csv", ".txt"))):
+    if form in ("text", "csv") and (not isinstance(text, str) or text.strip().endswith((".csv", ".txt"))):
         message = f"Expected the text of a schedule, not {quoted(text)}; Schedule.from_file reads a file."
         raise _unreadable(message)
     _check_length(text)
-    other = _read_csv if form not in _READERS and _is_csv(text) else _read_text
-    return _READERS.get(form, other)(text, ignore_sharding)
+    is_csv = form == "csv" or (form != "text" and _is_csv(text))
+    frozen = None if is_csv else _FROZEN.match(text)
+    stages = frozenset(map(int, frozen[1].split(","))) if frozen else frozenset()
+    return _from_rows(partial(_rows_of_csv if is_csv else _rows_of_text, text), ignore_sharding, stages)
 
 
 def _is_csv(text: str) -> bool:
@@ -75,17 +79,8 @@ def _text_of_file(path: str | Path) -> str:
         raise ScheduleError.of(ScheduleCode.FILE, f"The schedule {error}") from None
 
 
-def _read_text(text: str, ignore_sharding: bool) -> Cells:
-    """Read the output of ``Schedule.to_text``. ``#`` starts a comment, and the label ``rank N:`` is optional.
-
-    Comments are ignored, except the frozen stages of the first line: ``# 1f1b (frozen: 0, 1): …``.
-    """
-    frozen = _FROZEN.match(text)
-    stages = frozenset(map(int, frozen[1].split(","))) if frozen else frozenset()
-    return _from_rows(partial(_rows_of_text, text), ignore_sharding, stages)
-
-
 def _rows_of_text(text: str) -> Iterator[_Row]:
+    """Read the output of ``Schedule.to_text``. ``#`` starts a comment, and the label ``rank N:`` is optional."""
     rank = 0
     for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
         content = line.split("#", 1)[0].strip()
@@ -103,19 +98,12 @@ def _rows_of_text(text: str) -> Iterator[_Row]:
         rank += 1
 
 
-def _read_csv(text: str, ignore_sharding: bool) -> Cells:
-    """Read PyTorch's CSV format. Empty cells are idle time."""
-    return _from_rows(partial(_rows_of_csv, text), ignore_sharding)
-
-
 def _rows_of_csv(text: str) -> Iterator[_Row]:
+    """Read PyTorch's CSV format. Empty cells are idle time."""
     try:
         yield from io.parse_csv(text)
     except ArgumentError as error:
         raise _unreadable(f"The text cannot be parsed: {error.message}.") from None
-
-
-_READERS = {"text": _read_text, "csv": _read_csv}
 
 
 def _check_length(text: str) -> None:
@@ -126,9 +114,7 @@ def _check_length(text: str) -> None:
             raise ScheduleError.of(ScheduleCode.TOO_LARGE, message)
 
 
-def _from_rows(
-    read: Callable[[], Iterator[_Row]], ignore_sharding: bool, frozen: frozenset[int] = frozenset()
-) -> Cells:
+def _from_rows(read: Callable[[], Iterator[_Row]], ignore_sharding: bool, frozen: frozenset[int]) -> Cells:
     actions, overlaps, num_slices = _rows_in(read, ignore_sharding)
     total = sum(map(len, actions))
     if not total:
