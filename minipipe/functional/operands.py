@@ -84,6 +84,26 @@ def as_real(value: Operand) -> Tensor:
     return record(backend.as_array(tensor.data, backend.array_module(tensor.data).float32))
 
 
+def real_operands(first: Operand, *others: Operand) -> list[Tensor]:
+    """Return operands as tensors of real numbers, of the dtype of the first.
+
+    Raises
+    ------
+    TensorError
+        Code ``dtype``, as :func:`operands`.
+
+    Examples
+    --------
+    >>> real_operands(Tensor([1.0, 2.0]), 2, Tensor([3]))
+    [Tensor([1., 2.]), Tensor(2.), Tensor([3.])]
+    """
+    found = []
+    for other in others:
+        first, other = operands(first, other)
+        found.append(as_real(other))
+    return [as_real(first), *found]
+
+
 def axis_of(axis: int, shape: tuple[int, ...]) -> int:
     """Return the number of an axis, counted from 0."""
     if not -len(shape) <= axis < len(shape):
