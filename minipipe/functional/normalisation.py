@@ -170,7 +170,7 @@ _layer_norm.gradients(
 @op(takes=partial(_fitting, "rms_norm"), saves="normalised scale", in_float32=True)
 def _rms_norm(x: Array, weight: Array, *, epsilon: float) -> tuple[Array, Array, Array]:
     rows = _rows(x)
-    scale = _inverse_root(rows, epsilon)
+    scale = _inverse_root(rows, backend.ones_of_row(rows), epsilon)
     normalised = rows * scale
     return backend.reshape(normalised * weight, x.shape), normalised, scale
 
@@ -210,8 +210,9 @@ def _group_norm(x: Array, weight: Array, bias: Array, *, num_groups: int, epsilo
 
 def _gradient_of_groups(g: Array, normalised: Array, scale: Array, weight: Array, shape: Shape) -> Array:
     gradient = backend.reshape(_by_channel(g) * weight[:, None], normalised.shape)
-    gradient -= _row_means(gradient)
-    gradient -= normalised * _row_means(gradient * normalised)
+    ones = backend.ones_of_row(gradient)
+    gradient -= _row_means(gradient, ones)
+    gradient -= normalised * _row_means(gradient * normalised, ones)
     gradient *= scale
     return backend.reshape(gradient, shape)
 
@@ -250,19 +251,19 @@ def _check_groups(shape: Shape, num_groups: int, weight: Shape, bias: Shape) -> 
 
 def _normalised(rows: Array, epsilon: float) -> tuple[Array, Array]:
     """Return each row with mean 0 and variance 1, and its factor: shapes (n, k) and (n, 1)."""
-    centred = rows - _row_means(rows)
-    centred -= _row_means(centred)  # the rounding error of a mean that is large compared to the differences
-    scale = _inverse_root(centred, epsilon)
+    ones = backend.ones_of_row(rows)
+    centred = rows - _row_means(rows, ones)
+    centred -= _row_means(centred, ones)  # the rounding error of a mean that is large compared to the differences
+    scale = _inverse_root(centred, ones, epsilon)
     centred *= scale
     return centred, scale
 
 
-def _row_means(rows: Array, weight: Array | None = None) -> Array:
-    """Return the mean of each row, its elements times a weight of shape (k,), from shape (n, k) to (n, 1)."""
-    weight = backend.ones_of_row(rows) if weight is None else weight
-    return (backend.product(rows, weight) / rows.shape[1])[:, None]
-
-
-def _inverse_root(rows: Array, epsilon: float) -> Array:
+def _inverse_root(rows: Array, ones: Array, epsilon: float) -> Array:
     """Return 1 / sqrt(mean square + epsilon) of each row, from shape (n, k) to (n, 1)."""
-    return 1 / array_module(rows).sqrt(_row_means(rows * rows) + epsilon)
+    return 1 / array_module(rows).sqrt(_row_means(rows * rows, ones) + epsilon)
+
+
+def _row_means(rows: Array, weight: Array) -> Array:
+    """Return the mean of each row, its elements times those of a weight, from shapes (n, k) and (k,) to (n, 1)."""
+    return (backend.product(rows, weight) / rows.shape[1])[:, None]

@@ -78,8 +78,8 @@ def as_real(value: Operand) -> Tensor:
     >>> as_real(Tensor([1, 2]))
     Tensor([1., 2.])
     """
-    tensor = as_tensor(value)
-    if backend.is_floating(tensor.dtype):
+    tensor = value if isinstance(value, Tensor) else Tensor(value)
+    if backend.is_floating(tensor.data.dtype):
         return tensor
     return record(backend.as_array(tensor.data, backend.array_module(tensor.data).float32))
 
