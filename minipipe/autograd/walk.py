@@ -57,8 +57,10 @@ def backward(roots: dict[Node, Array], postponed: dict[Node, Array] | None = Non
             if node.is_boundary:
                 gradient = backend.contiguous(gradient)
             inputs, plan, values = node.release(gradient)
-            if type(values) is not tuple or postponed is not None or plan.shared:
+            if type(values) is not tuple or postponed is not None:
                 inputs, plan, values = _taken(inputs, plan, values, gradient, node.order, postponed)
+            elif plan.shared:
+                values = plan.values(gradient, values)
             walk.order, walk.gradient = node.order, gradient
             for parent, (function, place, arguments, value) in zip(inputs, plan.steps):
                 if place is not None:  # [3]
