@@ -79,13 +79,13 @@ class Recompute(Module):
         for own, tensor in zip(inputs, given):
             own.node = tensor.node
         first_look: list[Any] = []
-        again = self._again(function, rebuilt(x, inputs), next_order(), first_look)
+        again = self._again(function, rebuilt(x, [None] * len(given)), next_order(), first_look)
         here = mode()
         with no_grad(), auxiliary_losses() as losses:
             computed = function(x)
         if here.is_enabled:
             first_look += _look([*tensors_in(computed), *losses], here.watch is not None)
-        recomputation = Recomputation([tensor.node for tensor in given if tensor.node is not None], again)
+        recomputation = Recomputation(inputs, again)
         parameters = [parameter.data for parameter in self.module.parameters()]
         is_trained = any(parameter.requires_grad for parameter in self.module.parameters())
         needs_gradient = is_trained or any(parent.needs_gradient for parent in recomputation.parents)
@@ -109,16 +109,16 @@ class Recompute(Module):
         return rebuilt(computed, [results[id(tensor)] for tensor in tensors_in(computed)])
 
     def _again(
-        self, function: Callable[[Any], Any], x: Any, first: int, first_look: list[Any]
-    ) -> Callable[[], list[Node | None]]:
-        """Return a function that computes the module here and now, whenever it is called."""
+        self, function: Callable[[Any], Any], form: Any, first: int, first_look: list[Any]
+    ) -> Callable[[list[Tensor]], list[Node | None]]:
+        """Return a function that computes the module here and now, whenever it is called with the inputs."""
         here = at(current_place().copy())
         modes = [(part, part.is_training) for part in self.module.modules()]
         is_watched = mode().watch is not None
 
-        def compute_again() -> list[Node | None]:
+        def compute_again(inputs: list[Tensor]) -> list[Node | None]:
             with in_modes(modes), record_again(first), here, auxiliary_losses() as losses:
-                results = [*tensors_in(function(x)), *losses]
+                results = [*tensors_in(function(rebuilt(form, inputs))), *losses]
             if _look(results, is_watched) != first_look:
                 raise TensorError(
                     "not-repeatable",
