@@ -84,6 +84,11 @@ def as_real(value: Operand) -> Tensor:
     return record(backend.as_array(tensor.data, backend.array_module(tensor.data).float32))
 
 
+def one_real(value: Operand) -> tuple[Tensor]:
+    """Return the only operand of an operation, as a tensor of real numbers."""
+    return (as_real(value),)
+
+
 def axis_of(axis: int, shape: tuple[int, ...]) -> int:
     """Return the number of an axis, counted from 0."""
     if not -len(shape) <= axis < len(shape):
