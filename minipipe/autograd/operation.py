@@ -192,7 +192,7 @@ gradient, several values and perhaps the shape of the input. Values are what a n
 
 
 class Plan:
-    """What a node keeps, and the steps of its backward, for one pattern of inputs that need a gradient.
+    """The values that a node keeps, and the steps of its backward, for one pattern of inputs that need a gradient.
 
     Parameters
     ----------
@@ -255,7 +255,7 @@ class Plan:
         return kept
 
     def halves(self, is_activation: tuple[bool, ...]) -> tuple[Plan, Plan]:
-        """Return the plan of I, with the values of this one, and that of W, which keeps some of the values of I."""
+        """Return two plans: I has the values of this one, and W keeps some of the values of I."""
         if is_activation not in self._halves:
             of_input = [value for value, is_now in zip(self._gradients, is_activation) if is_now]
             of_weight = [value for value, is_now in zip(self._gradients, is_activation) if not is_now]
