@@ -11,6 +11,7 @@ from typing import Any
 
 from minipipe import functional
 from minipipe.autograd import backend
+from minipipe.autograd.operation import Operation
 from minipipe.errors import ArgumentError, of_kind
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import Parameter
@@ -110,6 +111,11 @@ def _check_trains_nothing(value: Any) -> None:
 
 
 def _text_of_function(function: FunctionType, outer: tuple[Any, ...]) -> str:
+    operation = getattr(function, "operation", None)
+    if isinstance(operation, Operation):  # the code of its call is the same for all
+        values = (*operation.shared.values(), *operation.steps.values())
+        text = text_of((operation.forward, *[value.function for value in values]), *outer)
+        return text if "<" in function.__qualname__ else name_of(function)
     referred = dict((*closure_of(function), *globals_of(function)))
     if "<" not in function.__qualname__:  # it can be imported, so its name is sufficient
         for value in referred.values():
