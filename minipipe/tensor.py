@@ -370,7 +370,7 @@ def _with_node(
             values += tuple([attributes[name] for name in operation.attributes])
         saved: Saved = plan.keep(values)
         if watch is not None:
-            saved = watch(plan.keep(values), [*values[: len(values) - len(attributes)]])
+            saved = watch(plan.keep(values), [data, *values[1 : len(values) - len(attributes)]])
         result.node = Node(plan, parents, saved, order, bool(parents), is_activation, data.shape, data.dtype)
     return result
 

@@ -148,6 +148,16 @@ def test_a_change_in_place_is_found(changed):
     assert caught.value.code == "changed-in-place"
 
 
+def test_so_is_one_of_a_single_number():
+    """NumPy returns no array of a sum of two of them, so the result is another object."""
+    with watch_everything():
+        x = Tensor(2.0, requires_grad=True)
+        y = x + x
+        y.data[...] = 3.0
+        with pytest.raises(TensorError, match="shape \\(\\) was changed"):
+            y.backward()
+
+
 def test_without_watching_a_change_in_place_gives_a_wrong_gradient():
     _, weight, y = staged()
     backward({y.node: X})
