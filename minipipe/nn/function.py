@@ -111,18 +111,31 @@ def _check_trains_nothing(value: Any) -> None:
 
 
 def _text_of_function(function: FunctionType, outer: tuple[Any, ...]) -> str:
-    operation = getattr(function, "operation", None)
-    if isinstance(operation, Operation):  # the code of its call is the same for all
-        values = (*operation.shared.values(), *operation.steps.values())
-        text = text_of((operation.forward, *[value.function for value in values]), *outer)
-        return text if "<" in function.__qualname__ else name_of(function)
-    referred = dict((*closure_of(function), *globals_of(function)))
+    if parts := parts_of(function):
+        code, text = parts["forward"].__code__, text_of(parts, *outer)
+    else:
+        code, parts = function.__code__, dict((*closure_of(function), *globals_of(function)))
+        text = ""
     if "<" not in function.__qualname__:  # it can be imported, so its name is sufficient
-        for value in referred.values():
+        for value in parts.values():
             _check_trains_nothing(value)
         return name_of(function)
-    text = text_of((function.__code__, function.__defaults__, function.__kwdefaults__, referred), *outer)
-    return f"{name_of(function)}, line {function.__code__.co_firstlineno}, {_digest(text.encode())}"
+    text = text or text_of((code, function.__defaults__, function.__kwdefaults__, parts), *outer)
+    return f"{name_of(function)}, line {code.co_firstlineno}, {_digest(text.encode())}"
+
+
+def parts_of(function: FunctionType) -> dict[str, Any]:
+    """Return the functions and options of an operation (:func:`minipipe.op`), by name; none of another function.
+
+    Its plans are no part: they depend on the calls so far, which differ between ranks.
+    """
+    operation = getattr(function, "operation", None)
+    if not isinstance(operation, Operation):
+        return {}
+    parts = {name: value for name, value in closure_of(function) if name in ("takes", "in_float32")}
+    parts.update(forward=operation.forward, saves=operation.saves, is_broadcast=operation.is_broadcast)
+    values = [*operation.shared.values(), *operation.steps.values()]
+    return {**parts, **{f"gradient of {value.name}": value.function for value in values}}
 
 
 def _text_of_object(value: Any, outer: tuple[Any, ...]) -> str:
