@@ -213,13 +213,19 @@ Operands = Callable[..., Sequence[Any]]
 
 @with_hints
 def op(
-    *, takes: Operands | None = None, saves: str = "", in_float32: bool = False, is_broadcast: bool = False
+    *,
+    takes: Operands | None = None,
+    attributes: str = "",
+    saves: str = "",
+    in_float32: bool = False,
+    is_broadcast: bool = False,
 ) -> Callable[[Callable[..., Any]], Any]:
     """Make an operation of a function of arrays: called with tensors, it computes, and notes itself in the graph.
 
-    The positional parameters of the function are tensors; one may be None, and the last may be ``*parts``. Its
-    keyword-only parameters are attributes, which have no gradients. ``operation.gradients(…)`` then sets a gradient for
-    each input: a function whose parameters name what it needs. Values that no gradient names are not kept.
+    The positional parameters of the function are tensors; one may be None, and the last may be ``*parts``. Those named
+    by ``attributes`` and keyword-only ones are attributes, which have no gradients. ``operation.gradients(…)`` then
+    sets a gradient for each input: a function whose parameters name what it needs. Values that no gradient names are
+    not kept.
 
     ==================  =====================================================================
     parameter           what a gradient gets
@@ -239,6 +245,8 @@ def op(
     takes : function, optional
         ``(*operands) -> tensors``: converts the operands, and raises an error for those that do not fit. Without it
         each becomes a tensor.
+    attributes : str
+        Names, separated by spaces, of positional parameters that are attributes: the last ones.
     saves : str
         Names, separated by spaces, of values for the gradients: the function returns ``(result, *saved)``.
     in_float32 : bool
@@ -272,7 +280,7 @@ def op(
     """
 
     def made(forward: Callable[..., Any]) -> Any:
-        operation = Operation(forward, saves.split(), is_broadcast)
+        operation = Operation(forward, attributes.split(), saves.split(), is_broadcast)
         call = _call_of(operation, takes, in_float32)
         # With the globals of the module: doctest runs only functions with the globals of the module that it reads.
         twin: Any = update_wrapper(FunctionType(call.__code__, forward.__globals__, closure=call.__closure__), forward)

@@ -7,20 +7,20 @@ methods have NumPy's names: ``x.sum()``, ``x.max()``, ``x.min()``, ``x.var()``.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import TensorError
-from minipipe.functional.operands import as_real, axis_of
-from minipipe.hints import with_hints
-from minipipe.tensor import Operand, Tensor, as_tensor, op
+from minipipe.functional.operands import axis_of, one_real
+from minipipe.tensor import Tensor, op
 
 Axis = int | tuple[int, ...] | None
 
 
-def axes_of(a: Tensor, axis: Axis) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def axes_of(a: Tensor | Array, axis: Axis) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the axes as numbers from 0, and the shape with length 1 along them."""
-    given = tuple(range(a.ndim)) if axis is None else tuple(axis) if isinstance(axis, tuple | list) else (axis,)
+    given = tuple(range(len(a.shape))) if axis is None else tuple(axis) if isinstance(axis, tuple | list) else (axis,)
     axes = tuple(axis_of(i, a.shape) for i in given)
     return axes, tuple(1 if i in axes else length for i, length in enumerate(a.shape))
 
@@ -50,8 +50,8 @@ def without_axes(array: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
     return backend.reshape(array, shape)
 
 
-@with_hints
-def total(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
+@op(attributes="axis keepdims", saves="kept")
+def total(a: Array, axis: Axis = None, keepdims: bool = False) -> tuple[Array, Any]:
     """Return the sum over some axes, by default all. As a method: ``tensor.sum(axis)``.
 
     Parameters
@@ -77,25 +77,19 @@ def total(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     >>> functional.total(Tensor([[1.0, 2.0], [3.0, 4.0]]), axis=0)
     Tensor([4., 6.])
     """
-    a = as_tensor(a)
     axes, kept = axes_of(a, axis)
-    return _total(a, axes=axes, kept=kept, keepdims=keepdims)
-
-
-@op()
-def _total(a: Array, *, axes: tuple[int, ...], kept: tuple[int, ...], keepdims: bool) -> Array:
-    return backend.reduce_sum(a, axes, keepdims)
+    return backend.reduce_sum(a, axes, keepdims), kept
 
 
 def _spread(g: Array, kept: tuple[int, ...], shape: tuple[int, ...]) -> Array:
     return array_module(g).broadcast_to(backend.reshape(g, kept), shape)
 
 
-_total.gradients(a=_spread)
+total.gradients(a=_spread)
 
 
-@with_hints
-def mean(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
+@op(takes=one_real, attributes="axis keepdims", saves="kept count", in_float32=True)
+def mean(a: Array, axis: Axis = None, keepdims: bool = False) -> tuple[Array, Any, int]:
     """Return the mean over some axes, by default all; NaN over an empty axis.
 
     Parameters, result and errors are as in :func:`total`.
@@ -107,21 +101,16 @@ def mean(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     Tensor([[1.5],
             [3.5]])
     """
-    a = as_real(a)
     axes, kept = axes_of(a, axis)
-    return _mean(a, axes=axes, kept=kept, count=count_along(axes, a.shape), keepdims=keepdims)
+    count = count_along(axes, a.shape)
+    return backend.reduce_sum(a, axes, keepdims) / count, kept, count
 
 
-@op(in_float32=True)
-def _mean(a: Array, *, axes: tuple[int, ...], kept: tuple[int, ...], count: int, keepdims: bool) -> Array:
-    return backend.reduce_sum(a, axes, keepdims) / count
+mean.gradients(a=lambda g, kept, count, shape: _spread(g / count, kept, shape))
 
 
-_mean.gradients(a=lambda g, count, kept, shape: _spread(g / count, kept, shape))
-
-
-@with_hints
-def variance(a: Operand, axis: Axis = None, keepdims: bool = False, correction: int = 0) -> Tensor:
+@op(takes=one_real, attributes="axis keepdims correction", saves="centred kept divisor", in_float32=True)
+def variance(a: Array, axis: Axis = None, keepdims: bool = False, correction: int = 0) -> tuple[Array, Array, Any, int]:
     """Return the mean square distance from the mean over some axes, by default all. As a method: ``var``.
 
     Parameters
@@ -146,28 +135,21 @@ def variance(a: Operand, axis: Axis = None, keepdims: bool = False, correction: 
     >>> functional.variance(x).item(), functional.variance(x, correction=1).item()
     (1.0, 2.0)
     """
-    a = as_real(a)
     axes, kept = axes_of(a, axis)
     count = count_along(axes, a.shape)
-    if count <= correction:
+    divisor = count - correction
+    if divisor <= 0:
         message = f"variance: the correction is {correction}; expected less than the number of elements, {count}."
         raise TensorError("range", message)
-    return _variance(a, axes=axes, kept=kept, count=count, divisor=count - correction, keepdims=keepdims)
-
-
-@op(saves="centred", in_float32=True)
-def _variance(
-    a: Array, *, axes: tuple[int, ...], kept: tuple[int, ...], count: int, divisor: int, keepdims: bool
-) -> tuple[Array, Array]:
     centred = a - backend.reduce_sum(a, axes, True) / count
-    return backend.reduce_sum(centred * centred, axes, keepdims) / divisor, centred
+    return backend.reduce_sum(centred * centred, axes, keepdims) / divisor, centred, kept, divisor
 
 
-_variance.gradients(a=lambda g, centred, kept, divisor: centred * (backend.reshape(g, kept) * (2 / divisor)))
+variance.gradients(a=lambda g, centred, kept, divisor: centred * (backend.reshape(g, kept) * (2 / divisor)))
 
 
-@with_hints
-def amax(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
+@op(attributes="axis keepdims", saves="extreme axes")
+def amax(a: Array, axis: Axis = None, keepdims: bool = False) -> tuple[Array, Array, Any]:
     """Return the largest element over some axes, by default all. As a method: ``tensor.max(axis)``.
 
     If several elements are largest, they share the gradient equally. An empty axis is refused.
@@ -185,8 +167,8 @@ def amax(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return _extreme("max", a, axis, keepdims)
 
 
-@with_hints
-def amin(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
+@op(attributes="axis keepdims", saves="extreme axes")
+def amin(a: Array, axis: Axis = None, keepdims: bool = False) -> tuple[Array, Array, Any]:
     """Return the smallest element over some axes, by default all. As a method: ``tensor.min(axis)``.
 
     If several elements are smallest, they share the gradient equally. An empty axis is refused.
@@ -202,25 +184,19 @@ def amin(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return _extreme("min", a, axis, keepdims)
 
 
-def _extreme(name: str, a: Operand, axis: Axis, keepdims: bool) -> Tensor:
-    a = as_tensor(a)
-    axes, kept = axes_of(a, axis)
+def _extreme(name: str, a: Array, axis: Axis, keepdims: bool) -> tuple[Array, Array, Any]:
+    axes, _ = axes_of(a, axis)
     if count_along(axes, a.shape) == 0:
         raise TensorError("shape", f"a{name}: axes {axes} of shape {a.shape} have no elements; expected one at least.")
-    return _most(a, name=name, axes=axes, kept=kept, keepdims=keepdims)
-
-
-@op(saves="extreme")
-def _most(a: Array, *, name: str, axes: tuple[int, ...], kept: tuple[int, ...], keepdims: bool) -> tuple[Array, Array]:
     extreme = getattr(array_module(a), name)(a, axis=axes, keepdims=True)
-    return without_axes(extreme, axes, keepdims), extreme
+    return without_axes(extreme, axes, keepdims), extreme, axes
 
 
-def _shared(g: Array, a: Array, extreme: Array, axes: tuple[int, ...], kept: tuple[int, ...]) -> Array:
-    """Return the gradient of the elements, in which all that are extreme have equal parts."""
+def _shared_equally(g: Array, a: Array, extreme: Array, axes: tuple[int, ...]) -> Array:
     is_chosen = a == extreme
     count = backend.reduce_sum(array_module(a).astype(is_chosen, a.dtype), axes, True)
-    return backend.masked(backend.reshape(g, kept), is_chosen) / count
+    return backend.masked(backend.reshape(g, extreme.shape), is_chosen) / count
 
 
-_most.gradients(a=_shared)
+amax.gradients(a=_shared_equally)
+amin.gradients(a=_shared_equally)
