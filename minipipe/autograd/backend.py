@@ -11,7 +11,6 @@ import re
 import sys
 from collections.abc import Callable
 from functools import lru_cache, wraps
-from numbers import Integral
 from types import ModuleType
 from typing import Any
 
@@ -280,6 +279,9 @@ def unbroadcast(gradient: Array, shape: tuple[int, ...]) -> Array:
     return reshape(reduce_sum(gradient, axis=axes, keepdims=True), shape)
 
 
+_NEVER_REPEAT = {int, slice, type(None), type(...)}
+
+
 def index_add(target: Array, index: Any, values: Array) -> None:
     """Add ``values`` to ``target[index]`` in place; if an index repeats, all its values add, halves in float32.
 
@@ -287,8 +289,8 @@ def index_add(target: Array, index: Any, values: Array) -> None:
     time.
     """
     parts = index if isinstance(index, tuple) else (index,)
-    if all(part is None or part is ... or isinstance(part, (slice, Integral)) for part in parts):
-        target[index] += values  # these never repeat
+    if _NEVER_REPEAT.issuperset(map(type, parts)):  # others take np.add.at, which is slower
+        target[index] += values
     elif isinstance(target, np.ndarray):
         total = target.astype(np.float32) if is_half(target.dtype) else target
         np.add.at(total, index, values)
