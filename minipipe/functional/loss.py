@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from minipipe.autograd import backend
@@ -167,31 +166,26 @@ def mean_squared_error(prediction: Tensor, target: Operand, reduction: str = "me
     check_reduction("mean_squared_error", reduction)
     if weights is None:
         count: float = (backend.prod(prediction.data.shape) or math.nan) if reduction == "mean" else 1
-        return _squared_error(prediction, target, count=count)
+        return _squared_error(prediction, target, None, count=count)
     each = broadcast_weights(weights, prediction.data)
     count = (total_weight(each) or 1) if reduction == "mean" else 1
-    return _weighted_squared_error(prediction, target, record(each), count=count)
+    return _squared_error(prediction, target, record(each), count=count)
 
 
 @op(saves="pull")
-def _squared_error(prediction: Array, target: Array, *, count: float) -> tuple[Array, Array]:
+def _squared_error(prediction: Array, target: Array, weights: Array | None, *, count: float) -> tuple[Array, Array]:
     difference = prediction - target
-    return backend.sum_of_squares(difference) / count, difference
-
-
-@op(saves="pull")
-def _weighted_squared_error(prediction: Array, target: Array, weights: Array, *, count: float) -> tuple[Array, Array]:
-    difference = array_module(weights).where(weights == 0, weights, prediction - target)
+    if weights is None:
+        return backend.sum_of_squares(difference) / count, difference
+    difference = array_module(weights).where(weights == 0, weights, difference)
     pull = difference * weights
     return backend.reduce_sum(pull * difference) / count, pull
 
 
-_OF_ERRORS: dict[str, Callable[..., Array]] = {
-    "prediction": lambda g, pull, count: pull * (g * (2 / count)),
-    "target": lambda g, pull, count: pull * (g * (-2 / count)),
-}
-_squared_error.gradients(**_OF_ERRORS)
-_weighted_squared_error.gradients(**_OF_ERRORS)
+_squared_error.gradients(
+    prediction=lambda g, pull, count: pull * (g * (2 / count)),
+    target=lambda g, pull, count: pull * (g * (-2 / count)),
+)
 
 
 def check_reduction(name: str, reduction: Any) -> None:
