@@ -20,7 +20,7 @@ from minipipe.autograd.graph import CUSTOM, Leaf, Node, Saved, StageInput, Vjp
 from minipipe.autograd.modes import mode
 from minipipe.autograd.operation import Operation
 from minipipe.errors import TensorError, shape_error
-from minipipe.hints import refuse_calls
+from minipipe.hints import refuse_calls, with_hints
 
 __all__ = ["Operand", "Tensor", "as_tensor", "op", "record"]
 
@@ -211,8 +211,9 @@ def record(data: Array, *inputs: tuple[Tensor, Vjp]) -> Tensor:
 Operands = Callable[..., Sequence[Any]]
 
 
+@with_hints
 def op(
-    takes: Operands | None = None, saves: str = "", in_float32: bool = False, is_broadcast: bool = False
+    *, takes: Operands | None = None, saves: str = "", in_float32: bool = False, is_broadcast: bool = False
 ) -> Callable[[Callable[..., Any]], Any]:
     """Make an operation of a function of arrays: called with tensors, it computes, and notes itself in the graph.
 
@@ -249,8 +250,10 @@ def op(
     Raises
     ------
     ArgumentError
-        Code ``value``, from ``gradients`` and ``shared``: a gradient of something that is no input, or that needs a
-        value which the operation does not have.
+        Code ``value``, for a function with two values of one name or a positional default, and from ``gradients`` and
+        ``shared``: a gradient of something that is no input, that does not take ``g`` first, or that needs a value
+        which the operation does not have; also from a call, for an input without a gradient. Code ``type``, for a
+        gradient that is no function, and for a result that is no array. Code ``name``, for unknown arguments.
 
     Notes
     -----
@@ -286,7 +289,7 @@ def op(
 
 def _call_of(operation: Operation, takes: Operands | None, in_float32: bool) -> Callable[..., Tensor]:
     """Return a function that calls an operation with tensors."""
-    forward, saves = operation.forward, bool(operation.saves)
+    forward, saves, num_values = operation.forward, bool(operation.saves), len(operation.saves) + 1
     num_attributes, num_inputs = len(operation.attributes), -1 if operation.is_variadic else len(operation.inputs)
     # The function refers to these by closures: its globals will be another module's.
     kind, is_half, widened, with_node = Tensor, backend.is_half, _in_float32, _with_node
@@ -317,7 +320,13 @@ def _call_of(operation: Operation, takes: Operands | None, in_float32: bool) -> 
                         if node.shape is None:  # of a stage input, for the gradients that name it
                             node.shape, node.dtype = arrays[-1].shape, arrays[-1].dtype
             bit += bit
-        computed = forward(*arrays, **attributes)
+        try:
+            computed = forward(*arrays, **attributes)
+        except TypeError:
+            operation.bound(given, attributes)  # raises an error, if it is an attribute that forward does not take
+            raise
+        if saves:
+            operation.check_result(computed, type(computed) is tuple and len(computed) == num_values)
         values = (*computed, *arrays) if saves else (computed, *arrays)
         return with_node(operation, values, parents, pattern | bit, is_activation, attributes)
 
@@ -348,8 +357,9 @@ def _with_node(
     """
     result = _new(Tensor)
     data = values[0]
-    if isinstance(data, np.generic):
-        data = np.asarray(data)
+    if type(data) is not np.ndarray:
+        data = np.asarray(data) if isinstance(data, np.generic) else data
+        operation.check_result(data, backend.is_array(data))
     result.data = data
     result.node = None
     is_enabled, creation, watch = mode()  # see autograd/modes.py
@@ -360,7 +370,7 @@ def _with_node(
             values += tuple([attributes[name] for name in operation.attributes])
         saved: Saved = plan.keep(values)
         if watch is not None:
-            saved = watch(plan.keep(values), [*values[: len(values) - len(attributes)]])
+            saved = watch(plan.keep(values), [data, *values[1 : len(values) - len(attributes)]])
         result.node = Node(plan, parents, saved, order, bool(parents), is_activation, data.shape, data.dtype)
     return result
 

@@ -227,6 +227,13 @@ def zeros_of_row(array: Array) -> Array:
     return array_module(array).zeros(array.shape[-1:], dtype=array.dtype)
 
 
+def ones_of_row(array: Array) -> Array:
+    """Return ones for one row of an array: the product with them is the sum of each row."""
+    if isinstance(array, np.ndarray):
+        return _ones_in_numpy(array.shape[-1], array.dtype)
+    return ones(array.shape[-1:], array)
+
+
 def sum_of_rows(matrix: Array) -> Array:
     """Return the sum over the first axis, from shape (n, k) to (k,): as a product, faster than a reduction."""
     if isinstance(matrix, np.ndarray) and matrix.itemsize != 2:

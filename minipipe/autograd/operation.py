@@ -16,10 +16,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
+from types import FunctionType
 from typing import Any, NamedTuple
 
 from minipipe.autograd.backend import Array
-from minipipe.errors import ArgumentError
+from minipipe.errors import ArgumentError, of_kind
 from minipipe.hints import check_arguments
 
 GRADIENT = "g"
@@ -54,13 +55,22 @@ class Value(NamedTuple):
         Raises
         ------
         ArgumentError
-            Code ``value``, unless the gradient is the first of them, and the shape the last.
+            Code ``type``, for what is no function with named parameters; code ``value``, unless the gradient of the
+            result is the first of them, and the shape the last.
         """
-        first, *needs = *inspect.signature(function).parameters, ""
-        needs.remove("")
+        try:
+            parameters = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError):  # no function, or one written in C
+            message = f"The gradient of {name} is {function!r:.60}; expected a function that names what it needs"
+            raise ArgumentError("type", f"{message}: {name}=lambda {GRADIENT}, …: …") from None
+        names = [
+            one.name if one.kind <= one.POSITIONAL_OR_KEYWORD else f"the {one.kind.description} {one.name}"
+            for one in parameters
+        ]
+        needs = names[1:]
         takes_shape = SHAPE in needs and needs.pop() == SHAPE
-        if first != GRADIENT or SHAPE in needs:
-            message = f"The gradient of {name} takes ({', '.join(inspect.signature(function).parameters)})"
+        if names[:1] != [GRADIENT] or SHAPE in needs:
+            message = f"The gradient of {name} takes ({', '.join(names)})"
             raise ArgumentError("value", f"{message}; expected {GRADIENT} first, and {SHAPE}, if it is needed, last.")
         return cls(name, function, tuple(needs), takes_shape)
 
@@ -94,12 +104,14 @@ class Operation:
     """
 
     def __init__(self, forward: Callable[..., Any], saves: Iterable[str] = (), is_broadcast: bool = False) -> None:
+        of_kind("op", forward, FunctionType, "a function of arrays")
         self.name, self.is_broadcast = forward.__name__, is_broadcast
         self.forward, self.saves = forward, tuple(saves)
         of_arrays = inspect.signature(forward)
         parameters = of_arrays.parameters.values()
         tensors = [p if p.kind is p.KEYWORD_ONLY else p.replace(annotation="Operand") for p in parameters]
         self.signature = of_arrays.replace(parameters=tensors, return_annotation="Tensor")
+        _check_parameters(self.name, parameters, self.saves)
         self.inputs = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
         self.is_variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
         self.num_required = sum(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in parameters)
@@ -139,6 +151,20 @@ class Operation:
         call = self.signature.bind(*given, **attributes)
         call.apply_defaults()
         return call.args, call.kwargs
+
+    def check_result(self, computed: Any, is_right: bool) -> None:
+        """Refuse what forward returned, unless it is right.
+
+        Raises
+        ------
+        ArgumentError
+            Code ``type``.
+        """
+        if not is_right:
+            expected = f"({', '.join([RESULT, *self.saves])}), because of saves=" if self.saves else "one array"
+            given = f"{len(computed)} values" if isinstance(computed, tuple) else f"a {type(computed).__name__}"
+            message = f"{self.name} returned {given}; expected {expected}"
+            raise ArgumentError("type", f"{message}. An operation computes with arrays: array_module(x).exp(x).")
 
     def _checked(self, value: Value, names: Sequence[str]) -> Value:
         if value.name not in names:
@@ -192,7 +218,7 @@ gradient, several values and perhaps the shape of the input. Values are what a n
 
 
 class Plan:
-    """What a node keeps, and the steps of its backward, for one pattern of inputs that need a gradient.
+    """The values that a node keeps, and the steps of its backward, for one pattern of inputs that need a gradient.
 
     Parameters
     ----------
@@ -255,13 +281,27 @@ class Plan:
         return kept
 
     def halves(self, is_activation: tuple[bool, ...]) -> tuple[Plan, Plan]:
-        """Return the plan of I, with the values of this one, and that of W, which keeps some of the values of I."""
+        """Return two plans: I has the values of this one, and W keeps some of the values of I."""
         if is_activation not in self._halves:
             of_input = [value for value, is_now in zip(self._gradients, is_activation) if is_now]
             of_weight = [value for value, is_now in zip(self._gradients, is_activation) if not is_now]
             first = Plan(self.operation, self.names, of_input, self.names)
             self._halves[is_activation] = first, Plan(self.operation, first._values, of_weight)
         return self._halves[is_activation]
+
+
+def _check_parameters(operation: str, parameters: Iterable[inspect.Parameter], saves: tuple[str, ...]) -> None:
+    names = [GRADIENT, RESULT, *saves]
+    for one in parameters:
+        is_input = one.kind is one.POSITIONAL_OR_KEYWORD
+        if one.kind is one.VAR_KEYWORD or (is_input and one.default not in (one.empty, None)):
+            message = f"{operation} takes {one}; expected tensors, which have no default but None, then a *, and behind"
+            raise ArgumentError("value", f"{message} it attributes, each with its name: {operation}(x, *, axis=0).")
+        names.append(one.name)
+    for name in names:
+        if names.count(name) > 1 or name == "number":
+            message = f"{operation} has two values {name}, or one with a name that means something else in a gradient"
+            raise ArgumentError("value", f"{message}. Rename the parameter, or the value of saves=.")
 
 
 def _getter(names: Sequence[str], wanted: Sequence[str]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:

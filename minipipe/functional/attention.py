@@ -15,16 +15,21 @@ Keys are rows of W, and not columns as in the literature: NumPy reduces over row
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import TensorError, shape_error
 from minipipe.functional.elementwise import drawn
-from minipipe.functional.operands import as_real, data_of, in_float32, operands
+from minipipe.functional.operands import data_of, real_operands
 from minipipe.hints import with_hints
-from minipipe.tensor import Operand, Tensor, record
+from minipipe.tensor import Operand, Tensor, op
+
+Shape = tuple[int, ...]
 
 
 def rotary(x: Operand, positions: Operand | None = None, base: float = 10000.0) -> Tensor:
@@ -66,9 +71,16 @@ def rotary(x: Operand, positions: Operand | None = None, base: float = 10000.0) 
     >>> functional.rotary(Tensor([[1.0, 0.0], [1.0, 0.0]])).numpy().round(3).tolist()
     [[1.0, 0.0], [0.5400000214576721, 0.8410000205039978]]
     """
-    x = as_real(x)
-    rotation = Rotation.of("rotary", x.data, positions, base)
-    return record(rotation.turned(x.data), (x, lambda g: rotation.turned_back(g)))
+    return _rotary(x, positions=positions, base=base)
+
+
+@op(takes=real_operands, saves="rotation")
+def _rotary(x: Array, *, positions: Operand | None, base: float) -> tuple[Array, Rotation]:
+    rotation = Rotation.of("rotary", x, positions, base)
+    return rotation.turned(x), rotation
+
+
+_rotary.gradients(x=lambda g, rotation: rotation.turned_back(g))
 
 
 class Rotation(NamedTuple):
@@ -195,22 +207,17 @@ def attention(
     >>> functional.attention(query, key, value, mask=[[True, True], [True, False]]).numpy().tolist()
     [[[15.0]], [[10.0]]]
     """
-    query, key = operands(query, key)
-    query, value = operands(query, value)
-    query, key, value = as_real(query), as_real(key), as_real(value)
-    shapes = query.shape, key.shape, value.shape
+    return _attention(query, key, value, is_causal=is_causal, mask=mask, dropout=dropout, part=part)
+
+
+def _fitting(query: Operand, key: Operand, value: Operand) -> list[Tensor]:
+    """Return the operands as tensors of one dtype whose shapes fit."""
+    given = real_operands(query, key, value)
+    shapes = [each.data.shape for each in given]
     if not _fit(*shapes):
         expected = "(..., t, d), (..., s, d) and (..., s, e), s and d above 0; the query may have a multiple of heads"
-        raise shape_error("attention", expected, query=shapes[0], key=shapes[1], value=shapes[2])
-    if backend.is_half(query.dtype):
-        return in_float32(attention, query, key, value, is_causal=is_causal, mask=mask, dropout=dropout, part=part)
-    head = _Head.of("attention", query.data, key.data, value.data, is_causal, mask, dropout, part)
-    return record(
-        head.result(),
-        (query, lambda g: head.query_gradient(head.score_gradient(g))),
-        (key, lambda g: head.key_gradient(head.score_gradient(g))),
-        (value, lambda g: head.value_gradient(g)),
-    )
+        raise shape_error("attention", expected, **dict(zip(("query", "key", "value"), shapes)))
+    return given
 
 
 def _fit(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]) -> bool:
@@ -220,6 +227,45 @@ def _fit(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]) -
     if heads == shared:
         return True
     return len(heads) == len(shared) and heads[:-1] == shared[:-1] and shared[-1] > 0 and heads[-1] % shared[-1] == 0
+
+
+@op(takes=_fitting, saves="queries weights dropped", in_float32=True)
+def _attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    is_causal: bool,
+    mask: Operand | None,
+    dropout: float,
+    part: tuple[int, int],
+) -> tuple[Array, Array, Array, Array]:
+    visible = _visible("attention", mask, query, key.shape[-2])
+    queries, weights = _weighed(query, key, is_causal, visible)
+    drop = drawn("attention", weights, dropout, part)
+    dropped = weights if drop is None else drop(weights)
+    return _gathered(dropped, value, query.shape), queries, weights, dropped
+
+
+def _score_gradient(g: Array, value: Array, weights: Array, dropped: Array) -> Array:
+    scores = value @ _beside(g, value.shape).mT
+    scores *= dropped
+    scores -= weights * _sum_over_rows(scores)
+    return scores
+
+
+def _query_gradient(scores: Array, key: Array, shape: Shape) -> Array:
+    gradient = scores.mT @ key
+    gradient *= 1 / math.sqrt(shape[-1])
+    return backend.reshape(gradient, shape)
+
+
+_attention.shared(scores=_score_gradient)
+_attention.gradients(
+    query=lambda g, scores, key, shape: _query_gradient(scores, key, shape),
+    key=lambda g, scores, queries: scores @ queries,
+    value=lambda g, dropped, shape: dropped @ _beside(g, shape),
+)
 
 
 def self_attention(
@@ -277,100 +323,104 @@ def self_attention(
     >>> functional.self_attention(projections, num_heads=1, is_causal=True).numpy().tolist()
     [[[1.0], [2.0]]]
     """
-    projections = as_real(projections)
-    shape, xp = projections.shape, array_module(projections.data)
-    shared = num_heads if num_key_value_heads is None else num_key_value_heads
-    num_parts = num_heads + 2 * shared
-    if shared < 1 or num_heads < 1 or num_heads % shared or len(shape) != 3 or shape[2] % num_parts or 0 in shape[1:]:
-        parts = f"{num_heads} heads of queries, {shared} of keys, {shared} of values; {shared} must divide {num_heads}"
-        raise shape_error("self_attention", f"(n, t, k), k a multiple of {num_parts}: {parts}", projections=shape)
-    if backend.is_half(projections.dtype):
-        options = (num_heads, is_causal, mask, dropout, num_key_value_heads, rotary_base, part)
-        return in_float32(lambda given: self_attention(given, *options), projections)
-    n, t, width = shape[0], shape[1], shape[2] // num_parts
-    by_head = xp.permute_dims(backend.reshape(projections.data, (n, t, num_parts, width)), (0, 2, 1, 3))
-    ends = (0, num_heads, num_heads + shared, num_parts)
-    query, key, value = (by_head[:, start:end, ...] for start, end in pairwise(ends))
+    heads = num_heads, num_heads if num_key_value_heads is None else num_key_value_heads
+    options = {"is_causal": is_causal, "mask": mask, "dropout": dropout, "rotary_base": rotary_base, "part": part}
+    return _self_attention(projections, heads=heads, **options)
+
+
+@op(takes=real_operands, saves="queries keys values weights dropped rotation", in_float32=True)
+def _self_attention(
+    projections: Array,
+    *,
+    heads: tuple[int, int],
+    is_causal: bool,
+    mask: Operand | None,
+    dropout: float,
+    rotary_base: float | None,
+    part: tuple[int, int],
+) -> tuple[Any, ...]:
+    query, key, value = _heads_of(projections, *heads)
     rotation = None if rotary_base is None else Rotation.of("self_attention", query, None, rotary_base)
     if rotation is not None:
         query, key = rotation.turned(query), rotation.turned(key)
-    head = _Head.of("self_attention", query, key, value, is_causal, mask, dropout, part)
-
-    def merged(heads: Array) -> Array:
-        return backend.reshape(xp.permute_dims(heads, (0, 2, 1, 3)), (n, t, heads.shape[1] * width))
-
-    def vjp(g: Array) -> Array:
-        g = xp.permute_dims(backend.reshape(g, (n, t, num_heads, width)), (0, 2, 1, 3))
-        scores = head.score_gradient(g)
-        of_query, of_key = head.query_gradient(scores), head.key_gradient(scores)
-        if rotation is not None:
-            of_query, of_key = rotation.turned_back(of_query), rotation.turned_back(of_key)
-        return xp.concat([merged(part) for part in (of_query, of_key, head.value_gradient(g))], axis=2)
-
-    return record(merged(head.result()), (projections, vjp))
+    visible = _visible("self_attention", mask, query, key.shape[-2])
+    queries, weights = _weighed(query, key, is_causal, visible)
+    drop = drawn("self_attention", weights, dropout, part)
+    dropped = weights if drop is None else drop(weights)
+    result = _merged(_gathered(dropped, value, query.shape))
+    return result, queries, key, value, weights, dropped, rotation
 
 
-class _Head(NamedTuple):
-    """Values that attention keeps: queries (scaled), keys, values and weights of all heads, over the last two axes.
+def _projections_gradient(
+    g: Array,
+    queries: Array,
+    keys: Array,
+    values: Array,
+    weights: Array,
+    dropped: Array,
+    rotation: Rotation | None,
+    heads: tuple[int, int],
+) -> Array:
+    n, t, width = g.shape
+    by_head = backend.reshape(g, (n, t, heads[0], width // heads[0]))
+    g = array_module(g).permute_dims(by_head, (0, 2, 1, 3))
+    scores = _score_gradient(g, values, weights, dropped)
+    of_query, of_key = _query_gradient(scores, keys, g.shape), scores @ queries
+    if rotation is not None:
+        of_query, of_key = rotation.turned_back(of_query), rotation.turned_back(of_key)
+    of_value = dropped @ _beside(g, values.shape)
+    return _merged(array_module(g).concat([of_query, of_key, of_value], axis=1))
+
+
+_self_attention.gradients(projections=_projections_gradient)
+
+
+def _heads_of(projections: Array, num_heads: int, shared: int) -> list[Array]:
+    """Return the queries, keys and values, of shapes (n, heads, t, width)."""
+    shape, num_parts = projections.shape, num_heads + 2 * shared
+    if shared < 1 or num_heads < 1 or num_heads % shared or len(shape) != 3 or shape[2] % num_parts or 0 in shape[1:]:
+        parts = f"{num_heads} heads of queries, {shared} of keys, {shared} of values; {shared} must divide {num_heads}"
+        raise shape_error("self_attention", f"(n, t, k), k a multiple of {num_parts}: {parts}", projections=shape)
+    n, t, width = shape[0], shape[1], shape[2] // num_parts
+    by_position = backend.reshape(projections, (n, t, num_parts, width))
+    by_head = array_module(projections).permute_dims(by_position, (0, 2, 1, 3))
+    ends = (0, num_heads, num_heads + shared, num_parts)
+    return [by_head[:, start:end, ...] for start, end in pairwise(ends)]
+
+
+def _merged(heads: Array) -> Array:
+    """Return heads of shape (n, heads, t, width) side by side: (n, t, heads * width)."""
+    n, count, t, width = heads.shape
+    return backend.reshape(array_module(heads).permute_dims(heads, (0, 2, 1, 3)), (n, t, count * width))
+
+
+# -- weights -------------------------------------------------------------------------------------------------
+
+
+def _weighed(query: Array, key: Array, is_causal: bool, visible: Array | None) -> tuple[Array, Array]:
+    """Return the queries as the products take them, scaled, and the weights of the values, of shape (..., s, t).
 
     Queries of heads that share keys and values are stored one after the other, as if they belonged to one head.
     """
-
-    queries: Array
-    keys: Array
-    values: Array
-    weights: Array
-    dropped: Array  # the weights after dropout; without dropout, the weights themselves
-    shape: tuple[int, ...]  # of the query argument
-
-    @classmethod
-    def of(
-        cls,
-        name: str,
-        query: Array,
-        key: Array,
-        value: Array,
-        is_causal: bool,
-        mask: Operand | None,
-        dropout: float,
-        part: tuple[int, int],
-    ) -> _Head:
-        shape, visible = query.shape, _visible(name, mask, query, key.shape[-2])
-        query = _beside(query * (1 / math.sqrt(shape[-1])), key)
-        scores = key @ query.mT
-        if is_causal or visible is not None:
-            scores = _hidden(scores, shape[-2], is_causal, visible)
-        weights = _softmax_over_rows(scores, may_see_nothing=visible is not None)
-        drop = drawn(name, weights, dropout, part)
-        return cls(query, key, value, weights, weights if drop is None else drop(weights), shape)
-
-    def result(self) -> Array:
-        return backend.reshape(self.dropped.mT @ self.values, (*self.shape[:-1], self.values.shape[-1]))
-
-    def score_gradient(self, g: Array) -> Array:
-        scores = self.values @ _beside(g, self.values).mT
-        scores *= self.dropped
-        scores -= self.weights * _sum_over_rows(scores)
-        return scores
-
-    def query_gradient(self, scores: Array) -> Array:
-        gradient = scores.mT @ self.keys
-        gradient *= 1 / math.sqrt(self.keys.shape[-1])
-        return backend.reshape(gradient, self.shape)
-
-    def key_gradient(self, scores: Array) -> Array:
-        return scores @ self.queries
-
-    def value_gradient(self, g: Array) -> Array:
-        return self.dropped @ _beside(g, self.values)
+    shape = query.shape
+    queries = _beside(query * (1 / math.sqrt(shape[-1])), key.shape)
+    scores = key @ queries.mT
+    if is_causal or visible is not None:
+        scores = _hidden(scores, shape[-2], is_causal, visible)
+    return queries, _softmax_over_rows(scores, may_see_nothing=visible is not None)
 
 
-def _beside(rows: Array, shared: Array) -> Array:
+def _gathered(weights: Array, value: Array, shape: Shape) -> Array:
+    """Return the sums of values for queries of a shape."""
+    return backend.reshape(weights.mT @ value, (*shape[:-1], value.shape[-1]))
+
+
+def _beside(rows: Array, shared: Shape) -> Array:
     """Return the rows of heads that share keys one after the other: (..., h * g, t, d) as (..., h, g * t, d)."""
-    if rows.shape[:-2] == shared.shape[:-2]:
+    if rows.shape[:-2] == shared[:-2]:
         return rows
-    num_rows = rows.shape[-3] // shared.shape[-3] * rows.shape[-2]
-    return backend.reshape(rows, (*shared.shape[:-2], num_rows, rows.shape[-1]))
+    num_rows = rows.shape[-3] // shared[-3] * rows.shape[-2]
+    return backend.reshape(rows, (*shared[:-2], num_rows, rows.shape[-1]))
 
 
 def _hidden(scores: Array, num_queries: int, is_causal: bool, visible: Array | None) -> Array:
@@ -379,12 +429,24 @@ def _hidden(scores: Array, num_queries: int, is_causal: bool, visible: Array | N
     s, t = shape[-2], num_queries
     by_head = backend.reshape(scores, (*shape[:-1], shape[-1] // max(t, 1), t))
     if is_causal:
-        by_head += xp.tril(xp.full((s, t), -math.inf, dtype=scores.dtype), k=-1)[:, None, :]
+        by_head += (_later_in_numpy if xp is np and s * t <= 2**16 else _later)(s, t, xp, scores.dtype)[:, None, :]
     if visible is not None:
         n, _, by_query = visible.shape
         seen = backend.reshape(visible, (n, *(1,) * (scores.ndim - 3), s, 1, by_query))
         by_head += xp.where(seen, backend.filled((), 0.0, scores), -math.inf)
     return backend.reshape(by_head, shape)
+
+
+def _later(s: int, t: int, xp: Any, dtype: Any) -> Array:
+    """Return -inf for each key, in rows, that comes after the query, and 0 for all others."""
+    return xp.tril(xp.full((s, t), -math.inf, dtype=dtype), k=-1)
+
+
+@lru_cache(maxsize=8)
+def _later_in_numpy(s: int, t: int, xp: Any, dtype: Any) -> Array:
+    later = _later(s, t, xp, dtype)
+    later.flags.writeable = False
+    return later
 
 
 def _visible(name: str, mask: Operand | None, like: Array, num_keys: int) -> Array | None:

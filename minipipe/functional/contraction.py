@@ -17,13 +17,15 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from minipipe.autograd import backend
+from minipipe.autograd.backend import Array
 from minipipe.errors import ArgumentError, counted, of_kind, shape_error
-from minipipe.functional.elementwise import multiply, unbroadcast
+from minipipe.functional.elementwise import multiply
 from minipipe.functional.operands import operands
 from minipipe.functional.reduction import total
 from minipipe.functional.shape import contiguous, reshape, transpose
-from minipipe.tensor import Operand, Tensor, as_tensor, record
+from minipipe.tensor import Operand, Tensor, as_tensor, op
 
+Shape = tuple[int, ...]
 Index = str | int  # a letter, or an axis of "...", counted from the last one, -1
 _ELLIPSIS = "..."
 _SIGN = re.compile(r"\.\.\.|\S")
@@ -84,7 +86,21 @@ def einsum(subscripts: str, *tensors: Operand) -> Tensor:
     return transpose(result.tensor, [result.indices.index(index) for index in output])
 
 
-def matmul(a: Operand, b: Operand) -> Tensor:
+def _fitting(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
+    """Return both operands as tensors of one dtype whose shapes fit."""
+    a, b = operands(a, b)
+    left, right = a.data.shape, b.data.shape
+    if not left or not right or left[-1] != right[-2 if len(right) > 1 else 0]:
+        raise shape_error("matmul", "(..., n, k) and (..., k, m), or (k,)", left=left, right=right)
+    for one, other in zip(reversed(left[:-2]), reversed(right[:-2])):
+        if one != other and one != 1 and other != 1:
+            expected = "equal lengths, or a length of 1, before the last two axes"
+            raise shape_error("matmul", expected, left=left, right=right)
+    return a, b
+
+
+@op(takes=_fitting, is_broadcast=True)
+def matmul(a: Array, b: Array) -> Array:
     """Return the matrix product a @ b over the last two axes; the axes before them are broadcast.
 
     A vector counts as a row on the left and as a column on the right, as in NumPy.
@@ -110,29 +126,38 @@ def matmul(a: Operand, b: Operand) -> Tensor:
     >>> functional.matmul(Tensor([[1.0, 2.0], [3.0, 4.0]]), Tensor([1.0, 10.0]))
     Tensor([21., 43.])
     """
-    a, b = operands(a, b)
-    _check_product(a.shape, b.shape)
-    x = backend.reshape(a.data, (1, -1)) if a.ndim == 1 else a.data
-    y = backend.reshape(b.data, (-1, 1)) if b.ndim == 1 else b.data
-    product = backend.matmul(x, y)
-    full = product.shape
-    shape = full[:-2] + full[-2:-1] * (a.ndim > 1) + full[-1:] * (b.ndim > 1)
-    a_shape, b_shape = a.shape, b.shape
-    x_shape, y_shape = x.shape, y.shape  # so that a vjp holds only the other operand's array, not both
-    return record(
-        backend.reshape(product, shape),
-        (a, lambda g: backend.reshape(unbroadcast(backend.matmul(backend.reshape(g, full), y.mT), x_shape), a_shape)),
-        (b, lambda g: backend.reshape(unbroadcast(backend.matmul(x.mT, backend.reshape(g, full)), y_shape), b_shape)),
-    )
+    product = backend.matmul(_as_row(a), _as_column(b))
+    shape = product.shape
+    return backend.reshape(product, shape[:-2] + shape[-2:-1] * (a.ndim > 1) + shape[-1:] * (b.ndim > 1))
 
 
-def _check_product(left: tuple[int, ...], right: tuple[int, ...]) -> None:
-    if not left or not right or left[-1] != right[-2 if len(right) > 1 else 0]:
-        raise shape_error("matmul", "(..., n, k) and (..., k, m), or (k,)", left=left, right=right)
-    for one, other in zip(reversed(left[:-2]), reversed(right[:-2])):
-        if one != other and one != 1 and other != 1:
-            expected = "equal lengths, or a length of 1, before the last two axes"
-            raise shape_error("matmul", expected, left=left, right=right)
+def _as_row(a: Array) -> Array:
+    return a if a.ndim > 1 else backend.reshape(a, (1, -1))
+
+
+def _as_column(b: Array) -> Array:
+    return b if b.ndim > 1 else backend.reshape(b, (-1, 1))
+
+
+def _of_left(g: Array, b: Array, shape: Shape) -> Array:
+    """Return the gradient of a, whose shape may be broadcast."""
+    full = g.shape if b.ndim > 1 else (*g.shape, 1)
+    if len(shape) > 1:
+        return backend.matmul(backend.reshape(g, full), _as_column(b).mT)
+    gradient = backend.matmul(backend.reshape(g, (*full[:-1], 1, full[-1])), _as_column(b).mT)
+    return backend.reshape(gradient, (*full[:-1], *shape))
+
+
+def _of_right(g: Array, a: Array, shape: Shape) -> Array:
+    """Return the gradient of b, whose shape may be broadcast."""
+    full = g.shape if len(shape) > 1 else (*g.shape, 1)
+    if a.ndim == 1:
+        full = (*full[:-1], 1, full[-1])
+    gradient = backend.matmul(_as_row(a).mT, backend.reshape(g, full))
+    return gradient if len(shape) > 1 else backend.reshape(gradient, gradient.shape[:-1])
+
+
+matmul.gradients(a=_of_left, b=_of_right)
 
 
 class _Term(NamedTuple):

@@ -5,10 +5,31 @@ from __future__ import annotations
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import TensorError, shape_error
-from minipipe.tensor import Operand, Tensor, as_tensor, record
+from minipipe.tensor import Operand, Tensor, as_tensor, op
 
 
-def embedding(weight: Tensor, ids: Operand) -> Tensor:
+def _fitting(weight: Tensor, ids: Operand) -> tuple[Tensor, Tensor]:
+    """Return the weight, and the ids as a tensor of numbers of its rows."""
+    ids = ids if isinstance(ids, Tensor) else as_tensor(backend.as_array(ids, like=weight.data))
+    if weight.ndim != 2:
+        raise shape_error("embedding", "(num_embeddings, width)", weight=weight.shape)
+    if not backend.is_integer(ids.dtype):
+        raise TensorError("dtype", f"embedding: ids must be whole numbers; these are {ids.dtype}.")
+    if ids.size:
+        _check_range(ids.data, weight.shape[0])
+    return weight, ids
+
+
+@backend.one_line
+def _check_range(ids: Array, count: int) -> None:
+    xp = array_module(ids)
+    low, high = int(xp.min(ids)), int(xp.max(ids))
+    if low < 0 or high >= count:
+        raise TensorError("range", f"embedding: ids run from {low} to {high}; expected 0 to {count - 1}.")
+
+
+@op(takes=_fitting)
+def embedding(weight: Array, ids: Array) -> Array:
     """Return the rows of the weight that the ids name.
 
     Parameters
@@ -34,38 +55,20 @@ def embedding(weight: Tensor, ids: Operand) -> Tensor:
     Tensor([[4., 5.],
             [0., 1.]])
     """
-    ids = ids if isinstance(ids, Tensor) else as_tensor(backend.as_array(ids, like=weight.data))
-    _check_ids(weight, ids)
-    rows = backend.reshape(ids.data, (-1,))
-    count, width = weight.shape
-    result = array_module(weight.data).take(weight.data, rows, axis=0)
-    return record(
-        backend.reshape(result, (*ids.shape, width)),
-        (weight, lambda g: add_rows((count, width), rows, backend.reshape(g, (-1, width)))),
-        (ids, _no_gradient),  # only marks the result as dependent on the ids: it is an activation
-    )
+    result = array_module(weight).take(weight, backend.reshape(ids, (-1,)), axis=0)
+    return backend.reshape(result, (*ids.shape, weight.shape[1]))
 
 
-def _no_gradient(gradient: Array) -> Array:
+def _gradient_of_weight(g: Array, ids: Array, shape: tuple[int, int]) -> Array:
+    return add_rows(shape, backend.reshape(ids, (-1,)), backend.reshape(g, (-1, shape[1])))
+
+
+def _no_gradient(g: Array) -> Array:
     raise TensorError("dtype", "embedding: ids are whole numbers and have no gradient.")
 
 
-def _check_ids(weight: Tensor, ids: Tensor) -> None:
-    if weight.ndim != 2:
-        raise shape_error("embedding", "(num_embeddings, width)", weight=weight.shape)
-    if not backend.is_integer(ids.dtype):
-        raise TensorError("dtype", f"embedding: ids must be whole numbers; these are {ids.dtype}.")
-    if ids.size == 0:
-        return
-    _check_range(ids.data, weight.shape[0])
-
-
-@backend.one_line
-def _check_range(ids: Array, count: int) -> None:
-    xp = array_module(ids)
-    low, high = int(xp.min(ids)), int(xp.max(ids))
-    if low < 0 or high >= count:
-        raise TensorError("range", f"embedding: ids run from {low} to {high}; expected 0 to {count - 1}.")
+# The ids mark the result as an activation if they are one. Their gradient is asked for only by mistake.
+embedding.gradients(weight=_gradient_of_weight, ids=_no_gradient)
 
 
 @backend.one_line

@@ -1,18 +1,19 @@
 """Normalisation within each sample, over the last axis or over groups of channels; each kind one fused operation.
 
-The forward pass computes the normalised values once and keeps them; it does not keep the input. The vjps are
-independent of each other: in a split backward, the vjp of the weight may run long after the vjp of the input. Sums over
-rows are products with a vector, which take a quarter of the time of a reduction.
+The forward pass computes the normalised values once and keeps them; it does not keep the input. Sums over rows are
+products with a vector, which take a quarter of the time of a reduction.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import TensorError, counted, divisor, shape_error
-from minipipe.functional.operands import as_real, in_float32, operands
+from minipipe.functional.operands import real_operands
 from minipipe.hints import with_hints
-from minipipe.tensor import Tensor, record
+from minipipe.tensor import Operand, Tensor, op
 
 Shape = tuple[int, ...]
 
@@ -49,7 +50,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -
     array([[-1.,  1.],
            [-1.,  1.]], dtype=float32)
     """
-    return _norm_of_rows("layer_norm", x, (weight, bias), epsilon)
+    return _layer_norm(x, weight, bias, epsilon=epsilon)
 
 
 @with_hints
@@ -88,34 +89,7 @@ def group_norm(x: Tensor, num_groups: int, weight: Tensor, bias: Tensor, epsilon
     >>> functional.group_norm(x, 2, ones, zeros).numpy().round(3).ravel()
     array([-1.,  1., -1.,  1.], dtype=float32)
     """
-    x, weight, bias = _real_operands(x, weight, bias)
-    if backend.is_half(x.dtype):
-        return in_float32(lambda x, w, b: group_norm(x, num_groups, w, b, epsilon), x, weight, bias)
-    _check_groups(x.shape, num_groups, weight.shape, bias.shape)
-    shape, (n, c), positions = x.shape, x.shape[:2], backend.prod(x.shape[2:])
-    by_group, by_channel, w = (n * num_groups, c // num_groups * positions), (n, c, positions), weight.data[:, None]
-    normalised, scale = _normalised(backend.reshape(x.data, by_group), epsilon)
-    result = backend.reshape(normalised, by_channel) * w
-    result += bias.data[:, None]
-
-    def vjp(g: Array) -> Array:
-        gradient = backend.reshape(backend.reshape(g, by_channel) * w, by_group)
-        gradient -= _row_means(gradient)
-        gradient -= normalised * _row_means(gradient * normalised)
-        gradient *= scale
-        return backend.reshape(gradient, shape)
-
-    def of_channels(g: Array) -> Array:
-        """Return the sum over samples and positions."""
-        rows = backend.reshape(g, (n * c, positions))
-        return backend.sum_of_rows(backend.reshape(_row_sums(rows), (n, c)))
-
-    return record(
-        backend.reshape(result, shape),
-        (x, vjp),
-        (weight, lambda g: of_channels(g * backend.reshape(normalised, shape))),
-        (bias, of_channels),
-    )
+    return _group_norm(x, weight, bias, num_groups=num_groups, epsilon=epsilon)
 
 
 @with_hints
@@ -150,75 +124,118 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-5) -> Tensor:
     >>> functional.rms_norm(Tensor([[1.0, 7.0]]), Tensor([1.0, 1.0])).numpy().round(3)
     array([[0.2, 1.4]], dtype=float32)
     """
-    return _norm_of_rows("rms_norm", x, (weight,), epsilon)
+    return _rms_norm(x, weight, epsilon=epsilon)
 
 
-def _norm_of_rows(name: str, x: Tensor, vectors: tuple[Tensor, ...], epsilon: float) -> Tensor:
-    """Normalise rows: centred, with a weight and a bias, as layer_norm does, or with a weight alone, as rms_norm."""
-    given = _real_operands(x, *vectors)
-    x, weight, *biases = given
-    shape, shapes = x.shape, {what: vector.shape for what, vector in zip(("weight", "bias"), given[1:])}
-    if shape[-1:] in ((), (0,)) or set(shapes.values()) != {shape[-1:]}:
-        raise shape_error(name, "(..., k) and (k,), k above 0", input=shape, **shapes)
-    if backend.is_half(x.dtype):
-        return in_float32(lambda x, *vectors: _norm_of_rows(name, x, vectors, epsilon), *given)
-    width, w, is_centred = shape[-1], weight.data, bool(biases)
-    normalised, scale = (_normalised if is_centred else _scaled)(backend.reshape(x.data, (-1, width)), epsilon)
-    result = normalised * w
-
-    def vjp(g: Array) -> Array:
-        g = backend.reshape(g, (-1, width))
-        gradient = g * w
-        if is_centred:
-            gradient -= (backend.product(g, w) / width)[:, None]
-        gradient -= normalised * (backend.product(g * normalised, w) / width)[:, None]
-        gradient *= scale
-        return backend.reshape(gradient, shape)
-
-    inputs = [(x, vjp), (weight, lambda g: backend.sum_of_rows(backend.reshape(g, (-1, width)) * normalised))]
-    for bias in biases:
-        result += bias.data
-        inputs.append((bias, lambda g: backend.sum_of_rows(backend.reshape(g, (-1, width)))))
-    return record(backend.reshape(result, shape), *inputs)
+# -- rows ----------------------------------------------------------------------------------------------------
 
 
-def _normalised(rows: Array, epsilon: float) -> tuple[Array, Array]:
-    """Return each row with mean 0 and variance 1, and its factor: shapes (n, k) and (n, 1)."""
-    centred = rows - _row_means(rows)
-    centred -= _row_means(centred)  # the rounding error of a mean that is large compared to the differences
-    scale = _inverse_root(centred, epsilon)
-    centred *= scale
-    return centred, scale
+def _fitting(name: str, x: Operand, *vectors: Operand) -> list[Tensor]:
+    """Return the input and its weight, and perhaps its bias, as tensors of one dtype whose shapes fit."""
+    given = real_operands(x, *vectors)
+    width = given[0].data.shape[-1:]
+    if width in ((), (0,)) or {each.data.shape for each in given[1:]} != {width}:
+        shapes = {what: each.shape for what, each in zip(("input", "weight", "bias"), given)}
+        raise shape_error(name, "(..., k) and (k,), k above 0", **shapes)
+    return given
 
 
-def _scaled(rows: Array, epsilon: float) -> tuple[Array, Array]:
-    """Return each row with mean square 1, and its factor: shapes (n, k) and (n, 1)."""
-    scale = _inverse_root(rows, epsilon)
-    return rows * scale, scale
+@op(takes=partial(_fitting, "layer_norm"), saves="normalised scale", in_float32=True)
+def _layer_norm(x: Array, weight: Array, bias: Array, *, epsilon: float) -> tuple[Array, Array, Array]:
+    normalised, scale = _normalised(_rows(x), epsilon)
+    result = normalised * weight
+    result += bias
+    return backend.reshape(result, x.shape), normalised, scale
 
 
-def _row_sums(rows: Array) -> Array:
-    """Return the sum of each row, from shape (n, k) to (n,)."""
-    return backend.product(rows, backend.ones(rows.shape[1:], rows))
+def _gradient_of_centred(
+    g: Array, products: Array, normalised: Array, scale: Array, weight: Array, shape: Shape
+) -> Array:
+    rows = _rows(g)
+    gradient = rows * weight
+    gradient -= _row_means(rows, weight)
+    gradient -= normalised * _row_means(products, weight)
+    gradient *= scale
+    return backend.reshape(gradient, shape)
 
 
-def _row_means(rows: Array) -> Array:
-    """Return the mean of each row, from shape (n, k) to (n, 1)."""
-    return (_row_sums(rows) / rows.shape[1])[:, None]
+_layer_norm.shared(products=lambda g, normalised: _rows(g) * normalised)
+_layer_norm.gradients(
+    x=_gradient_of_centred,
+    weight=lambda g, products: backend.sum_of_rows(products),
+    bias=lambda g: backend.sum_of_rows(_rows(g)),
+)
 
 
-def _inverse_root(rows: Array, epsilon: float) -> Array:
-    """Return 1 / sqrt(mean square + epsilon) of each row, from shape (n, k) to (n, 1)."""
-    return 1 / array_module(rows).sqrt(_row_means(rows * rows) + epsilon)
+@op(takes=partial(_fitting, "rms_norm"), saves="normalised scale", in_float32=True)
+def _rms_norm(x: Array, weight: Array, *, epsilon: float) -> tuple[Array, Array, Array]:
+    rows = _rows(x)
+    scale = _inverse_root(rows, backend.ones_of_row(rows), epsilon)
+    normalised = rows * scale
+    return backend.reshape(normalised * weight, x.shape), normalised, scale
 
 
-def _real_operands(x: Tensor, *vectors: Tensor) -> list[Tensor]:
-    """Return the input, and its weight and bias, in one dtype."""
-    found = []
-    for vector in vectors:
-        x, vector = operands(x, vector)
-        found.append(as_real(vector))
-    return [as_real(x), *found]
+def _gradient_of_scaled(
+    g: Array, products: Array, normalised: Array, scale: Array, weight: Array, shape: Shape
+) -> Array:
+    gradient = _rows(g) * weight
+    gradient -= normalised * _row_means(products, weight)
+    gradient *= scale
+    return backend.reshape(gradient, shape)
+
+
+_rms_norm.shared(products=lambda g, normalised: _rows(g) * normalised)
+_rms_norm.gradients(x=_gradient_of_scaled, weight=lambda g, products: backend.sum_of_rows(products))
+
+
+def _rows(array: Array) -> Array:
+    """Return an array as a matrix whose rows are its last axis."""
+    return backend.reshape(array, (-1, array.shape[-1]))
+
+
+# -- groups --------------------------------------------------------------------------------------------------
+
+
+@op(takes=real_operands, saves="normalised scale", in_float32=True)
+def _group_norm(x: Array, weight: Array, bias: Array, *, num_groups: int, epsilon: float) -> tuple[Array, Array, Array]:
+    _check_groups(x.shape, num_groups, weight.shape, bias.shape)
+    by_channel = _by_channel(x)
+    n, c, positions = by_channel.shape
+    by_group = backend.reshape(x, (n * num_groups, c // num_groups * positions))
+    normalised, scale = _normalised(by_group, epsilon)
+    result = backend.reshape(normalised, by_channel.shape) * weight[:, None]
+    result += bias[:, None]
+    return backend.reshape(result, x.shape), normalised, scale
+
+
+def _gradient_of_groups(g: Array, normalised: Array, scale: Array, weight: Array, shape: Shape) -> Array:
+    gradient = backend.reshape(_by_channel(g) * weight[:, None], normalised.shape)
+    ones = backend.ones_of_row(gradient)
+    gradient -= _row_means(gradient, ones)
+    gradient -= normalised * _row_means(gradient * normalised, ones)
+    gradient *= scale
+    return backend.reshape(gradient, shape)
+
+
+def _sums_of_channels(array: Array) -> Array:
+    """Return the sum over samples and positions."""
+    n, c, positions = _by_channel(array).shape
+    rows = backend.reshape(array, (n * c, positions))
+    sums = backend.product(rows, backend.ones_of_row(rows))
+    return backend.sum_of_rows(backend.reshape(sums, (n, c)))
+
+
+_group_norm.gradients(
+    x=_gradient_of_groups,
+    weight=lambda g, normalised: _sums_of_channels(g * backend.reshape(normalised, g.shape)),
+    bias=lambda g: _sums_of_channels(g),
+)
+
+
+def _by_channel(array: Array) -> Array:
+    """Return an array of shape (n, c, *spatial) as (n, c, positions)."""
+    n, c, *spatial = array.shape
+    return backend.reshape(array, (n, c, backend.prod(spatial)))
 
 
 def _check_groups(shape: Shape, num_groups: int, weight: Shape, bias: Shape) -> None:
@@ -227,3 +244,26 @@ def _check_groups(shape: Shape, num_groups: int, weight: Shape, bias: Shape) -> 
         raise shape_error("group_norm", expected, input=shape, weight=weight, bias=bias)
     of = f"the {counted(shape[1], 'channel')}"
     divisor("group_norm: num_groups", num_groups, shape[1], of=of, error=TensorError, code="range")
+
+
+# -- both ----------------------------------------------------------------------------------------------------
+
+
+def _normalised(rows: Array, epsilon: float) -> tuple[Array, Array]:
+    """Return each row with mean 0 and variance 1, and its factor: shapes (n, k) and (n, 1)."""
+    ones = backend.ones_of_row(rows)
+    centred = rows - _row_means(rows, ones)
+    centred -= _row_means(centred, ones)  # the rounding error of a mean that is large compared to the differences
+    scale = _inverse_root(centred, ones, epsilon)
+    centred *= scale
+    return centred, scale
+
+
+def _inverse_root(rows: Array, ones: Array, epsilon: float) -> Array:
+    """Return 1 / sqrt(mean square + epsilon) of each row, from shape (n, k) to (n, 1)."""
+    return 1 / array_module(rows).sqrt(_row_means(rows * rows, ones) + epsilon)
+
+
+def _row_means(rows: Array, weight: Array) -> Array:
+    """Return the mean of each row, its elements times those of a weight, from shapes (n, k) and (k,) to (n, 1)."""
+    return (backend.product(rows, weight) / rows.shape[1])[:, None]

@@ -78,10 +78,30 @@ def as_real(value: Operand) -> Tensor:
     >>> as_real(Tensor([1, 2]))
     Tensor([1., 2.])
     """
-    tensor = as_tensor(value)
-    if backend.is_floating(tensor.dtype):
+    tensor = value if isinstance(value, Tensor) else Tensor(value)
+    if backend.is_floating(tensor.data.dtype):
         return tensor
     return record(backend.as_array(tensor.data, backend.array_module(tensor.data).float32))
+
+
+def real_operands(first: Operand, *others: Operand) -> list[Tensor]:
+    """Return operands as tensors of real numbers, of the dtype of the first.
+
+    Raises
+    ------
+    TensorError
+        Code ``dtype``, as :func:`operands`.
+
+    Examples
+    --------
+    >>> real_operands(Tensor([1.0, 2.0]), 2, Tensor([3]))
+    [Tensor([1., 2.]), Tensor(2.), Tensor([3.])]
+    """
+    found = []
+    for other in others:
+        first, other = operands(first, other)
+        found.append(as_real(other))
+    return [as_real(first), *found]
 
 
 def one_real(value: Operand) -> tuple[Tensor]:

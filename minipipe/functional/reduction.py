@@ -11,9 +11,9 @@ import math
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import TensorError
-from minipipe.functional.operands import as_real, axis_of, in_float32
+from minipipe.functional.operands import as_real, axis_of
 from minipipe.hints import with_hints
-from minipipe.tensor import Operand, Tensor, as_tensor, record
+from minipipe.tensor import Operand, Tensor, as_tensor, op
 
 Axis = int | tuple[int, ...] | None
 
@@ -79,12 +79,20 @@ def total(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     Tensor([4., 6.])
     """
     a = as_tensor(a)
-    shape, (axes, kept) = a.shape, axes_of(a, axis)
+    axes, kept = axes_of(a, axis)
+    return _total(a, axes=axes, kept=kept, keepdims=keepdims)
 
-    def spread(g: Array) -> Array:
-        return array_module(g).broadcast_to(backend.reshape(g, kept), shape)
 
-    return record(backend.reduce_sum(a.data, axes, keepdims), (a, spread))
+@op()
+def _total(a: Array, *, axes: tuple[int, ...], kept: tuple[int, ...], keepdims: bool) -> Array:
+    return backend.reduce_sum(a, axes, keepdims)
+
+
+def _spread(g: Array, kept: tuple[int, ...], shape: tuple[int, ...]) -> Array:
+    return array_module(g).broadcast_to(backend.reshape(g, kept), shape)
+
+
+_total.gradients(a=_spread)
 
 
 @with_hints
@@ -101,15 +109,16 @@ def mean(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
             [3.5]])
     """
     a = as_real(a)
-    if backend.is_half(a.dtype):
-        return in_float32(mean, a, axis=axis, keepdims=keepdims)
-    shape, (axes, kept) = a.shape, axes_of(a, axis)
-    count = count_along(axes, shape)
+    axes, kept = axes_of(a, axis)
+    return _mean(a, axes=axes, kept=kept, count=count_along(axes, a.shape), keepdims=keepdims)
 
-    def spread(g: Array) -> Array:
-        return array_module(g).broadcast_to(backend.reshape(g / count, kept), shape)
 
-    return record(backend.reduce_sum(a.data, axes, keepdims) / count, (a, spread))
+@op(in_float32=True)
+def _mean(a: Array, *, axes: tuple[int, ...], kept: tuple[int, ...], count: int, keepdims: bool) -> Array:
+    return backend.reduce_sum(a, axes, keepdims) / count
+
+
+_mean.gradients(a=lambda g, count, kept, shape: _spread(g / count, kept, shape))
 
 
 @with_hints
@@ -139,17 +148,23 @@ def variance(a: Operand, axis: Axis = None, keepdims: bool = False, correction: 
     (1.0, 2.0)
     """
     a = as_real(a)
-    if backend.is_half(a.dtype):
-        return in_float32(variance, a, axis=axis, keepdims=keepdims, correction=correction)
     axes, kept = axes_of(a, axis)
     count = count_along(axes, a.shape)
     if count <= correction:
         message = f"variance: the correction is {correction}; expected less than the number of elements, {count}."
         raise TensorError("range", message)
-    centred = a.data - backend.reduce_sum(a.data, axes, True) / count
-    divisor = count - correction
-    result = backend.reduce_sum(centred * centred, axes, keepdims) / divisor
-    return record(result, (a, lambda g: centred * (backend.reshape(g, kept) * (2 / divisor))))
+    return _variance(a, axes=axes, kept=kept, count=count, divisor=count - correction, keepdims=keepdims)
+
+
+@op(saves="centred", in_float32=True)
+def _variance(
+    a: Array, *, axes: tuple[int, ...], kept: tuple[int, ...], count: int, divisor: int, keepdims: bool
+) -> tuple[Array, Array]:
+    centred = a - backend.reduce_sum(a, axes, True) / count
+    return backend.reduce_sum(centred * centred, axes, keepdims) / divisor, centred
+
+
+_variance.gradients(a=lambda g, centred, kept, divisor: centred * (backend.reshape(g, kept) * (2 / divisor)))
 
 
 @with_hints
@@ -190,14 +205,23 @@ def amin(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 def _extreme(name: str, a: Operand, axis: Axis, keepdims: bool) -> Tensor:
     a = as_tensor(a)
-    x, (axes, kept) = a.data, axes_of(a, axis)
+    axes, kept = axes_of(a, axis)
     if count_along(axes, a.shape) == 0:
         raise TensorError("shape", f"a{name}: axes {axes} of shape {a.shape} have no elements; expected one at least.")
-    result = getattr(array_module(x), name)(x, axis=axes, keepdims=True)
+    return _most(a, name=name, axes=axes, kept=kept, keepdims=keepdims)
 
-    def share(g: Array) -> Array:
-        is_chosen = x == result
-        count = backend.reduce_sum(array_module(x).astype(is_chosen, x.dtype), axes, True)
-        return backend.masked(backend.reshape(g, kept), is_chosen) / count
 
-    return record(without_axes(result, axes, keepdims), (a, share))
+@op(saves="extreme")
+def _most(a: Array, *, name: str, axes: tuple[int, ...], kept: tuple[int, ...], keepdims: bool) -> tuple[Array, Array]:
+    extreme = getattr(array_module(a), name)(a, axis=axes, keepdims=True)
+    return without_axes(extreme, axes, keepdims), extreme
+
+
+def _shared(g: Array, a: Array, extreme: Array, axes: tuple[int, ...], kept: tuple[int, ...]) -> Array:
+    """Return the gradient of the elements, in which all that are extreme have equal parts."""
+    is_chosen = a == extreme
+    count = backend.reduce_sum(array_module(a).astype(is_chosen, a.dtype), axes, True)
+    return backend.masked(backend.reshape(g, kept), is_chosen) / count
+
+
+_most.gradients(a=_shared)
