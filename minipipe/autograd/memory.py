@@ -59,14 +59,20 @@ def observe_recomputation(roots: Iterable[Node], observe: Callable[[list[Node]],
     observe : function
         Takes the roots of a recomputed part, before the backward goes through it.
     """
-
-    def observed(computed: list[Node]) -> None:
-        observe_recomputation(computed, observe)  # one recomputation may lie inside another
-        observe(computed)
-
     for node in behind(list(roots)):
-        if isinstance(node, RecomputedNode) and node.recomputation is not None:
-            node.recomputation.observe = observed
+        again = node.recomputation if isinstance(node, RecomputedNode) else None
+        if again is not None and again.compute is not None:
+            again.compute = partial(_observed, again.compute, observe)
+
+
+def _observed(
+    compute: Callable[[list[Any]], list[Node | None]], observe: Callable[[list[Node]], None], inputs: list[Any]
+) -> list[Node | None]:
+    roots = compute(inputs)
+    computed = [root for root in roots if root is not None]
+    observe_recomputation(computed, observe)  # one recomputation may lie inside another
+    observe(computed)
+    return roots
 
 
 def behind(roots: list[Node]) -> list[Node]:

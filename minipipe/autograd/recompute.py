@@ -35,17 +35,14 @@ class Recomputation:
     ----------
     roots : list of Node or None
         The nodes of the results, once they were computed again. Then ``inputs`` is empty.
-    observe : function or None
-        Takes the roots when they have been computed.
     """
 
-    __slots__ = ("compute", "inputs", "observe", "roots")
+    __slots__ = ("compute", "inputs", "roots")
 
     def __init__(self, inputs: list[Any], compute: Callable[[list[Any]], list[Node | None]]) -> None:
         self.inputs = inputs
         self.compute: Callable[[list[Any]], list[Node | None]] | None = compute
         self.roots: list[Node | None] = []
-        self.observe: Callable[[list[Node]], None] | None = None
 
     @property
     def parents(self) -> list[Node]:
@@ -58,8 +55,6 @@ class Recomputation:
             compute, self.compute = self.compute, None
             inputs, self.inputs = self.inputs, []
             self.roots = compute(inputs)
-            if self.observe is not None:
-                self.observe(self.parents)
         return self.roots[number]
 
 
@@ -83,7 +78,6 @@ class RecomputedNode(Node):
                 self.saved.take()
             recomputation, self.recomputation = self.recomputation, None
             root = recomputation.root(self.number)
-            self.plan, self.inputs, self.saved = CUSTOM[0], (), ()
-            if root is not None:
-                self.plan, self.inputs, self.saved = CUSTOM[1], (root,), (unchanged,)
+            roots = [] if root is None else [root]
+            self.plan, self.inputs, self.saved = CUSTOM[len(roots)], roots, (unchanged,) * len(roots)
         return super().release(gradient)

@@ -45,7 +45,10 @@ from minipipe.pytree import rebuilt, tensors_in
 from minipipe.tensor import Tensor, record
 
 # Saved values that refer to no parameter.
-_WITHOUT_ARRAYS = (bool, int, float, str, slice, range, type, type(None), type(...), np.dtype, np.generic, ProcessGroup)
+_WITHOUT_ARRAYS = (
+    *(int, float, str, slice, range, type, type(None), type(...)),
+    *(np.dtype, np.generic, ProcessGroup),
+)
 _NOTHING = np.zeros(0)  # the values of the shards in the graph, which no operation computes
 _ALIGNED = 16  # elements at which a parameter may begin: the rounding of a product may depend on the alignment
 

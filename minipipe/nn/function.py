@@ -111,31 +111,27 @@ def _check_trains_nothing(value: Any) -> None:
 
 
 def _text_of_function(function: FunctionType, outer: tuple[Any, ...]) -> str:
-    if parts := parts_of(function):
-        code, text = parts["forward"].__code__, text_of(parts, *outer)
-    else:
-        code, parts = function.__code__, dict((*closure_of(function), *globals_of(function)))
-        text = ""
+    parts = parts_of(function)
+    code = parts["forward"].__code__ if parts else function.__code__
+    referred = parts or dict((*closure_of(function), *globals_of(function)))
     if "<" not in function.__qualname__:  # it can be imported, so its name is sufficient
-        for value in parts.values():
-            _check_trains_nothing(value)
+        for value in referred.values():
+            text_of(value, *outer) if parts else _check_trains_nothing(value)
         return name_of(function)
-    text = text or text_of((code, function.__defaults__, function.__kwdefaults__, parts), *outer)
+    text = text_of((code, function.__defaults__, function.__kwdefaults__, referred), *outer)
     return f"{name_of(function)}, line {code.co_firstlineno}, {_digest(text.encode())}"
 
 
 def parts_of(function: FunctionType) -> dict[str, Any]:
     """Return the functions and options of an operation (:func:`minipipe.op`), by name; none of another function.
 
-    Its plans are no part: they depend on the calls so far, which differ between ranks.
+    Its plans are left out: they depend on the calls so far, which differ between ranks.
     """
     operation = getattr(function, "operation", None)
     if not isinstance(operation, Operation):
         return {}
-    parts = {name: value for name, value in closure_of(function) if name in ("takes", "in_float32")}
-    parts.update(forward=operation.forward, saves=operation.saves, is_broadcast=operation.is_broadcast)
-    values = [*operation.shared.values(), *operation.steps.values()]
-    return {**parts, **{f"gradient of {value.name}": value.function for value in values}}
+    options = {name: value for name, value in closure_of(function) if name in ("takes", "in_float32")}
+    return {**options, **vars(operation), "plans": None}
 
 
 def _text_of_object(value: Any, outer: tuple[Any, ...]) -> str:
