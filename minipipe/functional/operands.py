@@ -79,13 +79,15 @@ def as_real(value: Operand) -> Tensor:
     Tensor([1., 2.])
     """
     tensor = as_tensor(value)
-    if backend.is_floating(tensor.dtype):
+    if backend.is_floating(tensor.data.dtype):
         return tensor
     return record(backend.as_array(tensor.data, backend.array_module(tensor.data).float32))
 
 
 def one_real(value: Operand) -> tuple[Tensor]:
     """Return the only operand of an operation, as a tensor of real numbers."""
+    if isinstance(value, Tensor) and getattr(value.data.dtype, "kind", "") == "f":
+        return (value,)
     return (as_real(value),)
 
 
