@@ -7,6 +7,8 @@ methods have NumPy's names: ``x.sum()``, ``x.max()``, ``x.min()``, ``x.var()``.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
+from typing import NamedTuple
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
@@ -18,16 +20,46 @@ from minipipe.tensor import Operand, Tensor, as_tensor, op
 Axis = int | tuple[int, ...] | None
 
 
+class Reduced(NamedTuple):
+    """The axes of a reduction, and their lengths.
+
+    Attributes
+    ----------
+    axes : tuple of int
+        From 0, those that are reduced to one element.
+    kept : tuple of int
+        The shape with length 1 along them.
+    size : int
+        How many elements are reduced to one.
+    """
+
+    axes: tuple[int, ...]
+    kept: tuple[int, ...]
+    size: int
+
+
+@lru_cache(maxsize=256)
+def _reduced(shape: tuple[int, ...], axis: int | tuple[int, ...] | None) -> Reduced:
+    given = range(len(shape)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    axes = tuple(axis_of(i, shape) for i in given)
+    kept = tuple(1 if i in axes else length for i, length in enumerate(shape))
+    return Reduced(axes, kept, backend.prod(tuple(shape[i] for i in axes)))
+
+
+def reduced(shape: tuple[int, ...], axis: Axis) -> Reduced:
+    """Return the axes of a reduction of some shape: those given, or all for None.
+
+    Examples
+    --------
+    >>> reduced((2, 3), -1)
+    Reduced(axes=(1,), kept=(2, 1), size=3)
+    """
+    return _reduced(shape, tuple(axis) if isinstance(axis, list) else axis)
+
+
 def axes_of(a: Tensor, axis: Axis) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the axes as numbers from 0, and the shape with length 1 along them."""
-    given = tuple(range(a.ndim)) if axis is None else tuple(axis) if isinstance(axis, tuple | list) else (axis,)
-    axes = tuple(axis_of(i, a.shape) for i in given)
-    return axes, tuple(1 if i in axes else length for i, length in enumerate(a.shape))
-
-
-def count_along(axes: tuple[int, ...], shape: tuple[int, ...]) -> int:
-    """Return how many elements of an array of a shape are reduced to one."""
-    return backend.prod(tuple(shape[i] for i in axes))
+    return reduced(a.shape, axis)[:2]
 
 
 def largest_of(x: Array, axes: int | tuple[int, ...]) -> Array:
@@ -78,17 +110,16 @@ def total(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     Tensor([4., 6.])
     """
     a = as_tensor(a)
-    axes, kept = axes_of(a, axis)
-    return _total(a, axes=axes, kept=kept, keepdims=keepdims)
+    return _total(a, over=reduced(a.data.shape, axis), keepdims=keepdims)
 
 
 @op()
-def _total(a: Array, *, axes: tuple[int, ...], kept: tuple[int, ...], keepdims: bool) -> Array:
-    return backend.reduce_sum(a, axes, keepdims)
+def _total(a: Array, *, over: Reduced, keepdims: bool) -> Array:
+    return backend.reduce_sum(a, over.axes, keepdims)
 
 
-def _spread(g: Array, kept: tuple[int, ...], shape: tuple[int, ...]) -> Array:
-    return array_module(g).broadcast_to(backend.reshape(g, kept), shape)
+def _spread(g: Array, over: Reduced, shape: tuple[int, ...]) -> Array:
+    return array_module(g).broadcast_to(backend.reshape(g, over.kept), shape)
 
 
 _total.gradients(a=_spread)
@@ -108,16 +139,15 @@ def mean(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
             [3.5]])
     """
     a = as_real(a)
-    axes, kept = axes_of(a, axis)
-    return _mean(a, axes=axes, kept=kept, count=count_along(axes, a.shape), keepdims=keepdims)
+    return _mean(a, over=reduced(a.data.shape, axis), keepdims=keepdims)
 
 
 @op(in_float32=True)
-def _mean(a: Array, *, axes: tuple[int, ...], kept: tuple[int, ...], count: int, keepdims: bool) -> Array:
-    return backend.reduce_sum(a, axes, keepdims) / count
+def _mean(a: Array, *, over: Reduced, keepdims: bool) -> Array:
+    return backend.reduce_sum(a, over.axes, keepdims) / over.size
 
 
-_mean.gradients(a=lambda g, count, kept, shape: _spread(g / count, kept, shape))
+_mean.gradients(a=lambda g, over, shape: _spread(g / over.size, over, shape))
 
 
 @with_hints
@@ -147,23 +177,20 @@ def variance(a: Operand, axis: Axis = None, keepdims: bool = False, correction: 
     (1.0, 2.0)
     """
     a = as_real(a)
-    axes, kept = axes_of(a, axis)
-    count = count_along(axes, a.shape)
-    if count <= correction:
-        message = f"variance: the correction is {correction}; expected less than the number of elements, {count}."
+    over = reduced(a.shape, axis)
+    if over.size <= correction:
+        message = f"variance: the correction is {correction}; expected less than the number of elements, {over.size}."
         raise TensorError("range", message)
-    return _variance(a, axes=axes, kept=kept, count=count, divisor=count - correction, keepdims=keepdims)
+    return _variance(a, over=over, divisor=over.size - correction, keepdims=keepdims)
 
 
 @op(saves="centred", in_float32=True)
-def _variance(
-    a: Array, *, axes: tuple[int, ...], kept: tuple[int, ...], count: int, divisor: int, keepdims: bool
-) -> tuple[Array, Array]:
-    centred = a - backend.reduce_sum(a, axes, True) / count
-    return backend.reduce_sum(centred * centred, axes, keepdims) / divisor, centred
+def _variance(a: Array, *, over: Reduced, divisor: int, keepdims: bool) -> tuple[Array, Array]:
+    centred = a - backend.reduce_sum(a, over.axes, True) / over.size
+    return backend.reduce_sum(centred * centred, over.axes, keepdims) / divisor, centred
 
 
-_variance.gradients(a=lambda g, centred, kept, divisor: centred * (backend.reshape(g, kept) * (2 / divisor)))
+_variance.gradients(a=lambda g, centred, over, divisor: centred * (backend.reshape(g, over.kept) * (2 / divisor)))
 
 
 @with_hints
@@ -204,23 +231,24 @@ def amin(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 def _extreme(name: str, a: Operand, axis: Axis, keepdims: bool) -> Tensor:
     a = as_tensor(a)
-    axes, kept = axes_of(a, axis)
-    if count_along(axes, a.shape) == 0:
-        raise TensorError("shape", f"a{name}: axes {axes} of shape {a.shape} have no elements; expected one at least.")
-    return _most(a, name=name, axes=axes, kept=kept, keepdims=keepdims)
+    over = reduced(a.shape, axis)
+    if over.size == 0:
+        message = f"a{name}: axes {over.axes} of shape {a.shape} have no elements; expected one at least."
+        raise TensorError("shape", message)
+    return _most(a, name=name, over=over, keepdims=keepdims)
 
 
 @op(saves="extreme")
-def _most(a: Array, *, name: str, axes: tuple[int, ...], kept: tuple[int, ...], keepdims: bool) -> tuple[Array, Array]:
-    extreme = getattr(array_module(a), name)(a, axis=axes, keepdims=True)
-    return without_axes(extreme, axes, keepdims), extreme
+def _most(a: Array, *, name: str, over: Reduced, keepdims: bool) -> tuple[Array, Array]:
+    extreme = getattr(array_module(a), name)(a, axis=over.axes, keepdims=True)
+    return without_axes(extreme, over.axes, keepdims), extreme
 
 
-def _shared(g: Array, a: Array, extreme: Array, axes: tuple[int, ...], kept: tuple[int, ...]) -> Array:
+def _shared(g: Array, a: Array, extreme: Array, over: Reduced) -> Array:
     """Return the gradient of the elements, in which all that are extreme have equal parts."""
     is_chosen = a == extreme
-    count = backend.reduce_sum(array_module(a).astype(is_chosen, a.dtype), axes, True)
-    return backend.masked(backend.reshape(g, kept), is_chosen) / count
+    count = backend.reduce_sum(array_module(a).astype(is_chosen, a.dtype), over.axes, True)
+    return backend.masked(backend.reshape(g, over.kept), is_chosen) / count
 
 
 _most.gradients(a=_shared)
