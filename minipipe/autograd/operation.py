@@ -131,7 +131,7 @@ class Operation:
         self.steps: dict[str, Value] = {}
         self.shared: dict[str, Value] = {}
         self.sums_over_rows: set[str] = set()
-        self.plans: dict[int, Plan] = {}
+        self.plans = Plans(self.plan)
 
     def __repr__(self) -> str:
         return self.name
@@ -198,7 +198,7 @@ class Operation:
         return value
 
     def plan(self, pattern: int) -> Plan:
-        """Return the plan for a pattern of inputs: bit i is set if input i needs a gradient, and the one behind all."""
+        """Make the plan for a pattern of inputs: bit i is set if input i needs a gradient, and the one behind all."""
         count = pattern.bit_length() - 1
         names = self.inputs
         if self.is_variadic:
@@ -209,9 +209,7 @@ class Operation:
             message = f"{self.name} has no gradient for {missing[0]}, which requires one"
             raise ArgumentError("value", f"{message}. Add it: {self.name}.gradients({missing[0]}=lambda g: …).")
         values = [RESULT, *self.saves, *names, *self.attributes]
-        steps = [self._numbered(self.steps[name], i) for i, name in wanted]
-        made = self.plans[pattern] = Plan(self, values, steps)
-        return made
+        return Plan(self, values, [self._numbered(self.steps[name], i) for i, name in wanted])
 
     def _numbered(self, step: Value, number: int) -> Value:
         """Return the gradient of one of any number of inputs, which may need its number."""
@@ -224,6 +222,17 @@ class Operation:
             return function(gradient, *values[:place], number, *values[place:])
 
         return Value(step.name, with_number, needs, step.takes_shape)
+
+
+class Plans(dict[int, "Plan"]):
+    """Plans, each made by a function of its key when it is first needed."""
+
+    def __init__(self, make: Callable[[int], Plan]) -> None:
+        self._make = make
+
+    def __missing__(self, key: int) -> Plan:
+        plan = self[key] = self._make(key)
+        return plan
 
 
 Arguments = Callable[[tuple[Any, ...]], tuple[Any, ...]]

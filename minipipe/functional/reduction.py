@@ -7,7 +7,8 @@ methods have NumPy's names: ``x.sum()``, ``x.max()``, ``x.min()``, ``x.var()``.
 from __future__ import annotations
 
 import math
-from typing import Any
+from functools import lru_cache
+from typing import NamedTuple
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
@@ -18,16 +19,46 @@ from minipipe.tensor import Tensor, op
 Axis = int | tuple[int, ...] | None
 
 
-def axes_of(a: Tensor | Array, axis: Axis) -> tuple[tuple[int, ...], tuple[int, ...]]:
+class Reduced(NamedTuple):
+    """The axes of a reduction, and their lengths.
+
+    Attributes
+    ----------
+    axes : tuple of int
+        From 0, those that are reduced to one element.
+    kept : tuple of int
+        The shape with length 1 along them.
+    size : int
+        How many elements are reduced to one.
+    """
+
+    axes: tuple[int, ...]
+    kept: tuple[int, ...]
+    size: int
+
+
+@lru_cache(maxsize=256)
+def _reduced(shape: tuple[int, ...], axis: int | tuple[int, ...] | None) -> Reduced:
+    given = range(len(shape)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    axes = tuple(axis_of(i, shape) for i in given)
+    kept = tuple(1 if i in axes else length for i, length in enumerate(shape))
+    return Reduced(axes, kept, backend.prod(tuple(shape[i] for i in axes)))
+
+
+def reduced(shape: tuple[int, ...], axis: Axis) -> Reduced:
+    """Return the axes of a reduction of some shape: those given, or all for None.
+
+    Examples
+    --------
+    >>> reduced((2, 3), -1)
+    Reduced(axes=(1,), kept=(2, 1), size=3)
+    """
+    return _reduced(shape, tuple(axis) if isinstance(axis, list) else axis)
+
+
+def axes_of(a: Tensor, axis: Axis) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the axes as numbers from 0, and the shape with length 1 along them."""
-    given = tuple(range(len(a.shape))) if axis is None else tuple(axis) if isinstance(axis, tuple | list) else (axis,)
-    axes = tuple(axis_of(i, a.shape) for i in given)
-    return axes, tuple(1 if i in axes else length for i, length in enumerate(a.shape))
-
-
-def count_along(axes: tuple[int, ...], shape: tuple[int, ...]) -> int:
-    """Return how many elements of an array of a shape are reduced to one."""
-    return backend.prod(tuple(shape[i] for i in axes))
+    return reduced(a.shape, axis)[:2]
 
 
 def largest_of(x: Array, axes: int | tuple[int, ...]) -> Array:
@@ -41,8 +72,7 @@ def largest_of(x: Array, axes: int | tuple[int, ...]) -> Array:
     """
     if backend.prod(x.shape) == 0:  # NumPy refuses the largest of nothing
         return backend.reduce_sum(x, axes, True) - math.inf
-    # The method takes a third of the time of np.max; arrays of the array API standard have none.
-    return x.max(axis=axes, keepdims=True) if hasattr(x, "max") else array_module(x).max(x, axis=axes, keepdims=True)
+    return array_module(x).max(x, axis=axes, keepdims=True)
 
 
 def without_axes(array: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
@@ -51,8 +81,8 @@ def without_axes(array: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
     return backend.reshape(array, shape)
 
 
-@op(attributes="axis keepdims", saves="kept")
-def total(a: Array, axis: Axis = None, keepdims: bool = False) -> tuple[Array, Any]:
+@op(attributes="axis keepdims")
+def total(a: Array, axis: Axis = None, keepdims: bool = False) -> Array:
     """Return the sum over some axes, by default all. As a method: ``tensor.sum(axis)``.
 
     Parameters
@@ -78,19 +108,18 @@ def total(a: Array, axis: Axis = None, keepdims: bool = False) -> tuple[Array, A
     >>> functional.total(Tensor([[1.0, 2.0], [3.0, 4.0]]), axis=0)
     Tensor([4., 6.])
     """
-    axes, kept = axes_of(a, axis)
-    return backend.reduce_sum(a, axes, keepdims), kept
+    return backend.reduce_sum(a, reduced(a.shape, axis).axes, keepdims)
 
 
-def _spread(g: Array, kept: tuple[int, ...], shape: tuple[int, ...]) -> Array:
-    return array_module(g).broadcast_to(backend.reshape(g, kept), shape)
+def _spread(g: Array, axis: Axis, shape: tuple[int, ...]) -> Array:
+    return array_module(g).broadcast_to(backend.reshape(g, reduced(shape, axis).kept), shape)
 
 
 total.gradients(a=_spread)
 
 
-@op(takes=one_real, attributes="axis keepdims", saves="kept count", in_float32=True)
-def mean(a: Array, axis: Axis = None, keepdims: bool = False) -> tuple[Array, Any, int]:
+@op(takes=one_real, attributes="axis keepdims", in_float32=True)
+def mean(a: Array, axis: Axis = None, keepdims: bool = False) -> Array:
     """Return the mean over some axes, by default all; NaN over an empty axis.
 
     Parameters, result and errors are as in :func:`total`.
@@ -102,16 +131,15 @@ def mean(a: Array, axis: Axis = None, keepdims: bool = False) -> tuple[Array, An
     Tensor([[1.5],
             [3.5]])
     """
-    axes, kept = axes_of(a, axis)
-    count = count_along(axes, a.shape)
-    return backend.reduce_sum(a, axes, keepdims) / count, kept, count
+    over = reduced(a.shape, axis)
+    return backend.reduce_sum(a, over.axes, keepdims) / over.size
 
 
-mean.gradients(a=lambda g, kept, count, shape: _spread(g / count, kept, shape))
+mean.gradients(a=lambda g, axis, shape: _spread(g / reduced(shape, axis).size, axis, shape))
 
 
-@op(takes=one_real, attributes="axis keepdims correction", saves="centred kept divisor", in_float32=True)
-def variance(a: Array, axis: Axis = None, keepdims: bool = False, correction: int = 0) -> tuple[Array, Array, Any, int]:
+@op(takes=one_real, attributes="axis keepdims correction", saves="centred", in_float32=True)
+def variance(a: Array, axis: Axis = None, keepdims: bool = False, correction: int = 0) -> tuple[Array, Array]:
     """Return the mean square distance from the mean over some axes, by default all. As a method: ``var``.
 
     Parameters
@@ -136,21 +164,24 @@ def variance(a: Array, axis: Axis = None, keepdims: bool = False, correction: in
     >>> functional.variance(x).item(), functional.variance(x, correction=1).item()
     (1.0, 2.0)
     """
-    axes, kept = axes_of(a, axis)
-    count = count_along(axes, a.shape)
-    divisor = count - correction
-    if divisor <= 0:
-        message = f"variance: the correction is {correction}; expected less than the number of elements, {count}."
+    over = reduced(a.shape, axis)
+    if over.size <= correction:
+        message = f"variance: the correction is {correction}; expected less than the number of elements, {over.size}."
         raise TensorError("range", message)
-    centred = a - backend.reduce_sum(a, axes, True) / count
-    return backend.reduce_sum(centred * centred, axes, keepdims) / divisor, centred, kept, divisor
+    centred = a - backend.reduce_sum(a, over.axes, True) / over.size
+    return backend.reduce_sum(centred * centred, over.axes, keepdims) / (over.size - correction), centred
 
 
-variance.gradients(a=lambda g, centred, kept, divisor: centred * (backend.reshape(g, kept) * (2 / divisor)))
+def _of_variance(g: Array, centred: Array, axis: Axis, correction: int) -> Array:
+    over = reduced(centred.shape, axis)
+    return centred * (backend.reshape(g, over.kept) * (2 / (over.size - correction)))
 
 
-@op(attributes="axis keepdims", saves="extreme axes")
-def amax(a: Array, axis: Axis = None, keepdims: bool = False) -> tuple[Array, Array, Any]:
+variance.gradients(a=_of_variance)
+
+
+@op(attributes="axis keepdims", saves="extreme")
+def amax(a: Array, axis: Axis = None, keepdims: bool = False) -> tuple[Array, Array]:
     """Return the largest element over some axes, by default all. As a method: ``tensor.max(axis)``.
 
     If several elements are largest, they share the gradient equally. An empty axis is refused.
@@ -168,8 +199,8 @@ def amax(a: Array, axis: Axis = None, keepdims: bool = False) -> tuple[Array, Ar
     return _extreme("max", a, axis, keepdims)
 
 
-@op(attributes="axis keepdims", saves="extreme axes")
-def amin(a: Array, axis: Axis = None, keepdims: bool = False) -> tuple[Array, Array, Any]:
+@op(attributes="axis keepdims", saves="extreme")
+def amin(a: Array, axis: Axis = None, keepdims: bool = False) -> tuple[Array, Array]:
     """Return the smallest element over some axes, by default all. As a method: ``tensor.min(axis)``.
 
     If several elements are smallest, they share the gradient equally. An empty axis is refused.
@@ -185,19 +216,22 @@ def amin(a: Array, axis: Axis = None, keepdims: bool = False) -> tuple[Array, Ar
     return _extreme("min", a, axis, keepdims)
 
 
-def _extreme(name: str, a: Array, axis: Axis, keepdims: bool) -> tuple[Array, Array, Any]:
-    axes, _ = axes_of(a, axis)
-    if count_along(axes, a.shape) == 0:
+def _extreme(name: str, a: Array, axis: Axis, keepdims: bool) -> tuple[Array, Array]:
+    """Return the extreme elements, and these with length 1 along the axes."""
+    axes, _, size = reduced(a.shape, axis)
+    if size == 0:
         raise TensorError("shape", f"a{name}: axes {axes} of shape {a.shape} have no elements; expected one at least.")
     extreme = getattr(array_module(a), name)(a, axis=axes, keepdims=True)
-    return without_axes(extreme, axes, keepdims), extreme, axes
+    return without_axes(extreme, axes, keepdims), extreme
 
 
-def _shared_equally(g: Array, a: Array, extreme: Array, axes: tuple[int, ...]) -> Array:
+def _shared(g: Array, a: Array, extreme: Array, axis: Axis) -> Array:
+    """Return the gradient of the elements, in which all that are extreme have equal parts."""
     is_chosen = a == extreme
+    axes = reduced(a.shape, axis).axes
     count = backend.reduce_sum(array_module(a).astype(is_chosen, a.dtype), axes, True)
     return backend.masked(backend.reshape(g, extreme.shape), is_chosen) / count
 
 
-amax.gradients(a=_shared_equally)
-amin.gradients(a=_shared_equally)
+amax.gradients(a=_shared)
+amin.gradients(a=_shared)
