@@ -41,11 +41,10 @@ def reshape(a: Array, shape: Sequence[int]) -> Array:
     >>> functional.reshape(Tensor([[1.0, 2.0], [3.0, 4.0]]), (4, -1)).shape
     (4, 1)
     """
-    shape = tuple(shape)
-    size, product = backend.prod(a.shape), backend.prod(shape)
-    fits = product == size and min(shape, default=0) >= 0
-    if not fits and (product >= 0 or size % product or shape.count(-1) != 1):
-        raise TensorError("shape", f"reshape: {size} elements of shape {a.shape} do not fit the shape {shape}.")
+    shape, product = tuple(shape), backend.prod(shape)
+    fits = product == a.size and (not shape or min(shape) >= 0)
+    if not fits and (product >= 0 or a.size % product or shape.count(-1) != 1):
+        raise TensorError("shape", f"reshape: {a.size} elements of shape {a.shape} do not fit the shape {shape}.")
     return backend.reshape(a, shape)
 
 
