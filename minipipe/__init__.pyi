@@ -30,6 +30,7 @@ from minipipe.execution import split_microbatches as split_microbatches
 from minipipe.execution.partition import partition_by_cost as partition_by_cost
 from minipipe.execution.partition import partition_evenly as partition_evenly
 from minipipe.functional.operators import Tensor as Tensor
+from minipipe.functional.operators import op as op
 from minipipe.pipeline import Pipeline as Pipeline
 from minipipe.pipeline import Plan as Plan
 from minipipe.schedules.action import Action as Action

@@ -718,6 +718,18 @@ def whole_number(
     raise error(code, f"{name} is {quoted(value)}; expected a whole number{bounds}.{advice and f' {advice}'}")
 
 
+def schedule_number(name: str, value: Any, least: int = 1, advice: str = "") -> int:
+    """Return an argument about schedules as an int; refuse it as :func:`whole_number` does, with code ``parameters``.
+
+    Examples
+    --------
+    >>> schedule_number("num_slices", 0)
+    Traceback (most recent call last):
+    minipipe.errors.ScheduleError: [parameters] num_slices is 0; expected a whole number, at least 1.
+    """
+    return whole_number(name, value, least, advice=advice, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
+
+
 def divisor(name: str, value: Any, *numbers: int, of: str, error: Refusal = ArgumentError, code: str = "value") -> int:
     """Return an argument that divides numbers; refuse anything else.
 

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 01 · A tape, and why gradients add
 #
-# In this lesson you write a program of fewer than forty lines that computes the
-# gradient of any calculation. You need it for everything that follows, and it rests on
-# two facts: the program walks *backwards*, and gradients *add*.
+# In this lesson you write a program of about forty lines that computes the gradient of
+# any calculation. You need it for everything that follows, and it rests on two facts:
+# the program walks *backwards*, and gradients *add*.
 #
 # A neural network is a long calculation with many adjustable numbers, its *parameters*.
 # Training asks one question about each of them: if this number increases a little, by
@@ -12,12 +12,15 @@
 # that belongs to a single number is also called the gradient of that number.)
 #
 # You first work with single numbers. At the end you meet the same program inside
-# minipipe, working on arrays. Later lessons distribute it over several processes.
+# minipipe, working on arrays: it has the same parts, so your program is a map of it.
+# Later lessons distribute it over several processes.
 
 # %%
+from inspect import signature
+
 import numpy as np
 
-from minipipe import Tensor, functional, render, watch_everything
+from minipipe import Tensor, functional, op, render, watch_everything
 from minipipe.testing import check_gradients
 
 watch_everything()  # raise an error if an array is modified while its old values are still needed
@@ -48,7 +51,7 @@ assert abs(slope(example, 3.0) - 7.0) < 1e-6
 # and each evaluation takes long. There is a way to compute all slopes together, for
 # about the cost of three evaluations.
 #
-# ## A tape
+# ## A table of operations
 #
 # A long calculation consists of small ones, and the slopes of the small ones are known:
 #
@@ -56,48 +59,91 @@ assert abs(slope(example, 3.0) - 7.0) < 1e-6
 # - `a * b` grows `b` times as fast as `a` does, and `a` times as fast as `b` does: the
 #   slopes are `b` and `a`.
 #
-# So each number remembers its inputs and the slopes that belong to them. And each
-# result is appended to a list as soon as it is computed. This list is the **tape**.
+# We write them into a table. Each row has the *forward* of an operation and, for each
+# of its inputs, a *gradient function*. Call `g` the gradient of the result: if it is
+# known, the function returns what the input contributes, `g` times the slope. Its other
+# parameters name the values that it needs.
+
+# %%
+TABLE = {
+    "sum": (lambda a, b: a + b, {"a": lambda g: g, "b": lambda g: g}),
+    "product": (lambda a, b: a * b, {"a": lambda g, b: g * b, "b": lambda g, a: g * a}),
+}
+
+
+def needs(function):
+    """Return the names of the values that a gradient function needs, besides g."""
+    return list(signature(function).parameters)[1:]
+
+
+for name, (_, gradients) in TABLE.items():
+    print(name, {each: needs(function) for each, function in gradients.items()})
+assert needs(TABLE["product"][1]["a"]) == ["b"] and needs(TABLE["sum"][1]["a"]) == []
+
+# %% [markdown]
+# ## A tape
+#
+# Each result remembers its operation and its inputs. It also *saves* the values that
+# the gradient functions need, and no others: a product saves both factors, a sum saves
+# nothing. And each result is appended to a list as soon as it is computed. This list is
+# the **tape**.
 
 # %%
 tape = []  # every result, in the order of computation
 
 
 class Value:
-    """A number that remembers its inputs."""
+    """A number that remembers how it was computed."""
 
-    def __init__(self, number, *inputs, name=""):
+    def __init__(self, number, name, inputs=(), saved=None):
         self.number = number
-        self.inputs = inputs  # pairs: (input, slope of this result with respect to it)
+        self.name = name  # of a result, the name of its operation
+        self.inputs = inputs
+        self.saved = saved  # by name, what the gradient functions need
         self.gradient = 0.0
-        self.name = name
-        if inputs:
-            tape.append(self)
 
     def __add__(self, other):
-        return Value(self.number + other.number, (self, 1.0), (other, 1.0), name="sum")
+        return computed("sum", self, other)
 
     def __mul__(self, other):
-        return Value(self.number * other.number, (self, other.number), (other, self.number), name="product")
+        return computed("product", self, other)
+
+
+def computed(operation, *inputs):
+    """Compute a result, and append it to the tape."""
+    forward, gradients = TABLE[operation]
+    numbers = dict(zip(gradients, [value.number for value in inputs]))
+    needed = [name for function in gradients.values() for name in needs(function)]
+    result = Value(forward(**numbers), operation, inputs, {name: numbers[name] for name in needed})
+    tape.append(result)
+    return result
+
+
+def contributions(value, g):
+    """Return what each input of a value gets, if the gradient of the value is g."""
+    _, gradients = TABLE[value.name]
+    return [function(g, *[value.saved[name] for name in needs(function)]) for function in gradients.values()]
 
 
 # %% [markdown]
 # `example` was written for plain numbers, but it uses only `*` and `+`, so it also
 # works with `Value`. The next cell prints the result as a tree: the inputs of each
-# value are listed under it, indented.
+# value are listed under it, indented. The slopes are what the gradient functions return
+# for a gradient of 1.
 
 
 # %%
 def tree(value, slope="", indent=""):
     """Return a value and, indented below it, its inputs with their slopes."""
     lines = [f"{indent}{value.name} = {value.number:g}{slope}"]
-    for source, local_slope in value.inputs:
+    slopes = contributions(value, 1.0) if value.inputs else []
+    for source, local_slope in zip(value.inputs, slopes):
         lines += tree(source, f"    (slope {local_slope:g})", indent + "    ")
     return lines
 
 
 tape.clear()  # so that this cell can be run again
-x = Value(3.0, name="x")
+x = Value(3.0, "x")
 y = example(x)
 print("\n".join(tree(y)))
 assert tree(y) == [
@@ -107,7 +153,7 @@ assert tree(y) == [
     "        x = 3    (slope 3)",
     "    x = 3    (slope 1)",
 ]
-assert [value.number for value in tape] == [9.0, 12.0]
+assert [(value.name, value.saved) for value in tape] == [("product", {"b": 3.0, "a": 3.0}), ("sum", {})]
 
 # %% [markdown]
 # The same as a graph. Each value appears once, and an arrow leads from each input to
@@ -119,7 +165,11 @@ def label(value):
     return f"{value.name} = {value.number:g}"
 
 
-arrows = [(label(source), label(value), f"slope {slope:g}") for value in tape for source, slope in value.inputs]
+arrows = [
+    (label(source), label(value), f"slope {slope:g}")
+    for value in tape
+    for source, slope in zip(value.inputs, contributions(value, 1.0))
+]
 picture = render.draw_graph([[label(x)], *([label(value)] for value in tape)], arrows)
 render.show_picture(picture, "\n".join(f"{source} to {result}: {text}" for source, result, text in arrows))
 assert arrows == [
@@ -141,8 +191,8 @@ assert arrows == [
 # sum over all paths**: 1 * 3 + 1 * 3 + 1 = 7, the slope that we found by trying.
 #
 # There is no need to follow every path. Walk the tape from its end to its beginning.
-# Each value multiplies its gradient by the slopes of its inputs and passes the products
-# on; each input *adds* up what it receives. On the tape a result always comes after its
+# Each value calls its gradient functions and passes the results on to its inputs; each
+# input *adds* up what it receives. On the tape a result always comes after its
 # inputs: the tape is in **topological order**. Read backwards, it reaches a value only
 # after everything that was computed from it, so at that point the gradient of the value
 # is complete.
@@ -155,8 +205,8 @@ def backward(result):
     result.gradient = 1.0
     while tape:
         value = tape.pop()
-        for source, local_slope in value.inputs:
-            source.gradient += local_slope * value.gradient
+        for source, contribution in zip(value.inputs, contributions(value, value.gradient)):
+            source.gradient += contribution
 
 
 backward(y)
@@ -174,7 +224,7 @@ assert not tape
 # the number of paths from the result to `x`: there are 2 to the power of 20.
 
 # %%
-x = Value(1.0, name="x")
+x = Value(1.0, "x")
 y = x
 for _ in range(20):
     y = y + y
@@ -197,11 +247,11 @@ def backward_that_forgets(result):
     result.gradient = 1.0
     while tape:
         value = tape.pop()
-        for source, local_slope in value.inputs:
-            source.gradient = local_slope * value.gradient  # the mistake
+        for source, contribution in zip(value.inputs, contributions(value, value.gradient)):
+            source.gradient = contribution  # the mistake
 
 
-x = Value(3.0, name="x")
+x = Value(3.0, "x")
 backward_that_forgets(example(x))
 print(f"without adding: {x.gradient}, by trying: {slope(example, 3.0):.4f}")
 assert x.gradient == 3.0
@@ -217,10 +267,11 @@ assert abs(slope(example, 3.0) - 7.0) < 1e-6
 #   gradient is then stored in its attribute `grad`.
 # - Each result has a serial number, and the walk always takes the latest result next.
 #   So several independent calculations can exist side by side.
-# - Instead of a slope, each operation has a function that turns the gradient of its
-#   result into the gradient of its input: the **vjp**, short for vector-Jacobian
-#   product. The vjp of `a * b` for `a` is "multiply by `b`". For single numbers this is
-#   exactly what you wrote above.
+# - A slope is no longer a number, because each element of a result may depend on each
+#   element of an input. But a gradient function works as before: it turns the gradient
+#   of the result into the gradient of the input, both arrays. Such a function is called
+#   a **vjp**, short for vector-Jacobian product. For `a * b` and `a` it is still "`g`
+#   times `b`".
 
 # %%
 x = Tensor([3.0, -1.0, 0.5], requires_grad=True)
@@ -235,6 +286,51 @@ assert x.grad.tolist() == [7.0, -1.0, 2.0]  # 2 x + 1
 # A backward has to start from a single number, so the cell calls `sum()` first. `x` is
 # used in three places, and the three contributions add, as before.
 #
+# ## Your program is a map
+#
+# Each part of your program is a part of minipipe:
+#
+# | here | in minipipe | in the file |
+# |---|---|---|
+# | a row of `TABLE` | an operation, made with `op` | `autograd/operation.py` |
+# | `needs` | a plan: which values a result saves | `autograd/operation.py` |
+# | the number of a `Value` | a tensor | `tensor.py` |
+# | its operation, inputs and saved values | a node | `autograd/graph.py` |
+# | `computed` | the call of an operation | `tensor.py` |
+# | `tape` | the serial numbers of the nodes | `autograd/modes.py` |
+# | `backward` | the walk | `autograd/walk.py` |
+#
+# Look at the node of a result. It says which operation it has, what its inputs are, and
+# what it saves:
+
+# %%
+y = example(x)
+print(y.node)
+print(y.node.inputs[0])
+assert str(y.node) == "add(multiply, Leaf), which keeps nothing"
+assert str(y.node.inputs[0]) == "multiply(Leaf, Leaf), which keeps a, b"
+
+# %% [markdown]
+# A new row takes four lines. The forward is a function of arrays, and the gradient
+# names what it needs, as in `TABLE`: here the slope of the cube is 3 x².
+
+
+# %%
+@op()
+def cube(x):
+    return x * x * x
+
+
+cube.gradients(x=lambda g, x: g * (3 * x * x))
+
+x = Tensor([3.0, -1.0, 0.5], requires_grad=True)
+y = cube(x)
+print(y.node)
+y.sum().backward()
+print(f"its gradient {x.grad.tolist()}")
+assert x.grad.tolist() == [27.0, 3.0, 0.75]
+
+# %% [markdown]
 # ## Checking gradients
 #
 # `check_gradients` compares the gradients of any function of tensors with slopes found
@@ -245,6 +341,7 @@ assert x.grad.tolist() == [7.0, -1.0, 2.0]  # 2 x + 1
 generator = np.random.default_rng(seed=0)
 inputs, weights = generator.standard_normal((4, 3)), generator.standard_normal((3, 2))
 check_gradients(lambda inputs, weights: functional.tanh(inputs @ weights), inputs, weights)
+check_gradients(cube, inputs)
 
 # %% [markdown]
 # If a gradient is wrong, it reports where. The next calculation contains a mistake:
@@ -299,6 +396,8 @@ assert (result, gradient) == (example(3.0), 7.0) == (12.0, 7.0)
 # %%
 numbers = np.array([3.0, -1.0, 0.5], np.float32)
 written = written_backward(numbers, np.ones(3, np.float32))
+x = Tensor(numbers, requires_grad=True)
+example(x).sum().backward()
 print(f"written out {written.tolist()}, by the tape {x.grad.tolist()}")
 assert written.tolist() == x.grad.tolist() == [7.0, -1.0, 2.0]
 
@@ -333,21 +432,22 @@ assert in_parts.grad.item() == at_once.grad.item() == 10.0
 # %% [markdown]
 # ## What you have learnt
 #
-# - A tape records each result with its inputs and slopes. One walk back computes all
-#   gradients.
+# - A table has the forward and the gradients of each operation. A tape records each
+#   result with its operation, its inputs and the values that the gradients need. One
+#   walk back computes all gradients.
 # - A value that is used several times receives several contributions, and they add.
 # - Gradients also add over several calls of `backward`, so a set of samples can be
 #   processed in parts.
 #
 # ## Exercise
 #
-# 1. `Value` cannot subtract. Give it `__sub__`, compute `x * x - x` at 3, and compare
-#    with `slope`.
+# 1. `Value` cannot subtract. Give `TABLE` another row and `Value` a method `__sub__`,
+#    compute `x * x - x` at 3, and compare with `slope`.
 # 2. Before you run it: what is the gradient of `x` for `y = x * x; z = y * y` at 3?
 #    Count the paths.
 # 3. The coursework task for this lesson is `01_multiply`: the product of two tensors,
-#    with its vjps. (`minipipe coursework DIR` creates your copy of all the tasks in the
-#    folder DIR.)
+#    with its gradients. (`minipipe coursework DIR` creates your copy of all the tasks in
+#    the folder DIR.)
 #
 # <details>
 # <summary>Answers</summary>
@@ -356,14 +456,9 @@ assert in_parts.grad.item() == at_once.grad.item() == 10.0
 #    second. At 3 the gradient is 2 x - 1 = 5.
 #
 # ```python
-# def subtract(self, other):
-#     return Value(
-#         self.number - other.number, (self, 1.0), (other, -1.0), name="difference"
-#     )
-#
-#
-# Value.__sub__ = subtract
-# x = Value(3.0, name="x")
+# TABLE["difference"] = (lambda a, b: a - b, {"a": lambda g: g, "b": lambda g: -g})
+# Value.__sub__ = lambda self, other: computed("difference", self, other)
+# x = Value(3.0, "x")
 # backward(x * x - x)
 # assert x.gradient == 5.0
 # assert abs(slope(lambda x: x * x - x, 3.0) - 5.0) < 1e-6
@@ -374,7 +469,7 @@ assert in_parts.grad.item() == at_once.grad.item() == 10.0
 #    each with slope 9 * 3 = 27.
 #
 # ```python
-# x = Value(3.0, name="x")
+# x = Value(3.0, "x")
 # y = x * x
 # backward(y * y)
 # assert x.gradient == 4 * 9 * 3 == 108.0

@@ -67,12 +67,13 @@ assert same_bits(x.grad, of_inputs) and same_bits(w.grad, of_weights)
 #
 #     tanh           the gradient arrives here
 #      └─ product
-#          ├─ inputs     I follows this edge and leaves the gradient of the inputs
-#          └─ weights    I stops at this edge and records it: W starts here
+#          ├─ inputs     I goes on here and leaves the gradient of the inputs
+#          └─ weights    I stops here and sets the product aside: W starts from it
 #
-# The first walk, I, follows only edges that lead to activations. It records every edge
-# that leads to weights, together with the gradient on it. The second walk, W, starts
-# from these records.
+# The first walk, I, computes only gradients of activations. A result that has weights
+# among its inputs is set aside, with its gradient and the values that the gradients of
+# the weights name: for a product, the other factor. All other values are freed. The
+# second walk, W, starts from the results that were set aside.
 #
 # The pipeline calls both walks for you. To see them in isolation, the next cell uses
 # three internal names of minipipe:
@@ -84,8 +85,8 @@ assert same_bits(x.grad, of_inputs) and same_bits(w.grad, of_weights)
 #   `needs_gradient` is true on all stages but the first, since the gradient of the
 #   batch itself is not needed.
 # - `autograd.backward_input` is the first walk. It receives the entries of the results
-#   with their gradients, and returns the records. Their method `run` is the second
-#   walk.
+#   with their gradients, and returns what was set aside. Its method `run` is the
+#   second walk.
 
 # %%
 x, w = Tensor(inputs), Tensor(weights, requires_grad=True)

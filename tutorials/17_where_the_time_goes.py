@@ -207,11 +207,12 @@ assert report == "stage 0: replays 1 kind of microbatch"
 #
 # The product of a 16 x 32 and a 32 x 32 matrix takes NumPy little more than a
 # microsecond. In the same time Python calls ten or twenty functions. An operation needs
-# more than the product: it checks shapes and dtypes, and makes a tensor, a node, and a
-# vjp for each input. Later the backward finds the latest node, calls each vjp, and adds
-# the results. A module looks up its parameters and calls the operation. These steps
-# have a purpose: they name the layer in an error message, and they let you write any
-# model. But they take as long for a small product as for a large one.
+# more than the product: it checks shapes and dtypes, makes a tensor and a node, and
+# saves the values that its gradients need. Later the backward finds the latest node,
+# calls a gradient function for each input, and adds the results. A module looks up its
+# parameters and calls the operation. These steps have a purpose: they name the layer in
+# an error message, and they let you write any model. But they take as long for a small
+# product as for a large one.
 #
 # Replaying skips most of them, because their outcome is the same for every microbatch.
 # It does not skip the step around the microbatches, which is most of the difference
@@ -329,8 +330,8 @@ assert all(cost >= 0 and step >= 5 for cost, step in results)
 # 4. Put a layer of your own into the network. What does the report say? Set the class
 #    attribute `is_replayable = True` in your layer, and read the report again. Then let
 #    its forward ask `if x.data.max() > 0`.
-# 5. In the coursework task `01_multiply` you wrote an operation with its vjps. Nothing
-#    in it is about replaying. Why can it be replayed?
+# 5. In the coursework task `01_multiply` you wrote an operation with its gradients.
+#    Nothing in it is about replaying. Why can it be replayed?
 #
 # <details>
 # <summary>Answers</summary>
@@ -410,15 +411,19 @@ assert all(cost >= 0 and step >= 5 for cost, step in results)
 # ```
 #
 # 5. A capture records NumPy calls, and your operation calls NumPy. Its forward and its
-#    vjps receive arrays that record each call.
+#    gradients receive arrays that record each call.
 #
 # ```python
-# from minipipe.tensor import record
+# from minipipe import op
 #
 #
+# @op()
 # def multiply(a, b):
 #     """The product of two tensors, as in the coursework."""
-#     return record(a.data * b.data, (a, lambda gradient: gradient * b.data), (b, lambda gradient: gradient * a.data))
+#     return a * b
+#
+#
+# multiply.gradients(a=lambda g, b: g * b, b=lambda g, a: g * a)
 #
 #
 # class WithMultiply(nn.Module):

@@ -1,7 +1,9 @@
-"""Memory held by graphs: a walk through them and into every vjp. Never in the hot path."""
+"""Memory held by graphs: a walk through them, and the arrays of what their nodes saved. Never in the hot path."""
 
 from __future__ import annotations
 
+import builtins
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import BuiltinMethodType, CellType, FunctionType, MethodType, MethodWrapperType
@@ -12,6 +14,11 @@ from minipipe.autograd.backend import Array
 from minipipe.autograd.graph import Node
 from minipipe.autograd.recompute import RecomputedNode
 from minipipe.autograd.split import WeightWork
+
+_SEARCHED = (
+    *(tuple, list, dict, FunctionType, CellType, partial),
+    *(MethodType, BuiltinMethodType, MethodWrapperType),
+)
 
 
 def held_bytes(held: Iterable[Node | WeightWork], not_counted: Iterable[Array]) -> int:
@@ -32,7 +39,9 @@ def held_buffers(held: Iterable[Node | WeightWork], not_counted: Iterable[Array]
     """
     buffers: dict[int, int] = {}
     for item in held:
-        for array in _arrays_of(item):
+        gradients = {} if isinstance(item, Node) else item.postponed
+        nodes = behind([item] if isinstance(item, Node) else list(gradients))
+        for array in arrays_in([*gradients.values(), *map(saved_by, nodes), *map(inputs_again, nodes)]):
             base = buffer_of(array)
             buffers[id(base)] = backend.num_bytes(base)
     for array in not_counted:
@@ -48,29 +57,22 @@ def observe_recomputation(roots: Iterable[Node], observe: Callable[[list[Node]],
     roots : iterable of Node
         Of the graphs.
     observe : function
-        Takes the roots of a recomputed part, before the backward goes through it. Not a closure: objects that a
-        closure refers to would count as held.
+        Takes the roots of a recomputed part, before the backward goes through it.
     """
     for node in behind(list(roots)):
-        recomputation = node.recomputation if isinstance(node, RecomputedNode) else None
-        if recomputation is not None and recomputation.compute_again is not None:
-            recomputation.compute_again = partial(_observed, recomputation.compute_again, observe)
+        again = node.recomputation if isinstance(node, RecomputedNode) else None
+        if again is not None and again.compute is not None:
+            again.compute = partial(_observed, again.compute, observe)
 
 
-def _observed(compute: Callable[[], list[Node | None]], observe: Callable[[list[Node]], None]) -> list[Node | None]:
-    roots = compute()
+def _observed(
+    compute: Callable[[list[Any]], list[Node | None]], observe: Callable[[list[Node]], None], inputs: list[Any]
+) -> list[Node | None]:
+    roots = compute(inputs)
     computed = [root for root in roots if root is not None]
     observe_recomputation(computed, observe)  # one recomputation may lie inside another
     observe(computed)
     return roots
-
-
-def _arrays_of(item: Node | WeightWork) -> Iterator[Array]:
-    if isinstance(item, Node):
-        yield from _captured(behind([item]))
-    else:
-        yield from item.postponed.values()
-        yield from _captured(behind(list(item.postponed)))
 
 
 def behind(roots: list[Node]) -> list[Node]:
@@ -78,25 +80,13 @@ def behind(roots: list[Node]) -> list[Node]:
     seen = set(roots)
     stack = list(roots)
     while stack:
-        for parent in _parents(stack.pop()):
+        node = stack.pop()
+        again = node.recomputation if isinstance(node, RecomputedNode) else None
+        for parent in node.inputs if again is None else again.parents:
             if parent not in seen:
                 seen.add(parent)
                 stack.append(parent)
     return list(seen)
-
-
-def _parents(node: Node) -> list[Node]:
-    if isinstance(node, RecomputedNode):
-        recomputation = node.recomputation
-        return [] if recomputation is None else [*recomputation.parents, *filter(None, recomputation.roots)]
-    return [*node.inputs]
-
-
-def _captured(nodes: list[Node]) -> Iterator[Array]:
-    for node in nodes:
-        if isinstance(node, RecomputedNode) and node.recomputation is not None:
-            yield from arrays_in(node.recomputation.compute_again)
-        yield from arrays_in(saved_by(node))
 
 
 def saved_by(node: Node) -> tuple[Any, ...]:
@@ -104,67 +94,44 @@ def saved_by(node: Node) -> tuple[Any, ...]:
     return node.saved if isinstance(node.saved, tuple) else node.saved.values
 
 
+def inputs_again(node: Node) -> list[Any]:
+    """Return the tensors from which a node will be computed again."""
+    again = node.recomputation if isinstance(node, RecomputedNode) else None
+    return [] if again is None else again.inputs
+
+
 def arrays_in(item: Any) -> Iterator[Array]:
-    """Yield the arrays that a vjp has captured; objects of other classes than those below are not looked into."""
-    yield from filter(backend.is_array, captured_by(item))
+    """Yield the arrays of containers and tensors, and those that functions refer to, as custom vjps do.
 
-
-def captured_by(item: Any) -> Iterator[Any]:
-    """Yield what a vjp has captured: arrays (also the arrays of tensors), and any object that is not searched.
+    These are in closures, defaults, arguments of partial functions, and the objects of methods. Objects of other
+    classes are not searched.
 
     Examples
     --------
     >>> import numpy as np
-    >>> list(captured_by(lambda g, rows=np.ones(2), factor=3.0: g * rows * factor))
-    [3.0, array([1., 1.])]
+    >>> list(arrays_in(lambda g, rows=np.ones(2), factor=3.0: g * rows * factor))
+    [array([1., 1.])]
     """
-    seen, coming = set[int](), [item]
+    seen, coming = {id(vars(builtins))}, [item]
     while coming:
         item = coming.pop()
-        if backend.is_array(item):
-            yield item
-        elif (data := _data_of(item)) is not None:
-            yield data
-        elif id(item) not in seen:  # a function may refer to itself
-            seen.add(id(item))
-            inside = _inside(item)
-            if inside is None:
-                yield item
-            else:
-                coming += inside
+        if isinstance(item, _SEARCHED):
+            if id(item) not in seen:  # a function may refer to itself
+                seen |= {id(item), id(getattr(item, "__globals__", None))}
+                coming += gc.get_referents(item)
+        elif (array := _array_of(item)) is not None:
+            yield array
 
 
-def _data_of(item: Any) -> Array | None:
-    """Return the array of a tensor; None for anything else, and for a parameter without values."""
+def _array_of(item: Any) -> Array | None:
+    """Return an array, or the values of a tensor; None for anything else, and for a parameter without values."""
+    if backend.is_array(item):
+        return item
     try:
         data = getattr(item, "data", None)
     except Exception:  # a property of any class
         return None
     return data if backend.is_array(data) else None
-
-
-def _inside(item: Any) -> list[Any] | None:
-    """Return the objects that a function or a container refers to; None for an object of any other class."""
-    if isinstance(item, tuple | list):
-        return [*item]
-    if isinstance(item, dict):
-        return [*item.values()]
-    if isinstance(item, partial):
-        return [item.func, *item.args, *item.keywords.values()]
-    if isinstance(item, FunctionType):
-        cells = [contents for cell in item.__closure__ or () for contents in contents_of(cell)]
-        return [*cells, *(item.__defaults__ or ()), *(item.__kwdefaults__ or {}).values()]
-    if isinstance(item, MethodType | BuiltinMethodType | MethodWrapperType) and item.__self__ is not None:
-        return [item.__self__]
-    return None
-
-
-def contents_of(cell: CellType) -> list[Any]:
-    """Return the contents of a cell; none while its variable has no value."""
-    try:
-        return [cell.cell_contents]
-    except ValueError:
-        return []
 
 
 def buffer_of(array: Array) -> Array:

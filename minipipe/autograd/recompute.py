@@ -14,6 +14,7 @@ Chen et al. 2016, "Training deep nets with sublinear memory cost", section 3.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from minipipe.autograd.backend import Array
 from minipipe.autograd.graph import CUSTOM, Backward, Node, unchanged
@@ -24,29 +25,36 @@ class Recomputation:
 
     Parameters
     ----------
-    parents : list of Node
-        The nodes of the inputs.
-    compute_again : function
-        Computes the results again and returns their nodes; None for a result that depends on nothing with a gradient.
+    inputs : list of Tensor
+        Tensors of its own, with the values and nodes of the inputs.
+    compute : function
+        Computes the results from the inputs and returns their nodes; None for a result that depends on nothing with a
+        gradient.
 
     Attributes
     ----------
     roots : list of Node or None
-        The nodes of the results, once they were computed again.
+        The nodes of the results, once they were computed again. Then ``inputs`` is empty.
     """
 
-    __slots__ = ("compute_again", "parents", "roots")
+    __slots__ = ("compute", "inputs", "roots")
 
-    def __init__(self, parents: list[Node], compute_again: Callable[[], list[Node | None]]) -> None:
-        self.parents = parents
-        self.compute_again: Callable[[], list[Node | None]] | None = compute_again
+    def __init__(self, inputs: list[Any], compute: Callable[[list[Any]], list[Node | None]]) -> None:
+        self.inputs = inputs
+        self.compute: Callable[[list[Any]], list[Node | None]] | None = compute
         self.roots: list[Node | None] = []
+
+    @property
+    def parents(self) -> list[Node]:
+        """The nodes of the inputs, and of the results if these were computed again."""
+        return [node for node in (*(tensor.node for tensor in self.inputs), *self.roots) if node is not None]
 
     def root(self, number: int) -> Node | None:
         """Return the node of one result; the first time, compute all of them again."""
-        if self.compute_again is not None:
-            compute_again, self.compute_again = self.compute_again, None
-            self.roots = compute_again()
+        if self.compute is not None:
+            compute, self.compute = self.compute, None
+            inputs, self.inputs = self.inputs, []
+            self.roots = compute(inputs)
         return self.roots[number]
 
 
@@ -70,7 +78,6 @@ class RecomputedNode(Node):
                 self.saved.take()
             recomputation, self.recomputation = self.recomputation, None
             root = recomputation.root(self.number)
-            self.plan, self.inputs, self.saved = CUSTOM[0], (), ()
-            if root is not None:
-                self.plan, self.inputs, self.saved = CUSTOM[1], (root,), (unchanged,)
+            roots = [] if root is None else [root]
+            self.plan, self.inputs, self.saved = CUSTOM[len(roots)], roots, (unchanged,) * len(roots)
         return super().release(gradient)

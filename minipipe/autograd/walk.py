@@ -62,7 +62,10 @@ def backward(roots: dict[Node, Array], postponed: dict[Node, Array] | None = Non
             elif plan.shared:
                 values = plan.values(gradient, values)
             walk.order, walk.gradient = node.order, gradient
-            for parent, (function, place, arguments, value) in zip(inputs, plan.steps):
+            number = 0
+            for function, place, arguments, value in plan.steps:
+                parent = inputs[number]
+                number += 1  # noqa: SIM113 (enumerate and zip take as long as a small gradient)
                 if place is not None:  # [3]
                     contribution = function(gradient, values[place])
                 elif arguments is None:
@@ -71,7 +74,11 @@ def backward(roots: dict[Node, Array], postponed: dict[Node, Array] | None = Non
                     contribution = function(gradient, *arguments(values), parent.shape)
                 else:
                     contribution = function(gradient, *arguments(values))
-                if contribution is None or contribution.dtype is not parent.dtype or contribution.shape != parent.shape:
+                try:
+                    fits = contribution.dtype is parent.dtype and contribution.shape == parent.shape
+                except AttributeError:  # None, or a number
+                    fits = False
+                if not fits:
                     contribution = _fitted(contribution, parent, plan.operation, value, values[place or 0 :])
                 parent.add(contribution, walk)  # [4]
     finally:
@@ -100,26 +107,30 @@ def _taken(
     return [node for node in inputs if node.is_activation], now, values
 
 
-def _fitted(
-    contribution: Array | None, parent: Node, operation: Operation, value: Value, values: tuple[Any, ...]
-) -> Array:
+def _fitted(contribution: Any, parent: Node, operation: Operation, value: Value, values: tuple[Any, ...]) -> Array:
     """Return a contribution that does not have the shape and dtype of the parent: summed, or refused.
 
     NumPy would broadcast or promote it in silence.
     """
-    name = f"The gradient of {value.name} in {operation.name}"
+    name, kind = f"The gradient of {value.name} in {operation.name}", "it"
     if operation is CUSTOM[0].operation:
-        vjp = values[0]
+        vjp, kind = values[0], "a vjp"
         name = getattr(getattr(vjp, "func", vjp), "__qualname__", "a vjp")
-    if contribution is None:
-        raise TensorError("no-gradient", f"{name} returned None; expected the gradient, an array. Add its `return`.")
+    if not hasattr(contribution, "shape"):
+        advice = "Add its `return`" if contribution is None else "Compute with arrays, from g"
+        message = f"{name} returned {contribution!r:.60}; expected the gradient, an array. {advice}."
+        raise TensorError("no-gradient", message)
     returned = f"{name} returned a gradient of"
     if parent.dtype is not None and backend.numpy_dtype(contribution.dtype) != backend.numpy_dtype(parent.dtype):
-        message = f"{returned} {contribution.dtype} for an input of {parent.dtype}: a vjp must return the dtype of its"
+        message = f"{returned} {contribution.dtype} for an input of {parent.dtype}: {kind} must return the dtype of its"
         raise TensorError("dtype", f"{message} input. Convert the result, or the constant that has changed the dtype.")
     if parent.shape is None or contribution.shape == parent.shape:
         return contribution
-    if operation.is_broadcast:
+    lengths = [*zip(reversed(parent.shape), reversed(contribution.shape))]
+    if operation.is_broadcast and len(lengths) == len(parent.shape) and all(n in (1, m) for n, m in lengths):
         return backend.unbroadcast(contribution, parent.shape)
-    message = f"{returned} shape {contribution.shape} for an input of shape {parent.shape}: a vjp must return the"
-    raise TensorError("shape", f"{message} shape of its input (if the input was broadcast, sum over those axes).")
+    message = f"{returned} shape {contribution.shape} for an input of shape {parent.shape}: {kind} must return the"
+    advice = "if the input was broadcast, sum over those axes"
+    if kind == "it":
+        advice = "name `shape`, last, to get it; if the inputs are broadcast, say op(is_broadcast=True)"
+    raise TensorError("shape", f"{message} shape of its input ({advice}).")

@@ -356,6 +356,9 @@ class Noun(NamedTuple):
         The names of the values whose memory it takes, if no size is known of its own.
     tells : mapping
         By the reason of a fault, the function that tells it (`core/legality.py`).
+    cut : int
+        The stage below the boundary that it crosses, less its own: -1 if it comes from
+        the stage before.
 
     Examples
     --------
@@ -373,6 +376,7 @@ class Noun(NamedTuple):
     adds_up: bool = False
     parts: tuple[str, ...] = ()
     tells: Mapping[str, Tell] = {}
+    cut: int = 0
 
 
 def _stays(setting: Setting, stage: int) -> bool:
@@ -392,9 +396,9 @@ def _sums_stay(setting: Setting, stage: int) -> bool:
 _graph = partial(Noun, keeps_weights=True, tells={"late": _disordered})
 _ALONE: dict[str, Tell] = dict.fromkeys(("never taken", "never given"), _alone)
 NOUNS = {
-    "x": Noun("activation", travels=True, message=("SEND_F", "RECV_F")),
+    "x": Noun("activation", travels=True, cut=-1, message=("SEND_F", "RECV_F")),
     "out": Noun("activation to send"),
-    "sent": Noun("message with an activation", travels=True),
+    "sent": Noun("message with an activation", travels=True, cut=-1),
     "result": Noun("output of the model", may_stay=_stays),
     "graph": _graph("graph"),
     "away": _graph(

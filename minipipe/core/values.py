@@ -499,48 +499,20 @@ def _gradients_of(site: Site, kind: str) -> object:
     return tuple(tuple([site.microbatch - k for k in numbers]) for numbers in taken)
 
 
+_computation = partial(Kind, is_of_slice=True, case=_states_of)
+_whole_or_input = partial(
+    _computation, is_backward=True, is_second=True, varies=_has_states
+)
 _send = partial(Kind, lane="", message="send")
 _receive = partial(Kind, lane="", message="receive")
+_summary = partial(Kind, sums_up=True, varies=_always)
 _copy = partial(Kind, time="copy", varies=_always, case=_states_of)
 _KINDS = (
-    Kind(
-        "F",
-        _forward,
-        "forward",
-        time="F",
-        is_of_slice=True,
-        varies=_has_slices,
-        case=_states_of,
-    ),
-    Kind(
-        "B",
-        _backward,
-        "backward",
-        time="B",
-        is_backward=True,
-        is_of_slice=True,
-        is_second=True,
-        varies=_has_states,
-        case=_states_of,
-    ),
-    Kind(
-        "I",
-        _backward_input,
-        "backward of the inputs",
-        time="I",
-        is_backward=True,
-        is_of_slice=True,
-        is_second=True,
-        varies=_has_states,
-        case=_states_of,
-    ),
-    Kind(
-        "W",
-        _backward_weight,
-        "backward of the weights",
-        time="W",
-        is_backward=True,
-        is_of_slice=True,
+    _computation("F", _forward, "forward", time="F", varies=_has_slices),
+    _whole_or_input("B", _backward, "backward", time="B"),
+    _whole_or_input("I", _backward_input, "backward of the inputs", time="I"),
+    _computation(
+        "W", _backward_weight, "backward of the weights", time="W", is_backward=True
     ),
     _send("SEND_F", _send_forward, "send of the activation", meets=_sent_activation),
     _receive(
@@ -553,34 +525,24 @@ _KINDS = (
     _receive(
         "RECV_B", _receive_backward, "receive of the gradient", meets=_gradient_message
     ),
-    Kind(
+    _summary(
         "REDUCE_GRAD",
         _reduce_gradient,
         "all-reduce of the gradients",
         lane="",
         time="sum",
         meets=_replicas,
-        sums_up=True,
-        varies=_always,
         case=partial(_gradients_of, kind="REDUCE_GRAD"),
     ),
-    Kind(
+    _summary(
         "U",
         _update,
         "update of the weights",
         time="U",
-        sums_up=True,
-        varies=_always,
         case=partial(_gradients_of, kind="U"),
     ),
-    Kind(
-        "R",
-        _recompute,
-        "recomputation of the forward",
-        time="R",
-        is_of_slice=True,
-        varies=_always,
-        case=_states_of,
+    _computation(
+        "R", _recompute, "recomputation of the forward", time="R", varies=_always
     ),
     _copy("O", _offload, "offload of the activations", lane="copy out"),
     _copy("L", _load, "load of the offloaded activations", lane="copy in"),
@@ -596,6 +558,4 @@ def stages_near(value: Value, num_stages: int) -> range:
 
 def cut_of(value: Value) -> int:
     """Return the stage below the stage boundary that a travelling value crosses."""
-    if value.name in ("x", "sent"):
-        return value.stage - 1
-    return value.stage
+    return value.stage + NOUNS[value.name].cut

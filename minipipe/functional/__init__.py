@@ -1,6 +1,6 @@
 """Operations: each one's forward and its gradients side by side.
 
-To add an operation, write one function that ends in ``record(result, (input, vjp), …)`` and name it in
+To add an operation, decorate a function of arrays with ``op``, set its gradients (``minipipe.op``), and name it in
 ``__init__.pyi``. Its file needs another name, because importing a file hides a function of its name. A test fails
 until it has a gradient check.
 """

@@ -21,16 +21,16 @@ TensorError with code ``shape`` or ``dtype``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
-from minipipe.autograd.modes import next_key
+from minipipe.autograd.modes import Key, next_key
 from minipipe.errors import TensorError, shape_error
-from minipipe.functional.operands import as_real, in_float32, operands
+from minipipe.functional.operands import as_real, one_real, operands
 from minipipe.hints import with_hints
-from minipipe.tensor import Operand, Tensor, as_tensor, op, record
+from minipipe.tensor import Operand, Tensor, op
 
 unbroadcast = backend.unbroadcast
 
@@ -112,7 +112,13 @@ def multiply(a: Array, b: Array) -> Array:
 multiply.gradients(a=lambda g, b: g * b, b=lambda g, a: g * a)
 
 
-def divide(a: Operand, b: Operand) -> Tensor:
+def _real_broadcast(a: Operand, b: Operand) -> Sequence[Tensor]:
+    """Return both operands as tensors of one real dtype, whose shapes fit."""
+    return [*map(as_real, _broadcast("divide", a, b))]
+
+
+@op(takes=_real_broadcast, is_broadcast=True)
+def divide(a: Array, b: Array) -> Array:
     """Return a / b, broadcast.
 
     Examples
@@ -121,14 +127,13 @@ def divide(a: Operand, b: Operand) -> Tensor:
     >>> functional.divide(Tensor([3.0, 6.0]), 2)
     Tensor([1.5, 3. ])
     """
-    a, b = map(as_real, _broadcast("divide", a, b))
-    y, a_shape, b_shape = b.data, a.shape, b.shape
-    result = a.data / y
-    return record(
-        result,
-        (a, lambda g: unbroadcast(g / y, a_shape)),
-        (b, lambda g: unbroadcast(-g * (result / y), b_shape)),  # y * y may be 0 or inf although the quotient is not
-    )
+    return a / b
+
+
+divide.gradients(
+    a=lambda g, b: g / b,
+    b=lambda g, b, result: -g * (result / b),  # b * b may be 0 or inf although the quotient is not
+)
 
 
 def power(a: Operand, b: Operand) -> Tensor:
@@ -143,29 +148,43 @@ def power(a: Operand, b: Operand) -> Tensor:
     Tensor([ 8., 27.])
     """
     if isinstance(b, int | float) and b == 2:
-        a = as_tensor(a)
-        x = a.data
-        return record(x * x, (a, lambda g: g * (2 * x)))
-    a, b = _broadcast("power", a, b)
-    xp, x, y, a_shape, b_shape = array_module(a.data), a.data, b.data, a.shape, b.shape
-    result = x**y
-
-    def of_base(g: Array) -> Array:
-        """Return the gradient of x. At y = 0 the result is 1 for all x, but x ** (y - 1) may be infinite."""
-        is_constant = y == 0
-        slope = x ** xp.where(is_constant, y, y - 1)
-        return unbroadcast(backend.masked(g, ~is_constant) * y * slope, a_shape)
-
-    def of_exponent(g: Array) -> Array:
-        """Return the gradient of y. At x = 0 the result is 0 for all y above 0, but log(x) is infinite."""
-        is_constant = (x == 0) & (y >= 0)
-        logarithm = xp.log(xp.where(is_constant, 1, x))
-        return unbroadcast(backend.masked(g, ~is_constant) * result * logarithm, b_shape)
-
-    return record(result, (a, of_base), (b, of_exponent))
+        return _square(a)
+    return _power(a, b)
 
 
-def negative(a: Operand) -> Tensor:
+@op()
+def _square(a: Array) -> Array:
+    return a * a
+
+
+_square.gradients(a=lambda g, a: g * (2 * a))
+
+
+@op(takes=partial(_broadcast, "power"), is_broadcast=True)
+def _power(a: Array, b: Array) -> Array:
+    return a**b
+
+
+def _power_base(g: Array, a: Array, b: Array) -> Array:
+    """Return the gradient of a. At b = 0 the result is 1 for all a, but a ** (b - 1) may be infinite."""
+    is_constant = b == 0
+    slope = a ** array_module(a).where(is_constant, b, b - 1)
+    return backend.masked(g, ~is_constant) * b * slope
+
+
+def _power_exponent(g: Array, a: Array, b: Array, result: Array) -> Array:
+    """Return the gradient of b. At a = 0 the result is 0 for all b above 0, but log(a) is infinite."""
+    xp = array_module(a)
+    is_constant = (a == 0) & (b >= 0)
+    logarithm = xp.log(xp.where(is_constant, 1, a))
+    return backend.masked(g, ~is_constant) * result * logarithm
+
+
+_power.gradients(a=_power_base, b=_power_exponent)
+
+
+@op()
+def negative(a: Array) -> Array:
     """Return -a.
 
     Examples
@@ -174,11 +193,14 @@ def negative(a: Operand) -> Tensor:
     >>> functional.negative(Tensor([1.0, -2.0]))
     Tensor([-1.,  2.])
     """
-    a = as_tensor(a)
-    return record(-a.data, (a, lambda g: -g))
+    return -a
 
 
-def exp(a: Operand) -> Tensor:
+negative.gradients(a=lambda g: -g)
+
+
+@op(takes=one_real)
+def exp(a: Array) -> Array:
     """Return e to the power of a.
 
     Examples
@@ -187,12 +209,14 @@ def exp(a: Operand) -> Tensor:
     >>> functional.exp(Tensor([0.0, 1.0])).numpy().round(4)
     array([1.    , 2.7183], dtype=float32)
     """
-    a = as_real(a)
-    result = array_module(a.data).exp(a.data)
-    return record(result, (a, lambda g: g * result))
+    return array_module(a).exp(a)
 
 
-def log(a: Operand) -> Tensor:
+exp.gradients(a=lambda g, result: g * result)
+
+
+@op(takes=one_real)
+def log(a: Array) -> Array:
     """Return the natural logarithm of a.
 
     Examples
@@ -203,12 +227,14 @@ def log(a: Operand) -> Tensor:
     >>> x.grad
     array([1.  , 0.25], dtype=float32)
     """
-    a = as_real(a)
-    x = a.data
-    return record(array_module(x).log(x), (a, lambda g: g / x))
+    return array_module(a).log(a)
 
 
-def sqrt(a: Operand) -> Tensor:
+log.gradients(a=lambda g, a: g / a)
+
+
+@op(takes=one_real, in_float32=True)
+def sqrt(a: Array) -> Array:
     """Return the square root of a.
 
     Examples
@@ -217,14 +243,14 @@ def sqrt(a: Operand) -> Tensor:
     >>> functional.sqrt(Tensor([4.0, 9.0]))
     Tensor([2., 3.])
     """
-    a = as_real(a)
-    if backend.is_half(a.dtype):
-        return in_float32(sqrt, a)
-    result = array_module(a.data).sqrt(a.data)
-    return record(result, (a, lambda g: g * 0.5 / result))
+    return array_module(a).sqrt(a)
 
 
-def tanh(a: Operand) -> Tensor:
+sqrt.gradients(a=lambda g, result: g * 0.5 / result)
+
+
+@op(takes=one_real)
+def tanh(a: Array) -> Array:
     """Return the hyperbolic tangent of a.
 
     Examples
@@ -233,12 +259,14 @@ def tanh(a: Operand) -> Tensor:
     >>> functional.tanh(Tensor([0.0, 100.0]))
     Tensor([0., 1.])
     """
-    a = as_real(a)
-    result = array_module(a.data).tanh(a.data)
-    return record(result, (a, lambda g: g * (1 - result * result)))
+    return array_module(a).tanh(a)
 
 
-def sigmoid(a: Operand) -> Tensor:
+tanh.gradients(a=lambda g, result: g * (1 - result * result))
+
+
+@op(takes=one_real)
+def sigmoid(a: Array) -> Array:
     """Return ``1 / (1 + e^-a)``, from ``e^-|a|``, so that nothing overflows and small results are exact.
 
     Examples
@@ -247,9 +275,10 @@ def sigmoid(a: Operand) -> Tensor:
     >>> functional.sigmoid(Tensor([-1000.0, 0.0]))
     Tensor([0. , 0.5])
     """
-    a = as_real(a)
-    result = _sigmoid(a.data)
-    return record(result, (a, lambda g: g * (result * (1 - result))))
+    return _sigmoid(a)
+
+
+sigmoid.gradients(a=lambda g, result: g * (result * (1 - result)))
 
 
 def _sigmoid(x: Array) -> Array:
@@ -273,14 +302,14 @@ def relu(a: Array) -> Array:
     >>> x.grad
     array([0., 0., 1.], dtype=float32)
     """
-    return array_module(a).maximum(a, backend.zeros_of_row(a))
+    return backend.positive_part(a)
 
 
-relu.gradients(a=lambda g, result: backend.masked(g, result != 0))  # > 0 would hide NaN
+relu.gradients(a=lambda g, result: backend.masked_like(g, result))  # where the result is above 0, or NaN
 
 
-@with_hints
-def silu(a: Operand) -> Tensor:
+@op(takes=one_real, saves="gate")
+def silu(a: Array) -> tuple[Array, Array]:
     """Return a times the sigmoid of a, also called swish.
 
     References
@@ -293,10 +322,11 @@ def silu(a: Operand) -> Tensor:
     >>> functional.silu(Tensor([0.0, 100.0]))
     Tensor([  0., 100.])
     """
-    a = as_real(a)
-    gate = _sigmoid(a.data)
-    result = a.data * gate
-    return record(result, (a, lambda g: g * (gate + result * (1 - gate))))
+    gate = _sigmoid(a)
+    return a * gate, gate
+
+
+silu.gradients(a=lambda g, result, gate: g * (gate + result * (1 - gate)))
 
 
 @with_hints
@@ -330,10 +360,34 @@ def dropout(a: Operand, probability: float) -> Tensor:
     [0.0, 2.0]
     """
     a = as_real(a)
-    if backend.is_half(a.dtype) and probability:
-        return in_float32(dropout, a, probability=probability)
-    drop = drawn("dropout", a.data, probability)
-    return a if drop is None else record(drop(a.data), (a, drop))
+    check_probability("dropout", probability)
+    return _dropout(a, probability=probability, key=next_key()) if probability else a
+
+
+def check_probability(name: str, probability: float) -> None:
+    """Refuse a probability with which nothing, or everything, could not be dropped.
+
+    Raises
+    ------
+    TensorError
+        Code ``range``.
+    """
+    if not 0 <= probability < 1:
+        raise TensorError("range", f"{name}: the probability is {probability}; expected at least 0 and less than 1.")
+
+
+@op(saves="keep", in_float32=True)
+def _dropout(a: Array, *, probability: float, key: Key) -> tuple[Array, Array]:
+    keep = backend.uniform(a, key) >= probability
+    return _dropped(a, keep, probability), keep
+
+
+def _dropped(g: Array, keep: Array, probability: float) -> Array:
+    """Return an array, or a gradient, of which only some elements are kept, and scaled up."""
+    return backend.masked(g, keep) * (1 / (1 - probability))
+
+
+_dropout.gradients(a=_dropped)
 
 
 def drawn(
@@ -343,10 +397,8 @@ def drawn(
 
     With ``part`` (i, count) these are part i of all heads, the last axis but two, for which it draws.
     """
-    if not 0 <= probability < 1:
-        raise TensorError("range", f"{name}: the probability is {probability}; expected at least 0 and less than 1.")
+    check_probability(name, probability)
     if probability == 0:
         return None
     keep = backend.uniform(like, next_key(), part) >= probability
-    scale = 1 / (1 - probability)
-    return lambda array: backend.masked(array, keep) * scale
+    return lambda array: _dropped(array, keep, probability)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
-from minipipe.functional.operands import as_real, in_float32
-from minipipe.tensor import Operand, Tensor, record
+from minipipe.functional.operands import one_real
+from minipipe.tensor import Operand, Tensor, op
 
 # Coefficients of polynomials, the constant first. float64: Cody's tables, a ratio of each pair.
 _NEAR_TOP = (
@@ -59,7 +58,8 @@ _SINGLE_BOTTOM = (
 )
 
 
-def erf(a: Operand) -> Tensor:
+@op(takes=one_real, in_float32=True)
+def erf(a: Array) -> Array:
     """Return the error function of a, 2 / sqrt(pi) times the integral of e^(-t^2) from 0 to a.
 
     The error is at most 3e-16 in float64 and 5e-7 in float32.
@@ -75,11 +75,10 @@ def erf(a: Operand) -> Tensor:
     >>> functional.erf(Tensor([0.0, 1.0, 10.0])).numpy().round(4)
     array([0.    , 0.8427, 1.    ], dtype=float32)
     """
-    a = as_real(a)
-    if backend.is_half(a.dtype):
-        return in_float32(erf, a)
-    x, xp = a.data, array_module(a.data)
-    return record(erf_of_array(x), (a, lambda g: g * (2 / math.sqrt(math.pi) * xp.exp(-x * x))))
+    return erf_of_array(a)
+
+
+erf.gradients(a=lambda g, a: g * (2 / math.sqrt(math.pi) * array_module(a).exp(-a * a)))
 
 
 def erf_of_array(x: Array) -> Array:
@@ -143,11 +142,15 @@ def gelu(a: Operand, approximate: bool = False) -> Tensor:
     >>> functional.gelu(Tensor([0.0, 1.0])).numpy().round(4)
     array([0.    , 0.8413], dtype=float32)
     """
-    a = as_real(a)
-    if backend.is_half(a.dtype):
-        return in_float32(gelu, a, approximate=approximate)
-    result, slope = (_gelu_with_tanh if approximate else _gelu_with_erf)(a.data)
-    return record(result, (a, lambda g: g * slope))
+    return _gelu(a, approximate=approximate)
+
+
+@op(takes=one_real, saves="slope", in_float32=True)
+def _gelu(a: Array, *, approximate: bool) -> tuple[Array, Array]:
+    return _gelu_with_tanh(a) if approximate else _gelu_with_erf(a)
+
+
+_gelu.gradients(a=lambda g, slope: g * slope)
 
 
 def _gelu_with_erf(x: Array) -> tuple[Array, Array]:

@@ -104,6 +104,13 @@ def real_operands(first: Operand, *others: Operand) -> list[Tensor]:
     return [as_real(first), *found]
 
 
+def one_real(value: Operand) -> tuple[Tensor]:
+    """Return the only operand of an operation, as a tensor of real numbers."""
+    if isinstance(value, Tensor) and getattr(value.data.dtype, "kind", "") == "f":
+        return (value,)
+    return (as_real(value),)
+
+
 def axis_of(axis: int, shape: tuple[int, ...]) -> int:
     """Return the number of an axis, counted from 0."""
     if not -len(shape) <= axis < len(shape):

@@ -22,6 +22,7 @@ from minipipe.errors import ArgumentError, TensorError, shape_error
 from minipipe.functional import contraction, elementwise, operands, reduction, shape
 from minipipe.hints import Familiar, instead_of, with_hints
 from minipipe.tensor import Operand, Tensor, record
+from minipipe.tensor import op as op
 
 
 def _swapped(operation: Callable[[Operand, Operand], Tensor]) -> Callable[[Tensor, Operand], Tensor]:

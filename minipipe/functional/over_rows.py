@@ -6,12 +6,13 @@ over all their rows: one large product instead of several small ones that are th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from minipipe.autograd.backend import Array, array_module
 from minipipe.autograd.graph import CUSTOM, Node
 from minipipe.autograd.memory import saved_by
+from minipipe.autograd.operation import GRADIENT, Plan, Value
 from minipipe.autograd.split import WeightWork
 
 
@@ -37,32 +38,27 @@ def stacked(works: list[WeightWork]) -> WeightWork:
     if len(works) == 1:
         return works[0]
     together = WeightWork()
-    rows: dict[Any, tuple[int, list[tuple[Array, ...]]]] = {}  # by node of the weight, gradient and shapes
+    alike: dict[Any, list[tuple[Node, Array]]] = {}  # by operation, weights and shapes of rows
     for node, gradient in (item for work in works for item in work.postponed.items()):
-        plan = node.plan
-        if plan is None:  # it will be computed again
+        if node.plan is not None and gradient.ndim > 1 and _sums_over_rows(node.plan):
+            shapes = [array.shape[1:] for array in (gradient, *saved_by(node))]
+            alike.setdefault((node.plan, *node.inputs, *shapes), []).append((node, gradient))
+        else:
             together.postponed[node] = gradient
-            continue
-        is_apart = []
-        for parent, (function, _, _, value) in zip(node.inputs, plan.steps):
-            is_apart.append(value.name not in plan.operation.sums_over_rows or gradient.ndim < 2)
-            if not is_apart[-1]:
-                saved = dict(zip(plan.names, saved_by(node)))
-                arrays = (gradient, *[saved[name] for name in value.needs])
-                key = parent, function, *(array.shape[1:] for array in arrays)
-                order, parts = rows.get(key, (node.order, []))
-                parts.append(arrays)
-                rows[key] = min(order, node.order), parts
-        if any(is_apart):
-            rest, _ = plan.halves(tuple(is_apart))
-            inputs = [parent for parent, is_alone in zip(node.inputs, is_apart) if is_alone]
-            together.postponed[Node(rest, inputs, node.saved, node.order)] = gradient
-    for (parent, function, *_), (order, parts) in rows.items():
-        together.postponed[Node(CUSTOM[1], (parent,), (_of_all(function, parts),), order)] = parts[0][0]
+    for (plan, *_), nodes in alike.items():
+        rows = [(gradient, *saved_by(node)) for node, gradient in nodes]
+        vjps = tuple([partial(_of_all, plan, value, rows) for *_, value in plan.steps])
+        order = min(node.order for node, _ in nodes)
+        together.postponed[Node(CUSTOM[len(vjps)], nodes[0][0].inputs, vjps, order)] = nodes[0][1]
     return together
 
 
-def _of_all(function: Callable[..., Array], parts: list[tuple[Array, ...]]) -> Callable[[Any], Array]:
-    """Return a vjp that knows its gradients: their rows are concatenated only when it is called."""
-    xp = array_module(parts[0][0])
-    return lambda _: function(*map(xp.concat, zip(*parts)))
+def _sums_over_rows(plan: Plan) -> bool:
+    return all(value.name in plan.operation.sums_over_rows for *_, value in plan.steps)
+
+
+def _of_all(plan: Plan, value: Value, rows: list[tuple[Array, ...]], _: Array) -> Array:
+    """Return the gradient over all rows, whose gradients are among them: they are concatenated only now."""
+    columns = dict(zip((GRADIENT, *plan.names), zip(*rows)))
+    concat = array_module(rows[0][0]).concat
+    return value.function(*[concat(columns[name]) for name in (GRADIENT, *value.needs)])

@@ -19,7 +19,7 @@ from minipipe.errors import TensorError
 from minipipe.functional.distributed import check_part, check_scores, marked
 from minipipe.functional.loss import label_weight
 from minipipe.functional.operands import as_real, astype, data_of
-from minipipe.tensor import Operand, Tensor, record
+from minipipe.tensor import Operand, Tensor, op, record
 
 
 def combined(array: Array, group: ProcessGroup, operation: str = "sum") -> Array:
@@ -35,7 +35,8 @@ def combined(array: Array, group: ProcessGroup, operation: str = "sum") -> Array
     return backend.moved(group.all_reduce(backend.to_numpy(array), operation), array_module(array))
 
 
-def copy_to(x: Tensor, group: ProcessGroup) -> Tensor:
+@op()
+def copy_to(x: Array, *, group: ProcessGroup) -> Array:
     """Return x, which all ranks have, for parts of a layer; the backward adds up their gradients.
 
     Examples
@@ -43,24 +44,31 @@ def copy_to(x: Tensor, group: ProcessGroup) -> Tensor:
     >>> from minipipe import Tensor, spawn
     >>> def differentiate(group):
     ...     x = Tensor([1.0, 2.0], requires_grad=True)
-    ...     copy_to(x, group).sum().backward()
+    ...     copy_to(x, group=group).sum().backward()
     ...     return x.grad.tolist()
     >>> spawn(differentiate, num_ranks=2)
     [[2.0, 2.0], [2.0, 2.0]]
     """
-    return record(x.data, (x, lambda g: combined(g, group)))
+    return x
 
 
-def reduce_from(x: Tensor, group: ProcessGroup) -> Tensor:
+copy_to.gradients(x=lambda g, group: combined(g, group))
+
+
+@op()
+def reduce_from(x: Array, *, group: ProcessGroup) -> Array:
     """Return the sum of the ranks' tensors; the backward passes the gradient to each of them.
 
     Examples
     --------
     >>> from minipipe import Tensor, spawn
-    >>> spawn(lambda group: reduce_from(Tensor([1.0 + group.rank]), group).numpy().tolist(), num_ranks=2)
+    >>> spawn(lambda group: reduce_from(Tensor([1.0 + group.rank]), group=group).numpy().tolist(), num_ranks=2)
     [[3.0], [3.0]]
     """
-    return record(combined(x.data, group), (x, lambda g: g))
+    return combined(x, group)
+
+
+reduce_from.gradients(x=lambda g: g)
 
 
 def gather_from(x: Tensor, group: ProcessGroup) -> Tensor:
@@ -78,9 +86,17 @@ def gather_from(x: Tensor, group: ProcessGroup) -> Tensor:
     [[1.0, 2.0], [1.0, 2.0]]
     """
     check_part("gather_from", x, group)
-    whole, first = gathered(x.data, group)
-    own = (..., slice(first, first + x.shape[-1]))
-    return marked(record(whole, (x, lambda g: backend.contiguous(g[own]))), group, is_whole=True)
+    return marked(_gather_from(x, group=group), group, is_whole=True)
+
+
+@op(saves="first")
+def _gather_from(x: Array, *, group: ProcessGroup) -> tuple[Array, int]:
+    return gathered(x, group)
+
+
+_gather_from.gradients(
+    x=lambda g, first, shape: backend.contiguous(g[..., first : first + shape[-1]]),
+)
 
 
 def gathered(array: Array, group: ProcessGroup) -> tuple[Array, int]:
@@ -133,22 +149,36 @@ def parallel_cross_entropy(
     logits = as_real(logits)
     if backend.is_half(logits.dtype):
         logits = astype(logits, "float32")
-    xp, k, shape = array_module(logits.data), logits.shape[-1], logits.shape
     columns = backend.reshape(data_of(labels, logits.data), (-1,))
+    xp, num_classes = array_module(columns), logits.shape[-1] * group.size
     counts = xp.ones_like(columns, dtype=xp.bool) if ignore_index is None else columns != ignore_index
-    if not backend.is_integer(columns.dtype) or bool(xp.any(counts & ((columns < 0) | (columns >= k * group.size)))):
-        raise TensorError("range", f"parallel_cross_entropy: expected labels from 0 to {k * group.size - 1}.")
-    rows, own = backend.reshape(logits.data, (-1, k)), columns - group.rank * k
+    if not backend.is_integer(columns.dtype) or bool(xp.any(counts & ((columns < 0) | (columns >= num_classes)))):
+        raise TensorError("range", f"parallel_cross_entropy: expected labels from 0 to {num_classes - 1}.")
+    weight = (label_weight(columns, ignore_index) or 1.0) if reduction == "mean" else 1.0
+    return _parallel_cross_entropy(logits, record(columns), record(counts), group=group, weight=weight)
+
+
+@op(saves="powers sums is_wanted")
+def _parallel_cross_entropy(
+    logits: Array, columns: Array, counts: Array, *, group: ProcessGroup, weight: float
+) -> tuple[Array, Array, Array, Array]:
+    xp, k = array_module(logits), logits.shape[-1]
+    rows, own = backend.reshape(logits, (-1, k)), columns - group.rank * k
     shifted = rows - combined(xp.max(rows, axis=-1, keepdims=True), group, "max")
     powers = xp.exp(shifted)
     sums = combined(backend.reduce_sum(powers, -1, True), group)
     is_wanted = (xp.arange(k) == own[:, None]) & counts[:, None]
     picked = combined(backend.reduce_sum(backend.masked(shifted, is_wanted), -1), group)
-    weight = (label_weight(columns, ignore_index) or 1.0) if reduction == "mean" else 1.0
     loss = backend.reduce_sum(backend.masked(xp.log(sums[:, 0]) - picked, counts)) / weight
+    return loss, powers, sums, is_wanted
 
-    def vjp(g: Array) -> Array:
-        probabilities = backend.masked(powers / sums, counts[:, None])
-        return backend.reshape((probabilities - xp.astype(is_wanted, rows.dtype)) * (g / weight), shape)
 
-    return record(loss, (logits, vjp))
+def _of_logits(
+    g: Array, powers: Array, sums: Array, is_wanted: Array, counts: Array, weight: float, shape: tuple[int, ...]
+) -> Array:
+    probabilities = backend.masked(powers / sums, counts[:, None])
+    wanted = array_module(powers).astype(is_wanted, powers.dtype)
+    return backend.reshape((probabilities - wanted) * (g / weight), shape)
+
+
+_parallel_cross_entropy.gradients(logits=_of_logits)

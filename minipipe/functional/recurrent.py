@@ -13,46 +13,34 @@ back through time that needs U alone, and then each gradient is one product over
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
-from minipipe.errors import TensorError, shape_error
-from minipipe.functional.operands import as_real, in_float32, operands
-from minipipe.tensor import Tensor, record
+from minipipe.errors import shape_error
+from minipipe.functional.operands import as_real, operands
+from minipipe.tensor import Operand, Tensor, op
 
 
-def once(compute: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """Return a function that computes an array from the gradient of a result at its first call, and keeps it.
-
-    Most vjps are independent. The vjps of an LSTM share the walk back through time: in a split backward, the vjp of the
-    input computes it in I, and the vjps of the weights only multiply in W. The captured arrays of ``compute`` are freed
-    after the first call. A different gradient is refused: a graph is walked once.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> shared = once(lambda g: print("computing") or 2 * g)
-    >>> g = np.array([1.0, 2.0])
-    >>> shared(g), shared(g)
-    computing
-    (array([2., 4.]), array([2., 4.]))
-    """
-    state: list[Any] = [compute]  # then [gradient, array]; a list, so that autograd/memory.py can search it
-
-    def computed(g: Array) -> Array:
-        if len(state) == 1:
-            state[:] = [g, state[0](g)]
-        if state[0] is not g:
-            message = "The vjps of an operation were called with two gradients; the arrays of the first are released."
-            raise TensorError("backward-twice", f"{message} Compute the result again.")
-        return state[1]
-
-    return computed
+def _fitting(
+    x: Operand, input_weight: Operand, hidden_weight: Operand, bias: Operand | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return the operands as tensors of one real dtype, whose shapes fit."""
+    x, input_weight = operands(x, input_weight)
+    x, hidden_weight = operands(x, hidden_weight)
+    x, input_weight, hidden_weight = as_real(x), as_real(input_weight), as_real(hidden_weight)
+    k, h = x.shape[-1:], hidden_weight.shape[:1]
+    wide = tuple(4 * length for length in h)
+    if x.ndim != 3 or hidden_weight.ndim != 2 or input_weight.shape != k + wide or hidden_weight.shape != h + wide:
+        shapes = {"input": x.shape, "input_weight": input_weight.shape, "hidden_weight": hidden_weight.shape}
+        raise shape_error("lstm", "(n, t, k), (k, 4 * h) and (h, 4 * h)", **shapes)
+    if bias is not None:
+        _, bias = operands(x, bias)
+        if bias.shape != wide:
+            raise shape_error("lstm", str(wide), bias=bias.shape)
+    return x, input_weight, hidden_weight, bias
 
 
-def lstm(x: Tensor, input_weight: Tensor, hidden_weight: Tensor, bias: Tensor | None = None) -> Tensor:
+@op(takes=_fitting, saves="cells gates", in_float32=True)  # the cell adds up over time
+def lstm(x: Array, input_weight: Array, hidden_weight: Array, bias: Array | None = None) -> tuple[Array, Array, Array]:
     """Return the hidden states of a long short-term memory at all times.
 
     Parameters
@@ -79,9 +67,9 @@ def lstm(x: Tensor, input_weight: Tensor, hidden_weight: Tensor, bias: Tensor | 
 
     Notes
     -----
-    The graph keeps the gates and the cells, five numbers for each hidden unit and time, besides input and result. The
-    vjps share the walk back through time: the first vjp that is called computes it, and from then on dz takes the place
-    of gates and cells.
+    The graph keeps the gates and the cells, five numbers for each hidden unit and time, besides input and result. All
+    gradients share dz, from one walk back through time: after the first half of a split backward, dz has taken the
+    place of gates and cells.
 
     References
     ----------
@@ -98,40 +86,30 @@ def lstm(x: Tensor, input_weight: Tensor, hidden_weight: Tensor, bias: Tensor | 
     >>> functional.lstm(x, zeros, zeros).numpy().tolist()
     [[[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]]
     """
-    x, input_weight = operands(x, input_weight)
-    x, hidden_weight = operands(x, hidden_weight)
-    x, input_weight, hidden_weight = as_real(x), as_real(input_weight), as_real(hidden_weight)
-    bias = None if bias is None else operands(x, bias)[1]
-    if backend.is_half(x.dtype):  # the cell adds up over time
-        return in_float32(lstm, x, input_weight, hidden_weight, *(() if bias is None else (bias,)))
-    _check(x, input_weight, hidden_weight, bias)
-    shape, rows = x.shape, backend.reshape(x.data, (backend.prod(x.shape[:2]), x.shape[2]))
-    w, u = input_weight.data, hidden_weight.data
-    gates = backend.product(rows, w)
+    gates = backend.product(_rows(x), input_weight)
     if bias is not None:
-        gates += bias.data
-    gates = backend.reshape(gates, (*shape[:2], 4, u.shape[0]))
-    hidden, cells, gates = _through_time(gates, u)
-    gradient = once(lambda g: _back_through_time(g, gates, cells, u))
+        gates += bias
+    return _through_time(backend.reshape(gates, (*x.shape[:2], 4, hidden_weight.shape[0])), hidden_weight)
 
-    def of_input(g: Array) -> Array:
-        return backend.reshape(backend.product(gradient(g), w.T), shape)
 
-    def of_hidden_weight(g: Array) -> Array:
-        """Each hidden state but the last one met the gates of the time behind it."""
-        dz = backend.reshape(gradient(g), (*shape[:2], u.shape[1]))
-        num_rows = shape[0] * max(0, shape[1] - 1)
-        before = backend.reshape(hidden[:, :-1, :], (num_rows, u.shape[0]))
-        return backend.product(before.T, backend.reshape(dz[:, 1:, :], (num_rows, u.shape[1])))
+def _rows(x: Array) -> Array:
+    """Return vectors of all sequences and times, (n, t, k), as the rows of a matrix."""
+    return backend.reshape(x, (backend.prod(x.shape[:2]), x.shape[2]))
 
-    inputs = [
-        (x, of_input),
-        (input_weight, lambda g: backend.product(rows.T, gradient(g))),
-        (hidden_weight, of_hidden_weight),
-    ]
-    if bias is not None:
-        inputs.append((bias, lambda g: backend.sum_of_rows(gradient(g))))
-    return record(hidden, *inputs)
+
+def _of_hidden_weight(g: Array, dz: Array, result: Array) -> Array:
+    """Return its gradient: each hidden state but the last one met the gates of the time behind it."""
+    dz = backend.reshape(dz, (*result.shape[:2], dz.shape[1]))
+    return backend.product(_rows(result[:, :-1, :]).T, _rows(dz[:, 1:, :]))
+
+
+lstm.shared(dz=lambda g, gates, cells, hidden_weight: _back_through_time(g, gates, cells, hidden_weight))
+lstm.gradients(
+    x=lambda g, dz, input_weight, shape: backend.reshape(backend.product(dz, input_weight.T), shape),
+    input_weight=lambda g, dz, x: backend.product(_rows(x).T, dz),
+    hidden_weight=_of_hidden_weight,
+    bias=lambda g, dz: backend.sum_of_rows(dz),
+)
 
 
 @backend.one_line
@@ -182,13 +160,3 @@ def _back_through_time(g: Array, gates: Array, cells: Array, u: Array) -> Array:
         of_cell = of_cell * f[:, s, :]
         of_hidden = backend.product(backend.reshape(dz[:, s, :, :], (n, 4 * h)), u.T)
     return backend.reshape(dz, (n * t, 4 * h))
-
-
-def _check(x: Tensor, input_weight: Tensor, hidden_weight: Tensor, bias: Tensor | None) -> None:
-    k, h = x.shape[-1:], hidden_weight.shape[:1]
-    wide = tuple(4 * length for length in h)
-    if x.ndim != 3 or hidden_weight.ndim != 2 or input_weight.shape != k + wide or hidden_weight.shape != h + wide:
-        shapes = {"input": x.shape, "input_weight": input_weight.shape, "hidden_weight": hidden_weight.shape}
-        raise shape_error("lstm", "(n, t, k), (k, 4 * h) and (h, 4 * h)", **shapes)
-    if bias is not None and bias.shape != wide:
-        raise shape_error("lstm", str(wide), bias=bias.shape)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 from numbers import Real
 from typing import Any
 
 from minipipe.autograd import Leaf, backend
 from minipipe.autograd.backend import Array, array_module
+from minipipe.autograd.graph import unchanged
 from minipipe.errors import TensorError, quoted
-from minipipe.functional.elementwise import check_broadcast, unbroadcast
+from minipipe.functional.elementwise import check_broadcast
 from minipipe.functional.operands import as_real, axis_of, data_of, in_float32, operands
 from minipipe.hints import with_hints
-from minipipe.tensor import Operand, Tensor, as_tensor, record
+from minipipe.tensor import Operand, Tensor, as_tensor, op, record
 
 
 def reshape(a: Operand, shape: Sequence[int]) -> Tensor:
@@ -39,13 +41,20 @@ def reshape(a: Operand, shape: Sequence[int]) -> Tensor:
     >>> functional.reshape(Tensor([[1.0, 2.0], [3.0, 4.0]]), (4, -1)).shape
     (4, 1)
     """
-    a = as_tensor(a)
-    before, shape = a.shape, tuple(shape)
-    known = backend.prod(tuple(length for length in shape if length != -1))
-    fits = a.size % known == 0 if shape.count(-1) == 1 and known else a.size == known and -1 not in shape
-    if not fits:
-        raise TensorError("shape", f"reshape: {a.size} elements of shape {before} do not fit the shape {shape}.")
-    return record(backend.reshape(a.data, shape), (a, lambda g: backend.reshape(g, before)))
+    a, shape = as_tensor(a), tuple(shape)
+    size, product = backend.prod(a.data.shape), backend.prod(shape)
+    fits = product == size and min(shape, default=0) >= 0
+    if not fits and (product >= 0 or size % product or shape.count(-1) != 1):
+        raise TensorError("shape", f"reshape: {size} elements of shape {a.shape} do not fit the shape {shape}.")
+    return _reshape(a, to=shape)
+
+
+@op()
+def _reshape(a: Array, *, to: tuple[int, ...]) -> Array:
+    return backend.reshape(a, to)
+
+
+_reshape.gradients(a=lambda g, shape: backend.reshape(g, shape))
 
 
 @with_hints
@@ -75,12 +84,25 @@ def transpose(a: Operand, axes: Sequence[int] | None = None) -> Tensor:
             [2., 4.]])
     """
     a = as_tensor(a)
-    order = tuple(reversed(range(a.ndim))) if axes is None else tuple(i + a.ndim * (i < 0) for i in axes)
-    if sorted(order) != list(range(a.ndim)):
+    num_axes = len(a.data.shape)
+    order = range(num_axes)[::-1] if axes is None else [i + num_axes * (i < 0) for i in axes]
+    if axes is not None and sorted(order) != list(range(num_axes)):
         raise TensorError("shape", f"transpose: {axes} does not name each axis of shape {a.shape} once.")
-    back = tuple(order.index(i) for i in range(a.ndim))
-    xp = array_module(a.data)
-    return record(xp.permute_dims(a.data, order), (a, lambda g: xp.permute_dims(g, back)))
+    return _transpose(a, order=tuple(order))
+
+
+@op()
+def _transpose(a: Array, *, order: tuple[int, ...]) -> Array:
+    if hasattr(a, "transpose"):  # arrays of the array API standard have no such method, which is faster
+        return a.transpose(order)
+    return array_module(a).permute_dims(a, order)
+
+
+def _transposed_back(g: Array, order: tuple[int, ...]) -> Array:
+    return _transpose.operation.forward(g, order=tuple(sorted(order, key=order.__getitem__)))
+
+
+_transpose.gradients(a=_transposed_back)
 
 
 def index(a: Operand, key: Any) -> Tensor:
@@ -105,23 +127,29 @@ def index(a: Operand, key: Any) -> Tensor:
     >>> x.grad
     array([2., 0., 1.], dtype=float32)
     """
-    a = as_tensor(a)
-    shape, dtype, xp = a.shape, a.data.dtype, array_module(a.data)
-    parts = key if isinstance(key, tuple) else (key,)
-    plain = tuple(part.data if isinstance(part, Tensor) else part for part in parts)
+    if isinstance(key, tuple):
+        key = tuple([part.data if isinstance(part, Tensor) else part for part in key])
+    return _index(a, key=key.data if isinstance(key, Tensor) else key)
 
-    return record(a.data[plain], (a, lambda g: _scattered(g, shape, xp, dtype, plain)))
+
+@op()
+def _index(a: Array, *, key: Any) -> Array:
+    return a[key]
 
 
 @backend.one_line
-def _scattered(g: Array, shape: tuple[int, ...], xp: Any, dtype: Any, key: tuple[Any, ...]) -> Array:
+def _scattered(g: Array, key: Any, shape: tuple[int, ...]) -> Array:
     """Return zeros of a shape with a gradient added at an index."""
-    result = xp.zeros(shape, dtype=dtype)
+    result = array_module(g).zeros(shape, dtype=g.dtype)
     backend.index_add(result, key, g)
     return result
 
 
-def identity(a: Tensor) -> Tensor:
+_index.gradients(a=_scattered)
+
+
+@op()
+def identity(a: Array) -> Array:
     """Return the same values as a new result.
 
     Examples
@@ -132,7 +160,10 @@ def identity(a: Tensor) -> Tensor:
     >>> y, y is x
     (Tensor([1., 2.]), False)
     """
-    return record(a.data, (a, lambda g: g))
+    return a
+
+
+identity.gradients(a=lambda g: g)
 
 
 def contiguous(a: Tensor) -> Tensor:
@@ -150,7 +181,7 @@ def contiguous(a: Tensor) -> Tensor:
     """
     data = backend.contiguous(a.data)
     if data is not a.data or isinstance(a.node, Leaf):  # a parameter itself adds up its gradients one by one
-        a = record(data, (a, lambda g: g))
+        a = record(data, (a, unchanged))
     if a.node is not None:
         a.node.is_boundary = True
     return a
@@ -188,8 +219,15 @@ def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     if len(others) > 1 or any(t.ndim != tensors[0].ndim for t in tensors):
         shapes = ", ".join(str(tensor.shape) for tensor in tensors)
         raise TensorError("shape", f"concatenate: shapes {shapes} differ elsewhere than along axis {axis}.")
-    result = array_module(tensors[0].data).concat([tensor.data for tensor in tensors], axis=axis)
-    return _joined(result, tensors, axis, _slices([tensor.shape[axis] for tensor in tensors]))
+    return _concatenate(*tensors, axis=axis, places=_slices([tensor.shape[axis] for tensor in tensors]))
+
+
+@op()
+def _concatenate(*parts: Array, axis: int, places: list[slice]) -> Array:
+    return array_module(parts[0]).concat(parts, axis=axis)
+
+
+_concatenate.gradients(parts=lambda g, axis, places, number: g[_along(axis, places[number])])
 
 
 @with_hints
@@ -223,15 +261,20 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     if len({tensor.shape for tensor in tensors}) > 1:
         shapes = ", ".join(str(tensor.shape) for tensor in tensors)
         raise TensorError("shape", f"stack: shapes {shapes} differ; expected one shape for all.")
-    axis = axis_of(axis, (*tensors[0].shape, len(tensors)))
-    result = array_module(tensors[0].data).stack([tensor.data for tensor in tensors], axis=axis)
-    return _joined(result, tensors, axis, range(len(tensors)))
+    return _stack(*tensors, axis=axis_of(axis, (*tensors[0].shape, len(tensors))))
 
 
-def _joined(result: Array, tensors: Sequence[Tensor], axis: int, keys: Sequence[int | slice]) -> Tensor:
-    """Record a result that has each tensor under its key of an axis."""
-    parts = [((slice(None),) * axis + (key, ...)) for key in keys]
-    return record(result, *((tensor, lambda g, part=part: g[part]) for tensor, part in zip(tensors, parts)))
+@op()
+def _stack(*parts: Array, axis: int) -> Array:
+    return array_module(parts[0]).stack(parts, axis=axis)
+
+
+_stack.gradients(parts=lambda g, axis, number: g[_along(axis, number)])
+
+
+def _along(axis: int, key: int | slice) -> tuple[Any, ...]:
+    """Return the index of an array at a key along one axis, and everything along the others."""
+    return *[slice(None)] * axis, key, ...
 
 
 def _slices(lengths: Sequence[int]) -> list[slice]:
@@ -272,8 +315,7 @@ def split(a: Operand, sections: int | Sequence[int], axis: int = 0) -> tuple[Ten
         raise TensorError("shape", f"split: axis {axis} of shape {a.shape} does not fall into {sections} equal parts.")
     if any(size < 0 for size in sizes) or sum(sizes) != length:
         raise TensorError("shape", f"split: lengths {sizes} do not add up to axis {axis} of shape {a.shape}.")
-    before = (slice(None),) * axis
-    return tuple(index(a, (*before, part, ...)) for part in _slices(sizes))
+    return tuple(index(a, _along(axis, part)) for part in _slices(sizes))
 
 
 def _of_one_dtype(name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -286,7 +328,17 @@ def _of_one_dtype(name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
     return tensors
 
 
-def where(condition: Operand, a: Operand, b: Operand) -> Tensor:
+def _choosing(condition: Operand, a: Operand, b: Operand) -> tuple[Array, Tensor, Tensor]:
+    """Return a condition as an array, and the others as tensors of one dtype, whose shapes fit."""
+    a, b = operands(a, b)
+    mask = _mask("where", condition, a)
+    for one, other in ((a, b), (mask, a), (mask, b)):
+        check_broadcast("where", one, other)
+    return mask, a, b
+
+
+@op(takes=_choosing, is_broadcast=True)
+def where(condition: Array, a: Array, b: Array) -> Array:
     """Return a wherever the condition is true, and b elsewhere; all three are broadcast.
 
     Parameters
@@ -302,16 +354,13 @@ def where(condition: Operand, a: Operand, b: Operand) -> Tensor:
     >>> functional.where(np.array([True, False]), Tensor([1.0, 2.0]), 0)
     Tensor([1., 0.])
     """
-    a, b = operands(a, b)
-    mask = _mask("where", condition, a)
-    for one, other in ((a, b), (mask, a), (mask, b)):
-        check_broadcast("where", one, other)
-    a_shape, b_shape = a.shape, b.shape
-    return record(
-        array_module(a.data).where(mask, a.data, b.data),
-        (a, lambda g: unbroadcast(backend.masked(g, mask), a_shape)),
-        (b, lambda g: unbroadcast(backend.masked(g, ~mask), b_shape)),
-    )
+    return array_module(a).where(condition, a, b)
+
+
+where.gradients(
+    a=lambda g, condition: backend.masked(g, condition),
+    b=lambda g, condition: backend.masked(g, ~condition),
+)
 
 
 def masked_fill(a: Operand, mask: Operand, value: float) -> Tensor:
@@ -341,11 +390,7 @@ def masked_fill(a: Operand, mask: Operand, value: float) -> Tensor:
         message = f"masked_fill: value is {quoted(value)}; expected a number without a gradient."
         raise TensorError("dtype", f"{message} where(mask, value, a) fills with a tensor.")
     check_broadcast("masked_fill", a, mask)
-    if backend.is_half(a.dtype):
-        return in_float32(masked_fill, a, mask=mask, value=value)
-    shape = a.shape
-    result = array_module(a.data).where(mask, float(value), a.data)
-    return record(result, (a, lambda g: unbroadcast(backend.masked(g, ~mask), shape)))
+    return in_float32(partial(where, mask, float(value)), a)
 
 
 def _mask(name: str, mask: Operand, like: Tensor) -> Array:
@@ -388,10 +433,13 @@ def clip(a: Operand, low: float | None = None, high: float | None = None) -> Ten
         raise TensorError("range", "clip: neither low nor high was given; expected one bound at least.")
     if low is not None and high is not None and low > high:
         raise TensorError("range", f"clip: low is {low}, which lies above high, {high}.")
-    if backend.is_half(a.dtype):
-        return in_float32(clip, a, low=low, high=high)
-    result = array_module(a.data).clip(
-        a.data, None if low is None else float(low), None if high is None else float(high)
-    )
-    is_kept = result == a.data
-    return record(result, (a, lambda g: backend.masked(g, is_kept)))
+    return _clip(a, low=None if low is None else float(low), high=None if high is None else float(high))
+
+
+@op(saves="is_kept", in_float32=True)
+def _clip(a: Array, *, low: float | None, high: float | None) -> tuple[Array, Array]:
+    result = array_module(a).clip(a, low, high)
+    return result, result == a
+
+
+_clip.gradients(a=lambda g, is_kept: backend.masked(g, is_kept))

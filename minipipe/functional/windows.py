@@ -25,7 +25,7 @@ from minipipe.errors import TensorError, counted, divisor, shape_error
 from minipipe.functional.operands import as_real, operands
 from minipipe.functional.reduction import mean
 from minipipe.hints import with_hints
-from minipipe.tensor import Operand, Tensor, as_tensor, record
+from minipipe.tensor import Operand, Tensor, as_tensor, op
 
 Shape = tuple[int, ...]
 AXES = {1: ("length",), 2: ("height", "width")}
@@ -48,7 +48,7 @@ def per_axis(name: str, what: str, value: Any, num_axes: int, smallest: int = 1,
 
 @dataclass(frozen=True)
 class Windows:
-    """How a kernel moves over an input: all but the numbers in both, so that a vjp may keep it."""
+    """How a kernel moves over an input: all but the numbers in both, so that a node may keep it."""
 
     shape: Shape  # (n, c, *axes) of the input
     kernel: Shape
@@ -167,7 +167,7 @@ def conv1d(
     >>> functional.conv1d(x, differences, dilation=2)
     Tensor([[[3., 6.]]])
     """
-    return _convolution("conv1d", 1, x, weight, bias, (stride, padding, dilation), groups)
+    return _convolved("conv1d", 1, x, weight, bias, (stride, padding, dilation), groups)
 
 
 @with_hints
@@ -229,7 +229,7 @@ def conv2d(
     >>> functional.conv2d(images, sums, padding="same").numpy().tolist()
     [[[[4.0, 4.0, 4.0, 2.0], [4.0, 4.0, 4.0, 2.0], [2.0, 2.0, 2.0, 1.0]]]]
     """
-    return _convolution("conv2d", 2, x, weight, bias, (stride, padding, dilation), groups)
+    return _convolved("conv2d", 2, x, weight, bias, (stride, padding, dilation), groups)
 
 
 def check_padding(name: str, padding: Any, strides: Shape) -> Any:
@@ -249,38 +249,44 @@ def check_groups(name: str, groups: Any, in_channels: int, out_channels: int) ->
     return divisor(f"{name}: groups", count, in_channels, out_channels, of=of, error=TensorError, code="range")
 
 
-def _convolution(
+def _convolved(
     name: str, num_axes: int, x: Tensor, weight: Tensor, bias: Tensor | None, settings: tuple[Any, ...], groups: Any
 ) -> Tensor:
     x, weight = operands(x, weight)
     bias = None if bias is None else operands(x, bias)[1]
     groups = _check(name, num_axes, x, weight, bias, groups)
     windows = _windows(name, x.shape, weight.shape[2:], *settings)
-    data, shape, size = x.data, weight.shape, backend.prod(weight.shape[1:])
-    outs, num_columns = shape[0] // groups, x.shape[0] * backend.prod(windows.number)
-    matrices = backend.reshape(weight.data, (groups, outs, size))
+    return _convolution(x, weight, bias, windows=windows, groups=groups)
 
-    def columns() -> Array:
-        return backend.reshape(windows.columns(data), (groups, size, num_columns))
 
-    def by_group(g: Array) -> Array:
-        """Return the gradient of the result as a matrix for each group, with a row for each of its channels."""
-        return backend.reshape(swapped(g), (groups, outs, num_columns))
-
-    def of_input(g: Array) -> Array:
-        return windows.add_columns(backend.matmul(matrices.mT, by_group(g)))
-
-    def of_weight(g: Array) -> Array:
-        return backend.reshape(backend.matmul(by_group(g), columns().mT), shape)
-
-    inputs = [(x, of_input), (weight, of_weight)]
-    result = backend.matmul(matrices, columns())
+@op()
+def _convolution(x: Array, weight: Array, bias: Array | None = None, *, windows: Windows, groups: int) -> Array:
+    result = backend.matmul(_by_group(weight, groups), _by_group(windows.columns(x), groups))
     if bias is not None:
-        axes = (0, *range(2, x.ndim))
-        result += backend.reshape(bias.data, (groups, outs, 1))
-        inputs.append((bias, lambda g: backend.reduce_sum(g, axis=axes)))
-    by_channel = backend.reshape(result, (shape[0], x.shape[0], *windows.number))
-    return record(backend.contiguous(swapped(by_channel)), *inputs)
+        result += _by_group(bias, groups)
+    by_channel = backend.reshape(result, (weight.shape[0], x.shape[0], *windows.number))
+    return backend.contiguous(swapped(by_channel))
+
+
+def _by_group(rows: Array, groups: int) -> Array:
+    """Return a matrix for each group: its part of the first axis by all other axes."""
+    return backend.reshape(rows, (groups, rows.shape[0] // groups, backend.prod(rows.shape[1:])))
+
+
+def _of_input(g: Array, weight: Array, windows: Windows, groups: int) -> Array:
+    return windows.add_columns(backend.matmul(_by_group(weight, groups).mT, _by_group(swapped(g), groups)))
+
+
+def _of_weight(g: Array, x: Array, windows: Windows, groups: int, shape: Shape) -> Array:
+    columns = _by_group(windows.columns(x), groups)
+    return backend.reshape(backend.matmul(_by_group(swapped(g), groups), columns.mT), shape)
+
+
+_convolution.gradients(
+    x=_of_input,
+    weight=_of_weight,
+    bias=lambda g: backend.reduce_sum(g, axis=(0, *range(2, g.ndim))),
+)
 
 
 def _windows(name: str, image: Shape, kernel: Shape, stride: Any, padding: Any = 0, dilation: Any = 1) -> Windows:
@@ -347,7 +353,7 @@ def max_pool1d(x: Operand, kernel: int | Shape, stride: int | Shape | None = Non
     >>> functional.max_pool1d(Tensor([[[1.0, 5.0, 2.0, 3.0]]]), kernel=2)
     Tensor([[[5., 3.]]])
     """
-    return _max_pool("max_pool1d", 1, x, kernel, stride)
+    return _pooled(_max_pool, "max_pool1d", 1, x, kernel, stride)
 
 
 @with_hints
@@ -381,7 +387,7 @@ def max_pool2d(x: Operand, kernel: int | Shape, stride: int | Shape | None = Non
     >>> functional.max_pool2d(Tensor(np.arange(16.0).reshape(1, 1, 4, 4)), kernel=2).numpy().tolist()
     [[[[5.0, 7.0], [13.0, 15.0]]]]
     """
-    return _max_pool("max_pool2d", 2, x, kernel, stride)
+    return _pooled(_max_pool, "max_pool2d", 2, x, kernel, stride)
 
 
 @with_hints
@@ -411,7 +417,7 @@ def avg_pool1d(x: Operand, kernel: int | Shape, stride: int | Shape | None = Non
     >>> functional.avg_pool1d(Tensor([[[1.0, 5.0, 2.0, 3.0]]]), kernel=2)
     Tensor([[[3. , 2.5]]])
     """
-    return _avg_pool("avg_pool1d", 1, x, kernel, stride)
+    return _pooled(_avg_pool, "avg_pool1d", 1, x, kernel, stride)
 
 
 @with_hints
@@ -442,7 +448,7 @@ def avg_pool2d(x: Operand, kernel: int | Shape, stride: int | Shape | None = Non
     >>> functional.avg_pool2d(Tensor(np.arange(16.0).reshape(1, 1, 4, 4)), kernel=2).numpy().tolist()
     [[[[2.5, 4.5], [10.5, 12.5]]]]
     """
-    return _avg_pool("avg_pool2d", 2, x, kernel, stride)
+    return _pooled(_avg_pool, "avg_pool2d", 2, x, kernel, stride)
 
 
 def global_avg_pool(x: Operand) -> Tensor:
@@ -478,10 +484,16 @@ def global_avg_pool(x: Operand) -> Tensor:
     return mean(x, tuple(range(2, x.ndim)))
 
 
-def _max_pool(name: str, num_axes: int, x: Operand, kernel: Any, stride: Any) -> Tensor:
-    x = as_tensor(x)
-    windows = _windows_of_pool(name, num_axes, x, kernel, stride)
-    xp, (best, *candidates) = array_module(x.data), [x.data[place] for place in windows.places()]
+def _pooled(pool: Any, name: str, num_axes: int, x: Operand, kernel: Any, stride: Any) -> Tensor:
+    x, kernel = as_tensor(x), per_axis(name, "kernel", kernel, num_axes)
+    if x.ndim != 2 + num_axes:
+        raise shape_error(name, f"(n, channels, {', '.join(AXES[num_axes])})", input=x.shape)
+    return pool(x, windows=_windows(name, x.shape, kernel, kernel if stride is None else stride))
+
+
+@op(saves="winner")
+def _max_pool(x: Array, *, windows: Windows) -> tuple[Array, Array]:
+    xp, (best, *candidates) = array_module(x), [x[place] for place in windows.places()]
     # Which place of its window won: one byte for each result is all that the gradient needs.
     winner = xp.zeros(best.shape, dtype=xp.uint8 if len(candidates) < 256 else xp.int32)
     for number, candidate in enumerate(candidates, start=1):
@@ -489,8 +501,7 @@ def _max_pool(name: str, num_axes: int, x: Operand, kernel: Any, stride: Any) ->
         has_won = (larger != best) & (best == best)  # NaN wins too, as in PyTorch, and then it stays
         winner = xp.where(has_won, xp.asarray(number, dtype=winner.dtype), winner)
         best = larger
-
-    return record(best, (x, lambda g: _to_winners(g, winner, windows)))
+    return best, winner
 
 
 @backend.one_line
@@ -499,10 +510,12 @@ def _to_winners(g: Array, winner: Array, windows: Windows) -> Array:
     return windows.added(windows.shape, (backend.masked(g, winner == number) for number in itertools.count()), g)
 
 
-def _avg_pool(name: str, num_axes: int, x: Operand, kernel: Any, stride: Any) -> Tensor:
-    x = as_real(x)
-    windows = _windows_of_pool(name, num_axes, x, kernel, stride)
-    return record(_means(x.data, windows), (x, lambda g: _to_all(g, windows)))
+_max_pool.gradients(x=_to_winners)
+
+
+@op(takes=lambda x: (as_real(x),))
+def _avg_pool(x: Array, *, windows: Windows) -> Array:
+    return _means(x, windows)
 
 
 @backend.one_line
@@ -521,8 +534,4 @@ def _to_all(g: Array, windows: Windows) -> Array:
     return windows.added(windows.shape, itertools.repeat(g / backend.prod(windows.kernel)), g)
 
 
-def _windows_of_pool(name: str, num_axes: int, x: Tensor, kernel: Any, stride: Any) -> Windows:
-    kernel = per_axis(name, "kernel", kernel, num_axes)
-    if x.ndim != 2 + num_axes:
-        raise shape_error(name, f"(n, channels, {', '.join(AXES[num_axes])})", input=x.shape)
-    return _windows(name, x.shape, kernel, kernel if stride is None else stride)
+_avg_pool.gradients(x=_to_all)

@@ -20,10 +20,9 @@ al. 2023, "PyTorch FSDP: experiences on scaling fully sharded data parallel".
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,7 +30,7 @@ import numpy as np
 from minipipe.autograd import Node, backend
 from minipipe.autograd.backend import Array, array_module, prod
 from minipipe.autograd.graph import CUSTOM, Backward, BackwardWalk, Leaf, Saved, unchanged
-from minipipe.autograd.memory import arrays_in, buffer_of, captured_by, saved_by
+from minipipe.autograd.memory import arrays_in, buffer_of, saved_by
 from minipipe.autograd.modes import current_mode, mode, next_order, setting
 from minipipe.comm.message import finish
 from minipipe.comm.process_group import OwnTag, ProcessGroup
@@ -45,10 +44,10 @@ from minipipe.nn.shards import FlatShard, ShardedParameter, pieces_of, sum_in_pa
 from minipipe.pytree import rebuilt, tensors_in
 from minipipe.tensor import Tensor, record
 
-# Values that a vjp captures and that refer to no parameter.
+# Saved values that refer to no parameter.
 _WITHOUT_ARRAYS = (
-    *(bool, int, float, complex, str, bytes, slice, range, type, type(None), type(Ellipsis), ModuleType, ProcessGroup),
-    *(np.dtype, np.generic, np.ufunc, type(np.concatenate)),
+    *(int, float, str, slice, range, type, type(None), type(...)),
+    *(np.dtype, np.generic, ProcessGroup),
 )
 _NOTHING = np.zeros(0)  # the values of the shards in the graph, which no operation computes
 _ALIGNED = 16  # elements at which a parameter may begin: the rounding of a product may depend on the alignment
@@ -311,18 +310,16 @@ class _Call:
         I computes its results from them before any other layer runs.
         """
         for node in inside:
-            if not all(parent.is_activation for parent in node.inputs):
+            if self._joint not in node.inputs and not all(parent.is_activation for parent in node.inputs):
                 node.saved = _Restored(self, node.saved).part(saved_by(node))
 
-    def needs_parameters(self, values: Iterable[Any]) -> bool:
-        """Return whether saved values are parameters, or may refer to them, if the references are unknown."""
-        for item in captured_by(tuple(values)):
-            if backend.is_array(item):
-                if self._is_whole(item):
-                    return True
-            elif not isinstance(item, _WITHOUT_ARRAYS):
-                return True
-        return False
+    def may_need_parameters(self, value: Any) -> bool:
+        """Return whether a saved value is a parameter, or may refer to one: a custom vjp, or an unknown object."""
+        if isinstance(value, tuple | list | dict):
+            return any(map(self.may_need_parameters, value.values() if isinstance(value, dict) else value))
+        if backend.is_array(value):
+            return self._is_whole(value)
+        return not isinstance(value, _WITHOUT_ARRAYS)
 
     def fill(self) -> None:
         """Restore the parameters, if other layers have used the workspace since. Collective."""
@@ -355,7 +352,7 @@ class _Restored:
     def part(self, values: tuple[Any, ...]) -> Saved:
         """Return some of the values, in the same way if there are parameters among them."""
         saved = values if isinstance(self._saved, tuple) else self._saved.part(values)
-        return _Restored(self._call, saved) if self._call.needs_parameters(values) else saved
+        return _Restored(self._call, saved) if self._call.may_need_parameters(values) else saved
 
 
 class _Whole(Parameter):

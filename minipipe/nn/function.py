@@ -11,6 +11,7 @@ from typing import Any
 
 from minipipe import functional
 from minipipe.autograd import backend
+from minipipe.autograd.operation import Operation
 from minipipe.errors import ArgumentError, of_kind
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import Parameter
@@ -110,13 +111,27 @@ def _check_trains_nothing(value: Any) -> None:
 
 
 def _text_of_function(function: FunctionType, outer: tuple[Any, ...]) -> str:
-    referred = dict((*closure_of(function), *globals_of(function)))
+    parts = parts_of(function)
+    code = parts["forward"].__code__ if parts else function.__code__
+    referred = parts or dict((*closure_of(function), *globals_of(function)))
     if "<" not in function.__qualname__:  # it can be imported, so its name is sufficient
         for value in referred.values():
-            _check_trains_nothing(value)
+            text_of(value, *outer) if parts else _check_trains_nothing(value)
         return name_of(function)
-    text = text_of((function.__code__, function.__defaults__, function.__kwdefaults__, referred), *outer)
-    return f"{name_of(function)}, line {function.__code__.co_firstlineno}, {_digest(text.encode())}"
+    text = text_of((code, function.__defaults__, function.__kwdefaults__, referred), *outer)
+    return f"{name_of(function)}, line {code.co_firstlineno}, {_digest(text.encode())}"
+
+
+def parts_of(function: FunctionType) -> dict[str, Any]:
+    """Return the functions and options of an operation (:func:`minipipe.op`), by name; none of another function.
+
+    Its plans are left out: they depend on the calls so far, which differ between ranks.
+    """
+    operation = getattr(function, "operation", None)
+    if not isinstance(operation, Operation):
+        return {}
+    options = {name: value for name, value in closure_of(function) if name in ("takes", "in_float32")}
+    return {**options, **vars(operation), "plans": None}
 
 
 def _text_of_object(value: Any, outer: tuple[Any, ...]) -> str:

@@ -99,7 +99,7 @@ class ColumnParallelLinear(Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map a tensor of shape (..., in_features) to (..., out_features), or to this rank's part of it."""
         group = self.shard.group
-        result = functional.linear(copy_to(x, group), self.weight, self.bias)
+        result = functional.linear(copy_to(x, group=group), self.weight, self.bias)
         return gather_from(result, group) if self.gather else marked(result, group, is_whole=False)
 
 
@@ -129,7 +129,7 @@ class RowParallelLinear(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map this rank's part of (..., in_features) to (..., out_features), on every rank."""
-        result = reduce_from(functional.linear(x, self.weight), self.shard.group)
+        result = reduce_from(functional.linear(x, self.weight), group=self.shard.group)
         return result if self.bias is None else result + self.bias
 
 
@@ -202,7 +202,7 @@ class ParallelEmbedding(Module):
         is_own = (own >= 0) & (own < count)
         is_known = bool(xp.all((given.data >= 0) & (given.data < count * group.size)))
         vectors = functional.embedding(self.weight, own * xp.astype(is_own, own.dtype) if is_known else given.data)
-        return reduce_from(functional.where(is_own[..., None], vectors, 0.0), group)
+        return reduce_from(functional.where(is_own[..., None], vectors, 0.0), group=group)
 
 
 class ParallelUnembedding(Module):
@@ -236,7 +236,7 @@ class ParallelUnembedding(Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map a tensor of shape (..., width) to (..., number of symbols), on every rank."""
         group = self.shard.group
-        return gather_from(functional.linear(copy_to(x, group), functional.transpose(self.weight)), group)
+        return gather_from(functional.linear(copy_to(x, group=group), functional.transpose(self.weight)), group)
 
 
 class ParallelCrossEntropyLoss(CrossEntropyLoss):

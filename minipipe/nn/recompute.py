@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -78,48 +79,47 @@ class Recompute(Module):
         inputs = [record(tensor.data) for tensor in given]  # new tensors: the caller may replace the values of its own
         for own, tensor in zip(inputs, given):
             own.node = tensor.node
-        first_look: list[Any] = []
-        again = self._again(function, rebuilt(x, inputs), next_order(), first_look)
+        again = self._again(function, rebuilt(x, [None] * len(given)), next_order())
         here = mode()
         with no_grad(), auxiliary_losses() as losses:
             computed = function(x)
-        if here.is_enabled:
-            first_look += _look([*tensors_in(computed), *losses], here.watch is not None)
-        recomputation = Recomputation([tensor.node for tensor in given if tensor.node is not None], again)
-        parameters = [parameter.data for parameter in self.module.parameters()]
-        is_trained = any(parameter.requires_grad for parameter in self.module.parameters())
-        needs_gradient = is_trained or any(parent.needs_gradient for parent in recomputation.parents)
+        made = [*tensors_in(computed), *losses]
+        look = _look(made, here.watch is not None) if here.is_enabled else []
+        recomputation = Recomputation(inputs, partial(again, look))
+        parents, parameters = recomputation.parents, list(self.module.parameters())
+        is_trained = any(parameter.requires_grad for parameter in parameters)
+        needs_gradient = is_trained or any(parent.needs_gradient for parent in parents)
         # A returned input, a returned parameter and a repeated result get no separate node: it would sum some
         # gradients separately, in another order.
         results: dict[int, Tensor] = {id(tensor): tensor for tensor in given}
-        for number, tensor in enumerate([*tensors_in(computed), *losses]):
+        for number, tensor in enumerate(made):
             if id(tensor) in results or tensor.node is not None:
                 results.setdefault(id(tensor), tensor)
                 continue
             result, order = record(tensor.data), next_order()
-            if here.is_enabled and (recomputation.parents or is_trained):
+            if here.is_enabled and (parents or is_trained):
                 wants = needs_gradient and backend.is_floating(tensor.dtype)
                 result.node = RecomputedNode(recomputation, number, order, wants, tensor.data)
                 if not wants:  # nothing will be computed again, so nothing is kept for it
                     result.node = Node(CUSTOM[0], (), (), order, wants, result.node.is_activation)
                 if here.watch is not None:
-                    result.node.saved = here.watch((), [tensor.data, *parameters, *(own.data for own in inputs)])
+                    result.node.saved = here.watch((), [one.data for one in (tensor, *parameters, *inputs)])
             results[id(tensor)] = result
         losses_so_far().extend(results[id(loss)] for loss in losses)
         return rebuilt(computed, [results[id(tensor)] for tensor in tensors_in(computed)])
 
     def _again(
-        self, function: Callable[[Any], Any], x: Any, first: int, first_look: list[Any]
-    ) -> Callable[[], list[Node | None]]:
-        """Return a function that computes the module here and now, whenever it is called."""
+        self, function: Callable[[Any], Any], form: Any, first: int
+    ) -> Callable[[list[Any], list[Tensor]], list[Node | None]]:
+        """Return a function that computes the module here and now, whenever it is called with the inputs."""
         here = at(current_place().copy())
         modes = [(part, part.is_training) for part in self.module.modules()]
         is_watched = mode().watch is not None
 
-        def compute_again() -> list[Node | None]:
+        def again(look: list[Any], inputs: list[Tensor]) -> list[Node | None]:
             with in_modes(modes), record_again(first), here, auxiliary_losses() as losses:
-                results = [*tensors_in(function(x)), *losses]
-            if _look(results, is_watched) != first_look:
+                results = [*tensors_in(function(rebuilt(form, inputs))), *losses]
+            if _look(results, is_watched) != look:
                 raise TensorError(
                     "not-repeatable",
                     f"Recompute({self.module.brief()}): computed again in backward it gives other values, so the "
@@ -128,7 +128,7 @@ class Recompute(Module):
                 )
             return [tensor.node for tensor in results]
 
-        return compute_again
+        return again
 
 
 def _look(results: list[Tensor], is_whole: bool) -> list[tuple[Any, ...]]:

@@ -15,8 +15,8 @@ from numbers import Integral
 from operator import attrgetter, index, itemgetter
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from minipipe.errors import ScheduleCode, ScheduleError, counted, misuse, quoted, whole_number
-from minipipe.schedules.action import Action, ActionKind, Rows, Slice, number_of, numbered
+from minipipe.errors import ScheduleCode, ScheduleError, counted, misuse, quoted, schedule_number
+from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, Rows, Slice, W, number_of, numbered
 from minipipe.schedules.collector import collector_paused as collector_paused
 from minipipe.schedules.placement import Placed, check_index, check_placement, in_replica_order, ranks_in
 from minipipe.schedules.written import ShownInNotebooks as ShownInNotebooks
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="ActionTable")
 _KIND = attrgetter("kind")
-_GRADIENT_KINDS = (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT)
+_GRADIENT_KINDS = (B, W)
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,9 +51,8 @@ class ActionTable(Placed, Written):
     _kept: dict[str, Any] = field(default_factory=dict, init=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "placement", tuple(tuple(r) if isinstance(r, list) else r for r in self.placement))
-        object.__setattr__(self, "actions", tuple(map(_as_actions, self.actions)))
-        object.__setattr__(self, "frozen", frozenset(self.frozen))
+        self._set(placement=tuple(tuple(r) if isinstance(r, list) else r for r in self.placement))
+        self._set(actions=tuple(map(_as_actions, self.actions)), frozen=frozenset(self.frozen))
         if not isinstance(self.num_microbatches, Integral):
             message = f"{self.name!r} has {quoted(self.num_microbatches)} microbatches; expected a whole number."
             raise ScheduleError.of(ScheduleCode.PLACEMENT, message)
@@ -66,16 +65,19 @@ class ActionTable(Placed, Written):
         check_placement(self.placement, self.num_ranks)
         for stage in self.frozen:
             check_index("stage", stage, self.num_stages)
-        object.__setattr__(self, "overlaps", frozenset(map(_as_action, self.overlaps)))
+        self._set(overlaps=frozenset(map(_as_action, self.overlaps)))
         _check_slices(self.name, self.num_microbatches, self.num_slices)
         overlaps, *rows = _with_indices((tuple(self.overlaps), *self.actions), self.num_slices, self.num_microbatches)
-        object.__setattr__(self, "actions", tuple(rows))
-        object.__setattr__(self, "overlaps", frozenset(overlaps))
-        object.__setattr__(self, "placement", in_replica_order(self.placement, self.numbered))
+        self._set(actions=tuple(rows), overlaps=frozenset(overlaps))
+        self._set(placement=in_replica_order(self.placement, self.numbered))
         for action in self.overlaps:
-            if action.kind is not ActionKind.FORWARD or action not in self.first_rank_with:
+            if action.kind is not F or action not in self.first_rank_with:
                 message = f"{action} is among the overlaps of {self.name!r}; expected forwards of its rows."
                 raise ScheduleError.of(ScheduleCode.OVERLAP, message)
+
+    def _set(self, **parts: Any) -> None:
+        for name, value in parts.items():
+            object.__setattr__(self, name, value)
 
     @cached_property
     def microbatches(self) -> Sequence[Any]:
@@ -139,9 +141,12 @@ class ActionTable(Placed, Written):
         >>> {str(a): str(b) for a, b in Schedule.from_text("0F0 (0F1;0B0)OVERLAP_F_B 0B1").joined.items()}
         {'0F1': '0B0'}
         """
-        neighbours = (pair for row in self.actions for pair in pairwise(row)) if self.overlaps else ()
-        pairs = ((a, b) for a, b in neighbours if a in self.overlaps and a.microbatch != b.microbatch)
-        return {a: b for a, b in pairs if b.kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT)}
+        found = {}
+        for row in self.actions if self.overlaps else ():
+            for a, b in pairwise(row):
+                if a in self.overlaps and b.kind in (B, I) and a.microbatch != b.microbatch:
+                    found[a] = b
+        return found
 
     @property
     @abstractmethod
@@ -170,15 +175,15 @@ class ActionTable(Placed, Written):
 
     def without_sums(self) -> Self:
         """Return the table without its REDUCE_GRADs, which take their ranks no time."""
-        if ActionKind.REDUCE_GRAD not in self.kinds:
+        if REDUCE_GRAD not in self.kinds:
             return self
-        rows = ((action for action in row if action.kind is not ActionKind.REDUCE_GRAD) for row in self.actions)
+        rows = ((action for action in row if action.kind is not REDUCE_GRAD) for row in self.actions)
         return self.with_rows(type(self), rows)
 
     def as_written(self, action: Action) -> Action:
         """Return an action as the table writes it: I in place of a B whose backward is split."""
-        split = action._replace(kind=ActionKind.BACKWARD_INPUT)
-        return split if action.kind is ActionKind.BACKWARD and split in self.first_rank_with else action
+        split = action._replace(kind=I)
+        return split if action.kind is B and split in self.first_rank_with else action
 
     @cached_property
     def is_reproducible(self) -> bool:
@@ -195,8 +200,7 @@ class ActionTable(Placed, Written):
     def with_rows(self, kind: type[T], rows: Iterable[Iterable[Action]]) -> T:
         """Return a table over the same stages with other rows. Their actions come from a table and need no check."""
         table = object.__new__(kind)
-        for name, value in {**self.__getstate__(), "actions": tuple(map(tuple, rows))}.items():
-            object.__setattr__(table, name, value)
+        table._set(**{**self.__getstate__(), "actions": tuple(map(tuple, rows))})
         return table
 
     def with_numbers(self, kind: type[T], rows: Iterable[Iterable[Action]]) -> T:
@@ -238,7 +242,8 @@ def check_range(table: ActionTable) -> None:
         return
     for part, count, name in ((0, table.num_stages, "stage"), (2, table.num_microbatches, "microbatch")):
         for rank, row in enumerate(table.numbered):
-            if row and not (min(map(itemgetter(part), row)) >= 0 and max(map(itemgetter(part), row)) < count):
+            numbers = set(map(itemgetter(part), row))
+            if not all(0 <= number < count for number in numbers):
                 message = f"Rank {rank} names a {name} that is not among the {count}; verify(schedule) says where."
                 raise ScheduleError.of(ScheduleCode.OUT_OF_RANGE, message, rank)
     pairs, actions = table.num_stages * table.num_microbatches, sum(map(len, table.actions))
@@ -274,7 +279,7 @@ def _as_action(cell: Action | str) -> Action:
 
 def _check_slices(name: str, num_microbatches: int, num_slices: int) -> None:
     """Refuse an invalid number of slices, or one that leaves a sequence of a schedule incomplete."""
-    whole_number("num_slices", num_slices, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
+    schedule_number("num_slices", num_slices)
     if num_microbatches % num_slices:
         message = (
             f"num_slices is {num_slices}, and {name!r} has {num_microbatches} microbatches, each of which is a slice;"

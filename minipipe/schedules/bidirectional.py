@@ -241,15 +241,19 @@ def dualpipe(num_ranks: int, num_microbatches: int, joined: bool = False) -> Sch
     _check_even("dualpipe", num_ranks, num_microbatches)
     p, num_down = num_ranks, (num_microbatches + 1) // 2
     half = dualpipe_v(p // 2, num_down, joined=joined)
-    rows, overlaps = [], set()
-    for rank in range(p):
-        row = half.actions[min(rank, p - 1 - rank)]
-        directed = [(a, a if a.stage == rank else a._replace(microbatch=a.microbatch + num_down)) for a in row]
-        kept = [(a, own) for a, own in directed if own.microbatch < num_microbatches]
-        rows.append(tuple(own for _, own in kept))
-        overlaps |= {own for a, own in kept if a in half.overlaps}
+    rows: list[list[Action]] = [[] for _ in range(p)]
+    overlaps = set()
+    for rank, row in enumerate(rows):
+        for action in half.actions[min(rank, p - 1 - rank)]:
+            first = 0 if action.stage == rank else num_down
+            own = action._replace(microbatch=first + action.microbatch)
+            if own.microbatch < num_microbatches:
+                row.append(own)
+                if action in half.overlaps:
+                    overlaps.add(own)
     placement = pipelines_placement(_both_ways(range(p)), num_microbatches)
-    return Schedule("dualpipe", placement, num_microbatches, tuple(rows), overlaps=frozenset(overlaps))
+    actions = tuple(map(tuple, rows))
+    return Schedule("dualpipe", placement, num_microbatches, actions, overlaps=frozenset(overlaps))
 
 
 def _both_ways(down: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:

@@ -113,22 +113,8 @@ class _Trial:
         return 0
 
 
-# The type of an attribute, and how a message names it.
-_FORMS: dict[str, tuple[Any, str]] = {
-    "str": (str, "text"),
-    "bool": (bool, "True or False"),
-    "callable": (Callable, "a function"),
-}
-_KIND = {
-    **dict.fromkeys(("name", "words", "lane", "time", "message"), "str"),
-    **dict.fromkeys(("is_of_slice", "is_second", "is_backward", "sums_up"), "bool"),
-    **dict.fromkeys(("uses", "varies", "case"), "callable"),
-}
-_NOUN = {
-    "words": "str",
-    "may_stay": "callable",
-    **dict.fromkeys(("travels", "keeps_weights", "is_away", "adds_up"), "bool"),
-}
+_FORMS: dict[Any, str] = {str: "text", bool: "True or False", Callable: "a function"}
+_EXAMPLE = Kind("KEEP", lambda site: None, "copy of the weights")
 
 
 def _checked_nouns(kind: object, nouns: object) -> dict[str, Noun]:
@@ -137,7 +123,7 @@ def _checked_nouns(kind: object, nouns: object) -> dict[str, Noun]:
         example = "Kind('KEEP', uses, 'copy of the weights')"
         raise _unlike("The kind", kind, f"a Kind, such as {example}")
     subject = f"of the kind {quoted(kind.name)}"
-    _check_form(kind, _KIND, subject)
+    _check_form(kind, _EXAMPLE, subject)
     if kind.meets is not None and not callable(kind.meets):
         raise _unlike(f"The meets {subject}", kind.meets, "a function, or None")
     own = {} if nouns is None else nouns
@@ -149,19 +135,19 @@ def _checked_nouns(kind: object, nouns: object) -> dict[str, Noun]:
         if not isinstance(noun, Noun):
             expected = _NOUNS_BY_NAME
             raise _unlike(f"The value {quoted(name)}", noun, expected)
-        _check_form(noun, _NOUN, f"of the value {quoted(name)}")
+        _check_form(noun, Noun(""), f"of the value {quoted(name)}")
     return dict(own)
 
 
 _NOUNS_BY_NAME = "nouns by name, such as {'copy': Noun('copied weights')}"
 
 
-def _check_form(given: Kind | Noun, forms: Mapping[str, str], subject: str) -> None:
-    for name, form in forms.items():
-        kind, expected = _FORMS[form]
-        value = getattr(given, name)
-        if not isinstance(value, kind):
-            raise _unlike(f"The {name} {subject}", value, expected)
+def _check_form(given: Kind | Noun, example: Kind | Noun, subject: str) -> None:
+    """Refuse text, truth values and functions that differ in type from an example's."""
+    for name, value, like in zip(given._fields, given, example):
+        for kind, expected in _FORMS.items():
+            if isinstance(like, kind) and not isinstance(value, kind):
+                raise _unlike(f"The {name} {subject}", value, expected)
 
 
 def _unlike(subject: str, given: object, expected: str) -> ArgumentError:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from minipipe.errors import ScheduleCode, ScheduleError, whole_number
-from minipipe.schedules.action import Action, ActionKind, B, F, I, W
+from minipipe.errors import schedule_number
+from minipipe.schedules.action import Action, ActionKind, B, F, I, Rows, W
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.one_f_one_b import warmup_then_pairs
 from minipipe.schedules.placement import check_sizes, looped_placement
@@ -51,9 +51,7 @@ def eager_1f1b(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) 
     (72.0, 82.0)
     """
     check_sizes(num_ranks, num_microbatches, chunks_per_rank)
-    rows = []
-    for rank, (forwards, backwards) in enumerate(_tables(B, num_ranks, 1, [range(num_microbatches)])):
-        rows.append(warmup_then_pairs(forwards, backwards, warmup=min(2 * (num_ranks - 1 - rank), num_microbatches)))
+    rows = warmed_up(B, num_ranks, [range(num_microbatches)], slope=2)
     return straight("eager-1f1b", rows, num_microbatches, chunks_per_rank)
 
 
@@ -101,12 +99,8 @@ def interleaved_1f1b(
     check_sizes(num_ranks, num_microbatches, chunks_per_rank)
     groups = microbatch_groups(num_ranks, num_microbatches, microbatch_group_size)
     ahead = (chunks_per_rank - 1) * max(map(len, groups))
-    rows = []
-    for rank, (forwards, backwards) in enumerate(_tables(B, num_ranks, chunks_per_rank, groups)):
-        warmup = min(2 * (num_ranks - rank - 1) + ahead, len(forwards))
-        rows.append(warmup_then_pairs(forwards, backwards, warmup))
-    placement = looped_placement(num_ranks, chunks_per_rank)
-    return Schedule("interleaved-1f1b", placement, num_microbatches, tuple(rows))
+    rows = warmed_up(B, num_ranks, groups, chunks_per_rank, slope=2, more=ahead)
+    return _looped("interleaved-1f1b", rows, num_microbatches, chunks_per_rank)
 
 
 def looped_bfs(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Schedule:
@@ -144,18 +138,68 @@ def looped_bfs(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) 
     rank 1: 1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1
     """
     check_sizes(num_ranks, num_microbatches, chunks_per_rank)
-    tables = _tables(B, num_ranks, chunks_per_rank, [range(num_microbatches)])
-    rows = tuple((*forwards, *backwards) for forwards, backwards in tables)
-    return Schedule("looped-bfs", looped_placement(num_ranks, chunks_per_rank), num_microbatches, rows)
+    groups, all_forwards = [range(num_microbatches)], chunks_per_rank * num_microbatches
+    rows = warmed_up(B, num_ranks, groups, chunks_per_rank, more=all_forwards)
+    return _looped("looped-bfs", rows, num_microbatches, chunks_per_rank)
 
 
-def _tables(
-    backward: ActionKind, num_ranks: int, chunks_per_rank: int, groups: Sequence[range]
-) -> Iterator[tuple[list[Action], list[Action]]]:
-    """Yield, by rank, the order tables of its forwards, and of its backwards from the last chunk on."""
+def _looped(name: str, rows: Rows, num_microbatches: int, chunks_per_rank: int) -> Schedule:
+    placement = looped_placement(len(rows), chunks_per_rank)
+    return Schedule(name, placement, num_microbatches, tuple(map(tuple, rows)))
+
+
+def warmed_up(
+    backward: ActionKind,
+    num_ranks: int,
+    groups: Sequence[range],
+    chunks_per_rank: int = 1,
+    slope: int = 1,
+    more: int = 0,
+) -> tuple[tuple[Action, ...], ...]:
+    """Return rows of looped chunks: on each rank a warm-up, then forwards and backwards in alternation.
+
+    Both are in the order of :func:`order_table`, backwards from the last chunk on. The W of an I on rank r comes after
+    the I that is ``slope * r`` later, or at the end: it fills the time in which the rank would wait for a gradient.
+
+    Parameters
+    ----------
+    backward : ActionKind
+        B or I.
+    num_ranks : int
+    groups : sequence of range
+        Groups of microbatches.
+    chunks_per_rank : int
+    slope : int
+        How many more forwards the warm-up of a rank has than the warm-up of the next rank.
+    more : int
+        The forwards in the warm-up of the last rank.
+
+    Examples
+    --------
+    >>> for row in warmed_up(I, 2, [range(3)]):
+    ...     print(*row)
+    0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2
+    1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2
+    """
+    rows = []
     for rank in range(num_ranks):
         stages = range(rank, num_ranks * chunks_per_rank, num_ranks)
-        yield order_table(F, stages, groups), order_table(backward, stages[::-1], groups)
+        forwards, backwards = order_table(F, stages, groups), order_table(backward, stages[::-1], groups)
+        row = warmup_then_pairs(forwards, backwards, slope * (num_ranks - 1 - rank) + more)
+        rows.append(tuple(_with_weights(row, slope * rank)))
+    return tuple(rows)
+
+
+def _with_weights(row: Iterable[Action], delay: int) -> Iterator[Action]:
+    """Yield a row with the W of each I, behind the I that is ``delay`` later, or at the end."""
+    pending: deque[Action] = deque()
+    for action in row:
+        yield action
+        if action.kind is I:
+            pending.append(action._replace(kind=W))
+            if len(pending) > delay:
+                yield pending.popleft()
+    yield from pending
 
 
 def order_table(kind: ActionKind, stages: Sequence[int], groups: Sequence[range]) -> list[Action]:
@@ -184,8 +228,7 @@ def microbatch_groups(num_ranks: int, num_microbatches: int, group_size: int | N
     """
     size = num_ranks if group_size is None else group_size
     advice = f"With smaller groups the {num_ranks} ranks may wait for each other in a cycle."
-    code = ScheduleCode.PARAMETERS
-    size = whole_number("microbatch_group_size", size, num_ranks, advice=advice, error=ScheduleError.of, code=code)
+    size = schedule_number("microbatch_group_size", size, num_ranks, advice)
     count = max(1, num_microbatches // size)
     starts = [i * num_microbatches // count for i in range(count + 1)]
     return [range(start, stop) for start, stop in pairwise(starts)]
@@ -224,17 +267,5 @@ def interleaved_zb(
     check_sizes(num_ranks, num_microbatches, chunks_per_rank)
     groups = microbatch_groups(num_ranks, num_microbatches, microbatch_group_size)
     ahead = (chunks_per_rank - 1) * max(map(len, groups))
-    rows = []
-    for rank, (table, inputs) in enumerate(_tables(I, num_ranks, chunks_per_rank, groups)):
-        forwards, weights = deque(table), deque(action._replace(kind=W) for action in inputs)
-        warmup = min(ahead + num_ranks - 1 - rank, len(forwards))
-        row: list[Action] = [forwards.popleft() for _ in range(warmup)]
-        for i, action in enumerate(inputs):
-            if forwards:
-                row.append(forwards.popleft())
-            row.append(action)
-            if i >= rank:
-                row.append(weights.popleft())
-        rows.append((*row, *weights))
-    placement = looped_placement(num_ranks, chunks_per_rank)
-    return Schedule("interleaved-zb", placement, num_microbatches, tuple(rows))
+    rows = warmed_up(I, num_ranks, groups, chunks_per_rank, more=ahead)
+    return _looped("interleaved-zb", rows, num_microbatches, chunks_per_rank)

@@ -6,6 +6,8 @@ rank, ``straight`` makes a schedule of the rows as they are: rank r holds stage 
 
 from __future__ import annotations
 
+from itertools import chain
+
 from minipipe.schedules.action import Action, B, F
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.placement import check_sizes
@@ -53,12 +55,15 @@ def one_f_one_b(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1)
     for rank in range(num_ranks):
         forwards = [Action(rank, F, k) for k in range(num_microbatches)]
         backwards = [Action(rank, B, k) for k in range(num_microbatches)]
-        rows.append(warmup_then_pairs(forwards, backwards, warmup=min(num_ranks - 1 - rank, num_microbatches)))
+        warmup = num_ranks - 1 - rank
+        rows.append(warmup_then_pairs(forwards, backwards, warmup))
     return straight("1f1b", rows, num_microbatches, chunks_per_rank)
 
 
 def warmup_then_pairs(forwards: list[Action], backwards: list[Action], warmup: int) -> tuple[Action, ...]:
     """Return warm-up (forwards), steady state (forwards and backwards in alternation) and cool-down (backwards).
+
+    There are as many backwards as forwards. If there are fewer than the warm-up has, all of them are in it.
 
     Examples
     --------
@@ -67,5 +72,5 @@ def warmup_then_pairs(forwards: list[Action], backwards: list[Action], warmup: i
     >>> print(*warmup_then_pairs(forwards, backwards, warmup=1))
     0F0 0F1 0B0 0F2 0B1 0B2
     """
-    steady = [action for pair in zip(forwards[warmup:], backwards) for action in pair]
-    return tuple(forwards[:warmup] + steady + backwards[len(forwards) - warmup :])
+    pairs = list(zip(forwards[warmup:], backwards))
+    return (*forwards[:warmup], *chain.from_iterable(pairs), *backwards[len(pairs) :])

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from math import inf
 from numbers import Integral
 from typing import Any
 
-from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted, whole_number
+from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted, schedule_number
 from minipipe.io import MOST_ACTIONS, MOST_STAGES
-from minipipe.schedules.action import Action, ActionKind, numbered
+from minipipe.schedules.action import Action, F, Slice, number_of, numbered
 
+_misplaced = partial(ScheduleError.of, ScheduleCode.PLACEMENT)
 Placement = Sequence[int | tuple[int, ...]]  # by stage, its rank, or the ranks of its replicas
 
 
@@ -77,20 +78,21 @@ class Placed:
         >>> [Schedule.from_text("0F1 0B1 \\n 0F0 0B0").rank_of(0, k) for k in range(2)]
         [1, 0]
         """
-        return self._replica_of.get((stage, microbatch), ranks_in(self.placement[stage])[0])
+        number = number_of(microbatch, self.num_slices) if isinstance(microbatch, Slice) else microbatch
+        return self._replica_of.get((stage, number), ranks_in(self.placement[stage])[0])
 
     @cached_property
-    def _replica_of(self) -> dict[tuple[int, Any], int]:
+    def _replica_of(self) -> dict[tuple[int, int], int]:
         """By stage and microbatch, the replica that runs its F or, if the F is missing, another of its actions."""
         shared = {stage for stage, home in enumerate(self.placement) if len(ranks_in(home)) > 1}
-        found: dict[tuple[int, Any], int] = {}
-        tables = [self.actions] if self.num_slices == 1 else [self.actions, numbered(self.actions, self.num_slices)]
-        for is_forward in (False, True) if shared else ():
-            for rank in reversed(range(self.num_ranks)):
-                rows = [table[rank] for table in tables]
-                own = (a for row in rows for a in row if (a.kind is ActionKind.FORWARD) == is_forward)
-                found.update(((stage, k), rank) for stage, _, k in own if stage in shared)
-        return found
+        forwards: dict[tuple[int, int], int] = {}
+        others: dict[tuple[int, int], int] = {}
+        rows = numbered(self.actions, self.num_slices) if shared else ()
+        for rank, row in reversed([*enumerate(rows)]):
+            for stage, kind, k in row:
+                if stage in shared:
+                    (forwards if kind is F else others)[stage, k] = rank
+        return others | forwards
 
     def crosses_ranks(self, stage: int) -> bool:
         """Whether values between a stage and the next one travel between ranks; False for the last stage.
@@ -231,13 +233,13 @@ def check_placement(placement: Sequence[Any], num_ranks: int) -> None:
     for stage, home in enumerate(placement):
         if not ranks_in(home) or len(set(map(str, ranks_in(home)))) < len(ranks_in(home)):
             hint = "expected a rank, or the different ranks of its replicas, such as (0, 3)."
-            raise ScheduleError.of(ScheduleCode.PLACEMENT, f"Stage {stage} is placed on {quoted(home)}; {hint}")
+            raise _misplaced(f"Stage {stage} is placed on {quoted(home)}; {hint}")
     for stage, rank in ((stage, rank) for stage, home in enumerate(placement) for rank in ranks_in(home)):
         if not isinstance(rank, Integral):
             message = f"Stage {stage} is placed on {quoted(rank)}; expected the number of a rank, 0 to {num_ranks - 1}."
-            raise ScheduleError.of(ScheduleCode.PLACEMENT, message)
+            raise _misplaced(message)
         if not 0 <= int(rank) < num_ranks:
-            raise ScheduleError.of(ScheduleCode.PLACEMENT, f"Stage {stage} is placed on rank {rank} of {num_ranks}.")
+            raise _misplaced(f"Stage {stage} is placed on rank {rank} of {num_ranks}.")
 
 
 def one_rank_each(placement: Placement, num_ranks: int) -> tuple[int, ...]:
@@ -254,7 +256,7 @@ def one_rank_each(placement: Placement, num_ranks: int) -> tuple[int, ...]:
     for stage, home in enumerate(placement):
         if len(ranks_in(home)) > 1:
             message = f"Stage {stage} is placed on ranks {quoted(home)}; expected one rank for each stage."
-            raise ScheduleError.of(ScheduleCode.PLACEMENT, message)
+            raise _misplaced(message)
     return tuple(ranks_in(home)[0] for home in placement)
 
 
@@ -270,7 +272,7 @@ def check_counts(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1
     """
     given = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "chunks_per_rank": chunks_per_rank}
     for name, value in given.items():
-        whole_number(name, value, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
+        schedule_number(name, value)
 
 
 def check_sizes(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import sqrt
 
-from minipipe.errors import ScheduleCode, ScheduleError, unfit, whole_number
+from minipipe.errors import schedule_number, unfit
 from minipipe.schedules.action import Action, B, F
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.one_f_one_b import warmup_then_pairs
@@ -52,13 +52,13 @@ def seq1f1b(num_ranks: int, num_microbatches: int, num_slices: int = 2) -> Sched
     [9.0, 4.5, 2.25]
     """
     check_counts(num_ranks, num_microbatches)
-    n = whole_number("num_slices", num_slices, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
+    n = schedule_number("num_slices", num_slices)
     check_sizes(num_ranks, num_microbatches * n)
     rows = []
     for rank in range(num_ranks):
         forwards = [Action(rank, F, k) for k in range(num_microbatches * n)]
         backwards = [Action(rank, B, s + i) for s in range(0, num_microbatches * n, n) for i in reversed(range(n))]
-        warmup = min(num_ranks + n - 2 - rank, len(forwards))
+        warmup = num_ranks + n - 2 - rank
         rows.append(warmup_then_pairs(forwards, backwards, warmup))
     return Schedule("seq1f1b", looped_placement(num_ranks), num_microbatches * n, tuple(rows), num_slices=n)
 
@@ -99,8 +99,8 @@ def equal_work_cuts(num_tokens: int, num_slices: int, attention: float) -> tuple
     >>> equal_work_cuts(1000, 4, attention=0), equal_work_cuts(1000, 4, attention=1)
     ((0, 250, 500, 750, 1000), (0, 500, 707, 866, 1000))
     """
-    n = whole_number("num_slices", num_slices, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
-    whole_number("num_tokens", num_tokens, n, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
+    n = schedule_number("num_slices", num_slices)
+    schedule_number("num_tokens", num_tokens, n)
     linear = 1 - _share(attention)
     parts = (j / n for j in range(1, n))
     cuts = [0]

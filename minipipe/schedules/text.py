@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
@@ -31,6 +31,7 @@ _SLICED = re.compile(r"([^.]+)\.(\d{1,9})", re.ASCII)
 _FROZEN = re.compile(r"\ufeff?# .*\(frozen: (\d{1,9}(?:, \d{1,9})*)\): ", re.ASCII)
 _WITH_STAGE = re.compile(r"\(?\d+[A-Z]", re.ASCII)
 _WORD = re.compile(r"\S+")
+_unreadable = partial(ScheduleError.of, ScheduleCode.SYNTAX)
 _KNOWN = 2**16  # cells that are parsed once, however often they occur
 
 
@@ -52,15 +53,19 @@ _Row = tuple[int, Iterable[str]]
 def read(form: str, given: Any, ignore_sharding: bool = False) -> Cells:
     """Read a schedule from ``"text"``, from ``"csv"``, from ``"either"`` of these, or from the path of a ``"file"``.
 
+    Comments of text are ignored, except the frozen stages of the first line: ``# 1f1b (frozen: 0, 1): …``.
+
     Errors have code ``syntax``, or code ``file`` for a file that cannot be read, is too large or is not text.
     """
     text = _text_of_file(given) if form == "file" else given
-    if form in _READERS and (not isinstance(text, str) or text.strip().endswith((".csv", ".txt"))):
+    if form in ("text", "csv") and (not isinstance(text, str) or text.strip().endswith((".csv", ".txt"))):
         message = f"Expected the text of a schedule, not {quoted(text)}; Schedule.from_file reads a file."
-        raise ScheduleError.of(ScheduleCode.SYNTAX, message)
+        raise _unreadable(message)
     _check_length(text)
-    other = _read_csv if form not in _READERS and _is_csv(text) else _read_text
-    return _READERS.get(form, other)(text, ignore_sharding)
+    is_csv = form == "csv" or (form != "text" and _is_csv(text))
+    frozen = None if is_csv else _FROZEN.match(text)
+    stages = frozenset(map(int, frozen[1].split(","))) if frozen else frozenset()
+    return _from_rows(partial(_rows_of_csv if is_csv else _rows_of_text, text), ignore_sharding, stages)
 
 
 def _is_csv(text: str) -> bool:
@@ -74,17 +79,8 @@ def _text_of_file(path: str | Path) -> str:
         raise ScheduleError.of(ScheduleCode.FILE, f"The schedule {error}") from None
 
 
-def _read_text(text: str, ignore_sharding: bool) -> Cells:
-    """Read the output of ``Schedule.to_text``. ``#`` starts a comment, and the label ``rank N:`` is optional.
-
-    Comments are ignored, except the frozen stages of the first line: ``# 1f1b (frozen: 0, 1): …``.
-    """
-    frozen = _FROZEN.match(text)
-    stages = frozenset(map(int, frozen[1].split(","))) if frozen else frozenset()
-    return _from_rows(partial(_rows_of_text, text), ignore_sharding, stages)
-
-
 def _rows_of_text(text: str) -> Iterator[_Row]:
+    """Read the output of ``Schedule.to_text``. ``#`` starts a comment, and the label ``rank N:`` is optional."""
     rank = 0
     for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
         content = line.split("#", 1)[0].strip()
@@ -92,31 +88,22 @@ def _rows_of_text(text: str) -> Iterator[_Row]:
         if not content:
             continue
         if "," in content:
-            raise ScheduleError.of(ScheduleCode.SYNTAX, f"Line {number} has commas. Read CSV with Schedule.from_csv.")
+            raise _unreadable(f"Line {number} has commas. Read CSV with Schedule.from_csv.")
         if content[:4].lower() == "rank" and not label:
-            raise ScheduleError.of(
-                ScheduleCode.SYNTAX, f"Line {number} begins with {quoted(content[:12])}; expected 'rank {rank}:'."
-            )
+            raise _unreadable(f"Line {number} begins with {quoted(content[:12])}; expected 'rank {rank}:'.")
         if label and int(label[1]) != rank:
             where = f"Line {number} is labelled rank {label[1]}, but the next rank is {rank}"
-            raise ScheduleError.of(ScheduleCode.SYNTAX, f"{where}; ranks are counted from 0, and each has one line.")
+            raise _unreadable(f"{where}; ranks are counted from 0, and each has one line.")
         yield number, (word[0] for word in _WORD.finditer(content, label.end() if label else 0))
         rank += 1
 
 
-def _read_csv(text: str, ignore_sharding: bool) -> Cells:
-    """Read PyTorch's CSV format. Empty cells are idle time."""
-    return _from_rows(partial(_rows_of_csv, text), ignore_sharding)
-
-
 def _rows_of_csv(text: str) -> Iterator[_Row]:
+    """Read PyTorch's CSV format. Empty cells are idle time."""
     try:
         yield from io.parse_csv(text)
     except ArgumentError as error:
-        raise ScheduleError.of(ScheduleCode.SYNTAX, f"The text cannot be parsed: {error.message}.") from None
-
-
-_READERS = {"text": _read_text, "csv": _read_csv}
+        raise _unreadable(f"The text cannot be parsed: {error.message}.") from None
 
 
 def _check_length(text: str) -> None:
@@ -127,9 +114,7 @@ def _check_length(text: str) -> None:
             raise ScheduleError.of(ScheduleCode.TOO_LARGE, message)
 
 
-def _from_rows(
-    read: Callable[[], Iterator[_Row]], ignore_sharding: bool, frozen: frozenset[int] = frozenset()
-) -> Cells:
+def _from_rows(read: Callable[[], Iterator[_Row]], ignore_sharding: bool, frozen: frozenset[int]) -> Cells:
     actions, overlaps, num_slices = _rows_in(read, ignore_sharding)
     total = sum(map(len, actions))
     if not total:
@@ -164,18 +149,24 @@ def _rows_in(read: Callable[[], Iterator[_Row]], ignore_sharding: bool = False) 
     # One cell with a stage is enough, so that a typo in one cell does not affect the others.
     names_stages = any(_WITH_STAGE.match(cell.strip()) for _, cells in read() for cell in cells)
     num_slices = _num_slices(read)
-    parse = partial(_actions_of, ignore_sharding=ignore_sharding, num_slices=num_slices)
+    overlaps: set[Action] = set()
+
+    @lru_cache(_KNOWN)
+    def parse(cell: str) -> tuple[Action, ...]:
+        found = tuple(_actions_of(cell, ignore_sharding, num_slices))
+        overlaps.update(found[:-1])
+        return found
+
     actions: list[tuple[Action, ...]] = []
-    known: dict[str, tuple[Action, ...]] = {}
     total = 0
     for line, cells in read():
-        row = _row(line, cells, None if names_stages else len(actions), parse, known)
+        row = _row(line, cells, None if names_stages else len(actions), parse)
         actions.append(tuple(islice(row, MOST_ACTIONS + 1 - total)))
         total += len(actions[-1])
         if total > MOST_ACTIONS or len(actions) > MOST_STAGES:
             message = f"Line {line} is beyond the limit of {MOST_STAGES:,} ranks and {MOST_ACTIONS:,} actions."
             raise ScheduleError.of(ScheduleCode.TOO_LARGE, message)
-    return actions, frozenset(found[0] for found in known.values() if len(found) > 1), num_slices
+    return actions, frozenset(overlaps), num_slices
 
 
 def _num_slices(read: Callable[[], Iterator[_Row]]) -> int:
@@ -187,45 +178,34 @@ def _num_slices(read: Callable[[], Iterator[_Row]]) -> int:
 
 
 def _row(
-    line: int,
-    cells: Iterable[str],
-    stage: int | None,
-    parse: Callable[..., Iterator[Action]],
-    known: dict[str, tuple[Action, ...]],
+    line: int, cells: Iterable[str], stage: int | None, parse: Callable[[str], tuple[Action, ...]]
 ) -> Iterator[Action]:
-    """Yield the actions of a line. ``stage`` belongs to cells without one; ``known`` has cells that occurred before."""
+    """Yield the actions of a line. ``stage`` belongs to cells without one."""
     for column, cell in enumerate(map(str.strip, cells), 1):
         if stage is not None and may_omit_stage(cell):
             cell = f"{stage}{cell}"
-        found = known.get(cell)
-        if found is None:
-            found = tuple(parse(cell, f"Line {line}, cell {column}: "))
-            if len(known) < _KNOWN or len(found) > 1:  # overlaps are read off the known cells
-                known[cell] = found
-        yield from found
+        try:
+            yield from parse(cell)
+        except ScheduleError as error:
+            raise _unreadable(f"Line {line}, cell {column}: {error.problems[0].message}") from None
 
 
-def _actions_of(cell: str, where: str, ignore_sharding: bool, num_slices: int) -> Iterator[Action]:
-    """Yield the actions of a cell: mostly one, two for an overlap, none for idle time and PyTorch's sharding."""
+def _actions_of(cell: str, ignore_sharding: bool, num_slices: int) -> list[Action]:
+    """Return the actions of a cell: mostly one, two for an overlap, none for idle time and PyTorch's sharding."""
     if not cell:
-        return
+        return []
     if _SHARDING.fullmatch(cell) and not is_cell(cell):
-        if not ignore_sharding:
-            instead = "Name the last microbatch of the sum, as in 0REDUCE_GRAD3; leave it out; " if "_" in cell else ""
-            hint = f"{instead or 'Leave it out, '}or read with ignore_sharding=True (minipipe check --ignore-sharding)."
-            raise ScheduleError.of(
-                ScheduleCode.SYNTAX, f"{where}{cell} shards parameters and is not a pipeline action. {hint}"
-            )
-        return
+        if ignore_sharding:
+            return []
+        instead = "Name the last microbatch of the sum, as in 0REDUCE_GRAD3; leave it out; " if "_" in cell else ""
+        hint = f"{instead or 'Leave it out, '}or read with ignore_sharding=True (minipipe check --ignore-sharding)."
+        raise _unreadable(f"{cell} shards parameters and is not a pipeline action. {hint}")
     overlap = _OVERLAP.fullmatch(cell)
-    try:
-        actions = [_action_of(part.strip(), num_slices) for part in (overlap.groups() if overlap else [cell])]
-    except ScheduleError as error:
-        raise ScheduleError.of(ScheduleCode.SYNTAX, where + error.problems[0].message) from None
+    actions = [_action_of(part.strip(), num_slices) for part in (overlap.groups() if overlap else [cell])]
     if overlap and [action.kind.value for action in actions] not in (["F", "B"], ["F", "I"]):
         expected = "expected a forward, then a backward, such as (0F3;3B1)OVERLAP_F_B"
-        raise ScheduleError.of(ScheduleCode.SYNTAX, f"{where}{printable(cell)} is not a supported overlap; {expected}.")
-    yield from actions
+        raise _unreadable(f"{printable(cell)} is not a supported overlap; {expected}.")
+    return actions
 
 
 def _action_of(cell: str, num_slices: int) -> Action:
@@ -235,7 +215,7 @@ def _action_of(cell: str, num_slices: int) -> Action:
     if bool(found) != bool(num_slices):
         sentence = f"{cell} names a slice, and the first cell names none" if found else f"{cell} names no slice"
         hint = "expected the slice of a sequence in each cell, such as 0F1.0, or in none."
-        raise ScheduleError.of(ScheduleCode.SYNTAX, f"{sentence}; {hint}")
+        raise _unreadable(f"{sentence}; {hint}")
     if num_slices < 2:
         return whole
     assert found is not None

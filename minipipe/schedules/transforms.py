@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, groupby, pairwise
 
-from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted, whole_number
+from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted, schedule_number
 from minipipe.schedules.action import RECV_B, REDUCE_GRAD, SEND_B, Action, ActionKind, B, F, I, L, O, R, U, W
 from minipipe.schedules.action_table import ActionTable, Schedule, T, check_table
 from minipipe.schedules.placement import check_size, neighbouring_placement
@@ -184,7 +184,7 @@ def freeze_stages(table: T, stages: Iterable[int]) -> T:
     if table.is_forward_only or not marked.frozen:
         return table
     first = marked.first_backward_stage
-    of_frozen: dict[ActionKind, tuple[ActionKind, ...]] = {B: (I,), W: (), REDUCE_GRAD: (), U: ()}
+    of_frozen: dict[ActionKind, tuple[ActionKind, ...]] = {B: (I,), **dict.fromkeys((W, REDUCE_GRAD, U), ())}
 
     def needed(stage: int, kind: ActionKind) -> tuple[ActionKind, ...]:
         is_gradient = kind.is_backward or kind in (SEND_B, RECV_B, R, O, L)
@@ -231,7 +231,7 @@ def repeat(table: T, num_steps: int) -> T:
     (27.0, 24.0, 24.0)
     """
     check_table(table)
-    num_steps = whole_number("num_steps", num_steps, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
+    num_steps = schedule_number("num_steps", num_steps)
     if num_steps == 1:
         return table
     m = table.num_microbatches
@@ -347,7 +347,7 @@ def offloaded(schedule: Schedule, num_held: int) -> Schedule:
     rank 2: 2F0 2B0 2F1 2B1 2F2 2B2
     """
     check_trains(schedule, "activations to offload")
-    whole_number("num_held", num_held, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
+    schedule_number("num_held", num_held)
     if O in schedule.kinds or schedule.num_slices > 1:
         what = "O and L already" if O in schedule.kinds else "slices, whose keys and values later slices need"
         raise misuse(f"{schedule.title} has {what}; expected a schedule without them.")

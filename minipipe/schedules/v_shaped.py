@@ -5,14 +5,78 @@ The first and the last stage are on rank 0, and each rank has two chunks.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from itertools import chain, product
 
-from minipipe.schedules.action import Action, F, I, W
+from minipipe.schedules.action import Action, ActionKind, F, I, W
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.placement import check_two_chunks, v_placement
-from minipipe.schedules.zero_bubble import Row, first_microbatches
+
+
+class Row:
+    """The actions of one rank, appended phase by phase.
+
+    A cell names a kind and a chunk of the rank: ``F0`` is the next forward of its first stage. The chunk may be omitted
+    and is then 0. The exception is ``W``: without a chunk it completes the oldest pending I, whatever its chunk. The
+    microbatches of each stage are counted separately for F, for B and I, and for W. ``F0+B1`` are two overlapped
+    actions, and ``overlaps`` has the forward.
+
+    Parameters
+    ----------
+    stages : sequence of int
+        The stages of the rank, chunk 0 first.
+
+    Examples
+    --------
+    >>> row = Row([3])
+    >>> row.repeat(2, "F")
+    >>> row.repeat(2, "I W")
+    >>> print(*row.actions)
+    3F0 3F1 3I0 3W0 3I1 3W1
+    """
+
+    def __init__(self, stages: Sequence[int]) -> None:
+        self.stages = stages
+        self.actions: list[Action] = []
+        self.overlaps: list[Action] = []
+        self._count: Counter[tuple[int, str]] = Counter()
+        self._pending: deque[Action] = deque()
+
+    def repeat(self, times: int, cells: str) -> None:
+        """Append the actions of the cells, ``times`` times over."""
+        for _ in range(times):
+            for cell in cells.split():
+                joined = [self._next(part) for part in cell.split("+")]
+                self.actions += joined
+                self.overlaps += joined[:-1]
+
+    def _next(self, cell: str) -> Action:
+        if cell == "W":
+            return self._pending.popleft()
+        stage = self.stages[int(cell[1:] or 0)]
+        series = "B" if cell[0] in "BI" else cell[0]  # a microbatch has a B or an I, never both
+        action = Action(stage, ActionKind(cell[0]), self._count[stage, series])
+        self._count[stage, series] += 1
+        if action.kind is I:
+            self._pending.append(action._replace(kind=W))
+        return action
+
+
+def first_microbatches(rows: Sequence[Row], num_microbatches: int) -> tuple[tuple[Action, ...], ...]:
+    """Return the actions of the first ``num_microbatches`` microbatches.
+
+    Some patterns need a minimum number of microbatches. For fewer, the schedule is built with the minimum and then
+    truncated. The rest stays legal, because no microbatch depends on another one.
+
+    Examples
+    --------
+    >>> row = Row([0])
+    >>> row.repeat(3, "F I W")
+    >>> print(*first_microbatches([row], num_microbatches=2)[0])
+    0F0 0I0 0W0 0F1 0I1 0W1
+    """
+    return tuple(tuple(a for a in row.actions if a.microbatch < num_microbatches) for row in rows)
 
 
 def zb_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Schedule:

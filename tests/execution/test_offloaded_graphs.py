@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from minipipe import Grid, Pipeline, Tensor, nn, schedules, spawn
-from minipipe.autograd.memory import buffer_of
+from minipipe.autograd.memory import arrays_in, buffer_of, saved_by
 from minipipe.execution.offloading import Parked
 from minipipe.nn.fully_sharded import persistent_arrays
+from minipipe.tensor import op, record
 from minipipe.testing import same_bits
 from tests.execution.offloaded_layers import LAYERS, SEQUENCES, Of, Scaled, X, linear, of_views
 from tests.launch import slowly
@@ -121,12 +122,12 @@ def test_a_model_keeps_its_arrays_and_loses_no_memory_to_a_graph_that_is_away(la
     assert all(same_bits(array, before[id(array)]) for array in persistent_arrays(model))
 
 
-def test_arrays_that_are_away_are_freed_also_those_that_partial_functions_hold():
-    """A linear layer holds the rows of its input in a partial function, tanh its result in a closure."""
+def test_arrays_that_are_away_are_freed():
+    """A linear layer holds the rows of its input, relu its result."""
     inner = nn.Linear(6, 6, dtype=np.float64).initialise(0)
     x = Tensor(np.ones((4, 6)), requires_grad=True)
     rows = x * 2.0
-    result = inner(rows).tanh()
+    result = inner(rows).relu()
     y = inner(result)
     alive = [ref(buffer_of(tensor.data)) for tensor in (rows, result)]
     del rows, result
@@ -138,5 +139,47 @@ def test_arrays_that_are_away_are_freed_also_those_that_partial_functions_hold()
         parked.put_back()
     y.backward(np.ones((4, 6)))
     twin = Tensor(np.ones((4, 6)), requires_grad=True)
-    inner(inner(twin * 2.0).tanh()).backward(np.ones((4, 6)))
+    inner(inner(twin * 2.0).relu()).backward(np.ones((4, 6)))
     assert same_bits(x.grad, twin.grad)
+
+
+def test_so_is_the_input_of_what_will_be_computed_again():
+    inner = nn.Sequential(nn.Linear(6, 6, dtype=np.float64), nn.Tanh()).initialise(0)
+    x = Tensor(np.arange(24.0).reshape(4, 6), requires_grad=True)
+    rows = x + 1.0
+    y = nn.Recompute(inner)(rows)
+    alive = ref(rows.data)
+    del rows
+    with ThreadPoolExecutor(1) as threads:
+        parked = Parked([y.node], persistent_arrays(inner), threads)
+        parked._done.result()
+        assert alive() is None and parked.num_bytes == 4 * 6 * 8
+        parked.read()
+        parked.put_back()
+    y.backward(np.ones((4, 6)))
+    twin = Tensor(np.arange(24.0).reshape(4, 6), requires_grad=True)
+    inner(twin + 1.0).backward(np.ones((4, 6)))
+    assert same_bits(x.grad, twin.grad)
+
+
+def test_arrays_of_custom_vjps_stay_and_those_of_a_custom_operation_are_away():
+    x = Tensor(np.arange(6.0), requires_grad=True)
+    by_hand, recorded = np.arange(6.0) + 1, np.arange(6.0) + 2
+    vjp = record(x.data * by_hand, (x, lambda g: g * by_hand))
+    y = scaled(vjp, recorded)
+    with ThreadPoolExecutor(1) as threads:
+        parked = Parked([y.node], [], threads)
+        assert [array is by_hand for array in arrays_in(saved_by(vjp.node))] == [True]
+        assert not [*arrays_in(saved_by(y.node))] and parked.num_bytes == recorded.nbytes
+        parked.read()
+        parked.put_back()
+    y.backward(np.ones(6))
+    assert same_bits(x.grad, by_hand * recorded)
+
+
+@op()
+def scaled(x, factors):
+    return x * factors
+
+
+scaled.gradients(x=lambda g, factors: g * factors)

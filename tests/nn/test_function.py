@@ -18,6 +18,7 @@ import pytest
 
 from minipipe import Pipeline, Tensor, functional, nn, spawn
 from minipipe.errors import ArgumentError, RankError, TensorError
+from minipipe.tensor import op
 from minipipe.testing import check_same_as_one_process
 from tests.execution.checks.changes import behind_an_empty_cell
 from tests.strategies import batch, build, split_backward
@@ -100,6 +101,20 @@ def recursive(depth: int) -> Callable[[Tensor], Tensor]:
     return again
 
 
+def operation(factor: float = 2.0, slope: float = 2.0, takes: Callable[..., Any] | None = None) -> Any:
+    @op(takes=takes)
+    def scaled(x: Any) -> Any:
+        return x * factor
+
+    scaled.gradients(x=lambda g: g * slope)
+    return scaled
+
+
+@op()
+def of_a_layer(x: Any) -> Any:
+    return x * LAYER.weight.data[0]
+
+
 ALIKE = {
     "a closure": lambda: times(2.0),
     "an array in a closure": lambda: times(np.arange(3)),
@@ -109,6 +124,8 @@ ALIKE = {
     "a partial function": lambda: partial(times(2.0), left=3),
     "an object that can be called": lambda: Scaled(2.0),
     "a method": lambda: Scaled(2.0).__call__,
+    "an operation": operation,
+    "an operation in a closure": lambda: times(operation()),
     "a set of names": lambda: times({"left", "right", "middle"}),
     "a global number": lambda: lambda x: x * FACTOR,
     "another object": lambda: times(object()),
@@ -139,6 +156,10 @@ DIFFERENT = {
     "an attribute": (Scaled(2.0), Scaled(3.0)),
     "a method's object": (Scaled(2.0).__call__, Scaled(3.0).__call__),
     "a partial argument": (partial(functional.softmax, axis=0), partial(functional.softmax, axis=1)),
+    "the forward of an operation": (operation(), operation(3.0)),
+    "its gradient": (operation(), operation(2.0, 3.0)),
+    "its operands": (operation(takes=lambda x: (x,)), operation(takes=lambda x: (x * 2,))),
+    "an operation that it calls": (times(operation()), times(operation(3.0))),
     "the depth of a recursion": (recursive(1), recursive(2)),
 }
 
@@ -198,6 +219,20 @@ def test_ranks_with_different_functions_are_refused():
     assert caught.value.code == "disagreement"
 
 
+def test_ranks_compare_an_operation_by_its_forward_and_gradients_and_not_by_its_plans():
+    def run(group: Any, slope: float) -> Any:
+        scaled = operation(2.0, slope if group.rank else 2.0)
+        if group.rank:  # so it has plans
+            scaled(Tensor([1.0], requires_grad=True)).backward(np.ones(1, np.float32))
+            scaled(Tensor([1.0]))
+        model = nn.Sequential(nn.Linear(2, 2), nn.Function(scaled), nn.Function(lambda x: scaled(x)))
+        return Pipeline(model, group, loss=nn.MSELoss()).step(np.ones((8, 2)), np.ones((8, 2)))
+
+    assert len(spawn(lambda group: run(group, 2.0), 2)) == 2
+    with pytest.raises(RankError, match="The model of rank 1 differs"):
+        spawn(lambda group: run(group, 3.0), 2)
+
+
 # -- what is refused ---------------------------------------------------------------------------------------------
 
 
@@ -218,6 +253,7 @@ TRAINED = {
     "a global module": lambda x: LAYER(x),
     "a global module inside": lambda x: functional.stack([LAYER(part) for part in x]),
     "a global module in a function with a name": through_a_layer,
+    "an operation on a global module": of_a_layer,
     "a method of a module": nn.Linear(2, 2).forward,
     "a partial argument": partial(functional.linear, weight=nn.Parameter(np.zeros((2, 2)))),
     "a default": lambda x, layer=nn.Tanh(): layer(x),  # noqa: B008

@@ -274,7 +274,7 @@ def test_operations_have_the_gradients_of_one_process(seed, num_ranks):
     def compute(group):
         parts = [np.split(w, group.size, axis=axis)[group.rank].copy() for axis in (1, 0)]
         own, columns, rows = (Tensor(value, requires_grad=True) for value in (x, *parts))
-        reduce_from(functional.tanh(copy_to(own, group) @ columns) @ rows, group).sum().backward()
+        reduce_from(functional.tanh(copy_to(own, group=group) @ columns) @ rows, group=group).sum().backward()
         return own.grad, columns.grad, rows.grad
 
     found = spawn(compute, num_ranks)

@@ -292,3 +292,10 @@ def test_a_placement_with_replicas_or_without_ranks_is_refused(placement):
 def test_without_a_number_of_ranks_replicas_are_refused_as_well():
     with pytest.raises(ScheduleError, match=r"Stage 0 is placed on ranks \(0, 1\); expected one rank for each stage"):
         schedules.forward_only_over(schedules.chimera(2, 4).placement, 4)
+
+
+@pytest.mark.parametrize("name", ["zb-h1", "zb-h2"])
+def test_few_microbatches_run_as_the_first_ones_of_many(name):
+    for p, m in itertools.product(range(1, 6), range(1, 8)):
+        few, many = schedules.build(name, p, m), schedules.build(name, p, 2 * p + m)
+        assert few.actions == tuple(tuple(a for a in row if a.microbatch < m) for row in many.actions)

@@ -7,7 +7,7 @@ gradient of a score has a contribution from every probability:
 
     gradient of x = s (g - sum of g s along the row)        s the probabilities, g their gradient
 
-Write `softmax(x)`: the result and its vjp, using `record` as in 01.
+Write `softmax(x)` and its gradient, using `@op()` as in 01. The gradient can name `result`, which is s.
 
 Example: softmax of [0, ln 3] is [1/4, 3/4].
 
@@ -17,19 +17,27 @@ dtype, and that neither scores nor gradients are modified.
 
 import numpy as np
 
-from minipipe.tensor import Tensor, record
+from minipipe import op
 
 
-def softmax(x: Tensor) -> Tensor:
-    """Return e^x divided by its sum along the last axis."""
+@op()
+def softmax(x):
+    """Return e^x divided by its sum along the last axis, of an array or of a tensor."""
     # SOLUTION
-    exponentials = np.exp(x.data - x.data.max(axis=-1, keepdims=True))
-    result = exponentials / exponentials.sum(axis=-1, keepdims=True)
-
-    def vjp(gradient):
-        return result * (gradient - (gradient * result).sum(axis=-1, keepdims=True))
-
-    return record(result, (x, vjp))
+    powers = np.exp(x - x.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
     # STUB
-    # raise NotImplementedError("record the probabilities with their vjp; np.exp takes an array")
+    # raise NotImplementedError("return the probabilities, and set softmax.gradients below")
     # END
+
+
+# SOLUTION
+def of_scores(g, result):
+    """Return the gradient of x, from the probabilities."""
+    return result * (g - (g * result).sum(axis=-1, keepdims=True))
+
+
+softmax.gradients(x=of_scores)
+# STUB
+# softmax.gradients()  # of x
+# END

@@ -7,7 +7,8 @@ even if the part draws random numbers, as dropout does.
 
 Write `recompute(function, x)`: the same result as `function(x)`, with a graph that holds only x.
   - Inside `with no_grad():` nothing is recorded.
-  - `record(data, (x, vjp))` creates a result with one input, as in 01. The vjp is given the gradient of the result.
+  - `record(data, (x, vjp))` creates one result, without `@op()`: its vjp is a function of the gradient of the result
+    alone, and may use the variables of the function around it.
   - In the vjp, apply `function` to a new tensor with `requires_grad=True`. `backward(gradient)` then leaves the
     gradient of that tensor in its `grad`, and adds to the gradients of the parameters that the function used.
   - Random numbers depend on the place: seed, step, microbatch, layer, and how many were drawn before.

@@ -21,7 +21,7 @@ import numpy as np
 from minipipe.autograd import backend
 from minipipe.comm.agreement import digest
 from minipipe.nn import Module, Parameter
-from minipipe.nn.function import closure_of, globals_of, name_of, text_of
+from minipipe.nn.function import closure_of, globals_of, name_of, parts_of, text_of
 from minipipe.nn.untrained import names_of
 from minipipe.tensor import Tensor
 
@@ -141,6 +141,10 @@ class _Walk:
 
     def _function(self, path: str, function: FunctionType) -> Iterator[tuple[str, str]]:
         is_own = _is_ones_own(function)
+        if is_own and (parts := parts_of(function)):
+            yield path, name_of(function)
+            yield from self._all(path, parts.items())
+            return
         code = f", code {_digest_of_code(function.__code__):x}" if is_own else ""
         yield path, f"{name_of(function)}{code}"
         defaults = [(f"default {i}", value) for i, value in enumerate(function.__defaults__ or ())]

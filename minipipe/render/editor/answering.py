@@ -26,7 +26,7 @@ from minipipe.errors import (
     counted,
     of_kind,
     quoted,
-    whole_number,
+    schedule_number,
 )
 from minipipe.io import json_value, parse_json, write_whole
 from minipipe.render.editor.draft import Draft, check_size
@@ -169,7 +169,7 @@ class Editor:
     def do_open(self, name: str, ranks: int, microbatches: int, chunks: int | None = None) -> Answer:
         """Open a named schedule."""
         for noun, count in (("ranks", ranks), ("microbatches", microbatches), ("chunks", chunks or 1)):
-            whole_number(noun, count, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
+            schedule_number(noun, count)
         check_size(ranks * (chunks or 1), microbatches)  # before it is built
         self._begin(Draft.of(build(name, ranks, microbatches, chunks)))
         known = spelled(name)
@@ -325,7 +325,7 @@ class Editor:
         """Limit the (stage, microbatch) pairs that a rank may hold; None lifts the limit."""
         self._check_free("limit")
         if limit is not None:
-            whole_number("limit", limit, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
+            schedule_number("limit", limit)
             workload = self.costs.workload(self.draft.placement, self.draft.num_microbatches, limit)
             known_bound(workload, Objective.MAKESPAN)  # refuses a limit below what one microbatch needs
             problem = self.draft.problem(limit)

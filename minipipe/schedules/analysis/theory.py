@@ -12,7 +12,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
-from minipipe.errors import ScheduleCode, ScheduleError, misuse, unfit, whole_number
+from minipipe.errors import ScheduleCode, ScheduleError, misuse, schedule_number, unfit
 from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.walk import complete_walk
@@ -41,9 +41,9 @@ class Case(NamedTuple):
     p: int
     m: int
     v: int
-    forward: float = 1.0
-    backward_input: float = 1.0
-    backward_weight: float = 1.0
+    tf: float = 1.0
+    ti: float = 1.0
+    tw: float = 1.0
     activation: float = 1.0
     weight_activation: float = 1.0
     k: int = 1
@@ -51,7 +51,7 @@ class Case(NamedTuple):
     @property
     def round(self) -> float:
         """The work of one rank for one microbatch, in units of time."""
-        return self.forward + self.backward_input + self.backward_weight
+        return self.tf + self.ti + self.tw
 
     @property
     def work(self) -> float:
@@ -94,9 +94,9 @@ _OF_SIZES: dict[str, Callable[[Case], bool]] = {
     "m >= 2p": lambda case: case.m >= 2 * case.p,
 }
 _OF_TIMES: dict[str, Callable[[Case], bool]] = {
-    "tW <= tF": lambda case: case.backward_weight <= case.forward,
-    "2 tW <= tF + tI": lambda case: 2 * case.backward_weight <= case.forward + case.backward_input,
-    "tF = tI = tW": lambda case: case.forward == case.backward_input == case.backward_weight,
+    "tW <= tF": lambda case: case.tw <= case.tf,
+    "2 tW <= tF + tI": lambda case: 2 * case.tw <= case.tf + case.ti,
+    "tF = tI = tW": lambda case: case.tf == case.ti == case.tw,
 }
 _OF_MEMORY: dict[str, Callable[[Case], bool]] = {
     "weight_activation <= activation": lambda case: case.weight_activation <= case.activation,
@@ -143,21 +143,21 @@ def _ahead(p: int, m: int, v: int) -> int:
 
 
 def _zb_makespan(case: Case, weights: int = 1) -> float:
-    return case.work + (case.p - 1) * max(case.forward, _zb_span_bubble(case._replace(p=2), weights))
+    return case.work + (case.p - 1) * max(case.tf, _zb_span_bubble(case._replace(p=2), weights))
 
 
 def _zb_span_bubble(case: Case, weights: int = 1) -> float:
-    return (case.p - 1) * (case.forward + case.backward_input - weights * case.backward_weight)
+    return (case.p - 1) * (case.tf + case.ti - weights * case.tw)
 
 
 def _h1_period(case: Case, latency: float) -> float:
     # No other rank waits for W.
-    trip = case.p * (case.forward + case.backward_input) + case.backward_weight
+    trip = case.p * (case.tf + case.ti) + case.tw
     return max(case.round, (trip + 2 * (case.p - 1) * latency) / case.p)
 
 
 def _waves_makespan(case: Case, pipelines: int) -> float:
-    shorter, longer = sorted((case.forward, case.backward_input + case.backward_weight))
+    shorter, longer = sorted((case.tf, case.ti + case.tw))
     # A rank is idle in these slots: at its ends, if F and B take as long
     slots = 2 * case.p // pipelines - 2
     return case.work + slots / case.v * (shorter + case.m / case.p * (longer - shorter))
@@ -168,7 +168,7 @@ def _held_both_ways(p: int, m: int, v: int, r: int) -> tuple[int, int]:
 
 
 def _v_makespan(case: Case) -> float:
-    return (6 * case.m + case.p - 1) * case.forward / case.v
+    return (6 * case.m + case.p - 1) * case.tf / case.v
 
 
 _ONE_CHUNK, _TWO_CHUNKS = "one chunk on each rank", "two chunks on each rank"
@@ -220,7 +220,7 @@ CLOSED_FORMS: dict[str, ClosedForms] = {
     "v-min": ClosedForms(peak=lambda p, m, v, r: (2 * ((p + 4) // 3), 0), conditions=_CONTROLLABLE),
     "dualpipe-v": ClosedForms(
         _v_makespan,
-        lambda case: (case.p - 1) * case.forward / case.v,
+        lambda case: (case.p - 1) * case.tf / case.v,
         lambda p, m, v, r: (2 * p + 1, 0),
         conditions=(_TWO_CHUNKS, "m >= 2p", *_EQUAL_TIMES),
     ),
@@ -233,8 +233,8 @@ CLOSED_FORMS: dict[str, ClosedForms] = {
     "chimera": _WAVES._replace(conditions=(_ONE_CHUNK, *_TWO_WAYS)),
     "bitpipe": _WAVES._replace(conditions=(_TWO_CHUNKS, *_TWO_WAYS)),
     "dualpipe": ClosedForms(
-        lambda case: (3 * case.m + case.p // 2 - 1) * case.forward,
-        lambda case: (case.p // 2 - 1) * case.forward,
+        lambda case: (3 * case.m + case.p // 2 - 1) * case.tf,
+        lambda case: (case.p // 2 - 1) * case.tf,
         lambda p, m, v, r: (p + 1, 0),
         conditions=(
             _ONE_CHUNK,
@@ -503,7 +503,7 @@ def _case(
     default, slices = (default_of(builder_of(name), option) for option in ("chunks_per_rank", "num_slices"))
     check_counts(p, m, default if v is None else v)
     if num_slices is not None:
-        slices = whole_number("num_slices", num_slices, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
+        slices = schedule_number("num_slices", num_slices)
         if slices > 1 and default_of(builder_of(name), "num_slices") == 1:
             message = f"num_slices is {slices}, and no closed form is known for {name} with slices; leave it out."
             raise ScheduleError.of(ScheduleCode.NO_FORMULA, message)

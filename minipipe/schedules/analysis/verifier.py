@@ -55,7 +55,7 @@ from dataclasses import replace
 from minipipe.core.flow import flow_of
 from minipipe.core.legality import misplaced, remarks
 from minipipe.core.memory import copies_held
-from minipipe.errors import Problem, ScheduleCode, ScheduleError, whole_number
+from minipipe.errors import Problem, ScheduleCode, ScheduleError, schedule_number
 from minipipe.schedules.action import Action, F
 from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.analysis.activations import Footprint, memory_levels
@@ -157,19 +157,24 @@ def _order_problems(schedule: ActionTable) -> list[Problem]:
     if not walk(schedule).blocked:
         return []
     blocked = _blocked(schedule)
-    cycle, as_written = _cycle(blocked), schedule.as_written
+    cycle = _cycle(blocked)
     first = cycle[0]
-    if first.awaited == first.action:
-        sentence = "waits for ever for a partner that does not exist."
-        return [_problem_at(schedule, first.rank, first.position, ScheduleCode.NO_PARTNER, sentence)]
-    if len(cycle) == 1:
-        needed = as_written(first.awaited)
-        sentence = f"comes before {needed} (position {schedule.actions[first.rank].index(needed)}), which it needs."
-        return [_problem_at(schedule, first.rank, first.position, ScheduleCode.ORDER, sentence)]
+    if len(cycle) > 1:
+        return [_deadlock(blocked, cycle)]
+    needed = schedule.as_written(first.awaited)
+    code, sentence = ScheduleCode.NO_PARTNER, "waits for ever for a partner that does not exist."
+    if first.awaited != first.action:
+        code, at = ScheduleCode.ORDER, schedule.actions[first.rank].index(needed)
+        sentence = f"comes before {needed} (position {at}), which it needs."
+    return [_problem_at(schedule, first.rank, first.position, code, sentence)]
+
+
+def _deadlock(blocked: ActionTable, cycle: Sequence[Blocked]) -> Problem:
+    """Return the problem of ranks that wait for each other; overlaps of the table are part of the cause."""
     waits = [
         f"rank {stuck.rank} cannot run {_with_joined(blocked, stuck.action)} (position {stuck.position}) before "
-        f"{as_written(stuck.awaited)}, "
-        f"which rank {schedule.rank_of(*stuck.awaited[::2])} runs later"
+        f"{blocked.as_written(stuck.awaited)}, "
+        f"which rank {blocked.rank_of(*stuck.awaited[::2])} runs later"
         for stuck in cycle
     ]
     sentence = "These ranks wait for each other in a cycle: " + "; ".join(waits) + "."
@@ -180,7 +185,7 @@ def _order_problems(schedule: ActionTable) -> list[Problem]:
     elif not walk(blocked, sends_are_buffered=True).blocked:
         code = ScheduleCode.RENDEZVOUS_DEADLOCK
         sentence += " It would finish only if every send were buffered; MPI buffers small messages, but not large ones."
-    return [Problem(code, sentence, first.rank, first.position)]
+    return Problem(code, sentence, cycle[0].rank, cycle[0].position)
 
 
 def _blocked(schedule: ActionTable) -> ActionTable:
@@ -243,7 +248,7 @@ def _age_problems(schedule: ActionTable, max_versions: int | None, max_staleness
     problems = []
     for name, limit, least in (("max_versions", max_versions, 1), ("max_staleness", max_staleness, 0)):
         if limit is not None:
-            whole_number(name, limit, least, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
+            schedule_number(name, limit, least)
     ages = () if max_staleness is None else staleness(schedule)
     for rank, row in enumerate(schedule.actions):
         for position, (held, _) in enumerate(copies_held(flow_of(schedule), rank) if max_versions else ()):

@@ -101,8 +101,9 @@ def workload_of(schedule: ActionTable, costs: Costs, memory_limit: float = inf) 
 
 
 _KEYS = (
-    *("num_stages", "num_microbatches", "chunks_per_rank", "placement", "makespan", "bubble_fraction"),
-    *("bubble_over_ideal", "span_bubble_rate", "peak", "peak_activations", "peak_memory", "bound", "gap"),
+    *("num_stages", "num_microbatches", "chunks_per_rank", "placement"),
+    *("makespan", "bubble_fraction", "bubble_over_ideal", "span_bubble_rate"),
+    *("peak", "peak_activations", "peak_memory", "bound", "gap"),
     *("is_reproducible", "trades", "error"),
 )
 

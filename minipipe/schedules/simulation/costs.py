@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import chain
 from math import inf
 from numbers import Integral, Real
@@ -12,7 +13,17 @@ from sys import float_info
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minipipe.core.values import KINDS
-from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, as_float, counted, misuse, quoted, whole_number
+from minipipe.errors import (
+    ArgumentError,
+    ScheduleCode,
+    ScheduleError,
+    as_float,
+    counted,
+    misuse,
+    quoted,
+    unfit,
+    whole_number,
+)
 from minipipe.io import MOST_JSON, MOST_STAGES, parse_real, printable, read_text, write_whole
 from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, R, U, W
 from minipipe.schedules.action_table import ActionTable, Schedule
@@ -31,6 +42,8 @@ _SHORT = {"F": "forward", "I": "backward_input", "W": "backward_weight"}
 _HELD = ("activation", "weight_activation", "transient_activation", "keys_values")
 _OF_WEIGHTS = ("update", "gradient_size", "weights")
 _HEAD = {"format": "minipipe costs", "version": 1}  # of a file
+_refusal = partial(misuse, code=ScheduleCode.COSTS)
+_wrong = partial(unfit, code=ScheduleCode.COSTS)
 ByStage = float | Sequence[float]
 
 
@@ -262,11 +275,15 @@ class Costs:
         (1.0, 1.0, 2.0, 2.0)
         """
         pieces = whole_number("pieces", pieces, 1, MOST_STAGES, error=ScheduleError.of, code=ScheduleCode.COSTS)
-        names = (*_SHORT.values(), *_OF_WEIGHTS, *_HELD)
-        times: dict[str, Any] = {name: self._pieces_of(name, pieces) for name in names}
+        found = self._divided((*_SHORT.values(), *_OF_WEIGHTS, *_HELD), pieces, pieces)
         if self.other is not None:
-            times["other"] = {name: self._pieces_of(name, pieces) for name in self.other}
-        return replace(self, **times, message_size=_sizes_between(self.message_size, pieces))
+            found["other"] = self._divided(self.other, pieces, pieces)
+        sizes = self.message_size
+        if isinstance(sizes, Iterable):
+            known = [size for size in sizes if size]
+            inside = sum(known) / len(known) if known else 0.0
+            sizes = tuple(size for last in sizes for size in (*[inside] * (pieces - 1), last))
+        return replace(self, **found, message_size=sizes)
 
     def sliced(self, num_slices: int) -> Costs:
         """Return the costs of one slice of a sequence, an equal part of the costs of the sequence.
@@ -281,9 +298,7 @@ class Costs:
         """
         if num_slices == 1:
             return self
-        names = (*_SHORT.values(), *_HELD, "message_size")
-        parts: dict[str, Any] = {name: self._pieces_of(name, num_slices, copies=1) for name in names}
-        return replace(self, **parts)
+        return replace(self, **self._divided((*_SHORT.values(), *_HELD, "message_size"), num_slices, 1))
 
     @classmethod
     def parse(cls, text: str) -> Costs:
@@ -304,7 +319,7 @@ class Costs:
         """
         if not isinstance(text, str):
             message = f"Costs.parse reads text, not {quoted(text)}; expected a form such as F=1,I=1,W=1,latency=0.1."
-            raise misuse(message, ScheduleCode.COSTS)
+            raise _refusal(message)
         found: dict[str, Any] = {}
         for item in filter(None, map(str.strip, text.split(","))):
             key, _, value = item.partition("=")
@@ -313,17 +328,17 @@ class Costs:
                 names = ", ".join([*_SHORT, *list(_SPECS)[len(_SHORT) :]])
                 hint = " A whole backward B takes I + W." if key == "B" else ""
                 message = f"{quoted(item)} is not a cost; expected one of {names}, as in F=1, or"
-                raise misuse(f"{message} a file of costs, whose name ends in .json.{hint}", ScheduleCode.COSTS)
+                raise _refusal(f"{message} a file of costs, whose name ends in .json.{hint}")
             try:
                 numbers = tuple(map(parse_real, value.split(":")))
             except ArgumentError:
                 message = f"{quoted(item)} has no number; expected a form such as {key}=1 or {key}=1:2:3."
-                raise misuse(message, ScheduleCode.COSTS) from None
+                raise _refusal(message) from None
             if len(numbers) > 1 and not _SPECS[name].of:
                 message = f"{quoted(item)} has {len(numbers)} numbers; {name} is a single number."
-                raise misuse(message, ScheduleCode.COSTS)
+                raise _refusal(message)
             if name in found:
-                raise misuse(f"{quoted(text)} has {name} twice.", ScheduleCode.COSTS)
+                raise _refusal(f"{quoted(text)} has {name} twice.")
             found[name] = numbers if len(numbers) > 1 else numbers[0]
         return cls(**found)
 
@@ -421,7 +436,7 @@ class Costs:
         for name in self.other or ():
             if name not in names:
                 how = "Kind(…, time=…) of a declared kind names its time"
-                raise ScheduleError.of(ScheduleCode.COSTS, f"No kind has the time {quoted(name)} of other; {how}.")
+                raise _refusal(f"No kind has the time {quoted(name)} of other; {how}.")
         return names
 
     def copy_times(self, num_stages: int) -> list[float]:
@@ -628,10 +643,10 @@ class Costs:
         """
         given = self._given(name)
         try:
-            values = [as_float(given)] * num_stages if isinstance(given, Real) else [as_float(v) for v in list(given)]
+            values = list(map(as_float, [given] * num_stages if isinstance(given, Real) else given))
         except (TypeError, ValueError):
             raise _wrong(name, given, "a number, or one for each stage") from None
-        _check_length(name, values, num_stages, "stage", "one number, or one for each stage")
+        _check_length(name, values, num_stages, "one number, or one for each stage")
         if not all(map(_BY_STAGE.allows, values)):
             raise _wrong(name, given, _BY_STAGE.expected)
         return values
@@ -639,12 +654,17 @@ class Costs:
     def _given(self, name: str) -> Any:
         return getattr(self, name) if name in _SPECS else (self.other or {}).get(name, 0.0)
 
-    def _pieces_of(self, name: str, pieces: int, copies: int | None = None) -> ByStage | None:
-        given = self._given(name)
-        is_list = isinstance(given, Sized)  # an error below names what was given
-        values = [] if given is None else self.by_stage(name, len(given) if is_list else 1)
-        parts = tuple(value / pieces for value in values for _ in range((copies or pieces) if is_list else 1))
-        return parts if is_list else next(iter(parts), None)
+    def _divided(self, names: Iterable[str], parts: int, copies: int) -> dict[str, Any]:
+        """Return attributes over a number of parts; a list has some copies of each of its numbers."""
+        found: dict[str, Any] = dict.fromkeys(names)
+        for name in found:
+            given = self._given(name)
+            if isinstance(given, Sized):
+                values = self.by_stage(name, len(given))
+                found[name] = tuple(value / parts for value in values for _ in range(copies))
+            elif given is not None:
+                found[name] = self.by_stage(name, 1)[0] / parts
+        return found
 
 
 def hosts_of(cores: object, hosts: object, num_ranks: int) -> Hosts:
@@ -657,20 +677,16 @@ def hosts_of(cores: object, hosts: object, num_ranks: int) -> Hosts:
     >>> hosts_of([2, 1], [0, 0, 1], num_ranks=3).cores
     (2.0, 1.0)
     """
-    of_rank = (0,) * num_ranks if hosts is None else _host_numbers(hosts, num_ranks)
+    given = [0] * num_ranks if hosts is None else _numbers(hosts, 1)
+    if not all(isinstance(host, Real) and host in range(num_ranks) for host in given):
+        raise _wrong("hosts", hosts, _SPECS["hosts"].expected)
+    _check_length("hosts", given, num_ranks)
+    of_rank = tuple(map(int, given))
     counts = _numbers(inf if cores is None else cores, 1 + max(of_rank))
     if not all(isinstance(count, Real) and _SPECS["cores"].allows(count) for count in counts):
         raise _wrong("cores", cores, _SPECS["cores"].expected)
-    _check_length("cores", counts, 1 + max(of_rank), "host")
+    _check_length("cores", counts, 1 + max(of_rank))
     return Hosts(of_rank, tuple(map(float, counts)))
-
-
-def _host_numbers(hosts: object, num_ranks: int) -> tuple[int, ...]:
-    given = _numbers(hosts, 1)
-    if not all(isinstance(host, Real) and host in range(num_ranks) for host in given):
-        raise _wrong("hosts", hosts, _SPECS["hosts"].expected)
-    _check_length("hosts", given, num_ranks, "rank")
-    return tuple(map(int, given))
 
 
 def _numbers(given: Any, count: int) -> list[Any]:
@@ -678,10 +694,11 @@ def _numbers(given: Any, count: int) -> list[Any]:
     return list(given) if isinstance(given, Sequence) and not isinstance(given, str | bytes) else [given] * count
 
 
-def _check_length(name: str, values: Sized, count: int, of: str, expected: str = "one for each") -> None:
+def _check_length(name: str, values: Sized, count: int, expected: str = "one for each") -> None:
     if len(values) != count:
+        of = _SPECS.get(name, _BY_STAGE).of
         message = f"{name} has {counted(len(values), 'value')} for {counted(count, of)}; expected {expected}."
-        raise misuse(message, ScheduleCode.COSTS)
+        raise _refusal(message)
 
 
 def _plain(given: Any) -> Any:
@@ -715,17 +732,5 @@ def _check_file(path: str | Path, found: dict[str, Any]) -> None:
         raise _refused(path, f"it has lists for different numbers of stages: {quoted(lengths, 200)}")
 
 
-def _wrong(name: str, given: object, expected: str) -> ScheduleError:
-    return ScheduleError.of(ScheduleCode.COSTS, f"{name} is {quoted(given)}; expected {expected}.")
-
-
 def _refused(path: str | Path, reason: str) -> ScheduleError:
-    return ScheduleError.of(ScheduleCode.COSTS, f"{quoted(str(path), 200)} is not a file of costs: {reason}.")
-
-
-def _sizes_between(given: ByStage, pieces: int) -> ByStage:
-    if not isinstance(given, Iterable):
-        return given
-    known = [size for size in given if size]
-    inside = sum(known) / len(known) if known else 0.0
-    return tuple(size for last in given for size in (*[inside] * (pieces - 1), last))
+    return _refusal(f"{quoted(str(path), 200)} is not a file of costs: {reason}.")

@@ -93,8 +93,11 @@ SOURCES = {
     "52 B of a parameter in Adam": "derived; 6 in an accumulation",
     "50 B of a logit": "derived",
 }
-_PUBLISHED = re.compile(r"((?=.*[1-9])\d+(\.\d+)?(s|TF))?")
-_FIELDS = ("heads", "hidden", "layers", "tensor", "pipeline", "chunks", "gpus", "batch", "microbatch")
+_TEXTS = {  # by column, a pattern, and what is expected
+    "published": (r"((?=.*[1-9])\d+(\.\d+)?(s|TF))?", "a value such as 138TF or 1.42s, or nothing"),
+    "recompute": ("full|selective", "full or selective"),
+    "overlap": ("nothing|replicas|tensor", "nothing or replicas or tensor"),
+}
 
 
 class Run(NamedTuple):
@@ -167,6 +170,9 @@ class Run(NamedTuple):
         return interleaved_1f1b(self.pipeline, self.num_microbatches, self.chunks)
 
 
+_COUNTS = Run._fields[2:-3]  # those with whole numbers
+
+
 def published_runs(table: str) -> list[Run]:
     """Return the rows of a published table.
 
@@ -197,19 +203,15 @@ def _run_of(row: dict[str, str]) -> Run:
     """Return one row, or raise an error that names the wrong cell."""
     where = f"The row of {quoted(row['model'])}"
     try:
-        numbers = {name: parse_whole(row[name] or "") for name in _FIELDS}
+        numbers = {name: parse_whole(row[name] or "") for name in _COUNTS}
     except ArgumentError:
         numbers = {}
     if not numbers or None in row.values() or len(row) > len(Run._fields):
-        raise ArgumentError("value", f"{where} has a wrong cell; expected whole numbers in {', '.join(_FIELDS)}.")
-    if not _PUBLISHED.fullmatch(row["published"]):
-        given = quoted(row["published"])
-        message = f"{where}: published is {given}; expected a value such as 138TF or 1.42s, or nothing."
-        raise ArgumentError("value", message)
+        raise ArgumentError("value", f"{where} has a wrong cell; expected whole numbers in {', '.join(_COUNTS)}.")
+    for name, (pattern, expected) in _TEXTS.items():
+        if not re.fullmatch(pattern, row[name]):
+            raise ArgumentError("value", f"{where}: {name} is {quoted(row[name])}; expected {expected}.")
     run = Run(**{**row, **numbers})  # type: ignore[arg-type]
-    for name, known in (("recompute", ("full", "selective")), ("overlap", ("nothing", "replicas", "tensor"))):
-        if getattr(run, name) not in known:
-            raise ArgumentError("value", f"{where}: {name} is {quoted(row[name])}; expected {' or '.join(known)}.")
     if min(numbers.values()) < 1:
         raise ArgumentError("value", f"{where} has a number below 1.")
     for product, of in (
@@ -239,20 +241,19 @@ class _Model:
 
     def costs(self) -> Costs:
         """Return the times of each stage; a message occupies both of its ranks, as in the measured programs."""
-        run, message = self.run, self._message()
-        layers = run.layers // (run.pipeline * run.chunks)
-        last = run.pipeline * run.chunks - 1
+        num_stages = self.run.pipeline * self.run.chunks
+        layers = self.run.layers // num_stages
+        message = self._message()
         forward, inputs, weights = self._layer()
-        head, embedding = self._head(), self._moved(15 * self._elements)
-        return Costs(
-            forward=[
-                layers * forward + message + head[0] * (stage == last) + embedding * (stage == 0)
-                for stage in range(last + 1)
-            ],
-            backward_input=[layers * inputs + message + head[1] * (stage == last) for stage in range(last + 1)],
-            backward_weight=[layers * weights + head[2] * (stage == last) for stage in range(last + 1)],
-            unit="s",
+        times = (
+            [layers * forward + message] * num_stages,
+            [layers * inputs + message] * num_stages,
+            [layers * weights] * num_stages,
         )
+        for of_kind, head in zip(times, self._head()):
+            of_kind[-1] += head
+        times[0][0] += self._moved(15 * self._elements)  # the embedding
+        return Costs(*times, unit="s")
 
     def after_the_last_backward(self) -> float:
         """Return the time of the gradient all-reduces over replicas and of the optimiser."""

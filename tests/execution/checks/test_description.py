@@ -14,6 +14,7 @@ from hypothesis import given
 
 from minipipe import Tensor, functional, nn
 from minipipe.execution.checks.description import description, digest
+from minipipe.tensor import op
 from tests.execution.checks.changes import behind_an_empty_cell
 from tests.launch import ROOT, environment
 
@@ -71,6 +72,14 @@ def adds(value):
     return lambda x: x + value
 
 
+def operation(forward=lambda x: x * 2, x=lambda g: g * 2, shared=None, **options):
+    made = op(**options)(lambda x: forward(x))
+    made.gradients(x=lambda g: x(g))
+    if shared:
+        made.shared(twice=lambda g: shared(g))
+    return made
+
+
 def loop():
     layer = Layer(1)
     layer.value = [layer]
@@ -100,6 +109,12 @@ MADE = {
     "a function of minipipe": lambda k: (functional.relu, functional.tanh)[k],
     "a function of NumPy": lambda k: (np.sum, np.mean)[k],
     "a ufunc": lambda k: (np.add, np.multiply)[k],
+    "the forward of an operation": lambda k: operation(lambda x: x * (2 + k)),
+    "a gradient of an operation": lambda k: operation(x=lambda g: g * (2 + k)),
+    "a value that its gradients share": lambda k: operation(shared=lambda g: g * (2 + k)),
+    "an array of a gradient": lambda k: operation(x=partial(np.multiply, np.full(3, k))),
+    "an option of an operation": lambda k: operation(is_broadcast=bool(k)),
+    "the operands of an operation": lambda k: operation(takes=lambda x: (x * (2 + k),)),
     "a partial function": lambda k: partial(functional.softmax, axis=k),
     "a method": lambda k: Layer(k).forward,
     "an attribute": lambda k: Layer(k),

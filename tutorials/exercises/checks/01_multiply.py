@@ -14,7 +14,7 @@ class Factor(Tensor):
     """A tensor without ``*``, which is what this task is about."""
 
     def __mul__(self, other):
-        raise TypeError("the * of tensors is not available in this task; multiply arrays, and record the result")
+        raise TypeError("the * of tensors is not available in this task; multiply arrays, in a function with @op()")
 
     __rmul__ = __mul__
 
@@ -105,10 +105,8 @@ def test_a_gradient_that_somebody_else_needs_stays_as_it_is(task):
 WRONG_ANSWERS = [
     (
         "each factor gets the gradient times itself: an easy mix-up, unnoticed if both are the same tensor",
-        "(a, lambda gradient: summed_to(a.shape, gradient * b.data)),\n"
-        "        (b, lambda gradient: summed_to(b.shape, gradient * a.data)),",
-        "(a, lambda gradient: summed_to(a.shape, gradient * a.data)),\n"
-        "        (b, lambda gradient: summed_to(b.shape, gradient * b.data)),",
+        "a=lambda g, b, shape: summed_to(shape, g * b),\n    b=lambda g, a, shape: summed_to(shape, g * a),",
+        "a=lambda g, a, shape: summed_to(shape, g * a),\n    b=lambda g, b, shape: summed_to(shape, g * b),",
     ),
     (
         "only missing axes are summed: enough for the bias of a linear layer",
@@ -122,13 +120,7 @@ WRONG_ANSWERS = [
     ),
     (
         "the gradient is overwritten with the product, to save an array",
-        "def summed_to(shape, gradient):",
-        "def multiply(a, b):\n"
-        "    def vjp(gradient):\n"
-        "        gradient *= b.data if a.shape == b.shape else 1\n"
-        "        return gradient\n"
-        "    return record(a.data * b.data, (a, vjp), (b, lambda gradient: summed_to(b.shape, gradient * a.data)))\n"
-        "\n\n"
-        "def summed_to(shape, gradient):",
+        "    a=lambda g, b, shape: summed_to(shape, g * b),\n",
+        "    a=lambda g, b, shape: g.__imul__(b) if g.shape == shape else summed_to(shape, g * b),\n",
     ),
 ]
