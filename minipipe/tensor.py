@@ -213,13 +213,19 @@ Operands = Callable[..., Sequence[Any]]
 
 @with_hints
 def op(
-    *, takes: Operands | None = None, saves: str = "", in_float32: bool = False, is_broadcast: bool = False
+    *,
+    takes: Operands | None = None,
+    attributes: str = "",
+    saves: str = "",
+    in_float32: bool = False,
+    is_broadcast: bool = False,
 ) -> Callable[[Callable[..., Any]], Any]:
     """Make an operation of a function of arrays: called with tensors, it computes, and notes itself in the graph.
 
-    The positional parameters of the function are tensors; one may be None, and the last may be ``*parts``. Its
-    keyword-only parameters are attributes, which have no gradients. ``operation.gradients(…)`` then sets a gradient for
-    each input: a function whose parameters name what it needs. Values that no gradient names are not kept.
+    The positional parameters of the function are tensors; one may be None, and the last may be ``*parts``. Those named
+    by ``attributes`` and keyword-only ones are attributes, which have no gradients. ``operation.gradients(…)`` then
+    sets a gradient for each input: a function whose parameters name what it needs. Values that no gradient names are
+    not kept.
 
     ==================  =====================================================================
     parameter           what a gradient gets
@@ -239,6 +245,8 @@ def op(
     takes : function, optional
         ``(*operands) -> tensors``: converts the operands, and raises an error for those that do not fit. Without it
         each becomes a tensor.
+    attributes : str
+        Names, separated by spaces, of positional parameters that are attributes: the last ones.
     saves : str
         Names, separated by spaces, of values for the gradients: the function returns ``(result, *saved)``.
     in_float32 : bool
@@ -272,7 +280,7 @@ def op(
     """
 
     def made(forward: Callable[..., Any]) -> Any:
-        operation = Operation(forward, saves.split(), is_broadcast)
+        operation = Operation(forward, attributes.split(), saves.split(), is_broadcast)
         call = _call_of(operation, takes, in_float32)
         # With the globals of the module: doctest runs only functions with the globals of the module that it reads.
         twin: Any = update_wrapper(FunctionType(call.__code__, forward.__globals__, closure=call.__closure__), forward)
@@ -287,15 +295,21 @@ def op(
     return made
 
 
+class _Nothing:
+    """Stands for an input that is None."""
+
+    data = node = None
+
+
 def _call_of(operation: Operation, takes: Operands | None, in_float32: bool) -> Callable[..., Tensor]:
     """Return a function that calls an operation with tensors."""
     forward, saves, num_values = operation.forward, bool(operation.saves), len(operation.saves) + 1
     num_attributes, num_inputs = len(operation.attributes), -1 if operation.is_variadic else len(operation.inputs)
     # The function refers to these by closures: its globals will be another module's.
-    kind, is_half, widened, with_node = Tensor, backend.is_half, _in_float32, _with_node
+    kind, nothing, is_half, widened, recorded = Tensor, _Nothing, backend.is_half, _in_float32, _recording(operation)
 
     def call(*given: Any, **attributes: Any) -> Tensor:
-        if len(attributes) != num_attributes or len(given) != num_inputs:
+        if len(given) != num_inputs or len(attributes) != num_attributes:
             given, attributes = operation.bound(given, attributes)
         tensors = given if takes is None else takes(*given)
         if in_float32 and is_half(tensors[0].data.dtype):
@@ -304,75 +318,59 @@ def _call_of(operation: Operation, takes: Operands | None, in_float32: bool) -> 
         parents: list[Node] = []
         pattern, bit, is_activation = 0, 1, False
         for tensor in tensors:
-            if tensor is None:
-                arrays.append(None)
-            else:
-                if not isinstance(tensor, kind):
-                    tensor = kind(tensor)
-                arrays.append(tensor.data)
-                node = tensor.node
-                if node is not None:
-                    if node.is_activation:
-                        is_activation = True
-                    if node.needs_gradient:
-                        parents.append(node)
-                        pattern |= bit
-                        if node.shape is None:  # of a stage input, for the gradients that name it
-                            node.shape, node.dtype = arrays[-1].shape, arrays[-1].dtype
+            if not isinstance(tensor, kind):
+                tensor = nothing if tensor is None else kind(tensor)
+            arrays.append(tensor.data)
+            node = tensor.node
+            if node is not None:
+                if node.is_activation:
+                    is_activation = True
+                    if node.shape is None:  # of a stage input, for the gradients that name it
+                        node.shape, node.dtype = arrays[-1].shape, arrays[-1].dtype
+                if node.needs_gradient:
+                    parents.append(node)
+                    pattern |= bit
             bit += bit
         try:
-            computed = forward(*arrays, **attributes)
+            computed = forward(*arrays, **attributes) if attributes else forward(*arrays)
         except TypeError:
             operation.bound(given, attributes)  # raises an error, if it is an attribute that forward does not take
             raise
         if saves:
             operation.check_result(computed, type(computed) is tuple and len(computed) == num_values)
         values = (*computed, *arrays) if saves else (computed, *arrays)
-        return with_node(operation, values, parents, pattern | bit, is_activation, attributes)
+        return recorded(values, attributes, parents, pattern | bit, is_activation)
 
     return call
 
 
-def _with_node(
-    operation: Operation,
-    values: tuple[Any, ...],
-    parents: list[Node],
-    pattern: int,
-    is_activation: bool,
-    attributes: dict[str, Any],
-) -> Tensor:
-    """Return the result of an operation, with its node.
+def _recording(operation: Operation) -> Callable[..., Tensor]:
+    """Return a function that returns the result of an operation, with its node.
 
-    Parameters
-    ----------
-    operation : Operation
-    values : tuple
-        The result, the values that the forward saves, and the arrays of the inputs.
-    parents : list of Node
-        The nodes of the inputs that need a gradient.
-    pattern : int
-        Which these are; see :meth:`minipipe.autograd.operation.Operation.plan`.
-    is_activation : bool
-    attributes : dict
+    It takes the result, the values that forward saves and the arrays of the inputs; the attributes; the nodes of the
+    inputs that need a gradient, and the pattern of these (:meth:`minipipe.autograd.operation.Operation.plan`).
     """
-    result = _new(Tensor)
-    data = values[0]
-    if type(data) is not np.ndarray:
-        data = np.asarray(data) if isinstance(data, np.generic) else data
-        operation.check_result(data, backend.is_array(data))
-    result.data = data
-    result.node = None
-    is_enabled, creation, watch = mode()  # see autograd/modes.py
-    order = next(creation)  # even if nothing is recorded: a recomputation gets the same numbers
-    if is_enabled and (parents or is_activation):  # also without parents: split.py asks what depends on the stage
-        plan = operation.plans.get(pattern) or operation.plan(pattern)
-        if attributes:
-            values += tuple([attributes[name] for name in operation.attributes])
-        saved: Saved = plan.keep(values)
-        if watch is not None:
-            saved = watch(plan.keep(values), [data, *values[1 : len(values) - len(attributes)]])
-        result.node = Node(plan, parents, saved, order, bool(parents), is_activation, data.shape, data.dtype)
-    return result
+    plans, names = operation.plans, tuple(operation.attributes)
+
+    def recorded(values: Any, attributes: Any, parents: list[Node], pattern: int, is_activation: bool) -> Tensor:
+        data = values[0]
+        if type(data) is not np.ndarray:
+            data = np.asarray(data) if isinstance(data, np.generic) else data
+            operation.check_result(data, backend.is_array(data))
+        result = _new(Tensor)
+        result.data = data
+        result.node = None
+        is_enabled, creation, watch = mode()  # see autograd/modes.py
+        order = next(creation)  # even if nothing is recorded: a recomputation gets the same numbers
+        if is_enabled and (parents or is_activation):  # also without parents: split.py asks what depends on the stage
+            plan = plans[pattern]
+            available = (*values, *map(attributes.get, names)) if names else values
+            kept = plan.keep(available) if plan.names else ()
+            saved = kept if watch is None else watch(kept, [data, *values[1:]])
+            result.node = Node(plan, parents, saved, order, bool(parents), is_activation, data.shape, data.dtype)
+        return result
+
+    return recorded
 
 
 def _in_float32(operation: Callable[..., Tensor], tensors: Sequence[Any], attributes: dict[str, Any]) -> Tensor:

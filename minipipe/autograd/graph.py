@@ -23,7 +23,7 @@ from typing import Any, NoReturn, Protocol
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import next_order
-from minipipe.autograd.operation import Operation, Plan, Value
+from minipipe.autograd.operation import Operation, Plan, Plans, Value
 from minipipe.errors import TensorError
 
 Vjp = Callable[[Array], Array]
@@ -252,19 +252,15 @@ def _custom(*vjps: Vjp) -> None:
     """Stand for a computation whose gradients are functions of the gradient of the result (``tensor.record``)."""
 
 
-class _CustomPlans(dict[int, Plan]):
-    """The plans of nodes that keep a vjp for each of their inputs, by the number of these."""
-
-    def __missing__(self, count: int) -> Plan:
-        names = [f"vjp {i}" for i in range(count)]
-        gradients = [Value(name, lambda g, vjp: vjp(g), (name,)) for name in names]
-        plan = self[count] = Plan(_OPERATION, names, gradients)
-        return plan
+def _custom_plan(count: int) -> Plan:
+    names = [f"vjp {i}" for i in range(count)]
+    return Plan(_OPERATION, names, [Value(name, lambda g, vjp: vjp(g), (name,)) for name in names])
 
 
 _OPERATION = Operation(_custom)
 _OPERATION.name = "custom"
-CUSTOM = _CustomPlans()
+CUSTOM = Plans(_custom_plan)
+"""The plans of nodes that keep a vjp for each of their inputs, by the number of these."""
 
 
 def changed_in_place(what: str) -> TensorError:

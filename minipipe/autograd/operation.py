@@ -88,7 +88,9 @@ class Operation:
     inputs : tuple of str
         The names of the tensors. The last may stand for any number of them, ``*parts``.
     attributes : dict
-        The names of the other arguments, which are keyword-only, with their defaults.
+        The names of the other arguments, with their defaults.
+    positional : tuple of str
+        The attributes that may be given by position, behind the tensors.
     saves : tuple of str
         The values that forward returns behind the result.
     steps : dict of str to Value
@@ -103,23 +105,33 @@ class Operation:
         By pattern of inputs; see :meth:`plan`.
     """
 
-    def __init__(self, forward: Callable[..., Any], saves: Iterable[str] = (), is_broadcast: bool = False) -> None:
+    def __init__(
+        self,
+        forward: Callable[..., Any],
+        attributes: Iterable[str] = (),
+        saves: Iterable[str] = (),
+        is_broadcast: bool = False,
+    ) -> None:
         of_kind("op", forward, FunctionType, "a function of arrays")
         self.name, self.is_broadcast = forward.__name__, is_broadcast
         self.forward, self.saves = forward, tuple(saves)
         of_arrays = inspect.signature(forward)
-        parameters = of_arrays.parameters.values()
-        tensors = [p if p.kind is p.KEYWORD_ONLY else p.replace(annotation="Operand") for p in parameters]
+        parameters = [*of_arrays.parameters.values()]
+        self.positional = tuple(attributes)
+        inputs = [p for p in parameters if p.kind is not p.KEYWORD_ONLY and p.name not in self.positional]
+        others = [p for p in parameters if p not in inputs]
+        tensors = [p.replace(annotation="Operand") if p in inputs else p for p in parameters]
         self.signature = of_arrays.replace(parameters=tensors, return_annotation="Tensor")
-        _check_parameters(self.name, parameters, self.saves)
-        self.inputs = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
-        self.is_variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-        self.num_required = sum(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in parameters)
-        self.attributes = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        _check_parameters(self.name, parameters, inputs, self.saves)
+        self.inputs = tuple(p.name for p in inputs)
+        self.is_variadic = any(p.kind is p.VAR_POSITIONAL for p in inputs)
+        self.num_required = sum(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in inputs)
+        self.attributes = {p.name: p.default for p in others}
+        self.required = {p.name for p in others if p.default is p.empty}
         self.steps: dict[str, Value] = {}
         self.shared: dict[str, Value] = {}
         self.sums_over_rows: set[str] = set()
-        self.plans: dict[int, Plan] = {}
+        self.plans = Plans(self.plan)
 
     def __repr__(self) -> str:
         return self.name
@@ -142,15 +154,20 @@ class Operation:
         ArgumentError
             Code ``name``, for arguments that the operation does not take.
         """
-        if attributes.keys() == self.attributes.keys():
-            if self.is_variadic:
-                return given, attributes
-            if self.num_required <= len(given) <= len(self.inputs):
-                return given + (None,) * (len(self.inputs) - len(given)), attributes
+        num_inputs = len(self.inputs)
+        further = () if self.is_variadic else given[num_inputs:]
+        named = dict(zip(self.positional, further)) | attributes
+        fits = len(named) == len(further) + len(attributes) and len(given) >= self.num_required
+        if fits and self.required <= named.keys() <= self.attributes.keys():
+            if not self.is_variadic:
+                given = given[:num_inputs] + (None,) * (num_inputs - len(given))
+            return given, self.attributes | named
         check_arguments(self.name, self.forward, given, attributes)
         call = self.signature.bind(*given, **attributes)
         call.apply_defaults()
-        return call.args, call.kwargs
+        values = call.arguments
+        inputs = call.args if self.is_variadic else tuple([values[name] for name in self.inputs])
+        return inputs, {name: values[name] for name in self.attributes}
 
     def check_result(self, computed: Any, is_right: bool) -> None:
         """Refuse what forward returned, unless it is right.
@@ -181,7 +198,7 @@ class Operation:
         return value
 
     def plan(self, pattern: int) -> Plan:
-        """Return the plan for a pattern of inputs: bit i is set if input i needs a gradient, and the one behind all."""
+        """Make the plan for a pattern of inputs: bit i is set if input i needs a gradient, and the one behind all."""
         count = pattern.bit_length() - 1
         names = self.inputs
         if self.is_variadic:
@@ -192,9 +209,7 @@ class Operation:
             message = f"{self.name} has no gradient for {missing[0]}, which requires one"
             raise ArgumentError("value", f"{message}. Add it: {self.name}.gradients({missing[0]}=lambda g: …).")
         values = [RESULT, *self.saves, *names, *self.attributes]
-        steps = [self._numbered(self.steps[name], i) for i, name in wanted]
-        made = self.plans[pattern] = Plan(self, values, steps)
-        return made
+        return Plan(self, values, [self._numbered(self.steps[name], i) for i, name in wanted])
 
     def _numbered(self, step: Value, number: int) -> Value:
         """Return the gradient of one of any number of inputs, which may need its number."""
@@ -207,6 +222,17 @@ class Operation:
             return function(gradient, *values[:place], number, *values[place:])
 
         return Value(step.name, with_number, needs, step.takes_shape)
+
+
+class Plans(dict[int, "Plan"]):
+    """Plans, each made by a function of its key when it is first needed."""
+
+    def __init__(self, make: Callable[[int], Plan]) -> None:
+        self._make = make
+
+    def __missing__(self, key: int) -> Plan:
+        plan = self[key] = self._make(key)
+        return plan
 
 
 Arguments = Callable[[tuple[Any, ...]], tuple[Any, ...]]
@@ -290,14 +316,21 @@ class Plan:
         return self._halves[is_activation]
 
 
-def _check_parameters(operation: str, parameters: Iterable[inspect.Parameter], saves: tuple[str, ...]) -> None:
-    names = [GRADIENT, RESULT, *saves]
+def _check_parameters(
+    operation: str,
+    parameters: Sequence[inspect.Parameter],
+    inputs: Sequence[inspect.Parameter],
+    saves: tuple[str, ...],
+) -> None:
     for one in parameters:
-        is_input = one.kind is one.POSITIONAL_OR_KEYWORD
+        is_input = one in inputs and one.kind is one.POSITIONAL_OR_KEYWORD
         if one.kind is one.VAR_KEYWORD or (is_input and one.default not in (one.empty, None)):
-            message = f"{operation} takes {one}; expected tensors, which have no default but None, then a *, and behind"
-            raise ArgumentError("value", f"{message} it attributes, each with its name: {operation}(x, *, axis=0).")
-        names.append(one.name)
+            message = f"{operation} takes {one}; expected tensors, which have no default but None. Other arguments are"
+            raise ArgumentError("value", f"{message} attributes: behind a *, or in @op(attributes={one.name!r}).")
+        if is_input and one in parameters[len(inputs) :]:
+            message = f"{operation} takes the tensor {one.name} behind attributes; expected tensors first"
+            raise ArgumentError("value", f"{message}. Change the order of its parameters.")
+    names = [GRADIENT, RESULT, *saves, *(one.name for one in parameters)]
     for name in names:
         if names.count(name) > 1 or name == "number":
             message = f"{operation} has two values {name}, or one with a name that means something else in a gradient"

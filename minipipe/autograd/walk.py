@@ -62,7 +62,10 @@ def backward(roots: dict[Node, Array], postponed: dict[Node, Array] | None = Non
             elif plan.shared:
                 values = plan.values(gradient, values)
             walk.order, walk.gradient = node.order, gradient
-            for parent, (function, place, arguments, value) in zip(inputs, plan.steps):
+            number = 0
+            for function, place, arguments, value in plan.steps:
+                parent = inputs[number]
+                number += 1  # noqa: SIM113 (enumerate and zip take as long as a small gradient)
                 if place is not None:  # [3]
                     contribution = function(gradient, values[place])
                 elif arguments is None:

@@ -220,7 +220,7 @@ def _fitting(query: Operand, key: Operand, value: Operand) -> list[Tensor]:
     return given
 
 
-def _fit(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]) -> bool:
+def _fit(query: Shape, key: Shape, value: Shape) -> bool:
     if min(len(query), len(key), len(value)) < 2 or key[:-1] != value[:-1] or query[-1] != key[-1] or 0 in key[-2:]:
         return False
     heads, shared = query[:-2], key[:-2]
@@ -240,11 +240,7 @@ def _attention(
     dropout: float,
     part: tuple[int, int],
 ) -> tuple[Array, Array, Array, Array]:
-    visible = _visible("attention", mask, query, key.shape[-2])
-    queries, weights = _weighed(query, key, is_causal, visible)
-    drop = drawn("attention", weights, dropout, part)
-    dropped = weights if drop is None else drop(weights)
-    return _gathered(dropped, value, query.shape), queries, weights, dropped
+    return _attended("attention", query, key, value, is_causal, mask, dropout, part)
 
 
 def _score_gradient(g: Array, value: Array, weights: Array, dropped: Array) -> Array:
@@ -328,7 +324,7 @@ def self_attention(
     return _self_attention(projections, heads=heads, **options)
 
 
-@op(takes=real_operands, saves="queries keys values weights dropped rotation", in_float32=True)
+@op(takes=real_operands, saves="keys values queries weights dropped rotation", in_float32=True)
 def _self_attention(
     projections: Array,
     *,
@@ -343,19 +339,15 @@ def _self_attention(
     rotation = None if rotary_base is None else Rotation.of("self_attention", query, None, rotary_base)
     if rotation is not None:
         query, key = rotation.turned(query), rotation.turned(key)
-    visible = _visible("self_attention", mask, query, key.shape[-2])
-    queries, weights = _weighed(query, key, is_causal, visible)
-    drop = drawn("self_attention", weights, dropout, part)
-    dropped = weights if drop is None else drop(weights)
-    result = _merged(_gathered(dropped, value, query.shape))
-    return result, queries, key, value, weights, dropped, rotation
+    result, *saved = _attended("self_attention", query, key, value, is_causal, mask, dropout, part)
+    return _merged(result), key, value, *saved, rotation
 
 
 def _projections_gradient(
     g: Array,
-    queries: Array,
     keys: Array,
     values: Array,
+    queries: Array,
     weights: Array,
     dropped: Array,
     rotation: Rotation | None,
@@ -397,22 +389,30 @@ def _merged(heads: Array) -> Array:
 # -- weights -------------------------------------------------------------------------------------------------
 
 
-def _weighed(query: Array, key: Array, is_causal: bool, visible: Array | None) -> tuple[Array, Array]:
-    """Return the queries as the products take them, scaled, and the weights of the values, of shape (..., s, t).
+def _attended(
+    name: str,
+    query: Array,
+    key: Array,
+    value: Array,
+    is_causal: bool,
+    mask: Operand | None,
+    dropout: float,
+    part: tuple[int, int],
+) -> tuple[Array, Array, Array, Array]:
+    """Return the result, the scaled queries, and the weights, of shape (..., s, t), before and after dropout.
 
     Queries of heads that share keys and values are stored one after the other, as if they belonged to one head.
     """
-    shape = query.shape
+    shape, visible = query.shape, _visible(name, mask, query, key.shape[-2])
     queries = _beside(query * (1 / math.sqrt(shape[-1])), key.shape)
     scores = key @ queries.mT
     if is_causal or visible is not None:
         scores = _hidden(scores, shape[-2], is_causal, visible)
-    return queries, _softmax_over_rows(scores, may_see_nothing=visible is not None)
-
-
-def _gathered(weights: Array, value: Array, shape: Shape) -> Array:
-    """Return the sums of values for queries of a shape."""
-    return backend.reshape(weights.mT @ value, (*shape[:-1], value.shape[-1]))
+    weights = _softmax_over_rows(scores, may_see_nothing=visible is not None)
+    drop = drawn(name, weights, dropout, part)
+    dropped = weights if drop is None else drop(weights)
+    result = backend.reshape(dropped.mT @ value, (*shape[:-1], value.shape[-1]))
+    return result, queries, weights, dropped
 
 
 def _beside(rows: Array, shared: Shape) -> Array:
@@ -429,7 +429,8 @@ def _hidden(scores: Array, num_queries: int, is_causal: bool, visible: Array | N
     s, t = shape[-2], num_queries
     by_head = backend.reshape(scores, (*shape[:-1], shape[-1] // max(t, 1), t))
     if is_causal:
-        by_head += (_later_in_numpy if xp is np and s * t <= 2**16 else _later)(s, t, xp, scores.dtype)[:, None, :]
+        later = _small_later if xp is np and s * t <= 2**16 else _later
+        by_head += later(s, t, xp, scores.dtype)[:, None, :]
     if visible is not None:
         n, _, by_query = visible.shape
         seen = backend.reshape(visible, (n, *(1,) * (scores.ndim - 3), s, 1, by_query))
@@ -442,11 +443,7 @@ def _later(s: int, t: int, xp: Any, dtype: Any) -> Array:
     return xp.tril(xp.full((s, t), -math.inf, dtype=dtype), k=-1)
 
 
-@lru_cache(maxsize=8)
-def _later_in_numpy(s: int, t: int, xp: Any, dtype: Any) -> Array:
-    later = _later(s, t, xp, dtype)
-    later.flags.writeable = False
-    return later
+_small_later = lru_cache(maxsize=8)(_later)
 
 
 def _visible(name: str, mask: Operand | None, like: Array, num_keys: int) -> Array | None:

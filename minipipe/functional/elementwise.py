@@ -302,10 +302,10 @@ def relu(a: Array) -> Array:
     >>> x.grad
     array([0., 0., 1.], dtype=float32)
     """
-    return array_module(a).maximum(a, backend.zeros_of_row(a))
+    return backend.positive_part(a)
 
 
-relu.gradients(a=lambda g, result: backend.masked(g, result != 0))  # > 0 would hide NaN
+relu.gradients(a=lambda g, result: backend.masked_like(g, result))  # where the result is above 0, or NaN
 
 
 @op(takes=one_real, saves="gate")
@@ -401,5 +401,4 @@ def drawn(
     if probability == 0:
         return None
     keep = backend.uniform(like, next_key(), part) >= probability
-    scale = 1 / (1 - probability)
-    return lambda array: backend.masked(array, keep) * scale
+    return lambda array: _dropped(array, keep, probability)

@@ -16,13 +16,15 @@ from minipipe.tensor import Operand, Tensor, op
 
 def _fitting(x: Operand, weight: Operand, bias: Operand | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the operands as tensors of one dtype, whose shapes fit."""
-    x, weight = operands(x, weight)
+    if not isinstance(x, Tensor) or not isinstance(weight, Tensor) or x.data.dtype is not weight.data.dtype:
+        x, weight = operands(x, weight)
     shape = x.data.shape
     of_weight = weight.data.shape
     if not shape or len(of_weight) != 2 or shape[-1] != of_weight[0]:
         raise shape_error("linear", "(..., k) and (k, n)", input=shape, weight=of_weight)
     if bias is not None:
-        _, bias = operands(x, bias)
+        if not isinstance(bias, Tensor) or bias.data.dtype is not x.data.dtype:
+            _, bias = operands(x, bias)
         if bias.data.shape != of_weight[1:]:
             raise shape_error("linear", str(of_weight[1:]), bias=bias.shape)
     return x, weight, bias
@@ -54,25 +56,33 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     >>> functional.linear(Tensor([[1.0, 2.0]]), weight, bias)
     Tensor([[ 1.,  2., 13.]])
     """
-    result = backend.product(_rows(x), weight)  # one product of all rows instead of many small ones
+    result = _times(x, weight)
     if bias is not None:
         result += bias
-    return _shaped(result, x)
+    return result
 
 
 def _rows(array: Array) -> Array:
     """Return an array as a matrix whose rows are its last axis."""
-    return array if array.ndim == 2 else backend.reshape(array, (backend.prod(array.shape[:-1]), array.shape[-1]))
+    return backend.reshape(array, (backend.prod(array.shape[:-1]), array.shape[-1]))
 
 
-def _shaped(rows: Array, like: Array) -> Array:
-    """Return rows in the shape of another array, except for the last axis."""
-    return rows if like.ndim == 2 else backend.reshape(rows, (*like.shape[:-1], rows.shape[-1]))
+def _times(x: Array, matrix: Array) -> Array:
+    """Return the products of the rows of x with a matrix, as one product instead of many small ones."""
+    if x.ndim == 2:
+        return backend.product(x, matrix)
+    return backend.reshape(backend.product(_rows(x), matrix), (*x.shape[:-1], matrix.shape[1]))
+
+
+def _weight_gradient(g: Array, x: Array) -> Array:
+    if x.ndim != 2:
+        x, g = _rows(x), _rows(g)
+    return backend.product(x.T, g)
 
 
 linear.gradients(
-    x=lambda g, weight: _shaped(backend.product(_rows(g), weight.T), g),
-    weight=lambda g, x: backend.product(_rows(x).T, _rows(g)),
-    bias=lambda g: backend.sum_of_rows(_rows(g)),
+    x=lambda g, weight: _times(g, weight.T),
+    weight=_weight_gradient,
+    bias=lambda g: backend.sum_of_rows(g if g.ndim == 2 else _rows(g)),
 )
 linear.operation.sums_over_rows |= {"weight", "bias"}

@@ -6,8 +6,6 @@ products with a vector, which take a quarter of the time of a reduction.
 
 from __future__ import annotations
 
-from functools import partial
-
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import TensorError, counted, divisor, shape_error
@@ -50,7 +48,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -
     array([[-1.,  1.],
            [-1.,  1.]], dtype=float32)
     """
-    return _layer_norm(x, weight, bias, epsilon=epsilon)
+    return _norm_of_rows(x, weight, bias, is_centred=True, epsilon=epsilon)
 
 
 @with_hints
@@ -124,68 +122,51 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-5) -> Tensor:
     >>> functional.rms_norm(Tensor([[1.0, 7.0]]), Tensor([1.0, 1.0])).numpy().round(3)
     array([[0.2, 1.4]], dtype=float32)
     """
-    return _rms_norm(x, weight, epsilon=epsilon)
+    return _norm_of_rows(x, weight, is_centred=False, epsilon=epsilon)
 
 
 # -- rows ----------------------------------------------------------------------------------------------------
 
 
-def _fitting(name: str, x: Operand, *vectors: Operand) -> list[Tensor]:
-    """Return the input and its weight, and perhaps its bias, as tensors of one dtype whose shapes fit."""
+def _fitting(x: Operand, *vectors: Operand) -> list[Tensor]:
+    """Return the input, its weight and, except for rms_norm, its bias, as tensors of one dtype whose shapes fit."""
     given = real_operands(x, *vectors)
     width = given[0].data.shape[-1:]
     if width in ((), (0,)) or {each.data.shape for each in given[1:]} != {width}:
         shapes = {what: each.shape for what, each in zip(("input", "weight", "bias"), given)}
-        raise shape_error(name, "(..., k) and (k,), k above 0", **shapes)
+        raise shape_error("layer_norm" if "bias" in shapes else "rms_norm", "(..., k) and (k,), k above 0", **shapes)
     return given
 
 
-@op(takes=partial(_fitting, "layer_norm"), saves="normalised scale", in_float32=True)
-def _layer_norm(x: Array, weight: Array, bias: Array, *, epsilon: float) -> tuple[Array, Array, Array]:
-    normalised, scale = _normalised(_rows(x), epsilon)
+@op(takes=_fitting, saves="normalised scale", in_float32=True)
+def _norm_of_rows(
+    x: Array, weight: Array, *biases: Array, is_centred: bool, epsilon: float
+) -> tuple[Array, Array, Array]:
+    normalised, scale = (_normalised if is_centred else _scaled)(_rows(x), epsilon)
     result = normalised * weight
-    result += bias
+    for bias in biases:
+        result += bias
     return backend.reshape(result, x.shape), normalised, scale
 
 
-def _gradient_of_centred(
-    g: Array, products: Array, normalised: Array, scale: Array, weight: Array, shape: Shape
+def _gradient_of_rows(
+    g: Array, products: Array, normalised: Array, scale: Array, weight: Array, is_centred: bool, shape: Shape
 ) -> Array:
     rows = _rows(g)
     gradient = rows * weight
-    gradient -= _row_means(rows, weight)
+    if is_centred:
+        gradient -= _row_means(rows, weight)
     gradient -= normalised * _row_means(products, weight)
     gradient *= scale
     return backend.reshape(gradient, shape)
 
 
-_layer_norm.shared(products=lambda g, normalised: _rows(g) * normalised)
-_layer_norm.gradients(
-    x=_gradient_of_centred,
+_norm_of_rows.shared(products=lambda g, normalised: _rows(g) * normalised)
+_norm_of_rows.gradients(
+    x=_gradient_of_rows,
     weight=lambda g, products: backend.sum_of_rows(products),
-    bias=lambda g: backend.sum_of_rows(_rows(g)),
+    biases=lambda g: backend.sum_of_rows(_rows(g)),
 )
-
-
-@op(takes=partial(_fitting, "rms_norm"), saves="normalised scale", in_float32=True)
-def _rms_norm(x: Array, weight: Array, *, epsilon: float) -> tuple[Array, Array, Array]:
-    rows = _rows(x)
-    scale = _inverse_root(rows, backend.ones_of_row(rows), epsilon)
-    normalised = rows * scale
-    return backend.reshape(normalised * weight, x.shape), normalised, scale
-
-
-def _gradient_of_scaled(
-    g: Array, products: Array, normalised: Array, scale: Array, weight: Array, shape: Shape
-) -> Array:
-    gradient = _rows(g) * weight
-    gradient -= normalised * _row_means(products, weight)
-    gradient *= scale
-    return backend.reshape(gradient, shape)
-
-
-_rms_norm.shared(products=lambda g, normalised: _rows(g) * normalised)
-_rms_norm.gradients(x=_gradient_of_scaled, weight=lambda g, products: backend.sum_of_rows(products))
 
 
 def _rows(array: Array) -> Array:
@@ -259,11 +240,17 @@ def _normalised(rows: Array, epsilon: float) -> tuple[Array, Array]:
     return centred, scale
 
 
+def _scaled(rows: Array, epsilon: float) -> tuple[Array, Array]:
+    """Return each row with mean square 1, and its factor: shapes (n, k) and (n, 1)."""
+    scale = _inverse_root(rows, backend.ones_of_row(rows), epsilon)
+    return rows * scale, scale
+
+
 def _inverse_root(rows: Array, ones: Array, epsilon: float) -> Array:
     """Return 1 / sqrt(mean square + epsilon) of each row, from shape (n, k) to (n, 1)."""
     return 1 / array_module(rows).sqrt(_row_means(rows * rows, ones) + epsilon)
 
 
 def _row_means(rows: Array, weight: Array) -> Array:
-    """Return the mean of each row, its elements times those of a weight, from shapes (n, k) and (k,) to (n, 1)."""
+    """Return the mean of each row times a weight, element by element: from shapes (n, k) and (k,) to (n, 1)."""
     return (backend.product(rows, weight) / rows.shape[1])[:, None]

@@ -106,6 +106,8 @@ def real_operands(first: Operand, *others: Operand) -> list[Tensor]:
 
 def one_real(value: Operand) -> tuple[Tensor]:
     """Return the only operand of an operation, as a tensor of real numbers."""
+    if isinstance(value, Tensor) and getattr(value.data.dtype, "kind", "") == "f":
+        return (value,)
     return (as_real(value),)
 
 

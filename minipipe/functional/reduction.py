@@ -7,27 +7,58 @@ methods have NumPy's names: ``x.sum()``, ``x.max()``, ``x.min()``, ``x.var()``.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
+from typing import NamedTuple
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import TensorError
-from minipipe.functional.operands import as_real, axis_of
-from minipipe.hints import with_hints
-from minipipe.tensor import Operand, Tensor, as_tensor, op
+from minipipe.functional.operands import axis_of, one_real
+from minipipe.tensor import Tensor, op
 
 Axis = int | tuple[int, ...] | None
 
 
+class Reduced(NamedTuple):
+    """The axes of a reduction, and their lengths.
+
+    Attributes
+    ----------
+    axes : tuple of int
+        From 0, those that are reduced to one element.
+    kept : tuple of int
+        The shape with length 1 along them.
+    size : int
+        How many elements are reduced to one.
+    """
+
+    axes: tuple[int, ...]
+    kept: tuple[int, ...]
+    size: int
+
+
+@lru_cache(maxsize=256)
+def _reduced(shape: tuple[int, ...], axis: int | tuple[int, ...] | None) -> Reduced:
+    given = range(len(shape)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    axes = tuple(axis_of(i, shape) for i in given)
+    kept = tuple(1 if i in axes else length for i, length in enumerate(shape))
+    return Reduced(axes, kept, backend.prod(tuple(shape[i] for i in axes)))
+
+
+def reduced(shape: tuple[int, ...], axis: Axis) -> Reduced:
+    """Return the axes of a reduction of some shape: those given, or all for None.
+
+    Examples
+    --------
+    >>> reduced((2, 3), -1)
+    Reduced(axes=(1,), kept=(2, 1), size=3)
+    """
+    return _reduced(shape, tuple(axis) if isinstance(axis, list) else axis)
+
+
 def axes_of(a: Tensor, axis: Axis) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the axes as numbers from 0, and the shape with length 1 along them."""
-    given = tuple(range(a.ndim)) if axis is None else tuple(axis) if isinstance(axis, tuple | list) else (axis,)
-    axes = tuple(axis_of(i, a.shape) for i in given)
-    return axes, tuple(1 if i in axes else length for i, length in enumerate(a.shape))
-
-
-def count_along(axes: tuple[int, ...], shape: tuple[int, ...]) -> int:
-    """Return how many elements of an array of a shape are reduced to one."""
-    return backend.prod(tuple(shape[i] for i in axes))
+    return reduced(a.shape, axis)[:2]
 
 
 def largest_of(x: Array, axes: int | tuple[int, ...]) -> Array:
@@ -41,8 +72,7 @@ def largest_of(x: Array, axes: int | tuple[int, ...]) -> Array:
     """
     if backend.prod(x.shape) == 0:  # NumPy refuses the largest of nothing
         return backend.reduce_sum(x, axes, True) - math.inf
-    # The method takes a third of the time of np.max; arrays of the array API standard have none.
-    return x.max(axis=axes, keepdims=True) if hasattr(x, "max") else array_module(x).max(x, axis=axes, keepdims=True)
+    return array_module(x).max(x, axis=axes, keepdims=True)
 
 
 def without_axes(array: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
@@ -51,8 +81,8 @@ def without_axes(array: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
     return backend.reshape(array, shape)
 
 
-@with_hints
-def total(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
+@op(attributes="axis keepdims")
+def total(a: Array, axis: Axis = None, keepdims: bool = False) -> Array:
     """Return the sum over some axes, by default all. As a method: ``tensor.sum(axis)``.
 
     Parameters
@@ -78,25 +108,18 @@ def total(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     >>> functional.total(Tensor([[1.0, 2.0], [3.0, 4.0]]), axis=0)
     Tensor([4., 6.])
     """
-    a = as_tensor(a)
-    axes, kept = axes_of(a, axis)
-    return _total(a, axes=axes, kept=kept, keepdims=keepdims)
+    return backend.reduce_sum(a, reduced(a.shape, axis).axes, keepdims)
 
 
-@op()
-def _total(a: Array, *, axes: tuple[int, ...], kept: tuple[int, ...], keepdims: bool) -> Array:
-    return backend.reduce_sum(a, axes, keepdims)
+def _spread(g: Array, axis: Axis, shape: tuple[int, ...]) -> Array:
+    return array_module(g).broadcast_to(backend.reshape(g, reduced(shape, axis).kept), shape)
 
 
-def _spread(g: Array, kept: tuple[int, ...], shape: tuple[int, ...]) -> Array:
-    return array_module(g).broadcast_to(backend.reshape(g, kept), shape)
+total.gradients(a=_spread)
 
 
-_total.gradients(a=_spread)
-
-
-@with_hints
-def mean(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
+@op(takes=one_real, attributes="axis keepdims", in_float32=True)
+def mean(a: Array, axis: Axis = None, keepdims: bool = False) -> Array:
     """Return the mean over some axes, by default all; NaN over an empty axis.
 
     Parameters, result and errors are as in :func:`total`.
@@ -108,21 +131,15 @@ def mean(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     Tensor([[1.5],
             [3.5]])
     """
-    a = as_real(a)
-    axes, kept = axes_of(a, axis)
-    return _mean(a, axes=axes, kept=kept, count=count_along(axes, a.shape), keepdims=keepdims)
+    over = reduced(a.shape, axis)
+    return backend.reduce_sum(a, over.axes, keepdims) / over.size
 
 
-@op(in_float32=True)
-def _mean(a: Array, *, axes: tuple[int, ...], kept: tuple[int, ...], count: int, keepdims: bool) -> Array:
-    return backend.reduce_sum(a, axes, keepdims) / count
+mean.gradients(a=lambda g, axis, shape: _spread(g / reduced(shape, axis).size, axis, shape))
 
 
-_mean.gradients(a=lambda g, count, kept, shape: _spread(g / count, kept, shape))
-
-
-@with_hints
-def variance(a: Operand, axis: Axis = None, keepdims: bool = False, correction: int = 0) -> Tensor:
+@op(takes=one_real, attributes="axis keepdims correction", saves="centred", in_float32=True)
+def variance(a: Array, axis: Axis = None, keepdims: bool = False, correction: int = 0) -> tuple[Array, Array]:
     """Return the mean square distance from the mean over some axes, by default all. As a method: ``var``.
 
     Parameters
@@ -147,28 +164,24 @@ def variance(a: Operand, axis: Axis = None, keepdims: bool = False, correction: 
     >>> functional.variance(x).item(), functional.variance(x, correction=1).item()
     (1.0, 2.0)
     """
-    a = as_real(a)
-    axes, kept = axes_of(a, axis)
-    count = count_along(axes, a.shape)
-    if count <= correction:
-        message = f"variance: the correction is {correction}; expected less than the number of elements, {count}."
+    over = reduced(a.shape, axis)
+    if over.size <= correction:
+        message = f"variance: the correction is {correction}; expected less than the number of elements, {over.size}."
         raise TensorError("range", message)
-    return _variance(a, axes=axes, kept=kept, count=count, divisor=count - correction, keepdims=keepdims)
+    centred = a - backend.reduce_sum(a, over.axes, True) / over.size
+    return backend.reduce_sum(centred * centred, over.axes, keepdims) / (over.size - correction), centred
 
 
-@op(saves="centred", in_float32=True)
-def _variance(
-    a: Array, *, axes: tuple[int, ...], kept: tuple[int, ...], count: int, divisor: int, keepdims: bool
-) -> tuple[Array, Array]:
-    centred = a - backend.reduce_sum(a, axes, True) / count
-    return backend.reduce_sum(centred * centred, axes, keepdims) / divisor, centred
+def _of_variance(g: Array, centred: Array, axis: Axis, correction: int) -> Array:
+    over = reduced(centred.shape, axis)
+    return centred * (backend.reshape(g, over.kept) * (2 / (over.size - correction)))
 
 
-_variance.gradients(a=lambda g, centred, kept, divisor: centred * (backend.reshape(g, kept) * (2 / divisor)))
+variance.gradients(a=_of_variance)
 
 
-@with_hints
-def amax(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
+@op(attributes="axis keepdims", saves="extreme")
+def amax(a: Array, axis: Axis = None, keepdims: bool = False) -> tuple[Array, Array]:
     """Return the largest element over some axes, by default all. As a method: ``tensor.max(axis)``.
 
     If several elements are largest, they share the gradient equally. An empty axis is refused.
@@ -186,8 +199,8 @@ def amax(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return _extreme("max", a, axis, keepdims)
 
 
-@with_hints
-def amin(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
+@op(attributes="axis keepdims", saves="extreme")
+def amin(a: Array, axis: Axis = None, keepdims: bool = False) -> tuple[Array, Array]:
     """Return the smallest element over some axes, by default all. As a method: ``tensor.min(axis)``.
 
     If several elements are smallest, they share the gradient equally. An empty axis is refused.
@@ -203,25 +216,22 @@ def amin(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return _extreme("min", a, axis, keepdims)
 
 
-def _extreme(name: str, a: Operand, axis: Axis, keepdims: bool) -> Tensor:
-    a = as_tensor(a)
-    axes, kept = axes_of(a, axis)
-    if count_along(axes, a.shape) == 0:
+def _extreme(name: str, a: Array, axis: Axis, keepdims: bool) -> tuple[Array, Array]:
+    """Return the extreme elements, and these with length 1 along the axes."""
+    axes, _, size = reduced(a.shape, axis)
+    if size == 0:
         raise TensorError("shape", f"a{name}: axes {axes} of shape {a.shape} have no elements; expected one at least.")
-    return _most(a, name=name, axes=axes, kept=kept, keepdims=keepdims)
-
-
-@op(saves="extreme")
-def _most(a: Array, *, name: str, axes: tuple[int, ...], kept: tuple[int, ...], keepdims: bool) -> tuple[Array, Array]:
     extreme = getattr(array_module(a), name)(a, axis=axes, keepdims=True)
     return without_axes(extreme, axes, keepdims), extreme
 
 
-def _shared(g: Array, a: Array, extreme: Array, axes: tuple[int, ...], kept: tuple[int, ...]) -> Array:
+def _shared(g: Array, a: Array, extreme: Array, axis: Axis) -> Array:
     """Return the gradient of the elements, in which all that are extreme have equal parts."""
     is_chosen = a == extreme
+    axes = reduced(a.shape, axis).axes
     count = backend.reduce_sum(array_module(a).astype(is_chosen, a.dtype), axes, True)
-    return backend.masked(backend.reshape(g, kept), is_chosen) / count
+    return backend.masked(backend.reshape(g, extreme.shape), is_chosen) / count
 
 
-_most.gradients(a=_shared)
+amax.gradients(a=_shared)
+amin.gradients(a=_shared)

@@ -10,11 +10,12 @@ from typing import Any
 
 from minipipe.autograd import Leaf, backend
 from minipipe.autograd.backend import Array, array_module
+from minipipe.autograd.graph import unchanged
 from minipipe.errors import TensorError, quoted
 from minipipe.functional.elementwise import check_broadcast
 from minipipe.functional.operands import as_real, axis_of, data_of, in_float32, operands
 from minipipe.hints import with_hints
-from minipipe.tensor import Operand, Tensor, as_tensor, op
+from minipipe.tensor import Operand, Tensor, as_tensor, op, record
 
 
 def reshape(a: Operand, shape: Sequence[int]) -> Tensor:
@@ -40,12 +41,11 @@ def reshape(a: Operand, shape: Sequence[int]) -> Tensor:
     >>> functional.reshape(Tensor([[1.0, 2.0], [3.0, 4.0]]), (4, -1)).shape
     (4, 1)
     """
-    a = as_tensor(a)
-    shape = tuple(shape)
-    known = backend.prod(tuple(length for length in shape if length != -1))
-    fits = a.size % known == 0 if shape.count(-1) == 1 and known else a.size == known and -1 not in shape
-    if not fits:
-        raise TensorError("shape", f"reshape: {a.size} elements of shape {a.shape} do not fit the shape {shape}.")
+    a, shape = as_tensor(a), tuple(shape)
+    size, product = backend.prod(a.data.shape), backend.prod(shape)
+    fits = product == size and min(shape, default=0) >= 0
+    if not fits and (product >= 0 or size % product or shape.count(-1) != 1):
+        raise TensorError("shape", f"reshape: {size} elements of shape {a.shape} do not fit the shape {shape}.")
     return _reshape(a, to=shape)
 
 
@@ -84,19 +84,22 @@ def transpose(a: Operand, axes: Sequence[int] | None = None) -> Tensor:
             [2., 4.]])
     """
     a = as_tensor(a)
-    order = tuple(reversed(range(a.ndim))) if axes is None else tuple(i + a.ndim * (i < 0) for i in axes)
-    if sorted(order) != list(range(a.ndim)):
+    num_axes = len(a.data.shape)
+    order = range(num_axes)[::-1] if axes is None else [i + num_axes * (i < 0) for i in axes]
+    if axes is not None and sorted(order) != list(range(num_axes)):
         raise TensorError("shape", f"transpose: {axes} does not name each axis of shape {a.shape} once.")
-    return _transpose(a, order=order)
+    return _transpose(a, order=tuple(order))
 
 
 @op()
 def _transpose(a: Array, *, order: tuple[int, ...]) -> Array:
+    if hasattr(a, "transpose"):  # arrays of the array API standard have no such method, which is faster
+        return a.transpose(order)
     return array_module(a).permute_dims(a, order)
 
 
 def _transposed_back(g: Array, order: tuple[int, ...]) -> Array:
-    return array_module(g).permute_dims(g, tuple([order.index(i) for i in range(len(order))]))
+    return _transpose.operation.forward(g, order=tuple(sorted(order, key=order.__getitem__)))
 
 
 _transpose.gradients(a=_transposed_back)
@@ -124,17 +127,18 @@ def index(a: Operand, key: Any) -> Tensor:
     >>> x.grad
     array([2., 0., 1.], dtype=float32)
     """
-    parts = key if isinstance(key, tuple) else (key,)
-    return _index(a, key=tuple([part.data if isinstance(part, Tensor) else part for part in parts]))
+    if isinstance(key, tuple):
+        key = tuple([part.data if isinstance(part, Tensor) else part for part in key])
+    return _index(a, key=key.data if isinstance(key, Tensor) else key)
 
 
 @op()
-def _index(a: Array, *, key: tuple[Any, ...]) -> Array:
+def _index(a: Array, *, key: Any) -> Array:
     return a[key]
 
 
 @backend.one_line
-def _scattered(g: Array, key: tuple[Any, ...], shape: tuple[int, ...]) -> Array:
+def _scattered(g: Array, key: Any, shape: tuple[int, ...]) -> Array:
     """Return zeros of a shape with a gradient added at an index."""
     result = array_module(g).zeros(shape, dtype=g.dtype)
     backend.index_add(result, key, g)
@@ -175,20 +179,12 @@ def contiguous(a: Tensor) -> Tensor:
     >>> turned.data.flags.c_contiguous, functional.contiguous(turned).data.flags.c_contiguous
     (False, True)
     """
-    # A parameter becomes a new result: it adds up its own gradients one by one.
-    if isinstance(a.node, Leaf) or backend.contiguous(a.data) is not a.data:
-        a = _in_c_order(a)
+    data = backend.contiguous(a.data)
+    if data is not a.data or isinstance(a.node, Leaf):  # a parameter itself adds up its gradients one by one
+        a = record(data, (a, unchanged))
     if a.node is not None:
         a.node.is_boundary = True
     return a
-
-
-@op()
-def _in_c_order(a: Array) -> Array:
-    return backend.contiguous(a)
-
-
-_in_c_order.gradients(a=lambda g: g)
 
 
 @with_hints
@@ -265,8 +261,7 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     if len({tensor.shape for tensor in tensors}) > 1:
         shapes = ", ".join(str(tensor.shape) for tensor in tensors)
         raise TensorError("shape", f"stack: shapes {shapes} differ; expected one shape for all.")
-    axis = axis_of(axis, (*tensors[0].shape, len(tensors)))
-    return _stack(*tensors, axis=axis)
+    return _stack(*tensors, axis=axis_of(axis, (*tensors[0].shape, len(tensors))))
 
 
 @op()

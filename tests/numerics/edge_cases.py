@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.numerics import edge_shapes
+
 INF, NAN = math.inf, math.nan
 Case = tuple[str, str, list[Any], dict[str, Any], Any]
 
@@ -195,7 +197,7 @@ def refused(n: Numbers) -> Iterator[Case]:
     yield "dropout of everything", "dropout", [[1.0, INF]], {"p": 1.0}, 1.0
 
 
-GROUPS = (elementwise, reductions, norms, losses, layers, refused)
+GROUPS = (elementwise, reductions, norms, losses, layers, refused, *edge_shapes.GROUPS)
 
 
 def cases(dtype: str) -> Iterator[Case]:

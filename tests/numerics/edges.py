@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ Case = dict[str, Any]
 CASES: list[Case] = json.loads(Path(__file__).with_name("edges.json").read_text(encoding="utf-8"))
 
 
-def integers(numbers: list[Any], like: Tensor) -> Any:
+def integers(numbers: Any, like: Tensor) -> Any:
     """Return labels or ids in the module of a tensor."""
     return array_module(like.data).asarray(np.array(numbers, np.int64))
 
@@ -85,9 +85,20 @@ OPERATIONS = {
     "matmul": F.matmul,
     "einsum": lambda a, b: F.einsum("ij,jk->ik", a, b),
     "embedding": lambda w, ids: F.embedding(w, integers(ids, w)),
-    "index": lambda a, ids: F.index(a, (integers([[i] for i in ids], a), integers([0, 1], a))),
+    "index": lambda a, ids: F.index(a, (integers(np.reshape(ids, (-1, 1)), a), integers([0, 1], a))),
     "attention": F.attention,
     "lstm": F.lstm,
+    "self_attention": lambda x, **options: F.self_attention(x, 1, **options),
+    "rotary": F.rotary,
+    "reshape": lambda a: F.reshape(a, (3, -1) if a.size else (0, 4)),
+    "transpose": F.transpose,
+    "contiguous": lambda a: F.contiguous(F.transpose(a)),
+    "identity": F.identity,
+    "astype": lambda a: F.astype(F.astype(a, "float32" if "64" in str(a.dtype) else "float64"), a.dtype),
+    "in_float32": lambda a: F.in_float32(F.negative, a),
+    "concatenate": lambda a, b: F.concatenate([a, b]),
+    "stack": lambda a, b: F.stack([a, b], axis=1),
+    "split": lambda a: F.split(a, [2, 1], axis=1)[0],
 }
 # Sums of products cancel, or are reduced in another order: there an error is relative to 1, not to the result.
 CANCELS = ("layer_norm", "rms_norm", "group_norm", "attention")
@@ -114,11 +125,19 @@ def inputs(case: Case) -> list[np.ndarray]:
     return [array(written, case["dtype"]) for written in case["inputs"]]
 
 
-def results(case: Case, xp: Any = np) -> list[Any]:
-    """Return the value and the gradients, computed on a module."""
-    tensors = [Tensor(xp.asarray(each), requires_grad=True) for each in inputs(case)]
+# By name: an array with the same elements, which lie in memory in another way.
+LAYOUTS = {
+    "columns behind each other": lambda x: np.array(x, order="F"),
+    "backwards": lambda x: np.flip(np.flip(x).copy()) if x.ndim else x,
+    "every second element": lambda x: np.repeat(x, 2, axis=-1)[..., ::2] if x.ndim else x,
+}
+
+
+def results(case: Case, make: Callable[[np.ndarray], Any] = np.asarray) -> list[Any]:
+    """Return the value and the gradients, computed with arrays that a function makes of NumPy's."""
+    tensors = [Tensor(make(each), requires_grad=True) for each in inputs(case)]
     value = OPERATIONS[case["operation"]](*tensors, **case["options"])
-    value.backward(xp.asarray(upstream(case, value.shape)))
+    value.backward(make(upstream(case, value.shape)))
     return [value.data, *(tensor.grad for tensor in tensors)]
 
 

@@ -40,6 +40,15 @@ def weighted_error(x: Any, y: Any, weights: Any) -> Any:
     return (each * (x - y) ** 2).sum() / (each.sum() or 1.0)
 
 
+def rotary(x: Any) -> Any:
+    """Return vectors turned by the formulas of the paper: PyTorch has no such operation."""
+    rows, width = x.shape[-2:]
+    speeds = 10000.0 ** (torch.arange(0, width, 2, dtype=x.dtype) / -width)
+    angles = torch.arange(rows, dtype=x.dtype)[:, None] * speeds
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], -1)
+
+
 # By name: the call, from the tensors of a case and its options. test_edges.py has minipipe's.
 OPERATIONS = {
     "add": torch.add,
@@ -98,10 +107,21 @@ OPERATIONS = {
     "linear": lambda x, w, b: TF.linear(x, w.T, b),
     "matmul": torch.matmul,
     "einsum": lambda a, b: torch.einsum("ij,jk->ik", a, b),
-    "embedding": lambda w, ids: TF.embedding(torch.tensor(ids), w),
-    "index": lambda a, ids: a[torch.tensor(ids)],
+    "embedding": lambda w, ids: TF.embedding(torch.tensor(ids, dtype=torch.int64), w),
+    "index": lambda a, ids: a[torch.tensor(ids, dtype=torch.int64)],
     "attention": heads,
     "lstm": lstm,
+    "self_attention": lambda x, is_causal=False: heads(*x.chunk(3, -1), is_causal=is_causal),
+    "rotary": rotary,
+    "reshape": lambda a: a.reshape((3, -1) if a.numel() else (0, 4)),
+    "transpose": lambda a: a.T,
+    "contiguous": lambda a: a.T.contiguous(),
+    "identity": lambda a: a * 1,
+    "astype": lambda a: a.to({4: torch.float64, 8: torch.float32}[a.itemsize]).to(a.dtype),
+    "in_float32": torch.negative,
+    "concatenate": lambda a, b: torch.cat([a, b]),
+    "stack": lambda a, b: torch.stack([a, b], 1),
+    "split": lambda a: torch.split(a, [2, 1], 1)[0],
 }
 REFUSED = {
     "amax over an empty axis": ("shape", "There is no largest element; PyTorch refuses it as well."),
@@ -110,6 +130,10 @@ REFUSED = {
     "variance of one element as a sample": ("range", "0 / 0; PyTorch gives NaN and a warning."),
     "clip between crossed bounds": ("range", "There is no such interval; PyTorch takes the upper bound for all."),
     "dropout of everything": ("range", "It would train nothing; PyTorch gives zeros."),
+    "attention to no keys": (
+        "shape",
+        "A sequence has a position; PyTorch gives zeros, as for a query that sees no key.",
+    ),
     "cross_entropy of no rows": ("shape", "There is no mean over nothing; PyTorch gives NaN."),
     "cross_entropy with an infinite class weight": ("value", "inf * 0 and inf / inf are NaN, as in PyTorch."),
 }
@@ -119,6 +143,7 @@ OVERFLOW = "The mean square overflows to inf, so the row is divided by inf; PyTo
 LIMIT = "The limit of the function; PyTorch gets inf * 0 or an overflow on the way."
 ROUNDING = "Deviations from the mean are exactly 0 here; PyTorch rounds the mean."
 NEGLIGIBLE = "A row, class or element that does not count adds nothing, whatever it holds; PyTorch multiplies it by 0."
+MASKED = "A row that is masked whole has no gradient; PyTorch gets -inf + inf."
 NOTHING = "A mean over nothing that counts is 0, so that a microbatch of padding adds nothing; PyTorch gives 0 / 0."
 
 _FLAT = {0: [0.0, 1.0, 0.0, -1.0], 1: [0.0] * 4, 2: [0.0] * 4}  # a layer_norm of zeros
@@ -130,7 +155,9 @@ DIFFERENCES: dict[str, tuple[str, dict[int, Any]]] = {
     "power of 0.0": (CONSTANT, {1: {30 + i: 0.0 for i in (0, 1, 2, 4, 5, 6, 9, 10, 12)}}),
     "amax with the gradient inf": (CONSTANT, {1: {0: 0.0}}),
     "amin with the gradient inf": (CONSTANT, {1: {1: 0.0, 2: 0.0}}),
-    "logsumexp of -inf alone": ("A row that is masked whole has no gradient; PyTorch gets -inf + inf.", {1: [0.0] * 4}),
+    "logsumexp of -inf alone": (MASKED, {1: [0.0] * 4}),
+    "logsumexp of a column": (MASKED, {1: {1: 0.0}}),
+    "logsumexp of ties in columns": (MASKED, {1: {1: 0.0, 3: 0.0}}),
     "layer_norm of one of the largest, epsilon 1e-05": (OVERFLOW, _FLAT),
     "layer_norm of the largest of both signs, epsilon 1e-05": (OVERFLOW, _FLAT),
     "rms_norm of one of the largest, epsilon 1e-05": (OVERFLOW, {1: [0.0] * 4}),

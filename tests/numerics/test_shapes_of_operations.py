@@ -78,6 +78,18 @@ def test_a_bias_of_any_other_shape_than_that_of_the_last_axis_is_refused(leading
     assert caught.value.code == "shape"
 
 
+@pytest.mark.parametrize("key", [1, np.int64(1), True, np.bool_(False), (..., np.int32(-1)), (None, 0, slice(1, None))])
+@pytest.mark.parametrize("dtype", [np.float64, np.float16])
+def test_a_plain_index_of_any_type_passes_the_gradient_to_its_elements_and_no_other(key, dtype):
+    x = Tensor(somewhere(3, 4).astype(dtype), requires_grad=True)
+    result = x[key]
+    upstream = somewhere(*result.shape, seed=1).astype(dtype)
+    result.backward(upstream)
+    expected = np.zeros((3, 4), dtype)
+    expected[key] = upstream
+    np.testing.assert_array_equal(x.grad, expected, strict=True)
+
+
 WRONG_SHAPES = {
     "linear, axes": lambda x: F.linear(x, Tensor(np.ones((4, 2)))),
     "linear, scalar": lambda x: F.linear(Tensor(np.array(1.0)), x),
@@ -88,6 +100,8 @@ WRONG_SHAPES = {
     "reshape": lambda x: x.reshape(4, 2),
     "reshape, -1": lambda x: x.reshape(4, -1),
     "reshape, -1 twice": lambda x: x.reshape(-1, -1),
+    "reshape, negative": lambda x: x.reshape(-6),
+    "reshape, two negatives": lambda x: x.reshape(-2, -3),
     "transpose, too few": lambda x: x.transpose(0),
     "transpose, twice": lambda x: x.transpose(1, 1),
     "transpose, no such axis": lambda x: x.transpose(0, 3),
