@@ -366,7 +366,7 @@ def _recording(operation: Operation) -> Callable[..., Tensor]:
             plan = plans[pattern]
             available = (*values, *map(attributes.get, names)) if names else values
             kept = plan.keep(available) if plan.names else ()
-            saved = kept if watch is None else watch(kept, [*values])
+            saved = kept if watch is None else watch(kept, [data, *values[1:]])
             result.node = Node(plan, parents, saved, order, bool(parents), is_activation, data.shape, data.dtype)
         return result
 

@@ -252,5 +252,5 @@ def _inverse_root(rows: Array, ones: Array, epsilon: float) -> Array:
 
 
 def _row_means(rows: Array, weight: Array) -> Array:
-    """Return the mean of each row, its elements times those of a weight, from shapes (n, k) and (k,) to (n, 1)."""
+    """Return the mean of each row times a weight, element by element: from shapes (n, k) and (k,) to (n, 1)."""
     return (backend.product(rows, weight) / rows.shape[1])[:, None]

@@ -20,7 +20,7 @@ from minipipe import Tensor, functional, watch_everything
 from minipipe.autograd import Leaf, Node, backward
 from minipipe.autograd.backend import copy
 from minipipe.autograd.memory import held_bytes
-from minipipe.autograd.operation import Operation, Plan
+from minipipe.autograd.operation import Plan
 from minipipe.errors import ArgumentError, TensorError
 from tests.autograd.random_graphs import (
     NUM_INPUTS,
@@ -172,14 +172,14 @@ def a_leaf_that_takes_any_array_as_its_own(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_plan_for_all_patterns_of_inputs(patch: pytest.MonkeyPatch) -> None:
-    plan = Operation.plan
+    plans = type(functional.add.operation.plans)
+    make = plans.__missing__
 
-    def first(self: Operation, pattern: int) -> Plan:
-        made = next(iter(self.plans.values()), None) or plan(self, pattern)
-        self.plans[pattern] = made
-        return made
+    def first(self: Any, pattern: int) -> Plan:
+        self[pattern] = next(iter(self.values()), None) or make(self, pattern)
+        return self[pattern]
 
-    patch.setattr(Operation, "plan", first)
+    patch.setattr(plans, "__missing__", first)
 
 
 def the_latest_consumer_last(patch: pytest.MonkeyPatch) -> None:

@@ -94,9 +94,12 @@ WRONG_DEFINITIONS = {
     "an unknown option": (lambda: op(save="mask"), "op takes no save=; here it is saves="),
     "attributes without names": (
         lambda: op()(with_keywords),
-        r"with_keywords takes \*\*options; expected tensors, .* attributes, each with its name",
+        r"with_keywords takes \*\*options; expected tensors, .* Other arguments are attributes",
     ),
-    "an attribute by position": (lambda: op()(with_a_default), r"takes factor=2.0; expected tensors, .*, then a \*"),
+    "an attribute by position": (
+        lambda: op()(with_a_default),
+        r"takes factor=2.0; expected .* behind a \*, or",
+    ),
     "an input named result": (lambda: op()(with_a_result), r"two values result, .* Rename the parameter"),
     "an attribute named number": (lambda: op()(with_a_number), r"values number, or one with a name that means"),
     "a saved input": (lambda: op(saves="x")(scaled), r"scaled has two values x, .* or the value of saves="),

@@ -225,7 +225,7 @@ INSTEAD = {
     "from minipipe.optim.lr_scheduler import StepLR": "optim.LearningRateSchedule",
     "import minipipe.distributed as dist": "minipipe.init_process_group()",
     "from minipipe.distributed.pipelining import ScheduleGPipe": "minipipe.init_process_group()",
-    "from minipipe.autograd import Function": "minipipe.tensor.record",
+    "from minipipe.autograd import Function": "@minipipe.op()",
     "from minipipe import cuda": 'device="gpu"',
     "from minipipe import softmax": "minipipe.functional.softmax",
 }
