@@ -1,6 +1,7 @@
 """An operation of one's own in four lines: it splits, recomputes, is watched, measured, offloaded and replayed."""
 
 from concurrent.futures import ThreadPoolExecutor
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -79,6 +80,12 @@ def trained(group, schedule, replay=False, wrap=lambda layer: layer):
 
 def test_op_is_a_public_name():
     assert minipipe.op is minipipe.tensor.op and "op" in dir(minipipe)
+
+
+def test_its_signature_says_which_parameters_are_tensors():
+    assert str(signature(softsign)) == "(x: 'Operand', *, scale=1.0) -> 'Tensor'"
+    assert softsign.__annotations__ == {"x": "Operand", "return": "Tensor"}
+    assert softsign.__name__ == "softsign" and softsign.__module__ == __name__
 
 
 def test_its_gradients_are_slopes():
