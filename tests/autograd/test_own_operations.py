@@ -211,6 +211,20 @@ def test_a_script_of_it_has_its_bits():
     assert same_bits(value, result.data) and same_bits(gradient, eager.grad)
 
 
+def test_a_gradient_that_is_set_again_is_used_from_then_on():
+    @op()
+    def square(x):
+        return x * x
+
+    square.gradients(x=lambda g: g)
+    x = Tensor(X, requires_grad=True)
+    square(x).backward(X)
+    square.gradients(x=lambda g, x: g * 2 * x)
+    again = Tensor(X, requires_grad=True)
+    square(again).backward(X)
+    assert same_bits(x.grad, X) and same_bits(again.grad, X * 2 * X)
+
+
 def test_ranks_notice_that_their_operations_differ_also_in_a_gradient_alone():
     def made(factor, slope):
         @op()
