@@ -285,7 +285,8 @@ def op(
         # With the globals of the module: doctest runs only functions with the globals of the module that it reads.
         twin: Any = update_wrapper(FunctionType(call.__code__, forward.__globals__, closure=call.__closure__), forward)
         twin.__signature__ = operation.signature
-        twin.__annotations__ = {name: one.annotation for name, one in operation.signature.parameters.items()}
+        parameters = operation.signature.parameters.values()
+        twin.__annotations__ = {one.name: one.annotation for one in parameters if one.annotation is not one.empty}
         twin.__annotations__["return"] = operation.signature.return_annotation
         twin.operation = operation
         twin.gradients = operation.set_gradients

@@ -118,6 +118,9 @@ class Operation:
         of_arrays = inspect.signature(forward)
         parameters = [*of_arrays.parameters.values()]
         self.positional = tuple(attributes)
+        for name in {*self.positional} - of_arrays.parameters.keys():
+            message = f"{self.name} has no parameter {name}, which op(attributes=…) names; its parameters are"
+            raise ArgumentError("value", f"{message} {', '.join(of_arrays.parameters)}.")
         inputs = [p for p in parameters if p.kind is not p.KEYWORD_ONLY and p.name not in self.positional]
         others = [p for p in parameters if p not in inputs]
         tensors = [p.replace(annotation="Operand") if p in inputs else p for p in parameters]
