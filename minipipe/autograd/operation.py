@@ -118,6 +118,9 @@ class Operation:
         of_arrays = inspect.signature(forward)
         parameters = [*of_arrays.parameters.values()]
         self.positional = tuple(attributes)
+        for name in {*self.positional} - of_arrays.parameters.keys():
+            message = f"{self.name} has no parameter {name}, which op(attributes=…) names; its parameters are"
+            raise ArgumentError("value", f"{message} {', '.join(of_arrays.parameters)}.")
         inputs = [p for p in parameters if p.kind is not p.KEYWORD_ONLY and p.name not in self.positional]
         others = [p for p in parameters if p not in inputs]
         tensors = [p.replace(annotation="Operand") if p in inputs else p for p in parameters]
@@ -159,19 +162,12 @@ class Operation:
             check_arguments(self.name, self.forward, given, attributes)
             raise
 
-    def check_result(self, computed: Any, is_right: bool) -> None:
-        """Refuse what forward returned, unless it is right.
-
-        Raises
-        ------
-        ArgumentError
-            Code ``type``.
-        """
-        if not is_right:
-            expected = f"({', '.join([RESULT, *self.saves])}), because of saves=" if self.saves else "one array"
-            given = f"{len(computed)} values" if isinstance(computed, tuple) else f"a {type(computed).__name__}"
-            message = f"{self.name} returned {given}; expected {expected}"
-            raise ArgumentError("type", f"{message}. An operation computes with arrays: array_module(x).exp(x).")
+    def wrong_result(self, computed: Any) -> ArgumentError:
+        """Return the error for a forward that returned something else than an array, and its saved values."""
+        expected = f"({', '.join([RESULT, *self.saves])}), because of saves=" if self.saves else "one array"
+        given = f"{len(computed)} values" if isinstance(computed, tuple) else f"a {type(computed).__name__}"
+        message = f"{self.name} returned {given}; expected {expected}"
+        return ArgumentError("type", f"{message}. An operation computes with arrays: array_module(x).exp(x).")
 
     def _checked(self, value: Value, names: Sequence[str]) -> Value:
         if value.name not in names:
@@ -198,7 +194,7 @@ class Operation:
         if missing:
             message = f"{self.name} has no gradient for {missing[0]}, which requires one"
             raise ArgumentError("value", f"{message}. Add it: {self.name}.gradients({missing[0]}=lambda g: …).")
-        values = [RESULT, *self.saves, *names, *self.attributes]
+        values = [*names, RESULT, *self.saves, *self.attributes]
         return Plan(self, values, [self._numbered(self.steps[name], i) for i, name in wanted])
 
     def _numbered(self, step: Value, number: int) -> Value:
@@ -352,5 +348,6 @@ def _getter(names: Sequence[str], wanted: Sequence[str]) -> Callable[[tuple[Any,
     if not places:
         return itemgetter(slice(0))
     if len(places) == 1:
-        return itemgetter(slice(places[0], places[0] + 1))
+        place = places[0]
+        return lambda values: (values[place],)
     return itemgetter(*places)

@@ -245,3 +245,13 @@ def test_one_of_any_number_of_inputs_gets_its_number():
     assert [part.grad[0, 0] for part in parts] == [1.0, 2.0, 3.0]
     with pytest.raises(ArgumentError, match=r"needs parts; expected one of number, result, shape\."):
         operation.gradients(parts=lambda g, parts: g)
+
+
+def test_an_attribute_that_is_no_parameter_is_refused():
+    """Otherwise the parameter that was meant would be taken as a tensor."""
+    with pytest.raises(
+        ArgumentError, match=r"scaled has no parameter factr, .*; its parameters are x, weight, factor\."
+    ):
+        op(attributes="factr")(scaled)
+    attributes = op(attributes="factor")(lambda x, factor=2.0: x * factor)
+    assert attributes(X, 3.0).numpy().tolist() == attributes(X, factor=3.0).numpy().tolist() == (3 * X).tolist()
