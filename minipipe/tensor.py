@@ -16,7 +16,7 @@ import numpy as np
 from minipipe import autograd
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.autograd.graph import CUSTOM, Leaf, Node, Saved, StageInput, Vjp
+from minipipe.autograd.graph import CUSTOM, Leaf, Node, StageInput, Vjp
 from minipipe.autograd.modes import mode
 from minipipe.autograd.operation import Operation
 from minipipe.errors import TensorError, shape_error
@@ -180,32 +180,11 @@ def record(data: Array, *inputs: tuple[Tensor, Vjp]) -> Tensor:
     >>> x.grad
     array([3., 3.], dtype=float32)
     """
-    result = _new(Tensor)
-    if isinstance(data, np.generic):
-        data = np.asarray(data)
-    result.data = data
-    result.node = None
-    is_enabled, creation, watch = mode()  # see autograd/modes.py
-    order = next(creation)  # even if nothing is recorded: a recomputation gets the same numbers
-    if not is_enabled:
-        return result
-    parents: list[Node] = []
-    vjps: list[Vjp] = []
-    is_activation = False
-    for tensor, vjp in inputs:
-        node = tensor.node
-        if node is not None:
-            is_activation = is_activation or node.is_activation
-            if node.needs_gradient:
-                parents.append(node)
-                vjps.append(vjp)
-    if parents or is_activation:  # also without inputs: autograd/split.py asks what depends on the stage's input
-        saved: Saved = tuple(vjps)
-        if watch is not None:
-            saved = watch(tuple(vjps), [data, *(tensor.data for tensor, _ in inputs)])
-        plan = CUSTOM[len(parents)]
-        result.node = Node(plan, parents, saved, order, bool(parents), is_activation, data.shape, data.dtype)
-    return result
+    nodes = [(tensor.node, vjp) for tensor, vjp in inputs if tensor.node is not None]
+    is_activation = any(node.is_activation for node, _ in nodes)
+    parents = [node for node, _ in nodes if node.needs_gradient]
+    vjps = [vjp for node, vjp in nodes if node.needs_gradient]
+    return _record([*vjps, *[tensor.data for tensor, _ in inputs], data], {}, parents, len(parents), is_activation)
 
 
 Operands = Callable[..., Sequence[Any]]
@@ -380,6 +359,9 @@ def _recording(operation: Operation) -> Callable[..., Tensor]:
         return result
 
     return recorded
+
+
+_record = _recording(CUSTOM[0].operation)
 
 
 def _in_float32(operation: Callable[..., Tensor], tensors: Sequence[Any], attributes: dict[str, Any]) -> Tensor:
