@@ -264,7 +264,8 @@ def op(
         # With the globals of the module: doctest runs only functions with the globals of the module that it reads.
         twin: Any = update_wrapper(FunctionType(call.__code__, forward.__globals__, closure=call.__closure__), forward)
         twin.__signature__ = operation.signature
-        twin.__annotations__ = {name: one.annotation for name, one in operation.signature.parameters.items()}
+        parameters = operation.signature.parameters.values()
+        twin.__annotations__ = {one.name: one.annotation for one in parameters if one.annotation is not one.empty}
         twin.__annotations__["return"] = operation.signature.return_annotation
         twin.operation = operation
         twin.gradients = operation.set_gradients
@@ -286,34 +287,35 @@ def _call_of(operation: Operation, takes: Operands | None, in_float32: bool) -> 
     num_inputs = -1 if operation.is_variadic else len(operation.inputs)
     # The function refers to these by closures: its globals will be another module's.
     kind, nothing, is_half, widened, recorded = Tensor, _Nothing, backend.is_half, _in_float32, _recording(operation)
+    errors = TypeError, TensorError
 
     def call(*given: Any, **attributes: Any) -> Tensor:
         if len(given) != num_inputs or len(attributes) != num_attributes:
             given, attributes = operation.bound(given, attributes)
-        tensors = given if takes is None else takes(*given)
-        if in_float32 and is_half(tensors[0].data.dtype):
-            return widened(call, tensors, attributes)
-        arrays: list[Any] = []
-        parents: list[Node] = []
-        pattern, bit, is_activation = 0, 1, False
-        for tensor in tensors:
-            if not isinstance(tensor, kind):
-                tensor = nothing if tensor is None else kind(tensor)
-            arrays.append(tensor.data)
-            node = tensor.node
-            if node is not None:
-                if node.is_activation:
-                    is_activation = True
-                    if node.shape is None:  # of a stage input, for the gradients that name it
-                        node.shape, node.dtype = arrays[-1].shape, arrays[-1].dtype
-                if node.needs_gradient:
-                    parents.append(node)
-                    pattern |= bit
-            bit += bit
         try:
+            tensors = given if takes is None else takes(*given)
+            if in_float32 and is_half(tensors[0].data.dtype):
+                return widened(call, tensors, attributes)
+            arrays: list[Any] = []
+            parents: list[Node] = []
+            pattern, bit, is_activation = 0, 1, False
+            for tensor in tensors:
+                if not isinstance(tensor, kind):
+                    tensor = nothing if tensor is None else kind(tensor)
+                arrays.append(tensor.data)
+                node = tensor.node
+                if node is not None:
+                    if node.is_activation:
+                        is_activation = True
+                        if node.shape is None:  # of a stage input, for the gradients that name it
+                            node.shape, node.dtype = arrays[-1].shape, arrays[-1].dtype
+                    if node.needs_gradient:
+                        parents.append(node)
+                        pattern |= bit
+                bit += bit
             computed = forward(*arrays, **attributes) if attributes else forward(*arrays)
-        except TypeError:
-            operation.bound(given, attributes)  # raises an error, if it is an attribute that forward does not take
+        except errors:
+            operation.bound(given, attributes)  # raises an error, if there is an attribute that forward does not take
             raise
         if not num_saved:
             arrays.append(computed)

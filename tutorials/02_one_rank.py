@@ -225,7 +225,7 @@ assert not is_other_same
 # 2. Leave out `model.zero_grad()`. What is the gradient of a step then? (See the last
 #    section of lesson 01.)
 # 3. The coursework task for this lesson is `02_softmax`: turning scores into
-#    probabilities, with the vjp.
+#    probabilities, with the gradient.
 #
 # <details>
 # <summary>Answers</summary>

@@ -151,7 +151,7 @@ class Node:
 
 
 class Leaf(Node):
-    """A node without edges that keeps its gradient: a parameter, or a tensor with ``requires_grad``.
+    """A node without inputs that keeps its gradient: a parameter, or a tensor with ``requires_grad``.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Operations on each element. Each is defined together with its gradients, one vjp for each input.
+"""Operations on each element. Each is defined together with its gradients, one function for each input.
 
 ============  =======================  ===================================================
 operation     result                   gradients, for the gradient g of the result

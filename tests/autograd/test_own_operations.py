@@ -1,6 +1,7 @@
 """An operation of one's own in four lines: it splits, recomputes, is watched, measured, offloaded and replayed."""
 
 from concurrent.futures import ThreadPoolExecutor
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -79,6 +80,12 @@ def trained(group, schedule, replay=False, wrap=lambda layer: layer):
 
 def test_op_is_a_public_name():
     assert minipipe.op is minipipe.tensor.op and "op" in dir(minipipe)
+
+
+def test_its_signature_says_which_parameters_are_tensors():
+    assert str(signature(softsign)) == "(x: 'Operand', *, scale=1.0) -> 'Tensor'"
+    assert softsign.__annotations__ == {"x": "Operand", "return": "Tensor"}
+    assert softsign.__name__ == "softsign" and softsign.__module__ == __name__
 
 
 def test_its_gradients_are_slopes():
@@ -202,6 +209,20 @@ def test_a_script_of_it_has_its_bits():
     result = softsign(eager, scale=2.0)
     result.backward(X)
     assert same_bits(value, result.data) and same_bits(gradient, eager.grad)
+
+
+def test_a_gradient_that_is_set_again_is_used_from_then_on():
+    @op()
+    def square(x):
+        return x * x
+
+    square.gradients(x=lambda g: g)
+    x = Tensor(X, requires_grad=True)
+    square(x).backward(X)
+    square.gradients(x=lambda g, x: g * 2 * x)
+    again = Tensor(X, requires_grad=True)
+    square(again).backward(X)
+    assert same_bits(x.grad, X) and same_bits(again.grad, X * 2 * X)
 
 
 def test_ranks_notice_that_their_operations_differ_also_in_a_gradient_alone():

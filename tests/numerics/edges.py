@@ -12,7 +12,7 @@ import numpy as np
 
 from minipipe import Tensor
 from minipipe import functional as F
-from minipipe.autograd import StageInput, backward
+from minipipe.autograd import StageInput, backward, backward_input
 from minipipe.autograd.backend import array_module
 from minipipe.autograd.modes import Key
 from minipipe.autograd.replay import Script, Trace
@@ -138,6 +138,17 @@ def results(case: Case, make: Callable[[np.ndarray], Any] = np.asarray) -> list[
     tensors = [Tensor(make(each), requires_grad=True) for each in inputs(case)]
     value = OPERATIONS[case["operation"]](*tensors, **case["options"])
     value.backward(make(upstream(case, value.shape)))
+    return [value.data, *(tensor.grad for tensor in tensors)]
+
+
+def results_in_halves(case: Case, number: int) -> list[Any]:
+    """Return the value and the gradients by I and W, where one input is an activation and the others are weights."""
+    tensors = [Tensor(each, requires_grad=i != number) for i, each in enumerate(inputs(case))]
+    tensors[number].node = StageInput(needs_gradient=True, array=tensors[number].data)
+    value = OPERATIONS[case["operation"]](*tensors, **case["options"])
+    work = backward_input({value.node: np.asarray(upstream(case, value.shape))})
+    assert all((tensor.grad is None) == (i != number) for i, tensor in enumerate(tensors)), "I computed something else"
+    work.run()
     return [value.data, *(tensor.grad for tensor in tensors)]
 
 

@@ -10,7 +10,18 @@ import pytest
 from minipipe import functional
 from minipipe.errors import MinipipeError
 from tests.launch import for_each
-from tests.numerics.edges import CASES, LAYOUTS, OPERATIONS, by_operation, check, expected, inputs, replayed, results
+from tests.numerics.edges import (
+    CASES,
+    LAYOUTS,
+    OPERATIONS,
+    by_operation,
+    check,
+    expected,
+    inputs,
+    replayed,
+    results,
+    results_in_halves,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # infinities are what is tried here
 COMPUTED = by_operation([case for case in CASES if "refused" not in case])
@@ -49,6 +60,15 @@ def test_another_array_module_has_the_same(cases):
 def test_so_have_arrays_that_lie_in_memory_in_another_way(cases, layout):
     """Neither a value nor a gradient depends on strides, be they negative, or the strides of a part of an array."""
     each_of(cases, lambda case: check(case, results(case, LAYOUTS[layout])))
+
+
+@for_each(cases=COMPUTED)
+def test_i_and_w_have_the_bits_of_one_backward_whichever_input_is_an_activation(cases):
+    for case in cases:
+        whole = [each.tobytes() for each in results(case)]
+        for number in range(len(case["inputs"])):
+            halves = [np.asarray(each).tobytes() for each in results_in_halves(case, number)]
+            assert halves == whole, f"{case['name']}, {case['dtype']}, input {number}"
 
 
 @for_each(case=REFUSED)

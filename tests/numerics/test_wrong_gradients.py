@@ -70,6 +70,18 @@ def test_a_gradient_that_numpy_would_broadcast_is_refused_where_it_is_returned()
     assert caught.value.code == "shape" and x.grad is None
 
 
+def test_of_several_vjps_the_wrong_one_is_named():
+    def right(g):
+        return g
+
+    def wrong(g):
+        return g[:1]
+
+    a, b = (Tensor(np.ones(3, np.float32), requires_grad=True) for _ in range(2))
+    with pytest.raises(TensorError, match=r"\.wrong returned a gradient of shape \(1,\)"):
+        record(a.data + b.data, (a, right), (b, wrong)).backward(np.ones(3))
+
+
 def test_the_second_half_of_a_split_backward_refuses_it_and_names_a_partial_function():
     def in_float64(array, g):
         return array.astype(np.float64) * g
