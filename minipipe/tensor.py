@@ -283,7 +283,7 @@ class _Nothing:
 
 def _call_of(operation: Operation, takes: Operands | None, in_float32: bool) -> Callable[..., Tensor]:
     """Return a function that calls an operation with tensors."""
-    forward, num_saved, num_attributes = operation.forward, len(operation.saves), len(operation.attributes)
+    forward, has_saved, num_attributes = operation.forward, bool(operation.saves), len(operation.attributes)
     num_inputs = -1 if operation.is_variadic else len(operation.inputs)
     # The function refers to these by closures: its globals will be another module's.
     kind, nothing, is_half, widened, recorded = Tensor, _Nothing, backend.is_half, _in_float32, _recording(operation)
@@ -317,12 +317,10 @@ def _call_of(operation: Operation, takes: Operands | None, in_float32: bool) -> 
         except errors:
             operation.bound(given, attributes)  # raises an error, if there is an attribute that forward does not take
             raise
-        if not num_saved:
-            arrays.append(computed)
-        elif type(computed) is tuple and len(computed) == 1 + num_saved:
-            arrays += computed
+        if has_saved:
+            arrays += operation.with_saved(computed)
         else:
-            raise operation.wrong_result(computed)
+            arrays.append(computed)
         return recorded(arrays, attributes, parents, pattern | bit, is_activation)
 
     return call
