@@ -162,6 +162,12 @@ class Operation:
             check_arguments(self.name, self.forward, given, attributes)
             raise
 
+    def with_saved(self, computed: Any) -> tuple[Any, ...]:
+        """Return what forward returned, the result and the saved values; refuse anything else."""
+        if type(computed) is tuple and len(computed) == 1 + len(self.saves):
+            return computed
+        raise self.wrong_result(computed)
+
     def wrong_result(self, computed: Any) -> ArgumentError:
         """Return the error for a forward that returned something else than an array, and its saved values."""
         expected = f"({', '.join([RESULT, *self.saves])}), because of saves=" if self.saves else "one array"
