@@ -304,43 +304,47 @@ class _Nothing:
 
 def _call_of(operation: Operation, takes: Operands | None, in_float32: bool) -> Callable[..., Tensor]:
     """Return a function that calls an operation with tensors."""
-    forward, saves, num_values = operation.forward, bool(operation.saves), len(operation.saves) + 1
-    num_attributes, num_inputs = len(operation.attributes), -1 if operation.is_variadic else len(operation.inputs)
+    forward, num_saved, num_attributes = operation.forward, len(operation.saves), len(operation.attributes)
+    num_inputs = -1 if operation.is_variadic else len(operation.inputs)
     # The function refers to these by closures: its globals will be another module's.
     kind, nothing, is_half, widened, recorded = Tensor, _Nothing, backend.is_half, _in_float32, _recording(operation)
+    errors = TypeError, TensorError
 
     def call(*given: Any, **attributes: Any) -> Tensor:
         if len(given) != num_inputs or len(attributes) != num_attributes:
             given, attributes = operation.bound(given, attributes)
-        tensors = given if takes is None else takes(*given)
-        if in_float32 and is_half(tensors[0].data.dtype):
-            return widened(call, tensors, attributes)
-        arrays: list[Any] = []
-        parents: list[Node] = []
-        pattern, bit, is_activation = 0, 1, False
-        for tensor in tensors:
-            if not isinstance(tensor, kind):
-                tensor = nothing if tensor is None else kind(tensor)
-            arrays.append(tensor.data)
-            node = tensor.node
-            if node is not None:
-                if node.is_activation:
-                    is_activation = True
-                    if node.shape is None:  # of a stage input, for the gradients that name it
-                        node.shape, node.dtype = arrays[-1].shape, arrays[-1].dtype
-                if node.needs_gradient:
-                    parents.append(node)
-                    pattern |= bit
-            bit += bit
         try:
+            tensors = given if takes is None else takes(*given)
+            if in_float32 and is_half(tensors[0].data.dtype):
+                return widened(call, tensors, attributes)
+            arrays: list[Any] = []
+            parents: list[Node] = []
+            pattern, bit, is_activation = 0, 1, False
+            for tensor in tensors:
+                if not isinstance(tensor, kind):
+                    tensor = nothing if tensor is None else kind(tensor)
+                arrays.append(tensor.data)
+                node = tensor.node
+                if node is not None:
+                    if node.is_activation:
+                        is_activation = True
+                        if node.shape is None:  # of a stage input, for the gradients that name it
+                            node.shape, node.dtype = arrays[-1].shape, arrays[-1].dtype
+                    if node.needs_gradient:
+                        parents.append(node)
+                        pattern |= bit
+                bit += bit
             computed = forward(*arrays, **attributes) if attributes else forward(*arrays)
-        except TypeError:
-            operation.bound(given, attributes)  # raises an error, if it is an attribute that forward does not take
+        except errors:
+            operation.bound(given, attributes)  # raises an error, if there is an attribute that forward does not take
             raise
-        if saves:
-            operation.check_result(computed, type(computed) is tuple and len(computed) == num_values)
-        values = (*computed, *arrays) if saves else (computed, *arrays)
-        return recorded(values, attributes, parents, pattern | bit, is_activation)
+        if not num_saved:
+            arrays.append(computed)
+        elif type(computed) is tuple and len(computed) == 1 + num_saved:
+            arrays += computed
+        else:
+            raise operation.wrong_result(computed)
+        return recorded(arrays, attributes, parents, pattern | bit, is_activation)
 
     return call
 
@@ -348,16 +352,17 @@ def _call_of(operation: Operation, takes: Operands | None, in_float32: bool) -> 
 def _recording(operation: Operation) -> Callable[..., Tensor]:
     """Return a function that returns the result of an operation, with its node.
 
-    It takes the result, the values that forward saves and the arrays of the inputs; the attributes; the nodes of the
+    It takes the arrays of the inputs, the result and the values that forward saves; the attributes; the nodes of the
     inputs that need a gradient, and the pattern of these (:meth:`minipipe.autograd.operation.Operation.plan`).
     """
-    plans, names = operation.plans, tuple(operation.attributes)
+    plans, names, place = operation.plans, tuple(operation.attributes), -1 - len(operation.saves)
 
     def recorded(values: Any, attributes: Any, parents: list[Node], pattern: int, is_activation: bool) -> Tensor:
-        data = values[0]
+        data = values[place]
         if type(data) is not np.ndarray:
             data = np.asarray(data) if isinstance(data, np.generic) else data
-            operation.check_result(data, backend.is_array(data))
+            if not backend.is_array(data):
+                raise operation.wrong_result(data)
         result = _new(Tensor)
         result.data = data
         result.node = None
@@ -365,10 +370,15 @@ def _recording(operation: Operation) -> Callable[..., Tensor]:
         order = next(creation)  # even if nothing is recorded: a recomputation gets the same numbers
         if is_enabled and (parents or is_activation):  # also without parents: split.py asks what depends on the stage
             plan = plans[pattern]
-            available = (*values, *map(attributes.get, names)) if names else values
-            kept = plan.keep(available) if plan.names else ()
-            saved = kept if watch is None else watch(kept, [data, *values[1:]])
-            result.node = Node(plan, parents, saved, order, bool(parents), is_activation, data.shape, data.dtype)
+            arrays = [] if watch is None else [data, *values]
+            if names:
+                values += map(attributes.get, names)
+            saved = plan.keep(values) if plan.names else ()
+            result.node = node = _new(Node)  # without its constructor, which takes as long as a small sum
+            node.plan, node.inputs, node.order = plan, parents, order
+            node.saved = saved if watch is None else watch(saved, arrays)
+            node.needs_gradient, node.is_activation, node.is_boundary = bool(parents), is_activation, False
+            node.shape, node.dtype, node.pending = data.shape, data.dtype, None
         return result
 
     return recorded

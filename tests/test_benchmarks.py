@@ -21,6 +21,7 @@ RUNS = [
     ("sums.py", ["--unit", "0.001", "--steps", "1", "--schedule", "chimera"], ["predicted", "chimera"]),
     ("startup.py", ["--rounds", "1", "--ranks"], ["times numpy"]),
     ("schedule_scale.py", ["--sizes", "1", "--repeats", "1"], ["1f1b", "growth"]),
+    ("schedule_scale.py", ["--varied", "--sizes", "4", "--repeats", "1"], ["recomputed", "sliced", "growth"]),
 ]
 BY_RANKS = [
     ("pipelining.py", ["--case", "d=32", "--steps", "2", "--rounds", "1"], ["floor", "peer", "zb-h1", "ms a step"]),

@@ -74,6 +74,8 @@ def as_array(data: Any, dtype: Any = None, like: Array | None = None) -> Array:
         message carries only the bare values, so the results would depend on the number of ranks. Code
         ``several-tensors``, for a pytree of tensors: NumPy would make one array of them, without their graphs.
     """
+    if isinstance(data, float | int):
+        return (np if like is None else array_module(like)).asarray(data, dtype=dtype)
     if isinstance(data, np.ndarray) and type(data) not in (np.ndarray, np.memmap) and not hasattr(data, "note_call"):
         raise TensorError(
             "dtype", f"A {type(data).__name__} is not a plain array; pass numpy.asarray(x) or x.filled(0)."

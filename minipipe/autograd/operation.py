@@ -128,9 +128,8 @@ class Operation:
         _check_parameters(self.name, parameters, inputs, self.saves)
         self.inputs = tuple(p.name for p in inputs)
         self.is_variadic = any(p.kind is p.VAR_POSITIONAL for p in inputs)
-        self.num_required = sum(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in inputs)
         self.attributes = {p.name: p.default for p in others}
-        self.required = {p.name for p in others if p.default is p.empty}
+        self._bind = _binder(forward, parameters, inputs, others)
         self.steps: dict[str, Value] = {}
         self.shared: dict[str, Value] = {}
         self.sums_over_rows: set[str] = set()
@@ -157,34 +156,18 @@ class Operation:
         ArgumentError
             Code ``name``, for arguments that the operation does not take.
         """
-        num_inputs = len(self.inputs)
-        further = () if self.is_variadic else given[num_inputs:]
-        named = dict(zip(self.positional, further)) | attributes
-        fits = len(named) == len(further) + len(attributes) and len(given) >= self.num_required
-        if fits and self.required <= named.keys() <= self.attributes.keys():
-            if not self.is_variadic:
-                given = given[:num_inputs] + (None,) * (num_inputs - len(given))
-            return given, self.attributes | named
-        check_arguments(self.name, self.forward, given, attributes)
-        call = self.signature.bind(*given, **attributes)
-        call.apply_defaults()
-        values = call.arguments
-        inputs = call.args if self.is_variadic else tuple([values[name] for name in self.inputs])
-        return inputs, {name: values[name] for name in self.attributes}
+        try:
+            return self._bind(*given, **attributes)
+        except TypeError:
+            check_arguments(self.name, self.forward, given, attributes)
+            raise
 
-    def check_result(self, computed: Any, is_right: bool) -> None:
-        """Refuse what forward returned, unless it is right.
-
-        Raises
-        ------
-        ArgumentError
-            Code ``type``.
-        """
-        if not is_right:
-            expected = f"({', '.join([RESULT, *self.saves])}), because of saves=" if self.saves else "one array"
-            given = f"{len(computed)} values" if isinstance(computed, tuple) else f"a {type(computed).__name__}"
-            message = f"{self.name} returned {given}; expected {expected}"
-            raise ArgumentError("type", f"{message}. An operation computes with arrays: array_module(x).exp(x).")
+    def wrong_result(self, computed: Any) -> ArgumentError:
+        """Return the error for a forward that returned something else than an array, and its saved values."""
+        expected = f"({', '.join([RESULT, *self.saves])}), because of saves=" if self.saves else "one array"
+        given = f"{len(computed)} values" if isinstance(computed, tuple) else f"a {type(computed).__name__}"
+        message = f"{self.name} returned {given}; expected {expected}"
+        return ArgumentError("type", f"{message}. An operation computes with arrays: array_module(x).exp(x).")
 
     def _checked(self, value: Value, names: Sequence[str]) -> Value:
         if value.name not in names:
@@ -211,7 +194,7 @@ class Operation:
         if missing:
             message = f"{self.name} has no gradient for {missing[0]}, which requires one"
             raise ArgumentError("value", f"{message}. Add it: {self.name}.gradients({missing[0]}=lambda g: …).")
-        values = [RESULT, *self.saves, *names, *self.attributes]
+        values = [*names, RESULT, *self.saves, *self.attributes]
         return Plan(self, values, [self._numbered(self.steps[name], i) for i, name in wanted])
 
     def _numbered(self, step: Value, number: int) -> Value:
@@ -340,11 +323,31 @@ def _check_parameters(
             raise ArgumentError("value", f"{message}. Rename the parameter, or the value of saves=.")
 
 
+def _binder(
+    forward: Any,
+    parameters: Sequence[inspect.Parameter],
+    inputs: Sequence[inspect.Parameter],
+    others: Sequence[inspect.Parameter],
+) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Return a function with the parameters of forward, which returns inputs and attributes.
+
+    Python binds the arguments of a function a hundred times as fast as ``inspect.Signature`` does.
+    """
+    bare = {p.name: p.replace(annotation=p.empty, default=p.empty) for p in parameters}
+    taken = str(inspect.Signature([*bare.values()]))[1:-1]
+    given = "".join([f"{bare[p.name]}, " for p in inputs])
+    named = ", ".join([f"{p.name!r}: {p.name}" for p in others])
+    bind = eval(f"lambda {taken}: (({given}), {{{named}}})", {})
+    bind.__defaults__, bind.__kwdefaults__ = forward.__defaults__, forward.__kwdefaults__
+    return bind
+
+
 def _getter(names: Sequence[str], wanted: Sequence[str]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
     """Return a function from values with some names to the tuple of the wanted ones."""
     places = [names.index(name) for name in wanted]
     if not places:
         return itemgetter(slice(0))
     if len(places) == 1:
-        return itemgetter(slice(places[0], places[0] + 1))
+        place = places[0]
+        return lambda values: (values[place],)
     return itemgetter(*places)

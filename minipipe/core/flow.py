@@ -2,17 +2,19 @@
 
 :class:`Flow` applies the declarations of `core/values.py` to a table. It numbers the
 values, so that the loops over all instructions work with lists of numbers. A kind is
-declared once for each stage, or for each of its cases if its declaration varies:
-the numbers for microbatch k are those for microbatch 0 plus k.
+declared once for each stage, or for each of its cases if its declaration varies: that
+is a :class:`Rule`. Its numbers for another microbatch are as much larger as that is.
+Each instruction has the **code** of its rule, so that what follows from a rule is found
+once, and looked up by the code.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -22,6 +24,7 @@ from minipipe.core.values import (
     Kind,
     Meeting,
     Site,
+    Sites,
     Uses,
     Value,
     stages_near,
@@ -29,7 +32,7 @@ from minipipe.core.values import (
 
 
 class Numbered(NamedTuple):
-    """The uses of an instruction as numbers of values; for microbatch k, add k."""
+    """The uses of an instruction as numbers of values."""
 
     takes: tuple[int, ...]
     gives: tuple[int, ...]
@@ -40,10 +43,29 @@ class Numbered(NamedTuple):
         """The values that it takes or reads."""
         return self.takes + self.reads
 
-    def of(self, k: int) -> Numbered:
-        """Return the uses with the numbers of microbatch k."""
-        takes, gives, reads = (tuple([number + k for number in part]) for part in self)
+    def of(self, later: int) -> Numbered:
+        """Return the numbers for a microbatch that comes so much later."""
+        if not later:
+            return self
+        takes, gives, reads = (tuple([n + later for n in part]) for part in self)
         return Numbered(takes, gives, reads)
+
+
+class Rule(NamedTuple):
+    """The declaration of instructions of a kind and stage that are alike.
+
+    Attributes
+    ----------
+    kind : str
+    site : Site
+        One of them; if no declaration of the kind varies, any place of microbatch 0.
+    numbers : Numbered or None
+        Its values; None if no legal table has such an instruction.
+    """
+
+    kind: str
+    site: Site
+    numbers: Numbered | None
 
 
 class Flow:
@@ -63,14 +85,16 @@ class Flow:
         By rank, the actions, with numbers of microbatches.
     pairs : frozenset
         The overlapped forwards that have a backward of another microbatch behind them.
+    names : list of str
+        The names of the values that occur, in the order of their numbers.
     num_values : int
-    rules : dict
-        By kind and stage, its :class:`Numbered`; None if `varied` has one for each
-        instruction, or if no legal table has such an instruction.
-    varied : dict
-        By rank and position, the :class:`Numbered` of an instruction.
-    cases : dict
-        By kind, stage and case, the same objects, each with a microbatch that has it.
+    varied : frozenset of str
+        The kinds whose declarations vary.
+    rules : list of Rule
+    codes : list of list of int
+        By rank and position, the index of the rule of an instruction.
+    orders : dict
+        What `core/order.py` found, by whether sends block.
     """
 
     def __init__(self, table: Any) -> None:
@@ -89,18 +113,20 @@ class Flow:
             if action in table.overlaps and _is_pair(row, position)
         )
         self._replicas = [len(table.ranks_of(s)) for s in range(table.num_stages)]
-        self.positions: dict[tuple[str, int, int], int] = {}
-        self._rows: dict[tuple[int, str, int], list[tuple[int, int]]] = {}
-        self._taken: dict[tuple[int, str, int, tuple[str, ...]], dict[int, list[int]]]
-        self._taken = {}
-        self._scan()
-        self._blocks: dict[str, int] = {}
-        self.rules: dict[str, list[Numbered | None]] = {}
-        self.varied: dict[tuple[int, int], Numbered] = {}
-        self.cases: dict[tuple[str, int, object], tuple[Numbered | None, int]] = {}
-        self._declare()
+        self.positions: dict[tuple[str, int], dict[int, int]] = {}
+        self._rows: dict[tuple[int, str, int], Sites] = {}
+        self._taken: dict[object, dict[int, Sequence[int]]] = {}
+        self.varied = frozenset(filter(self._varies, self.kinds))
+        self.names: list[str] = []
+        self._blocks: dict[str, int] = {}  # by name, its index
+        self.rules: list[Rule] = []
+        self.codes = self._plain_codes()
+        if self.varied:
+            self._scan()
+            self._vary()
         size = table.num_stages * table.num_microbatches
         self.num_values = len(self._blocks) * size
+        self.orders: dict[bool, Any] = {}
 
     # -- what declarations ask -----------------------------------------------------
 
@@ -108,94 +134,102 @@ class Flow:
         """Return how many ranks hold a stage."""
         return self._replicas[stage]
 
-    def taken(self, site: Site, kind: str, given_by: tuple[str, ...]) -> Sequence[int]:
-        """Return the microbatches of what an instruction takes of a whole row."""
-        key = site.rank, kind, site.stage, given_by
-        if key not in self._taken:
-            self._taken[key] = self._taken_by_all(*key)
-        taken = self._taken[key]
-        if site.position in taken:
-            return taken[site.position]
-        every = taken[-1]  # an instruction that the row lacks could take any of them
-        return every[: bisect_right(every, site.microbatch)]
-
-    def _taken_by_all(
+    def taken(
         self, rank: int, kind: str, stage: int, given_by: tuple[str, ...]
-    ) -> dict[int, list[int]]:
-        givers = [self._rows.get((rank, giver, stage), ()) for giver in given_by]
-        numbers = sorted(k for of_kind in givers for _, k in of_kind)
-        result: dict[int, list[int]] = {-1: numbers}
-        begin = 0
-        for position, k in self._rows.get((rank, kind, stage), ()):
-            end = bisect_right(numbers, k)
-            result[position] = numbers[begin:end]
-            begin = max(begin, end)
-        return result
+    ) -> Mapping[int, Sequence[int]]:
+        """Return the microbatches of what instructions take of a whole row."""
+        key = rank, kind, stage, given_by
+        if key not in self._taken:
+            givers = [self.sites(rank, giver, stage) for giver in given_by]
+            every = sorted(chain.from_iterable(giver.microbatches for giver in givers))
+            taken = self._taken[key] = {}
+            begin = 0
+            for position, k in self.sites(rank, kind, stage).places:
+                end = bisect_right(every, k)
+                taken[position] = every[begin:end]
+                begin = max(begin, end)
+            taken[-1] = every
+        return self._taken[key]
 
     def index(self, site: Site, kind: str) -> int:
         """Return how many instructions of a kind and stage stand earlier in the row."""
-        places = self._rows.get((site.rank, kind, site.stage), ())
-        return bisect_left(places, (site.position, -1))
+        positions = self.sites(site.rank, kind, site.stage).positions
+        return bisect_left(positions, site.position)
 
-    def places(self, rank: int, kind: str, stage: int) -> Sequence[tuple[int, int]]:
-        """Return positions and microbatches of a kind and stage in a row."""
-        return self._rows.get((rank, kind, stage), ())
+    def sites(self, rank: int, kind: str, stage: int) -> Sites:
+        """Return the instructions of a kind and stage in a row, if any kind varies."""
+        found = self._rows.get((rank, kind, stage))
+        return found or Sites(self, rank, kind, stage, (), ())
 
     def cell(self, stage: int, kind: str, microbatch: int) -> str:
         """Return an instruction as text."""
         return f"{stage}{kind}{self.table.microbatches[microbatch]}"
 
+    def _varies(self, kind: str) -> bool:
+        """Whether the instructions of a stage differ in values, or in their times."""
+        has_parts = self.num_slices > 1 and KINDS[kind].is_of_slice
+        return has_parts or KINDS[kind].varies(self)
+
+    # -- the rules -----------------------------------------------------------------
+
+    def _plain_codes(self) -> list[list[int]]:
+        """Declare each kind for each stage, and return the codes by rank and position.
+
+        Kinds that vary have rules without numbers, which :meth:`_vary` replaces.
+        """
+        codes: dict[str, list[int]] = {}
+        for kind in self.kinds:
+            sites = [Site(self, 0, 0, stage, 0) for stage in range(self.num_stages)]
+            codes[kind] = [
+                self._add_rule(kind, site, kind in self.varied) for site in sites
+            ]
+        return [[codes[kind][stage] for stage, kind, _ in row] for row in self.rows]
+
+    def _add_rule(self, kind: str, site: Site, is_open: bool = False) -> int:
+        uses = None if is_open else KINDS[kind].uses(site)
+        self.rules.append(Rule(kind, site, self._numbered(uses)))
+        return len(self.rules) - 1
+
     def _scan(self) -> None:
         """Note the positions that varying declarations depend on."""
-        if not any(KINDS[name].varies(self) for name in self.kinds):
-            return
-        rows: defaultdict[tuple[int, str, int], list[tuple[int, int]]]
-        rows = defaultdict(list)
-        for rank, row in enumerate(self.rows):
-            for position, (stage, kind, k) in enumerate(row):
-                rows[rank, kind, stage].append((position, k))
-                self.positions[kind, stage, k] = position
-        self._rows = dict(rows)
+        for rank, (row, codes) in enumerate(zip(self.rows, self.codes)):
+            groups: defaultdict[int, list[int]] = defaultdict(list)
+            for position, code in enumerate(codes):
+                groups[code].append(position)
+            for code, positions in groups.items():
+                kind, (_, _, _, stage, _), _ = self.rules[code]
+                ks = [row[position][2] for position in positions]
+                sites = Sites(self, rank, kind, stage, positions, ks)
+                self._rows[rank, kind, stage] = sites
+                known = self.positions.setdefault((kind, stage), {})
+                known.update(zip(ks, positions))
 
-    # -- numbers -------------------------------------------------------------------
+    def _vary(self) -> None:
+        """Declare each case of the kinds that vary."""
+        codes_of: defaultdict[tuple[str, int], dict[object, int]] = defaultdict(dict)
+        for (rank, kind, stage), sites in self._rows.items():
+            if kind not in self.varied:
+                continue
+            known, codes = codes_of[kind, stage], self.codes[rank]
+            cases = KINDS[kind].cases(sites)
+            for position, k, case in zip(sites.positions, sites.microbatches, cases):
+                if case not in known:
+                    site = Site(self, rank, position, stage, k)
+                    known[case] = self._add_rule(kind, site)
+                codes[position] = known[case]
 
-    def _declare(self) -> None:
-        varied = {name for name in self.kinds if KINDS[name].varies(self)}
-        for name in self.kinds:
-            self.rules[name] = [None] * self.num_stages
-            if name not in varied:
-                for stage in range(self.num_stages):
-                    uses = KINDS[name].uses(Site(self, 0, 0, stage, 0))
-                    self.rules[name][stage] = self._numbered(uses)
-        if not varied:
-            return
-        for rank, row in enumerate(self.rows):
-            for position, (stage, kind, k) in enumerate(row):
-                if kind in varied:
-                    numbered = self._numbered_case(
-                        kind, Site(self, rank, position, stage, k)
-                    )
-                    if numbered is not None:
-                        self.varied[rank, position] = numbered
-
-    def _numbered_case(self, kind: str, site: Site) -> Numbered | None:
-        """Return the numbers of a site. Those of equal cases are one object."""
-        key = kind, site.stage, KINDS[kind].case(site)
-        if key not in self.cases:
-            k = site.microbatch
-            self.cases[key] = self._numbered(KINDS[kind].uses(site), k), k
-        return self.cases[key][0]
-
-    def _numbered(self, uses: Uses | None, k: int = 0) -> Numbered | None:
+    def _numbered(self, uses: Uses | None) -> Numbered | None:
         if uses is None:
             return None
         parts = uses.takes, uses.gives, uses.reads
-        numbers = (tuple(self.number_of(value) - k for value in part) for part in parts)
-        return Numbered(*numbers)
+        return Numbered(*(tuple(map(self.number_of, part)) for part in parts))
 
     def number_of(self, value: Value) -> int:
         """Return the number of a value."""
-        block = self._blocks.setdefault(value.name, len(self._blocks))
+        if value.name not in self._blocks:
+            self._blocks[value.name] = len(self.names)
+            self.names.append(value.name)
+        block = self._blocks[value.name]
         pair = block * self.num_stages + value.stage
         return pair * self.table.num_microbatches + int(value.microbatch)
 
@@ -203,22 +237,11 @@ class Flow:
     def stages_of(self) -> dict[int, set[int]]:
         """The stages that give and need a value, by its name and own stage."""
         size = self.table.num_microbatches
-        stages: dict[int, set[int]] = {}
-        rules = [
-            (stage, rule, 0)
-            for of_kind in self.rules.values()
-            for stage, rule in enumerate(of_kind)
-        ]
-        rules += [(stage, *case) for (_, stage, _), case in self.cases.items()]
-        for stage, rule, k in rules:
-            for number in () if rule is None else rule.needs + rule.gives:
-                stages.setdefault((number + k) // size, set()).add(stage)
+        stages: defaultdict[int, set[int]] = defaultdict(set)
+        for _, site, numbers in self.rules:
+            for number in () if numbers is None else numbers.needs + numbers.gives:
+                stages[number // size].add(site.stage)
         return stages
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the values that occur, in the order of their numbers."""
-        return list(self._blocks)
 
     def value_of(self, number: int) -> Value:
         """Return the value that has a number."""
@@ -227,8 +250,7 @@ class Flow:
 
     def name_of(self, number: int) -> str:
         """Return the name of the value that has a number."""
-        block = number // (self.table.num_microbatches * self.num_stages)
-        return next(islice(self._blocks, block, None))
+        return self.names[number // (self.table.num_microbatches * self.num_stages)]
 
     def uses(self, rank: int, position: int) -> Uses | None:
         """Return the declaration of an instruction."""
@@ -237,9 +259,10 @@ class Flow:
 
     def numbers(self, rank: int, position: int) -> Numbered | None:
         """Return the declaration of an instruction as numbers."""
-        stage, kind, k = self.rows[rank][position]
-        rule = self.rules[kind][stage] or self.varied.get((rank, position))
-        return None if rule is None else rule.of(k)
+        _, site, numbers = self.rules[self.codes[rank][position]]
+        if numbers is None:
+            return None
+        return numbers.of(self.rows[rank][position][2] - site.microbatch)
 
     def is_pair(self, rank: int, position: int) -> bool:
         """Whether an instruction is overlapped with the next one of its row."""
@@ -302,7 +325,7 @@ class Flow:
         """Return the site of an action; a missing one could stand at the end."""
         stage, name, k = action
         rank = self.table.rank_of(stage, k)
-        places = self._rows.get((rank, name, stage), ())
+        places = self.sites(rank, name, stage).places
         end = len(self.rows[rank])
         position = next((at for at, number in places if number == k), end)
         return Site(self, rank, position, stage, k)
@@ -323,11 +346,10 @@ def _is_pair(row: Sequence[Any], position: int) -> bool:
     return KINDS[name].is_second and k != row[position][2]
 
 
-def delay_of(flow: Flow, value: Value, message_times: Sequence[float]) -> float:
+def delay_of(flow: Flow, number: int, message_times: Sequence[float]) -> float:
     """Return how long a value travels; nothing on the stage that gives it."""
-    if not NOUNS[value.name].travels:
+    stages = flow.stages_of.get(number // flow.table.num_microbatches, ())
+    if not stages or not NOUNS[flow.name_of(number)].travels:
         return 0.0
-    place = flow.number_of(value) // flow.table.num_microbatches
-    stages = flow.stages_of.get(place, {value.stage})
     cuts = range(min(stages), max(stages))
     return max((message_times[cut] for cut in cuts), default=0.0)

@@ -7,8 +7,9 @@ follows from other rows, which `core/order.py` finds. Three checks follow one an
 2. :class:`_Stages`: each stage has all regular instructions of each microbatch, once.
    Microbatches that have the same ones are alike, so that each set of instructions is
    looked at once: it takes a second for some million instructions.
-3. :func:`faults`: the values of the table fit, if its declarations vary; and replicas,
-   overlaps and meetings are in order.
+3. The values of the table fit, if its declarations vary: `core/balance.py` looks at
+   each rule once, and :func:`faults` lists the values that do not. Replicas, overlaps
+   and meetings are in order.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from itertools import chain, islice
 from operator import itemgetter
 from typing import Any
 
+from minipipe.core.balance import is_balanced
 from minipipe.core.flow import Flow
 from minipipe.core.nouns import (
     HOME,
@@ -34,6 +36,7 @@ from minipipe.core.nouns import (
     needless,
     plainly,
 )
+from minipipe.core.order import order
 from minipipe.core.values import KINDS, Meeting, Site, Uses, cut_of
 
 MOST_REMARKS = 1000
@@ -237,25 +240,22 @@ def faults(flow: Flow) -> Iterator[Fault]:
     givers: dict[int, _Place] = {}
     takers: dict[int, _Place] = {}
     needs: list[tuple[int, _Place]] = []
-    rules, varied = flow.rules, flow.varied
-    for rank, position, (stage, kind, k) in _instructions(flow):
+    for rank, position, _ in _instructions(flow):
         place = rank, position
-        rule = rules[kind][stage]
-        if rule is None:
-            rule = varied.get(place)
-        if rule is None:
+        numbers = flow.numbers(rank, position)
+        if numbers is None:
             yield Fault("undeclared", flow, rank, position)
             continue
-        for ends, numbers, reason in (
-            (givers, rule.gives, "given twice"),
-            (takers, rule.takes, "taken twice"),
+        for ends, values, reason in (
+            (givers, numbers.gives, "given twice"),
+            (takers, numbers.takes, "taken twice"),
         ):
-            for number in numbers:
-                first = ends.setdefault(number + k, place)
+            for number in values:
+                first = ends.setdefault(number, place)
                 if first != place:
-                    value = flow.value_of(number + k)
+                    value = flow.value_of(number)
                     yield Fault(reason, flow, rank, position, value, first)
-        needs += ((number + k, place) for number in (*rule.takes, *rule.reads))
+        needs += ((number, place) for number in numbers.needs)
     yield from _unfit(flow, givers, needs)
     yield from _unused(flow, givers, takers, needs)
 
@@ -268,10 +268,8 @@ def _unfit(
     Those that travel may be anywhere. `core/order.py` finds whether they come in time,
     and others too, unless their noun tells of that.
     """
-    m = flow.table.num_microbatches
-    nouns = [NOUNS[name] for name in flow.names for _ in range(flow.num_stages)]
     for number, (rank, position) in needs:
-        giver, noun = givers.get(number), nouns[number // m]
+        giver, noun = givers.get(number), NOUNS[flow.name_of(number)]
         if giver is None:
             reason = "never given"
         elif noun.travels or (giver[0] == rank and giver[1] <= position):
@@ -289,24 +287,16 @@ def _unused(
     needs: list[tuple[int, _Place]],
 ) -> Iterator[Fault]:
     """Yield the values that are not taken, or not read by each reader of their row."""
-    rows, m = flow.rows, flow.table.num_microbatches
-    nouns = [
-        (NOUNS[name], stage) for name in flow.names for stage in range(flow.num_stages)
-    ]
-    stays = [noun.may_stay(flow, stage) for noun, stage in nouns]
-    readers = flow.kinds & {kind for noun, _ in nouns for kind in noun.readers}
-    used = {
-        (number, rows[rank][at][1])
-        for number, (rank, at) in (needs if readers else ())
-        if rows[rank][at][1] in readers
-    }
+    used = {(number, flow.rows[rank][at][1]) for number, (rank, at) in needs}
     for number, (rank, position) in givers.items():
-        noun, stage = nouns[number // m]
-        if number not in takers and not stays[number // m]:
-            yield Fault("never taken", flow, rank, position, flow.value_of(number))
-        for kind in noun.readers if readers else ():
-            if flow.places(rank, kind, stage) and (number, kind) not in used:
-                yield Fault("unread", flow, rank, position, flow.value_of(number))
+        value = flow.value_of(number)
+        noun = NOUNS[value.name]
+        if number not in takers and not noun.may_stay(flow, value.stage):
+            yield Fault("never taken", flow, rank, position, value)
+        for kind in noun.readers:
+            is_there = flow.sites(rank, kind, value.stage).positions
+            if is_there and (number, kind) not in used:
+                yield Fault("unread", flow, rank, position, value)
 
 
 # -- the words -------------------------------------------------------------------------
@@ -320,9 +310,11 @@ def _told(flow: Flow) -> Iterator[Remark]:
         yield from _mixed_cuts(flow)
     if table.overlaps:
         yield from _overlaps(flow)
-    if flow.kinds <= set(REGULAR) and not flow.positions:
+    if flow.kinds <= set(REGULAR) and not flow.varied:
         return
     yield from _meetings(flow)
+    if is_balanced(flow) and not order(flow).blocked:
+        return  # a value that came late would block its rank
     done: set[tuple[Tell, int, int]] = set()
     for fault in faults(flow):
         tell, stage = _teller(fault), fault.action[0]
@@ -385,9 +377,11 @@ def _meetings(flow: Flow) -> Iterator[Remark]:
 
     Those of messages are complete if their microbatch is.
     """
+    kinds = [KINDS[name] for name in flow.kinds]
+    names = {kind.name for kind in kinds if kind.meets and not kind.message}
     met: defaultdict[Meeting, dict[int, Any]] = defaultdict(dict)
-    for rank, position, action in _instructions(flow):
-        if KINDS[action[1]].meets is not None and not KINDS[action[1]].message:
+    for rank, position, (_, name, _) in _instructions(flow) if names else ():
+        if name in names:
             written = flow.table.actions[rank][position]
             met[flow.meeting(rank, position)][rank] = written
     for number, (meeting, actions) in enumerate(met.items()):

@@ -9,14 +9,13 @@ nothing deadlocks, even if every SEND blocks until its RECV.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from minipipe.core.flow import Flow
-from minipipe.core.values import KINDS, NOUNS, Site, Value, cut_of
+from minipipe.core.flow import Flow, Rule
+from minipipe.core.values import KINDS, NOUNS, cut_of
 
-# The kind of the SEND, the stage and the kind of the RECV, and its rank by microbatch.
-_Message = tuple[str, int, str, Sequence[int]]
+_Message = tuple[str, int, str]  # the kind of the SEND, the stage and kind of the RECV
 
 
 def with_messages(
@@ -24,7 +23,7 @@ def with_messages(
     rounds: Sequence[Sequence[int]],
     make: Callable[[tuple[int, str, int]], Any],
 ) -> list[list[Any]]:
-    """Return the rows of a schedule with its messages, with numbers of microbatches.
+    """Return the rows of a schedule with its messages.
 
     Parameters
     ----------
@@ -35,46 +34,44 @@ def with_messages(
     make : function
         Makes an action of stage, kind and microbatch.
     """
-    messages = {name: _messages_behind(flow, name) for name in flow.kinds}
+    homes = [_home_of(flow.table, stage) for stage in range(flow.num_stages)]
+    messages = [_message_behind(flow, rule) for rule in flow.rules]
     rows: list[list[Any]] = [[] for _ in flow.rows]
-    heads = [iter(row).__next__ for row in flow.rows]
+    heads = [zip(*row).__next__ for row in zip(flow.table.actions, flow.codes)]
     for ranks in rounds:
         for rank in ranks:
-            action = heads[rank]()
+            action, code = heads[rank]()
             row = rows[rank]
             row.append(action)
-            stage, kind, k = action
-            message = messages[kind][stage]
+            message = messages[code]
             if message is not None:
-                send, consumer, receive, destinations = message
+                send, consumer, receive = message
+                stage, _, k = action
                 row.append(make((stage, send, k)))
-                rows[destinations[k]].append(make((consumer, receive, k)))
+                rows[homes[consumer][k]].append(make((consumer, receive, k)))
     if flow.pairs:
-        _keep_together(rows, flow.pairs)
+        _keep_together(rows, flow.table.joined)
     return rows
 
 
-def _messages_behind(flow: Flow, name: str) -> list[_Message | None]:
-    """Return, by stage, the message behind an instruction of a kind, if it has one."""
-    messages: list[_Message | None] = []
-    for stage in range(flow.num_stages):
-        uses = KINDS[name].uses(Site(flow, 0, 0, stage, 0))
-        gives = uses.gives if uses is not None else ()
-        travelling = (value for value in gives if NOUNS[value.name].message)
-        sent = (v for v in travelling if flow.table.crosses_ranks(cut_of(v)))
-        value = next(sent, None)
-        messages.append(None if value is None else _message(flow, value, type(name)))
-    return messages
+def _message_behind(flow: Flow, rule: Rule) -> _Message | None:
+    """Return the message behind an instruction, if it has one."""
+    gives = rule.numbers.gives if rule.numbers is not None else ()
+    travelling = (v for v in map(flow.value_of, gives) if NOUNS[v.name].message)
+    sent = (v for v in travelling if flow.table.crosses_ranks(cut_of(v)))
+    value = next(sent, None)
+    if value is None:
+        return None
+    send, receive = map(type(rule.kind), NOUNS[value.name].message)
+    return send, value.stage, receive
 
 
-def _message(flow: Flow, value: Value, kind: Callable[[str], str]) -> _Message:
-    """Return the message of a value, with kinds of the type that the table has."""
-    send, receive = map(kind, NOUNS[value.name].message)
-    ranks, m = flow.table.ranks_of(value.stage), flow.table.num_microbatches
+def _home_of(table: Any, stage: int) -> Mapping[Any, int]:
+    """Return the rank of a stage by microbatch."""
+    ranks = table.ranks_of(stage)
     if len(ranks) == 1:
-        return send, value.stage, receive, [*ranks] * m
-    destinations = [flow.table.rank_of(value.stage, k) for k in range(m)]
-    return send, value.stage, receive, destinations
+        return dict.fromkeys(table.microbatches, ranks[0])
+    return {k: table.rank_of(stage, k) for k in table.microbatches}
 
 
 def _keep_together(rows: list[list[Any]], pairs: Collection[Any]) -> None:

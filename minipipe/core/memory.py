@@ -23,8 +23,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from minipipe.core.flow import Flow
-from minipipe.core.values import GRADIENTS, KINDS, NOUNS, Site, Uses, Value
+from minipipe.core.flow import Flow, Rule
+from minipipe.core.values import GRADIENTS, KINDS, NOUNS, Value
 
 Level = tuple[float, float]  # what is held: the most while it runs, and after it
 Pair = tuple[int, Any]  # stage and microbatch
@@ -61,7 +61,7 @@ class Change(NamedTuple):
 class Changes:
     """How the instructions of a table change what their ranks hold.
 
-    Instructions with the same numbers of values have the same change: it is found once.
+    The change of a rule of the flow is found once.
 
     Parameters
     ----------
@@ -73,71 +73,59 @@ class Changes:
 
     def __init__(self, flow: Flow, sizes: Mapping[str, Sizes]) -> None:
         self.flow, self.sizes = flow, sizes
-        self._states = {
+        self._sized = {
             name
             for name, noun in NOUNS.items()
-            if noun.keeps_weights and not {name, *noun.parts}.isdisjoint(sizes)
+            if not {name, *noun.parts}.isdisjoint(sizes)
         }
-        self._known: dict[int, Change] = {}
-        self._of_stage: dict[str, list[Change | None]]
-        self._of_stage = {kind: [None] * flow.num_stages for kind in flow.kinds}
+        self._states = {name for name in self._sized if NOUNS[name].keeps_weights}
+        self._known: dict[int, Change] = {}  # by code of a rule
 
     def of_row(self, rank: int) -> Iterator[Change]:
         """Yield the change of each instruction of a rank."""
-        of_stage = self._of_stage
-        for position, (stage, kind, _) in enumerate(self.flow.rows[rank]):
-            change = of_stage[kind][stage]
-            yield self._at(rank, position) if change is None else change
+        codes, known = self.flow.codes[rank], self._known
+        for code in set(codes) - known.keys():
+            known[code] = self._change(self.flow.rules[code])
+        return map(known.__getitem__, codes)
 
     def levels(self, rank: int) -> Iterator[Level]:
         """Yield what is held while each instruction of a rank runs, and after it."""
         held: float = 0
-        for change in self.of_row(rank):
-            during = held + change.temporary
-            for amount in change.amounts:
+        for temporary, _, _, _, _, _, amounts in self.of_row(rank):
+            during = held + temporary
+            for amount in amounts:
                 held += amount
             yield (during if during > held else held), held
 
-    def _at(self, rank: int, position: int) -> Change:
-        """Return a change that is not known for its stage."""
-        numbers = self.flow.varied.get((rank, position))
-        if id(numbers) in self._known:
-            return self._known[id(numbers)]
-        stage, kind, k = self.flow.rows[rank][position]
-        is_alike = self.flow.rules[kind][stage] is not None
-        if numbers is None and not is_alike:
+    def _change(self, rule: Rule) -> Change:
+        site, uses = rule.site, KINDS[rule.kind].uses(rule.site)
+        if uses is None:
             return Change()  # no legal table has such an instruction
-        change = self._change(kind, Site(self.flow, rank, position, stage, k))
-        if is_alike:
-            self._of_stage[kind][stage] = change
-        else:
-            self._known[id(numbers)] = change
-        return change
-
-    def _change(self, kind: str, site: Site) -> Change:
-        uses = KINDS[kind].uses(site)
-        assert uses is not None
         states = self._states
-        takes_state = any(value.name in states for value in uses.takes)
-        gives_state = any(value.name in states for value in uses.gives)
+        takes = [value for value in uses.takes if value.name in self._sized]
+        gives = [value for value in uses.gives if value.name in self._sized]
+        takes_state = any(value.name in states for value in takes)
+        gives_state = any(value.name in states for value in gives)
         is_temporary = uses.temporary in states
         return Change(
             self._size(site.value(uses.temporary)),
-            sum(map(self._size, uses.takes)),
-            sum(map(self._size, uses.gives)),
+            sum(map(self._size, takes)),
+            sum(map(self._size, gives)),
             is_temporary or (gives_state and not takes_state),
             is_temporary or (takes_state and not gives_state),
             frozenset(value.name for value in uses.gives),
-            tuple(self._amounts(uses)),
+            tuple(self._amounts(takes, gives)),
         )
 
-    def _amounts(self, uses: Uses) -> Iterator[float]:
+    def _amounts(
+        self, takes: Iterable[Value], gives: Iterable[Value]
+    ) -> Iterator[float]:
         """Yield what the first value taken frees, what all gives need, and the rest."""
-        taken = [part for value in uses.takes for part in self._parts(value)]
-        given = [part for value in uses.gives for part in self._parts(value)]
-        both = Counter(taken) & Counter(given)
-        taken = list((Counter(taken) - both).elements())
-        given = list((Counter(given) - both).elements())
+        taken = [part for value in takes for part in self._parts(value)]
+        given = [part for value in gives for part in self._parts(value)]
+        both = {*taken} & {*given}
+        taken = [part for part in taken if part not in both]
+        given = [part for part in given if part not in both]
         yield from (-self._size(part) for part in taken[:1])
         yield from map(self._size, given)
         yield from (-self._size(part) for part in taken[1:])
@@ -258,9 +246,8 @@ def applied(
     result = {}
     for position, change in enumerate(changes.of_row(rank)):
         if name in change.gives:
-            stage, kind, k = row[position]
-            site = Site(flow, rank, position, stage, k)
-            result[position] = flow.taken(site, kind, GRADIENTS)
+            stage, kind, _ = row[position]
+            result[position] = flow.taken(rank, kind, stage, GRADIENTS)[position]
     return result
 
 

@@ -196,10 +196,12 @@ def _far_from_slice(fault: Fault) -> Iterator[Remark]:
 def _after_offload(fault: Fault) -> Iterator[Remark]:
     """Tell which O is the first to keep keys and values away."""
     (stage, _, k), positions = fault.action, fault.flow.positions
+    offloads = positions.get(("O", stage), {})
+    loads = positions.get(("L", stage), {})
     away = []
     for other in range(k - k % fault.flow.num_slices, k):
-        begin = positions.get(("O", stage, other), fault.position)
-        if begin < fault.position < positions.get(("L", stage, other), -1):
+        begin = offloads.get(other, fault.position)
+        if begin < fault.position < loads.get(other, -1):
             away.append((begin, other))
     at, other = min(away)
     sentence = f"needs keys and values that {fault.cell('O', other)} (position {at})"
@@ -220,11 +222,13 @@ def _gradients(fault: Fault) -> Iterator[Remark]:
     """Tell of all that is wrong with the gradients of a stage in a row."""
     flow, rank, stage = fault.flow, fault.rank, fault.action[0]
     given = {
-        k: (at, kind) for kind in GRADIENTS for at, k in flow.places(rank, kind, stage)
+        k: (at, kind)
+        for kind in GRADIENTS
+        for at, k in flow.sites(rank, kind, stage).places
     }
     for number, kind in enumerate(_VERBS):
         end = -1
-        for at, k in flow.places(rank, kind, stage):
+        for at, k in flow.sites(rank, kind, stage).places:
             taken = [other for other in sorted(given) if end < other <= k]
             yield from _early(fault._replace(position=at), given, taken, number)
             end = max(end, k)
@@ -264,13 +268,13 @@ def _skipped(fault: Fault, given: _Given, number: int) -> Iterator[Remark]:
     """Tell if no REDUCE_GRAD, or no U, takes the last gradient of a stage."""
     flow, rank, stage = fault.flow, fault.rank, fault.action[0]
     last, kind, first = max(given), [*_VERBS][number], min(given.values())[0]
-    takers = flow.places(rank, kind, stage)
+    takers = flow.sites(rank, kind, stage).microbatches
     is_due = kind == "U" or flow.num_replicas(stage) > 1
-    if takers and takers[-1][1] < last:
+    if takers and takers[-1] < last:
         at, giver = given[last]
         message = f"Rank {rank}, position {at}: no {kind} {_VERBS[kind]} the gradient "
         message += f"of {fault.cell(giver, last)}; the last is "
-        message += f"{fault.cell(kind, takers[-1][1])}."
+        message += f"{fault.cell(kind, takers[-1])}."
         yield Remark("skipped", message, rank, at, 6, (rank, number, 1, first))
     elif not takers and is_due and kind in flow.kinds:
         message = f"{fault.cell(kind, last)} is missing on rank {rank}: either all "
@@ -299,7 +303,7 @@ def _alone(fault: Fault) -> Iterator[Remark]:
     stage, kind, k = fault.action
     missing = f"{fault.cell('B')} or {fault.cell('I')}"
     for own, partner in (("O", "L"), ("L", "O")):
-        if kind == own and (partner, stage, k) not in fault.flow.positions:
+        if kind == own and k not in fault.flow.positions.get((partner, stage), ()):
             missing = fault.cell(partner)
     sentence = f"comes without {missing}; expected both, or neither."
     yield fault.remark(9, "unpaired", sentence)
@@ -308,13 +312,12 @@ def _alone(fault: Fault) -> Iterator[Remark]:
 def _disordered(fault: Fault) -> Iterator[Remark]:
     """Tell of each instruction of a pair with R, O or L before one that it needs."""
     (stage, _, k), positions = fault.action, fault.flow.positions
-    there = [kind for kind in _STATES if (kind, stage, k) in positions]
-    if set(there).isdisjoint("ROL"):
+    of_stage = {kind: positions.get((kind, stage), {}) for kind in _STATES}
+    there = {kind: of_kind[k] for kind, of_kind in of_stage.items() if k in of_kind}
+    if there.keys().isdisjoint("ROL"):
         return  # `core/order.py` finds it
     before, latest = -1, -1
-    for at, order in sorted(
-        (positions[kind, stage, k], _STATES.index(kind)) for kind in there
-    ):
+    for at, order in sorted((at, _STATES.index(kind)) for kind, at in there.items()):
         if order > latest:
             before, latest = at, order
             continue

@@ -18,7 +18,7 @@ from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
-from minipipe.core.flow import Flow, Numbered
+from minipipe.core.flow import Flow, Rule
 from minipipe.core.values import KINDS, NOUNS, Meeting, Site, Value
 
 
@@ -59,7 +59,7 @@ class Wait(NamedTuple):
 
 
 def order(flow: Flow, sends_block: bool = True) -> Order:
-    """Return the order of a table.
+    """Return the order of a table: it is computed once and kept.
 
     Parameters
     ----------
@@ -67,6 +67,12 @@ def order(flow: Flow, sends_block: bool = True) -> Order:
     sends_block : bool
         Whether a SEND meets its RECV, or is over at once.
     """
+    if sends_block not in flow.orders:
+        flow.orders[sends_block] = _order(flow, sends_block)
+    return flow.orders[sends_block]
+
+
+def _order(flow: Flow, sends_block: bool) -> Order:
     runner = _Runner(flow, sends_block)
     runner.run_all()
     rows, positions, given = flow.rows, runner.position, runner.round_of
@@ -130,7 +136,7 @@ def _giver(flow: Flow, value: Value) -> tuple[int, str, int] | None:
     givers = list(flow.givers(value))
     if not NOUNS[value.name].travels:
         for stage, kind, k in givers:
-            if (kind, stage, k) in flow.positions:
+            if k in flow.positions.get((kind, stage), ()):
                 return stage, kind, k
     return next(iter(givers), None)
 
@@ -145,41 +151,24 @@ def _has_values(
     return all(0 < given(number) <= now for number in numbers.needs)
 
 
-class _Rest(NamedTuple):
-    """Parts that few instructions have; for microbatch k, add k to each number.
+class _Step(NamedTuple):
+    """An instruction as numbers; for microbatch k, add k to each but the size.
+
+    Values that the same instructions give are one **event**: they are given at once.
 
     Attributes
     ----------
     needs, gives : tuple of int
-        Further events.
+        The events that it needs, before it runs or comes to its meeting; its events
+        that anybody needs.
     meeting, size : int
         Its meeting, and how many meet; 0 if it meets nobody.
     """
 
     needs: tuple[int, ...]
     gives: tuple[int, ...]
-    meeting: int
-    size: int
-
-
-class _Step(NamedTuple):
-    """An instruction as numbers; for microbatch k, add k to each.
-
-    Values that the same instructions give are one **event**: they are given at once.
-
-    Attributes
-    ----------
-    first, second : int
-        The events that it needs, before it runs or comes to its meeting; -1 if none.
-    gives : int
-        Its event; -1 if nobody needs it.
-    rest : _Rest or None
-    """
-
-    first: int
-    second: int
-    gives: int
-    rest: _Rest | None
+    meeting: int = 0
+    size: int = 0
 
 
 class _Runner:
@@ -197,14 +186,13 @@ class _Runner:
             self.halves.update(b for a, b in pairwise(row) if a in flow.pairs)
         self.inner = self.inner_values()
         self.events = self.number_events()
-        self.steps = {name: self.steps_of(name) for name in flow.kinds}
-        # Of numbers that vary, the step of a microbatch and that microbatch.
-        self.cases: dict[Numbered, tuple[_Step, int]] = {}
+        self.steps = list(map(self.step_of, flow.rules))  # by code
         num_events = len(set(self.events.values()))
         self.given = [0] * num_events * self.size  # by event, its round; 0 before that
         self.waiting: defaultdict[int, list[int]] = defaultdict(list)  # by event
-        # The members that came, by meeting: rank, round before it, and event.
-        self.came: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
+        # The members that came, by meeting: rank, round before it, and events.
+        self.came: defaultdict[int, list[tuple[int, int, list[int]]]]
+        self.came = defaultdict(list)
         self.ready = list(range(len(self.rows)))[::-1]
         self.position = [0] * len(self.rows)
         self.now = [0] * len(self.rows)
@@ -214,25 +202,24 @@ class _Runner:
 
     def inner_values(self) -> set[int]:
         """Return the names and stages that the members of a meeting give each other."""
-        all_rules = (self.flow.rules[name] for name in self.meeting_kinds)
-        rules = (rule for of_kind in all_rules for rule in of_kind if rule is not None)
-        return {number // self.size for rule in rules for number in rule.gives}
+        rules = self.flow.rules
+        meeting = [r.numbers for r in rules if r.kind in self.meeting_kinds]
+        return {n // self.size for numbers in meeting if numbers for n in numbers.gives}
 
     def number_events(self) -> dict[int, int]:
         """Return the number of the event by name and stage of a value.
 
         Values that nobody needs have none.
         """
-        flow, size = self.flow, self.size
-        rules = [(rule, 0) for of_kind in flow.rules.values() for rule in of_kind]
+        size = self.size
         givers: defaultdict[int, set[object]] = defaultdict(set)
         needed: set[int] = set()
-        for numbers, k in (*rules, *flow.cases.values()):
+        for code, (_, site, numbers) in enumerate(self.flow.rules):
             if numbers is not None:
-                needed.update((number + k) // size for number in numbers.needs)
+                needed.update(number // size for number in numbers.needs)
                 for number in numbers.gives:
-                    pair = (number + k) // size
-                    givers[pair].add((numbers, number - pair * size))
+                    place, k = divmod(number, size)
+                    givers[place].add((code, k - site.microbatch))
         events: dict[frozenset[object], int] = {}
         return {
             pair: events.setdefault(frozenset(givers[pair]), len(events))
@@ -246,43 +233,34 @@ class _Runner:
             return 0
         return self.given[event * self.size + number % self.size]
 
-    def steps_of(self, name: str) -> list[_Step | None]:
-        """Return the step of a kind by stage; None if each case has its own."""
-        return [
-            None if rule is None else self.step(rule, (stage, name, 0), -1, -1)
-            for stage, rule in enumerate(self.flow.rules[name])
-        ]
+    def step_of(self, rule: Rule) -> _Step | None:
+        """Return the step of a rule; None if each instruction has its own."""
+        kind, site, numbers = rule
+        if numbers is None:
+            return None
+        if kind not in self.meeting_kinds:
+            return self.packed(numbers.needs, numbers.gives, site.microbatch)
+        return None if kind in self.flow.varied else self.step_to_meet(rule)
 
-    def step(
-        self, numbers: Numbered, action: tuple[int, str, int], rank: int, position: int
-    ) -> _Step:
-        needs = numbers.needs
-        stage, name, k = action
-        meets = KINDS[name].meets
-        if meets is None or name not in self.meeting_kinds:
-            return self.packed(needs, numbers.gives)
-        meeting = meets(Site(self.flow, rank, position, stage, k))
+    def step_to_meet(self, rule: Rule) -> _Step:
+        kind, site, numbers = rule
+        meets = KINDS[kind].meets
+        assert meets is not None and numbers is not None
+        meeting = meets(site)
         number = self.meetings.setdefault(meeting, len(self.meetings)) * self.size
-        outer = [n for n in needs if n // self.size not in self.inner]
-        return self.packed(outer, numbers.gives, number, meeting.size)
+        outer = [n for n in numbers.needs if n // self.size not in self.inner]
+        step = self.packed(outer, numbers.gives, site.microbatch)
+        return step._replace(meeting=number - site.microbatch, size=meeting.size)
 
-    def packed(
-        self,
-        needs: Sequence[int],
-        gives: Sequence[int],
-        meeting: int = 0,
-        size: int = 0,
-    ) -> _Step:
-        first, second, *further = [*self.events_of(needs), -1, -1]
-        event, *others = [*self.events_of(gives), -1]
-        rest = _Rest(tuple(further[:-2]), tuple(others[:-1]), meeting, size)
-        is_plain = rest == _Rest((), (), 0, 0)
-        return _Step(first, second, event, None if is_plain else rest)
+    def packed(self, needs: Sequence[int], gives: Sequence[int], k: int) -> _Step:
+        """Return the step of an instruction of microbatch k."""
+        return _Step(self.events_of(needs, k), self.events_of(gives, k))
 
-    def events_of(self, numbers: Sequence[int]) -> list[int]:
+    def events_of(self, numbers: Sequence[int], k: int) -> tuple[int, ...]:
         events, size = self.events, self.size
         known = (n for n in numbers if n // size in events)
-        return list(dict.fromkeys(events[n // size] * size + n % size for n in known))
+        found = (events[n // size] * size + n % size - k for n in known)
+        return tuple(dict.fromkeys(found))
 
     def step_at(
         self, rank: int, position: int, now: int
@@ -290,28 +268,23 @@ class _Runner:
         """Return the step of an instruction, what to add to it, and the round before.
 
         The first half of an overlapped pair needs what both halves need, and the second
-        half runs in the same round.
+        half runs in the same round. A meeting may depend on the place in the row.
         """
-        flow, action = self.flow, self.rows[rank][position]
-        stage, name, k = action
+        flow, (stage, kind, k) = self.flow, self.rows[rank][position]
         now -= position > 0 and flow.is_pair(rank, position - 1)
-        numbers = flow.rules[name][stage] or flow.varied.get((rank, position))
+        numbers = flow.numbers(rank, position)
         if numbers is None:
             return None, 0, now
         if flow.is_pair(rank, position):
-            first, second = numbers.of(k), flow.numbers(rank, position + 1)
+            second = flow.numbers(rank, position + 1)
             if second is None:
                 return None, 0, now
-            return self.packed(first.needs + second.needs, first.gives), 0, now
-        if name in self.meeting_kinds:  # whose members differ in their microbatches
-            return self.step(numbers.of(k), action, rank, position), 0, now
-        if numbers not in self.cases:
-            self.cases[numbers] = (
-                self.packed(numbers.of(k).needs, numbers.of(k).gives),
-                k,
-            )
-        step, begin = self.cases[numbers]
-        return step, k - begin, now
+            return self.packed(numbers.needs + second.needs, numbers.gives, 0), 0, now
+        step = self.steps[flow.codes[rank][position]]
+        if step is None:
+            site = Site(flow, rank, position, stage, k)
+            step = self.step_to_meet(Rule(kind, site, numbers))
+        return step, k, now
 
     # -- the hot loop --------------------------------------------------------------
 
@@ -322,81 +295,67 @@ class _Runner:
     def run(self, rank: int) -> None:
         """Run a rank as far as it can; the ranks that this wakes become ready."""
         given, waiting, rounds = self.given, self.waiting, self.rounds
-        row, steps, halves = self.rows[rank], self.steps, self.halves
+        row, codes = self.rows[rank], self.flow.codes[rank]
+        steps, halves = self.steps, self.halves
         position, now = self.position[rank], self.now[rank]
         while position < len(row):
-            stage, kind, k = row[position]
-            step = steps[kind][stage]
+            step = steps[codes[position]]
+            k = row[position][2]
             if step is None or (halves and row[position] in halves):
                 step, k, now = self.step_at(rank, position, now)
                 if step is None:
                     break
-            first, second, gives, rest = step
-            if first >= 0:
-                before = given[first + k]
+            needs, gives, meeting, size = step
+            for need in needs:
+                before = given[need + k]
                 if not before:
-                    waiting[first + k].append(rank)
+                    waiting[need + k].append(rank)
                     break
                 if before > now:
                     now = before
-            if second >= 0:
-                before = given[second + k]
-                if not before:
-                    waiting[second + k].append(rank)
-                    break
-                if before > now:
-                    now = before
-            if rest is not None:
-                start = self.run_rest(rank, now, rest, k, gives)
-                if start < 0:
-                    break
-                now = start
-            rounds[now].append(rank)
-            now += 1
-            position += 1
-            if gives >= 0 and not given[gives + k]:  # the first time counts
-                given[gives + k] = now
-                if gives + k in waiting:
-                    self.ready += waiting.pop(gives + k)
+            else:
+                if size:
+                    begin = self.meet(
+                        rank, now, [event + k for event in gives], meeting + k, size
+                    )
+                    if begin < 0:
+                        break
+                    now = begin
+                rounds[now].append(rank)
+                now += 1
+                position += 1
+                for event in gives:
+                    if not given[event + k]:  # the first time counts
+                        given[event + k] = now
+                        if event + k in waiting:
+                            self.ready += waiting.pop(event + k)
+                continue
+            break
         self.position[rank], self.now[rank] = position, now
 
-    def run_rest(self, rank: int, now: int, rest: _Rest, k: int, event: int) -> int:
-        """Wait for further values, and come to a meeting.
+    def meet(
+        self, rank: int, now: int, gives: list[int], meeting: int, size: int
+    ) -> int:
+        """Come to a meeting; the last one lets the others run.
 
-        The last one lets the others run. Return the round before the instruction, or -1
-        if it cannot run yet.
+        Return the round before it, or -1 if it cannot begin yet.
         """
-        given, rounds, waiting = self.given, self.rounds, self.waiting
-        needs, gives, meeting, size = rest
-        for need in needs:
-            before = given[need + k]
-            if not before:
-                waiting[need + k].append(rank)
-                return -1
-            if before > now:
-                now = before
         # A message that stands twice meets nobody the second time.
-        if size and not (event >= 0 and given[event + k]):
-            came = self.came[meeting + k]
-            if len(came) + 1 < size:
-                came.append((rank, now, event + k if event >= 0 else -1))
-                return -1
-            del self.came[meeting + k]
-            for _, before, _ in came:
-                if before > now:
-                    now = before
-            for other, _, its_event in came:
-                rounds[now].append(other)
-                self.now[other] = now + 1
-                self.position[other] += 1
-                self.ready.append(other)
-                if its_event >= 0:
-                    self.give(its_event, now + 1)
-        for event in gives:
-            self.give(event + k, now + 1)
+        if any(self.given[event] for event in gives[:1]):
+            return now
+        came = self.came[meeting]
+        if len(came) + 1 < size:
+            came.append((rank, now, gives))
+            return -1
+        del self.came[meeting]
+        now = max([now, *(before for _, before, _ in came)])
+        for other, _, its_gives in came:
+            self.rounds[now].append(other)
+            self.now[other] = now + 1
+            self.position[other] += 1
+            self.ready.append(other)
+            for event in its_gives:
+                if not self.given[event]:
+                    self.given[event] = now + 1
+                    self.ready += self.waiting.pop(event, ())
         return now
-
-    def give(self, event: int, now: int) -> None:
-        if not self.given[event]:
-            self.given[event] = now
-            self.ready += self.waiting.pop(event, ())

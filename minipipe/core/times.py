@@ -29,9 +29,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from minipipe.core.flow import Flow, Numbered, delay_of
+from minipipe.core.flow import Flow, Rule, delay_of
 from minipipe.core.order import order
-from minipipe.core.values import KINDS, NOUNS, Kind, Meeting, Value
+from minipipe.core.values import KINDS, NOUNS, Kind, Meeting
 
 Place = tuple[int, int]  # rank and position of an instruction
 
@@ -109,7 +109,7 @@ class Times(NamedTuple):
 
 
 class Step(NamedTuple):
-    """An instruction as numbers; in a plan for all microbatches, add k to each value.
+    """An instruction as numbers; for microbatch k, add k to each value.
 
     Attributes
     ----------
@@ -181,8 +181,7 @@ class Plan:
         self.size = flow.table.num_microbatches  # of the values of one name and stage
         self.late = set(self._given_beside())
         self.delays = dict(self._delays())
-        self.plan = {name: self._steps(name) for name in flow.kinds}
-        self._known: dict[tuple[int, int], Step] = {}
+        self.plan = [self._step(rule) for rule in flow.rules]  # by code
         self.lanes: dict[tuple[int, str], float] = {}
         self.came: dict[Meeting, dict[Place, float]] = {}
         self.tasks: list[list[Any]] = [[None] * len(row) for row in self.rows]
@@ -195,61 +194,38 @@ class Plan:
         Each has the time that it travels.
         """
         flow, message_times = self.flow, self.rates.message_times
-        for name in flow.names:
-            for stage in range(flow.num_stages):
-                value = Value(name, stage, 0)
-                number = flow.number_of(value) // self.size
-                if NOUNS[name].travels or number in self.late:
-                    yield number, delay_of(flow, value, message_times)
+        for place in range(len(flow.names) * flow.num_stages):
+            number = place * self.size
+            if NOUNS[flow.name_of(number)].travels or place in self.late:
+                yield place, delay_of(flow, number, message_times)
 
     def _given_beside(self) -> Iterator[int]:
         """Yield the names and stages of what instructions beside "compute" give.
 
         A rank comes to an instruction that needs it perhaps before it exists.
         """
-        flow = self.flow
-        for name in flow.kinds:
-            if KINDS[name].lane == "compute":
-                continue
-            rules = [(rule, 0) for rule in flow.rules[name]]
-            rules += [found for key, found in flow.cases.items() if key[0] == name]
-            for numbers, k in rules:
-                for number in numbers.gives if numbers is not None else ():
-                    yield (number + k) // self.size
+        for kind, _, numbers in self.flow.rules:
+            if KINDS[kind].lane != "compute" and numbers is not None:
+                yield from (number // self.size for number in numbers.gives)
 
-    def _steps(self, name: str) -> list[Step | None]:
-        """Return the step of a kind by stage, if all microbatches are alike."""
-        if self.rates.parts and KINDS[name].is_of_slice:
-            return [None] * self.flow.num_stages
-        return [
-            None if numbers is None else self._step(numbers, (stage, name, 0))
-            for stage, numbers in enumerate(self.flow.rules[name])
-        ]
-
-    def _step(self, numbers: Numbered, action: tuple[int, str, int]) -> Step:
-        stage, name, k = action
+    def _step(self, rule: Rule) -> Step:
+        name, site, numbers = rule
+        if numbers is None:
+            return Step((), 0.0, ())  # no legal table has such an instruction
+        kind, parts, k = KINDS[name], self.rates.parts, site.microbatch
         size, delays = self.size, self.delays
-        places = [(n, (n + k) // size) for n in numbers.takes + numbers.reads]
+        places = [(n - k, n // size) for n in numbers.needs]
         needs = [(n, delays[place]) for n, place in places if place in delays]
-        late = [n for n in numbers.gives if (n + k) // size in delays]
-        kind, parts = KINDS[name], self.rates.parts
-        duration = self.rates.durations[kind.time][stage] if kind.time else 0.0
+        late = [n - k for n in numbers.gives if n // size in delays]
+        duration = self.rates.durations[kind.time][site.stage] if kind.time else 0.0
         if parts and kind.is_of_slice:
             duration *= parts[k % len(parts)]
         return Step(tuple(needs), duration, tuple(late))
 
     def step_at(self, rank: int, position: int) -> tuple[Step, int]:
         """Return the step of an instruction, and what to add to its values."""
-        flow, action = self.flow, self.rows[rank][position]
-        stage, name, k = action
-        step = self.plan[name][stage]
-        if step is not None:
-            return step, k
-        numbers = flow.rules[name][stage] or flow.varied[rank, position]
-        key = id(numbers), k % flow.num_slices
-        if key not in self._known:
-            self._known[key] = self._step(numbers, action)
-        return self._known[key], k
+        step = self.plan[self.flow.codes[rank][position]]
+        return step, self.rows[rank][position][2]
 
     def delay(self, number: int) -> float:
         """Return how long a value travels; all microbatches travel alike."""
@@ -297,6 +273,7 @@ class _Clock(Plan):
         """Visit all instructions of a step in their order. The hot loop."""
         positions, rows, plan = self.positions, self.rows, self.plan
         given, free, between = self.given, self.free, self.between
+        codes = self.flow.codes
         overhead, make, tasks = self.rates.overhead, self.make, self.tasks
         written = self.written
         kinds = [KINDS[name] for name in self.flow.kinds]
@@ -306,16 +283,13 @@ class _Clock(Plan):
             for rank in ranks:
                 position = positions[rank]
                 positions[rank] = position + 1
-                stage, kind, k = rows[rank][position]
+                _, kind, k = rows[rank][position]
                 if kind in beside:
                     self.run_beside(rank, position, KINDS[kind])
                     continue
                 if pairs and self.run_half(rank, position):
                     continue
-                step = plan[kind][stage]
-                if step is None:
-                    step, k = self.step_at(rank, position)
-                needs, duration, gives = step
+                needs, duration, gives = plan[codes[rank][position]]
                 start = free[rank] + between[rank]  # [1]
                 for value, delay in needs:  # [2]
                     there = given[value + k] + delay

@@ -29,7 +29,7 @@ Programs add kinds of their own (`schedules/declaring.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -88,8 +88,8 @@ class Setting(Protocol):
     kinds : frozenset of str
         The kinds that stand in the table.
     positions : mapping
-        The index in its row of each instruction, by kind, stage and microbatch; empty
-        if no declaration varies.
+        By kind and stage, the index in its row of the instruction of each microbatch;
+        empty if no declaration varies.
     """
 
     num_stages: int
@@ -99,17 +99,20 @@ class Setting(Protocol):
     first_backward_stage: int
     message_cuts: Sequence[bool]
     kinds: frozenset[str]
-    positions: dict[tuple[str, int, int], int]
+    positions: dict[tuple[str, int], dict[int, int]]
 
     def num_replicas(self, stage: int) -> int:
         """Return how many ranks hold a stage."""
         ...
 
-    def taken(self, site: Site, kind: str, given_by: tuple[str, ...]) -> Sequence[int]:
-        """Return the microbatches of what an instruction takes of a whole row.
+    def taken(
+        self, rank: int, kind: str, stage: int, given_by: tuple[str, ...]
+    ) -> Mapping[int, Sequence[int]]:
+        """Return the microbatches of what instructions take of a whole row.
 
-        Those are all that instructions of the kinds `given_by` give in its row, up to
-        its own microbatch, and that no earlier instruction of its kind took.
+        By position, those are all that instructions of the kinds `given_by` give in the
+        row, up to its own microbatch, and that no earlier instruction of its kind took.
+        At position -1 are all that the row gives.
         """
         ...
 
@@ -161,7 +164,33 @@ class Site(NamedTuple):
 
     def has(self, kind: str) -> bool:
         """Whether the table has an instruction of a kind for this pair."""
-        return (kind, self.stage, self.microbatch) in self.setting.positions
+        return self.microbatch in self.setting.positions.get((kind, self.stage), ())
+
+
+class Sites(NamedTuple):
+    """All instructions of a kind and stage in a row.
+
+    Attributes
+    ----------
+    setting : Setting
+    rank : int
+    kind : str
+    stage : int
+    positions, microbatches : sequence of int
+        Those of each one, in the order of the row.
+    """
+
+    setting: Setting
+    rank: int
+    kind: str
+    stage: int
+    positions: Sequence[int]
+    microbatches: Sequence[int]
+
+    @property
+    def places(self) -> Iterator[tuple[int, int]]:
+        """The position and the microbatch of each one."""
+        return zip(self.positions, self.microbatches)
 
 
 class Meeting(NamedTuple):
@@ -190,8 +219,8 @@ def _never(setting: Setting) -> bool:
     return False
 
 
-def _place(site: Site) -> object:
-    return site.rank, site.position
+def _places(sites: Sites) -> Iterable[object]:
+    return [(sites.rank, position) for position in sites.positions]
 
 
 class Kind(NamedTuple):
@@ -228,9 +257,10 @@ class Kind(NamedTuple):
     varies : function
         Whether the declarations of microbatches of a stage differ by more than the
         number of the microbatch.
-    case : function
-        If they do: from a :class:`Site` to what else its declaration depends on. Equal
-        cases of a stage have equal declarations. The default declares each by itself.
+    cases : function
+        If they do: from :class:`Sites` to what else the declaration of each depends on.
+        Equal cases of a stage have equal declarations. The default declares each by
+        itself.
 
     Examples
     --------
@@ -250,7 +280,7 @@ class Kind(NamedTuple):
     is_backward: bool = False
     sums_up: bool = False
     varies: Callable[[Setting], bool] = _never
-    case: Callable[[Site], object] = _place
+    cases: Callable[[Sites], Iterable[object]] = _places
 
 
 # -- the state of a pair of stage and microbatch ---------------------------------------
@@ -295,10 +325,12 @@ def _keys_and_values(site: Site, of_all: bool = False) -> tuple[Value, ...]:
     others = range(first, k)
     if "O" not in setting.kinds and not of_all:
         others = others[:: max(1, len(others) - 1)]
+    forwards = setting.positions.get(("F", stage), {})
+    offloads = setting.positions.get(("O", stage), {})
     reads = []
     for other in others:
-        at = setting.positions.get(("F", stage, other), -1)
-        offloaded_at = setting.positions.get(("O", stage, other), site.position)
+        at = forwards.get(other, -1)
+        offloaded_at = offloads.get(other, site.position)
         name = "kv back" if at < offloaded_at < site.position else "kv"
         reads.append(Value(name, stage, other))
     return tuple(reads)
@@ -436,7 +468,10 @@ def _update(site: Site) -> Uses | None:
 def _taken(
     site: Site, kind: str, name: str, given_by: tuple[str, ...]
 ) -> tuple[Value, ...]:
-    numbers = site.setting.taken(site, kind, given_by)
+    taken = site.setting.taken(site.rank, kind, site.stage, given_by)
+    numbers = taken.get(site.position)
+    if numbers is None:  # an instruction that the row lacks could take any of them
+        numbers = [k for k in taken[-1] if k <= site.microbatch]
     return tuple(Value(name, site.stage, number) for number in numbers)
 
 
@@ -480,33 +515,42 @@ def _has_states(setting: Setting) -> bool:
     return setting.num_slices > 1 or not setting.kinds.isdisjoint(("R", "L"))
 
 
-def _states_of(site: Site) -> object:
+def _states_of(sites: Sites) -> Iterable[object]:
     """Return the slice, and what R, O and L do with the states that it needs."""
-    setting, k = site.setting, site.microbatch
-    index = k % setting.num_slices
-    if setting.kinds.isdisjoint(("R", "O", "L")):
-        return index
-    positions, stage = setting.positions, site.stage
-    offloads = [positions.get(("O", stage, other)) for other in range(k - index, k)]
-    are_away = [at is not None and at < site.position for at in offloads]
-    return index, site.has("R"), site.has("L"), *are_away
+    setting, ks = sites.setting, sites.microbatches
+    n, kinds = setting.num_slices, setting.kinds
+    if kinds.isdisjoint(("R", "O", "L")):
+        return [k % n for k in ks]
+    again, loaded, away = (
+        setting.positions.get((kind, sites.stage), {}) for kind in ("R", "L", "O")
+    )
+    states = [(k % n, k in again, k in loaded) for k in ks]
+    if n == 1 or "O" not in kinds:
+        return states
+    earlier = [
+        tuple([away.get(k - i, position) < position for i in range(1, k % n + 1)])
+        for position, k in sites.places
+    ]
+    return zip(states, earlier)
 
 
-def _gradients_of(site: Site, kind: str) -> object:
-    """Return how far behind its own the microbatches are whose gradients it takes."""
-    givers = GRADIENTS, ("REDUCE_GRAD",)
-    taken = [site.setting.taken(site, kind, given_by) for given_by in givers]
-    return tuple(tuple([site.microbatch - k for k in numbers]) for numbers in taken)
+def _gradients_of(sites: Sites) -> Iterator[object]:
+    """Yield how far behind its own the microbatches are whose gradients it takes."""
+    setting, rank, kind, stage, _, ks = sites
+    gradients = setting.taken(rank, kind, stage, GRADIENTS).values()
+    sums = setting.taken(rank, kind, stage, ("REDUCE_GRAD",)).values()
+    for k, taken, summed in zip(ks, gradients, sums):
+        yield tuple([k - n for n in taken]), tuple([k - n for n in summed])
 
 
-_computation = partial(Kind, is_of_slice=True, case=_states_of)
+_computation = partial(Kind, is_of_slice=True, cases=_states_of)
 _whole_or_input = partial(
     _computation, is_backward=True, is_second=True, varies=_has_states
 )
 _send = partial(Kind, lane="", message="send")
 _receive = partial(Kind, lane="", message="receive")
-_summary = partial(Kind, sums_up=True, varies=_always)
-_copy = partial(Kind, time="copy", varies=_always, case=_states_of)
+_summary = partial(Kind, sums_up=True, varies=_always, cases=_gradients_of)
+_copy = partial(Kind, time="copy", varies=_always, cases=_states_of)
 _KINDS = (
     _computation("F", _forward, "forward", time="F", varies=_has_slices),
     _whole_or_input("B", _backward, "backward", time="B"),
@@ -532,14 +576,12 @@ _KINDS = (
         lane="",
         time="sum",
         meets=_replicas,
-        case=partial(_gradients_of, kind="REDUCE_GRAD"),
     ),
     _summary(
         "U",
         _update,
         "update of the weights",
         time="U",
-        case=partial(_gradients_of, kind="U"),
     ),
     _computation(
         "R", _recompute, "recomputation of the forward", time="R", varies=_always

@@ -163,7 +163,7 @@ def _taken_out(buffers: dict[int, np.ndarray], kept: set[int], item: Any) -> Any
     if type(item) is not np.ndarray or not item.nbytes:
         return item
     base = buffer_of(item)
-    if id(base) in kept or not (base.flags.c_contiguous or base.flags.f_contiguous):
+    if id(base) in kept or not np.may_share_memory(base, base.ravel(order="K")):  # a copy: memory with gaps
         return item
     buffers.setdefault(id(base), base)
     offset = item.__array_interface__["data"][0] - base.__array_interface__["data"][0]

@@ -25,14 +25,14 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import TensorError, shape_error
 from minipipe.functional.elementwise import drawn
-from minipipe.functional.operands import data_of, real_operands
-from minipipe.hints import with_hints
+from minipipe.functional.operands import data_of, one_real, real_operands
 from minipipe.tensor import Operand, Tensor, op
 
 Shape = tuple[int, ...]
 
 
-def rotary(x: Operand, positions: Operand | None = None, base: float = 10000.0) -> Tensor:
+@op(takes=one_real, attributes="positions base", saves="rotation")
+def rotary(x: Array, positions: Operand | None = None, base: float = 10000.0) -> tuple[Array, Rotation]:
     """Return vectors turned by angles proportional to their positions.
 
     Elements i and i + d / 2 are a point in a plane, which is turned by position * base^(-2 i / d). These are the pairs
@@ -71,16 +71,11 @@ def rotary(x: Operand, positions: Operand | None = None, base: float = 10000.0) 
     >>> functional.rotary(Tensor([[1.0, 0.0], [1.0, 0.0]])).numpy().round(3).tolist()
     [[1.0, 0.0], [0.5400000214576721, 0.8410000205039978]]
     """
-    return _rotary(x, positions=positions, base=base)
-
-
-@op(takes=real_operands, saves="rotation")
-def _rotary(x: Array, *, positions: Operand | None, base: float) -> tuple[Array, Rotation]:
     rotation = Rotation.of("rotary", x, positions, base)
     return rotation.turned(x), rotation
 
 
-_rotary.gradients(x=lambda g, rotation: rotation.turned_back(g))
+rotary.gradients(x=lambda g, rotation: rotation.turned_back(g))
 
 
 class Rotation(NamedTuple):
@@ -142,16 +137,35 @@ def _positions(name: str, like: Array, positions: Operand | None) -> Array:
     return backend.reshape(values, (n, *(1,) * (like.ndim - 3), t))
 
 
-@with_hints
+def _fitting(query: Operand, key: Operand, value: Operand) -> list[Tensor]:
+    """Return the operands as tensors of one dtype whose shapes fit."""
+    given = real_operands(query, key, value)
+    shapes = [each.data.shape for each in given]
+    if not _fit(*shapes):
+        expected = "(..., t, d), (..., s, d) and (..., s, e), s and d above 0; the query may have a multiple of heads"
+        raise shape_error("attention", expected, **dict(zip(("query", "key", "value"), shapes)))
+    return given
+
+
+def _fit(query: Shape, key: Shape, value: Shape) -> bool:
+    if min(len(query), len(key), len(value)) < 2 or key[:-1] != value[:-1] or query[-1] != key[-1] or 0 in key[-2:]:
+        return False
+    heads, shared = query[:-2], key[:-2]
+    if heads == shared:
+        return True
+    return len(heads) == len(shared) and heads[:-1] == shared[:-1] and shared[-1] > 0 and heads[-1] % shared[-1] == 0
+
+
+@op(takes=_fitting, attributes="is_causal mask dropout part", saves="queries weights dropped", in_float32=True)
 def attention(
-    query: Operand,
-    key: Operand,
-    value: Operand,
+    query: Array,
+    key: Array,
+    value: Array,
     is_causal: bool = False,
     mask: Operand | None = None,
     dropout: float = 0.0,
     part: tuple[int, int] = (0, 1),
-) -> Tensor:
+) -> tuple[Array, Array, Array, Array]:
     """Return softmax(query key^T / sqrt(d)) value, over the last two axes.
 
     A query that sees no key gets zeros, and all gradients through it are 0. Heads of queries may share a head of keys
@@ -207,39 +221,6 @@ def attention(
     >>> functional.attention(query, key, value, mask=[[True, True], [True, False]]).numpy().tolist()
     [[[15.0]], [[10.0]]]
     """
-    return _attention(query, key, value, is_causal=is_causal, mask=mask, dropout=dropout, part=part)
-
-
-def _fitting(query: Operand, key: Operand, value: Operand) -> list[Tensor]:
-    """Return the operands as tensors of one dtype whose shapes fit."""
-    given = real_operands(query, key, value)
-    shapes = [each.data.shape for each in given]
-    if not _fit(*shapes):
-        expected = "(..., t, d), (..., s, d) and (..., s, e), s and d above 0; the query may have a multiple of heads"
-        raise shape_error("attention", expected, **dict(zip(("query", "key", "value"), shapes)))
-    return given
-
-
-def _fit(query: Shape, key: Shape, value: Shape) -> bool:
-    if min(len(query), len(key), len(value)) < 2 or key[:-1] != value[:-1] or query[-1] != key[-1] or 0 in key[-2:]:
-        return False
-    heads, shared = query[:-2], key[:-2]
-    if heads == shared:
-        return True
-    return len(heads) == len(shared) and heads[:-1] == shared[:-1] and shared[-1] > 0 and heads[-1] % shared[-1] == 0
-
-
-@op(takes=_fitting, saves="queries weights dropped", in_float32=True)
-def _attention(
-    query: Array,
-    key: Array,
-    value: Array,
-    *,
-    is_causal: bool,
-    mask: Operand | None,
-    dropout: float,
-    part: tuple[int, int],
-) -> tuple[Array, Array, Array, Array]:
     return _attended("attention", query, key, value, is_causal, mask, dropout, part)
 
 
@@ -256,16 +237,22 @@ def _query_gradient(scores: Array, key: Array, shape: Shape) -> Array:
     return backend.reshape(gradient, shape)
 
 
-_attention.shared(scores=_score_gradient)
-_attention.gradients(
+attention.shared(scores=_score_gradient)
+attention.gradients(
     query=lambda g, scores, key, shape: _query_gradient(scores, key, shape),
     key=lambda g, scores, queries: scores @ queries,
     value=lambda g, dropped, shape: dropped @ _beside(g, shape),
 )
 
 
+@op(
+    takes=one_real,
+    attributes="num_heads is_causal mask dropout num_key_value_heads rotary_base part",
+    saves="keys values queries weights dropped rotation",
+    in_float32=True,
+)
 def self_attention(
-    projections: Tensor,
+    projections: Array,
     num_heads: int,
     is_causal: bool = False,
     mask: Operand | None = None,
@@ -273,7 +260,7 @@ def self_attention(
     num_key_value_heads: int | None = None,
     rotary_base: float | None = None,
     part: tuple[int, int] = (0, 1),
-) -> Tensor:
+) -> tuple[Any, ...]:
     """Return the attention of a sequence to itself, several heads side by side.
 
     Parameters
@@ -319,23 +306,8 @@ def self_attention(
     >>> functional.self_attention(projections, num_heads=1, is_causal=True).numpy().tolist()
     [[[1.0], [2.0]]]
     """
-    heads = num_heads, num_heads if num_key_value_heads is None else num_key_value_heads
-    options = {"is_causal": is_causal, "mask": mask, "dropout": dropout, "rotary_base": rotary_base, "part": part}
-    return _self_attention(projections, heads=heads, **options)
-
-
-@op(takes=real_operands, saves="keys values queries weights dropped rotation", in_float32=True)
-def _self_attention(
-    projections: Array,
-    *,
-    heads: tuple[int, int],
-    is_causal: bool,
-    mask: Operand | None,
-    dropout: float,
-    rotary_base: float | None,
-    part: tuple[int, int],
-) -> tuple[Any, ...]:
-    query, key, value = _heads_of(projections, *heads)
+    shared = num_heads if num_key_value_heads is None else num_key_value_heads
+    query, key, value = _heads_of(projections, num_heads, shared)
     rotation = None if rotary_base is None else Rotation.of("self_attention", query, None, rotary_base)
     if rotation is not None:
         query, key = rotation.turned(query), rotation.turned(key)
@@ -351,10 +323,10 @@ def _projections_gradient(
     weights: Array,
     dropped: Array,
     rotation: Rotation | None,
-    heads: tuple[int, int],
+    num_heads: int,
 ) -> Array:
     n, t, width = g.shape
-    by_head = backend.reshape(g, (n, t, heads[0], width // heads[0]))
+    by_head = backend.reshape(g, (n, t, num_heads, width // num_heads))
     g = array_module(g).permute_dims(by_head, (0, 2, 1, 3))
     scores = _score_gradient(g, values, weights, dropped)
     of_query, of_key = _query_gradient(scores, keys, g.shape), scores @ queries
@@ -364,7 +336,7 @@ def _projections_gradient(
     return _merged(array_module(g).concat([of_query, of_key, of_value], axis=1))
 
 
-_self_attention.gradients(projections=_projections_gradient)
+self_attention.gradients(projections=_projections_gradient)
 
 
 def _heads_of(projections: Array, num_heads: int, shared: int) -> list[Array]:

@@ -11,12 +11,13 @@ from minipipe.tensor import Operand, Tensor, as_tensor, op
 def _fitting(weight: Tensor, ids: Operand) -> tuple[Tensor, Tensor]:
     """Return the weight, and the ids as a tensor of numbers of its rows."""
     ids = ids if isinstance(ids, Tensor) else as_tensor(backend.as_array(ids, like=weight.data))
-    if weight.ndim != 2:
-        raise shape_error("embedding", "(num_embeddings, width)", weight=weight.shape)
-    if not backend.is_integer(ids.dtype):
-        raise TensorError("dtype", f"embedding: ids must be whole numbers; these are {ids.dtype}.")
-    if ids.size:
-        _check_range(ids.data, weight.shape[0])
+    shape, numbers = weight.data.shape, ids.data
+    if len(shape) != 2:
+        raise shape_error("embedding", "(num_embeddings, width)", weight=shape)
+    if not backend.is_integer(numbers.dtype):
+        raise TensorError("dtype", f"embedding: ids must be whole numbers; these are {numbers.dtype}.")
+    if backend.prod(numbers.shape):
+        _check_range(numbers, shape[0])
     return weight, ids
 
 

@@ -6,6 +6,8 @@ products with a vector, which take a quarter of the time of a reduction.
 
 from __future__ import annotations
 
+from functools import partial
+
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import TensorError, counted, divisor, shape_error
@@ -16,8 +18,18 @@ from minipipe.tensor import Operand, Tensor, op
 Shape = tuple[int, ...]
 
 
-@with_hints
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -> Tensor:
+def _fitting(name: str, x: Operand, *vectors: Operand) -> list[Tensor]:
+    """Return the input, its weight, and perhaps its bias, as tensors of one dtype whose shapes fit."""
+    given = real_operands(x, *vectors)
+    width = given[0].data.shape[-1:]
+    if width in ((), (0,)) or {each.data.shape for each in given[1:]} != {width}:
+        shapes = {what: each.shape for what, each in zip(("input", "weight", "bias"), given)}
+        raise shape_error(name, "(..., k) and (k,), k above 0", **shapes)
+    return given
+
+
+@op(takes=partial(_fitting, "layer_norm"), attributes="epsilon", saves="normalised scale", in_float32=True)
+def layer_norm(x: Array, weight: Array, bias: Array, epsilon: float = 1e-5) -> tuple[Array, Array, Array]:
     """Return (x - mean) / sqrt(variance + epsilon) * weight + bias, mean and variance over the last axis.
 
     Parameters
@@ -48,7 +60,75 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -
     array([[-1.,  1.],
            [-1.,  1.]], dtype=float32)
     """
-    return _norm_of_rows(x, weight, bias, is_centred=True, epsilon=epsilon)
+    normalised, scale = _normalised(_rows(x), epsilon)
+    result = normalised * weight
+    result += bias
+    return backend.reshape(result, x.shape), normalised, scale
+
+
+def _gradient_of_rows(
+    is_centred: bool, g: Array, products: Array, normalised: Array, scale: Array, weight: Array, shape: Shape
+) -> Array:
+    rows = _rows(g)
+    gradient = rows * weight
+    if is_centred:
+        gradient -= _row_means(rows, weight)
+    gradient -= normalised * _row_means(products, weight)
+    gradient *= scale
+    return backend.reshape(gradient, shape)
+
+
+layer_norm.shared(products=lambda g, normalised: _rows(g) * normalised)
+layer_norm.gradients(
+    x=partial(_gradient_of_rows, True),
+    weight=lambda g, products: backend.sum_of_rows(products),
+    bias=lambda g: backend.sum_of_rows(_rows(g)),
+)
+
+
+@op(takes=partial(_fitting, "rms_norm"), attributes="epsilon", saves="normalised scale", in_float32=True)
+def rms_norm(x: Array, weight: Array, epsilon: float = 1e-5) -> tuple[Array, Array, Array]:
+    """Return x / sqrt(mean of x^2 + epsilon) * weight, the mean over the last axis.
+
+    Parameters
+    ----------
+    x : Tensor of shape (..., k)
+    weight : Tensor of shape (k,)
+    epsilon : float
+        Bounds the division if all elements of a row are 0.
+
+    Returns
+    -------
+    Tensor of shape (..., k)
+
+    Raises
+    ------
+    TensorError
+        Codes ``shape`` and ``dtype``.
+
+    References
+    ----------
+    Zhang, Sennrich 2019, "Root mean square layer normalization", equation 4.
+
+    Examples
+    --------
+    The mean of 1 and 49 is 25, whose root is 5.
+
+    >>> from minipipe import Tensor, functional
+    >>> functional.rms_norm(Tensor([[1.0, 7.0]]), Tensor([1.0, 1.0])).numpy().round(3)
+    array([[0.2, 1.4]], dtype=float32)
+    """
+    rows = _rows(x)
+    scale = _inverse_root(rows, backend.ones_of_row(rows), epsilon)
+    normalised = rows * scale
+    return backend.reshape(normalised * weight, x.shape), normalised, scale
+
+
+rms_norm.shared(products=lambda g, normalised: _rows(g) * normalised)
+rms_norm.gradients(
+    x=partial(_gradient_of_rows, False),
+    weight=lambda g, products: backend.sum_of_rows(products),
+)
 
 
 @with_hints
@@ -88,93 +168,6 @@ def group_norm(x: Tensor, num_groups: int, weight: Tensor, bias: Tensor, epsilon
     array([-1.,  1., -1.,  1.], dtype=float32)
     """
     return _group_norm(x, weight, bias, num_groups=num_groups, epsilon=epsilon)
-
-
-@with_hints
-def rms_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-5) -> Tensor:
-    """Return x / sqrt(mean of x^2 + epsilon) * weight, the mean over the last axis.
-
-    Parameters
-    ----------
-    x : Tensor of shape (..., k)
-    weight : Tensor of shape (k,)
-    epsilon : float
-        Bounds the division if all elements of a row are 0.
-
-    Returns
-    -------
-    Tensor of shape (..., k)
-
-    Raises
-    ------
-    TensorError
-        Codes ``shape`` and ``dtype``.
-
-    References
-    ----------
-    Zhang, Sennrich 2019, "Root mean square layer normalization", equation 4.
-
-    Examples
-    --------
-    The mean of 1 and 49 is 25, whose root is 5.
-
-    >>> from minipipe import Tensor, functional
-    >>> functional.rms_norm(Tensor([[1.0, 7.0]]), Tensor([1.0, 1.0])).numpy().round(3)
-    array([[0.2, 1.4]], dtype=float32)
-    """
-    return _norm_of_rows(x, weight, is_centred=False, epsilon=epsilon)
-
-
-# -- rows ----------------------------------------------------------------------------------------------------
-
-
-def _fitting(x: Operand, *vectors: Operand) -> list[Tensor]:
-    """Return the input, its weight and, except for rms_norm, its bias, as tensors of one dtype whose shapes fit."""
-    given = real_operands(x, *vectors)
-    width = given[0].data.shape[-1:]
-    if width in ((), (0,)) or {each.data.shape for each in given[1:]} != {width}:
-        shapes = {what: each.shape for what, each in zip(("input", "weight", "bias"), given)}
-        raise shape_error("layer_norm" if "bias" in shapes else "rms_norm", "(..., k) and (k,), k above 0", **shapes)
-    return given
-
-
-@op(takes=_fitting, saves="normalised scale", in_float32=True)
-def _norm_of_rows(
-    x: Array, weight: Array, *biases: Array, is_centred: bool, epsilon: float
-) -> tuple[Array, Array, Array]:
-    normalised, scale = (_normalised if is_centred else _scaled)(_rows(x), epsilon)
-    result = normalised * weight
-    for bias in biases:
-        result += bias
-    return backend.reshape(result, x.shape), normalised, scale
-
-
-def _gradient_of_rows(
-    g: Array, products: Array, normalised: Array, scale: Array, weight: Array, is_centred: bool, shape: Shape
-) -> Array:
-    rows = _rows(g)
-    gradient = rows * weight
-    if is_centred:
-        gradient -= _row_means(rows, weight)
-    gradient -= normalised * _row_means(products, weight)
-    gradient *= scale
-    return backend.reshape(gradient, shape)
-
-
-_norm_of_rows.shared(products=lambda g, normalised: _rows(g) * normalised)
-_norm_of_rows.gradients(
-    x=_gradient_of_rows,
-    weight=lambda g, products: backend.sum_of_rows(products),
-    biases=lambda g: backend.sum_of_rows(_rows(g)),
-)
-
-
-def _rows(array: Array) -> Array:
-    """Return an array as a matrix whose rows are its last axis."""
-    return backend.reshape(array, (-1, array.shape[-1]))
-
-
-# -- groups --------------------------------------------------------------------------------------------------
 
 
 @op(takes=real_operands, saves="normalised scale", in_float32=True)
@@ -227,7 +220,9 @@ def _check_groups(shape: Shape, num_groups: int, weight: Shape, bias: Shape) -> 
     divisor("group_norm: num_groups", num_groups, shape[1], of=of, error=TensorError, code="range")
 
 
-# -- both ----------------------------------------------------------------------------------------------------
+def _rows(array: Array) -> Array:
+    """Return an array as a matrix whose rows are its last axis."""
+    return backend.reshape(array, (-1, array.shape[-1]))
 
 
 def _normalised(rows: Array, epsilon: float) -> tuple[Array, Array]:
@@ -238,12 +233,6 @@ def _normalised(rows: Array, epsilon: float) -> tuple[Array, Array]:
     scale = _inverse_root(centred, ones, epsilon)
     centred *= scale
     return centred, scale
-
-
-def _scaled(rows: Array, epsilon: float) -> tuple[Array, Array]:
-    """Return each row with mean square 1, and its factor: shapes (n, k) and (n, 1)."""
-    scale = _inverse_root(rows, backend.ones_of_row(rows), epsilon)
-    return rows * scale, scale
 
 
 def _inverse_root(rows: Array, ones: Array, epsilon: float) -> Array:

@@ -162,7 +162,7 @@ def in_full(a: Operand) -> Operand:
     >>> in_full(Tensor(np.ones(2, np.float16))).dtype, in_full(Tensor(np.ones(2, np.float64))).dtype, in_full(2.0)
     (dtype('float32'), dtype('float64'), 2.0)
     """
-    return astype(a, "float32") if isinstance(a, Tensor) and backend.is_half(a.dtype) else a
+    return astype(a, "float32") if isinstance(a, Tensor) and backend.is_half(a.data.dtype) else a
 
 
 def in_float32(operation: Callable[..., Tensor], *tensors: Tensor, **options: Any) -> Tensor:

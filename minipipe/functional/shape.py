@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import accumulate
 from numbers import Real
 from typing import Any
@@ -13,12 +12,13 @@ from minipipe.autograd.backend import Array, array_module
 from minipipe.autograd.graph import unchanged
 from minipipe.errors import TensorError, quoted
 from minipipe.functional.elementwise import check_broadcast
-from minipipe.functional.operands import as_real, axis_of, data_of, in_float32, operands
+from minipipe.functional.operands import axis_of, data_of, one_real, operands
 from minipipe.hints import with_hints
 from minipipe.tensor import Operand, Tensor, as_tensor, op, record
 
 
-def reshape(a: Operand, shape: Sequence[int]) -> Tensor:
+@op(attributes="shape")
+def reshape(a: Array, shape: Sequence[int]) -> Array:
     """Return the same elements in another shape; one length may be -1, to be worked out.
 
     Parameters
@@ -41,24 +41,18 @@ def reshape(a: Operand, shape: Sequence[int]) -> Tensor:
     >>> functional.reshape(Tensor([[1.0, 2.0], [3.0, 4.0]]), (4, -1)).shape
     (4, 1)
     """
-    a, shape = as_tensor(a), tuple(shape)
-    size, product = backend.prod(a.data.shape), backend.prod(shape)
-    fits = product == size and min(shape, default=0) >= 0
-    if not fits and (product >= 0 or size % product or shape.count(-1) != 1):
-        raise TensorError("shape", f"reshape: {size} elements of shape {a.shape} do not fit the shape {shape}.")
-    return _reshape(a, to=shape)
+    shape, product = tuple(shape), backend.prod(shape)
+    fits = product == a.size and (not shape or min(shape) >= 0)
+    if not fits and (product >= 0 or a.size % product or shape.count(-1) != 1):
+        raise TensorError("shape", f"reshape: {a.size} elements of shape {a.shape} do not fit the shape {shape}.")
+    return backend.reshape(a, shape)
 
 
-@op()
-def _reshape(a: Array, *, to: tuple[int, ...]) -> Array:
-    return backend.reshape(a, to)
+reshape.gradients(a=lambda g, shape: backend.reshape(g, shape))  # the shape of a
 
 
-_reshape.gradients(a=lambda g, shape: backend.reshape(g, shape))
-
-
-@with_hints
-def transpose(a: Operand, axes: Sequence[int] | None = None) -> Tensor:
+@op(attributes="axes", saves="order")
+def transpose(a: Array, axes: Sequence[int] | None = None) -> tuple[Array, tuple[int, ...]]:
     """Return the axes in another order, by default reversed. No element moves: the result is a view.
 
     Parameters
@@ -83,29 +77,26 @@ def transpose(a: Operand, axes: Sequence[int] | None = None) -> Tensor:
     Tensor([[1., 3.],
             [2., 4.]])
     """
-    a = as_tensor(a)
-    num_axes = len(a.data.shape)
-    order = range(num_axes)[::-1] if axes is None else [i + num_axes * (i < 0) for i in axes]
-    if axes is not None and sorted(order) != list(range(num_axes)):
-        raise TensorError("shape", f"transpose: {axes} does not name each axis of shape {a.shape} once.")
-    return _transpose(a, order=tuple(order))
+    if axes is None:
+        order = tuple(range(a.ndim))[::-1]
+    else:
+        order = tuple([i + a.ndim * (i < 0) for i in axes])
+        if sorted(order) != list(range(a.ndim)):
+            raise TensorError("shape", f"transpose: {axes} does not name each axis of shape {a.shape} once.")
+    return _permuted(a, order), order
 
 
-@op()
-def _transpose(a: Array, *, order: tuple[int, ...]) -> Array:
-    if hasattr(a, "transpose"):  # arrays of the array API standard have no such method, which is faster
-        return a.transpose(order)
-    return array_module(a).permute_dims(a, order)
+def _permuted(array: Array, order: tuple[int, ...]) -> Array:
+    if hasattr(array, "transpose"):  # arrays of the array API standard have no such method, which is faster
+        return array.transpose(order)
+    return array_module(array).permute_dims(array, order)
 
 
-def _transposed_back(g: Array, order: tuple[int, ...]) -> Array:
-    return _transpose.operation.forward(g, order=tuple(sorted(order, key=order.__getitem__)))
+transpose.gradients(a=lambda g, order: _permuted(g, tuple(sorted(order, key=order.__getitem__))))
 
 
-_transpose.gradients(a=_transposed_back)
-
-
-def index(a: Operand, key: Any) -> Tensor:
+@op(attributes="key", saves="plain")
+def index(a: Array, key: Any) -> tuple[Array, Any]:
     """Return ``a[key]`` for numbers, slices, None, ..., masks and integer arrays, as in NumPy.
 
     Parameters
@@ -128,24 +119,21 @@ def index(a: Operand, key: Any) -> Tensor:
     array([2., 0., 1.], dtype=float32)
     """
     if isinstance(key, tuple):
-        key = tuple([part.data if isinstance(part, Tensor) else part for part in key])
-    return _index(a, key=key.data if isinstance(key, Tensor) else key)
-
-
-@op()
-def _index(a: Array, *, key: Any) -> Array:
-    return a[key]
+        plain: Any = tuple([part.data if isinstance(part, Tensor) else part for part in key])
+    else:
+        plain = key.data if isinstance(key, Tensor) else key
+    return a[plain], plain
 
 
 @backend.one_line
-def _scattered(g: Array, key: Any, shape: tuple[int, ...]) -> Array:
+def _scattered(g: Array, plain: Any, shape: tuple[int, ...]) -> Array:
     """Return zeros of a shape with a gradient added at an index."""
     result = array_module(g).zeros(shape, dtype=g.dtype)
-    backend.index_add(result, key, g)
+    backend.index_add(result, plain, g)
     return result
 
 
-_index.gradients(a=_scattered)
+index.gradients(a=_scattered)
 
 
 @op()
@@ -213,21 +201,31 @@ def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     Tensor([[1., 2.],
             [3., 4.]])
     """
-    tensors = _of_one_dtype("concatenate", tensors)
-    axis = axis_of(axis, tensors[0].shape)
-    others = {(*t.shape[:axis], *t.shape[axis + 1 :]) for t in tensors}
-    if len(others) > 1 or any(t.ndim != tensors[0].ndim for t in tensors):
-        shapes = ", ".join(str(tensor.shape) for tensor in tensors)
+    return _concatenate(*_of_one_dtype("concatenate", tensors), axis=axis)
+
+
+@op(saves="places")
+def _concatenate(*parts: Array, axis: int) -> tuple[Array, list[Any]]:
+    axis = axis_of(axis, parts[0].shape)
+    others = {(*part.shape[:axis], *part.shape[axis + 1 :]) for part in parts}
+    if len(others) > 1 or any(part.ndim != parts[0].ndim for part in parts):
+        shapes = ", ".join(str(part.shape) for part in parts)
         raise TensorError("shape", f"concatenate: shapes {shapes} differ elsewhere than along axis {axis}.")
-    return _concatenate(*tensors, axis=axis, places=_slices([tensor.shape[axis] for tensor in tensors]))
+    places = _places(axis, [part.shape[axis] for part in parts])
+    return array_module(parts[0]).concat(parts, axis=axis), places
 
 
-@op()
-def _concatenate(*parts: Array, axis: int, places: list[slice]) -> Array:
-    return array_module(parts[0]).concat(parts, axis=axis)
+_concatenate.gradients(parts=lambda g, places, number: g[places[number]])
 
 
-_concatenate.gradients(parts=lambda g, axis, places, number: g[_along(axis, places[number])])
+def _places(axis: int, lengths: Sequence[int]) -> list[tuple[Any, ...]]:
+    """Return the indices of parts of these lengths, one behind the other along an axis."""
+    return [_along(axis, slice(stop - length, stop)) for length, stop in zip(lengths, accumulate(lengths))]
+
+
+def _along(axis: int, key: int | slice) -> tuple[Any, ...]:
+    """Return the index of an array at a key along one axis, and everything along the others."""
+    return *[slice(None)] * axis, key, ...
 
 
 @with_hints
@@ -257,29 +255,19 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     Tensor([[1., 3.],
             [2., 4.]])
     """
-    tensors = _of_one_dtype("stack", tensors)
-    if len({tensor.shape for tensor in tensors}) > 1:
-        shapes = ", ".join(str(tensor.shape) for tensor in tensors)
+    return _stack(*_of_one_dtype("stack", tensors), axis=axis)
+
+
+@op(saves="place")
+def _stack(*parts: Array, axis: int) -> tuple[Array, int]:
+    if len({part.shape for part in parts}) > 1:
+        shapes = ", ".join(str(part.shape) for part in parts)
         raise TensorError("shape", f"stack: shapes {shapes} differ; expected one shape for all.")
-    return _stack(*tensors, axis=axis_of(axis, (*tensors[0].shape, len(tensors))))
+    place = axis_of(axis, (*parts[0].shape, len(parts)))
+    return array_module(parts[0]).stack(parts, axis=place), place
 
 
-@op()
-def _stack(*parts: Array, axis: int) -> Array:
-    return array_module(parts[0]).stack(parts, axis=axis)
-
-
-_stack.gradients(parts=lambda g, axis, number: g[_along(axis, number)])
-
-
-def _along(axis: int, key: int | slice) -> tuple[Any, ...]:
-    """Return the index of an array at a key along one axis, and everything along the others."""
-    return *[slice(None)] * axis, key, ...
-
-
-def _slices(lengths: Sequence[int]) -> list[slice]:
-    """Return the slices of these lengths, one behind the other."""
-    return [slice(stop - length, stop) for length, stop in zip(lengths, accumulate(lengths))]
+_stack.gradients(parts=lambda g, place, number: g[_along(place, number)])
 
 
 @with_hints
@@ -315,7 +303,7 @@ def split(a: Operand, sections: int | Sequence[int], axis: int = 0) -> tuple[Ten
         raise TensorError("shape", f"split: axis {axis} of shape {a.shape} does not fall into {sections} equal parts.")
     if any(size < 0 for size in sizes) or sum(sizes) != length:
         raise TensorError("shape", f"split: lengths {sizes} do not add up to axis {axis} of shape {a.shape}.")
-    return tuple(index(a, _along(axis, part)) for part in _slices(sizes))
+    return tuple(index(a, place) for place in _places(axis, sizes))
 
 
 def _of_one_dtype(name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -331,7 +319,7 @@ def _of_one_dtype(name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
 def _choosing(condition: Operand, a: Operand, b: Operand) -> tuple[Array, Tensor, Tensor]:
     """Return a condition as an array, and the others as tensors of one dtype, whose shapes fit."""
     a, b = operands(a, b)
-    mask = _mask("where", condition, a)
+    mask = _mask("where", condition, a.data)
     for one, other in ((a, b), (mask, a), (mask, b)):
         check_broadcast("where", one, other)
     return mask, a, b
@@ -363,7 +351,8 @@ where.gradients(
 )
 
 
-def masked_fill(a: Operand, mask: Operand, value: float) -> Tensor:
+@op(takes=one_real, attributes="mask value", saves="filled", in_float32=True, is_broadcast=True)
+def masked_fill(a: Array, mask: Operand, value: float) -> tuple[Array, Array]:
     """Return a with one number, for instance ``-math.inf``, wherever the mask is true; both are broadcast.
 
     Parameters
@@ -384,25 +373,27 @@ def masked_fill(a: Operand, mask: Operand, value: float) -> Tensor:
     >>> functional.masked_fill(Tensor([1.0, 2.0]), np.array([True, False]), -math.inf)
     Tensor([-inf,   2.])
     """
-    a = as_real(a)
-    mask = _mask("masked_fill", mask, a)
+    filled = _mask("masked_fill", mask, a)
     if not isinstance(value, Real):
         message = f"masked_fill: value is {quoted(value)}; expected a number without a gradient."
         raise TensorError("dtype", f"{message} where(mask, value, a) fills with a tensor.")
-    check_broadcast("masked_fill", a, mask)
-    return in_float32(partial(where, mask, float(value)), a)
+    check_broadcast("masked_fill", a, filled)
+    return array_module(a).where(filled, float(value), a), filled
 
 
-def _mask(name: str, mask: Operand, like: Tensor) -> Array:
+masked_fill.gradients(a=lambda g, filled: backend.masked(g, ~filled))
+
+
+def _mask(name: str, mask: Operand, like: Array) -> Array:
     """Return a mask as an array of truth values."""
-    values = data_of(mask, like.data)
+    values = data_of(mask, like)
     if not backend.is_boolean(values.dtype):
         raise TensorError("dtype", f"{name}: the mask must hold truth values (bool); this one is {values.dtype}.")
     return values
 
 
-@with_hints
-def clip(a: Operand, low: float | None = None, high: float | None = None) -> Tensor:
+@op(takes=one_real, attributes="low high", saves="is_kept", in_float32=True)
+def clip(a: Array, low: float | None = None, high: float | None = None) -> tuple[Array, Array]:
     """Return a with smaller elements raised to ``low`` and larger ones lowered to ``high``; None sets no bound.
 
     The gradient is 1 from bound to bound, the bounds included, and 0 beyond.
@@ -428,18 +419,13 @@ def clip(a: Operand, low: float | None = None, high: float | None = None) -> Ten
     >>> functional.clip(Tensor([-3.0, 0.5, 7.0]), low=0, high=1)
     Tensor([0. , 0.5, 1. ])
     """
-    a = as_real(a)
     if low is None and high is None:
         raise TensorError("range", "clip: neither low nor high was given; expected one bound at least.")
     if low is not None and high is not None and low > high:
         raise TensorError("range", f"clip: low is {low}, which lies above high, {high}.")
-    return _clip(a, low=None if low is None else float(low), high=None if high is None else float(high))
-
-
-@op(saves="is_kept", in_float32=True)
-def _clip(a: Array, *, low: float | None, high: float | None) -> tuple[Array, Array]:
-    result = array_module(a).clip(a, low, high)
+    bounds = [None if bound is None else float(bound) for bound in (low, high)]
+    result = array_module(a).clip(a, *bounds)
     return result, result == a
 
 
-_clip.gradients(a=lambda g, is_kept: backend.masked(g, is_kept))
+clip.gradients(a=lambda g, is_kept: backend.masked(g, is_kept))

@@ -278,7 +278,7 @@ class LayerNorm(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Keep the shape, (..., width)."""
-        return functional.layer_norm(x, self.weight, self.bias, self.epsilon)
+        return functional.layer_norm(x, self.weight, self.bias, epsilon=self.epsilon)
 
 
 class GroupNorm(Module):
@@ -369,7 +369,7 @@ class RMSNorm(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Keep the shape, (..., width)."""
-        return functional.rms_norm(x, self.weight, self.epsilon)
+        return functional.rms_norm(x, self.weight, epsilon=self.epsilon)
 
 
 class Embedding(Module):

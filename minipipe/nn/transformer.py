@@ -104,8 +104,17 @@ class MultiHeadAttention(Module):
         dropout, part = self.dropout if self.is_training else 0.0, current_slice()
         if part is not None:
             return self.output(self._attended(part, x, mask, dropout))
-        options = (self.is_causal, mask, dropout, self.num_key_value_heads, self.rotary_base, self._part)
-        return self.output(functional.self_attention(self.projections(x), self.num_heads, *options))
+        attended = functional.self_attention(
+            self.projections(x),
+            num_heads=self.num_heads,
+            is_causal=self.is_causal,
+            mask=mask,
+            dropout=dropout,
+            num_key_value_heads=self.num_key_value_heads,
+            rotary_base=self.rotary_base,
+            part=self._part,
+        )
+        return self.output(attended)
 
     def _attended(self, part: SequenceSlice, x: Tensor, mask: Operand | None, dropout: float) -> Tensor:
         """Return the values that the positions of a slice gather from earlier slices and their own slice."""

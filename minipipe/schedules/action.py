@@ -6,9 +6,9 @@ after ``schedules/one_f_one_b.py``, before ``schedules/analysis/dependencies.py`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minipipe.errors import ArgumentError, quoted
@@ -129,7 +129,10 @@ def numbered(rows: Rows, num_slices: int) -> Rows:
     """
     if num_slices == 1:
         return rows
-    return tuple(tuple(Action(stage, kind, number_of(k, num_slices)) for stage, kind, k in row) for row in rows)
+    n = num_slices
+    return tuple(
+        tuple([new_action((stage, kind, sequence * n + i)) for stage, kind, (sequence, i) in row]) for row in rows
+    )
 
 
 class Action(NamedTuple):
@@ -171,3 +174,7 @@ class Action(NamedTuple):
 
         stage, kind, microbatch = split_cell(cell)
         return cls(stage, ActionKind(kind), microbatch)
+
+
+# The constructor of a NamedTuple takes twice as long; a large schedule has a million actions.
+new_action: Callable[[tuple[int, str, int]], Action] = partial(tuple.__new__, Action)

@@ -203,12 +203,6 @@ class ActionTable(Placed, Written):
         table._set(**{**self.__getstate__(), "actions": tuple(map(tuple, rows))})
         return table
 
-    def with_numbers(self, kind: type[T], rows: Iterable[Iterable[Action]]) -> T:
-        """Return a table over the same stages with other rows, whose microbatches are numbers, as in ``numbered``."""
-        if self.num_slices > 1:
-            rows = _with_indices(list(map(tuple, rows)), self.num_slices, self.num_microbatches)
-        return self.with_rows(kind, rows)
-
     def __getstate__(self) -> dict[str, Any]:
         own = {part.name: getattr(self, part.name) for part in fields(self)}
         return {**own, "_kept": {}}
@@ -252,6 +246,7 @@ def check_range(table: ActionTable) -> None:
             f"{table.title} has {counted(actions, 'action')} for {counted(pairs, 'pair')} of stage and microbatch."
         )
         raise ScheduleError.of(ScheduleCode.MISSING, f"{message} verify(schedule) says what is missing.")
+    table._kept["is in range"] = True
 
 
 def _as_actions(row: Iterable[Action | str]) -> tuple[Action, ...]:

@@ -101,13 +101,13 @@ class _Trial:
         self.first_backward_stage = 0
         self.message_cuts: Sequence[bool] = (True,) * (num_stages - 1) + (False,)
         self.kinds: frozenset[str] = frozenset()
-        self.positions: dict[tuple[str, int, int], int] = {}
+        self.positions: dict[tuple[str, int], dict[int, int]] = {}
 
     def num_replicas(self, stage: int) -> int:
         return 2
 
-    def taken(self, site: Site, kind: str, given_by: tuple[str, ...]) -> Sequence[int]:
-        return [site.microbatch]
+    def taken(self, rank: int, kind: str, stage: int, given_by: tuple[str, ...]) -> Mapping[int, Sequence[int]]:
+        return {-1: [0]}
 
     def index(self, site: Site, kind: str) -> int:
         return 0

@@ -211,7 +211,8 @@ class Facts:
         cell_of: dict[int, Cell] = {}
         for number, cell in enumerate(self.cells):
             kind, stage = cell
-            numbers = flow.rules[kind][stage]
+            rank = self.rank_of[stage]
+            numbers = flow.numbers(rank, rows[rank].index(Action(stage, kind, 0)))
             assert numbers is not None
             cell_of |= dict.fromkeys(numbers.gives, cell)
             temporary, lost, gained, *_ = change_of[Action(stage, kind, 0)]
@@ -221,7 +222,7 @@ class Facts:
             self.steps[cell] = Step(event, time, [], during, change, [])
             for given in numbers.needs:
                 giver = self.steps[cell_of[given]]
-                delay = delay_of(flow, flow.value_of(given), self.workload.message)
+                delay = delay_of(flow, given, self.workload.message)
                 self.steps[cell].needs.append((giver.event, delay))
                 if self.rank_of[stage] != self.rank_of[cell_of[given][1]]:
                     giver.sends.append((self.rank_of[stage], delay))

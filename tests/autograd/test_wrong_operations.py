@@ -136,6 +136,38 @@ def test_inputs_by_name_and_none_are_as_good():
     assert operation(weight=None, x=X).numpy().tolist() == operation(X, None, factor=2.0).numpy().tolist()
 
 
+def test_attributes_may_be_given_by_position_by_name_or_not_at_all():
+    seen = []
+
+    @op(attributes="low high")
+    def between(x, weight=None, low=0.0, high=None, *, name):
+        seen.append((weight is not None, low, high, name))
+        return x
+
+    between(X, name="a")
+    between(X, None, -1.0, name="b")
+    between(X, X, -1.0, 2.0, name="c")
+    between(X, name="d", high=2.0)
+    between(high=2.0, low=-1.0, name="e", weight=X, x=X)
+    defaults = [(False, 0.0, None, "a"), (False, -1.0, None, "b"), (True, -1.0, 2.0, "c"), (False, 0.0, 2.0, "d")]
+    assert seen == [*defaults, (True, -1.0, 2.0, "e")]
+    for wrong in (
+        lambda: between(X, None, 0.0, low=1.0, name="f"),
+        lambda: between(X),
+        lambda: between(X, name=1, x=X),
+    ):
+        with pytest.raises(ArgumentError, match=r"Expected between\(x, weight=None, low=0.0, high=None, \*, name\)"):
+            wrong()
+
+
+def test_any_number_of_inputs_have_attributes_by_name():
+    @op()
+    def longest(*parts, least=1):
+        return max(parts, key=len) if least <= len(parts) else parts[0]
+
+    assert [longest(X, X[:1]).shape, longest(X[:1], X, least=3).shape] == [X.shape, X[:1].shape]
+
+
 def test_an_error_inside_the_function_stays_what_it_is():
     @op()
     def broken(x):

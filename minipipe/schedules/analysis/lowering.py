@@ -25,18 +25,12 @@ after ``schedules/analysis/dependencies.py``, before ``execution/executor.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 from minipipe.core.flow import flow_of
 from minipipe.core.lowering import with_messages
-from minipipe.schedules.action import Action
+from minipipe.schedules.action import new_action
 from minipipe.schedules.action_table import ActionTable, Program, check_table
 from minipipe.schedules.analysis.walk import complete_walk
 from minipipe.schedules.collector import collector_paused
-
-# The constructor of a NamedTuple takes twice as long; a large schedule has a million messages.
-_new_action: Callable[[tuple[int, str, int]], Action] = partial(tuple.__new__, Action)
 
 
 def lower(schedule: ActionTable) -> Program:
@@ -72,5 +66,5 @@ def lower(schedule: ActionTable) -> Program:
         return schedule
     walked = complete_walk(schedule)
     with collector_paused():
-        rows = with_messages(flow_of(schedule), walked.rounds, _new_action)
-    return schedule.with_numbers(Program, rows)
+        rows = with_messages(flow_of(schedule), walked.rounds, new_action)
+    return schedule.with_rows(Program, rows)

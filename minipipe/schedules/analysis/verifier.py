@@ -61,6 +61,7 @@ from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.analysis.activations import Footprint, memory_levels
 from minipipe.schedules.analysis.updates import staleness
 from minipipe.schedules.analysis.walk import Blocked, walk
+from minipipe.schedules.collector import collector_paused
 
 _DEADLOCKS = (ScheduleCode.DEADLOCK, ScheduleCode.OVERLAP_DEADLOCK, ScheduleCode.RENDEZVOUS_DEADLOCK)
 
@@ -131,7 +132,8 @@ def verify(
     """
     check_table(schedule)
     if "is legal" not in schedule._kept:
-        found = misplaced(schedule) or remarks(flow_of(schedule))
+        with collector_paused():
+            found = misplaced(schedule) or remarks(flow_of(schedule))
         schedule._kept["is in range"] = not found  # the walk need not look again
         problems = [Problem(ScheduleCode(one.code), *one[1:4]) for one in found] or _order_problems(schedule)
         if problems:

@@ -54,7 +54,7 @@ def walk(table: ActionTable, sends_are_buffered: bool = False) -> Walk:
     An action is ready if the earlier rounds made its inputs available; an overlapped pair (``overlaps`` of the table)
     needs the inputs of both.
     Local; no messages. Time is linear in the number of actions: each rank runs as far as it can, and a blocked rank is
-    checked again only when it is woken. A table caches its walks. A buffered SEND completes at once instead of meeting
+    checked again only when it is woken. A table caches its orders. A buffered SEND completes at once instead of meeting
     its RECV.
 
     Raises
@@ -63,13 +63,10 @@ def walk(table: ActionTable, sends_are_buffered: bool = False) -> Walk:
         Code ``out-of-range``, if an action names a stage or a microbatch that does not exist; ``missing``, if
         nearly all actions are.
     """
-    is_buffered = sends_are_buffered and any(kind.is_communication for kind in table.kinds)
-    key = "buffered walk" if is_buffered else "walk"
-    if key not in table._kept:  # the cache of a table, see schedules/action_table.py
-        check_range(table)
-        found = order(flow_of(table), sends_block=not is_buffered)
-        table._kept[key] = found.rounds, [_blocked(table, rank, wait) for rank, wait in found.blocked.items()]
-    return Walk(table, *table._kept[key])
+    check_range(table)
+    has_sends = any(kind.is_communication for kind in table.kinds)
+    found = order(flow_of(table), sends_block=not (sends_are_buffered and has_sends))
+    return Walk(table, found.rounds, [_blocked(table, rank, wait) for rank, wait in found.blocked.items()])
 
 
 def complete_walk(table: ActionTable, sends_are_buffered: bool = False) -> Walk:

@@ -18,12 +18,12 @@ from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from minipipe.core.flow import Flow, Numbered, delay_of
+from minipipe.core.flow import Flow, Rule, delay_of
 from minipipe.core.memory import Ran
 from minipipe.core.values import KINDS, NOUNS
-from minipipe.core.values import Value as DeclaredValue
-from minipipe.schedules.action import Action
+from minipipe.schedules.action import Action, number_of
 from minipipe.schedules.analysis.dependencies import Value
+from minipipe.schedules.collector import collector_paused
 from minipipe.schedules.simulation.span import GradientSum, Idle, IdleCause, Message, Span, StepChange, with_copies
 
 if TYPE_CHECKING:
@@ -91,15 +91,17 @@ class Explanation:
     @cached_property
     def idle(self) -> tuple[tuple[Idle, ...], ...]:
         """By rank, every time in which it computes nothing, with its cause, in order of time."""
-        return tuple(tuple(self._idle_of(rank)) for rank in range(self._timeline.num_ranks))
+        with collector_paused():
+            return tuple(tuple(self._idle_of(rank)) for rank in range(self._timeline.num_ranks))
 
     @cached_property
     def messages(self) -> tuple[Message, ...]:
         """Every value that went from one rank to another, in the order in which they were sent."""
         if self._timeline.measured_messages:
             return self._timeline.measured_messages
-        found = (self._messages_to(*position) for position in self._positions.values())
-        return tuple(sorted(chain.from_iterable(found), key=attrgetter("sent", "arrived")))
+        with collector_paused():
+            found = (self._messages_to(*position) for position in self._positions.values())
+            return tuple(sorted(chain.from_iterable(found), key=attrgetter("sent", "arrived")))
 
     @cached_property
     def critical_path(self) -> tuple[tuple[int, Span], ...]:
@@ -128,7 +130,7 @@ class Explanation:
         free = self._timeline.start
         has_begun = False
         for index, (action, start, end) in enumerate(self._spans[rank]):
-            if change := self._change(rank, index):
+            if change := self._changes.get((rank, index)):
                 has_begun = False
                 yield from self._drain(rank, free, change.left)
                 if change.begun > change.left:
@@ -172,10 +174,14 @@ class Explanation:
         has_begun = not origin.is_sum or origin.begin <= free
         return origin.rank, origin.awaited, None if has_begun else next(running, None)
 
-    def _change(self, rank: int, index: int) -> StepChange | None:
-        """Return the change of step directly before a span."""
-        step, place = divmod(index, self._length_of_step(rank))
-        return self._timeline.step_changes[rank][step - 1] if step and not place else None
+    @cached_property
+    def _changes(self) -> dict[Position, StepChange]:
+        """The changes of step, each by the span behind it."""
+        return {
+            (rank, step * self._length_of_step(rank)): change
+            for rank, row in enumerate(self._timeline.step_changes)
+            for step, change in enumerate(row, 1)
+        }
 
     def _length_of_step(self, rank: int) -> int:
         return len(self._spans[rank]) // self._timeline.num_steps
@@ -220,39 +226,60 @@ class Explanation:
 
     def _origins_of(self, action: Action) -> Iterator[_Origin]:
         """Yield the origins of the values of an action that travel or arise beside the spans."""
-        uses = self._uses(action)
-        return filter(None, map(self._origins.get, chain(uses.takes, uses.reads)))
+        _, site, numbers = self.flow.rules[self._codes[action]]
+        later = number_of(action.microbatch, self.flow.num_slices) - site.microbatch
+        for number in numbers.needs if numbers is not None else ():
+            giver = self._givers.get(number + later)
+            if giver is not None:
+                yield self._origin(giver, number + later)
 
     @cached_property
-    def _origins(self) -> dict[int, _Origin]:
-        """The origins of these values, by their numbers."""
-        origins: dict[int, _Origin] = {}
-        for action, (rank, index) in self._positions.items():
-            for number, value in self._given(action):
-                if NOUNS[value.name].travels:
-                    origins[number] = self._sent(action, value, rank, index)
-        for rank, copies in enumerate(self._timeline.copies):
-            for action, start, end in copies:
-                for number, value in self._given(action):
-                    time = end + self._time_in_flight(value)
-                    origins[number] = _Origin(time, *self._last_ended(rank, start), action, action, end)
-        for found in self._timeline.sums:
-            for action in found.actions:
-                origins.update((number, self._summed(found)) for number, _ in self._given(action))
-        return origins
+    def _givers(self) -> dict[int, Action]:
+        """The actions that give these values, by their numbers."""
+        flow = self.flow
+        late = [list(self._late(rule)) for rule in flow.rules]
+        givers: dict[int, Action] = {}
+        for actions, row, codes in zip(flow.table.actions, flow.rows, flow.codes):
+            for action, (_, _, k), code in zip(actions, row, codes):
+                for number in late[code]:
+                    givers[number + k] = action
+        return givers
 
-    def _given(self, action: Action) -> Iterator[tuple[int, DeclaredValue]]:
-        return ((number, self.flow.value_of(number)) for number in self._uses(action).gives)
+    def _late(self, rule: Rule) -> Iterator[int]:
+        is_beside = KINDS[rule.kind].lane != "compute"
+        for number in rule.numbers.gives if rule.numbers is not None else ():
+            if is_beside or NOUNS[self.flow.name_of(number)].travels:
+                yield number - rule.site.microbatch
 
-    def _time_in_flight(self, value: DeclaredValue) -> float:
+    def _origin(self, giver: Action, number: int) -> _Origin:
+        """Return the origin of a value, by the action that gives it."""
+        if giver in self._sums:
+            return self._summed(self._sums[giver])
+        if giver in self._copies:
+            rank, start, end = self._copies[giver]
+            time = end + self._time_in_flight(number)
+            return _Origin(time, *self._last_ended(rank, start), giver, giver, end)
+        return self._sent(giver, number, *self._positions[giver])
+
+    @cached_property
+    def _sums(self) -> dict[Action, GradientSum]:
+        return {action: found for found in self._timeline.sums for action in found.actions}
+
+    @cached_property
+    def _copies(self) -> dict[Action, tuple[int, float, float]]:
+        """The rank, the start and the end of each copy."""
+        rows = enumerate(self._timeline.copies)
+        return {action: (rank, start, end) for rank, row in rows for action, start, end in row}
+
+    def _time_in_flight(self, number: int) -> float:
         times = self._timeline.message_times
-        return delay_of(self.flow, value, times) if times else 0.0
+        return delay_of(self.flow, number, times) if times else 0.0
 
-    def _sent(self, giver: Action, value: DeclaredValue, rank: int, index: int) -> _Origin:
+    def _sent(self, giver: Action, number: int, rank: int, index: int) -> _Origin:
         """Return the origin of a value that a span gives, and that its SEND sends if it has one."""
         timeline = self._timeline
         sent = self._spans[rank][index].end
-        origin = _Origin(sent + self._time_in_flight(value), rank, index, giver, giver, sent)
+        origin = _Origin(sent + self._time_in_flight(number), rank, index, giver, giver, sent)
         carried = Value.produced_by(giver)
         if carried is None:
             return origin
@@ -311,13 +338,10 @@ class Explanation:
     def _positions(self) -> dict[Action, Position]:
         return {span.action: (r, index) for r, row in enumerate(self._spans) for index, span in enumerate(row)}
 
-    def _uses(self, action: Action) -> Numbered:
-        return self.flow.numbers(*self._places[action]) or Numbered((), (), ())
-
     @cached_property
-    def _places(self) -> dict[Action, Position]:
-        rows = enumerate(self.flow.table.actions)
-        return {action: (rank, place) for rank, row in rows for place, action in enumerate(row)}
+    def _codes(self) -> dict[Action, int]:
+        """The codes of the rules of all actions."""
+        return dict(chain.from_iterable(map(zip, self.flow.table.actions, self.flow.codes)))
 
     @cached_property
     def flow(self) -> Flow:
@@ -343,7 +367,7 @@ class Explanation:
         action, start, _ = self._spans[rank][index]
         free = self._spans[rank][index - 1].end if index else self._timeline.start
         previous = rank, index - 1
-        if change := self._change(rank, index):
+        if change := self._changes.get((rank, index)):
             free = change.begun
             step = index // self._length_of_step(rank)
             previous = change.after, step * self._length_of_step(change.after) - 1
