@@ -10,15 +10,15 @@ from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import ArgumentError, TensorError, one_of, shape_error
 from minipipe.functional.distributed import check_whole
 from minipipe.functional.operands import as_real, astype, axis_of, data_of, in_full, one_real, operands
-from minipipe.functional.reduction import Axis, axes_of, largest_of, without_axes
+from minipipe.functional.reduction import Axis, largest_of, reduced, without_axes
 from minipipe.hints import with_hints
 from minipipe.tensor import Operand, Tensor, op, record
 
 _REDUCTIONS = ("mean", "sum")
 
 
-@with_hints
-def softmax(a: Operand, axis: int = -1) -> Tensor:
+@op(takes=one_real, attributes="axis", in_float32=True)
+def softmax(a: Array, axis: int = -1) -> Array:
     """Return e^a over its sum along an axis, shifted by the largest element so that nothing overflows.
 
     Parameters
@@ -38,16 +38,11 @@ def softmax(a: Operand, axis: int = -1) -> Tensor:
     Tensor([[0.5, 0.5],
             [0. , 1. ]])
     """
-    return _softmax(a, axis=axis)
-
-
-@op(takes=one_real, in_float32=True)
-def _softmax(a: Array, *, axis: int) -> Array:
     exponentials = array_module(a).exp(a - largest_of(a, axis_of(axis, a.shape)))
     return exponentials / backend.reduce_sum(exponentials, axis, True)
 
 
-_softmax.gradients(a=lambda g, result, axis: result * (g - backend.reduce_sum(g * result, axis, True)))
+softmax.gradients(a=lambda g, result, axis: result * (g - backend.reduce_sum(g * result, axis, True)))
 
 
 def log_softmax_of_array(x: Array, axis: int) -> Array:
@@ -57,8 +52,8 @@ def log_softmax_of_array(x: Array, axis: int) -> Array:
     return shifted - xp.log(backend.reduce_sum(xp.exp(shifted), axis, True))
 
 
-@with_hints
-def log_softmax(a: Operand, axis: int = -1) -> Tensor:
+@op(takes=one_real, attributes="axis", in_float32=True)
+def log_softmax(a: Array, axis: int = -1) -> Array:
     """Return the logarithm of :func:`softmax`, more exact than taking it afterwards.
 
     Parameters
@@ -77,21 +72,16 @@ def log_softmax(a: Operand, axis: int = -1) -> Tensor:
     >>> functional.log_softmax(Tensor([0.0, 1000.0]))
     Tensor([-1000.,     0.])
     """
-    return _log_softmax(a, axis=axis)
-
-
-@op(takes=one_real, in_float32=True)
-def _log_softmax(a: Array, *, axis: int) -> Array:
     return log_softmax_of_array(a, axis_of(axis, a.shape))
 
 
-_log_softmax.gradients(
+log_softmax.gradients(
     a=lambda g, result, axis: g - array_module(g).exp(result) * backend.reduce_sum(g, axis, True),
 )
 
 
-@with_hints
-def logsumexp(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
+@op(takes=one_real, attributes="axis keepdims", saves="exponentials sums", in_float32=True)
+def logsumexp(a: Array, axis: Axis = None, keepdims: bool = False) -> tuple[Array, Array, Array]:
     """Return the logarithm of the sum of e^a over some axes, by default all.
 
     Shifted by the largest element, so that nothing overflows. If all elements are -inf, the result is -inf and its
@@ -105,13 +95,9 @@ def logsumexp(a: Operand, axis: Axis = None, keepdims: bool = False) -> Tensor:
     >>> functional.logsumexp(Tensor([0.0, 1000.0]))
     Tensor(1000.)
     """
-    a = as_real(a)
-    return _logsumexp(a, axes=axes_of(a, axis)[0], keepdims=keepdims)
-
-
-@op(saves="exponentials sums", in_float32=True)
-def _logsumexp(a: Array, *, axes: tuple[int, ...], keepdims: bool) -> tuple[Array, Array, Array]:
-    xp, largest = array_module(a), largest_of(a, axes)
+    xp = array_module(a)
+    axes = reduced(a.shape, axis).axes
+    largest = largest_of(a, axes)
     is_finite = xp.isfinite(largest)
     shift = xp.where(is_finite, largest, 0)  # -inf - (-inf) would be no number
     exponentials = xp.exp(a - shift)
@@ -121,7 +107,7 @@ def _logsumexp(a: Array, *, axes: tuple[int, ...], keepdims: bool) -> tuple[Arra
     return without_axes(result, axes, keepdims), exponentials, sums
 
 
-_logsumexp.gradients(
+logsumexp.gradients(
     a=lambda g, exponentials, sums: exponentials * (backend.reshape(g, sums.shape) / sums),
 )
 

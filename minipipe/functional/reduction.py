@@ -14,7 +14,7 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import TensorError
 from minipipe.functional.operands import axis_of, one_real
-from minipipe.tensor import Tensor, op
+from minipipe.tensor import op
 
 Axis = int | tuple[int, ...] | None
 
@@ -54,11 +54,6 @@ def reduced(shape: tuple[int, ...], axis: Axis) -> Reduced:
     Reduced(axes=(1,), kept=(2, 1), size=3)
     """
     return _reduced(shape, tuple(axis) if isinstance(axis, list) else axis)
-
-
-def axes_of(a: Tensor, axis: Axis) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the axes as numbers from 0, and the shape with length 1 along them."""
-    return reduced(a.shape, axis)[:2]
 
 
 def largest_of(x: Array, axes: int | tuple[int, ...]) -> Array:
