@@ -16,7 +16,7 @@ import numpy as np
 from minipipe import autograd
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.autograd.graph import CUSTOM, Leaf, Node, Saved, StageInput, Vjp
+from minipipe.autograd.graph import CUSTOM, Leaf, Node, StageInput, Vjp
 from minipipe.autograd.modes import mode
 from minipipe.autograd.operation import Operation
 from minipipe.errors import TensorError, shape_error
@@ -180,32 +180,11 @@ def record(data: Array, *inputs: tuple[Tensor, Vjp]) -> Tensor:
     >>> x.grad
     array([3., 3.], dtype=float32)
     """
-    result = _new(Tensor)
-    if isinstance(data, np.generic):
-        data = np.asarray(data)
-    result.data = data
-    result.node = None
-    is_enabled, creation, watch = mode()  # see autograd/modes.py
-    order = next(creation)  # even if nothing is recorded: a recomputation gets the same numbers
-    if not is_enabled:
-        return result
-    parents: list[Node] = []
-    vjps: list[Vjp] = []
-    is_activation = False
-    for tensor, vjp in inputs:
-        node = tensor.node
-        if node is not None:
-            is_activation = is_activation or node.is_activation
-            if node.needs_gradient:
-                parents.append(node)
-                vjps.append(vjp)
-    if parents or is_activation:  # also without inputs: autograd/split.py asks what depends on the stage's input
-        saved: Saved = tuple(vjps)
-        if watch is not None:
-            saved = watch(tuple(vjps), [data, *(tensor.data for tensor, _ in inputs)])
-        plan = CUSTOM[len(parents)]
-        result.node = Node(plan, parents, saved, order, bool(parents), is_activation, data.shape, data.dtype)
-    return result
+    nodes = [(tensor.node, vjp) for tensor, vjp in inputs if tensor.node is not None]
+    is_activation = any(node.is_activation for node, _ in nodes)
+    parents = [node for node, _ in nodes if node.needs_gradient]
+    vjps = [vjp for node, vjp in nodes if node.needs_gradient]
+    return _record([*vjps, *[tensor.data for tensor, _ in inputs], data], {}, parents, len(parents), is_activation)
 
 
 Operands = Callable[..., Sequence[Any]]
@@ -304,7 +283,7 @@ class _Nothing:
 
 def _call_of(operation: Operation, takes: Operands | None, in_float32: bool) -> Callable[..., Tensor]:
     """Return a function that calls an operation with tensors."""
-    forward, num_saved, num_attributes = operation.forward, len(operation.saves), len(operation.attributes)
+    forward, has_saved, num_attributes = operation.forward, bool(operation.saves), len(operation.attributes)
     num_inputs = -1 if operation.is_variadic else len(operation.inputs)
     # The function refers to these by closures: its globals will be another module's.
     kind, nothing, is_half, widened, recorded = Tensor, _Nothing, backend.is_half, _in_float32, _recording(operation)
@@ -338,12 +317,10 @@ def _call_of(operation: Operation, takes: Operands | None, in_float32: bool) -> 
         except errors:
             operation.bound(given, attributes)  # raises an error, if there is an attribute that forward does not take
             raise
-        if not num_saved:
-            arrays.append(computed)
-        elif type(computed) is tuple and len(computed) == 1 + num_saved:
-            arrays += computed
+        if has_saved:
+            arrays += operation.with_saved(computed)
         else:
-            raise operation.wrong_result(computed)
+            arrays.append(computed)
         return recorded(arrays, attributes, parents, pattern | bit, is_activation)
 
     return call
@@ -371,7 +348,7 @@ def _recording(operation: Operation) -> Callable[..., Tensor]:
         if is_enabled and (parents or is_activation):  # also without parents: split.py asks what depends on the stage
             plan = plans[pattern]
             arrays = [] if watch is None else [data, *values]
-            if names:
+            if names and plan.names:
                 values += map(attributes.get, names)
             saved = plan.keep(values) if plan.names else ()
             result.node = node = _new(Node)  # without its constructor, which takes as long as a small sum
@@ -382,6 +359,9 @@ def _recording(operation: Operation) -> Callable[..., Tensor]:
         return result
 
     return recorded
+
+
+_record = _recording(CUSTOM[0].operation)
 
 
 def _in_float32(operation: Callable[..., Tensor], tensors: Sequence[Any], attributes: dict[str, Any]) -> Tensor:

@@ -259,7 +259,7 @@ def _custom_plan(count: int) -> Plan:
 
 _OPERATION = Operation(_custom)
 _OPERATION.name = "custom"
-CUSTOM = Plans(_custom_plan)
+CUSTOM = _OPERATION.plans = Plans(_custom_plan)
 """The plans of nodes that keep a vjp for each of their inputs, by the number of these."""
 
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.errors import TensorError
-from minipipe.tensor import Operand, Tensor, as_tensor, cast, record
+from minipipe.tensor import Operand, Tensor, as_tensor, cast
 
 
 def operands(left: Operand, right: Operand) -> tuple[Tensor, Tensor]:
@@ -59,10 +61,17 @@ def as_constant(value: Operand, like: Tensor) -> Tensor:
     """
     data = value.data if isinstance(value, Tensor) else value
     if backend.is_floating(like.dtype):
-        return record(backend.as_array(data, like.dtype, like.data))
+        return constant(backend.as_array(data, like.dtype, like.data))
     # Beside whole numbers a real one is float32, the default, and not float64 as in NumPy.
     float32 = backend.array_module(like.data).float32
-    return record(backend.as_array(data, float32 if isinstance(data, float) else None, like.data))
+    return constant(backend.as_array(data, float32 if isinstance(data, float) else None, like.data))
+
+
+def constant(array: Array) -> Tensor:
+    """Return a tensor without a graph of an array, or of a scalar of NumPy's, without the checks of ``Tensor(…)``."""
+    tensor = object.__new__(Tensor)
+    tensor.data, tensor.node = np.asarray(array) if isinstance(array, np.generic) else array, None
+    return tensor
 
 
 def data_of(value: Operand, like: Array) -> Array:
@@ -81,7 +90,7 @@ def as_real(value: Operand) -> Tensor:
     tensor = value if isinstance(value, Tensor) else Tensor(value)
     if backend.is_floating(tensor.data.dtype):
         return tensor
-    return record(backend.as_array(tensor.data, backend.array_module(tensor.data).float32))
+    return constant(backend.as_array(tensor.data, backend.array_module(tensor.data).float32))
 
 
 def real_operands(first: Operand, *others: Operand) -> list[Tensor]:

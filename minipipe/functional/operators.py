@@ -21,7 +21,7 @@ from minipipe.autograd.backend import Array
 from minipipe.errors import ArgumentError, TensorError, shape_error
 from minipipe.functional import contraction, elementwise, operands, reduction, shape
 from minipipe.hints import Familiar, instead_of, with_hints
-from minipipe.tensor import Operand, Tensor, record
+from minipipe.tensor import Operand, Tensor
 from minipipe.tensor import op as op
 
 
@@ -33,7 +33,7 @@ def _comparison(compare: Callable[[Any, Any], Any]) -> Callable[[Tensor, Operand
     """Compare values, element by element; the result is a constant."""
 
     def compared(self: Tensor, other: Operand) -> Tensor:
-        return record(compare(self.data, other.data if isinstance(other, Tensor) else other))
+        return operands.constant(compare(self.data, other.data if isinstance(other, Tensor) else other))
 
     return compared
 
@@ -155,7 +155,7 @@ class TensorMethods:
         >>> x.grad
         array([1., 2.], dtype=float32)
         """
-        return record(self.data)
+        return operands.constant(self.data)
 
     def zero_grad(self: Any) -> None:
         """Forget the gradient."""
