@@ -99,8 +99,8 @@ def _fitting(a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
     return a, b
 
 
-@op(takes=_fitting, is_broadcast=True)
-def matmul(a: Array, b: Array) -> Array:
+@op(takes=_fitting, saves="full", is_broadcast=True)
+def matmul(a: Array, b: Array) -> tuple[Array, Shape]:
     """Return the matrix product a @ b over the last two axes; the axes before them are broadcast.
 
     A vector counts as a row on the left and as a column on the right, as in NumPy.
@@ -127,8 +127,8 @@ def matmul(a: Array, b: Array) -> Array:
     Tensor([21., 43.])
     """
     product = backend.matmul(_as_row(a), _as_column(b))
-    shape = product.shape
-    return backend.reshape(product, shape[:-2] + shape[-2:-1] * (a.ndim > 1) + shape[-1:] * (b.ndim > 1))
+    full = product.shape
+    return backend.reshape(product, full[:-2] + full[-2:-1] * (a.ndim > 1) + full[-1:] * (b.ndim > 1)), full
 
 
 def _as_row(a: Array) -> Array:
@@ -139,25 +139,17 @@ def _as_column(b: Array) -> Array:
     return b if b.ndim > 1 else backend.reshape(b, (-1, 1))
 
 
-def _of_left(g: Array, b: Array, shape: Shape) -> Array:
-    """Return the gradient of a, whose shape may be broadcast."""
-    full = g.shape if b.ndim > 1 else (*g.shape, 1)
-    if len(shape) > 1:
-        return backend.matmul(backend.reshape(g, full), _as_column(b).mT)
-    gradient = backend.matmul(backend.reshape(g, (*full[:-1], 1, full[-1])), _as_column(b).mT)
-    return backend.reshape(gradient, (*full[:-1], *shape))
+def _of_left(g: Array, b: Array, full: Shape, shape: Shape) -> Array:
+    gradient = backend.matmul(backend.reshape(g, full), _as_column(b).mT)
+    return gradient if len(shape) > 1 else backend.reshape(gradient, full[:-2] + shape)
 
 
-def _of_right(g: Array, a: Array, shape: Shape) -> Array:
-    """Return the gradient of b, whose shape may be broadcast."""
-    full = g.shape if len(shape) > 1 else (*g.shape, 1)
-    if a.ndim == 1:
-        full = (*full[:-1], 1, full[-1])
+def _of_right(g: Array, a: Array, full: Shape, shape: Shape) -> Array:
     gradient = backend.matmul(_as_row(a).mT, backend.reshape(g, full))
-    return gradient if len(shape) > 1 else backend.reshape(gradient, gradient.shape[:-1])
+    return gradient if len(shape) > 1 else backend.reshape(gradient, full[:-2] + shape)
 
 
-matmul.gradients(a=_of_left, b=_of_right)
+matmul.gradients(a=_of_left, b=_of_right)  # the walk sums over axes that were broadcast
 
 
 class _Term(NamedTuple):
