@@ -348,7 +348,7 @@ def _recording(operation: Operation) -> Callable[..., Tensor]:
         if is_enabled and (parents or is_activation):  # also without parents: split.py asks what depends on the stage
             plan = plans[pattern]
             arrays = [] if watch is None else [data, *values]
-            if names:
+            if names and plan.names:
                 values += map(attributes.get, names)
             saved = plan.keep(values) if plan.names else ()
             result.node = node = _new(Node)  # without its constructor, which takes as long as a small sum

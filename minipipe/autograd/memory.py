@@ -12,13 +12,11 @@ from typing import Any
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.graph import Node
-from minipipe.autograd.recompute import RecomputedNode
+from minipipe.autograd.recompute import Compute, RecomputedNode
 from minipipe.autograd.split import WeightWork
 
-_SEARCHED = (
-    *(tuple, list, dict, FunctionType, CellType, partial),
-    *(MethodType, BuiltinMethodType, MethodWrapperType),
-)
+_METHODS = (MethodType, BuiltinMethodType, MethodWrapperType)
+_SEARCHED = (tuple, list, dict, FunctionType, CellType, partial, *_METHODS)
 
 
 def held_bytes(held: Iterable[Node | WeightWork], not_counted: Iterable[Array]) -> int:
@@ -65,9 +63,7 @@ def observe_recomputation(roots: Iterable[Node], observe: Callable[[list[Node]],
             again.compute = partial(_observed, again.compute, observe)
 
 
-def _observed(
-    compute: Callable[[list[Any]], list[Node | None]], observe: Callable[[list[Node]], None], inputs: list[Any]
-) -> list[Node | None]:
+def _observed(compute: Compute, observe: Callable[[list[Node]], None], inputs: list[Any]) -> list[Node | None]:
     roots = compute(inputs)
     computed = [root for root in roots if root is not None]
     observe_recomputation(computed, observe)  # one recomputation may lie inside another

@@ -129,7 +129,8 @@ class Operation:
         self.inputs = tuple(p.name for p in inputs)
         self.is_variadic = any(p.kind is p.VAR_POSITIONAL for p in inputs)
         self.attributes = {p.name: p.default for p in others}
-        self._bind = _binder(forward, parameters, inputs, others)
+        self.num_required = sum(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in inputs)
+        self.required = {p.name for p in others if p.default is p.empty}
         self.steps: dict[str, Value] = {}
         self.shared: dict[str, Value] = {}
         self.sums_over_rows: set[str] = set()
@@ -156,11 +157,21 @@ class Operation:
         ArgumentError
             Code ``name``, for arguments that the operation does not take.
         """
-        try:
-            return self._bind(*given, **attributes)
-        except TypeError:
-            check_arguments(self.name, self.forward, given, attributes)
-            raise
+        num_inputs = len(self.inputs)
+        further = () if self.is_variadic else given[num_inputs:]
+        named = dict(zip(self.positional, further)) | attributes if further else attributes
+        complete = self.attributes | named
+        fits = len(named) == len(further) + len(attributes) and len(complete) == len(self.attributes)
+        if fits and len(given) >= self.num_required and self.required <= named.keys():
+            if not self.is_variadic and len(given) != num_inputs:
+                given = given[:num_inputs] + (None,) * (num_inputs - len(given))
+            return given, complete
+        check_arguments(self.name, self.forward, given, attributes)
+        call = self.signature.bind(*given, **attributes)
+        call.apply_defaults()
+        values = call.arguments
+        inputs = call.args if self.is_variadic else tuple([values[name] for name in self.inputs])
+        return inputs, {name: values[name] for name in self.attributes}
 
     def with_saved(self, computed: Any) -> tuple[Any, ...]:
         """Return what forward returned, the result and the saved values; refuse anything else."""
@@ -327,25 +338,6 @@ def _check_parameters(
         if names.count(name) > 1 or name == "number":
             message = f"{operation} has two values {name}, or one with a name that means something else in a gradient"
             raise ArgumentError("value", f"{message}. Rename the parameter, or the value of saves=.")
-
-
-def _binder(
-    forward: Any,
-    parameters: Sequence[inspect.Parameter],
-    inputs: Sequence[inspect.Parameter],
-    others: Sequence[inspect.Parameter],
-) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Return a function with the parameters of forward, which returns inputs and attributes.
-
-    Python binds the arguments of a function a hundred times as fast as ``inspect.Signature`` does.
-    """
-    bare = {p.name: p.replace(annotation=p.empty, default=p.empty) for p in parameters}
-    taken = str(inspect.Signature([*bare.values()]))[1:-1]
-    given = "".join([f"{bare[p.name]}, " for p in inputs])
-    named = ", ".join([f"{p.name!r}: {p.name}" for p in others])
-    bind = eval(f"lambda {taken}: (({given}), {{{named}}})", {})
-    bind.__defaults__, bind.__kwdefaults__ = forward.__defaults__, forward.__kwdefaults__
-    return bind
 
 
 def _getter(names: Sequence[str], wanted: Sequence[str]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:

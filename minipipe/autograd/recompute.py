@@ -19,6 +19,9 @@ from typing import Any
 from minipipe.autograd.backend import Array
 from minipipe.autograd.graph import CUSTOM, Backward, Node, unchanged
 
+Compute = Callable[[list[Any]], "list[Node | None]"]
+"""From the inputs to the nodes of the results; None for a result that depends on nothing with a gradient."""
+
 
 class Recomputation:
     """The results of a module that were computed without a graph.
@@ -27,9 +30,7 @@ class Recomputation:
     ----------
     inputs : list of Tensor
         Tensors of its own, with the values and nodes of the inputs.
-    compute : function
-        Computes the results from the inputs and returns their nodes; None for a result that depends on nothing with a
-        gradient.
+    compute : Compute
 
     Attributes
     ----------
@@ -39,9 +40,8 @@ class Recomputation:
 
     __slots__ = ("compute", "inputs", "roots")
 
-    def __init__(self, inputs: list[Any], compute: Callable[[list[Any]], list[Node | None]]) -> None:
-        self.inputs = inputs
-        self.compute: Callable[[list[Any]], list[Node | None]] | None = compute
+    def __init__(self, inputs: list[Any], compute: Compute | None) -> None:
+        self.inputs, self.compute = inputs, compute
         self.roots: list[Node | None] = []
 
     @property

@@ -72,7 +72,8 @@ def largest_of(x: Array, axes: int | tuple[int, ...]) -> Array:
     """
     if backend.prod(x.shape) == 0:  # NumPy refuses the largest of nothing
         return backend.reduce_sum(x, axes, True) - math.inf
-    return array_module(x).max(x, axis=axes, keepdims=True)
+    # The method takes a third of the time of np.max; arrays of the array API standard have none.
+    return x.max(axis=axes, keepdims=True) if hasattr(x, "max") else array_module(x).max(x, axis=axes, keepdims=True)
 
 
 def without_axes(array: Array, axes: tuple[int, ...], keepdims: bool) -> Array:

@@ -41,7 +41,8 @@ def reshape(a: Array, shape: Sequence[int]) -> Array:
     >>> functional.reshape(Tensor([[1.0, 2.0], [3.0, 4.0]]), (4, -1)).shape
     (4, 1)
     """
-    shape, product = tuple(shape), backend.prod(shape)
+    shape = tuple(shape)
+    product = backend.prod(shape)
     fits = product == a.size and (not shape or min(shape) >= 0)
     if not fits and (product >= 0 or a.size % product or shape.count(-1) != 1):
         raise TensorError("shape", f"reshape: {a.size} elements of shape {a.shape} do not fit the shape {shape}.")
@@ -92,6 +93,7 @@ def _permuted(array: Array, order: tuple[int, ...]) -> Array:
     return array_module(array).permute_dims(array, order)
 
 
+# Places sorted by the axes that they name are the inverse order.
 transpose.gradients(a=lambda g, order: _permuted(g, tuple(sorted(order, key=order.__getitem__))))
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import TensorError, counted, divisor, shape_error
-from minipipe.functional.operands import as_real, operands
+from minipipe.functional.operands import as_real, one_real, operands
 from minipipe.functional.reduction import mean
 from minipipe.hints import with_hints
 from minipipe.tensor import Operand, Tensor, as_tensor, op
@@ -513,7 +513,7 @@ def _to_winners(g: Array, winner: Array, windows: Windows) -> Array:
 _max_pool.gradients(x=_to_winners)
 
 
-@op(takes=lambda x: (as_real(x),))
+@op(takes=one_real)
 def _avg_pool(x: Array, *, windows: Windows) -> Array:
     return _means(x, windows)
 

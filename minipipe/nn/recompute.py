@@ -108,9 +108,7 @@ class Recompute(Module):
         losses_so_far().extend(results[id(loss)] for loss in losses)
         return rebuilt(computed, [results[id(tensor)] for tensor in tensors_in(computed)])
 
-    def _again(
-        self, function: Callable[[Any], Any], form: Any, first: int
-    ) -> Callable[[list[Any], list[Tensor]], list[Node | None]]:
+    def _again(self, function: Callable[[Any], Any], form: Any, first: int) -> Callable[..., list[Node | None]]:
         """Return a function that computes the module here and now, whenever it is called with the inputs."""
         here = at(current_place().copy())
         modes = [(part, part.is_training) for part in self.module.modules()]

@@ -23,8 +23,10 @@ def test_the_table_is_that_of_the_operations():
         (lambda x, w: functional.add(x, w[0]), 0, X.nbytes),
         (lambda x, w: functional.multiply(x, w[0]), X.nbytes + W.nbytes, 2 * X.nbytes),
         (lambda x, w: functional.relu(functional.linear(x, w)), 2 * X.nbytes + W.nbytes, 2 * X.nbytes),
+        (lambda x, w: functional.layer_norm(x, w[0], w[1]), X.nbytes + X[:, 0].nbytes + W.nbytes, 2 * X.nbytes),
+        (lambda x, w: functional.rms_norm(x, w[0]), X.nbytes + X[:, 0].nbytes + W.nbytes, 2 * X.nbytes),
     ],
-    ids=["linear", "add", "multiply", "linear and relu"],
+    ids=["linear", "add", "multiply", "linear and relu", "layer_norm", "rms_norm"],
 )
 def test_the_bytes_follow_from_the_table(operation, after_f, after_i):
     x, weight = Tensor(X.copy()), Tensor(W.copy(), requires_grad=True)

@@ -6,6 +6,7 @@ for the letters are drawn by hypothesis, and the inputs with them; both sides ge
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -281,10 +282,10 @@ def test_a_block_that_differed_would_be_noticed(differs, change):
 
 
 def test_a_block_whose_gradient_alone_differed_would_be_noticed(monkeypatch):
-    from minipipe.functional.attention import _Head
-
+    attention = importlib.import_module("minipipe.functional.attention")
+    right = attention._query_gradient
     ours, theirs = nn.MultiHeadAttention(4, 2, dtype=np.float64), their_attention(4, 2, length=3, is_causal=False)
     pairs = list(torch_twins.of_attention(ours, theirs.module))
-    monkeypatch.setattr(_Head, "key_gradient", lambda self, scores: scores @ self.queries * 0.5)
+    monkeypatch.setattr(attention, "_query_gradient", lambda *given: right(*given) * 0.5)
     with pytest.raises(AssertionError, match="the gradient of the input"):
         check_module(ours, theirs, pairs, (2, 3, 4), seed=0)

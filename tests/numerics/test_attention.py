@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +11,8 @@ from hypothesis import strategies as st
 
 from minipipe import Tensor
 from minipipe import functional as F
+from minipipe.autograd import StageInput, backward_input
+from minipipe.autograd.memory import held_bytes
 from tests.numerics.formulas import attended
 from tests.strategies import examples
 
@@ -62,3 +66,43 @@ def test_no_bit_of_the_future_reaches_a_causal_result_or_its_gradients():
         results.append((seen.numpy().tobytes(), x.grad[:, :3].tobytes()))
         assert not x.grad[:, 3:].any()
     assert results[0] == results[1]
+
+
+# -- work and memory -----------------------------------------------------------------------------------------
+
+
+def stage_input(*shape: int) -> Tensor:
+    tensor = Tensor(np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32))
+    tensor.node = StageInput(needs_gradient=True, array=tensor.data)
+    return tensor
+
+
+def test_queries_and_keys_share_one_gradient_of_the_scores(monkeypatch):
+    attention, calls = importlib.import_module("minipipe.functional.attention"), []
+    summed = attention._sum_over_rows
+    monkeypatch.setattr(attention, "_sum_over_rows", lambda array: calls.append(array.shape) or summed(array))
+    result = F.attention(stage_input(2, 3, 4), stage_input(2, 5, 4), stage_input(2, 5, 4))
+    assert len(calls) == 1  # in the softmax
+    result.backward(np.ones((2, 3, 4), np.float32))
+    assert len(calls) == 2
+
+
+def test_attention_holds_scaled_queries_and_weights_until_i_and_nothing_for_w():
+    number = 4  # bytes
+    query, key, value = stage_input(2, 3, 4), stage_input(2, 5, 4), stage_input(2, 5, 6)
+    root = F.attention(query, key, value).node
+    assert held_bytes([root], []) == (2 * 3 * 4 + 2 * 5 * 3 + 2 * 5 * 4 + 2 * 5 * 6) * number
+    assert held_bytes([backward_input({root: np.ones((2, 3, 6), np.float32)})], []) == 0
+
+
+def test_self_attention_holds_projections_scaled_queries_and_weights():
+    number = 4  # bytes
+    root = F.self_attention(stage_input(2, 5, 24), num_heads=2, is_causal=True).node
+    assert held_bytes([root], []) == (2 * 5 * 24 + 2 * 5 * 8 + 2 * 2 * 5 * 5) * number
+    assert held_bytes([backward_input({root: np.ones((2, 5, 8), np.float32)})], []) == 0
+
+
+def test_attention_keeps_no_queries_if_keys_need_no_gradient():
+    key, value = np.ones((2, 5, 4), np.float32), np.ones((2, 5, 6), np.float32)
+    root = F.attention(stage_input(2, 3, 4), key, value).node
+    assert root.plan.names == ("weights", "dropped", "key", "value")

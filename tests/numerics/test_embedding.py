@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minipipe import Tensor, functional
+from minipipe.autograd import StageInput
 from minipipe.errors import TensorError
 from minipipe.functional.embedding import add_rows
 
@@ -43,6 +44,18 @@ def test_no_ids_give_no_vectors_and_a_gradient_of_zeros():
     result.backward(np.ones((2, 0, 2)))
     assert result.shape == (2, 0, 2)
     assert weight.grad.tolist() == [[0.0, 0.0]] * 3
+
+
+def test_ids_mark_the_result_as_an_activation_and_are_refused_only_if_they_need_a_gradient():
+    weight, ids = Tensor(np.ones((3, 2)), requires_grad=True), Tensor(np.array([0, 2]))
+    ids.node = StageInput(needs_gradient=False)
+    result = functional.embedding(weight, ids)
+    assert result.node.is_activation
+    result.backward(np.ones((2, 2)))
+    assert weight.grad.tolist() == [[1.0, 1.0], [0.0, 0.0], [1.0, 1.0]]
+    ids.node = StageInput(needs_gradient=True)
+    with pytest.raises(TensorError, match=r"^embedding: ids are whole numbers and have no gradient\.$"):
+        functional.embedding(weight, ids).backward(np.ones((2, 2)))
 
 
 @given(st.lists(st.integers(0, 4), max_size=40))
