@@ -105,4 +105,4 @@ def test_self_attention_holds_projections_scaled_queries_and_weights():
 def test_attention_keeps_no_queries_if_keys_need_no_gradient():
     key, value = np.ones((2, 5, 4), np.float32), np.ones((2, 5, 6), np.float32)
     root = F.attention(stage_input(2, 3, 4), key, value).node
-    assert root.plan.names == ("weights", "dropped", "key", "value")
+    assert root.plan.names == ("key", "value", "weights", "dropped")
