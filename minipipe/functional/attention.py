@@ -23,8 +23,9 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
+from minipipe.autograd.modes import next_key
 from minipipe.errors import TensorError, shape_error
-from minipipe.functional.elementwise import drawn
+from minipipe.functional.elementwise import check_probability, dropped
 from minipipe.functional.operands import data_of, one_real, real_operands
 from minipipe.tensor import Operand, Tensor, op
 
@@ -381,10 +382,10 @@ def _attended(
     if is_causal or visible is not None:
         scores = _hidden(scores, shape[-2], is_causal, visible)
     weights = _softmax_over_rows(scores, may_see_nothing=visible is not None)
-    drop = drawn(name, weights, dropout, part)
-    dropped = weights if drop is None else drop(weights)
-    result = backend.reshape(dropped.mT @ value, (*shape[:-1], value.shape[-1]))
-    return result, queries, weights, dropped
+    check_probability(name, dropout)
+    used = dropped(weights, dropout, next_key(), part)[0] if dropout else weights
+    result = backend.reshape(used.mT @ value, (*shape[:-1], value.shape[-1]))
+    return result, queries, weights, used
 
 
 def _beside(rows: Array, shared: Shape) -> Array:

@@ -21,7 +21,7 @@ TensorError with code ``shape`` or ``dtype``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from minipipe.autograd import backend
@@ -31,8 +31,6 @@ from minipipe.errors import TensorError, shape_error
 from minipipe.functional.operands import as_real, one_real, operands
 from minipipe.hints import with_hints
 from minipipe.tensor import Operand, Tensor, op
-
-unbroadcast = backend.unbroadcast
 
 
 def _broadcast(name: str, a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
@@ -378,27 +376,21 @@ def check_probability(name: str, probability: float) -> None:
 
 @op(saves="keep", in_float32=True)
 def _dropout(a: Array, *, probability: float, key: Key) -> tuple[Array, Array]:
-    keep = backend.uniform(a, key) >= probability
-    return _dropped(a, keep, probability), keep
+    return dropped(a, probability, key)
 
 
-def _dropped(g: Array, keep: Array, probability: float) -> Array:
+def dropped(array: Array, probability: float, key: Key, part: tuple[int, int] = (0, 1)) -> tuple[Array, Array]:
+    """Return an array after dropout, and which elements are kept.
+
+    With ``part`` (i, count) the array is part i of all heads, the last axis but two, for which the mask is drawn.
+    """
+    keep = backend.uniform(array, key, part) >= probability
+    return _kept(array, keep, probability), keep
+
+
+def _kept(g: Array, keep: Array, probability: float) -> Array:
     """Return an array, or a gradient, of which only some elements are kept, and scaled up."""
     return backend.masked(g, keep) * (1 / (1 - probability))
 
 
-_dropout.gradients(a=_dropped)
-
-
-def drawn(
-    name: str, like: Array, probability: float, part: tuple[int, int] = (0, 1)
-) -> Callable[[Array], Array] | None:
-    """Return a function that drops elements of arrays like ``like``, or of their gradients; None for no dropout.
-
-    With ``part`` (i, count) these are part i of all heads, the last axis but two, for which it draws.
-    """
-    check_probability(name, probability)
-    if probability == 0:
-        return None
-    keep = backend.uniform(like, next_key(), part) >= probability
-    return lambda array: _dropped(array, keep, probability)
+_dropout.gradients(a=_kept)
