@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import update_wrapper
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -190,6 +190,18 @@ def record(data: Array, *inputs: tuple[Tensor, Vjp]) -> Tensor:
 Operands = Callable[..., Sequence[Any]]
 
 
+class OperationCall(Protocol):
+    """An operation as it is called: with tensors and attributes."""
+
+    operation: Operation
+    gradients: Callable[..., None]
+    shared: Callable[..., None]
+
+    def __call__(self, *operands: Any, **attributes: Any) -> Tensor:
+        """Return the result, with its node."""
+        ...
+
+
 @with_hints
 def op(
     *,
@@ -198,7 +210,7 @@ def op(
     saves: str = "",
     in_float32: bool = False,
     is_broadcast: bool = False,
-) -> Callable[[Callable[..., Any]], Any]:
+) -> Callable[[Callable[..., Any]], OperationCall]:
     """Make an operation of a function of arrays: called with tensors, it computes, and notes itself in the graph.
 
     The positional parameters of the function are tensors; one may be None, and the last may be ``*parts``. Those named
@@ -258,7 +270,7 @@ def op(
     array([ 3., 12.], dtype=float32)
     """
 
-    def made(forward: Callable[..., Any]) -> Any:
+    def made(forward: Callable[..., Any]) -> OperationCall:
         operation = Operation(forward, attributes.split(), saves.split(), is_broadcast)
         call = _call_of(operation, takes, in_float32)
         # With the globals of the module: doctest runs only functions with the globals of the module that it reads.

@@ -113,7 +113,7 @@ class Operation:
         is_broadcast: bool = False,
     ) -> None:
         of_kind("op", forward, FunctionType, "a function of arrays")
-        self.name, self.is_broadcast = forward.__name__, is_broadcast
+        self.name, self.is_broadcast = forward.__name__.lstrip("_"), is_broadcast
         self.forward, self.saves = forward, tuple(saves)
         of_arrays = inspect.signature(forward)
         parameters = [*of_arrays.parameters.values()]
