@@ -21,10 +21,11 @@ import numpy as np
 from minipipe.autograd import backend
 from minipipe.autograd.modes import RandomKey, at, enable_grad, no_grad
 from minipipe.comm import ProcessGroup, Request
+from minipipe.errors import ScheduleCode, ScheduleError
 from minipipe.execution.payload import Payload
 from minipipe.execution.record import Receipt, Record
 from minipipe.execution.stage import Stage
-from minipipe.schedules.action import RECV_B, RECV_F, SEND_B, SEND_F, Action, ActionKind, B, F, I, W
+from minipipe.schedules.action import RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, I, W
 from minipipe.schedules.action_table import Program
 from minipipe.schedules.analysis.dependencies import Direction, Value
 
@@ -91,7 +92,7 @@ class Executor:
         self._name, self._sent_at = group.name_of_program(), partial(_sent_at, program)
         self._allocate = xp.empty if group.takes_device_arrays else backend.empty_on_host(xp)
         self._row, self._actions = program.actions[group.rank], program.numbered[group.rank]
-        self._steps = [_METHODS[action.kind](self, action) for action in self._actions]
+        self._steps = [_METHODS.get(action.kind, Executor._unhandled)(self, action) for action in self._actions]
         for observer in observers:
             self._steps = list(map(observer.watch, self._actions, self._steps))
         self._sends: list[Request] = []  # not finished
@@ -175,6 +176,13 @@ class Executor:
 
         return run
 
+    def _unhandled(self, action: Action) -> Step:
+        def refuse(self: Executor, batch: Batch) -> None:
+            message = f"{action} has no handler here: this run has no {action.kind.declaration.words}"
+            raise ScheduleError.of(ScheduleCode.UNKNOWN, f"{message}. Run the schedule without such actions.")
+
+        return refuse
+
     def note(self, stage: Stage, start: float) -> None:
         """Record the times of a computation, and how many microbatches its stage holds after it."""
         if self.xp is not np:
@@ -221,7 +229,7 @@ class Executor:
         return 2 * pair + (value.direction is Direction.BACKWARD)
 
 
-_METHODS: dict[Any, Any] = dict.fromkeys(ActionKind, lambda *_: lambda *_: None)  # observers run the others: sums.py, …
+_METHODS: dict[Any, Any] = {}  # observers have handlers for other kinds: sums.py, offloading.py, versions.py
 _METHODS |= {F: Executor._forward, B: Executor._backward, I: Executor._backward, W: Executor._backward_weight}
 _METHODS |= {SEND_F: Executor._send, SEND_B: Executor._send, RECV_F: Executor._receive, RECV_B: Executor._receive}
 

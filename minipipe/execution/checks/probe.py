@@ -79,6 +79,8 @@ class Probe:
         """Return a step after which the weight gradients of its stage are looked at, for every backward."""
         if action.kind.is_communication or action.kind is ActionKind.FORWARD:
             return step
+        if action.kind is ActionKind.REDUCE_GRAD:  # it looks at the gradients of each replica alone
+            return lambda executor, batch: None
 
         def run_and_look(executor: Executor, batch: Batch) -> None:
             step(executor, batch)
