@@ -18,7 +18,7 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.graph import CUSTOM, Leaf, Node, StageInput, Vjp
 from minipipe.autograd.modes import mode
-from minipipe.autograd.operation import Operation
+from minipipe.autograd.operation import Operation, names_in
 from minipipe.errors import TensorError, shape_error
 from minipipe.hints import refuse_calls, with_hints
 
@@ -270,9 +270,11 @@ def op(
     array([ 3., 12.], dtype=float32)
     """
 
+    names = names_in("attributes", attributes), names_in("saves", saves)
+
     def made(forward: Callable[..., Any]) -> OperationCall:
-        operation = Operation(forward, attributes.split(), saves.split(), is_broadcast)
-        call = _call_of(operation, takes, in_float32)
+        operation = Operation(forward, *names, is_broadcast)
+        call = _call_of(operation, takes or (_as_tensors if in_float32 else None), in_float32)
         # With the globals of the module: doctest runs only functions with the globals of the module that it reads.
         twin: Any = update_wrapper(FunctionType(call.__code__, forward.__globals__, closure=call.__closure__), forward)
         twin.__signature__ = operation.signature
@@ -298,7 +300,8 @@ def _call_of(operation: Operation, takes: Operands | None, in_float32: bool) -> 
     forward, has_saved, num_attributes = operation.forward, bool(operation.saves), len(operation.attributes)
     num_inputs = -1 if operation.is_variadic else len(operation.inputs)
     # The function refers to these by closures: its globals will be another module's.
-    kind, nothing, is_half, widened, recorded = Tensor, _Nothing, backend.is_half, _in_float32, _recording(operation)
+    kind, nothing, has_half, widened, recorded = Tensor, _Nothing, _has_half, _in_float32, _recording(operation)
+    first_optional = 1 << operation.num_required
     errors = TypeError, TensorError
 
     def call(*given: Any, **attributes: Any) -> Tensor:
@@ -306,14 +309,14 @@ def _call_of(operation: Operation, takes: Operands | None, in_float32: bool) -> 
             given, attributes = operation.bound(given, attributes)
         try:
             tensors = given if takes is None else takes(*given)
-            if in_float32 and is_half(tensors[0].data.dtype):
+            if in_float32 and has_half(tensors):
                 return widened(call, tensors, attributes)
             arrays: list[Any] = []
             parents: list[Node] = []
             pattern, bit, is_activation = 0, 1, False
             for tensor in tensors:
                 if not isinstance(tensor, kind):
-                    tensor = nothing if tensor is None else kind(tensor)
+                    tensor = nothing if tensor is None and bit >= first_optional else kind(tensor)
                 arrays.append(tensor.data)
                 node = tensor.node
                 if node is not None:
@@ -359,7 +362,7 @@ def _recording(operation: Operation) -> Callable[..., Tensor]:
         order = next(creation)  # even if nothing is recorded: a recomputation gets the same numbers
         if is_enabled and (parents or is_activation):  # also without parents: split.py asks what depends on the stage
             plan = plans[pattern]
-            arrays = [] if watch is None else [data, *values]
+            arrays = [] if watch is None else [data, *values[:place]]
             if names and plan.names:
                 values += map(attributes.get, names)
             saved = plan.keep(values) if plan.names else ()
@@ -378,8 +381,21 @@ _record = _recording(CUSTOM[0].operation)
 
 def _in_float32(operation: Callable[..., Tensor], tensors: Sequence[Any], attributes: dict[str, Any]) -> Tensor:
     """Return the result of an operation on halves, computed in float32 and rounded once."""
-    wide = [each if each is None else cast(each, "float32") for each in tensors]
-    return cast(operation(*wide, **attributes), tensors[0].dtype)
+    wide, halves = [*tensors], []
+    for i, tensor in enumerate(tensors):
+        if _has_half([tensor]):
+            halves.append(tensor.dtype)
+            wide[i] = cast(tensor, "float32")
+    return cast(operation(*wide, **attributes), halves[0])
+
+
+def _has_half(tensors: Sequence[Any]) -> bool:
+    """Return whether some tensor is of float16 or bfloat16; others may be None."""
+    return any([tensor is not None and backend.is_half(tensor.data.dtype) for tensor in tensors])  # noqa: C419 (faster)
+
+
+def _as_tensors(*operands: Any) -> list[Any]:
+    return [each if each is None or isinstance(each, Tensor) else Tensor(each) for each in operands]
 
 
 def as_tensor(value: Operand) -> Tensor:

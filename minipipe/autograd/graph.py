@@ -183,11 +183,11 @@ class Leaf(Node):
             raise changed_in_place("A parameter, or another tensor made with requires_grad=True,")
         if self.grad is not None:
             self.grad += contribution
-        # The gradient of a result may be returned as it was, and other inputs of the node receive it as well.
-        elif contribution is not walk.gradient and backend.is_fresh(contribution):
-            self.grad = contribution
-        else:
+        # Other inputs may receive the same array: the gradient of the result as it was, or a value that they share.
+        elif contribution is walk.gradient or any(contribution is value for value in walk.values):
             self.grad = backend.copy(contribution)
+        else:
+            self.grad = contribution if backend.is_fresh(contribution) else backend.copy(contribution)
 
 
 class StageInput(Node):
@@ -230,17 +230,18 @@ class BackwardWalk:
         The nodes with a pending gradient, the latest first.
     arrivals : iterator of int
         Breaks ties between nodes of one order, which only ``nn.Recompute`` can create.
-    order, gradient : int, array
-        Those of the current node.
+    order, gradient, values : int, array, tuple
+        Of the current node.
     """
 
-    __slots__ = ("arrivals", "gradient", "order", "queue")
+    __slots__ = ("arrivals", "gradient", "order", "queue", "values")
 
     def __init__(self) -> None:
         self.queue: list[tuple[int, int, Node]] = []
         self.arrivals = count()
         self.order = maxsize
         self.gradient: Array | None = None
+        self.values: tuple[Any, ...] = ()
 
 
 def unchanged(gradient: Array) -> Array:

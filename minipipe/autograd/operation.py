@@ -123,7 +123,7 @@ class Operation:
             raise ArgumentError("value", f"{message} {', '.join(of_arrays.parameters)}.")
         inputs = [p for p in parameters if p.kind is not p.KEYWORD_ONLY and p.name not in self.positional]
         others = [p for p in parameters if p not in inputs]
-        tensors = [p.replace(annotation="Operand") if p in inputs else p for p in parameters]
+        tensors = [_as_operand(p) if p in inputs else p for p in parameters]
         self.signature = of_arrays.replace(parameters=tensors, return_annotation="Tensor")
         _check_parameters(self.name, parameters, inputs, self.saves)
         self.inputs = tuple(p.name for p in inputs)
@@ -139,15 +139,22 @@ class Operation:
     def __repr__(self) -> str:
         return self.name
 
-    def set_gradients(self, **gradients: Callable[..., Array]) -> None:
+    def set_gradients(self, /, *others: object, **gradients: Callable[..., Array]) -> None:
         """Set the gradient of each input; see :func:`minipipe.op`."""
+        _refuse_unnamed("gradients", self.inputs[0] if self.inputs else "x", others)
         for name, function in gradients.items():
             self.steps[name] = self._checked(Value.of(name, function), self.inputs)
 
-    def set_shared(self, **values: Callable[..., Array]) -> None:
+    def set_shared(self, /, *others: object, **values: Callable[..., Array]) -> None:
         """Set values that several gradients need, each before those that need it."""
+        _refuse_unnamed("shared", "dz", others)
+        taken = {GRADIENT, RESULT, SHAPE, "number", *self.inputs, *self.saves, *self.attributes}
         for name, function in values.items():
-            self.shared[name] = self._checked(Value.of(name, function), (name,))
+            value = Value.of(name, function)
+            if name in taken or value.takes_shape:
+                message = f"{self.name}.shared({name}=…) has the name of another value, or needs {SHAPE}, which only a"
+                raise ArgumentError("value", f"{message} gradient gets. Take another name, or name an input instead.")
+            self.shared[name] = self._checked(value, (name,))
 
     def bound(self, given: tuple[Any, ...], attributes: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the inputs and the attributes of a call, with None and defaults for those that it leaves out.
@@ -181,10 +188,11 @@ class Operation:
 
     def wrong_result(self, computed: Any) -> ArgumentError:
         """Return the error for a forward that returned something else than an array, and its saved values."""
-        expected = f"({', '.join([RESULT, *self.saves])}), because of saves=" if self.saves else "one array"
         given = f"{len(computed)} values" if isinstance(computed, tuple) else f"a {type(computed).__name__}"
-        message = f"{self.name} returned {given}; expected {expected}"
-        return ArgumentError("type", f"{message}. An operation computes with arrays: array_module(x).exp(x).")
+        expected = "one array. An operation computes with arrays: array_module(x).exp(x)"
+        if self.saves:
+            expected = f"({', '.join([RESULT, *self.saves])}), because of saves="
+        return ArgumentError("type", f"{self.name} returned {given}; expected {expected}.")
 
     def _checked(self, value: Value, names: Sequence[str]) -> Value:
         if value.name not in names:
@@ -197,6 +205,9 @@ class Operation:
             if name not in known:
                 message = f"The gradient of {value.name} in {self.name} needs {name}; expected one of"
                 raise ArgumentError("value", f"{message} {', '.join(sorted({*known, SHAPE}))}.")
+        if value.takes_shape and SHAPE in known:
+            message = f"The gradient of {value.name} in {self.name} needs {SHAPE}: the shape of its input, and also a"
+            raise ArgumentError("value", f"{message} value of the operation. Give that another name.")
         self.plans.clear()
         return value
 
@@ -317,6 +328,26 @@ class Plan:
             first = Plan(self.operation, self.names, of_input, self.names)
             self._halves[is_activation] = first, Plan(self.operation, first._values, of_weight)
         return self._halves[is_activation]
+
+
+def names_in(option: str, names: str) -> list[str]:
+    """Return the names in an option of ``op``, which are separated by spaces."""
+    of_kind(f"op: {option}", names, str, "names separated by spaces")
+    for name in names.split():
+        if not name.isidentifier():
+            message = f"op: {option} is {names!r:.60}; expected names separated by spaces, such as 'mask scale'."
+            raise ArgumentError("value", message)
+    return names.split()
+
+
+def _refuse_unnamed(method: str, example: str, others: tuple[object, ...]) -> None:
+    if others:
+        message = f"{method} takes functions by name; {len(others)} came without one"
+        raise ArgumentError("name", f"{message}. Write {method}({example}=lambda g: …).")
+
+
+def _as_operand(parameter: inspect.Parameter) -> inspect.Parameter:
+    return parameter.replace(annotation="Operand | None" if parameter.default is None else "Operand")
 
 
 def _check_parameters(

@@ -57,11 +57,12 @@ def backward(roots: dict[Node, Array], postponed: dict[Node, Array] | None = Non
             if node.is_boundary:
                 gradient = backend.contiguous(gradient)
             inputs, plan, values = node.release(gradient)
+            walk.order, walk.gradient = node.order, gradient  # before anything is computed: the last one is freed
             if type(values) is not tuple or postponed is not None:
                 inputs, plan, values = _taken(inputs, plan, values, gradient, node.order, postponed)
             elif plan.shared:
                 values = plan.values(gradient, values)
-            walk.order, walk.gradient = node.order, gradient
+            walk.values = values
             number = 0
             for function, place, arguments, value in plan.steps:
                 parent = inputs[number]

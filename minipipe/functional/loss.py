@@ -159,7 +159,9 @@ def mean_squared_error(prediction: Tensor, target: Operand, reduction: str = "me
 
 
 @op(saves="pull")
-def _squared_error(prediction: Array, target: Array, weights: Array | None, *, count: float) -> tuple[Array, Array]:
+def _squared_error(
+    prediction: Array, target: Array, weights: Array | None = None, *, count: float
+) -> tuple[Array, Array]:
     difference = prediction - target
     if weights is None:
         return backend.sum_of_squares(difference) / count, difference
@@ -269,7 +271,7 @@ def cross_entropy(
     if reduction == "mean" and not counts_all:
         total = _total_weight(columns, logits.data, ignore_index, class_weights)
     if counts_all and not label_smoothing:
-        return _cross_entropy(logits, labels if isinstance(labels, Tensor) else record(given), total=total)
+        return _cross_entropy(logits, record(given), total=total)
     wanted = _distribution(columns, ignore_index, label_smoothing, class_weights, logits.data)
     return _weighted_cross_entropy(logits, record(wanted), total=total, counts_all=counts_all)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 from minipipe.autograd import Leaf, backend
@@ -17,8 +17,8 @@ from minipipe.hints import with_hints
 from minipipe.tensor import Operand, Tensor, as_tensor, op, record
 
 
-@op(attributes="shape")
-def reshape(a: Array, shape: Sequence[int]) -> Array:
+@op(attributes="shape", saves="before")
+def reshape(a: Array, shape: Sequence[int]) -> tuple[Array, tuple[int, ...]]:
     """Return the same elements in another shape; one length may be -1, to be worked out.
 
     Parameters
@@ -41,15 +41,17 @@ def reshape(a: Array, shape: Sequence[int]) -> Array:
     >>> functional.reshape(Tensor([[1.0, 2.0], [3.0, 4.0]]), (4, -1)).shape
     (4, 1)
     """
+    if not all(isinstance(length, Integral) for length in shape):
+        raise TensorError("shape", f"reshape: the shape is {shape!r:.60}; expected whole numbers.")
     shape = tuple(shape)
     product = backend.prod(shape)
     fits = product == a.size and (not shape or min(shape) >= 0)
     if not fits and (product >= 0 or a.size % product or shape.count(-1) != 1):
         raise TensorError("shape", f"reshape: {a.size} elements of shape {a.shape} do not fit the shape {shape}.")
-    return backend.reshape(a, shape)
+    return backend.reshape(a, shape), a.shape
 
 
-reshape.gradients(a=lambda g, shape: backend.reshape(g, shape))  # the shape of a
+reshape.gradients(a=lambda g, before: backend.reshape(g, before))
 
 
 @op(attributes="axes", saves="order")

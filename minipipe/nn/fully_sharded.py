@@ -249,7 +249,7 @@ class _Call:
         return setting(current_mode, mode()._replace(watch=partial(self._watch, watch)))
 
     def _watch(self, watch: Callable[..., Any], values: tuple[Any, ...], arrays: list[Any]) -> Any:
-        return watch(values, [array for array in arrays if array is not None and not self._is_whole(array)])
+        return watch(values, [array for array in arrays if backend.is_array(array) and not self._is_whole(array)])
 
     def passed_on(self, results: list[Tensor], given: list[Tensor]) -> list[Tensor]:
         """Return the results, such that the whole parameters are in their place again when the gradients arrive.
