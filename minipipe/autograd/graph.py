@@ -184,10 +184,13 @@ class Leaf(Node):
         if self.grad is not None:
             self.grad += contribution
         # Other inputs may receive the same array: the gradient of the result as it was, or a value that they share.
-        elif contribution is walk.gradient or any(contribution is value for value in walk.values):
+        elif contribution is walk.gradient or not backend.is_fresh(contribution):
             self.grad = backend.copy(contribution)
         else:
-            self.grad = contribution if backend.is_fresh(contribution) else backend.copy(contribution)
+            self.grad = contribution
+            for value in walk.values:  # no `any`, which takes as long as a small gradient
+                if value is contribution:
+                    self.grad = backend.copy(contribution)
 
 
 class StageInput(Node):
