@@ -256,7 +256,7 @@ def op(
 
     Notes
     -----
-    A gradient changes no array, and returns a new array, ``g``, or a view of ``g``: what it returns may be added to.
+    A gradient changes no array. It returns a new array, ``g``, a value that it names, or a view of one of these.
 
     Examples
     --------
@@ -269,7 +269,6 @@ def op(
     >>> x.grad
     array([ 3., 12.], dtype=float32)
     """
-
     names = names_in("attributes", attributes), names_in("saves", saves)
 
     def made(forward: Callable[..., Any]) -> OperationCall:

@@ -1,7 +1,7 @@
 """Operations as data: an entry has a forward, and for each input a gradient that names the values it needs.
 
 What a node of the graph keeps follows from those names, and so does what can be freed after each half of a split
-backward. For ``y = linear(x, weight)``, whose gradients are ``x(g, weight, shape)`` and ``weight(g, x)``::
+backward. For ``y = linear(x, weight)``, whose gradients are ``x(g, weight)`` and ``weight(g, x)``::
 
     inputs that need a gradient     kept after F     I computes    kept for W
     x, weight                       x, weight        x             g, x
