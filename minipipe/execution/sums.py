@@ -27,8 +27,7 @@ from minipipe.autograd.backend import Array
 from minipipe.comm import ProcessGroup, Request
 from minipipe.comm.message import finish
 from minipipe.errors import MicrobatchError, ScheduleCode, ScheduleError, counted
-from minipipe.execution.batch import Batch
-from minipipe.execution.executor import Executor, Step
+from minipipe.execution.executor import Executor, Handlers, and_then
 from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan
 from minipipe.execution.stage import Stage
@@ -40,7 +39,7 @@ from minipipe.schedules.analysis.replicas import gradient_sums
 
 
 class GradientSums:
-    """An observer of the executor that adds gradients by blocks of microbatches, and runs the REDUCE_GRADs of a rank.
+    """The handlers of B, W and REDUCE_GRAD that add gradients by blocks of microbatches, and over replicas.
 
     Parameters
     ----------
@@ -55,13 +54,16 @@ class GradientSums:
     ----------
     last_tag : int
         The tags from here on are free.
-    observers : tuple
-        Itself; none if all gradients of a stage are added on one rank, in the order of its row.
+    rank : int
+        This rank.
+    is_needed : bool
+        Whether there are blocks; if not, all gradients of a stage are added on one rank, in the order of its row.
     """
 
     def __init__(self, plan: Plan, stages: Mapping[int, Stage], group: ProcessGroup, xp: ModuleType) -> None:
         program = plan.program
         self._group, self._xp, self._ranks_of = group, xp, program.ranks_of
+        self.rank = group.rank
         first_tag = 2 * program.num_stages * program.num_microbatches  # after the executor's tags
         sums = gradient_sums(program)
         number_of = program.number_of
@@ -77,11 +79,11 @@ class GradientSums:
             self._blocks[index] = Blocks(leaves_of(stage), block_size(row, index, num_blocks))
         self._earlier: list[tuple[Leaf, Array | None]] = []
         self._pending, self._sends = list[_Sum](), list[Request]()
-        self.observers = (self,) if plan.gradient_blocks > 1 else ()
+        self.is_needed = plan.gradient_blocks > 1
 
     def begin(self, accumulate: bool) -> None:
         """Begin a step. Its gradients are added to the gradients of earlier steps as a sum."""
-        if not self.observers:
+        if not self.is_needed:
             return
         self._pending, self._sends = [], []
         leaves = [leaf for blocks in self._blocks.values() for leaf in blocks.leaves] if accumulate else []
@@ -91,24 +93,26 @@ class GradientSums:
         for blocks in self._blocks.values():
             blocks.begin()
 
-    def watch(self, action: Action, step: Step) -> Step:
-        """Return a step that contributes to a sum; or one that then goes on with the sums that can go on."""
+    def handlers(self, handlers: Handlers) -> Handlers:
+        """Return handlers that also note the gradients of each microbatch, and one that contributes to a sum."""
+        if not self.is_needed:
+            return handlers
+
+        def note(executor: Executor, action: Action) -> None:
+            self._blocks[action.stage].note_gradient()
+
+        noting: Handlers = {kind: and_then(handlers[kind], note) for kind in (B, W)}
+        return {**handlers, **noting, REDUCE_GRAD: self._contribute}
+
+    def _contribute(self, executor: Executor, action: Action) -> None:
         blocks = self._blocks[action.stage]
-
-        def contribute(executor: Executor, batch: Batch) -> None:
-            blocks.finish()
-            ranks, where = self._ranks_of(action.stage), (self._group, self._xp)
-            found = _Sum(action, ranks, blocks.leaves, where, self._tags[action], batch.step)
-            self._pending.append(found)
-            executor.record.sums[action] = found.times
-
-        def run_and_advance(executor: Executor, batch: Batch) -> None:
-            step(executor, batch)
-            if action.kind is B or action.kind is W:
-                blocks.note_gradient()
-            self.advance()
-
-        return contribute if action.kind is REDUCE_GRAD else run_and_advance
+        blocks.finish()
+        ranks, where = self._ranks_of(action.stage), (self._group, self._xp)
+        found = _Sum(action, ranks, blocks.leaves, where, self._tags[action], executor.batch.step)
+        self._pending.append(found)
+        executor.record.sums[action] = found.times
+        if self not in executor.background:
+            executor.background.append(self)
 
     def advance(self) -> None:
         """Continue the sums whose messages have arrived. Local; waits for nothing."""
@@ -128,7 +132,7 @@ class GradientSums:
         MessageError
             Code ``timeout``, naming the awaited part.
         """
-        if not self.observers:
+        if not self.is_needed:
             return
         for is_added in (False, True):
             self._group.activity.round = 1 + is_added  # of two that are blocked on each other, which is ahead
