@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache, wraps
 from types import ModuleType
 from typing import Any
@@ -349,6 +349,16 @@ def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
     It is for gradients in half precision, whose overflow a loss scale expects and deals with.
     """
     return np.errstate(over="ignore", invalid="ignore")(function)
+
+
+@quietly
+def sum_of_gradients(gradients: Iterable[Array | None]) -> Array | None:
+    """Return the sum of the gradients that are not None, in order; None if there is none.
+
+    After an overflow in half precision opposite infinities may be added: no warning, since a loss scale detects them.
+    """
+    found = [gradient for gradient in gradients if gradient is not None]
+    return sum(found[1:], found[0]) if found else None
 
 
 # -- devices -------------------------------------------------------------------------------------------------

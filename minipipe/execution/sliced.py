@@ -19,7 +19,7 @@ import numpy as np
 
 from minipipe import nn
 from minipipe.autograd import Node, StageInput, backend
-from minipipe.autograd.backend import Array
+from minipipe.autograd.backend import Array, sum_of_gradients
 from minipipe.autograd.modes import is_grad_enabled
 from minipipe.errors import MicrobatchError, ModelError, counted
 from minipipe.execution.objective import Weight
@@ -28,7 +28,6 @@ from minipipe.execution.payload import Payload
 from minipipe.execution.samples import Pieces, Samples, split_microbatches
 from minipipe.execution.stage import Held, Stage
 from minipipe.nn.module import computes_as, is_exactly
-from minipipe.nn.parameter import sum_of_gradients
 from minipipe.nn.slices import Carried, SequenceSlice, computing
 from minipipe.nn.transformer import ResidualAttention
 from minipipe.pytree import flattened

@@ -34,8 +34,8 @@ from minipipe.execution.payload import Payload
 from minipipe.execution.replaying import ReplayingStage
 from minipipe.execution.stage import Stage
 from minipipe.execution.sums import leaves_of
-from minipipe.nn.shards import sum_in_pairs
 from minipipe.optim import Optimiser
+from minipipe.parallel.pairwise import sum_in_pairs
 from minipipe.schedules.action import REDUCE_GRAD, Action, B, F, I, R, U, W
 from minipipe.schedules.action_table import Program
 from minipipe.schedules.analysis.replicas import gradient_sums
