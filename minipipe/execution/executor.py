@@ -21,7 +21,7 @@ import numpy as np
 from minipipe.autograd import backend
 from minipipe.autograd.modes import RandomKey, at, enable_grad, no_grad
 from minipipe.comm import ProcessGroup, Request
-from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.errors import Code, ScheduleError
 from minipipe.execution.payload import Payload
 from minipipe.execution.record import Receipt, Record
 from minipipe.execution.stage import Stage
@@ -179,7 +179,7 @@ class Executor:
     def _unhandled(self, action: Action) -> Step:
         def refuse(self: Executor, batch: Batch) -> None:
             message = f"{action} has no handler here: this run has no {action.kind.declaration.words}"
-            raise ScheduleError.of(ScheduleCode.UNKNOWN, f"{message}. Run the schedule without such actions.")
+            raise ScheduleError.of(Code.NAME, f"{message}. Run the schedule without such actions.")
 
         return refuse
 

@@ -19,4 +19,4 @@ def test_an_action_without_a_handler_is_refused_by_its_name(kind):
     run = Executor._unhandled(None, Action(0, ActionKind(kind), 0))
     with pytest.raises(ScheduleError, match=f"0{kind}0 has no handler here: this run has no ") as caught:
         run(None, None)
-    assert caught.value.code == "unknown"
+    assert caught.value.code == "name"
