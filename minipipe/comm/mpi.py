@@ -204,7 +204,7 @@ class MPIGroup(ProcessGroup):
                     if peer_is_gone:  # and still no message, a while after its shutdown handshake
                         sentence = f"{waited}; but rank {titled(world_peer, roles)} has exited."
                         self.job.complain(world_peer, sentence)
-                        raise MessageError("peer-left", sentence)
+                        raise MessageError("rank-lost", sentence)
                     peer_is_gone = world_peer in self.job.departed  # [4]
                 time.sleep(pause)
                 pause = min(1.2 * pause, _SLEEPS[1])

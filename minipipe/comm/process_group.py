@@ -44,7 +44,7 @@ class OwnTag(IntEnum):
 class ProcessGroup(Familiar, ABC):
     """Ranks 0 to size - 1, of which this object is one.
 
-    Any thread may call it, but one of a rank at a time: the second one gets a LaunchError, code ``two-threads``.
+    Any thread may call it, but one of a rank at a time: the second one gets a LaunchError, code ``not-a-rank``.
 
     Attributes
     ----------
@@ -289,7 +289,7 @@ class ProcessGroup(Familiar, ABC):
         Raises
         ------
         MessageError
-            Codes ``shape``, ``dtype``, ``timeout``, ``peer-left``.
+            Codes ``shape``, ``dtype``, ``timeout``, ``rank-lost``.
 
         Examples
         --------

@@ -24,7 +24,7 @@ from minipipe.autograd.modes import RandomKey, at, enable_grad, no_grad
 from minipipe.comm import ProcessGroup, Request
 from minipipe.core.flow import flow_of
 from minipipe.core.values import NOUNS
-from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.errors import Code, ScheduleError
 from minipipe.execution.payload import Payload
 from minipipe.execution.record import Receipt, Record
 from minipipe.execution.stage import Stage
@@ -117,7 +117,7 @@ class Executor:
     Raises
     ------
     ScheduleError
-        Code ``unknown``: an action without a handler.
+        Code ``name``: an action without a handler.
     """
 
     batch: Batch
@@ -204,7 +204,7 @@ class Executor:
         handler = handlers.get(action.kind)
         if handler is None:
             message = f"{action} has no handler here: this run has no {kind.words}"
-            raise ScheduleError.of(ScheduleCode.UNKNOWN, f"{message}. Run the schedule without such actions.")
+            raise ScheduleError.of(Code.NAME, f"{message}. Run the schedule without such actions.")
         takes, gives = self._values_of(position)
         names = list(inspect.signature(handler).parameters)[2:]
         wanted = [takes[name] for name in names if name in takes]

@@ -226,7 +226,7 @@ class Portion:
         own, n = samples(given.value, name, dtype, xp), given.rows.stop - given.rows.start
         if not isinstance(own, Samples) or own.num_samples != n:
             message = f"The {name} are given as {given}, with {counted(own.num_samples, 'sample')}"
-            raise MicrobatchError("unequal-lengths", f"{message}; expected arrays with {n}.")
+            raise MicrobatchError("wrong-number", f"{message}; expected arrays with {n}.")
         return cls(own, given.rows, given.num_samples)
 
     @property
@@ -263,7 +263,7 @@ def samples(given: Any, name: str, dtype: Any = None, xp: ModuleType | None = No
     TensorError
         Code ``shape``.
     MicrobatchError
-        Code ``unequal-lengths``.
+        Code ``wrong-number``.
     """
     if type(given) is np.ndarray and xp is np and given.ndim and (given.dtype is dtype or given.dtype.kind in "iu"):
         return Samples([given])  # as it is, like most batches
@@ -288,7 +288,7 @@ def samples(given: Any, name: str, dtype: Any = None, xp: ModuleType | None = No
     lengths = [array.shape[0] for array in divided]
     if len(set(lengths)) > 1:
         message = f"The arrays of the {name} have {lengths} samples; expected the same number in each."
-        raise MicrobatchError("unequal-lengths", message)
+        raise MicrobatchError("wrong-number", message)
     for i, array in enumerate(arrays):
         own_dtype = dtype if backend.is_floating(array.dtype) else None
         arrays[i] = backend.moved(array, xp or backend.array_module(array), own_dtype)
@@ -334,7 +334,7 @@ def split_microbatches(num_samples: int, num_microbatches: int) -> list[slice]:
     Raises
     ------
     MicrobatchError
-        Codes ``out-of-range`` and ``too-few-samples``.
+        Codes ``out-of-range`` and ``too-few``.
 
     Examples
     --------
@@ -345,7 +345,7 @@ def split_microbatches(num_samples: int, num_microbatches: int) -> list[slice]:
         raise MicrobatchError("out-of-range", f"num_microbatches is {num_microbatches}; expected at least 1.")
     if num_samples < num_microbatches:
         raise MicrobatchError(
-            "too-few-samples",
+            "too-few",
             f"A batch of {counted(num_samples, 'sample')} cannot make {counted(num_microbatches, 'microbatch')}, "
             "each of at least one. Use larger batches or fewer microbatches.",
         )

@@ -51,7 +51,7 @@ def check_sliceable(model: nn.Sequential, schedule: Schedule, recompute: bool, i
     Raises
     ------
     ModelError
-        Code ``slices``. A custom layer declares ``is_sliceable = True``, if it computes each position separately.
+        Code ``unsupported``. A custom layer declares ``is_sliceable = True``, if it computes each position separately.
     """
     given = [(option, True) for option in filter(None, map(_option_behind, model.modules()))]
     given += [
@@ -62,15 +62,17 @@ def check_sliceable(model: nn.Sequential, schedule: Schedule, recompute: bool, i
     for option, is_given in given:
         if is_given:
             message = f"{option} is not supported by a schedule that divides sequences into slices."
-            raise ModelError("slices", f"{message} Leave it out, or give a schedule without slices, such as '1f1b'.")
+            raise ModelError(
+                "unsupported", f"{message} Leave it out, or give a schedule without slices, such as '1f1b'."
+            )
     for module in model.modules():
         is_sliceable = getattr(type(module), "is_sliceable", False) and computes_as(module, type(module))
         if not is_sliceable and not is_exactly(module, *_BY_POSITION):
             message = f"{module.brief()} may mix the positions of a sequence, which a schedule with slices divides."
-            raise ModelError("slices", f"{message} If it does not, set is_sliceable = True in its class.")
+            raise ModelError("unsupported", f"{message} If it does not, set is_sliceable = True in its class.")
         if isinstance(module, nn.MultiHeadAttention) and not module.is_causal:
             message = f"{module.brief()} sees later positions, which slices of a sequence do not have yet."
-            raise ModelError("slices", f"{message} Give is_causal=True, or a schedule without slices.")
+            raise ModelError("unsupported", f"{message} Give is_causal=True, or a schedule without slices.")
 
 
 def _option_behind(module: nn.Module) -> str:
@@ -99,7 +101,7 @@ def into_slices(given: Samples | Pieces, name: str, num_sequences: int, num_slic
     Raises
     ------
     MicrobatchError
-        Codes ``too-few-samples`` and ``unequal-lengths``.
+        Codes ``too-few`` and ``wrong-number``.
     """
     if isinstance(given, Pieces):
         return given
@@ -107,7 +109,7 @@ def into_slices(given: Samples | Pieces, name: str, num_sequences: int, num_slic
     if len(lengths) > 1 or min(lengths) < num_slices:
         message = f"The {name} have {sorted(lengths)} positions on their second axis; expected one number, at least"
         raise MicrobatchError(
-            "unequal-lengths", f"{message} {num_slices}, to divide sequences into {counted(num_slices, 'slice')}."
+            "wrong-number", f"{message} {num_slices}, to divide sequences into {counted(num_slices, 'slice')}."
         )
     columns, parts = partition_evenly(lengths.pop(), num_slices), []
     for rows in split_microbatches(given.num_samples, num_sequences):

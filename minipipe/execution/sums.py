@@ -15,7 +15,7 @@ from types import ModuleType
 from minipipe.autograd import Leaf, backend
 from minipipe.autograd.backend import Array, sum_of_gradients
 from minipipe.comm import ProcessGroup
-from minipipe.errors import MicrobatchError, ScheduleCode, ScheduleError, counted
+from minipipe.errors import Code, MicrobatchError, ScheduleError, counted
 from minipipe.execution.executor import Executor, Handlers, and_then
 from minipipe.execution.plan import Plan
 from minipipe.execution.stage import Stage
@@ -178,7 +178,7 @@ def block_size(row: Sequence[Action], stage: int, num_blocks: int) -> int:
     MicrobatchError
         Code ``out-of-range``, if the microbatches do not divide.
     ScheduleError
-        Code ``parameters``, if the blocks do not follow each other.
+        Code ``value``, if the blocks do not follow each other.
     """
     order = [k for s, kind, k in row if s == stage and (kind is B or kind is W)]
     if num_blocks == 1 or not order:
@@ -191,7 +191,7 @@ def block_size(row: Sequence[Action], stage: int, num_blocks: int) -> int:
         message = (
             f"Stage {stage} does not add the gradients of one block of {counted(size, 'microbatch')} after the other"
         )
-        raise ScheduleError.of(ScheduleCode.PARAMETERS, f"{message}; gradient_blocks needs a schedule that does.")
+        raise ScheduleError.of(Code.VALUE, f"{message}; gradient_blocks needs a schedule that does.")
     return size
 
 

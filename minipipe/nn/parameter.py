@@ -67,7 +67,7 @@ class Parameter(Tensor):
     Raises
     ------
     ParameterError
-        Codes ``uninitialised``, when the values are read before they exist, or a shape comes without an
+        Codes ``missing``, when the values are read before they exist, or a shape comes without an
         initialiser; ``shape``.
 
     Examples
@@ -94,7 +94,7 @@ class Parameter(Tensor):
             )
         if isinstance(shape, tuple) and initialiser is None:
             raise ParameterError(
-                "uninitialised",
+                "missing",
                 f"nn.Parameter({shape}) has no initialiser, and zeros may never learn (both factors of a product). "
                 f"Give one: nn.Parameter({shape}, nn.initialisers.normal(0.02)); for a bias, constant(0.0).",
             )
@@ -116,7 +116,7 @@ class Parameter(Tensor):
         # Reached only when the normal look-up found nothing: `data` is not filled.
         if name == "data":
             raise ParameterError(
-                "uninitialised",
+                "missing",
                 f"This parameter of shape {self.shape} has no values yet. Call model.initialise(seed), "
                 "call the model once, or give the model to a Pipeline and read pipeline.parameters().",
             )

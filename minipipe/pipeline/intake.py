@@ -49,7 +49,7 @@ def planned(
         Code ``name``, for an option that does not exist. Code ``value``, for a seed that is not a whole number; and for
         arguments that do not fit a device mesh, see :func:`over_grid`.
     ModelError
-        Code ``planned``, for options together with a plan.
+        Code ``unsupported``, for options together with a plan.
     RankError
         Code ``wrong-number``, for a plan with another number of ranks.
     """
@@ -73,7 +73,7 @@ def planned(
     if not isinstance(model, Plan):
         return _fitting(Plan(model, num_ranks=group.size, **options)), group, grid, run["recompute"]
     if options:
-        raise ModelError("planned", f"The stages determine {', '.join(options)}; leave it out.")
+        raise ModelError("unsupported", f"The stages determine {', '.join(options)}; leave it out.")
     if model.schedule.num_ranks != group.size:
         message = f"The plan is for {counted(model.schedule.num_ranks, 'rank')}, but this group has {group.size}."
         raise RankError("wrong-number", f"{message} Start as many ranks, or make a plan for {group.size}.")
@@ -114,7 +114,7 @@ def over_grid(model: Any, grid: Grid, options: Mapping[str, Any]) -> tuple[Any, 
         Code ``value``: replicas in addition to the mesh's; a plan of a whole model, or of another number of
         replicas; a fully sharded model together with tensor parallelism.
     ModelError
-        Code ``not-a-sequence``.
+        Code ``type``.
     """
     is_shared, is_sharded = grid.tensor.size > 1, grid.fully_sharded and grid.replicas > 1
     if "replicas" in options:
@@ -149,7 +149,7 @@ def objective_of(plan: Plan, loss: Any, loss_weight: Weight | None, grid: Grid |
     Raises
     ------
     ModelError
-        Codes ``loss`` and ``loss-with-parameters``.
+        Code ``loss``.
     """
     division = output_division(plan.model, check_loss(loss), grid)
     return partial(BatchObjective, loss, weight_of_loss(plan.schedule, loss, loss_weight), division=division)
@@ -294,7 +294,7 @@ class Intake:
     def _check_alike(self, own: Samples | Pieces | Portion, noun: str, num_samples: int, layout: int) -> None:
         if own.num_samples != num_samples:
             raise MicrobatchError(
-                "unequal-lengths",
+                "wrong-number",
                 f"There are {num_samples} inputs (on rank {self._group.name(self.first_rank)}), but "
                 f"{own.num_samples} {noun} (on rank {self._group.name()}); expected equal numbers: pass the same batch "
                 "on every rank.",
@@ -304,10 +304,10 @@ class Intake:
                 f"The {noun} on rank {self._group.name()} are {'a share' if layout != 2 else 'not a share'} of a batch,"
             )
             hint = "On every rank that reads inputs or targets, pass its Share of both, or the whole batch."
-            raise MicrobatchError("unequal-lengths", f"{message} unlike the inputs on rank {self.first_rank}. {hint}")
+            raise MicrobatchError("wrong-number", f"{message} unlike the inputs on rank {self.first_rank}. {hint}")
         if own.layout != layout:
             message = f"Inputs and {noun} are split into different microbatches; pass both as Microbatches with equal"
-            raise MicrobatchError("unequal-lengths", f"{message} numbers of samples, or neither.")
+            raise MicrobatchError("wrong-number", f"{message} numbers of samples, or neither.")
 
     def _check_share(self, call: str, num_slices: int) -> None:
         """Refuse a part of a batch if this rank may need other rows, or would return some."""

@@ -414,7 +414,7 @@ class Pipeline(FamiliarPipeline):
         Raises
         ------
         MicrobatchError
-            Codes ``too-few-samples`` and ``unequal-lengths``.
+            Codes ``too-few`` and ``wrong-number``.
         NotFiniteError
             On every rank, when a loss or a gradient is not finite (``check_finite`` of :class:`Pipeline`).
         MessageError
@@ -471,7 +471,7 @@ class Pipeline(FamiliarPipeline):
             When a loss is not finite, on every rank, at the end of the run. Nothing is checked before an update, since
             no rank waits for the others then. For the same reason gradients cannot be clipped by the norm of all.
         ScheduleError, MicrobatchError, ArgumentError
-            Codes ``updates`` and ``recompute``; ``wrong-number``, ``too-few-samples`` and ``unequal-lengths``;
+            Code ``unsupported``; ``wrong-number``, ``too-few`` and ``wrong-number``;
             ``type``.
 
         Notes
@@ -1103,7 +1103,7 @@ class Pipeline(FamiliarPipeline):
         Raises
         ------
         MicrobatchError
-            Code ``too-few-samples``: as for :meth:`minipipe.Pipeline.step`, each microbatch needs one.
+            Code ``too-few``: as for :meth:`minipipe.Pipeline.step`, each microbatch needs one.
 
         Examples
         --------

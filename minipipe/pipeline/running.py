@@ -22,10 +22,9 @@ from minipipe.core.flow import flow_of
 from minipipe.core.memory import applied, pairs_of
 from minipipe.errors import (
     ArgumentError,
+    Code,
     MicrobatchError,
-    NotFiniteCode,
     NotFiniteError,
-    ScheduleCode,
     ScheduleError,
     counted,
     of_kind,
@@ -152,7 +151,7 @@ class Runs:
     Raises
     ------
     ScheduleError
-        Codes ``slices`` and ``updates``: parts of the plan that cannot be updated at different times.
+        Code ``unsupported``: parts of the plan that cannot be updated at different times.
     """
 
     def __init__(
@@ -234,7 +233,7 @@ class Runs:
         modules = [*self._plan.model.modules(), *(stage._forward for stage in stages.values())]
         if not is_stashed and (R in self.program.kinds or any(isinstance(part, Recompute) for part in modules)):
             message = "Recomputation with newer weights than the forward gives different activations"
-            raise ScheduleError.of(ScheduleCode.RECOMPUTE, f"{message}; leave out recompute, or pass stash=True.")
+            raise ScheduleError.of(Code.UNSUPPORTED, f"{message}; leave out recompute, or pass stash=True.")
 
     def _look_at(self, losses: RunLosses, rank: int) -> None:
         """Stop or warn, if a loss is not finite. Updates were made meanwhile."""
@@ -245,7 +244,7 @@ class Runs:
         message = f"The loss of microbatch {first} of the run is not finite. A schedule without flushes has updated the"
         message += " parameters since, before all ranks knew. A smaller learning rate often helps."
         if self._check_finite == "stop":
-            raise NotFiniteError(NotFiniteCode.NOT_FOUND, message)
+            raise NotFiniteError(Code.NOT_FOUND, message)
         if rank == 0:
             warnings.warn(message, stacklevel=4)
 
@@ -256,7 +255,7 @@ def updates_of(table: ActionTable) -> list[list[int]]:
     Raises
     ------
     ScheduleError
-        Code ``updates``, where stages differ.
+        Code ``unsupported``, where stages differ.
 
     Examples
     --------
@@ -278,7 +277,7 @@ def updates_of(table: ActionTable) -> list[list[int]]:
         if its != updates:
             message = f"Stages {first} and {stage} of {table.name} update after different microbatches. The gradient of"
             message += " an update is the mean over its microbatches, so all stages need the same microbatches."
-            raise ScheduleError.of(ScheduleCode.UPDATES, message)
+            raise ScheduleError.of(Code.UNSUPPORTED, message)
     return updates
 
 
@@ -288,21 +287,21 @@ def _check_plan(plan: Plan) -> None:
     num_replicas = max(len(plan.program.ranks_of(stage)) for stage in range(plan.schedule.num_stages))
     if plan.schedule.num_slices > 1:
         message = f"{name} has slices, which would use different weights: it can be drawn and simulated, but not run."
-        raise ScheduleError.of(ScheduleCode.SLICES, message)
+        raise ScheduleError.of(Code.UNSUPPORTED, message)
     if plan.inputs_require_grad:
         message = f"inputs_require_grad=True does not work with {name}, which updates weights itself: a run returns"
         message += " losses, but no gradients of its inputs. Leave it out, or choose a schedule such as '1f1b'."
-        raise ScheduleError.of(ScheduleCode.UPDATES, message)
+        raise ScheduleError.of(Code.UNSUPPORTED, message)
     if plan.gradient_blocks != num_replicas:
         message = (
             f"gradient_blocks is {plan.gradient_blocks}, but {name} sums the gradients of {num_replicas} replicas in"
         )
-        raise ScheduleError.of(ScheduleCode.UPDATES, f"{message} each update. Leave it out.")
+        raise ScheduleError.of(Code.UNSUPPORTED, f"{message} each update. Leave it out.")
     shared = next((name for name, stages in plan.uses.items() if len(set(stages.values())) > 1), None)
     if shared is not None:
         message = f"Several stages share the parameter {shared}, but in {name} each stage updates at another time."
         message += " Untie the parameter, or choose a synchronous schedule."
-        raise ScheduleError.of(ScheduleCode.UPDATES, message)
+        raise ScheduleError.of(Code.UNSUPPORTED, message)
     updates_of(plan.schedule)
 
 

@@ -91,11 +91,11 @@ def measure_layers(
     Raises
     ------
     ModelError
-        Codes ``not-a-sequence``, ``loss`` and ``loss-with-parameters``.
+        Codes ``type`` and ``loss``.
     ArgumentError
         Code ``value``: targets without a loss or a loss without targets, or a number that is out of range.
     MicrobatchError
-        Codes ``too-few-samples``, ``wrong-number`` and ``unequal-lengths``.
+        Codes ``too-few`` and ``wrong-number``.
 
     Notes
     -----
@@ -124,7 +124,7 @@ def check_question(call: str, model: Sequential, targets: Any, loss: Loss | None
     Raises
     ------
     ModelError
-        Codes ``not-a-sequence``, ``loss`` and ``loss-with-parameters``.
+        Codes ``type`` and ``loss``.
     ArgumentError
         Code ``value``.
     """
@@ -199,7 +199,7 @@ def _first_microbatch(
     y = None if loss is None else samples(targets, "targets", plan.dtypes["targets"], xp)
     if y is not None and y.num_samples != x.num_samples:
         message = f"There are {x.num_samples} inputs, but {y.num_samples} targets; expected one for each."
-        raise MicrobatchError("unequal-lengths", message)
+        raise MicrobatchError("wrong-number", message)
     part, *_ = divided(x.num_samples, num_microbatches, x, y)
     own_x, own_y = (None if given is None else _copied(given.cut(part)) for given in (x, y))
     alone, objective = [slice(0, part.stop)], BatchObjective(loss)
@@ -389,7 +389,7 @@ def balance(
         Code ``name``: another ``by``. Code ``value``: neither ``num_stages`` nor a schedule, or both; and the errors of
         :func:`minipipe.measure_layers`.
     PartitionError
-        Codes ``zero-stages`` and ``too-few-layers``.
+        Codes ``value`` and ``too-few``.
 
     Examples
     --------

@@ -502,7 +502,7 @@ def messages_of_this_machine(num_ranks: int) -> Messages:
     Raises
     ------
     LaunchError
-        Code ``no-launcher``, if mpirun cannot start the ranks.
+        Code ``unavailable``, if mpirun cannot start the ranks.
     """
     command = launcher_of_ranks()
     if command is None:
@@ -511,7 +511,7 @@ def messages_of_this_machine(num_ranks: int) -> Messages:
     done = run_job(program)
     if done.code:
         raise LaunchError(
-            "no-launcher", f"{command} -n {num_ranks} cannot start ranks to measure messages: {done.cause}"
+            "unavailable", f"{command} -n {num_ranks} cannot start ranks to measure messages: {done.cause}"
         )
     return Messages(**json.loads(done.out.splitlines()[-1]))
 

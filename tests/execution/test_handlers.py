@@ -38,7 +38,7 @@ def test_a_row_is_refused_if_any_of_its_kinds_has_no_handler(name):
         others = {other: handler for other, handler in handlers.items() if other != kind}
         with pytest.raises(ScheduleError, match=f"0{kind}[0-9] has no handler here: this run has no ") as caught:
             executor_of(schedule, others)
-        assert caught.value.code == "unknown"
+        assert caught.value.code == "name"
 
 
 def test_only_a_row_with_copies_or_recomputation_has_their_handlers():

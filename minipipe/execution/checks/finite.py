@@ -18,7 +18,7 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.comm import Grid, ProcessGroup
-from minipipe.errors import NotFiniteCode, NotFiniteError, one_of
+from minipipe.errors import Code, NotFiniteError, one_of
 from minipipe.execution import BatchLoss
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import part_of
@@ -119,12 +119,12 @@ class StepCheck:
             words = f"Step {step}: {found}"
             end = "No parameter was changed: every rank has stopped before the update."
         else:
-            code, words = NotFiniteCode.NOT_FOUND, f"Step {step}: {self._symptom(loss, findings)} not finite."
+            code, words = Code.NOT_FOUND, f"Step {step}: {self._symptom(loss, findings)} not finite."
             end = "Nothing waited for the loss, so parameters may have changed; step(…, wait=True) finds the place."
         if check.when_not_finite == "stop":
             for stage in check.stages.values():
                 stage.begin()  # a step that fails leaves no gradients
-            is_given = code in (NotFiniteCode.INPUTS, NotFiniteCode.TARGETS, NotFiniteCode.PARAMETER)
+            is_given = code in (Code.INPUTS, Code.TARGETS, Code.PARAMETER)
             advice = "" if is_given else "A smaller learning rate often helps; "
             advice += "Pipeline(…, check_finite='warn') continues with a warning."
             raise NotFiniteError(code, f"{words} {end} {advice}")
@@ -153,7 +153,7 @@ _NOT_FOUND = (
 )
 
 
-def culprit_of(check: FiniteCheck, batch: Batch, with_gradients: bool = True) -> tuple[NotFiniteCode, str]:
+def culprit_of(check: FiniteCheck, batch: Batch, with_gradients: bool = True) -> tuple[Code, str]:
     """Run a step once more, and locate the first value that is not finite; the same on every rank.
 
     Collective. It changes no parameter and no gradient, and draws the random numbers of the first run. Metrics are not
@@ -192,7 +192,7 @@ def culprit_of(check: FiniteCheck, batch: Batch, with_gradients: bool = True) ->
         sightings = [seen for seen in sightings if seen.what != What.WEIGHT_GRADIENT] or sightings
     culprit = find_culprit(sightings, len(batch.slices), len(plan.layers))
     if culprit is None:
-        return NotFiniteCode.NOT_FOUND, _NOT_FOUND
+        return Code.NOT_FOUND, _NOT_FOUND
     masks = [seen for seen in sightings if seen[:2] == (What.INPUTS, culprit.microbatch) and seen.kinds & MINUS]
     who = next(rank for rank, part in enumerate(rows) if list(culprit.cause or culprit.seen) in part.tolist())
     return _described(culprit, plan, batch, bool(masks), group.name(who))
@@ -202,13 +202,13 @@ def _sum_nothing(executor: Executor, action: Action) -> None:
     """Run a REDUCE_GRAD that leaves the gradients of this replica as they are."""
 
 
-def _described(culprit: Culprit, plan: Plan, batch: Batch, has_masks: bool, rank: int) -> tuple[NotFiniteCode, str]:
+def _described(culprit: Culprit, plan: Plan, batch: Batch, has_masks: bool, rank: int) -> tuple[Code, str]:
     """Return the code, and a sentence: which layer or loss made which value, and where."""
     k, layer, seen, cause = culprit.microbatch, culprit.layer, culprit.seen, culprit.cause
     made, first, names = words_of(seen.kinds), batch.slices[k].start, list(plan.owners)
     if layer < 0:
         where = f"first in sample {first + seen.which}" if seen.which >= 0 else "in an array that is not divided"
-        return NotFiniteCode.INPUTS, f"the inputs have {made}, {where} (microbatch {k})."
+        return Code.INPUTS, f"the inputs have {made}, {where} (microbatch {k})."
     is_loss = layer == len(plan.layers)
     stage = len(plan.partition) - 1 if is_loss else next(i for i, part in enumerate(plan.partition) if layer in part)
     name = f"the loss, after layer {layer - 1}," if is_loss else f"layer {layer}, {plan.layers[layer].brief()},"
@@ -220,14 +220,14 @@ def _described(culprit: Culprit, plan: Plan, batch: Batch, has_masks: bool, rank
     where = f"on rank {rank}, stage {stage}, microbatch {k}"
     sentence = f"{name} {what}, {where}, action {_action(culprit, plan.program, stage)}"
     if culprit.is_backward:
-        return NotFiniteCode.BACKWARD, f"{sentence}."
+        return Code.BACKWARD, f"{sentence}."
     if cause is None:
-        return NotFiniteCode.LOSS if is_loss else NotFiniteCode.FORWARD, f"{sentence}."
+        return Code.LOSS if is_loss else Code.FORWARD, f"{sentence}."
     had = words_of(cause.kinds)
     if is_loss:
         sample = f", first in sample {first + cause.which}" if cause.which >= 0 else ""
-        return NotFiniteCode.TARGETS, f"{sentence}: the targets have {had}{sample}."
-    return NotFiniteCode.PARAMETER, f"{sentence}: its parameter {names[cause.which]} had {had} before the step."
+        return Code.TARGETS, f"{sentence}: the targets have {had}{sample}."
+    return Code.PARAMETER, f"{sentence}: its parameter {names[cause.which]} had {had} before the step."
 
 
 def _action(culprit: Culprit, program: Program, stage: int) -> Action:
