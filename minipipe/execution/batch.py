@@ -24,7 +24,7 @@ class Batch:
     ----------
     call : str
         The method that received it.
-    sizes : list of int
+    sizes : tuple of int
         The numbers of samples of its microbatches.
     inputs : list of Payload or None
         By microbatch, if this rank has the first stage; ``ABSENT`` for those that only other replicas have.
@@ -43,7 +43,7 @@ class Batch:
     """
 
     call: str
-    sizes: list[int]
+    sizes: tuple[int, ...]
     inputs: list[Payload] | None
     objective: BatchObjective
     step: int

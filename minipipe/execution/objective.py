@@ -315,7 +315,7 @@ def shares(
 
     >>> import numpy as np
     >>> from minipipe.execution.samples import samples
-    >>> shares([2, 2], max, np.sum, samples([1, 1, 3, 3], "targets").cut([2, 2]))
+    >>> shares((2, 2), max, np.sum, samples([1, 1, 3, 3], "targets").cut((2, 2)))
     [0.25, 0.75]
     """
     if weight is None and getattr(loss, "reduction", "mean") == "sum":

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -37,7 +36,7 @@ class Replicated:
     >>> import numpy as np
     >>> from minipipe import Replicated
     >>> batch = {"x": np.ones((8, 4)), "scale": Replicated(2.0)}
-    >>> [part.rebuilt() for part in samples(batch, "inputs").cut([6, 2])][1]["scale"]
+    >>> [part.rebuilt() for part in samples(batch, "inputs").cut((6, 2))][1]["scale"]
     array(2., dtype=float32)
     """
 
@@ -134,8 +133,7 @@ def copied(given: Any) -> Any:
 # -- what it becomes --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Samples:
+class Samples(NamedTuple):
     """Inputs or targets of a batch, as far as this rank has them: a list of pytrees, with consecutive samples.
 
     A whole batch is one pytree. A :class:`Share` is one between two that are ``ABSENT``.
@@ -143,21 +141,27 @@ class Samples:
     Attributes
     ----------
     parts : list of Payload
-    sizes : list of int
+    sizes : tuple of int
         The numbers of samples of the parts.
-    is_cut : bool
-        Whether the batch came as microbatches.
+    layout : int
+        A number that inputs and targets have in common on all ranks: 0 for a whole batch, ``OF_SHARES``, or an odd one
+        for microbatches of these sizes.
 
     Examples
     --------
     >>> whole = samples(np.arange(5.0), "inputs")
-    >>> [part.rebuilt() for part in whole.cut([2, 3])]
+    >>> [part.rebuilt() for part in whole.cut((2, 3))]
     [array([0., 1.]), array([2., 3., 4.])]
     """
 
     parts: list[Payload]
-    sizes: list[int]
-    is_cut: bool = False
+    sizes: tuple[int, ...]
+    layout: int = 0
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the batch came as microbatches."""
+        return bool(self.layout & 1)
 
     @property
     def num_samples(self) -> int:
@@ -165,32 +169,24 @@ class Samples:
         return sum(self.sizes)
 
     @property
-    def is_share(self) -> bool:
-        """Whether other ranks have some of the samples."""
-        return any(part is ABSENT for part in self.parts)
-
-    @property
-    def layout(self) -> int:
-        """A number that inputs and targets have in common on all ranks: for a whole batch, a share, or these sizes."""
-        if self.is_cut:
-            return crc32(repr(self.sizes).encode()) | 1
-        return OF_SHARES if self.is_share else 0
-
-    @property
     def rows(self) -> slice:
         """The samples that are here, as rows of the batch."""
-        before, after = (self.sizes[0], self.sizes[-1]) if self.is_share else (0, 0)
+        before, after = (self.sizes[0], self.sizes[-1]) if self.layout == OF_SHARES else (0, 0)
         return slice(before, self.num_samples - after)
 
-    def cut(self, sizes: list[int]) -> list[Payload]:
+    def cut(self, sizes: tuple[int, ...]) -> list[Payload]:
         """Return the microbatches of these sizes, as views; ``ABSENT`` for one that is not here as a whole."""
         if sizes == self.sizes:
             return self.parts
-        (own,) = (part for part in self.parts if part is not ABSENT)
-        here, cut = self.rows, list[Payload]()
-        for stop, size in zip(accumulate(sizes), sizes):
-            is_here = here.start <= stop - size and stop <= here.stop
-            cut.append(_view(own, slice(stop - size - here.start, stop - here.start)) if is_here else ABSENT)
+        rows = rows_of(sizes)
+        if self.layout != OF_SHARES:
+            (whole,) = self.parts
+            return [_view(whole, part, ...) for part in rows]
+        (_, own, _), here, cut = self.parts, self.rows, list[Payload]()
+        for part in rows:
+            is_here = here.start <= part.start and part.stop <= here.stop
+            own_rows = slice(part.start - here.start, part.stop - here.start)
+            cut.append(_view(own, own_rows, ...) if is_here else ABSENT)
         return cut
 
 
@@ -198,10 +194,14 @@ def _num_samples(part: Payload) -> int:
     return next(array.shape[0] for i, array in enumerate(part.arrays) if i not in part.replicated)
 
 
-def _view(part: Payload, *where: slice) -> Payload:
+def _view(part: Payload, *where: Any) -> Payload:
     """Return some of the samples, or of their positions; replicated arrays stay as they are."""
-    arrays = [a if i in part.replicated else a[(*where, ...)] for i, a in enumerate(part.arrays)]
-    return part._replace(arrays=arrays)
+    arrays, replicated = part.arrays, part.replicated
+    if replicated:
+        views = [array if i in replicated else array[where] for i, array in enumerate(arrays)]
+    else:
+        views = [array[where] for array in arrays]
+    return Payload(views, part.wanted, part.form, replicated)
 
 
 ABSENT = Payload([], [])  # a pytree that this rank does not have, but other ranks
@@ -238,11 +238,12 @@ def samples(
     rest = dtype, xp, requires_grad
     if not isinstance(given, Microbatches):
         whole = _pytree(given, name, *rest)
-        return Samples([whole], [_num_samples(whole)])
+        return Samples([whole], (_num_samples(whole),))
     parts = [_pytree(part, f"{name}, microbatch {k},", *rest) for k, part in enumerate(given.parts)]
     if not parts:
         raise MicrobatchError("wrong-number", f"The {name} contain no microbatches; expected at least one.")
-    return Samples(parts, [_num_samples(part) for part in parts], is_cut=True)
+    sizes = tuple(map(_num_samples, parts))
+    return Samples(parts, sizes, crc32(repr(sizes).encode()) | 1)
 
 
 def samples_of_share(
@@ -253,14 +254,14 @@ def samples_of_share(
     Examples
     --------
     >>> samples_of_share(Share(np.ones((4, 2)), slice(4, 8), num_samples=9), "inputs").sizes
-    [4, 4, 1]
+    (4, 4, 1)
     """
     own, rows = samples(given.value, name, dtype, xp, requires_grad), given.rows
     size = rows.stop - rows.start
     if own.is_cut or own.num_samples != size:
         message = f"The {name} are given as {given}, with {counted(own.num_samples, 'sample')}"
         raise MicrobatchError("unequal-lengths", f"{message}; expected arrays with {size}.")
-    return Samples([ABSENT, *own.parts, ABSENT], [rows.start, size, given.num_samples - rows.stop])
+    return Samples([ABSENT, *own.parts, ABSENT], (rows.start, size, given.num_samples - rows.stop), OF_SHARES)
 
 
 def _pytree(given: Any, name: str, dtype: Any, xp: ModuleType | None, requires_grad: bool) -> Payload:
@@ -336,11 +337,11 @@ def into_slices(given: Samples, name: str, num_sequences: int, num_slices: int) 
         )
     columns = [slice(part.start, part.stop) for part in partition_evenly(lengths.pop(), num_slices)]
     sizes = even_sizes(given.num_samples, num_sequences)
-    parts = [_view(part, slice(None), column) for part in given.cut(sizes) for column in columns]
-    return Samples(parts, [size for size in sizes for _ in columns])
+    parts = [_view(part, slice(None), column, ...) for part in given.cut(sizes) for column in columns]
+    return Samples(parts, tuple(size for size in sizes for _ in columns))
 
 
-def sizes_of(num_samples: int, count: int, *given: Samples) -> list[int]:
+def sizes_of(num_samples: int, count: int, *given: Samples) -> tuple[int, ...]:
     """Return the sizes of the microbatches: as the batch came if it is cut already, or else equal ones.
 
     Raises
@@ -393,12 +394,24 @@ def split_microbatches(num_samples: int, num_microbatches: int) -> list[slice]:
 
 
 @lru_cache(maxsize=64)  # batches are often alike
-def even_sizes(num_samples: int, num_microbatches: int) -> list[int]:
+def even_sizes(num_samples: int, num_microbatches: int) -> tuple[int, ...]:
     """Return the sizes of the parts of :func:`split_microbatches`; errors are the same.
 
     Examples
     --------
     >>> even_sizes(8, 3)
-    [3, 3, 2]
+    (3, 3, 2)
     """
-    return [part.stop - part.start for part in split_microbatches(num_samples, num_microbatches)]
+    return tuple(part.stop - part.start for part in split_microbatches(num_samples, num_microbatches))
+
+
+@lru_cache(maxsize=64)
+def rows_of(sizes: tuple[int, ...]) -> list[slice]:
+    """Return the places of consecutive parts of these sizes in a batch.
+
+    Examples
+    --------
+    >>> rows_of((3, 1))
+    [slice(0, 3, None), slice(3, 4, None)]
+    """
+    return [slice(stop - size, stop) for stop, size in zip(accumulate(sizes), sizes)]

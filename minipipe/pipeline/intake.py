@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from inspect import signature
 from types import ModuleType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -264,7 +264,7 @@ class Intake:
         except Exception:
             self.calls.count += 1  # so that no later call is taken for this one
             raise
-        if any(each.is_share for each in own.values()):
+        if any(each.layout == OF_SHARES for each in own.values()):
             self._check_share(call, num_slices)
         seen = (None if isinstance(given, Share) else given for given in (inputs, targets))  # those differ
         marks = batch_marks(*seen) if self._compares else {}
@@ -279,9 +279,8 @@ class Intake:
             count = max(1, min(count // self._plan.schedule.num_slices, num_samples))
         sizes = sizes_of(num_samples, count, *own.values())
         parts = {noun: each.cut(sizes) for noun, each in own.items()}
-        for noun, ks in zip(("inputs", objective.noun), self.needs.microbatches):
-            if noun in own and own[noun].is_share and any(parts[noun][k] is ABSENT for k in ks):
-                self._refuse_rows(own[noun], noun, sizes, ks)
+        if layout == OF_SHARES:
+            self._check_rows(own, parts, sizes)
         self.calls.check_trained(call)
         if self.needs.targets:
             exchange = self._all_weights if layout == OF_SHARES else None
@@ -317,7 +316,7 @@ class Intake:
                 "on every rank.",
             )
         if OF_SHARES in (own.layout, layout) and own.layout != layout:
-            what = "a share" if own.is_share else "not a share"
+            what = "a share" if own.layout == OF_SHARES else "not a share"
             message = f"The {noun} on rank {self._group.name()} are {what} of a batch,"
             hint = "On every rank that reads inputs or targets, pass its Share of both, or the whole batch."
             raise MicrobatchError("unequal-lengths", f"{message} unlike the inputs on rank {self.first_rank}. {hint}")
@@ -333,16 +332,19 @@ class Intake:
         if why:
             raise ArgumentError("value", f"{call}() does not take a Share, because {why}; pass the whole batch.")
 
-    def _refuse_rows(self, own: Samples, noun: str, sizes: Sequence[int], microbatches: Sequence[int]) -> NoReturn:
+    def _check_rows(
+        self, own: Mapping[str, Samples], parts: Mapping[str, Sequence[Payload]], sizes: Sequence[int]
+    ) -> None:
         """Refuse a part of a batch without all rows of this rank's microbatches."""
-        first, last = microbatches[0], microbatches[-1]
-        message = (
-            f"Rank {self._group.name()} has rows {own.rows.start} to {own.rows.stop - 1} of the {noun}, "
-            f"but its microbatches have rows {sum(sizes[:first])} to {sum(sizes[: last + 1]) - 1}"
-        )
-        raise MicrobatchError(
-            "out-of-range", f"{message}; pipeline.needs.share({own.num_samples}) returns the rows to pass."
-        )
+        for noun, each in own.items():
+            numbers = self.needs.microbatches[noun != "inputs"]
+            if any(parts[noun][k] is ABSENT for k in numbers):
+                message = (
+                    f"Rank {self._group.name()} has rows {each.rows.start} to {each.rows.stop - 1} of the {noun}, but "
+                    f"its microbatches have rows {sum(sizes[: numbers[0]])} to {sum(sizes[: numbers[-1] + 1]) - 1}"
+                )
+                advice = f"pipeline.needs.share({each.num_samples}) returns the rows to pass."
+                raise MicrobatchError("out-of-range", f"{message}; {advice}")
 
     def _all_weights(self, own: Sequence[float | None]) -> list[float]:
         """Return the weights of all microbatches. Collective among the ranks of the last stage."""

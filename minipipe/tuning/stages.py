@@ -473,7 +473,7 @@ def _costs_at_work(group: ProcessGroup) -> Costs:
     model = Sequential(*(Linear(_WIDTH, _WIDTH) for _ in range(group.size)))
     plan = Plan(model, num_ranks=group.size, num_microbatches=_MICROBATCHES)
     stages = build_stages(plan, group.rank, seed=0)
-    sizes, objective = [_SAMPLES] * _MICROBATCHES, BatchObjective(MSELoss())
+    sizes, objective = (_SAMPLES,) * _MICROBATCHES, BatchObjective(MSELoss())
     ones = samples(np.ones((sum(sizes), _WIDTH), np.float32), "inputs").cut(sizes)
     objective.begin(sizes, ones)
     batch = Batch("measure_costs", sizes, ones, objective, 0, 0, 0)

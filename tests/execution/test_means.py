@@ -230,7 +230,7 @@ def test_a_batch_in_which_nothing_counts_is_an_error_that_says_so(labels):
 @pytest.mark.parametrize("weight", [lambda t: -1, lambda t: float("nan"), lambda t: float("inf"), lambda t: 0])
 def test_weights_that_are_none_are_refused(weight):
     with pytest.raises(MicrobatchError, match="expected at least 0, and not 0 for all"):
-        shares([2, 2], nn.MSELoss(), weight, samples(np.ones((4, 1)), "targets").cut([2, 2]))
+        shares((2, 2), nn.MSELoss(), weight, samples(np.ones((4, 1)), "targets").cut((2, 2)))
 
 
 def test_one_microbatch_of_padding_alone_adds_nothing():
