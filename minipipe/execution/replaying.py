@@ -25,7 +25,6 @@ from minipipe.execution import replayed
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
 from minipipe.execution.replayed import Attributes, Capture, Kind, Kinds, Look, Replayed, Same, reason_against
-from minipipe.execution.samples import Samples
 from minipipe.execution.stage import Held, SeededLoss, Stage
 from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.sequential import parameters_of
@@ -201,7 +200,7 @@ class ReplayingStage(Stage):
             self._numbers[what] = next(self._next_number)
         return self._numbers[what]
 
-    def _targets(self, microbatch: int, objective: SeededLoss) -> Samples | None:
+    def _targets(self, microbatch: int, objective: SeededLoss) -> Payload | None:
         """Return the targets of a microbatch, if the loss may be replayed."""
         if objective is not self._objective():
             if not isinstance(objective, BatchObjective):
@@ -215,7 +214,7 @@ class ReplayingStage(Stage):
                 if self._loss_attributes.reason:
                     loss, self._eager_loss = None, f"the loss {self._loss_attributes.reason}"
             self._loss = loss
-        return None if self._loss is None else objective.parts[microbatch]
+        return None if self._loss is None else objective.targets[microbatch]
 
     def _kind_of(self, microbatch: int, received: Payload, arrays: Sequence[Array], *loss: Any) -> Kind | None:
         """Return the cache entry of such microbatches; None if this one is to be computed without a program."""

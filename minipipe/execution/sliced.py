@@ -1,4 +1,4 @@
-"""Slices of sequences: the division of a batch into them, and a stage that computes a sequence slice by slice.
+"""Slices of sequences: a stage that computes a sequence slice by slice.
 
 Keys and values pass from slice to slice on the rank of the stage, and their gradients come back in reverse::
 
@@ -11,21 +11,16 @@ A later slice's graph takes them as inputs, like the values of the stage before;
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-import numpy as np
-
 from minipipe import nn
-from minipipe.autograd import Node, StageInput, backend
+from minipipe.autograd import Node, StageInput
 from minipipe.autograd.backend import Array, sum_of_gradients
 from minipipe.autograd.modes import is_grad_enabled
-from minipipe.errors import MicrobatchError, ModelError, counted
+from minipipe.errors import ModelError
 from minipipe.execution.objective import Weight
-from minipipe.execution.partition import partition_evenly
 from minipipe.execution.payload import Payload
-from minipipe.execution.samples import Pieces, Samples, split_microbatches
 from minipipe.execution.stage import Held, Stage
 from minipipe.nn.module import computes_as, is_exactly
 from minipipe.nn.slices import Carried, SequenceSlice, computing
@@ -86,69 +81,12 @@ def _option_behind(module: nn.Module) -> str:
     return ""
 
 
-def into_slices(given: Samples | Pieces, name: str, num_sequences: int, num_slices: int) -> Pieces:
-    """Cut a batch into microbatches of sequences, and each of those along its second axis into slices.
-
-    Parameters
-    ----------
-    given : Samples or Pieces
-        Arrays of shape (samples, positions, ...); or pieces, which are already slices.
-    name : str
-        For errors.
-    num_sequences, num_slices : int
-        Microbatches of sequences, and slices of each.
-
-    Raises
-    ------
-    MicrobatchError
-        Codes ``too-few`` and ``wrong-number``.
-    """
-    if isinstance(given, Pieces):
-        return given
-    lengths = {a.shape[1] if a.ndim > 1 else 0 for i, a in enumerate(given.arrays) if i not in given.replicated}
-    if len(lengths) > 1 or min(lengths) < num_slices:
-        message = f"The {name} have {sorted(lengths)} positions on their second axis; expected one number, at least"
-        raise MicrobatchError(
-            "wrong-number", f"{message} {num_slices}, to divide sequences into {counted(num_slices, 'slice')}."
-        )
-    columns, parts = partition_evenly(lengths.pop(), num_slices), []
-    for rows in split_microbatches(given.num_samples, num_sequences):
-        of_rows = given.cut(rows)
-        for column in columns:
-            cut = [
-                array if i in given.replicated else array[:, column.start : column.stop, ...]
-                for i, array in enumerate(of_rows.arrays)
-            ]
-            parts.append(of_rows._replace(arrays=cut))
-    return Slices(parts)
-
-
-class Slices(Pieces):
-    """The slices of a batch that came as whole sequences."""
-
-    @property
-    def layout(self) -> int:
-        """A number for the sizes of its microbatches; 0, for they follow from the batch."""
-        return 0
-
-
 def weight_of_loss(schedule: Schedule, loss: Any, given: Weight | None) -> Weight | None:
     """Return the weight of a microbatch; for a slice of a loss without weight, its samples times its positions."""
     has_own = callable(getattr(loss, "weight", None)) or getattr(loss, "reduction", "mean") == "sum"
     if given or schedule.num_slices == 1 or has_own:
         return given
     return lambda targets: prod(flattened(targets)[0][0].shape[:2])
-
-
-def out_of_slices(outputs: Sequence[Payload], num_slices: int) -> list[Payload]:
-    """Return the outputs of microbatches of sequences, from the outputs of their slices."""
-    groups = (outputs[i : i + num_slices] for i in range(0, len(outputs), num_slices))
-    return [
-        group[0]._replace(
-            arrays=[np.concatenate(list(map(backend.to_numpy, row)), axis=1) for row in zip(*(p.arrays for p in group))]
-        )
-        for group in groups
-    ]
 
 
 class SlicedStage(Stage):

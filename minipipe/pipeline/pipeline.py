@@ -687,7 +687,7 @@ class Pipeline(FamiliarPipeline):
         self, call: str, inputs: Any, targets: Any, objective: BatchObjective, is_training: bool
     ) -> Batch:
         batch = self._batch(call, inputs, targets, objective, is_training)
-        count = len(batch.slices)
+        count = len(batch.sizes)
         if count not in self._predictors:
             schedule = forward_only_through(self._plan.pipelines, count, self.schedule.num_ranks)
             self._predictors[count] = self._executor(lower(schedule))

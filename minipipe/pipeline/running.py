@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, zip_longest
+from itertools import zip_longest
 from math import isfinite
 from time import perf_counter
 from typing import Any
@@ -34,9 +34,10 @@ from minipipe.execution.checks.calls import check_frozen, part_of
 from minipipe.execution.executor import Executor
 from minipipe.execution.objective import BatchObjective, Exchange, Loss, Weight, added, shares
 from minipipe.execution.observers import handlers_of
+from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan
 from minipipe.execution.record import Record
-from minipipe.execution.samples import Microbatches, Pieces, Portion, Replicated, Samples, samples, split_microbatches
+from minipipe.execution.samples import Microbatches, as_given, samples, sizes_of
 from minipipe.execution.stage import Stage
 from minipipe.execution.versions import HeldCopies, ReplicaSums, Updating
 from minipipe.nn import Recompute
@@ -98,20 +99,17 @@ class RunObjective(BatchObjective):
         counts = {"microbatches of the run": self.num_microbatches, "microbatches of a batch": len(self._batches[0])}
         return {**super().alike, **counts, "stash": self._is_stashed, **self._compared}
 
-    def begin(
-        self, slices: Sequence[slice], targets: Samples | Pieces | Portion | None, exchange: Exchange | None = None
-    ) -> None:
-        """Take the microbatches of the run, and its targets; those are never a part of them."""
-        super().begin(slices, targets, exchange)
-        self._of_batches = [self._shares_of(slices, batch) for batch in self._batches]
+    def begin(self, sizes: Sequence[int], targets: Sequence[Payload] | None, exchange: Exchange | None = None) -> None:
+        """Take the sizes of the microbatches of the run, and its targets; all of these are here."""
+        super().begin(sizes, targets, exchange)
+        self._of_batches = [self._shares_of(sizes, batch) for batch in self._batches]
         for update in self._updates:
-            for k, share in zip(update, self._shares_of(slices, update)):
+            for k, share in zip(update, self._shares_of(sizes, update)):
                 self._shares[k] = share
 
-    def _shares_of(self, slices: Sequence[slice], microbatches: Sequence[int]) -> list[float]:
-        ends = [0, *accumulate(slices[k].stop - slices[k].start for k in microbatches)]
-        parts = None if self.parts is None else [self.parts[k] for k in microbatches]
-        return shares(list(map(slice, ends, ends[1:])), *self._given, parts)
+    def _shares_of(self, sizes: Sequence[int], microbatches: Sequence[int]) -> list[float]:
+        targets = None if self.targets is None else [self.targets[k] for k in microbatches]
+        return shares([sizes[k] for k in microbatches], *self._given, targets)
 
     def numbers(self, *others: float) -> np.ndarray:
         """Return for each batch its loss, and its microbatches' losses: an array of shape (batches, 1 + per batch)."""
@@ -325,12 +323,10 @@ def _cut(batches: Sequence[Any], noun: str, numbers: Sequence[Sequence[int]]) ->
     each, parts = len(numbers[0]), dict[int, Any]()
     for number, batch in enumerate(batches):
         own = samples(batch, f"{noun} of batch {number}")
-        if isinstance(own, Pieces) and len(own.parts) != each:
-            given = counted(len(own.parts), "microbatch")
+        if own.is_cut and len(own.sizes) != each:
+            given = counted(len(own.sizes), "microbatch")
             message = f"Batch {number} has {given}; expected {each}, as in all others."
             raise MicrobatchError("wrong-number", message)
-        slices = own.slices if isinstance(own, Pieces) else split_microbatches(own.num_samples, each)
-        for k, part in zip(numbers[number], map(own.cut, slices)):
-            whole = [Replicated(a) if i in part.replicated else a for i, a in enumerate(part.arrays)]
-            parts[k] = part.rebuilt(whole)
+        cut = own.cut(sizes_of(own.num_samples, each, own))
+        parts.update(zip(numbers[number], map(as_given, cut)))
     return Microbatches([parts[k] for k in sorted(parts)])

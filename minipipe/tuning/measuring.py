@@ -33,7 +33,7 @@ from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan, build_stages, check_model
 from minipipe.execution.replayed import observed
 from minipipe.execution.replaying import ReplayingStage
-from minipipe.execution.samples import Samples, divided, samples
+from minipipe.execution.samples import samples, sizes_of
 from minipipe.execution.stage import Stage
 from minipipe.nn import Identity, Sequential
 from minipipe.nn.fully_sharded import persistent_arrays
@@ -200,15 +200,16 @@ def _first_microbatch(
     if y is not None and y.num_samples != x.num_samples:
         message = f"There are {x.num_samples} inputs, but {y.num_samples} targets; expected one for each."
         raise MicrobatchError("wrong-number", message)
-    part, *_ = divided(x.num_samples, num_microbatches, x, y)
-    own_x, own_y = (None if given is None else _copied(given.cut(part)) for given in (x, y))
-    alone, objective = [slice(0, part.stop)], BatchObjective(loss)
-    objective.begin(alone, own_y)
-    return Batch("measure_layers", alone, own_x, objective, 0, 0, seed, is_cut=False, inputs_require_grad=False)
+    read = [x] if y is None else [x, y]
+    sizes = sizes_of(x.num_samples, num_microbatches, *read)
+    first_x, *first_y = (_copied(each.cut(sizes)[0]) for each in read)
+    objective = BatchObjective(loss)
+    objective.begin(sizes[:1], first_y or None)
+    return Batch("measure_layers", sizes[:1], [first_x], objective, 0, 0, seed)
 
 
-def _copied(given: Samples) -> Samples:
-    return given._replace(arrays=list(map(backend.copy, given.arrays)))
+def _copied(part: Payload) -> Payload:
+    return part._replace(arrays=list(map(backend.copy, part.arrays)))
 
 
 def _measure(
@@ -283,11 +284,11 @@ def _settle(stage: ReplayingStage, actions: _Actions) -> None:
 
 def _held(stage: Stage, actions: _Actions, passing: _Passing, batch: Batch) -> tuple[Holding, Payload]:
     """Run each action once; return the buffers held after F and I, and the gradient of the stage's inputs."""
-    targets = batch.objective.targets
-    meter = MemoryMeter(targets.arrays if targets else ())
+    targets = [array for part in batch.objective.targets or () for array in part.arrays]
+    meter = MemoryMeter(targets)
     result = actions.run(F)
     own = persistent_arrays(stage.module)  # after F, which allocates the memory of fully sharded parameters
-    not_counted = [*own, *(targets.arrays if targets else ())]
+    not_counted = [*own, *targets]
     same = {}  # the next layer has the buffer of the result that was computed before
     if passing.result is not None:
         same = {_buffer(a): _buffer(b) for a, b in zip(result.arrays, passing.result.arrays)}

@@ -45,7 +45,7 @@ from minipipe.execution.offloading import recompute
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
 from minipipe.execution.replayed import observed
-from minipipe.execution.samples import Samples, split_microbatches
+from minipipe.execution.samples import samples
 from minipipe.execution.sums import GradientSums
 from minipipe.execution.timeline import gather_timeline
 from minipipe.nn import Linear, MSELoss, Sequential
@@ -312,10 +312,9 @@ def measure_memory(make_executor: MakeExecutor, program: Program, batch: Batch) 
     frozen = range(program.num_stages) if program.is_forward_only else program.frozen
     alone = freeze_stages(one_microbatch(next(iter(pipelines_of(program))), program.num_ranks), frozen)
     executor = make_executor(lower(alone))
-    alone_batch = replace(batch, slices=batch.slices[:1])
-    meter = MemoryMeter(alone_batch.arrays)
+    meter = MemoryMeter(batch.arrays)
     with observed(executor.stages), kept_whole(*(stage.module for stage in executor.stages.values())):  # its graphs
-        _run_without_trace(executor, alone_batch, meter)
+        _run_without_trace(executor, batch, meter)
     mine = np.zeros((3, program.num_stages), np.int64)
     for action, (after, recomputed) in meter.held_bytes.items():
         if action.kind is F:
@@ -482,10 +481,10 @@ def _costs_at_work(group: ProcessGroup) -> Costs:
     model = Sequential(*(Linear(_WIDTH, _WIDTH) for _ in range(group.size)))
     plan = Plan(model, num_ranks=group.size, num_microbatches=_MICROBATCHES)
     stages = build_stages(plan, group.rank, seed=0)
-    ones = Samples([np.ones((_MICROBATCHES * _SAMPLES, _WIDTH), np.float32)])
-    slices, objective = split_microbatches(ones.num_samples, _MICROBATCHES), BatchObjective(MSELoss())
-    objective.begin(slices, ones)
-    batch = Batch("measure_costs", slices, ones, objective, 0, 0, 0, is_cut=False, inputs_require_grad=False)
+    sizes, objective = (_SAMPLES,) * _MICROBATCHES, BatchObjective(MSELoss())
+    ones = samples(np.ones((sum(sizes), _WIDTH), np.float32), "inputs").cut(sizes)
+    objective.begin(sizes, ones)
+    batch = Batch("measure_costs", sizes, ones, objective, 0, 0, 0)
     make_executor = partial(Executor, stages=stages, group=group, xp=np)
     return measure_costs(make_executor, plan, batch, _STEPS, warns=False)  # advice says how busy it was
 

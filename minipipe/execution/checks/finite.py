@@ -190,7 +190,7 @@ def culprit_of(check: FiniteCheck, batch: Batch, with_gradients: bool = True) ->
         sightings = [seen for seen in sightings if seen.what not in (What.GRADIENT, What.WEIGHT_GRADIENT)]
     if any(parameter.is_summed for parameter in parameters):  # over replicas: it does not identify a microbatch
         sightings = [seen for seen in sightings if seen.what != What.WEIGHT_GRADIENT] or sightings
-    culprit = find_culprit(sightings, len(batch.slices), len(plan.layers))
+    culprit = find_culprit(sightings, len(batch.sizes), len(plan.layers))
     if culprit is None:
         return Code.NOT_FOUND, _NOT_FOUND
     masks = [seen for seen in sightings if seen[:2] == (What.INPUTS, culprit.microbatch) and seen.kinds & MINUS]
@@ -205,7 +205,7 @@ def _sum_nothing(executor: Executor, action: Action) -> None:
 def _described(culprit: Culprit, plan: Plan, batch: Batch, has_masks: bool, rank: int) -> tuple[Code, str]:
     """Return the code, and a sentence: which layer or loss made which value, and where."""
     k, layer, seen, cause = culprit.microbatch, culprit.layer, culprit.seen, culprit.cause
-    made, first, names = words_of(seen.kinds), batch.slices[k].start, list(plan.owners)
+    made, first, names = words_of(seen.kinds), sum(batch.sizes[:k]), list(plan.owners)
     if layer < 0:
         where = f"first in sample {first + seen.which}" if seen.which >= 0 else "in an array that is not divided"
         return Code.INPUTS, f"the inputs have {made}, {where} (microbatch {k})."

@@ -18,8 +18,8 @@ from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import current_place
 from minipipe.execution.batch import Batch
 from minipipe.execution.executor import Executor
+from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan
-from minipipe.execution.samples import Samples
 from minipipe.execution.stage import Stage
 from minipipe.nn import Parameter
 from minipipe.nn.auxiliary_loss import losses_so_far
@@ -49,10 +49,9 @@ class Probe:
 
     def look_at_batch(self, batch: Batch) -> None:
         """Look at the inputs and the targets, as far as this rank has them."""
-        for what, given in ((What.INPUTS, batch.inputs), (What.TARGETS, batch.objective.targets)):
-            for k, cut in enumerate(map(given.cut, batch.slices) if given is not None else ()):
-                if cut is not None:
-                    self.note(what, k, -1, cut.arrays, _first_sample(cut))
+        for what, parts in ((What.INPUTS, batch.inputs), (What.TARGETS, batch.objective.targets)):
+            for k, part in enumerate(parts or ()):
+                self.note(what, k, -1, part.arrays, _first_sample(part))
 
     def look_at_losses(self, losses: dict[int, float]) -> None:
         """Look at the losses of the microbatches."""
@@ -101,7 +100,7 @@ class Probe:
         return rebuilt(result, [record(tensor.data, (tensor, vjp)) for tensor in tensors])
 
 
-def _first_sample(part: Samples) -> int:
+def _first_sample(part: Payload) -> int:
     """Return the first sample of a microbatch with a value that is not finite; -1 if there is none."""
     for i, array in enumerate(part.arrays):
         if i not in part.replicated and kinds_of(array):
