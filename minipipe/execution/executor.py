@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from time import perf_counter
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -31,9 +31,6 @@ from minipipe.execution.stage import Stage
 from minipipe.schedules.action import RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, I, W
 from minipipe.schedules.action_table import Program
 from minipipe.schedules.analysis.dependencies import Direction, Value
-
-if TYPE_CHECKING:
-    from minipipe.execution.batch import Batch
 
 Handler = Callable[..., Any]
 """Runs the actions of a kind. Its parameters are the executor, the action, and the values that it needs, by their names
@@ -105,8 +102,8 @@ class Executor:
 
     Attributes
     ----------
-    batch : Batch or None
-        That of the current run.
+    call, batch : object, Batch
+        The argument of the current run, and its batch.
     graphs : dict of int to dict
         By stage and value (of ``core/values.py``), what its microbatches have kept for their backwards.
     background : list of Background
@@ -120,7 +117,7 @@ class Executor:
         Code ``name``: an action without a handler.
     """
 
-    batch: Batch
+    batch: Any
 
     def __init__(
         self,
@@ -138,29 +135,51 @@ class Executor:
         self.allocate = xp.empty if group.takes_device_arrays else backend.empty_on_host(xp)
         self.graphs: dict[int, dict[Any, Any]] = {stage: {} for stage in stages}
         self.background: list[Background] = []
-        self._name, self._sent_at = group.name_of_program(), partial(_sent_at, program)
-        self._row, self._actions = program.actions[group.rank], program.numbered[group.rank]
+        self._name = group.name_of_program()
+        self._sent_at = partial(_sent_at, [_schedule_of(row) for row in program.actions])
+        row = program.numbered[group.rank]
+        self._row, self._actions = _schedule_of(program.actions[group.rank]), _schedule_of(row)
         self._values: dict[Any, Any] = {}  # all but the graphs
         messages = (action for action in self._actions if action.kind.is_communication)
         self.routes = {action: Route.of(program, action) for action in messages}
         self._observers = observers
         handlers = HANDLERS if handlers is None else handlers
-        self._steps = [self._bound(handlers, *numbered) for numbered in enumerate(self._actions)]
+        steps = [self._bound(handlers, *numbered) for numbered in enumerate(row)]
+        begin = next((i for i, action in enumerate(row) if not action.kind.declaration.of_rank), len(row))
+        end = begin + len(self._actions)
+        self._before, self._steps, self._after = steps[:begin], steps[begin:end], steps[end:]
         self._sends: list[Request] = []  # not finished
         self._forget()
 
-    def run(self, batch: Batch, *observers: Observer, finishes_sends: bool = True) -> Record:
+    def run(self, call: Any, *observers: Observer, finishes_sends: bool = True) -> Record:
         """Run the row once. Collective: every rank runs its own, and exchanges messages with neighbouring stages.
 
         Sends that do not have to finish now finish, at the latest, at the end of the next run.
+
+        Parameters
+        ----------
+        call : Batch or object
+            The batch; or, if the row begins with a handshake, the arguments of which that makes a batch.
+        *observers : Observer
+            Of the schedule in this run.
+        finishes_sends : bool
         """
-        steps, num_earlier, activity = self._steps, len(self._sends), self.group.activity
-        observers = (*self._observers, *observers)
+        self.call = self.batch = call
+        try:
+            for step in self._before:
+                step(self)
+            return self._run_schedule((*self._observers, *observers), finishes_sends)
+        finally:
+            self._forget()
+
+    def _run_schedule(self, observers: Sequence[Observer], finishes_sends: bool) -> Record:
+        batch, steps, num_earlier = self.batch, self._steps, len(self._sends)
+        activity = self.group.activity
         if observers:
             steps = [_observed(step, action, observers) for step, action in zip(steps, self._actions)]
         activity.begin(self._name, self._row, batch.step, self._sent_at)
         try:
-            self.batch, self.place = batch, RandomKey(batch.seed, batch.training_step)
+            self.place = RandomKey(batch.seed, batch.training_step)
             with no_grad() if self.program.is_forward_only else enable_grad(), at(self.place):
                 for step in steps:
                     step(self)
@@ -171,6 +190,8 @@ class Executor:
             for send in self._sends[:done]:
                 send.wait()
             del self._sends[:done]
+            for step in self._after:
+                step(self)
             return self.record  # before _forget makes a new one
         except BaseException as error:  # sys.exit and Ctrl-C in a layer have a place, too
             for stage in () if self.program.is_forward_only else self.stages.values():
@@ -182,8 +203,6 @@ class Executor:
                     f"{action.microbatch}, action {action} of {self.program.name}, step {batch.step}"
                 )
             raise
-        finally:
-            self._forget()
 
     def send(self, array: Any, destination: int, tag: int) -> None:
         """Send a message, to be finished at the end of a run."""
@@ -191,7 +210,7 @@ class Executor:
 
     def _forget(self) -> None:
         self.record = Record()
-        self.__dict__.pop("batch", None)
+        self.call = self.batch = None
         self.background.clear()
         for kept in (self._values, *self.graphs.values()):
             kept.clear()
@@ -210,7 +229,7 @@ class Executor:
         wanted = [takes[name] for name in names if name in takes]
         returned = getattr(handler, "gives", ())
         kept_ones = [(place, *gives[name]) for place, name in enumerate(returned) if name in gives]
-        is_only, is_timed = len(returned) == 1, kind.time != "" and kind.lane == "compute"
+        is_only, is_timed = len(returned) == 1, kind.time != "" and kind.lane == "compute" and not kind.of_rank
         now, stage = perf_counter if self.xp is np else partial(_time_on, self.xp), action.stage
 
         def step(executor: Executor) -> None:
@@ -404,7 +423,12 @@ HANDLERS: Handlers = {
 """The handlers that any run needs. Others are in ``sums.py``, ``offloading.py`` and ``versions.py``."""
 
 
-def _sent_at(program: Program, action: Action) -> int | None:
+def _schedule_of(row: Sequence[Action]) -> Sequence[Action]:
+    """Return a row without the frame of a step."""
+    return [action for action in row if not action.kind.declaration.of_rank]
+
+
+def _sent_at(rows: Sequence[Sequence[Action]], action: Action) -> int | None:
     """Return at which position of another rank's actions the value that an action consumes is sent."""
     value = Value.consumed_by(action)
-    return next((row.index(value.send) for row in program.actions if value and value.send in row), None)
+    return next((row.index(value.send) for row in rows if value and value.send in row), None)

@@ -69,12 +69,13 @@ def frame(
     """
     check_table(program, Program)
     trains = not program.is_forward_only and U not in program.kinds
+    is_checked = trains or bool(program.frozen) and U not in program.kinds
     framed = handshake(program)
     if trains:
         framed = reduce_tied(reduce(framed), tied)
         framed = gather_input_gradients(framed) if input_gradients else framed
     framed = gather_results(framed)
-    framed = check(framed) if trains and check_finite else framed
+    framed = check(framed) if is_checked and check_finite else framed
     framed = loss(framed)
     framed = norm(framed) if trains and clip else framed
     return updates(framed) if trains and update else framed

@@ -20,16 +20,14 @@ from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import (
     check_backward,
-    check_frozen,
     check_inputs_require_grad,
     check_num_steps,
     warn_of_another_order,
-    warn_of_missing_gradients,
 )
 from minipipe.execution.checks.finite import FiniteCheck
 from minipipe.execution.executor import Executor
 from minipipe.execution.objective import BatchObjective, GivenGradient, Loss, Metric, Weight, Where
-from minipipe.execution.observers import MemoryMeter, journal, trainer_of
+from minipipe.execution.observers import MemoryMeter, journal
 from minipipe.execution.outputs import check_given_gradient
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
@@ -43,6 +41,7 @@ from minipipe.nn.fully_sharded import kept_whole
 from minipipe.nn.module import modes_of
 from minipipe.optim import LossScale, Optimiser
 from minipipe.pipeline.arguments import agreed, compare_options, of_modules
+from minipipe.pipeline.framing import Framing, TrainingCall
 from minipipe.pipeline.intake import (
     Intake,
     Needs,
@@ -200,7 +199,16 @@ class Pipeline(FamiliarPipeline):
     """
 
     __slots__ = (
-        *("_executor", "_finite", "_group", "_input_gradients", "_intake", "_is_training", "_objective", "_parameters"),
+        *(
+            "_executor",
+            "_framing",
+            "_group",
+            "_input_gradients",
+            "_intake",
+            "_is_training",
+            "_objective",
+            "_parameters",
+        ),
         *("_pending", "_plan", "_predictors", "_records", "_runs", "_seeds", "_stages", "_sums", "_trainer", "_xp"),
         *("__weakref__", "_grid", "measures_memory", "num_steps"),
     )
@@ -247,8 +255,9 @@ class Pipeline(FamiliarPipeline):
         self._executor = partial(Executor, stages=self._stages, group=group, xp=self._xp, observers=journal())
         self._is_training, self._predictors, self._input_gradients = plan.model.is_training, dict[int, Executor](), None
         self._sums = GradientSums(plan, self._stages, group, self._xp)
-        self._trainer = trainer_of(plan, self._executor, self._sums, stack_weight_gradients)
-        self._finite = FiniteCheck(check_finite, plan, self._stages, group, self._xp, grid)
+        finite = FiniteCheck(check_finite, plan, self._stages, group, self._xp, grid)
+        self._framing = Framing(plan, group, self._intake, self._parameters, self._sums, finite, self._pending)
+        self._trainer = self._framing.trainer(self._executor, stack_weight_gradients)
         self._runs = Runs(plan, group, self._intake, self._executor, self._objective, check_finite)
 
     @classmethod
@@ -337,6 +346,24 @@ class Pipeline(FamiliarPipeline):
     def schedule(self) -> Schedule:
         """The computations that :meth:`step` runs."""
         return self._plan.schedule
+
+    @property
+    def rows(self) -> Program:
+        """Everything that the ranks do in a training step, instruction by instruction.
+
+        :meth:`step` runs the row of this rank until the loss is delivered; the norm is that of :meth:`clip_grad_norm`,
+        and the update the ``step`` of an optimiser, if the program calls them.
+
+        Examples
+        --------
+        >>> from minipipe import Pipeline, init_process_group, nn
+        >>> with init_process_group() as group:
+        ...     pipeline = Pipeline(nn.Sequential(nn.Linear(2, 1)), group, loss=nn.MSELoss(), num_microbatches=2)
+        >>> print(pipeline.rows)
+        # 1f1b: 1 rank, 1 stage, 2 microbatches
+        rank 0: HANDSHAKE 0F0 0B0 0F1 0B1 FINITE LOSS NORM 0U1
+        """
+        return self._framing.program(clip=True, update=True)
 
     @property
     def partition(self) -> list[range]:
@@ -557,35 +584,28 @@ class Pipeline(FamiliarPipeline):
         check_backward(self.schedule, call)
         begun = perf_counter()
         call += "(accumulate=True)" * bool(accumulate)
-        batch = self._batch(call, inputs, targets, objective, self._is_training)
-        for stage in self._stages.values():
-            check_frozen(stage)
-            stage.begin(accumulate)
-        earlier = self._parameters.shared.take_gradients() if accumulate else {}
-        self._sums.begin(accumulate)
+        given = TrainingCall(
+            call, inputs, targets, objective, self._is_training, self.num_steps, waits=wait, accumulates=accumulate
+        )
         # Frozen stages get no gradient back that shows that their sends, perhaps of the inputs themselves, have
         # finished.
         finishes_sends = wait or self.schedule.first_backward_stage > 0
-        meters = [MemoryMeter(batch.arrays)] if self.measures_memory else []
+        meters = [MemoryMeter()] if self.measures_memory else []
         records, self._records = self._records, deque(maxlen=_KEPT_STEPS)  # none, if it fails
-        with observed(self._stages) if self.measures_memory else nullcontext():
-            assert self._trainer is not None  # check_backward has refused the others
-            record = self._trainer.run(batch, *meters, finishes_sends=finishes_sends)
-        self._sums.finish()
-        self._parameters.shared.exchange_gradients(batch.step, self._sums.last_tag, earlier)
-        if self.num_steps == 0:
-            warn_of_missing_gradients(self._parameters.own)
-        self.num_steps += 1
-        self._input_gradients = self._intake.input_gradients(batch, record.input_gradients)
-        gather_results(self._group, self._intake.last_ranks, batch)
-        loss = deliver_loss(self._group, self._intake.last_rank, batch, self._finite.of_step(batch, wait))
-        self.wait()  # no rank is far behind
-        found = loss.wait() if wait else loss
-        self._pending.extend([] if wait else [loss])
+        try:
+            with observed(self._stages) if self.measures_memory else nullcontext():
+                assert self._trainer is not None  # check_backward has refused the others
+                record = self._trainer.run(given, *meters, finishes_sends=finishes_sends)
+        finally:
+            if given.is_computed:  # perhaps it is not finite
+                self.num_steps += 1
+                self._input_gradients = given.input_gradients
+        if isinstance(given.loss, PendingLoss):
+            self._pending.append(given.loss)
         record.begun, record.left = begun, perf_counter()
         records.append(record)
         self._records = records
-        return found
+        return given.loss
 
     def wait(self) -> None:
         """Wait for the losses of earlier steps with ``wait=False``, and raise the errors of these steps.
