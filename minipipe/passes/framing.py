@@ -11,12 +11,10 @@ wait for each other before: instructions that meet stand in the same order in al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from minipipe.core.flow import flow_of
-from minipipe.core.values import Site
-from minipipe.passes.kinds import FRAMING
+from minipipe.passes.kinds import tied_groups
 from minipipe.schedules.action import (
     REDUCE_GRAD,
     Action,
@@ -102,32 +100,35 @@ def reduce_tied(program: Program, tied: Tied) -> Program:
     groups = tuple(map(tuple, tied))
     if not groups:
         return program
-    return _with_rank_kind(replace(program, tied=groups), "REDUCE_TIED")
+    noted = replace(program, tied=groups)
+    ranks = {rank for group in tied_groups(noted) for rank in group}
+    return _with_rank_kind(noted, "REDUCE_TIED", ranks)
 
 
 def gather_input_gradients(program: Program) -> Program:
     """Return a program in which one replica gets the gradients of all inputs."""
-    return _with_rank_kind(program, "GATHER_INPUT_GRADS")
+    return _with_rank_kind(program, "GATHER_INPUT_GRADS", _replicas(program, 0))
 
 
 def gather_results(program: Program) -> Program:
     """Return a program in which one replica gets the results of all."""
-    return _with_rank_kind(program, "GATHER_RESULTS")
+    last = program.num_stages - 1
+    return _with_rank_kind(program, "GATHER_RESULTS", _replicas(program, last))
 
 
 def check(program: Program) -> Program:
     """Return a program in which each rank checks whether its gradients are finite."""
-    return _with_rank_kind(program, "FINITE")
+    return _with_rank_kind(program, "FINITE", range(program.num_ranks))
 
 
 def loss(program: Program) -> Program:
     """Return a program that ends with the delivery of the loss to all ranks."""
-    return _with_rank_kind(program, "LOSS")
+    return _with_rank_kind(program, "LOSS", range(program.num_ranks))
 
 
 def norm(program: Program) -> Program:
     """Return a program that then limits the norm of all gradients."""
-    return _with_rank_kind(program, "NORM")
+    return _with_rank_kind(program, "NORM", range(program.num_ranks))
 
 
 def updates(program: Program) -> Program:
@@ -146,14 +147,20 @@ def _of_rank(program: Program, rank: int, kind: ActionKind) -> Action:
     return Action(rank, kind, program.microbatches[0])
 
 
-def _with_rank_kind(program: Program, name: str) -> Program:
-    """Return a program with an instruction at the end of each row that can have it."""
-    kind, uses = ActionKind(name), FRAMING[name].uses
-    flow = flow_of(program)
-    rows = [list(row) for row in program.actions]
-    for rank, row in enumerate(rows):
-        if uses(Site(flow, rank, len(row), rank, 0)) is not None:
-            row.append(_of_rank(program, rank, kind))
+def _replicas(program: Program, stage: int) -> Sequence[int]:
+    """Return the ranks of a stage, if there are several."""
+    ranks = program.ranks_of(stage)
+    return ranks if len(ranks) > 1 else ()
+
+
+def _with_rank_kind(program: Program, name: str, ranks: Collection[int]) -> Program:
+    """Return a program with an instruction of a rank at the end of some rows."""
+    if not ranks:
+        return program
+    kind = ActionKind(name)
+    rows = list(program.actions)
+    for rank in ranks:
+        rows[rank] = (*rows[rank], _of_rank(program, rank, kind))
     return program.with_rows(Program, rows)
 
 

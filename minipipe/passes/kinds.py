@@ -22,8 +22,9 @@ come before them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
+from typing import Protocol
 
 from minipipe.core.values import (
     GRADIENTS,
@@ -84,30 +85,36 @@ def _all_gradients(site: Site) -> tuple[Value, ...]:
     found: list[Value] = []
     for stage in site.setting.local_stages(site.rank):
         found += _gradients(site, stage)
-    if "REDUCE_TIED" in site.setting.kinds and len(tied_ranks(site.setting, site.rank)):
+    if "REDUCE_TIED" in site.setting.kinds and _tied_ranks(site):
         found.append(site.value("tied"))
     return tuple(found)
 
 
-def tied_ranks(setting: Setting, rank: int) -> tuple[int, ...]:
-    """Return the ranks with which a rank shares parameters, and itself; or none.
+class _Homes(Protocol):
+    @property
+    def tied(self) -> Sequence[tuple[int, ...]]: ...
+
+    def ranks_of(self, stage: int) -> Sequence[int]: ...
+
+
+def tied_groups(table: _Homes) -> list[tuple[int, ...]]:
+    """Return the groups of ranks that share parameters, each of several ranks.
 
     Replicas of a pipeline share them each among their own ranks.
     """
-    connected = {rank}
-    size = 0
-    while len(connected) > size:
-        size = len(connected)
-        for ranks in _sharing(setting):
-            if not connected.isdisjoint(ranks):
-                connected |= ranks
-    return tuple(sorted(connected)) if size > 1 else ()
+    groups: list[set[int]] = []
+    for stages in table.tied:
+        for ranks in map(set, zip(*map(table.ranks_of, stages))):
+            near = [group for group in groups if not group.isdisjoint(ranks)]
+            groups = [group for group in groups if group.isdisjoint(ranks)]
+            groups.append(ranks.union(*near))
+    return [tuple(sorted(group)) for group in groups if len(group) > 1]
 
 
-def _sharing(setting: Setting) -> Iterator[set[int]]:
-    """Yield the ranks of one pipeline on which stages are that share a parameter."""
-    for stages in setting.tied:
-        yield from map(set, zip(*map(setting.ranks_of, stages)))
+def _tied_ranks(site: Site) -> tuple[int, ...]:
+    """Return the ranks with which a rank shares parameters, and itself; or none."""
+    groups = tied_groups(site.setting)
+    return next((group for group in groups if site.rank in group), ())
 
 
 # -- uses ------------------------------------------------------------------------------
@@ -119,7 +126,7 @@ def _handshake(site: Site) -> Uses:
 
 def _reduce_tied(site: Site) -> Uses | None:
     setting = site.setting
-    if not tied_ranks(setting, site.rank):
+    if not _tied_ranks(site):
         return None
     reads: list[Value] = []
     tied = {stage for stages in setting.tied for stage in stages}
@@ -185,7 +192,7 @@ def _all_ranks(name: str, site: Site) -> Meeting:
 
 
 def _tied(site: Site) -> Meeting:
-    return _meeting("REDUCE_TIED", tied_ranks(site.setting, site.rank) or (site.rank,))
+    return _meeting("REDUCE_TIED", _tied_ranks(site) or (site.rank,))
 
 
 def _first_stage(site: Site) -> Meeting:
