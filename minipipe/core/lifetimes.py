@@ -81,11 +81,11 @@ def _uncovered(flow: Flow, name: str, rank: int, codes: set[int]) -> Iterator[Fa
         if kind not in noun.covers or owner not in ends:
             continue
         before = bisect_left(ends[owner], (position,))
-        if before == 0:
-            first = ends[owner][0]
+        first = ends[owner][0]
+        if before == 0 and first.is_given:  # otherwise nothing gives it
             place = rank, first.position
             yield Fault("not yet", flow, rank, position, first.value, place)
-        elif not ends[owner][before - 1].is_given:
+        elif before > 0 and not ends[owner][before - 1].is_given:
             last = ends[owner][before - 1]
             place = rank, last.position
             yield Fault("gone", flow, rank, position, last.value, place)

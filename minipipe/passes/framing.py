@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from minipipe.passes.kinds import tied_groups
+from minipipe.passes.shards import shard
 from minipipe.schedules.action import (
     REDUCE_GRAD,
     Action,
@@ -36,6 +37,7 @@ def frame(
     clip: bool = False,
     update: bool = True,
     input_gradients: bool = False,
+    sharded: Collection[int] = (),
 ) -> Program:
     """Return a program with everything that its ranks do in a step.
 
@@ -56,6 +58,8 @@ def frame(
         Whether the step updates the weights.
     input_gradients : bool
         Whether the step returns the gradients of the inputs.
+    sharded : collection of int
+        Stages whose weights are divided among their replicas.
 
     Examples
     --------
@@ -67,7 +71,7 @@ def frame(
     """
     check_table(program, Program)
     trains = not program.is_forward_only and U not in program.kinds
-    framed = handshake(program)
+    framed = handshake(shard(program, sharded, ahead=1) if sharded else program)
     if trains:
         framed = reduce_tied(reduce(framed), tied)
         framed = gather_input_gradients(framed) if input_gradients else framed

@@ -1,6 +1,7 @@
-"""The instructions that frame a step: what a rank does before and after its schedule.
+"""The instructions that passes add to a schedule.
 
-They belong to a rank, and to no stage and microbatch. A row with all of them::
+Most of them frame a step: what a rank does before and after its schedule. They belong
+to a rank, and to no stage and microbatch. A row with all of them::
 
     HANDSHAKE 0F0 … 0B7 REDUCE_TIED GATHER_INPUT_GRADS GATHER_RESULTS FINITE LOSS NORM …
 
@@ -18,6 +19,11 @@ The value `call` exists from HANDSHAKE until LOSS and covers the schedule: nothi
 batch runs before all ranks have agreed on it. FINITE, LOSS and NORM read the gradients
 of all stages of their rank, which the updates behind them take: so an update cannot
 come before them.
+
+If the weights of a whole stage are divided among its replicas, ``0GATHER0`` makes stage
+0 whole for what follows, and ``0FREE0`` leaves this rank its shard again. The value
+`whole` exists between them and covers the stage: nothing computes with a shard. The
+microbatch tells one such time of a stage from another; it is any number.
 """
 
 from __future__ import annotations
@@ -60,6 +66,7 @@ _NOUNS = {
     "GATHER_RESULTS": {"results": _of_rank("results of all replicas")},
     "FINITE": {"finite": _of_rank("result of the finite check")},
     "LOSS": {"loss": _of_rank("loss", may_stay=_stays)},
+    "GATHER": {"whole": Noun("whole weights", covers=("F", "R", "B", "I", "W"))},
     "NORM": {"norm": _of_rank("norm of the gradients", may_stay=_stays)},
 }
 
@@ -180,6 +187,14 @@ def _norm(site: Site) -> Uses:
     return Uses(gives=(site.value("norm"),), reads=reads)
 
 
+def _gather(site: Site) -> Uses:
+    return Uses(gives=(site.value("whole"),))
+
+
+def _free(site: Site) -> Uses:
+    return Uses((site.value("whole"),))
+
+
 # -- meetings --------------------------------------------------------------------------
 
 
@@ -252,5 +267,10 @@ _KINDS = (
 FRAMING = {kind.name: kind for kind in _KINDS}
 """The kinds that frame a step, by name, in the order of a row."""
 
-for _kind in _KINDS:
-    declare(_kind, _NOUNS[_kind.name])
+_OF_SHARDS = (
+    Kind("GATHER", _gather, "gather of the weights", time="gather"),
+    Kind("FREE", _free, "release of the gathered weights"),
+)
+
+for _kind in (*_KINDS, *_OF_SHARDS):
+    declare(_kind, _NOUNS.get(_kind.name))

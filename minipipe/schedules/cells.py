@@ -25,7 +25,7 @@ def is_kind(name: object) -> bool:
         return True
     from minipipe.passes.kinds import FRAMING  # on demand: it declares them, and most tables have none
 
-    return name in FRAMING
+    return name in FRAMING or name in KINDS
 
 
 def is_of_rank(cell: str) -> bool:
