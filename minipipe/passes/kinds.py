@@ -272,5 +272,8 @@ _OF_SHARDS = (
     Kind("FREE", _free, "release of the gathered weights"),
 )
 
-for _kind in (*_KINDS, *_OF_SHARDS):
+ADDED = {kind.name: kind for kind in (*_KINDS, *_OF_SHARDS)}
+"""All kinds that passes add, by name."""
+
+for _kind in ADDED.values():
     declare(_kind, _NOUNS.get(_kind.name))
