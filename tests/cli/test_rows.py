@@ -48,8 +48,8 @@ def test_rows_are_also_drawn_timed_and_stepped_through(ask, tmp_path):
     assert ask("simulate", "1f1b", *_SMALL, *costs)[1].endswith("makespan 10 units\n")
     assert ask("simulate", "1f1b", *_SMALL, *costs, "--rows")[1].endswith("makespan 11 units\n")
     assert "rank 1 begins LOSS: delivery of the loss" in ask("step", "1f1b", *_SMALL, "--rows", "--all")[1]
-    assert ask("show", "1f1b", "--rows", "-o", tmp_path / "rows.svg")[0] == 0
-    assert "HANDSHAKE: agreement on the call" in (tmp_path / "rows.svg").read_text()
+    assert ask("show", "1f1b", "--rows", *costs, "-o", tmp_path / "rows.svg")[0] == 0
+    assert "HANDSHAKE: agreement on the call, 0 to 0.5 units" in (tmp_path / "rows.svg").read_text()
     found = json.loads(ask("show", "1f1b", *_SMALL, "--rows", "--json")[1])
     assert found["actions"][1][0] == "HANDSHAKE"
 
