@@ -146,6 +146,8 @@ def _rates(table: ActionTable, costs: Costs) -> Rates:
         durations[time] = costs.by_stage(time, table.num_ranks)
     durations["copy"] = costs.copy_times(table.num_stages)
     sum_parts, durations["sum"] = map(list, zip(*costs.sum_times(table)))
+    if "gather" not in (costs.other or {}):
+        durations["gather"] = [time / 2 for time in durations["sum"]]  # the second of its two rounds
     parts = relative_work(costs.slice_work, table.num_slices)
     return Rates(
         durations,
