@@ -172,6 +172,8 @@ class Operation:
             Code ``name``, for arguments that the operation does not take.
         """
         num_inputs = len(self.inputs)
+        if len(given) == num_inputs and not (attributes or self.required or self.is_variadic):
+            return given, self.attributes
         further = () if self.is_variadic else given[num_inputs:]
         named = dict(zip(self.positional, further)) | attributes if further else attributes
         complete = self.attributes | named

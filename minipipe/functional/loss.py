@@ -112,8 +112,20 @@ logsumexp.gradients(
 )
 
 
-@with_hints
-def mean_squared_error(prediction: Tensor, target: Operand, reduction: str = "mean", weights: Any = None) -> Tensor:
+def _compared(prediction: Operand, target: Operand) -> tuple[Tensor, Tensor]:
+    """Return a prediction and its target as tensors of one dtype, no half, and one shape."""
+    check_whole("mean_squared_error", prediction, target)
+    prediction, target = operands(in_full(prediction), in_full(target))
+    if prediction.data.shape != target.data.shape:
+        expected = "equal shapes, such as target.reshape(prediction.shape) if only an axis of length 1 is missing"
+        raise shape_error("mean_squared_error", expected, prediction=prediction.shape, target=target.shape)
+    return prediction, target
+
+
+@op(takes=_compared, attributes="reduction weights", saves="pull count")
+def mean_squared_error(
+    prediction: Array, target: Array, reduction: str = "mean", weights: Any = None
+) -> tuple[Array, Array, float]:
     """Return the mean of (prediction - target)^2 over all elements; both of the same shape.
 
     Parameters
@@ -144,33 +156,22 @@ def mean_squared_error(prediction: Tensor, target: Operand, reduction: str = "me
     >>> functional.mean_squared_error(Tensor([1.0, 2.0]), Tensor([1.0, 4.0]), weights=[False, True])
     Tensor(4.)
     """
-    check_whole("mean_squared_error", prediction, target)
-    prediction, target = operands(in_full(prediction), in_full(target))
-    if prediction.data.shape != target.data.shape:
-        expected = "equal shapes, such as target.reshape(prediction.shape) if only an axis of length 1 is missing"
-        raise shape_error("mean_squared_error", expected, prediction=prediction.shape, target=target.shape)
     check_reduction("mean_squared_error", reduction)
-    if weights is None:
-        count: float = (backend.prod(prediction.data.shape) or math.nan) if reduction == "mean" else 1
-        return _squared_error(prediction, target, None, count=count)
-    each = broadcast_weights(weights, prediction.data)
-    count = (total_weight(each) or 1) if reduction == "mean" else 1
-    return _squared_error(prediction, target, record(each), count=count)
-
-
-@op(saves="pull")
-def _squared_error(
-    prediction: Array, target: Array, weights: Array | None = None, *, count: float
-) -> tuple[Array, Array]:
     difference = prediction - target
+    count: float = 1
     if weights is None:
-        return backend.sum_of_squares(difference) / count, difference
-    difference = array_module(weights).where(weights == 0, weights, difference)
-    pull = difference * weights
-    return backend.reduce_sum(pull * difference) / count, pull
+        if reduction == "mean":
+            count = backend.prod(difference.shape) or math.nan
+        return backend.sum_of_squares(difference) / count, difference, count
+    each = broadcast_weights(weights, prediction)
+    if reduction == "mean":
+        count = total_weight(each) or 1
+    difference = array_module(each).where(each == 0, each, difference)
+    pull = difference * each
+    return backend.reduce_sum(pull * difference) / count, pull, count
 
 
-_squared_error.gradients(
+mean_squared_error.gradients(
     prediction=lambda g, pull, count: pull * (g * (2 / count)),
     target=lambda g, pull, count: pull * (g * (-2 / count)),
 )

@@ -87,7 +87,7 @@ class MSELoss(Module):
     def forward(self, prediction: Tensor, targets: Operand | tuple[Operand, Any]) -> Tensor:
         """Map two tensors of one shape, the second alone or in a pair with its weights, to a loss of shape ()."""
         target, weights = targets if isinstance(targets, tuple) else (targets, None)
-        return functional.mean_squared_error(prediction, target, self.reduction, weights)
+        return functional.mean_squared_error(prediction, target, reduction=self.reduction, weights=weights)
 
     def weight(self, targets: Operand | tuple[Operand, Any]) -> float:
         """Return the weight of targets: the number of elements, or the sum of their weights."""
