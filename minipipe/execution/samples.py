@@ -382,15 +382,7 @@ def split_microbatches(num_samples: int, num_microbatches: int) -> list[slice]:
     >>> split_microbatches(4, 2)
     [slice(0, 2, None), slice(2, 4, None)]
     """
-    if num_microbatches < 1:
-        raise MicrobatchError("out-of-range", f"num_microbatches is {num_microbatches}; expected at least 1.")
-    if num_samples < num_microbatches:
-        raise MicrobatchError(
-            "too-few-samples",
-            f"A batch of {counted(num_samples, 'sample')} cannot make {counted(num_microbatches, 'microbatch')}, "
-            "each of at least one. Use larger batches or fewer microbatches.",
-        )
-    return [slice(part.start, part.stop) for part in partition_evenly(num_samples, num_microbatches)]
+    return [*rows_of(even_sizes(num_samples, num_microbatches))]
 
 
 @lru_cache(maxsize=64)  # batches are often alike
@@ -402,7 +394,15 @@ def even_sizes(num_samples: int, num_microbatches: int) -> tuple[int, ...]:
     >>> even_sizes(8, 3)
     (3, 3, 2)
     """
-    return tuple(part.stop - part.start for part in split_microbatches(num_samples, num_microbatches))
+    if num_microbatches < 1:
+        raise MicrobatchError("out-of-range", f"num_microbatches is {num_microbatches}; expected at least 1.")
+    if num_samples < num_microbatches:
+        raise MicrobatchError(
+            "too-few-samples",
+            f"A batch of {counted(num_samples, 'sample')} cannot make {counted(num_microbatches, 'microbatch')}, "
+            "each of at least one. Use larger batches or fewer microbatches.",
+        )
+    return tuple(map(len, partition_evenly(num_samples, num_microbatches)))
 
 
 @lru_cache(maxsize=64)
