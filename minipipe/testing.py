@@ -18,7 +18,7 @@ from minipipe.execution.objective import Loss, added, shares
 from minipipe.execution.samples import samples, sizes_of
 from minipipe.hints import names_of
 from minipipe.nn import Parameter, Sequential, auxiliary_losses
-from minipipe.nn.shards import sum_in_pairs
+from minipipe.parallel.pairwise import sum_in_pairs
 from minipipe.pipeline import Pipeline
 from minipipe.schedules.action_table import Schedule
 from minipipe.tensor import Tensor

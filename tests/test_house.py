@@ -25,7 +25,7 @@ FLOORS = [
         simulation
         schedules autograd comm.job
         schedules.analysis tensor comm
-        schedules.simulation pytree functional
+        schedules.simulation pytree functional parallel
         search data nn
         render optim
         render.stepper render.editor execution
@@ -52,8 +52,9 @@ ONLY_HERE = {
     "cairosvg": {"render.files"},
     "argcomplete": {"cli.main"},
 }  # what may be missing is imported in one place
-# A file that opens one above it when it is called: a schedule or a timeline its picture, for a notebook.
-DOORS = {("schedules.written", "render.notebook")}
+# A file that opens one above it when it is called: a schedule or a timeline its picture, for a notebook; a group the
+# reduction, which is made of its messages.
+DOORS = {("schedules.written", "render.notebook"), ("comm.process_group", "parallel.reduction")}
 FIRST_PATH = [
     *("schedules.one_f_one_b", "schedules.action", "schedules.analysis.dependencies", "schedules.analysis.lowering"),
     *("execution.executor", "execution.stage", "functional.linear", "autograd.graph", "tensor", "autograd.walk"),

@@ -155,7 +155,7 @@ class BatchObjective:
         loss = self._loss(outputs, given)
         if not isinstance(loss, Tensor) or loss.size != 1:
             found = f"a tensor of shape {loss.shape}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise TensorError("not-scalar", f"The loss must be a tensor with one element, the mean; it is {found}.")
+            raise TensorError("shape", f"The loss must be a tensor with one element, the mean; it is {found}.")
         if self._division is not None:
             self._division.check_loss(backend.to_numpy(loss.data).item())
         if auxiliary is not None:
@@ -272,7 +272,7 @@ def _measured(name: str, found: Any) -> tuple[float, float | None]:
     except (TypeError, ValueError):
         kind = f"an array of shape {np.shape(value)}" if hasattr(value, "shape") else type(found).__name__
         message = f"{name} must be a number; for a microbatch it is {kind}."
-        raise TensorError("not-scalar", f"{message[0].upper()}{message[1:]}") from None
+        raise TensorError("shape", f"{message[0].upper()}{message[1:]}") from None
 
 
 def _to_read(array: Any) -> np.ndarray:
@@ -307,7 +307,7 @@ def shares(
     Raises
     ------
     MicrobatchError
-        Code ``no-weight``.
+        Code ``value``.
 
     Examples
     --------
@@ -335,7 +335,7 @@ def _shared_out(weights: Sequence[float]) -> list[float]:
     total = added(weights)
     if not (min(weights) >= 0 and 0 < total < inf):  # NaN is in no range
         message = f"The targets of this batch count {weights}, by microbatch; expected at least 0, and not 0 for all."
-        raise MicrobatchError("no-weight", f"{message} Is everything ignored, or the loss_weight not a number?")
+        raise MicrobatchError("value", f"{message} Is everything ignored, or the loss_weight not a number?")
     return [w / total for w in weights]
 
 
@@ -381,7 +381,7 @@ class GivenGradient:
                 product = (tensor * array).sum()
                 total = product if total is None else total + product
         if total is None:
-            raise TensorError("no-gradient", "No gradient was given for any output; expected at least one.")
+            raise TensorError("missing", "No gradient was given for any output; expected at least one.")
         return total
 
 

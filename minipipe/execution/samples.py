@@ -231,7 +231,7 @@ def samples(
     TensorError
         Code ``shape``.
     MicrobatchError
-        Codes ``unequal-lengths`` and ``wrong-number``.
+        Code ``wrong-number``.
     """
     if isinstance(given, Samples):
         return given
@@ -260,7 +260,7 @@ def samples_of_share(
     size = rows.stop - rows.start
     if own.is_cut or own.num_samples != size:
         message = f"The {name} are given as {given}, with {counted(own.num_samples, 'sample')}"
-        raise MicrobatchError("unequal-lengths", f"{message}; expected arrays with {size}.")
+        raise MicrobatchError("wrong-number", f"{message}; expected arrays with {size}.")
     return Samples([ABSENT, *own.parts, ABSENT], (rows.start, size, given.num_samples - rows.stop), OF_SHARES)
 
 
@@ -292,7 +292,7 @@ def _check_lengths(divided: list[Array], name: str, form: Any, has_replicated: b
     lengths = [array.shape[0] for array in divided]
     if len(set(lengths)) > 1:
         message = f"The arrays of the {name} have {lengths} samples; expected the same number in each."
-        raise MicrobatchError("unequal-lengths", message)
+        raise MicrobatchError("wrong-number", message)
 
 
 def as_given(part: Payload) -> Any:
@@ -324,7 +324,7 @@ def into_slices(given: Samples, name: str, num_sequences: int, num_slices: int) 
     Raises
     ------
     MicrobatchError
-        Codes ``too-few-samples`` and ``unequal-lengths``.
+        Codes ``too-few`` and ``wrong-number``.
     """
     if given.is_cut:
         return given
@@ -333,7 +333,7 @@ def into_slices(given: Samples, name: str, num_sequences: int, num_slices: int) 
     if len(lengths) > 1 or min(lengths) < num_slices:
         message = f"The {name} have {sorted(lengths)} positions on their second axis; expected one number, at least"
         raise MicrobatchError(
-            "unequal-lengths", f"{message} {num_slices}, to divide sequences into {counted(num_slices, 'slice')}."
+            "wrong-number", f"{message} {num_slices}, to divide sequences into {counted(num_slices, 'slice')}."
         )
     columns = [slice(part.start, part.stop) for part in partition_evenly(lengths.pop(), num_slices)]
     sizes = even_sizes(given.num_samples, num_sequences)
@@ -375,7 +375,7 @@ def split_microbatches(num_samples: int, num_microbatches: int) -> list[slice]:
     Raises
     ------
     MicrobatchError
-        Codes ``out-of-range`` and ``too-few-samples``.
+        Codes ``out-of-range`` and ``too-few``.
 
     Examples
     --------
@@ -398,7 +398,7 @@ def even_sizes(num_samples: int, num_microbatches: int) -> tuple[int, ...]:
         raise MicrobatchError("out-of-range", f"num_microbatches is {num_microbatches}; expected at least 1.")
     if num_samples < num_microbatches:
         raise MicrobatchError(
-            "too-few-samples",
+            "too-few",
             f"A batch of {counted(num_samples, 'sample')} cannot make {counted(num_microbatches, 'microbatch')}, "
             "each of at least one. Use larger batches or fewer microbatches.",
         )

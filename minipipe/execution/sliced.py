@@ -16,14 +16,13 @@ from typing import Any
 
 from minipipe import nn
 from minipipe.autograd import Node, StageInput
-from minipipe.autograd.backend import Array
+from minipipe.autograd.backend import Array, sum_of_gradients
 from minipipe.autograd.modes import is_grad_enabled
 from minipipe.errors import ModelError
 from minipipe.execution.objective import Weight
 from minipipe.execution.payload import Payload
-from minipipe.execution.stage import Held, SeededLoss, Stage
+from minipipe.execution.stage import Held, Stage
 from minipipe.nn.module import computes_as, is_exactly
-from minipipe.nn.parameter import sum_of_gradients
 from minipipe.nn.slices import Carried, SequenceSlice, computing
 from minipipe.nn.transformer import ResidualAttention
 from minipipe.pytree import flattened
@@ -47,7 +46,7 @@ def check_sliceable(model: nn.Sequential, schedule: Schedule, recompute: bool, i
     Raises
     ------
     ModelError
-        Code ``slices``. A custom layer declares ``is_sliceable = True``, if it computes each position separately.
+        Code ``unsupported``. A custom layer declares ``is_sliceable = True``, if it computes each position separately.
     """
     given = [(option, True) for option in filter(None, map(_option_behind, model.modules()))]
     given += [
@@ -58,15 +57,17 @@ def check_sliceable(model: nn.Sequential, schedule: Schedule, recompute: bool, i
     for option, is_given in given:
         if is_given:
             message = f"{option} is not supported by a schedule that divides sequences into slices."
-            raise ModelError("slices", f"{message} Leave it out, or give a schedule without slices, such as '1f1b'.")
+            raise ModelError(
+                "unsupported", f"{message} Leave it out, or give a schedule without slices, such as '1f1b'."
+            )
     for module in model.modules():
         is_sliceable = getattr(type(module), "is_sliceable", False) and computes_as(module, type(module))
         if not is_sliceable and not is_exactly(module, *_BY_POSITION):
             message = f"{module.brief()} may mix the positions of a sequence, which a schedule with slices divides."
-            raise ModelError("slices", f"{message} If it does not, set is_sliceable = True in its class.")
+            raise ModelError("unsupported", f"{message} If it does not, set is_sliceable = True in its class.")
         if isinstance(module, nn.MultiHeadAttention) and not module.is_causal:
             message = f"{module.brief()} sees later positions, which slices of a sequence do not have yet."
-            raise ModelError("slices", f"{message} Give is_causal=True, or a schedule without slices.")
+            raise ModelError("unsupported", f"{message} Give is_causal=True, or a schedule without slices.")
 
 
 def _option_behind(module: nn.Module) -> str:
@@ -93,36 +94,24 @@ class SlicedStage(Stage):
 
     def __init__(self, module: nn.Sequential, index: int, schedule: Any, *given: Any, **options: Any) -> None:
         super().__init__(module, index, schedule, *given, **options)
-        self._num_slices, self._current = schedule.num_slices, 0
+        self._num_slices = schedule.num_slices
         self._made: dict[int, tuple[Carried, int]] = {}  # by slice, until its backward: its tensors, and positions
         self._used: dict[int, list[list[StageInput]]] = {}  # by slice: its inputs from each earlier slice
         self._returned: dict[int, list[Array | None]] = {}  # by slice: gradients of its own tensors
 
-    def forward(self, microbatch: int, received: Payload) -> Payload:
-        """F: see :meth:`Stage.forward`."""
-        self._current = microbatch
-        return super().forward(microbatch, received)
-
-    def forward_with_loss(self, microbatch: int, received: Payload, objective: SeededLoss) -> None:
-        """F and the loss: see :meth:`Stage.forward_with_loss`."""
-        self._current = microbatch
-        super().forward_with_loss(microbatch, received, objective)
-
-    def backward(self, microbatch: int, gradient: Payload | None) -> Payload:
+    def backward(self, microbatch: int, held: Any, gradient: Payload | None) -> Payload:
         """B: see :meth:`Stage.backward`."""
-        self._current = microbatch
-        payload = super().backward(microbatch, gradient)
+        payload = super().backward(microbatch, held, gradient)
         self._hand_back(microbatch)
         return payload
 
-    def backward_input(self, microbatch: int, gradient: Payload | None) -> Payload:
+    def backward_input(self, microbatch: int, held: Any, gradient: Payload | None) -> tuple[Payload, Any]:
         """I: see :meth:`Stage.backward_input`."""
         if self.is_frozen:
-            return self.backward(microbatch, gradient)
-        self._current = microbatch
-        payload = super().backward_input(microbatch, gradient)
+            return self.backward(microbatch, held, gradient), None
+        payload, work = super().backward_input(microbatch, held, gradient)
         self._hand_back(microbatch)
-        return payload
+        return payload, work
 
     def begin(self, accumulate: bool = False) -> None:
         """Begin a step: see :meth:`Stage.begin`."""
@@ -132,10 +121,9 @@ class SlicedStage(Stage):
 
     # -- keys and values ------------------------------------------------------------------------------------
 
-    def _compute(self, received: Payload) -> tuple[list[StageInput], Any]:
+    def _compute(self, k: int, received: Payload) -> tuple[list[StageInput], Any]:
         if not is_grad_enabled():
-            return super()._compute(received)
-        k = self._current
+            return super()._compute(k, received)
         earlier, inputs, first = list[Carried](), list[list[StageInput]](), 0
         for before in range(k - k % self._num_slices, k):
             made, length = self._made[before]
@@ -147,15 +135,15 @@ class SlicedStage(Stage):
             inputs.append(nodes)
             first += length
         with computing(SequenceSlice(first, earlier)) as part:
-            found = super()._compute(received)
+            found = super()._compute(k, received)
         self._made[k], self._used[k] = (part.made, received.arrays[0].shape[1]), inputs
         return found
 
-    def _roots(self, held: Held, gradient: Payload | None) -> dict[Node, Array]:
+    def _roots(self, k: int, held: Held, gradient: Payload | None) -> dict[Node, Array]:
         """Return the start of the walk: the results, and the keys and values that later slices used."""
-        roots, (made, _) = super()._roots(held, gradient), self._made[self._current]
+        roots, (made, _) = super()._roots(k, held, gradient), self._made[k]
         nodes = [tensor.node for tensors in made for tensor in tensors]
-        for node, array in zip(nodes, self._returned.pop(self._current, ())):
+        for node, array in zip(nodes, self._returned.pop(k, ())):
             if node is not None and array is not None:
                 roots[node] = array
         return roots

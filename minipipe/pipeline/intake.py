@@ -172,7 +172,7 @@ class Intake:
     def _check_alike(self, own: Samples, noun: str, num_samples: int, layout: int) -> None:
         if own.num_samples != num_samples:
             raise MicrobatchError(
-                "unequal-lengths",
+                "wrong-number",
                 f"There are {num_samples} inputs (on rank {self._group.name(self.first_rank)}), but "
                 f"{own.num_samples} {noun} (on rank {self._group.name()}); expected equal numbers: pass the same batch "
                 "on every rank.",
@@ -181,10 +181,10 @@ class Intake:
             what = "a share" if own.layout == OF_SHARES else "not a share"
             message = f"The {noun} on rank {self._group.name()} are {what} of a batch,"
             hint = "On every rank that reads inputs or targets, pass its Share of both, or the whole batch."
-            raise MicrobatchError("unequal-lengths", f"{message} unlike the inputs on rank {self.first_rank}. {hint}")
+            raise MicrobatchError("wrong-number", f"{message} unlike the inputs on rank {self.first_rank}. {hint}")
         if own.layout != layout:
             message = f"Inputs and {noun} are split into different microbatches; pass both as Microbatches with equal"
-            raise MicrobatchError("unequal-lengths", f"{message} numbers of samples, or neither.")
+            raise MicrobatchError("wrong-number", f"{message} numbers of samples, or neither.")
 
     def _check_share(self, call: str, num_slices: int) -> None:
         """Refuse a part of a batch if this rank may need other rows, or would return some."""

@@ -57,7 +57,7 @@ def planned(
         Code ``name``, for an option that does not exist. Code ``value``, for a seed that is not a whole number; and for
         arguments that do not fit a device mesh, see :func:`over_grid`.
     ModelError
-        Code ``planned``, for options together with a plan.
+        Code ``unsupported``, for options together with a plan.
     RankError
         Code ``wrong-number``, for a plan with another number of ranks.
     """
@@ -79,7 +79,7 @@ def planned(
     if not isinstance(model, Plan):
         model, options = Plan(model, num_ranks=group.size, **options), {}
     if options:
-        raise ModelError("planned", f"The stages determine {', '.join(options)}; leave it out.")
+        raise ModelError("unsupported", f"The stages determine {', '.join(options)}; leave it out.")
     if model.schedule.num_ranks != group.size:
         message = f"The plan is for {counted(model.schedule.num_ranks, 'rank')}, but this group has {group.size}."
         raise RankError("wrong-number", f"{message} Start as many ranks, or make a plan for {group.size}.")
@@ -127,7 +127,7 @@ def over_grid(model: Any, grid: Grid, options: Mapping[str, Any]) -> tuple[Any, 
         Code ``value``: replicas in addition to the mesh's; a plan of a whole model, or of another number of
         replicas; a fully sharded model together with tensor parallelism.
     ModelError
-        Code ``not-a-sequence``.
+        Code ``type``.
     """
     is_shared, is_sharded = grid.tensor.size > 1, grid.fully_sharded and grid.replicas > 1
     if "replicas" in options:
@@ -162,7 +162,7 @@ def objective_of(plan: Plan, loss: Any, loss_weight: Weight | None, grid: Grid |
     Raises
     ------
     ModelError
-        Codes ``loss`` and ``loss-with-parameters``.
+        Code ``loss``.
     """
     division = output_division(plan.model, check_loss(loss), grid)
     return partial(BatchObjective, loss, weight_of_loss(plan.schedule, loss, loss_weight), division=division)

@@ -157,7 +157,7 @@ def chosen(
     ArgumentError
         Code ``value``: without a sample, or with costs of layers.
     PartitionError
-        Code ``too-few-layers``, if there are fewer layers than ranks.
+        Code ``too-few``, if there are fewer layers than ranks.
     ScheduleError
         Code ``memory``: on rank 0, if no choice is within the limit.
     """
