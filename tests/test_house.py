@@ -24,7 +24,7 @@ FLOORS = [
         _lazy core
         simulation
         schedules autograd comm.job
-        schedules.analysis tensor comm
+        schedules.analysis passes tensor comm
         schedules.simulation pytree functional parallel
         search data nn
         render optim
@@ -40,7 +40,8 @@ FLOORS = [
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 WITHOUT_NUMPY = {
-    *("core", "simulation", "schedules", "search", "render", "errors", "io", "hints", "_lazy", "cli", "comm.job")
+    *("core", "simulation", "passes", "schedules", "search", "render"),
+    *("errors", "io", "hints", "_lazy", "cli", "comm.job"),
 }
 ONLY_HERE = {
     "mpi4py": {"comm.job.mpi_job", "cli.info"},
@@ -53,8 +54,12 @@ ONLY_HERE = {
     "argcomplete": {"cli.main"},
 }  # what may be missing is imported in one place
 # A file that opens one above it when it is called: a schedule or a timeline its picture, for a notebook; a group the
-# reduction, which is made of its messages.
-DOORS = {("schedules.written", "render.notebook"), ("comm.process_group", "parallel.reduction")}
+# reduction, which is made of its messages; the reader of cells the kinds of passes, if a cell is none of the core.
+DOORS = {
+    ("schedules.written", "render.notebook"),
+    ("comm.process_group", "parallel.reduction"),
+    ("schedules.cells", "passes.kinds"),
+}
 FIRST_PATH = [
     *("schedules.one_f_one_b", "schedules.action", "schedules.analysis.dependencies", "schedules.analysis.lowering"),
     *("execution.executor", "execution.stage", "functional.linear", "autograd.graph", "tensor", "autograd.walk"),
