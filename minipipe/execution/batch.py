@@ -79,7 +79,7 @@ class Batch:
             return None
         if self.is_cut:
             arrays = [np.array(backend.to_numpy(array)) for part in parts for array in part.arrays]
-            return Payload(arrays, [True] * len(arrays), [part.form for part in parts])
+            return Payload(arrays, [True] * len(arrays), [part.treedef for part in parts])
         if self.num_slices > 1:
             starts = range(0, len(parts), self.num_slices)
             parts = [concatenated(parts[i : i + self.num_slices], axis=1) for i in starts]

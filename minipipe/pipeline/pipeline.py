@@ -42,17 +42,10 @@ from minipipe.nn.module import modes_of
 from minipipe.optim import LossScale, Optimiser
 from minipipe.pipeline.arguments import agreed, compare_options, of_modules
 from minipipe.pipeline.framing import Framing, TrainingCall
-from minipipe.pipeline.intake import (
-    Intake,
-    Needs,
-    deliver_loss,
-    deliver_outputs,
-    gather_results,
-    objective_of,
-    over_grid,
-)
+from minipipe.pipeline.intake import Intake, Needs, deliver_loss, deliver_outputs, gather_results
 from minipipe.pipeline.options import ModulesOptions, PlanOptions, showing
 from minipipe.pipeline.parameters import AllParameters
+from minipipe.pipeline.planning import objective_of, over_grid
 from minipipe.pipeline.running import RunLosses, Runs, in_turn
 from minipipe.schedules import ActionKind, Costs, Program, Schedule, Timeline, lower
 from minipipe.schedules.sequential import forward_only_through
