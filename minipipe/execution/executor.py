@@ -11,7 +11,8 @@ for error messages.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial, wraps
 from time import perf_counter
 from types import ModuleType
@@ -108,6 +109,8 @@ class Executor:
         By stage and value (of ``core/values.py``), what its microbatches have kept for their backwards.
     background : list of Background
         Work that goes on after each action.
+    bindings : list of Binding
+        The row, with handlers and values.
     record : Record
         Of the current run.
 
@@ -144,7 +147,8 @@ class Executor:
         self.routes = {action: Route.of(program, action) for action in messages}
         self._observers = observers
         handlers = HANDLERS if handlers is None else handlers
-        steps = [self._bound(handlers, *numbered) for numbered in enumerate(row)]
+        self.bindings = [self._bound(handlers, *numbered) for numbered in enumerate(row)]
+        steps = [self._step(binding) for binding in self.bindings]
         begin = next((i for i, action in enumerate(row) if not action.kind.declaration.of_rank), len(row))
         end = begin + len(self._actions)
         self._before, self._steps, self._after = steps[:begin], steps[begin:end], steps[end:]
@@ -165,34 +169,33 @@ class Executor:
         finishes_sends : bool
         """
         self.call = self.batch = call
+        steps, observers = self._steps, (*self._observers, *observers)
+        if observers:
+            steps = [_observed(step, action, observers) for step, action in zip(steps, self._actions)]
         try:
             for step in self._before:
                 step(self)
-            return self._run_schedule((*self._observers, *observers), finishes_sends)
+            with self.schedule():
+                for step in steps:
+                    step(self)
+                    self.advance()
+                self.finish_sends(finishes_sends)
+                for step in self._after:
+                    step(self)
+            return self.record  # before _forget makes a new one
         finally:
             self._forget()
 
-    def _run_schedule(self, observers: Sequence[Observer], finishes_sends: bool) -> Record:
-        batch, steps, num_earlier = self.batch, self._steps, len(self._sends)
-        activity = self.group.activity
-        if observers:
-            steps = [_observed(step, action, observers) for step, action in zip(steps, self._actions)]
+    @contextmanager
+    def schedule(self) -> Iterator[None]:
+        """Run the schedule of a batch inside this block. An error gets a note of the place, and leaves no gradients."""
+        batch, activity, num_earlier = self.batch, self.group.activity, len(self._sends)
+        self._num_earlier = num_earlier
         activity.begin(self._name, self._row, batch.step, self._sent_at)
         try:
             self.place = RandomKey(batch.seed, batch.training_step)
             with no_grad() if self.program.is_forward_only else enable_grad(), at(self.place):
-                for step in steps:
-                    step(self)
-                    for work in self.background:
-                        work.advance()
-                    activity.position += 1
-            done = len(self._sends) if finishes_sends else num_earlier
-            for send in self._sends[:done]:
-                send.wait()
-            del self._sends[:done]
-            for step in self._after:
-                step(self)
-            return self.record  # before _forget makes a new one
+                yield
         except BaseException as error:  # sys.exit and Ctrl-C in a layer have a place, too
             for stage in () if self.program.is_forward_only else self.stages.values():
                 stage.begin()  # no half of a gradient
@@ -203,6 +206,19 @@ class Executor:
                     f"{action.microbatch}, action {action} of {self.program.name}, step {batch.step}"
                 )
             raise
+
+    def advance(self) -> None:
+        """Go on to the next action of the schedule."""
+        for work in self.background:
+            work.advance()
+        self.group.activity.position += 1
+
+    def finish_sends(self, are_all: bool = True) -> None:
+        """Wait until messages are sent: all, or the ones of earlier runs."""
+        done = len(self._sends) if are_all else self._num_earlier
+        for send in self._sends[:done]:
+            send.wait()
+        del self._sends[:done]
 
     def send(self, array: Any, destination: int, tag: int) -> None:
         """Send a message, to be finished at the end of a run."""
@@ -217,20 +233,30 @@ class Executor:
 
     # -- binding --------------------------------------------------------------------------------------------
 
-    def _bound(self, handlers: Handlers, position: int, action: Action) -> Step:
-        """Return the function that runs an action with the values that it takes, and keeps those that it gives."""
-        kind = action.kind.declaration
+    def _bound(self, handlers: Handlers, position: int, action: Action) -> Binding:
+        """Return an action with its handler and values."""
         handler = handlers.get(action.kind)
         if handler is None:
-            message = f"{action} has no handler here: this run has no {kind.words}"
+            message = f"{action} has no handler here: this run has no {action.kind.declaration.words}"
             raise ScheduleError.of(Code.NAME, f"{message}. Run the schedule without such actions.")
-        takes, gives = self._values_of(position)
+        takes, given = self._values_of(position)
         names = list(inspect.signature(handler).parameters)[2:]
-        wanted = [takes[name] for name in names if name in takes]
         returned = getattr(handler, "gives", ())
-        kept_ones = [(place, *gives[name]) for place, name in enumerate(returned) if name in gives]
-        is_only, is_timed = len(returned) == 1, kind.time != "" and kind.lane == "compute" and not kind.of_rank
-        now, stage = perf_counter if self.xp is np else partial(_time_on, self.xp), action.stage
+        return Binding(
+            action,
+            handler,
+            takes=[takes[name] for name in names if name in takes],
+            gives=[(place, given[name]) for place, name in enumerate(returned) if name in given],
+            is_only=len(returned) == 1,
+        )
+
+    def _step(self, binding: Binding) -> Step:
+        """Return the function that runs an action with the values that it takes, and keeps those that it gives."""
+        action, handler, _, _, is_only = binding
+        stage, is_timed = action.stage, binding.is_timed
+        wanted = [(self._dict_of(value), value) for value in binding.takes]
+        kept_ones = [(place, self._dict_of(value), value) for place, value in binding.gives]
+        now = perf_counter if self.xp is np else partial(_time_on, self.xp)
 
         def step(executor: Executor) -> None:
             values = []
@@ -252,21 +278,48 @@ class Executor:
 
         return step
 
-    def _values_of(self, position: int) -> tuple[dict[str, tuple[dict[Any, Any], Any]], ...]:
-        """Return the values that an action takes, and those that it gives: by name, the dict of each and its key."""
+    def _values_of(self, position: int) -> list[dict[str, Any]]:
+        """Return the values that an action takes, and those that it gives, by name."""
         flow = flow_of(self.program)
         numbers = flow.numbers(self.group.rank, position)
         assert numbers is not None  # the program is legal
         found = []
         for part in (numbers.takes, numbers.gives):
-            values = map(flow.value_of, part)
             # Gradients of several microbatches have been added up already; of several sums, the last is the latest.
-            found.append({_ROLES.get(v.name, v.name): (self._dict_of(v.name, v.stage), v) for v in values})
-        return tuple(found)
+            found.append({_ROLES.get(value.name, value.name): value for value in map(flow.value_of, part)})
+        return found
 
-    def _dict_of(self, name: str, stage: int) -> dict[Any, Any]:
-        noun = NOUNS[name]
-        return self.graphs[stage] if noun.keeps_weights and not noun.is_away else self._values
+    def _dict_of(self, value: Any) -> dict[Any, Any]:
+        noun = NOUNS[value.name]
+        return self.graphs[value.stage] if noun.keeps_weights and not noun.is_away else self._values
+
+
+class Binding(NamedTuple):
+    """An action of a row with its handler, and the values of `core/values.py` that it takes and gives.
+
+    Attributes
+    ----------
+    action : Action
+    handler : function
+    takes : list of Value
+        In the order of the handler's parameters.
+    gives : list of (int, Value)
+        Which of the results of the handler is which value.
+    is_only : bool
+        Whether the handler returns one value, and no tuple.
+    """
+
+    action: Action
+    handler: Handler
+    takes: list[Any]
+    gives: list[tuple[int, Any]]
+    is_only: bool
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it is a computation of a stage."""
+        kind = self.action.kind.declaration
+        return kind.time != "" and kind.lane == "compute" and not kind.of_rank
 
 
 def _time_on(xp: ModuleType) -> float:
@@ -407,7 +460,10 @@ def receive_activation(executor: Executor, action: Action) -> Pending:
     return Received(executor, executor.routes[action])  # [3]
 
 
-receive_gradient = gives("g")(partial(receive_activation))
+@gives("g")
+def receive_gradient(executor: Executor, action: Action) -> Pending:
+    """Run a RECV_B, which waits for nothing."""
+    return Received(executor, executor.routes[action])  # [3]
 
 
 HANDLERS: Handlers = {

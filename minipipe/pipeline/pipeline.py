@@ -31,8 +31,9 @@ from minipipe.execution.observers import MemoryMeter, journal
 from minipipe.execution.outputs import check_given_gradient
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
-from minipipe.execution.replayed import observed, report_of, source_of
+from minipipe.execution.replayed import observed, replayed_source, report_of
 from minipipe.execution.samples import copied, read_ahead
+from minipipe.execution.source import source_of
 from minipipe.execution.sums import GradientSums
 from minipipe.execution.timeline import gather_timeline
 from minipipe.hints import FamiliarPipeline, with_hints
@@ -1000,18 +1001,49 @@ class Pipeline(FamiliarPipeline):
         """
         return report_of(self._stages)
 
-    def source(self, stage: int) -> str:
-        """Return the straight-line NumPy that a stage of this rank replays. Local.
+    def source(self, stage: int | None = None) -> str:
+        """Return the row of this rank as Python in straight lines; or the NumPy that one of its stages replays. Local.
+
+        Parameters
+        ----------
+        stage : int, optional
+            By default the row: everything that this rank does in a training step, one call for each instruction. The
+            variables are the values that instructions leave for each other, named by stage and microbatch.
 
         Raises
         ------
         ArgumentError
             Code ``value``: when the stage is not on this rank, or replays nothing; the message says why.
+        ScheduleError
+            Code ``updates``: for the row of a schedule that updates weights itself, which is made for each run.
 
         Examples
         --------
+        The row of the first of two ranks, for one microbatch.
+
+        >>> from minipipe import Pipeline, nn, spawn
+        >>> def show(group):
+        ...     layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+        ...     return Pipeline(layers, group, loss=nn.MSELoss(), num_microbatches=1).source()
+        >>> print(spawn(show, num_ranks=2)[0])
+        def step(rank):  # rank 0 of 1f1b
+            handshake(rank, 'HANDSHAKE')
+            with rank.schedule():
+                out0_0, graph0_0 = forward(rank, '0F0')
+                send_activation(rank, '0SEND_F0', out0_0)
+                del out0_0
+                g0_0 = receive_gradient(rank, '0RECV_B0')
+                backward(rank, '0B0', graph0_0, wait(g0_0))
+                del graph0_0, g0_0
+                rank.finish_sends()
+                finite0 = check(rank, 'FINITE')
+                deliver_loss(rank, 'LOSS', finite0)
+                del finite0
+
+        The lines of its first stage, which is replayed from the third step on.
+
         >>> import numpy as np
-        >>> from minipipe import Pipeline, init_process_group, nn
+        >>> from minipipe import init_process_group
         >>> x = np.random.default_rng(0).normal(size=(5, 4, 2)).astype(np.float32)
         >>> with init_process_group() as group:
         ...     model = nn.Sequential(nn.Linear(2, 1))
@@ -1021,7 +1053,11 @@ class Pipeline(FamiliarPipeline):
         ...     pipeline.source(0).splitlines()[3:5]
         ['    v0 = x0.dot(p0)', '    v0 += p1']
         """
-        return source_of(self._stages, stage)
+        if stage is not None:
+            return replayed_source(self._stages, stage)
+        check_backward(self.schedule, "source")
+        assert self._trainer is not None
+        return source_of(self._trainer)
 
     # -- measuring -------------------------------------------------------------------------------------------
 
