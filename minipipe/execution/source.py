@@ -38,7 +38,7 @@ def source_of(executor: Executor) -> str:
 
 
 def function_of(executor: Executor) -> Callable[[Executor], None]:
-    """Return the function whose source is that of :func:`source_of`."""
+    """Return the function with the source of :func:`source_of`."""
     rank = executor.group.rank
     cells = dict(zip(map(str, executor.program.actions[rank]), executor.bindings))
     namespace: dict[str, Any] = {"wait": methodcaller("wait")}

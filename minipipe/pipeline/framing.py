@@ -46,9 +46,9 @@ class TrainingCall:
     waits : bool
         Whether the call waits for its loss.
     accumulates : bool
-        Whether gradients are added to those of earlier steps.
+        Whether gradients are added to the gradients of earlier steps.
     earlier : dict of str to array
-        Those gradients, of parameters that several ranks share.
+        The gradients of earlier steps, of parameters that several ranks share.
     is_computed : bool
         Whether all gradients of the step are known.
     input_gradients : array, pytree or None

@@ -345,8 +345,8 @@ class Pipeline(FamiliarPipeline):
     def rows(self) -> Program:
         """Everything that the ranks do in a training step, instruction by instruction.
 
-        :meth:`step` runs the row of this rank until the loss is delivered; the norm is that of :meth:`clip_grad_norm`,
-        and the update the ``step`` of an optimiser, if the program calls them.
+        :meth:`step` runs the row of this rank until the loss is delivered. NORM is run by :meth:`clip_grad_norm`,
+        and U by the ``step`` of an optimiser, if the program calls them.
 
         Examples
         --------
