@@ -122,7 +122,7 @@ class Tensor(TensorMethods):
         Raises
         ------
         TensorError
-            Codes ``no-graph``, ``not-scalar``, ``shape``, ``backward-twice``.
+            Codes ``no-graph`` and ``shape``.
 
         Examples
         --------
@@ -141,7 +141,7 @@ class Tensor(TensorMethods):
         if gradient is None:
             if backend.prod(self.shape) != 1:
                 message = f"backward() of a tensor of shape {self.shape} needs a gradient of that shape."
-                raise TensorError("not-scalar", f"{message} Take .sum() or .mean() first?")
+                raise TensorError("shape", f"{message} Take .sum() or .mean() first?")
             gradient = 1.0
         if isinstance(gradient, (int, float)):
             return backend.filled(self.shape, float(gradient), self.data)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache, wraps
 from types import ModuleType
 from typing import Any
@@ -72,7 +72,7 @@ def as_array(data: Any, dtype: Any = None, like: Array | None = None) -> Array:
     TensorError
         Code ``dtype``, for a matrix, a masked array and other classes that do not add and multiply as arrays do: a
         message carries only the bare values, so the results would depend on the number of ranks. Code
-        ``several-tensors``, for a pytree of tensors: NumPy would make one array of them, without their graphs.
+        ``wrong-number``, for a pytree of tensors: NumPy would make one array of them, without their graphs.
     """
     if isinstance(data, float | int):
         return (np if like is None else array_module(like)).asarray(data, dtype=dtype)
@@ -85,7 +85,7 @@ def as_array(data: Any, dtype: Any = None, like: Array | None = None) -> Array:
     items = data.values() if isinstance(data, dict) else data if isinstance(data, tuple | list) else ()
     if any(hasattr(item, "node") for item in items):
         raise TensorError(
-            "several-tensors",
+            "wrong-number",
             f"A {type(data).__name__} of tensors was passed; expected one tensor. nn.Take('x') selects one of them, "
             "nn.On('x', layer) calls a layer with it; functional.stack combines them into one tensor.",
         )
@@ -388,6 +388,16 @@ def quietly(function: Callable[..., Any]) -> Callable[..., Any]:
     return np.errstate(over="ignore", invalid="ignore")(function)
 
 
+@quietly
+def sum_of_gradients(gradients: Iterable[Array | None]) -> Array | None:
+    """Return the sum of the gradients that are not None, in order; None if there is none.
+
+    After an overflow in half precision opposite infinities may be added: no warning, since a loss scale detects them.
+    """
+    found = [gradient for gradient in gradients if gradient is not None]
+    return sum(found[1:], found[0]) if found else None
+
+
 # -- devices -------------------------------------------------------------------------------------------------
 
 
@@ -401,7 +411,7 @@ def module_for(device: str | ModuleType, local_rank: int = 0) -> ModuleType:
     Raises
     ------
     LaunchError
-        Code ``no-gpu``; the message says what is missing.
+        Code ``unavailable``; the message says what is missing.
     """
     if isinstance(device, ModuleType):
         return device
@@ -412,18 +422,18 @@ def module_for(device: str | ModuleType, local_rank: int = 0) -> ModuleType:
         is_dtype = isinstance(device, type | np.dtype)
         advice = " A layer gets its dtype when it is made: nn.Linear(…, dtype=…)." if is_dtype else ""
         message = f"device is {quoted(device)}; expected 'cpu', 'gpu' or 'gpu:NUMBER' ('cuda' is 'gpu').{advice}"
-        raise LaunchError("no-gpu", message)
+        raise LaunchError("unavailable", message)
     try:
         import cupy
 
         count = cupy.cuda.runtime.getDeviceCount()
     except Exception as error:  # a driver that is missing, too old or busy raises many things
         raise LaunchError(
-            "no-gpu", f"There is no GPU to use: {gpu_description()} ({error}). Use device='cpu'."
+            "unavailable", f"There is no GPU to use: {gpu_description()} ({error}). Use device='cpu'."
         ) from None
     number = local_rank % count if parts[1] is None else int(parts[1])
     if number >= count:
-        raise LaunchError("no-gpu", f"device is {device!r}, but there are {count} GPUs, from 'gpu:0' on.")
+        raise LaunchError("unavailable", f"device is {device!r}, but there are {count} GPUs, from 'gpu:0' on.")
     cupy.cuda.Device(number).use()
     return cupy
 

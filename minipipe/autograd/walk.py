@@ -136,7 +136,7 @@ def _fitted(contribution: Any, parent: Node, operation: Operation, value: Value,
     if not hasattr(contribution, "shape"):
         advice = "Add its `return`" if contribution is None else "Compute with arrays, from g"
         message = f"{name} returned {contribution!r:.60}; expected the gradient, an array. {advice}."
-        raise TensorError("no-gradient", message)
+        raise TensorError("missing", message)
     returned = f"{name} returned a gradient of"
     if parent.dtype is not None and backend.numpy_dtype(contribution.dtype) != backend.numpy_dtype(parent.dtype):
         message = f"{returned} {contribution.dtype} for an input of {parent.dtype}: {kind} must return the dtype of its"

@@ -69,6 +69,8 @@ class Fault(NamedTuple):
     ----------
     reason : str
         "never given", "elsewhere" or "late" for a value that an instruction lacks;
+        "gone" if it reads it, or runs only while it exists, and it was taken before;
+        "not yet" if it runs only while it exists, and it is given later;
         "given twice" or "taken twice"; "never taken", or "unread" by a kind
         that reads every such value; "undeclared" for an instruction that no legal table
         has there, "beside" for one that another one excludes.
@@ -78,7 +80,7 @@ class Fault(NamedTuple):
     value : Value or None
     giver : tuple of int or None
         Rank and position of the instruction that gives the value, or of the first one
-        that gives or takes it.
+        that gives or takes it; if it is gone, of the one that took it.
     """
 
     reason: str
@@ -92,6 +94,11 @@ class Fault(NamedTuple):
     def action(self) -> Any:
         """Stage, kind and number of the microbatch of the instruction."""
         return self.flow.rows[self.rank][self.position]
+
+    @property
+    def is_of_rank(self) -> bool:
+        """Whether the instruction belongs to its rank, and to no stage."""
+        return self.action[1] in self.flow.rank_kinds
 
     @property
     def other(self) -> str:
@@ -120,18 +127,21 @@ def plainly(fault: Fault) -> Iterator[Remark]:
     """Tell of a value for which nothing else is declared."""
     assert fault.value is not None
     code, sentence = _PLAIN[fault.reason]
-    name = f"{NOUNS[fault.value.name].words} of stage {fault.value.stage}"
+    noun = NOUNS[fault.value.name]
+    name = f"{noun.words} of {noun.owner} {fault.value.stage}"
     other = fault.other if fault.giver else ""
     yield fault.remark(12, code, sentence.format(name, other))
 
 
 _PLAIN = {
     "never given": ("missing", "needs the {}, which nothing gives."),
-    "elsewhere": ("wrong-rank", "needs the {} from another rank, where {} gives it."),
+    "elsewhere": ("placement", "needs the {} from another rank, where {} gives it."),
     "given twice": ("duplicate", "gives the {}, as {} does."),
     "taken twice": ("duplicate", "takes the {}, as {} does."),
     "never taken": ("missing", "gives the {}, which nothing takes."),
-    "unread": ("skipped", "gives the {}, which something of its row should take."),
+    "unread": ("missing", "gives the {}, which something of its row should take."),
+    "gone": ("order", "comes after {1}, which takes the {0} that it needs."),
+    "not yet": ("order", "comes before {1}, which gives the {0} that it needs."),
 }
 
 
@@ -141,10 +151,10 @@ _PLAIN = {
 def needless(fault: Fault) -> Iterator[Remark]:
     """Tell of an instruction that no legal table has there."""
     stage = fault.action[0]
-    if stage in fault.flow.frozen:
+    if stage in fault.flow.frozen and not fault.is_of_rank:
         yield fault.remark(1, "frozen", _FROZEN.format(stage))
     else:
-        yield fault.remark(12, "no-partner", "has nothing to take and to give here.")
+        yield fault.remark(12, "missing", "has nothing to take and to give here.")
 
 
 _FROZEN = "is needless: stage {} is frozen."
@@ -152,7 +162,7 @@ _FROZEN = "is needless: stage {} is frozen."
 
 def _without_partner(fault: Fault) -> Iterator[Remark]:
     sentence = f"has no partner: stage {fault.action[0]} has no such value to exchange "
-    yield fault.remark(1, "no-partner", f"{sentence}with another rank.")
+    yield fault.remark(1, "missing", f"{sentence}with another rank.")
 
 
 def mixed(fault: Fault) -> Iterator[Remark]:
@@ -160,7 +170,7 @@ def mixed(fault: Fault) -> Iterator[Remark]:
     sentence = f"comes in addition to {fault.cell('B')}, which includes I and W."
     if fault.action[1] == "W":
         sentence += " Zero-bubble papers write B for the half that minipipe calls I."
-    yield fault.remark(1, "mixed-backward", sentence)
+    yield fault.remark(1, "unexpected", sentence)
 
 
 # -- slices ----------------------------------------------------------------------------
@@ -173,14 +183,14 @@ def _before_slice(fault: Fault) -> Iterator[Remark]:
     if kind == HOME and fault.value.microbatch == k - 1:
         sentence = f"comes before {fault.other}; forwards of a sequence run from its "
         sentence += "first slice to its last, each of which needs the keys and values "
-        yield fault.remark(4, "slice-order", f"{sentence}before it.")
+        yield fault.remark(4, "order", f"{sentence}before it.")
 
 
 def _before_later_slice(fault: Fault) -> Iterator[Remark]:
     """Tell of a backward before the backward of a later slice."""
     sentence = f"comes before {fault.other}; backwards of a sequence run from its last "
     sentence += "slice to its first, which gets gradients from all later ones."
-    yield fault.remark(4, "slice-order", sentence)
+    yield fault.remark(4, "order", sentence)
 
 
 def _far_from_slice(fault: Fault) -> Iterator[Remark]:
@@ -190,7 +200,7 @@ def _far_from_slice(fault: Fault) -> Iterator[Remark]:
         first = fault.cell(HOME, fault.value.microbatch)
         sentence = f"is on another replica than {first}, on rank {fault.giver[0]}; "
         sentence += "a slice needs the keys and values of those before it."
-        yield fault.remark(4, "other-replica", sentence)
+        yield fault.remark(4, "placement", sentence)
 
 
 def _after_offload(fault: Fault) -> Iterator[Remark]:
@@ -205,7 +215,7 @@ def _after_offload(fault: Fault) -> Iterator[Remark]:
             away.append((begin, other))
     at, other = min(away)
     sentence = f"needs keys and values that {fault.cell('O', other)} (position {at})"
-    yield fault.remark(11, "slice-order", f"{sentence} offloaded.")
+    yield fault.remark(11, "order", f"{sentence} offloaded.")
 
 
 # -- gradients of weights --------------------------------------------------------------
@@ -214,7 +224,6 @@ GRADIENTS = ("B", "W")
 """The kinds that give gradients of weights."""
 
 _VERBS = {"REDUCE_GRAD": "reduces", "U": "applies"}
-_EARLY = {"REDUCE_GRAD": "early-sum", "U": "early-update"}
 _Given = Mapping[int, tuple[int, str]]  # by microbatch, who gives its gradient
 
 
@@ -255,10 +264,10 @@ def _early(
         other = k if k in late else late[0]
         at, giver = given[other]
         gradient = f"{fault.cell(giver, other)} (position {at})"
-        code = _EARLY[kind]
+        code = "order"
         sentence = f"comes before {gradient}, whose gradient it {_VERBS[kind]}."
         if other != k and kind == "U":
-            code = "skipped"
+            code = "missing"
             sentence = f"skips {gradient}: it applies all gradients of microbatches "
             sentence += f"up to {microbatch}."
         yield fault.remark(6, code, sentence, *place)
@@ -275,7 +284,7 @@ def _skipped(fault: Fault, given: _Given, number: int) -> Iterator[Remark]:
         message = f"Rank {rank}, position {at}: no {kind} {_VERBS[kind]} the gradient "
         message += f"of {fault.cell(giver, last)}; the last is "
         message += f"{fault.cell(kind, takers[-1])}."
-        yield Remark("skipped", message, rank, at, 6, (rank, number, 1, first))
+        yield Remark("missing", message, rank, at, 6, (rank, number, 1, first))
     elif not takers and is_due and kind in flow.kinds:
         message = f"{fault.cell(kind, last)} is missing on rank {rank}: either all "
         message += f"stages have a {kind}, or none."
@@ -290,7 +299,7 @@ def _unsummed(fault: Fault) -> Iterator[Remark]:
         ranks = " and ".join(map(str, fault.flow.table.ranks_of(stage)))
         sentence = f"comes without {fault.cell('REDUCE_GRAD')} before it; stage "
         sentence += f"{stage} has replicas on ranks {ranks}, which must all-reduce "
-        yield fault.remark(7, "no-sum", f"{sentence}their gradients first.")
+        yield fault.remark(7, "missing", f"{sentence}their gradients first.")
 
 
 # -- offloaded and recomputed graphs ---------------------------------------------------
@@ -306,7 +315,7 @@ def _alone(fault: Fault) -> Iterator[Remark]:
         if kind == own and k not in fault.flow.positions.get((partner, stage), ()):
             missing = fault.cell(partner)
     sentence = f"comes without {missing}; expected both, or neither."
-    yield fault.remark(9, "unpaired", sentence)
+    yield fault.remark(9, "missing", sentence)
 
 
 def _disordered(fault: Fault) -> Iterator[Remark]:
@@ -362,6 +371,11 @@ class Noun(NamedTuple):
     cut : int
         The stage below the boundary that it crosses, less its own: -1 if it comes from
         the stage before.
+    of_rank : bool
+        Whether it belongs to a rank, and not to a stage.
+    covers : tuple of str
+        Kinds that run only while such a value of their stage, or of their rank, exists,
+        in the rows that give one.
 
     Examples
     --------
@@ -380,6 +394,13 @@ class Noun(NamedTuple):
     parts: tuple[str, ...] = ()
     tells: Mapping[str, Tell] = {}
     cut: int = 0
+    of_rank: bool = False
+    covers: tuple[str, ...] = ()
+
+    @property
+    def owner(self) -> str:
+        """The noun of what a value belongs to."""
+        return "rank" if self.of_rank else "stage"
 
 
 def _stays(setting: Setting, stage: int) -> bool:

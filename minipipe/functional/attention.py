@@ -57,7 +57,7 @@ def rotary(x: Array, positions: Operand | None = None, base: float = 10000.0) ->
     Raises
     ------
     TensorError
-        Codes ``shape``, ``dtype`` and ``range``.
+        Codes ``shape``, ``dtype`` and ``out-of-range``.
 
     References
     ----------
@@ -99,12 +99,12 @@ class Rotation(NamedTuple):
         Raises
         ------
         TensorError
-            Codes ``shape``, ``dtype`` and ``range``.
+            Codes ``shape``, ``dtype`` and ``out-of-range``.
         """
         if like.ndim < 2 or like.shape[-1] % 2:
             raise shape_error(name, "(..., t, d), d even", x=like.shape)
         if not base > 0:
-            raise TensorError("range", f"{name}: the base is {base}; expected a number above 0.")
+            raise TensorError("out-of-range", f"{name}: the base is {base}; expected a number above 0.")
         xp, d = array_module(like), like.shape[-1]
         speeds = float(base) ** (xp.arange(d // 2, dtype=xp.float64) * (-2 / max(d, 1)))
         angles = xp.astype(_positions(name, like, positions)[..., None], xp.float64) * speeds
@@ -197,8 +197,8 @@ def attention(
     Raises
     ------
     TensorError
-        Code ``shape``, naming all shapes; for the mask, also ``dtype`` and ``range``; for dropout, ``range`` and
-        ``no-random-key``.
+        Code ``shape``, naming all shapes; for the mask, also ``dtype`` and ``out-of-range``; for dropout,
+        ``out-of-range`` and ``missing``.
 
     References
     ----------
@@ -445,7 +445,9 @@ def _truth_values(name: str, mask: Array) -> Array:
         raise TensorError("dtype", message)
     is_seen = mask == 1
     if not bool(xp.all(is_seen | (mask == 0))):
-        raise TensorError("range", f"{name}: the mask holds numbers other than 0 and 1. Give mask == … or mask > 0.")
+        raise TensorError(
+            "out-of-range", f"{name}: the mask holds numbers other than 0 and 1. Give mask == … or mask > 0."
+        )
     return is_seen
 
 

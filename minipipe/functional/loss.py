@@ -251,7 +251,7 @@ def cross_entropy(
     Raises
     ------
     TensorError
-        Codes ``shape``, ``dtype`` and ``range``; ``divided``, for scores of which this rank has a part.
+        Codes ``shape``, ``dtype`` and ``out-of-range``; ``divided``, for scores of which this rank has a part.
     ArgumentError
         Code ``value``.
 
@@ -383,4 +383,4 @@ def _check_range_of_labels(labels: Array, count: int, ignore_index: int | None) 
     if low < 0 or high >= count:
         hint = f" To leave out the label {low}: ignore_index={low}." if low < 0 and ignore_index is None else ""
         message = f"cross_entropy: labels run from {low} to {high}; expected 0 to {count - 1}.{hint}"
-        raise TensorError("range", message)
+        raise TensorError("out-of-range", message)

@@ -154,7 +154,7 @@ def group_norm(x: Tensor, num_groups: int, weight: Tensor, bias: Tensor, epsilon
     Raises
     ------
     TensorError
-        Codes ``shape``, ``range`` and ``dtype``.
+        Codes ``shape``, ``out-of-range`` and ``dtype``.
 
     References
     ----------
@@ -220,7 +220,7 @@ def _check_groups(shape: Shape, num_groups: int, weight: Shape, bias: Shape) -> 
         expected = "(n, c, *spatial), (c,) and (c,), no axis but the first empty"
         raise shape_error("group_norm", expected, input=shape, weight=weight, bias=bias)
     of = f"the {counted(shape[1], 'channel')}"
-    divisor("group_norm: num_groups", num_groups, shape[1], of=of, error=TensorError, code="range")
+    divisor("group_norm: num_groups", num_groups, shape[1], of=of, error=TensorError, code="out-of-range")
 
 
 def _normalised(rows: Array, epsilon: float) -> tuple[Array, Array]:

@@ -411,7 +411,7 @@ def clip(a: Array, low: float | None = None, high: float | None = None) -> tuple
     Raises
     ------
     TensorError
-        Code ``range``.
+        Code ``out-of-range``.
 
     Examples
     --------
@@ -420,9 +420,9 @@ def clip(a: Array, low: float | None = None, high: float | None = None) -> tuple
     Tensor([0. , 0.5, 1. ])
     """
     if low is None and high is None:
-        raise TensorError("range", "clip: neither low nor high was given; expected one bound at least.")
+        raise TensorError("out-of-range", "clip: neither low nor high was given; expected one bound at least.")
     if low is not None and high is not None and low > high:
-        raise TensorError("range", f"clip: low is {low}, which lies above high, {high}.")
+        raise TensorError("out-of-range", f"clip: low is {low}, which lies above high, {high}.")
     bounds = [None if bound is None else float(bound) for bound in (low, high)]
     result = array_module(a).clip(a, *bounds)
     return result, result == a

@@ -15,8 +15,8 @@ from numbers import Integral
 from operator import attrgetter, index, itemgetter
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from minipipe.errors import ScheduleCode, ScheduleError, counted, misuse, quoted, schedule_number
-from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, Rows, Slice, W, number_of, numbered
+from minipipe.errors import Code, ScheduleError, counted, misuse, quoted, schedule_number
+from minipipe.schedules.action import Action, ActionKind, B, F, I, Rows, Slice, W, number_of, numbered
 from minipipe.schedules.collector import collector_paused as collector_paused
 from minipipe.schedules.placement import Placed, check_index, check_placement, in_replica_order, ranks_in
 from minipipe.schedules.written import ShownInNotebooks as ShownInNotebooks
@@ -47,33 +47,38 @@ class ActionTable(Placed, Written):
     frozen: frozenset[int] = frozenset()
     overlaps: frozenset[Action] = frozenset()
     num_slices: int = 1
+    tied: tuple[tuple[int, ...], ...] = ()
     # Cached walks and results of analyses. A table never changes, so each is computed once.
     _kept: dict[str, Any] = field(default_factory=dict, init=False, compare=False)
 
     def __post_init__(self) -> None:
         self._set(placement=tuple(tuple(r) if isinstance(r, list) else r for r in self.placement))
-        self._set(actions=tuple(map(_as_actions, self.actions)), frozen=frozenset(self.frozen))
+        rows = (_as_actions(row, rank) for rank, row in enumerate(self.actions))
+        self._set(actions=tuple(rows), frozen=frozenset(self.frozen))
         if not isinstance(self.num_microbatches, Integral):
             message = f"{self.name!r} has {quoted(self.num_microbatches)} microbatches; expected a whole number."
-            raise ScheduleError.of(ScheduleCode.PLACEMENT, message)
+            raise ScheduleError.of(Code.PLACEMENT, message)
         if not self.actions or not self.placement or self.num_microbatches < 1:
             raise ScheduleError.of(
-                ScheduleCode.EMPTY,
+                Code.SYNTAX,
                 f"A schedule needs at least one rank, one stage and one microbatch; {self.name!r} has "
                 f"{self.num_ranks}, {self.num_stages} and {self.num_microbatches}.",
             )
         check_placement(self.placement, self.num_ranks)
-        for stage in self.frozen:
+        self._set(tied=tuple(sorted(tuple(sorted(set(stages))) for stages in self.tied)))
+        for stage in chain(self.frozen, *self.tied):
             check_index("stage", stage, self.num_stages)
         self._set(overlaps=frozenset(map(_as_action, self.overlaps)))
         _check_slices(self.name, self.num_microbatches, self.num_slices)
-        overlaps, *rows = _with_indices((tuple(self.overlaps), *self.actions), self.num_slices, self.num_microbatches)
-        self._set(actions=tuple(rows), overlaps=frozenset(overlaps))
+        overlaps, *numbered_rows = _with_indices(
+            (tuple(self.overlaps), *self.actions), self.num_slices, self.num_microbatches
+        )
+        self._set(actions=tuple(numbered_rows), overlaps=frozenset(overlaps))
         self._set(placement=in_replica_order(self.placement, self.numbered))
         for action in self.overlaps:
             if action.kind is not F or action not in self.first_rank_with:
                 message = f"{action} is among the overlaps of {self.name!r}; expected forwards of its rows."
-                raise ScheduleError.of(ScheduleCode.OVERLAP, message)
+                raise ScheduleError.of(Code.OVERLAP, message)
 
     def _set(self, **parts: Any) -> None:
         for name, value in parts.items():
@@ -96,25 +101,25 @@ class ActionTable(Placed, Written):
         """The rows with the number of each microbatch, for engines that calculate with it; if unsliced, ``actions``."""
         return numbered(self.actions, self.num_slices)
 
-    def check_known(self, reader: str, *known: ScheduleCode) -> None:
-        """Refuse features of the table that its reader does not support: those of ``FEATURES`` without the known ones.
+    def check_known(self, reader: str, *known: str) -> None:
+        """Refuse features of the table that its reader does not support: all of ``FEATURES`` except the known ones.
 
         Raises
         ------
         ScheduleError
-            The code of a feature.
+            Code ``unsupported`` or ``overlap``.
         """
         from minipipe.schedules.features import FEATURES  # on demand: most tables are never refused
 
         for feature in FEATURES:
-            found = () if feature.code in known else feature.examples(self, known)
+            found = () if feature.name in known else feature.examples(self, known)
             if found:
                 what = f"{self.title} {feature.words.format(found[0])}"
                 raise ScheduleError.of(feature.code, f"{what}, which {reader} does not support; {feature.advice}")
 
     def one_rank_each(self, reader: str) -> tuple[int, ...]:
         """Return the rank of each stage, for a reader that supports no feature but overlaps."""
-        self.check_known(reader, ScheduleCode.OVERLAP)
+        self.check_known(reader, "overlap")
         return tuple(ranks_in(home)[0] for home in self.placement)
 
     def without_overlaps(self, reader: str) -> Self:
@@ -126,7 +131,7 @@ class ActionTable(Placed, Written):
             Code ``overlap``.
         """
         if self.overlaps:
-            self.check_known(reader, *set(ScheduleCode) - {ScheduleCode.OVERLAP})
+            self.check_known(reader, "replicas", "slices", "updates", "recompute", "kinds")
         return self
 
     @cached_property
@@ -164,6 +169,11 @@ class ActionTable(Placed, Written):
         return frozenset(map(_KIND, chain.from_iterable(self.actions)))
 
     @cached_property
+    def rank_kinds(self) -> frozenset[ActionKind]:
+        """The kinds that occur and belong to a rank, and to no stage and microbatch."""
+        return frozenset(kind for kind in self.kinds if kind.is_of_rank)
+
+    @cached_property
     def is_forward_only(self) -> bool:
         """Whether no stage has any backward action."""
         return not any(kind.is_backward for kind in self.kinds)
@@ -174,10 +184,12 @@ class ActionTable(Placed, Written):
         return min(set(range(self.num_stages)) - self.frozen, default=self.num_stages)
 
     def without_sums(self) -> Self:
-        """Return the table without its REDUCE_GRADs, which take their ranks no time."""
-        if REDUCE_GRAD not in self.kinds:
+        """Return the table without its REDUCE_GRADs, and all others but messages that take their ranks no time."""
+        declarations = {kind: kind.declaration for kind in self.kinds}
+        beside = {kind for kind, one in declarations.items() if not (one.lane or one.message)}
+        if not beside:
             return self
-        rows = ((action for action in row if action.kind is not REDUCE_GRAD) for row in self.actions)
+        rows = ((action for action in row if action.kind not in beside) for row in self.actions)
         return self.with_rows(type(self), rows)
 
     def as_written(self, action: Action) -> Action:
@@ -214,13 +226,13 @@ def check_table(given: object, kind: type[ActionTable] | None = None) -> None:
     Raises
     ------
     ScheduleError
-        Code ``not-a-schedule``.
+        Code ``type``.
     """
     if not isinstance(given, kind or ActionTable):
         how = "schedules.build(name, num_ranks) makes one of a name, Schedule.from_file(path) reads one"
         if isinstance(given, ActionTable):
             how = f"the computations of a {type(given).__name__} are its .schedule"
-        raise ScheduleError.of(ScheduleCode.NOT_A_SCHEDULE, f"Expected a Schedule, not {quoted(given)}; {how}.")
+        raise ScheduleError.of(Code.TYPE, f"Expected a Schedule, not {quoted(given)}; {how}.")
 
 
 def check_range(table: ActionTable) -> None:
@@ -236,27 +248,36 @@ def check_range(table: ActionTable) -> None:
         return
     for part, count, name in ((0, table.num_stages, "stage"), (2, table.num_microbatches, "microbatch")):
         for rank, row in enumerate(table.numbered):
-            numbers = set(map(itemgetter(part), row))
+            own = [action for action in row if action[1] not in table.rank_kinds] if table.rank_kinds else row
+            numbers = set(map(itemgetter(part), own))
             if not all(0 <= number < count for number in numbers):
                 message = f"Rank {rank} names a {name} that is not among the {count}; verify(schedule) says where."
-                raise ScheduleError.of(ScheduleCode.OUT_OF_RANGE, message, rank)
+                raise ScheduleError.of(Code.OUT_OF_RANGE, message, rank)
     pairs, actions = table.num_stages * table.num_microbatches, sum(map(len, table.actions))
     if pairs > 100 * (actions + 100):
         message = (
             f"{table.title} has {counted(actions, 'action')} for {counted(pairs, 'pair')} of stage and microbatch."
         )
-        raise ScheduleError.of(ScheduleCode.MISSING, f"{message} verify(schedule) says what is missing.")
+        raise ScheduleError.of(Code.MISSING, f"{message} verify(schedule) says what is missing.")
     table._kept["is in range"] = True
 
 
-def _as_actions(row: Iterable[Action | str]) -> tuple[Action, ...]:
+def _as_actions(row: Iterable[Action | str], rank: int) -> tuple[Action, ...]:
     """Read cells such as ``"2F0"``, and kinds such as ``"F"``. A row of actions is returned unchanged."""
     cells: tuple[Any, ...] = tuple(row)
     if set(map(type, cells)) == {Action}:
         parts = ((itemgetter(part), kind) for part, kind in enumerate((int, ActionKind, int)))
         if all(set(map(type, map(part, cells))) == {kind} for part, kind in parts):
             return cells
-    return tuple(map(_as_action, cells))
+    return tuple(_as_action(_with_rank(cell, rank)) for cell in cells)
+
+
+def _with_rank(cell: Any, rank: int) -> Any:
+    if not isinstance(cell, str):
+        return cell
+    from minipipe.schedules.cells import is_of_rank  # on demand: as in Action.parse
+
+    return Action(rank, ActionKind(cell), 0) if is_of_rank(cell) else cell
 
 
 def _as_action(cell: Action | str) -> Action:
@@ -269,7 +290,7 @@ def _as_action(cell: Action | str) -> Action:
     except (TypeError, ValueError):
         from minipipe.schedules.cells import expected_cell  # on demand: as in Action.parse
 
-        raise ScheduleError.of(ScheduleCode.SYNTAX, f"{quoted(cell)} is not an action. {expected_cell()}") from None
+        raise ScheduleError.of(Code.SYNTAX, f"{quoted(cell)} is not an action. {expected_cell()}") from None
 
 
 def _check_slices(name: str, num_microbatches: int, num_slices: int) -> None:
@@ -355,11 +376,13 @@ class Schedule(ActionTable):
         The slices of a sequence, at least 1. Each slice is a microbatch, and ``num_microbatches`` counts slices. The
         ``microbatch`` of an action is then the tuple (sequence, slice), which text writes ``0F1.2``; ``numbered`` has
         the rows with the number ``sequence * num_slices + slice`` in its place, which cells such as ``"0F5"`` may give.
+    tied : tuple of tuple of int
+        The stages that share a parameter, together: ``((0, 3),)`` if the last stage uses the embedding of the first.
 
     Raises
     ------
     ScheduleError
-        Code ``not-a-schedule``, if a SEND or a RECV is among the actions; ``overlap``, if a member of ``overlaps`` is
+        Code ``type``, if a SEND or a RECV is among the actions; ``overlap``, if a member of ``overlaps`` is
         not a forward in the rows.
 
     Examples
@@ -376,7 +399,7 @@ class Schedule(ActionTable):
         if any(kind.is_communication for kind in self.kinds):
             message = next(a for row in self.actions for a in row if a.kind.is_communication)
             raise ScheduleError.of(
-                ScheduleCode.NOT_A_SCHEDULE,
+                Code.TYPE,
                 f"{self.title} holds {message}: it is a Program, and a Schedule has computations alone. "
                 "Program.from_file, from_text and from_csv read it; its .schedule has the computations.",
             )
@@ -466,5 +489,6 @@ def schedule_of_text(text: str, name: str = "text", ignore_sharding: bool = Fals
 
 
 def _of_its_kind(name: str, cells: Cells) -> Schedule | Program:
-    is_program = any(action.kind.is_communication for row in cells.actions for action in row)
+    kinds = {action.kind for row in cells.actions for action in row}
+    is_program = any(kind.is_communication or kind.is_of_rank for kind in kinds)
     return (Program if is_program else Schedule)(name, *cells)

@@ -9,11 +9,11 @@ from math import inf
 from numbers import Integral
 from typing import Any
 
-from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted, schedule_number
+from minipipe.errors import Code, ScheduleError, misuse, quoted, schedule_number
 from minipipe.io import MOST_ACTIONS, MOST_STAGES
 from minipipe.schedules.action import Action, F, Slice, number_of, numbered
 
-_misplaced = partial(ScheduleError.of, ScheduleCode.PLACEMENT)
+_misplaced = partial(ScheduleError.of, Code.PLACEMENT)
 Placement = Sequence[int | tuple[int, ...]]  # by stage, its rank, or the ranks of its replicas
 
 
@@ -90,7 +90,7 @@ class Placed:
         rows = numbered(self.actions, self.num_slices) if shared else ()
         for rank, row in reversed([*enumerate(rows)]):
             for stage, kind, k in row:
-                if stage in shared:
+                if stage in shared and not kind.is_of_rank:
                     (forwards if kind is F else others)[stage, k] = rank
         return others | forwards
 
@@ -120,6 +120,8 @@ class Placed:
 
     def home_of(self, action: Action) -> int | None:
         """Return the rank of an action; if it is missing, the rank of its stage, or None if there is no such stage."""
+        if action.kind.is_of_rank:
+            return action.stage
         home = self.rank_of(action.stage, action.microbatch) if 0 <= action.stage < self.num_stages else None
         return self.first_rank_with.get(action, home)
 
@@ -198,7 +200,9 @@ def in_replica_order(placement: Placement, actions: Sequence[Sequence[Action]]) 
         return tuple(placement)
     lowest: dict[tuple[int, int], int] = {}
     for rank, row in enumerate(actions):
-        for stage, _, k in row:
+        for stage, kind, k in row:
+            if kind.is_of_rank:
+                continue
             lowest[rank, stage] = min(k, lowest.get((rank, stage), k))
     homes = (sorted(ranks_in(home), key=lambda r: (lowest.get((r, s), inf), r)) for s, home in enumerate(placement))
     return tuple(tuple(ranks) if len(ranks) > 1 else ranks[0] for ranks in homes)
@@ -268,7 +272,7 @@ def check_counts(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1
     >>> check_counts(num_ranks=0, num_microbatches=8)
     Traceback (most recent call last):
         ...
-    minipipe.errors.ScheduleError: [parameters] num_ranks is 0; expected a whole number, at least 1.
+    minipipe.errors.ScheduleError: [value] num_ranks is 0; expected a whole number, at least 1.
     """
     given = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "chunks_per_rank": chunks_per_rank}
     for name, value in given.items():
@@ -295,7 +299,7 @@ def check_size(num_stages: int, num_microbatches: int) -> None:
     if num_stages > MOST_STAGES or num_actions > MOST_ACTIONS:
         asked = f"{quoted(num_stages)} stages and {quoted(num_microbatches)} microbatches"
         message = f"{asked} take {quoted(num_actions)} actions, F and B; the limits are {MOST_STAGES} stages and"
-        raise ScheduleError.of(ScheduleCode.TOO_LARGE, f"{message} {MOST_ACTIONS} actions.")
+        raise ScheduleError.of(Code.TOO_LARGE, f"{message} {MOST_ACTIONS} actions.")
 
 
 def check_two_chunks(name: str, num_ranks: int, num_microbatches: int, chunks_per_rank: int) -> None:
@@ -306,7 +310,7 @@ def check_two_chunks(name: str, num_ranks: int, num_microbatches: int, chunks_pe
     >>> check_two_chunks("zb-v", 4, 8, chunks_per_rank=3)
     Traceback (most recent call last):
         ...
-    minipipe.errors.ScheduleError: [parameters] chunks_per_rank is 3; zb-v is V-shaped and has exactly 2 chunks ...
+    minipipe.errors.ScheduleError: [value] chunks_per_rank is 3; zb-v is V-shaped and has exactly 2 chunks ...
     """
     check_sizes(num_ranks, num_microbatches, chunks_per_rank)
     if chunks_per_rank != 2:
@@ -317,5 +321,5 @@ def check_index(noun: str, given: Any, count: int) -> None:
     """Refuse a stage or a rank that does not exist."""
     if not isinstance(given, Integral) or isinstance(given, bool) or int(given) not in range(count):
         raise ScheduleError.of(
-            ScheduleCode.OUT_OF_RANGE, f"There is no {noun} {quoted(given, 40)}; there are {count}, counted from 0."
+            Code.OUT_OF_RANGE, f"There is no {noun} {quoted(given, 40)}; there are {count}, counted from 0."
         )

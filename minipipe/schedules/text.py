@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from minipipe import io
-from minipipe.errors import ArgumentError, FileError, ScheduleCode, ScheduleError, quoted
+from minipipe.errors import ArgumentError, Code, FileError, ScheduleError, quoted
 from minipipe.io import MOST_ACTIONS, MOST_BYTES, MOST_STAGES, printable
 from minipipe.schedules.action import Action, B, F, I, Slice
-from minipipe.schedules.cells import is_cell, may_omit_stage
+from minipipe.schedules.cells import is_cell, is_of_rank, may_omit_stage
 
 # An overlapped forward and backward, as PyTorch writes them: (0F3;3B1)OVERLAP_F_B.
 _OVERLAP = re.compile(r"\(([^;]*);([^;]*)\)OVERLAP_F_B", re.ASCII)
@@ -29,9 +29,11 @@ _SHARDING = re.compile(r"\d{1,9}((UNSHARD|RESHARD)\d{0,9}|REDUCE_GRAD)", re.ASCI
 _SLICE = re.compile(r"(?<=\d)\.(\d{1,9})(?![\w.])", re.ASCII)  # of a sequence, after its number: 2F0.1
 _SLICED = re.compile(r"([^.]+)\.(\d{1,9})", re.ASCII)
 _FROZEN = re.compile(r"\ufeff?# .*\(frozen: (\d{1,9}(?:, \d{1,9})*)\): ", re.ASCII)
+_TIED = re.compile(r"\ufeff?# .*\(tied: (\d{1,9}(?:-\d{1,9})+(?:, \d{1,9}(?:-\d{1,9})+)*)\)[ :]", re.ASCII)
 _WITH_STAGE = re.compile(r"\(?\d+[A-Z]", re.ASCII)
 _WORD = re.compile(r"\S+")
-_unreadable = partial(ScheduleError.of, ScheduleCode.SYNTAX)
+_NUMBER = re.compile(r"\d", re.ASCII)
+_unreadable = partial(ScheduleError.of, Code.SYNTAX)
 _KNOWN = 2**16  # cells that are parsed once, however often they occur
 
 
@@ -44,6 +46,7 @@ class Cells(NamedTuple):
     frozen: frozenset[int] = frozenset()
     overlaps: frozenset[Action] = frozenset()
     num_slices: int = 1
+    tied: tuple[tuple[int, ...], ...] = ()
 
 
 # The number of a line and its cells, blank ones among them. Only the cells of one line are in memory at a time.
@@ -53,9 +56,9 @@ _Row = tuple[int, Iterable[str]]
 def read(form: str, given: Any, ignore_sharding: bool = False) -> Cells:
     """Read a schedule from ``"text"``, from ``"csv"``, from ``"either"`` of these, or from the path of a ``"file"``.
 
-    Comments of text are ignored, except the frozen stages of the first line: ``# 1f1b (frozen: 0, 1): …``.
+    Comments of text are ignored, except the notes of the first line: ``# 1f1b (tied: 0-3) (frozen: 1, 2): …``.
 
-    Errors have code ``syntax``, or code ``file`` for a file that cannot be read, is too large or is not text.
+    Errors have code ``syntax``, or code ``unreadable`` for a file that cannot be read, is too large or is not text.
     """
     text = _text_of_file(given) if form == "file" else given
     if form in ("text", "csv") and (not isinstance(text, str) or text.strip().endswith((".csv", ".txt"))):
@@ -65,7 +68,10 @@ def read(form: str, given: Any, ignore_sharding: bool = False) -> Cells:
     is_csv = form == "csv" or (form != "text" and _is_csv(text))
     frozen = None if is_csv else _FROZEN.match(text)
     stages = frozenset(map(int, frozen[1].split(","))) if frozen else frozenset()
-    return _from_rows(partial(_rows_of_csv if is_csv else _rows_of_text, text), ignore_sharding, stages)
+    tied = None if is_csv else _TIED.match(text)
+    groups = (tuple(map(int, group.split("-"))) for group in (tied[1].split(",") if tied else ()))
+    cells = _from_rows(partial(_rows_of_csv if is_csv else _rows_of_text, text), ignore_sharding, stages)
+    return cells._replace(tied=tuple(groups))
 
 
 def _is_csv(text: str) -> bool:
@@ -76,7 +82,7 @@ def _text_of_file(path: str | Path) -> str:
     try:
         return io.read_text(path)
     except FileError as error:
-        raise ScheduleError.of(ScheduleCode.FILE, f"The schedule {error}") from None
+        raise ScheduleError.of(Code.UNREADABLE, f"The schedule {error}") from None
 
 
 def _rows_of_text(text: str) -> Iterator[_Row]:
@@ -111,7 +117,7 @@ def _check_length(text: str) -> None:
     for size, noun, most in ((len(text), "characters", MOST_BYTES), (text.count(","), "cells", MOST_ACTIONS)):
         if size > most:
             message = f"The text has {size:,} {noun}; the limit is {most:,}."
-            raise ScheduleError.of(ScheduleCode.TOO_LARGE, message)
+            raise ScheduleError.of(Code.TOO_LARGE, message)
 
 
 def _from_rows(read: Callable[[], Iterator[_Row]], ignore_sharding: bool, frozen: frozenset[int]) -> Cells:
@@ -119,14 +125,14 @@ def _from_rows(read: Callable[[], Iterator[_Row]], ignore_sharding: bool, frozen
     total = sum(map(len, actions))
     if not total:
         raise ScheduleError.of(
-            ScheduleCode.EMPTY, "The text has no action. Expected one line per rank, with cells such as 0F0."
+            Code.SYNTAX, "The text has no action. Expected one line per rank, with cells such as 0F0."
         )
     largest = max(chain.from_iterable(actions), key=itemgetter(2))
     n, k = max(1, num_slices), largest.microbatch
     num_microbatches = (k.sequence + 1) * n if n > 1 else k + 1  # whole sequences
     if (k.sequence * n + k.part if n > 1 else k) >= total:
         message = f"{largest} names microbatch {k}, but most lower ones are missing."
-        raise ScheduleError.of(ScheduleCode.MISSING, message)
+        raise ScheduleError.of(Code.MISSING, message)
     return Cells(_placement(actions, frozen), num_microbatches, tuple(actions), frozen, overlaps, n)
 
 
@@ -160,18 +166,26 @@ def _rows_in(read: Callable[[], Iterator[_Row]], ignore_sharding: bool = False) 
     actions: list[tuple[Action, ...]] = []
     total = 0
     for line, cells in read():
-        row = _row(line, cells, None if names_stages else len(actions), parse)
+        rank = len(actions)
+        whole = (_with_rank(cell, rank, num_slices) for cell in cells)
+        row = _row(line, whole, None if names_stages else rank, parse)
         actions.append(tuple(islice(row, MOST_ACTIONS + 1 - total)))
         total += len(actions[-1])
         if total > MOST_ACTIONS or len(actions) > MOST_STAGES:
             message = f"Line {line} is beyond the limit of {MOST_STAGES:,} ranks and {MOST_ACTIONS:,} actions."
-            raise ScheduleError.of(ScheduleCode.TOO_LARGE, message)
+            raise ScheduleError.of(Code.TOO_LARGE, message)
     return actions, frozenset(overlaps), num_slices
+
+
+def _with_rank(cell: str, rank: int, num_slices: int) -> str:
+    """Return the cell of an instruction of a rank with the numbers that its word leaves out; others as they are."""
+    word = cell.strip()
+    return f"{rank}{word}0{'.0' if num_slices else ''}" if is_of_rank(word) else cell
 
 
 def _num_slices(read: Callable[[], Iterator[_Row]]) -> int:
     """Return the number of slices of a sequence, as the largest one says; 0 if the first cell names none."""
-    first = next((cell for _, cells in read() for cell in cells if cell.strip()), "")
+    first = next((cell for _, cells in read() for cell in cells if _NUMBER.search(cell)), "")
     if not _SLICE.search(first):
         return 0
     return 1 + max(int(number) for _, cells in read() for cell in cells for number in _SLICE.findall(cell))
@@ -230,16 +244,16 @@ def _placement(actions: Sequence[Sequence[Action]], frozen: frozenset[int]) -> t
     """
     counts: defaultdict[int, Counter[int]] = defaultdict(Counter)  # by stage and rank: the number of actions
     for rank, row in enumerate(actions):
-        for stage, count in Counter(action.stage for action in row).items():
+        for stage, count in Counter(stage for stage, kind, _ in row if not kind.is_of_rank).items():
             counts[stage][rank] += count
     stages = sorted(counts)
     if len(stages) > MOST_STAGES:
         message = f"The text has {len(stages):,} stages; the limit is {MOST_STAGES:,}."
-        raise ScheduleError.of(ScheduleCode.TOO_LARGE, message)
+        raise ScheduleError.of(Code.TOO_LARGE, message)
     if stages != list(range(len(stages))):
         missing = next(index for index, stage in enumerate(stages) if index != stage)
         raise ScheduleError.of(
-            ScheduleCode.MISSING, f"Stage {stages[-1]} occurs without stage {missing}; stages are counted from 0."
+            Code.MISSING, f"Stage {stages[-1]} occurs without stage {missing}; stages are counted from 0."
         )
     replicas: defaultdict[int, list[int]] = defaultdict(list)
     one_way = frozen - {stage for row in actions for stage, kind, _ in row if kind in (B, I)} if frozen else frozen
