@@ -224,7 +224,7 @@ def permuted(array: Array, axes: tuple[int, ...]) -> Array:
 
 
 def scalars(like: Array, *values: float) -> tuple[Any, ...]:
-    """Return Python's numbers as operands of an array, with the result that they have themselves.
+    """Return Python's numbers as operands of an array, with the result that they have themselves; not -0.0.
 
     NumPy converts a number in a third of the time that a small product takes, so these are converted once.
     """

@@ -9,10 +9,9 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import ArgumentError, TensorError, one_of, shape_error
 from minipipe.functional.distributed import check_whole
-from minipipe.functional.operands import as_real, astype, axis_of, data_of, in_full, one_real, operands
+from minipipe.functional.operands import as_real, astype, axis_of, constant, data_of, in_full, one_real, operands
 from minipipe.functional.reduction import Axis, largest_of, reduced, without_axes
-from minipipe.hints import with_hints
-from minipipe.tensor import Operand, Tensor, op, record
+from minipipe.tensor import Operand, Tensor, op
 
 _REDUCTIONS = ("mean", "sum")
 
@@ -204,15 +203,28 @@ def broadcast_weights(weights: Any, like: Array) -> Array:
     return each
 
 
-@with_hints
+def _scores_and_labels(logits: Operand, labels: Operand) -> tuple[Tensor, Tensor]:
+    """Return scores as real numbers, no halves, and labels as a constant beside them."""
+    check_whole("cross_entropy", logits)
+    scores = as_real(logits)
+    if backend.is_half(scores.dtype):
+        scores = astype(scores, "float32")
+    return scores, constant(data_of(labels, scores.data))
+
+
+@op(
+    takes=_scores_and_labels,
+    attributes="ignore_index label_smoothing class_weights reduction",
+    saves="log_probabilities wanted total counts_all",
+)
 def cross_entropy(
-    logits: Tensor,
-    labels: Operand,
+    logits: Array,
+    labels: Array,
     ignore_index: int | None = None,
     label_smoothing: float = 0.0,
     class_weights: Any = None,
     reduction: str = "mean",
-) -> Tensor:
+) -> tuple[Array, Array, Array, Any, bool]:
     """Return the mean of -log softmax(logits)[label] over all rows that count.
 
     Parameters
@@ -259,47 +271,21 @@ def cross_entropy(
     >>> round(functional.cross_entropy(scores, [0, 3, -100], ignore_index=-100).item(), 4)
     1.3863
     """
-    check_whole("cross_entropy", logits)
-    logits = as_real(logits)
-    if backend.is_half(logits.dtype):
-        logits = astype(logits, "float32")
-    given = data_of(labels, logits.data)
-    _check_labels(logits, given, ignore_index)
+    _check_labels(logits, labels, ignore_index)
     _check_options(label_smoothing, class_weights, reduction, logits.shape[-1])
-    columns = backend.reshape(given, (-1,))
+    columns = backend.reshape(labels, (-1,))
     counts_all = ignore_index is None and class_weights is None
     total: Any = float(columns.shape[0]) if reduction == "mean" else 1.0
     if reduction == "mean" and not counts_all:
-        total = _total_weight(columns, logits.data, ignore_index, class_weights)
+        total = _total_weight(columns, logits, ignore_index, class_weights)
     if counts_all and not label_smoothing:
-        return _cross_entropy(logits, record(given), total=total)
-    wanted = _distribution(columns, ignore_index, label_smoothing, class_weights, logits.data)
-    return _weighted_cross_entropy(logits, record(wanted), total=total, counts_all=counts_all)
-
-
-@op(saves="log_probabilities")
-def _cross_entropy(logits: Array, labels: Array, *, total: Any) -> tuple[Array, Array]:
-    log_probabilities = log_softmax_of_array(backend.rows_of(logits), -1)
-    picked = backend.one_per_row(log_probabilities, backend.reshape(labels, (-1,)))
-    return -(backend.reduce_sum(picked) / total), log_probabilities
-
-
-def _of_logits(g: Array, log_probabilities: Array, labels: Array, total: Any, shape: tuple[int, ...]) -> Array:
-    xp = array_module(log_probabilities)
-    is_wanted = xp.arange(shape[-1]) == backend.reshape(labels, (-1, 1))
-    difference = xp.exp(log_probabilities) - xp.astype(is_wanted, log_probabilities.dtype)
-    return backend.reshape(difference * (g / total), shape)
-
-
-_cross_entropy.gradients(logits=_of_logits)
-
-
-@op(saves="log_probabilities")
-def _weighted_cross_entropy(logits: Array, wanted: Array, *, total: Any, counts_all: bool) -> tuple[Array, Array]:
-    """Return the cross-entropy with a distribution over the classes for each row."""
-    log_probabilities = log_softmax_of_array(backend.rows_of(logits), -1)
-    losses = wanted * _counted(log_probabilities, wanted, counts_all)
-    return -(backend.reduce_sum(losses) / total), log_probabilities
+        log_probabilities = log_softmax_of_array(backend.rows_of(logits), -1)
+        losses, wanted = backend.one_per_row(log_probabilities, columns), columns
+    else:
+        wanted = _distribution(columns, ignore_index, label_smoothing, class_weights, logits)
+        log_probabilities = log_softmax_of_array(backend.rows_of(logits), -1)
+        losses = wanted * _counted(log_probabilities, wanted, counts_all)
+    return -(backend.reduce_sum(losses) / total), log_probabilities, wanted, total, counts_all
 
 
 def _counted(array: Array, weights: Array, counts_all: bool) -> Array:
@@ -307,16 +293,21 @@ def _counted(array: Array, weights: Array, counts_all: bool) -> Array:
     return array if counts_all else backend.masked(array, weights != 0)
 
 
-def _of_weighted_logits(
+def _of_logits(
     g: Array, log_probabilities: Array, wanted: Array, total: Any, counts_all: bool, shape: tuple[int, ...]
 ) -> Array:
-    weights = backend.reduce_sum(wanted, -1, True)
-    probabilities = array_module(log_probabilities).exp(log_probabilities)
-    difference = _counted(probabilities, weights, counts_all) * weights - wanted
+    xp = array_module(log_probabilities)
+    probabilities = xp.exp(log_probabilities)
+    if wanted.ndim == 1:  # the labels themselves
+        is_wanted = xp.arange(shape[-1]) == wanted[:, None]
+        difference = probabilities - xp.astype(is_wanted, probabilities.dtype)
+    else:
+        weights = backend.reduce_sum(wanted, -1, True)
+        difference = _counted(probabilities, weights, counts_all) * weights - wanted
     return backend.reshape(difference * (g / total), shape)
 
 
-_weighted_cross_entropy.gradients(logits=_of_weighted_logits)
+cross_entropy.gradients(logits=_of_logits)
 
 
 @backend.one_line
@@ -371,7 +362,7 @@ def _check_options(label_smoothing: float, class_weights: Any, reduction: str, k
         raise ArgumentError("value", f"cross_entropy: the least of the class weights is {least}; expected {expected}.")
 
 
-def _check_labels(logits: Tensor, labels: Array, ignore_index: int | None) -> None:
+def _check_labels(logits: Array, labels: Array, ignore_index: int | None) -> None:
     if not backend.is_integer(labels.dtype):
         message = f"cross_entropy: the labels are {labels.dtype}; expected whole numbers, the indices of classes."
         raise TensorError("dtype", f"{message} One-hot labels become indices by labels.argmax(axis=-1).")
