@@ -11,10 +11,12 @@ from enum import StrEnum
 from math import inf
 from numbers import Integral, Real
 from typing import Any, NamedTuple
+from warnings import warn
 
 __all__ = [
     "ArgumentError",
     "CheckpointError",
+    "Code",
     "CourseworkError",
     "FileError",
     "LaunchError",
@@ -28,10 +30,134 @@ __all__ = [
     "Problem",
     "RankError",
     "RankLostError",
-    "ScheduleCode",
     "ScheduleError",
     "TensorError",
 ]
+
+
+class Code(StrEnum):
+    """The codes of all errors; which one says what is at fault, whatever the class of the error.
+
+    Attributes
+    ----------
+    old : frozenset of str
+        Codes of earlier versions with the same meaning. For one release each is equal to the code,
+        with a ``DeprecationWarning``, except in sets and dictionaries, which look up by hash.
+    is_misuse : bool
+        In a :class:`ScheduleError`: whether the request is at fault, and not the schedule.
+
+    Examples
+    --------
+    >>> Code("deadlock").is_misuse, Code("name").is_misuse
+    (False, True)
+    >>> Code("early-update"), Code.EARLY_UPDATE is Code.ORDER, sorted(Code.ORDER.old)
+    (<Code.ORDER: 'order'>, True, ['early-sum', 'early-update', 'slice-order'])
+    """
+
+    old: frozenset[str]
+
+    # Arguments.
+    VALUE = "value", "costs invalid-cost no-weight not-a-partition parameters zero-stages"
+    TYPE = "type", "not-a-schedule not-a-sequence not-a-tensor"
+    NAME = "name", "unknown unknown-task"  # one that does not exist, often from another library
+    SHAPE = "shape", "not-scalar"
+    DTYPE = "dtype"
+    OUT_OF_RANGE = "out-of-range", "range"  # an index or a number that does not exist
+    WRONG_NUMBER = "wrong-number", "several-tensors unequal-lengths"
+    TOO_FEW = "too-few", "too-few-layers too-few-samples"
+    MISSING = (  # something that belongs there: an action, a parameter or its values, a gradient
+        "missing",
+        "no-gradient no-partner no-random-key no-sum skipped uninitialised unpaired",
+    )
+    UNEXPECTED = "unexpected", "mixed-backward"  # something that does not belong there
+    DUPLICATE = "duplicate", "tag-collision"
+    UNSUPPORTED = (  # legal, but not there, or not together with the rest
+        "unsupported",
+        "beside-layers forward-only kinds no-formula planned recompute replicas slices updates version",
+    )
+    # Tensors and models.
+    NO_GRAPH = "no-graph", "backward-twice"
+    CHANGED_IN_PLACE = "changed-in-place"
+    NOT_REPEATABLE = "not-repeatable"  # computed again, a module gave other values
+    DIVIDED = "divided"  # among ranks, although a whole was expected; or the reverse
+    NOT_COPYABLE = "not-copyable"  # what belongs to its graph, its file or its ranks
+    FROZEN = "frozen"
+    # The place of the first value that is not finite; not-found if a second run had none.
+    NOT_FINITE = "not-finite"  # a gradient that an optimiser or a norm was to use
+    INPUTS = "inputs"
+    TARGETS = "targets"
+    PARAMETER = "parameter"  # before the step
+    FORWARD = "forward"
+    LOSS = "loss", "loss-with-parameters"  # also a loss that no pipeline can compute
+    BACKWARD = "backward"
+    # Ranks and messages.
+    DISAGREEMENT = "disagreement", "not-all-ranks step"  # ranks run different programs
+    TIMEOUT = "timeout", "time-limit"
+    DEADLOCK = "deadlock", "overlap-deadlock"
+    RENDEZVOUS_DEADLOCK = "rendezvous-deadlock"  # only if sends block until they are received
+    RANK_LOST = "rank-lost", "peer-left values"
+    NOT_A_RANK = "not-a-rank", "two-threads"  # a child of a rank, or a second thread of it
+    CLOSED = "closed"
+    UNAVAILABLE = "unavailable", "no-fault-tolerance no-gpu no-launcher no-mpi4py wrong-mpi"
+    # Files.
+    NOT_FOUND = "not-found", "no-script no-source not-written wrong-directory"
+    UNREADABLE = "unreadable", "file not-a-file not-text"
+    UNWRITABLE = "unwritable", "not-empty"
+    TOO_LARGE = "too-large"  # beyond a limit of minipipe/io.py
+    DAMAGED = "damaged", "header markers"  # not the contents that were written there, or not all of them
+    MISMATCH = "mismatch", "certificate"  # of another model, optimiser or seed; claims that do not hold
+    # Schedules.
+    SYNTAX = "syntax", "empty"
+    PLACEMENT = "placement", "mixed-cut other-replica wrong-rank"
+    ORDER = "order", "early-sum early-update slice-order"
+    OVERLAP = "overlap"
+    MEMORY = "memory"
+    STALENESS = "staleness", "versions"
+
+    def __new__(cls, value: str, old: str = "") -> Code:
+        """Make a code from its text and its old codes, separated by blanks."""
+        code = str.__new__(cls, value)
+        code._value_, code.old = value, frozenset(old.split())
+        return code
+
+    @classmethod
+    def _missing_(cls, value: object) -> Code | None:
+        return next((code for code in cls if value in code.old), None)
+
+    def __eq__(self, other: object) -> bool:
+        return self._equals(other)
+
+    def __ne__(self, other: object) -> bool:  # str has its own
+        return not self._equals(other)
+
+    def _equals(self, other: object) -> bool:
+        if other is self or str.__eq__(self, other) is True:
+            return True
+        if isinstance(other, Code) or other not in self.old:
+            return False
+        message = f"The error code {str(other)!r} is now {self.value!r}; the next release forgets the old one."
+        warn(message, DeprecationWarning, stacklevel=3)  # at the comparison
+        return True
+
+    __hash__ = str.__hash__
+
+    @property
+    def is_misuse(self) -> bool:
+        """Whether the request is at fault, and not the schedule."""
+        return self in (Code.VALUE, Code.NAME, Code.UNREADABLE, Code.TOO_LARGE)
+
+
+for _code in Code:
+    for _old in _code.old:
+        setattr(Code, _old.replace("-", "_").upper(), _code)
+
+
+def __getattr__(name: str) -> type[Code]:
+    """Return :class:`Code` for the enum that a class of errors had, such as ``ScheduleCode``."""
+    if f"{name.removesuffix('Code')}Error" not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warn(f"minipipe.errors.{name} is now minipipe.errors.Code.", DeprecationWarning, stacklevel=2)
+    return Code
 
 
 class MinipipeError(Exception):
@@ -40,14 +166,14 @@ class MinipipeError(Exception):
     Parameters
     ----------
     code : str
-        A short constant name for programs: ``"too-few-layers"``.
+        A short constant name for programs: ``"too-few"``.
     message : str
         A sentence for people.
 
     Attributes
     ----------
-    codes : StrEnum
-        The codes of the class. A code equals its text: ``error.code == "too-few-layers"``.
+    code : Code
+        It equals its text: ``error.code == "too-few"``.
     is_self_explaining : bool
         Whether the sentence is sufficient; then a failing rank prints it without a traceback.
 
@@ -58,30 +184,21 @@ class MinipipeError(Exception):
     ...     partition_evenly(num_layers=2, num_stages=3)
     ... except MinipipeError as error:
     ...     print(error.code)
-    too-few-layers
+    too-few
     """
 
     is_self_explaining = True
-    codes: type[StrEnum] | None = None
 
     def __init__(self, code: str, message: str) -> None:
-        self.code = code if self.codes is None else self.codes(code)
+        self.code = Code(code)
         self.message = message
-        super().__init__(str(code), message)
+        super().__init__(self.code.value, message)
 
     def __str__(self) -> str:
         return self.message
 
 
 Refusal = Callable[[Any, str], MinipipeError]  # from a code and a message
-
-
-class ArgumentCode(StrEnum):
-    """The codes of an :class:`ArgumentError`."""
-
-    VALUE = "value"  # a number that is out of range, or does not fit the others
-    TYPE = "type"  # something of another kind
-    NAME = "name"  # a name that does not exist, often from another library
 
 
 class ArgumentError(MinipipeError, ValueError, TypeError):
@@ -97,27 +214,7 @@ class ArgumentError(MinipipeError, ValueError, TypeError):
     value
     """
 
-    codes = ArgumentCode
     is_self_explaining = False
-
-
-class TensorCode(StrEnum):
-    """The codes of a :class:`TensorError`."""
-
-    SHAPE = "shape"
-    DTYPE = "dtype"
-    RANGE = "range"  # an index or a number that does not exist
-    NOT_A_TENSOR = "not-a-tensor"
-    SEVERAL_TENSORS = "several-tensors"  # expected one
-    NOT_SCALAR = "not-scalar"  # at the start of a gradient, or from a metric
-    NO_GRAPH = "no-graph"
-    NO_GRADIENT = "no-gradient"  # a vjp returned None
-    BACKWARD_TWICE = "backward-twice"
-    CHANGED_IN_PLACE = "changed-in-place"
-    NO_RANDOM_KEY = "no-random-key"
-    NOT_REPEATABLE = "not-repeatable"  # computed again, a module gave other values
-    DIVIDED = "divided"  # among ranks, although a whole was expected; or the reverse
-    NOT_COPYABLE = "not-copyable"  # a result, which belongs to its graph
 
 
 class TensorError(MinipipeError, ValueError):
@@ -130,22 +227,10 @@ class TensorError(MinipipeError, ValueError):
     ...     Tensor([1.0, 2.0], requires_grad=True).backward()
     ... except TensorError as error:
     ...     print(error.code)
-    not-scalar
+    shape
     """
 
-    codes = TensorCode
     is_self_explaining = False
-
-
-class ParameterCode(StrEnum):
-    """The codes of a :class:`ParameterError`."""
-
-    UNINITIALISED = "uninitialised"
-    MISSING = "missing"  # in a state
-    UNEXPECTED = "unexpected"  # in a state
-    SHAPE = "shape"
-    DTYPE = "dtype"  # of values in a file, which the parameter's cannot hold
-    NOT_FINITE = "not-finite"  # a gradient
 
 
 class ParameterError(MinipipeError, ValueError):
@@ -161,20 +246,7 @@ class ParameterError(MinipipeError, ValueError):
     missing
     """
 
-    codes = ParameterCode
     is_self_explaining = False
-
-
-class NotFiniteCode(StrEnum):
-    """The codes of a :class:`NotFiniteError`: the place of the first value that is not finite."""
-
-    INPUTS = "inputs"
-    TARGETS = "targets"
-    PARAMETER = "parameter"  # before the step
-    FORWARD = "forward"
-    LOSS = "loss"
-    BACKWARD = "backward"
-    NOT_FOUND = "not-found"  # every value was finite in a second run, or there was none
 
 
 class NotFiniteError(MinipipeError, ArithmeticError):
@@ -193,21 +265,6 @@ class NotFiniteError(MinipipeError, ArithmeticError):
     inputs
     """
 
-    codes = NotFiniteCode
-
-
-class ModelCode(StrEnum):
-    """The codes of a :class:`ModelError`."""
-
-    NOT_A_SEQUENCE = "not-a-sequence"
-    BESIDE_LAYERS = "beside-layers"  # a parameter of a sequence that none of its layers has
-    LOSS = "loss"
-    LOSS_WITH_PARAMETERS = "loss-with-parameters"
-    PLANNED = "planned"  # an option that a plan has already
-    FROZEN = "frozen"
-    NOT_COPYABLE = "not-copyable"  # also a pipeline, and other objects that exchange messages
-    SLICES = "slices"
-
 
 class ModelError(MinipipeError, TypeError):
     """A model cannot be partitioned into stages, or an object cannot be copied or pickled.
@@ -219,20 +276,10 @@ class ModelError(MinipipeError, TypeError):
     ...     spawn(lambda group: Pipeline(nn.Linear(2, 3), group, loss=functional.cross_entropy), 1)
     ... except ModelError as error:
     ...     print(error.code)
-    not-a-sequence
+    type
     """
 
-    codes = ModelCode
     is_self_explaining = False
-
-
-class PartitionCode(StrEnum):
-    """The codes of a :class:`PartitionError`."""
-
-    ZERO_STAGES = "zero-stages"
-    TOO_FEW_LAYERS = "too-few-layers"
-    INVALID_COST = "invalid-cost"
-    NOT_A_PARTITION = "not-a-partition"
 
 
 class PartitionError(MinipipeError, ValueError):
@@ -245,20 +292,8 @@ class PartitionError(MinipipeError, ValueError):
     ...     partition_evenly(num_layers=2, num_stages=3)
     ... except PartitionError as error:
     ...     print(error.code)
-    too-few-layers
+    too-few
     """
-
-    codes = PartitionCode
-
-
-class MicrobatchCode(StrEnum):
-    """The codes of a :class:`MicrobatchError`."""
-
-    TOO_FEW_SAMPLES = "too-few-samples"
-    OUT_OF_RANGE = "out-of-range"
-    UNEQUAL_LENGTHS = "unequal-lengths"
-    NO_WEIGHT = "no-weight"
-    WRONG_NUMBER = "wrong-number"
 
 
 class MicrobatchError(MinipipeError, ValueError):
@@ -271,19 +306,8 @@ class MicrobatchError(MinipipeError, ValueError):
     ...     split_microbatches(num_samples=2, num_microbatches=3)
     ... except MicrobatchError as error:
     ...     print(error.code)
-    too-few-samples
+    too-few
     """
-
-    codes = MicrobatchCode
-
-
-class RankCode(StrEnum):
-    """The codes of a :class:`RankError`."""
-
-    OUT_OF_RANGE = "out-of-range"
-    WRONG_NUMBER = "wrong-number"
-    DISAGREEMENT = "disagreement"  # ranks run different programs
-    NOT_ALL_RANKS = "not-all-ranks"  # one rank's part, but a decision depends on all of them
 
 
 class RankError(MinipipeError, ValueError):
@@ -299,20 +323,6 @@ class RankError(MinipipeError, ValueError):
     wrong-number
     """
 
-    codes = RankCode
-
-
-class MessageCode(StrEnum):
-    """The codes of a :class:`MessageError`."""
-
-    SHAPE = "shape"
-    DTYPE = "dtype"
-    STEP = "step"  # of another call
-    HEADER = "header"  # not minipipe's
-    TIMEOUT = "timeout"
-    DEADLOCK = "deadlock"
-    PEER_LEFT = "peer-left"
-
 
 class MessageError(MinipipeError, RuntimeError):
     """A message is late, lost or another than the expected one.
@@ -326,24 +336,6 @@ class MessageError(MinipipeError, RuntimeError):
     ...     print(error.code)
     deadlock
     """
-
-    codes = MessageCode
-
-
-class LaunchCode(StrEnum):
-    """The codes of a :class:`LaunchError`."""
-
-    NO_MPI4PY = "no-mpi4py"
-    NO_LAUNCHER = "no-launcher"  # no mpirun
-    NO_SCRIPT = "no-script"
-    WRONG_MPI = "wrong-mpi"
-    NOT_A_RANK = "not-a-rank"  # but a child of one
-    NO_GPU = "no-gpu"
-    CLOSED = "closed"
-    TWO_THREADS = "two-threads"  # of one rank communicate at once
-    RANK_LOST = "rank-lost"  # one has ended before the group was there
-    TIMEOUT = "timeout"
-    NO_FAULT_TOLERANCE = "no-fault-tolerance"  # the launcher ends all ranks when one is lost
 
 
 class LaunchError(MinipipeError, RuntimeError):
@@ -361,36 +353,15 @@ class LaunchError(MinipipeError, RuntimeError):
     closed
     """
 
-    codes = LaunchCode
-
-
-class RankLostCode(StrEnum):
-    """The codes of a :class:`RankLostError`."""
-
-    VALUES = "values"  # of some parameter no copy is left
-
 
 class RankLostError(MinipipeError, RuntimeError):
     """Ranks were lost, and the others cannot continue without them.
 
     Examples
     --------
-    >>> print(RankLostError("values", "The values of stage 2 are lost."))
+    >>> print(RankLostError("rank-lost", "The values of stage 2 are lost."))
     The values of stage 2 are lost.
     """
-
-    codes = RankLostCode
-
-
-class FileCode(StrEnum):
-    """The codes of a :class:`FileError`."""
-
-    UNREADABLE = "unreadable"
-    UNWRITABLE = "unwritable"
-    NOT_A_FILE = "not-a-file"  # a directory, a device or a socket; a pipe or a link where those are refused
-    TOO_LARGE = "too-large"
-    NOT_TEXT = "not-text"
-    DAMAGED = "damaged"  # not the contents that were written there
 
 
 class FileError(MinipipeError, OSError):
@@ -406,22 +377,9 @@ class FileError(MinipipeError, OSError):
     unwritable
     """
 
-    codes = FileCode
-
     def __init__(self, code: str, message: str) -> None:
         super().__init__(code, message)
         self.errno = None  # where OSError keeps its first argument
-
-
-class CheckpointCode(StrEnum):
-    """The codes of a :class:`CheckpointError`."""
-
-    NOT_FOUND = "not-found"  # there is none
-    DAMAGED = "damaged"  # not the contents that were written there, or not all of them
-    MISMATCH = "mismatch"  # of another model, optimiser or seed
-    VERSION = "version"  # of a form that this version does not know
-    UNWRITABLE = "unwritable"  # the system refuses, or a rank has failed
-    VALUE = "value"  # something that a checkpoint cannot hold
 
 
 class CheckpointError(MinipipeError, RuntimeError):
@@ -439,20 +397,6 @@ class CheckpointError(MinipipeError, RuntimeError):
     not-found
     """
 
-    codes = CheckpointCode
-
-
-class CourseworkCode(StrEnum):
-    """The codes of a :class:`CourseworkError`."""
-
-    NO_SOURCE = "no-source"
-    MARKERS = "markers"
-    NOT_EMPTY = "not-empty"
-    NOT_WRITTEN = "not-written"
-    WRONG_DIRECTORY = "wrong-directory"
-    UNKNOWN_TASK = "unknown-task"
-    TIME_LIMIT = "time-limit"
-
 
 class CourseworkError(MinipipeError, ValueError):
     """Coursework cannot be written or graded as requested.
@@ -464,72 +408,8 @@ class CourseworkError(MinipipeError, ValueError):
     ...     grade("coursework", only="no such task")
     ... except CourseworkError as error:
     ...     print(error.code)
-    unknown-task
+    name
     """
-
-    codes = CourseworkCode
-
-
-class ScheduleCode(StrEnum):
-    """The codes of a :class:`ScheduleError`.
-
-    Examples
-    --------
-    >>> ScheduleCode("deadlock").is_misuse, ScheduleCode("unknown").is_misuse
-    (False, True)
-    """
-
-    # The request cannot be carried out as it was made.
-    UNKNOWN = "unknown"
-    PARAMETERS = "parameters"
-    COSTS = "costs"
-    FILE = "file"
-    TOO_LARGE = "too-large"  # beyond a limit of minipipe/io.py
-    # The text or the object is not a schedule.
-    SYNTAX = "syntax"
-    EMPTY = "empty"
-    PLACEMENT = "placement"
-    NOT_A_SCHEDULE = "not-a-schedule"
-    # The schedule is not legal. The verifier checks in this order.
-    OUT_OF_RANGE = "out-of-range"
-    WRONG_RANK = "wrong-rank"
-    DUPLICATE = "duplicate"
-    TAG_COLLISION = "tag-collision"
-    MISSING = "missing"
-    MIXED_BACKWARD = "mixed-backward"
-    FROZEN = "frozen"
-    NO_PARTNER = "no-partner"
-    OTHER_REPLICA = "other-replica"
-    MIXED_CUT = "mixed-cut"
-    SLICE_ORDER = "slice-order"
-    OVERLAP = "overlap"
-    EARLY_SUM = "early-sum"
-    EARLY_UPDATE = "early-update"
-    SKIPPED = "skipped"
-    NO_SUM = "no-sum"
-    UNPAIRED = "unpaired"
-    ORDER = "order"
-    DEADLOCK = "deadlock"
-    OVERLAP_DEADLOCK = "overlap-deadlock"
-    RENDEZVOUS_DEADLOCK = "rendezvous-deadlock"
-    MEMORY = "memory"
-    VERSIONS = "versions"
-    STALENESS = "staleness"
-    # The schedule is legal and does not serve the purpose.
-    REPLICAS = "replicas"
-    SLICES = "slices"
-    UPDATES = "updates"
-    RECOMPUTE = "recompute"
-    KINDS = "kinds"  # that a program has declared
-    FORWARD_ONLY = "forward-only"
-    NO_FORMULA = "no-formula"
-    CERTIFICATE = "certificate"  # its claims are not those that hold
-
-    @property
-    def is_misuse(self) -> bool:
-        """Whether the request is at fault, and not the schedule."""
-        own = type(self)
-        return self in (own.UNKNOWN, own.PARAMETERS, own.COSTS, own.FILE, own.TOO_LARGE)
 
 
 class Problem(NamedTuple):
@@ -537,7 +417,7 @@ class Problem(NamedTuple):
 
     Attributes
     ----------
-    code : ScheduleCode
+    code : Code
         The kind of problem, for programs; equal to its text, such as ``"missing"``.
     message : str
         A sentence.
@@ -548,12 +428,12 @@ class Problem(NamedTuple):
 
     Examples
     --------
-    >>> problem = Problem(ScheduleCode.MISSING, "1B0 is missing on rank 1.", rank=1)
+    >>> problem = Problem(Code.MISSING, "1B0 is missing on rank 1.", rank=1)
     >>> problem.code == "missing", problem.rank, problem.step
     (True, 1, None)
     """
 
-    code: ScheduleCode
+    code: Code
     message: str
     rank: int | None = None
     step: int | None = None
@@ -580,10 +460,8 @@ class ScheduleError(MinipipeError, ValueError):
     missing 0B1 is missing on rank 0.
     """
 
-    codes = ScheduleCode
-
     def __init__(self, problems: Sequence[Problem], grid: str = "") -> None:
-        self.problems = tuple(problem._replace(code=ScheduleCode(problem.code)) for problem in problems)
+        self.problems = tuple(problem._replace(code=Code(problem.code)) for problem in problems)
         self.grid = grid
         first = self.problems[0]
         more = len(self.problems) - 1
@@ -592,7 +470,7 @@ class ScheduleError(MinipipeError, ValueError):
         super().__init__(first.code, f"[{first.code}] {first.message}{others}{drawing}")
 
     @classmethod
-    def of(cls, code: ScheduleCode, message: str, rank: int | None = None, step: int | None = None) -> ScheduleError:
+    def of(cls, code: Code, message: str, rank: int | None = None, step: int | None = None) -> ScheduleError:
         """Return the error of a single problem."""
         return cls([Problem(code, message, rank, step)])
 
@@ -650,24 +528,24 @@ def counted(count: float, noun: str) -> str:
     return f"{text} {noun[:-1]}ies" if noun.endswith("y") else f"{text} {noun}s"
 
 
-def misuse(message: str, code: ScheduleCode = ScheduleCode.PARAMETERS) -> ScheduleError:
+def misuse(message: str, code: Code = Code.VALUE) -> ScheduleError:
     """Return the error of a request about schedules that cannot be carried out.
 
     Examples
     --------
     >>> misuse("There are 3 ranks; dualpipe takes an even number.").code.value
-    'parameters'
+    'value'
     """
     return ScheduleError.of(code, message)
 
 
-def unfit(name: str, given: object, expected: str, code: ScheduleCode = ScheduleCode.PARAMETERS) -> ScheduleError:
+def unfit(name: str, given: object, expected: str, code: Code = Code.VALUE) -> ScheduleError:
     """Return the error of an unexpected argument, about schedules.
 
     Examples
     --------
     >>> print(unfit("seconds", -1, "a time above 0"))
-    [parameters] seconds is -1; expected a time above 0.
+    [value] seconds is -1; expected a time above 0.
     """
     return misuse(f"{name} is {quoted(given)}; expected {expected}.", code)
 
@@ -719,15 +597,15 @@ def whole_number(
 
 
 def schedule_number(name: str, value: Any, least: int = 1, advice: str = "") -> int:
-    """Return an argument about schedules as an int; refuse it as :func:`whole_number` does, with code ``parameters``.
+    """Return an argument about schedules as an int; refuse it as :func:`whole_number` does, with code ``value``.
 
     Examples
     --------
     >>> schedule_number("num_slices", 0)
     Traceback (most recent call last):
-    minipipe.errors.ScheduleError: [parameters] num_slices is 0; expected a whole number, at least 1.
+    minipipe.errors.ScheduleError: [value] num_slices is 0; expected a whole number, at least 1.
     """
-    return whole_number(name, value, least, advice=advice, error=ScheduleError.of, code=ScheduleCode.PARAMETERS)
+    return whole_number(name, value, least, advice=advice, error=ScheduleError.of, code=Code.VALUE)
 
 
 def divisor(name: str, value: Any, *numbers: int, of: str, error: Refusal = ArgumentError, code: str = "value") -> int:

@@ -12,7 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, TextIO
 from unicodedata import category
 
-from minipipe.errors import ArgumentError, FileCode, FileError, quoted
+from minipipe.errors import ArgumentError, Code, FileError, quoted
 
 if TYPE_CHECKING:
     from pathlib import Path  # most programs write no file, and it loads a fifth of what a command does
@@ -410,7 +410,7 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES, *, pipes: bool = True, 
     Raises
     ------
     FileError
-        Code ``not-a-file``, for a directory, a device or a socket, and for a pipe or a link that is refused;
+        Code ``unreadable``, for a directory, a device or a socket, and for a pipe or a link that is refused;
         ``too-large``; ``unreadable``, if the system refuses, or a pipe is silent for ``PIPE_PATIENCE``
         seconds.
 
@@ -423,9 +423,9 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES, *, pipes: bool = True, 
     """
     # Without waiting: opening a pipe without a writer would block for ever.
     flags = ["O_NONBLOCK", "O_BINARY", *([] if links else ["O_NOFOLLOW"])]
-    with _named(path, "read", FileCode.UNREADABLE):
+    with _named(path, "read", Code.UNREADABLE):
         if not links and os.path.islink(path):  # the flag refuses a link that is made meanwhile, with another message
-            raise _refusal(path, FileCode.NOT_A_FILE, "it is a link; expected a file")
+            raise _refusal(path, Code.UNREADABLE, "it is a link; expected a file")
         descriptor = os.open(path, sum((getattr(os, flag, 0) for flag in flags), os.O_RDONLY))
         try:
             _check_kind(path, os.fstat(descriptor), most, pipes)
@@ -440,7 +440,7 @@ def read_text(path: str | Path, most: int = MOST_BYTES, *, pipes: bool = True, l
     Raises
     ------
     FileError
-        Codes ``not-a-file``, ``too-large``, ``unreadable`` and ``not-text``.
+        Codes ``unreadable`` and ``too-large``.
 
     Examples
     --------
@@ -453,7 +453,7 @@ def read_text(path: str | Path, most: int = MOST_BYTES, *, pipes: bool = True, l
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _refusal(path, FileCode.NOT_TEXT, f"byte {error.start} is not UTF-8, so it is not text") from None
+        raise _refusal(path, Code.UNREADABLE, f"byte {error.start} is not UTF-8, so it is not text") from None
 
 
 def read_stream(stream: TextIO | None, name: str, most: int = MOST_BYTES) -> str:
@@ -471,7 +471,7 @@ def read_stream(stream: TextIO | None, name: str, most: int = MOST_BYTES) -> str
     Raises
     ------
     FileError
-        Codes ``too-large``, ``not-text`` and ``unreadable``.
+        Codes ``too-large`` and ``unreadable``.
 
     Examples
     --------
@@ -482,14 +482,14 @@ def read_stream(stream: TextIO | None, name: str, most: int = MOST_BYTES) -> str
     minipipe.errors.FileError: 'stdin' cannot be read: it has more than 3 characters, the limit.
     """
     if stream is None:
-        raise _refusal(name, FileCode.UNREADABLE, "it is closed")
-    with _named(name, "read", FileCode.UNREADABLE):
+        raise _refusal(name, Code.UNREADABLE, "it is closed")
+    with _named(name, "read", Code.UNREADABLE):
         try:
             text = stream.read(most + 1)
         except UnicodeDecodeError:
-            raise _refusal(name, FileCode.NOT_TEXT, "it is not text") from None
+            raise _refusal(name, Code.UNREADABLE, "it is not text") from None
     if len(text) > most:
-        raise _refusal(name, FileCode.TOO_LARGE, f"it has more than {most:,} characters, the limit")
+        raise _refusal(name, Code.TOO_LARGE, f"it has more than {most:,} characters, the limit")
     return text
 
 
@@ -500,9 +500,9 @@ def _check_kind(path: str | Path, status: os.stat_result, most: int, pipes: bool
     kind = stat.S_IFMT(status.st_mode)
     if kind != stat.S_IFREG and not (pipes and kind == stat.S_IFIFO):
         noun = _KINDS.get(kind, "socket")
-        raise _refusal(path, FileCode.NOT_A_FILE, f"it is a {noun}; expected a file")
+        raise _refusal(path, Code.UNREADABLE, f"it is a {noun}; expected a file")
     if status.st_size > most:
-        raise _refusal(path, FileCode.TOO_LARGE, f"it has {status.st_size:,} bytes; the limit is {most:,}")
+        raise _refusal(path, Code.TOO_LARGE, f"it has {status.st_size:,} bytes; the limit is {most:,}")
 
 
 def _pieces(path: str | Path, descriptor: int, most: int) -> Iterator[bytes]:
@@ -512,14 +512,14 @@ def _pieces(path: str | Path, descriptor: int, most: int) -> Iterator[bytes]:
     length = max(1 << 20, min(status.st_size, 1 << 30))  # a file in one piece is not copied by the join
     while True:
         if is_pipe and not select.select([descriptor], [], [], PIPE_PATIENCE)[0]:
-            raise _refusal(path, FileCode.UNREADABLE, f"no byte came from the pipe for {PIPE_PATIENCE:g} s")
+            raise _refusal(path, Code.UNREADABLE, f"no byte came from the pipe for {PIPE_PATIENCE:g} s")
         piece = os.read(descriptor, length)
         if not piece:
             return
         yield piece
         total += len(piece)
         if total > most:
-            raise _refusal(path, FileCode.TOO_LARGE, f"it has more than {most:,} bytes, the limit")
+            raise _refusal(path, Code.TOO_LARGE, f"it has more than {most:,} bytes, the limit")
 
 
 def write_whole(path: str | Path, content: str | bytes) -> Path:
@@ -553,7 +553,7 @@ def write_whole(path: str | Path, content: str | bytes) -> Path:
     'whole'
     """
     data = content.encode("utf-8", "replace") if isinstance(content, str) else content
-    with _named(path, "written", FileCode.UNWRITABLE):
+    with _named(path, "written", Code.UNWRITABLE):
         if _is_stream(path):
             # Without waiting: a pipe without a reader is refused.
             _write(path, data, os.O_WRONLY | os.O_TRUNC | getattr(os, "O_NONBLOCK", 0))
@@ -599,7 +599,7 @@ def _write(path: str | Path, data: bytes, flags: int) -> None:
 
 
 @contextmanager
-def _named(path: str | Path, done: str, code: FileCode) -> Iterator[None]:
+def _named(path: str | Path, done: str, code: Code) -> Iterator[None]:
     """Turn an error of the system about a file into one that names the file."""
     try:
         yield
@@ -610,7 +610,7 @@ def _named(path: str | Path, done: str, code: FileCode) -> Iterator[None]:
         raise FileError(code, f"{_name(path)} cannot be {done}: {reason}.") from None
 
 
-def _refusal(path: str | Path, code: FileCode, reason: str) -> FileError:
+def _refusal(path: str | Path, code: Code, reason: str) -> FileError:
     return FileError(code, f"{_name(path)} cannot be read: {reason}.")
 
 

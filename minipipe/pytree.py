@@ -18,7 +18,7 @@ def tensors_in(value: Any) -> list[Tensor]:
     Raises
     ------
     TensorError
-        Code ``not-a-tensor``.
+        Code ``type``.
 
     Examples
     --------
@@ -36,7 +36,7 @@ def tensors_in(value: Any) -> list[Tensor]:
             else ""
         )
         raise TensorError(
-            "not-a-tensor",
+            "type",
             "Values between layers must be tensors, or tuples, lists or dicts (with str keys) of tensors; "
             f"this is {type(value).__name__}{inside}.",
         )

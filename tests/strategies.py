@@ -187,7 +187,7 @@ def takes(name, num_ranks, num_microbatches=2, chunks=None):
     try:
         return bool(schedules.build(name, num_ranks, num_microbatches, chunks))
     except ScheduleError as error:
-        assert error.code == "parameters", error
+        assert error.code == "value", error
         return False
 
 

@@ -1,7 +1,9 @@
-"""Every error that a user can cause is in the tree, and has one of the codes of its class."""
+"""Every error that a user can cause is in the tree, and has one of the codes."""
 
 import ast
+import copy
 import functools
+import json
 import pickle
 from pathlib import Path
 
@@ -31,10 +33,10 @@ def literal_codes():
     return [(file, name, args[0].value) for file, name, args in raised() if isinstance(args[0], ast.Constant)]
 
 
-def test_every_code_that_is_raised_is_one_of_its_class():
+def test_every_code_that_is_raised_is_one_of_today():
     codes = literal_codes()
     assert len(codes) > 200
-    assert [each for each in codes if each[2] not in list(CLASSES[each[1]].codes)] == []
+    assert [each for each in codes if each[2] not in [code.value for code in errors.Code]] == []
 
 
 @functools.cache
@@ -42,10 +44,52 @@ def all_sources():
     return "\n".join(ast.unparse(tree) for file, tree in TREES.items() if file != Path("errors.py"))
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_every_code_of_a_class_is_raised_somewhere(name):
-    unused = [code for code in CLASSES[name].codes if f"{code.value!r}" not in all_sources()]
-    assert [code for code in unused if f".{code.name}" not in all_sources()] == []
+def test_every_code_is_raised_somewhere():
+    unused = [code for code in errors.Code if f"{code.value!r}" not in all_sources()]
+    assert [code for code in unused if f"Code.{code.name}" not in all_sources()] == []
+
+
+def test_there_are_at_most_45_codes():
+    assert len(errors.Code) <= 45
+
+
+# -- the codes of earlier versions ------------------------------------------------------------------------------
+
+OLD = [(code, old) for code in errors.Code for old in sorted(code.old)]
+
+
+def test_an_old_code_has_one_successor():
+    assert len({old for _, old in OLD} | {code.value for code in errors.Code}) == len(OLD) + len(errors.Code)
+
+
+@pytest.mark.parametrize(("code", "old"), OLD, ids=[old for _, old in OLD])
+def test_an_old_code_equals_its_successor_and_no_other(code, old):
+    error = errors.ArgumentError(code, "a sentence")
+    with pytest.warns(DeprecationWarning, match=f"error code {old!r} is now {code.value!r}"):
+        assert error.code == old
+    with pytest.warns(DeprecationWarning) as caught:
+        assert old == error.code
+    assert caught[0].filename == __file__
+    with pytest.warns(DeprecationWarning):
+        assert bool(error.code != old) is False
+    with pytest.warns(DeprecationWarning):
+        assert error.code in ("another", old)
+    assert [other for other in errors.Code if other is not code and other == old] == []
+    assert errors.Code(old) is code and getattr(errors.Code, old.upper().replace("-", "_")) is code
+
+
+@pytest.mark.parametrize("name", [name.replace("Error", "Code") for name in CLASSES])
+def test_the_enum_that_a_class_had_is_now_the_one_of_all(name):
+    with pytest.warns(DeprecationWarning, match=f"{name} is now minipipe.errors.Code"):
+        assert getattr(errors, name) is errors.Code
+
+
+def test_codes_compare_by_their_text_without_a_warning(recwarn):
+    code = errors.Code.ORDER
+    assert code == "order" and code != "missing" and code != errors.Code.MISSING and code != 1
+    assert code in {"order"} and {code: 1}["order"] == 1 and json.loads(json.dumps(code)) == "order"
+    assert pickle.loads(pickle.dumps(code)) is code and copy.deepcopy(code) is code
+    assert recwarn.list == []
 
 
 def test_what_a_user_can_cause_is_raised_from_the_tree():
@@ -60,17 +104,17 @@ def test_what_a_user_can_cause_is_raised_from_the_tree():
     assert bare == []
 
 
-def test_a_code_that_the_class_does_not_have_cannot_be_raised():
-    with pytest.raises(ValueError, match="'shap' is not a valid TensorCode"):
+def test_a_code_that_does_not_exist_cannot_be_raised():
+    with pytest.raises(ValueError, match="'shap' is not a valid Code"):
         errors.TensorError("shap", "a slip")
 
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_an_error_says_its_sentence_and_survives_a_pickle(name):
     if name == "ScheduleError":
-        error = errors.ScheduleError.of(errors.ScheduleCode.ORDER, "a sentence")
+        error = errors.ScheduleError.of(errors.Code.ORDER, "a sentence")
     else:
-        error = CLASSES[name](next(iter(CLASSES[name].codes)), "a sentence")
+        error = CLASSES[name](errors.Code.VALUE, "a sentence")
     twin = pickle.loads(pickle.dumps(error))
     assert "a sentence" in str(twin) and type(twin) is type(error) and twin.code is error.code
 

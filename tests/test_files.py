@@ -30,9 +30,9 @@ def refusal(call, *arguments, **options):
 @pytest.mark.parametrize(
     ("path", "code", "reason"),
     [
-        ("/dev/zero", "not-a-file", "it is a device; expected a file"),
-        ("/dev/tty0", "not-a-file", "it is a device"),
-        ("/dev", "not-a-file", "it is a directory"),
+        ("/dev/zero", "unreadable", "it is a device; expected a file"),
+        ("/dev/tty0", "unreadable", "it is a device"),
+        ("/dev", "unreadable", "it is a directory"),
         ("a" * 300, "unreadable", "File name too long"),
         ("a\0b", "unreadable", "embedded null"),
         ("", "unreadable", "No such file"),
@@ -52,7 +52,7 @@ def test_what_is_no_file_is_refused_with_a_sentence_that_can_be_printed(path, co
 def test_a_socket_is_refused(tmp_path):
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(str(tmp_path / "door"))
-        assert refusal(files.read_text, tmp_path / "door").code in ("not-a-file", "unreadable")
+        assert refusal(files.read_text, tmp_path / "door").code == "unreadable"
 
 
 def test_a_large_file_is_refused_before_a_byte_is_read(tmp_path):
@@ -75,7 +75,7 @@ def test_a_file_at_the_limit_is_read_and_one_beyond_is_not(tmp_path):
 def test_what_is_not_utf8_is_no_text(tmp_path):
     for content in (b"\x89PNG\xff\xfe", "0F0,0B0".encode("utf-16"), b"0F0\xed\xa0\x80"):
         (tmp_path / "a").write_bytes(content)
-        assert refusal(files.read_text, tmp_path / "a").code == "not-text"
+        assert refusal(files.read_text, tmp_path / "a").code == "unreadable"
 
 
 def test_a_pipe_is_read_up_to_the_limit_whatever_its_writer_goes_on_to_write(tmp_path):
@@ -113,7 +113,7 @@ def test_in_a_folder_of_somebody_else_only_a_regular_file_is_read_and_a_pipe_is_
     for name, target in {"link": "file", "to-zero": "/dev/zero", "to-pipe": "pipe", "broken": "nothing"}.items():
         (tmp_path / name).symlink_to(target)
         error = refusal(files.read_text, tmp_path / name, links=False)
-        assert error.code == "not-a-file" and "it is a link; expected a file" in str(error)
+        assert error.code == "unreadable" and "it is a link; expected a file" in str(error)
     assert files.read_text(tmp_path / "link") == files.read_text(tmp_path / "file", pipes=False, links=False) == "text"
     for name in ("pipe", "to-pipe"):
         assert "it is a pipe; expected a file" in str(refusal(files.read_bytes, tmp_path / name, pipes=False))
@@ -130,7 +130,7 @@ def test_a_file_that_becomes_a_link_between_look_and_opening_is_refused_all_the_
     [
         (None, "unreadable"),
         (io.StringIO("12345"), "too-large"),
-        (io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8"), "not-text"),
+        (io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8"), "unreadable"),
     ],
 )
 def test_standard_input_is_no_better_than_a_file(stream, code):

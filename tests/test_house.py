@@ -25,7 +25,7 @@ FLOORS = [
         simulation
         schedules autograd comm.job
         schedules.analysis passes tensor comm
-        schedules.simulation pytree functional
+        schedules.simulation pytree functional parallel
         search data nn
         render optim
         render.stepper render.editor execution
@@ -53,9 +53,13 @@ ONLY_HERE = {
     "cairosvg": {"render.files"},
     "argcomplete": {"cli.main"},
 }  # what may be missing is imported in one place
-# A file that opens one above it when it is called: a schedule or a timeline its picture, for a notebook; the reader of
-# cells the kinds of passes, if a cell is none of the core.
-DOORS = {("schedules.written", "render.notebook"), ("schedules.cells", "passes.kinds")}
+# A file that opens one above it when it is called: a schedule or a timeline its picture, for a notebook; a group the
+# reduction, which is made of its messages; the reader of cells the kinds of passes, if a cell is none of the core.
+DOORS = {
+    ("schedules.written", "render.notebook"),
+    ("comm.process_group", "parallel.reduction"),
+    ("schedules.cells", "passes.kinds"),
+}
 FIRST_PATH = [
     *("schedules.one_f_one_b", "schedules.action", "schedules.analysis.dependencies", "schedules.analysis.lowering"),
     *("execution.executor", "execution.stage", "functional.linear", "autograd.graph", "tensor", "autograd.walk"),

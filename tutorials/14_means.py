@@ -319,7 +319,7 @@ try:
 except MicrobatchError as error:
     no_mean = error
 print(textwrap.fill(str(no_mean), 100))
-assert no_mean.code == "no-weight" and "[0.0, 0.0, 0.0, 0.0]" in str(no_mean)
+assert no_mean.code == "value" and "[0.0, 0.0, 0.0, 0.0]" in str(no_mean)
 
 # %% [markdown]
 # ## A loss with a mask

@@ -76,7 +76,7 @@ error = complaint_about(
     """
 )
 print(error)
-assert error.code == "early-sum" and (error.problems[0].rank, error.problems[0].step) == (0, 3)
+assert error.code == "order" and (error.problems[0].rank, error.problems[0].step) == (0, 3)
 
 # %% [markdown]
 # ## How much of the all-reduce is hidden

@@ -203,7 +203,7 @@ print(f"versions by rank: {held}; with flushes: {[most_versions(flushed, rank) f
 error = complaint_about(pipedream, max_versions=3)
 print(error.problems[0].message)
 verify(pipedream, max_versions=4)
-assert held == [RANKS - stage for stage in range(RANKS)] and error.code == "versions" and error.problems[0].rank == 0
+assert held == [RANKS - stage for stage in range(RANKS)] and error.code == "staleness" and error.problems[0].rank == 0
 assert [most_versions(flushed, rank) for rank in range(RANKS)] == [1] * RANKS
 
 # %% [markdown]
@@ -332,14 +332,14 @@ assert table == {
 
 # %%
 MISTAKES = {
-    "early-update": "0F0 0F1 0B0 0U1 0B1",
-    "skipped": "0F0 0F1 0B0 0U0 0B1",
-    "missing": "0F0 0B0 0U0 \n 1F0 1B0",
+    "0F0 0F1 0B0 0U1 0B1": "order",
+    "0F0 0F1 0B0 0U0 0B1": "missing",
+    "0F0 0B0 0U0 \n 1F0 1B0": "missing",
 }
-problems = {code: complaint_about(Schedule.from_text(text)).problems[0] for code, text in MISTAKES.items()}
-for code, problem in problems.items():
-    print(f"{code}: {problem.message}")
-assert all(problem.code == code for code, problem in problems.items())
+problems = [complaint_about(Schedule.from_text(text)).problems[0] for text in MISTAKES]
+for problem in problems:
+    print(f"{problem.code}: {problem.message}")
+assert [problem.code for problem in problems] == list(MISTAKES.values())
 
 # %% [markdown]
 # Two things are impossible without a flush. With one, all gradients are complete before

@@ -89,7 +89,7 @@ error = complaint_about(
     """
 )
 print(error)
-assert error.code == "other-replica" and ">0B3<" in error.grid
+assert error.code == "placement" and ">0B3<" in error.grid
 
 # %% [markdown]
 # ## Compare with the same memory
@@ -205,7 +205,7 @@ error = complaint_about(
     """
 )
 print(error.problems[0].message)
-assert error.code == "overlap-deadlock" and "Without the overlaps it would end" in error.problems[0].message
+assert error.code == "deadlock" and "Without the overlaps it would end" in error.problems[0].message
 
 # %% [markdown]
 # The pair on rank 0 waits for `1B0` on rank 1. Rank 1 first runs `1F1`, which waits for

@@ -145,7 +145,7 @@ class Node:
         plan, inputs, saved = self.plan, self.inputs, self.saved
         if plan is None:
             message = "An earlier backward() has used and released the graph of this result. Compute the result again"
-            raise TensorError("backward-twice", f"{message}, or add the losses and call backward() once.")
+            raise TensorError("no-graph", f"{message}, or add the losses and call backward() once.")
         self.plan, self.inputs, self.saved = None, (), ()
         return inputs, plan, saved
 

@@ -166,13 +166,13 @@ def next_key() -> Key:
     Raises
     ------
     TensorError
-        Code ``no-random-key``.
+        Code ``missing``.
     """
     key = current_place()
     if key.seed is None:
         message = "Random numbers were drawn in training, for instance by Dropout, without a key. A pipeline sets one."
         example = "with minipipe.random_key(seed, step): loss = …"
-        raise TensorError("no-random-key", f"{message} In your own loop write {example}, or call model.eval().")
+        raise TensorError("missing", f"{message} In your own loop write {example}, or call model.eval().")
     key.num_draws += 1
     layer = (key.sequence << 32) + (0 if key.layer is None else key.layer + 1)
     return Key(key.seed, layer, key.step, key.microbatch, key.num_draws)

@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
     """Measure, weigh, and print the table."""
     if options.program is None:
         raise LaunchError(
-            "no-script", "Expected a training program after the options, as in: minipipe advise --ranks 4 train.py."
+            "not-found", "Expected a training program after the options, as in: minipipe advise --ranks 4 train.py."
         )
     from minipipe.cli.advise_program import check_program, program_report
     from minipipe.cli.ranks import check_room, warn_if_busy

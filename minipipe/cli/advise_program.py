@@ -99,7 +99,7 @@ def question_about(program: str, arguments: Sequence[str] = (), **limits: Any) -
     Raises
     ------
     LaunchError
-        Code ``no-script``.
+        Code ``not-found``.
     ArgumentError
         Code ``value``: a program that ends or fails before its first step, or makes ranks of its own.
     """
@@ -143,9 +143,9 @@ def _refuse(program: str, error: BaseException) -> NoReturn:
 
 
 def check_program(program: str) -> None:
-    """Raise a ``LaunchError`` with the code ``no-script`` unless there is such a file."""
+    """Raise a ``LaunchError`` with the code ``not-found`` unless there is such a file."""
     if not os.path.isfile(program):
-        raise LaunchError("no-script", f"There is no program {quoted(program, 200)}; expected a Python file.")
+        raise LaunchError("not-found", f"There is no program {quoted(program, 200)}; expected a Python file.")
 
 
 def run_to_first_step(program: str, arguments: Sequence[str], leave: Leave, limits: Mapping[str, Any]) -> None:
@@ -165,7 +165,7 @@ def run_to_first_step(program: str, arguments: Sequence[str], leave: Leave, limi
     Raises
     ------
     LaunchError
-        Code ``no-script``.
+        Code ``not-found``.
     """
     check_program(program)
     argv, path = sys.argv, list(sys.path)
@@ -201,7 +201,7 @@ def program_report(
     Raises
     ------
     LaunchError
-        Codes ``no-launcher``, if the program fails under mpirun, and ``no-script``.
+        Codes ``unavailable``, if the program fails under mpirun, and ``not-found``.
     MinipipeError
         As for :func:`minipipe.advise` and :func:`question_about`.
     """

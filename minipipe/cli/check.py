@@ -10,7 +10,7 @@ from minipipe.cli.options import PAIRS_OR_AMOUNT, add_memory_limit, add_schedule
 from minipipe.cli.output import ExitStatus, answer, fields, figures
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import copies_held
-from minipipe.errors import ArgumentError, FileError, ScheduleCode, ScheduleError, misuse, quoted
+from minipipe.errors import ArgumentError, Code, FileError, ScheduleError, misuse, quoted
 from minipipe.io import MOST_JSON, read_text
 from minipipe.schedules import Certificate, drift, simulate, staleness, verify
 from minipipe.schedules.action import U
@@ -86,15 +86,15 @@ def _check_certificate(options: argparse.Namespace) -> ExitStatus:
     Raises
     ------
     ScheduleError
-        Code ``file``; the codes of :func:`~minipipe.search.certificate.read_certificate` and of
-        :func:`~minipipe.schedules.simulation.evaluation.check_claim`; ``certificate``, if the proof finds a better
+        Code ``unreadable``; the codes of :func:`~minipipe.search.certificate.read_certificate` and of
+        :func:`~minipipe.schedules.simulation.evaluation.check_claim`; ``mismatch``, if the proof finds a better
         schedule.
     """
     seconds: float | None = options.prove
     try:
         certificate, is_unchanged = read_certificate(read_text(options.certificate, MOST_JSON))
     except FileError as error:
-        raise ScheduleError.of(ScheduleCode.FILE, f"The certificate {error}") from None
+        raise ScheduleError.of(Code.UNREADABLE, f"The certificate {error}") from None
     claim = Claim(certificate.objective, certificate.value, certificate.bound, certificate.bound_by)
     finding = check_claim(certificate.schedule, certificate.workload, claim)
     if not is_unchanged:
@@ -129,7 +129,7 @@ def _proof(certificate: Certificate, seconds: float) -> Certificate:
         found = solve_by_branch_and_bound(workload, objective, seconds)
     if found.value < certificate.bound * (1 - ROUNDING):
         message = f"The certificate says that no schedule is below {certificate.bound:.12g}; {found.found_by} found"
-        raise ScheduleError.of(ScheduleCode.CERTIFICATE, f"{message} one with {found.value:.12g}.")
+        raise ScheduleError.of(Code.MISMATCH, f"{message} one with {found.value:.12g}.")
     return found
 
 

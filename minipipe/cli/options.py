@@ -10,7 +10,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from minipipe.cli.numbers import real
-from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted
+from minipipe.errors import Code, ScheduleError, misuse, quoted
 from minipipe.io import parse_integer, read_stream
 from minipipe.schedules.action_table import ActionTable, Program, Schedule, T, read_schedule, schedule_of_text
 from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, TRADES, build, expected_names, spelled
@@ -160,7 +160,7 @@ def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
     Raises
     ------
     ScheduleError
-        Codes ``unknown``, ``parameters``, ``file`` and ``syntax``.
+        Codes ``name``, ``value``, ``unreadable`` and ``syntax``.
     """
     schedule = _one_step(given, options)
     try:
@@ -209,7 +209,7 @@ def schedule_and_costs(options: argparse.Namespace) -> tuple[Schedule | Program,
 
 
 def all_steps(schedule: T, options: argparse.Namespace) -> T:
-    """Return a schedule repeated for ``--steps``; raise code ``parameters`` if that is impossible."""
+    """Return a schedule repeated for ``--steps``; raise code ``value`` if that is impossible."""
     if options.steps == 1 and getattr(options, "wait", False):
         raise misuse("--wait applies between training steps; add --steps 2 or more.")
     try:
@@ -230,7 +230,7 @@ def _one_step(given: str, options: argparse.Namespace) -> Schedule | Program:
         message = f"There is neither a schedule nor a file {quoted(given, 120)}; {expected_names(given)}."
         if given.lower().endswith((".csv", ".txt")):
             message = f"There is no file {quoted(given, 120)}; expected a file, or a name from `minipipe schedules`."
-        raise misuse(message, ScheduleCode.UNKNOWN)
+        raise misuse(message, Code.NAME)
     of_names = {"--group": options.group, "--per-update": options.per_update, "--joined": options.joined}
     for option, value in {**of_names, "--slices": options.slices}.items():
         if value is not None:

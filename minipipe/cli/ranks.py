@@ -21,7 +21,7 @@ from minipipe.cli.progress import Progress
 from minipipe.comm import ProcessGroup
 from minipipe.comm.job.guard import run_job
 from minipipe.comm.job.host import BYTES_OF_A_RANK, busy_cores, memory_of_this_host, num_cores
-from minipipe.errors import LaunchError, MinipipeError, ScheduleCode, ScheduleError, counted, misuse
+from minipipe.errors import Code, LaunchError, MinipipeError, ScheduleError, counted, misuse
 from minipipe.io import MARK, terminal_width
 from minipipe.render.descriptions import format_memory
 
@@ -53,7 +53,7 @@ def answer_of_ranks(
     Raises
     ------
     LaunchError
-        Code ``no-launcher``, with the error of the rank that failed.
+        Code ``unavailable``, with the error of the rank that failed.
     MinipipeError
         The error of the first rank that failed.
     """
@@ -71,7 +71,7 @@ def answer_of_ranks(
         if error.exists():
             _raise(json.loads(error.read_text()), f"{failed} under mpirun -n {num_ranks}")
         if job.code or not answer.exists():
-            raise LaunchError("no-launcher", f"{failed} under mpirun -n {num_ranks}: {job.cause}")
+            raise LaunchError("unavailable", f"{failed} under mpirun -n {num_ranks}: {job.cause}")
         return json.loads(answer.read_text())
 
 
@@ -89,7 +89,7 @@ def check_room(num_ranks: int) -> None:
     Raises
     ------
     ScheduleError
-        Code ``parameters``.
+        Code ``value``.
     """
     needed, here = num_ranks * BYTES_OF_A_RANK, memory_of_this_host()
     if needed > here:
@@ -135,7 +135,7 @@ def _raise(found: Mapping[str, Any], failed: str) -> NoReturn:
     """
     kind, code, message = found["kind"], found.get("code"), found["message"]
     if code is None:
-        raise LaunchError("no-launcher", f"{failed}: rank {found['rank']}: {kind}: {message}")
+        raise LaunchError("unavailable", f"{failed}: rank {found['rank']}: {kind}: {message}")
     if kind == "ScheduleError":
-        raise ScheduleError.of(ScheduleCode(code), message)
+        raise ScheduleError.of(Code(code), message)
     raise getattr(errors, kind)(code, message)

@@ -54,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the job, and return its exit code for the shell."""
     if sys.platform == "win32":
-        raise LaunchError("no-launcher", "minipipe has no MPI on Windows; use minipipe.spawn, whose ranks are threads.")
+        raise LaunchError("unavailable", "minipipe has no MPI on Windows; use minipipe.spawn, whose ranks are threads.")
     job = _job(options)
     code = become_supervisor()
     if code is not None:  # in the guarding process, after the supervisor has exited
@@ -95,9 +95,9 @@ def _job(options: argparse.Namespace) -> JobSpec:
 
 def _check_script(script: str | None) -> None:
     if script is None:
-        raise LaunchError("no-script", "Expected a script after the options, as in: minipipe run -n 4 train.py.")
+        raise LaunchError("not-found", "Expected a script after the options, as in: minipipe run -n 4 train.py.")
     if not os.path.isfile(script):
-        raise LaunchError("no-script", f"There is no script {quoted(script, 200)}; expected a Python file.")
+        raise LaunchError("not-found", f"There is no script {quoted(script, 200)}; expected a Python file.")
 
 
 def _words(option: str, command: str) -> tuple[str, ...]:
@@ -124,4 +124,4 @@ def _launcher(given: str | None) -> tuple[str, ...]:
 
 def _check_installed(command: str, remedy: str) -> None:
     if shutil.which(command) is None:
-        raise LaunchError("no-launcher", f"There is no command {quoted(command, 200)} here; {remedy}.")
+        raise LaunchError("unavailable", f"There is no command {quoted(command, 200)} here; {remedy}.")

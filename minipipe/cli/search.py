@@ -85,7 +85,7 @@ def _check_limits(seconds: float | None, evaluations: int | None) -> None:
     if seconds is not None and not 0 < seconds <= MOST_SECONDS:
         raise misuse(f"--seconds is {seconds:g}; expected a time above 0, and at most {MOST_SECONDS:g}, a week.")
     if evaluations is not None:
-        whole_number("--evaluations", evaluations, 1, _MOST_EVALUATIONS, error=ScheduleError.of, code="parameters")
+        whole_number("--evaluations", evaluations, 1, _MOST_EVALUATIONS, error=ScheduleError.of, code="value")
 
 
 def _work(workload: Workload, evaluations: int | None) -> str:

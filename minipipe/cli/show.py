@@ -10,7 +10,7 @@ from typing import Any
 from minipipe.cli.options import add_output, add_schedule, add_wait, all_steps, costs_of, schedules_of
 from minipipe.cli.output import ExitStatus, as_json, check_picture, ending_of, sizes_as_data, write_file
 from minipipe.cli.streams import put
-from minipipe.errors import ScheduleCode, misuse
+from minipipe.errors import misuse
 from minipipe.io import columns_of_terminal, is_terminal
 from minipipe.render.panel import chunks_of, shares
 from minipipe.schedules import Timeline, simulate, verify
@@ -163,7 +163,7 @@ def _drawing(timelines: Sequence[Timeline], options: argparse.Namespace) -> str 
         given = {name: value for name, value in given.items() if value is not None}
         return drawing(_DRAWN[options.format], *timelines, **given)
     except ValueError as error:  # times that a format cannot hold
-        raise misuse(str(error), ScheduleCode.PARAMETERS if is_picture else ScheduleCode.COSTS) from None
+        raise misuse(str(error)) from None
 
 
 def _as_json(tables: Sequence[ActionTable]) -> str:

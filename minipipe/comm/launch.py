@@ -79,8 +79,8 @@ def init_process_group(*, timeout: float | None = None, blas_threads: int = 1) -
     Raises
     ------
     LaunchError
-        Code ``no-mpi4py``: several ranks were started, but mpi4py is missing; they would all run alone. Code
-        ``wrong-mpi``: mpi4py belongs to another MPI than the launcher. Code ``rank-lost``: another rank of this host
+        Code ``unavailable``: several ranks were started, but mpi4py is missing; they would all run alone. Code
+        ``unavailable``: mpi4py belongs to another MPI than the launcher. Code ``rank-lost``: another rank of this host
         exited before this call. Code ``timeout``: it did not make it. Code ``not-a-rank``: this process is a child of
         a rank, and has inherited the launcher's variables.
     ArgumentError
@@ -102,7 +102,9 @@ def init_process_group(*, timeout: float | None = None, blas_threads: int = 1) -
 def _mpi_group(started: int | None, given_timeout: float | None) -> ProcessGroup:
     several = f"{started} ranks" if started else "several ranks"
     if sys.platform == "win32":
-        raise LaunchError("no-mpi4py", f"A launcher started {several}; on Windows use spawn, whose ranks are threads.")
+        raise LaunchError(
+            "unavailable", f"A launcher started {several}; on Windows use spawn, whose ranks are threads."
+        )
     process = _this_process(started or 0)
     timeout = chosen_timeout(given_timeout)  # not earlier: from now on one rank reports an error of all
     try:
@@ -112,13 +114,13 @@ def _mpi_group(started: int | None, given_timeout: float | None) -> ProcessGroup
             group = mpi.world_group(process, timeout)
     except ImportError as error:
         raise LaunchError(
-            "no-mpi4py",
+            "unavailable",
             f"A launcher started {several}, but mpi4py cannot be imported ({error}), so each would run alone. Install "
             "it from minipipe's folder: pip install -e '.[mpi]' (on a cluster, its MPI loaded: pip install mpi4py).",
         ) from None
     if started is not None and group.size != started:
         raise LaunchError(
-            "wrong-mpi",
+            "unavailable",
             f"A launcher started {several}, but mpi4py sees {group.size}: it belongs to another MPI than this mpirun. "
             "Use the mpirun of the same environment, or rebuild mpi4py: pip install --no-binary mpi4py mpi4py.",
         )

@@ -29,7 +29,7 @@ HEADER_SIZE = _STEP.size + _FORM.size
 """The length of every header, 96 bytes."""
 DEFAULT_TIMEOUT = 300.0
 """Seconds that a rank waits for another before it gives up with an error."""
-_NOT_YET = ("timeout", "peer-left", "deadlock")  # codes of waits in which no message arrived
+_NOT_YET = ("timeout", "rank-lost", "deadlock")  # codes of waits in which no message arrived
 
 
 class Header(NamedTuple):
@@ -95,11 +95,11 @@ def unpacked(data: bytes) -> Header:
     Raises
     ------
     MessageError
-        Code ``header``, when the bytes are not one.
+        Code ``damaged``, when the bytes are not one.
     """
     if len(data) < HEADER_SIZE or data[:4] != _MAGIC:
         raise MessageError(
-            "header",
+            "damaged",
             f"{len(data)} bytes arrived that are not the header of a message. Did something else send with this "
             "tag, or do the ranks run different versions of minipipe?",
         )
@@ -157,7 +157,7 @@ class Expectation(NamedTuple):
         Raises
         ------
         MessageError
-            Codes ``shape``, ``dtype`` and ``step``; names both ranks.
+            Codes ``shape``, ``dtype`` and ``disagreement``; names both ranks.
         """
         if self.like is not None:
             mine = Header.of(self.like)
@@ -170,7 +170,7 @@ class Expectation(NamedTuple):
                     )
         if self.step is not None and header.step != self.step:
             raise MessageError(
-                "step",
+                "disagreement",
                 f"Rank {self._name(self.source)} sent {self} in its step {header.step}, "
                 f"but rank {self._name(self.rank)} is in step {self.step}. "
                 "Every rank must call step, evaluate and predict equally often and in the same order.",

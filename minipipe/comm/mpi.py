@@ -47,7 +47,7 @@ _SLEEPS = (20e-6, 100e-6)  # seconds, shortest and longest
 _SEND_PATIENCE = 0.25e-9  # seconds for each byte before a send is left to finish later
 _SLOWEST = 1e6  # bytes per second of the slowest link
 _LOOK_AROUND = 0.05  # seconds between checks for shutdown handshakes, while waiting
-_TAGS_BELOW_ZERO = 8  # the library's own; MPI's begin at zero
+_TAGS_BELOW_ZERO = 9  # the library's own; MPI's begin at zero
 
 
 def world_group(process: RankProcess, timeout: float) -> MPIGroup:
@@ -204,7 +204,7 @@ class MPIGroup(ProcessGroup):
                     if peer_is_gone:  # and still no message, a while after its shutdown handshake
                         sentence = f"{waited}; but rank {titled(world_peer, roles)} has exited."
                         self.job.complain(world_peer, sentence)
-                        raise MessageError("peer-left", sentence)
+                        raise MessageError("rank-lost", sentence)
                     peer_is_gone = world_peer in self.job.departed  # [4]
                 time.sleep(pause)
                 pause = min(1.2 * pause, _SLEEPS[1])

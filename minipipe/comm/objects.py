@@ -100,7 +100,7 @@ def broadcast(group: ProcessGroup, root: int, value: Any, call: str) -> Any:
     Raises
     ------
     MessageError
-        Code ``step``, if the root is in another collective call.
+        Code ``disagreement``, if the root is in another collective call.
 
     Examples
     --------
@@ -126,7 +126,7 @@ def _value_of(group: ProcessGroup, message: np.ndarray, rank: int, call: str) ->
     other = found["call"] if isinstance(found, dict) and "call" in found else "another collective call"
     if other != call:
         words = f"Rank {group.name()} is in {call}, but rank {group.name(rank)} in {other}."
-        raise MessageError("step", f"{words} Every rank must make the same calls in the same order.")
+        raise MessageError("disagreement", f"{words} Every rank must make the same calls in the same order.")
     return found["value"]
 
 

@@ -140,7 +140,7 @@ def _misplaced(
     if any(action in present[home] for home in homes):
         message += f" {action} is on rank {table.home_of(action)} as well: a "
         message += "microbatch runs once."
-    yield Remark("wrong-rank", message, rank, position)
+    yield Remark("placement", message, rank, position)
 
 
 # -- regular instructions --------------------------------------------------------------
@@ -224,15 +224,14 @@ class _Stages:
             other, at = first.setdefault(action, (rank, position))
             if (other, at) == (rank, position):
                 continue
-            code, sentence = "duplicate", f"is a duplicate of position {at}"
+            sentence = f"is a duplicate of position {at}"
             if other != rank:
                 sentence += f" of rank {other}: a microbatch runs on one replica"
             sentence += "."
             if KINDS[action[1]].message:
-                code = "tag-collision"
                 sentence += " Two messages with the same tag cannot be distinguished."
             fault = Fault("repeated", self.flow, rank, position)
-            yield fault.remark(1, code, sentence)
+            yield fault.remark(1, "duplicate", sentence)
 
     def missing(self) -> Iterator[Remark]:
         table, m = self.flow.table, self.flow.table.num_microbatches
@@ -363,7 +362,7 @@ def _other_replicas(flow: Flow) -> Iterator[Remark]:
         if home != rank:
             fault = Fault("elsewhere", flow, rank, position)
             sentence = f"is on another replica than its forward; {fault.cell(HOME)} is "
-            yield fault.remark(2, "other-replica", f"{sentence}on rank {home}.")
+            yield fault.remark(2, "placement", f"{sentence}on rank {home}.")
 
 
 def _mixed_cuts(flow: Flow) -> Iterator[Remark]:
@@ -380,7 +379,7 @@ def _mixed_cuts(flow: Flow) -> Iterator[Remark]:
                 sentence = f"stays on the rank of stage {cut}; other microbatches "
                 sentence += "change ranks there. At a stage boundary either all "
                 sentence += "microbatches change ranks, or none."
-                yield fault.remark(3, "mixed-cut", sentence)
+                yield fault.remark(3, "placement", sentence)
 
 
 def _overlaps(flow: Flow) -> Iterator[Remark]:

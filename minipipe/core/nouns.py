@@ -135,11 +135,11 @@ def plainly(fault: Fault) -> Iterator[Remark]:
 
 _PLAIN = {
     "never given": ("missing", "needs the {}, which nothing gives."),
-    "elsewhere": ("wrong-rank", "needs the {} from another rank, where {} gives it."),
+    "elsewhere": ("placement", "needs the {} from another rank, where {} gives it."),
     "given twice": ("duplicate", "gives the {}, as {} does."),
     "taken twice": ("duplicate", "takes the {}, as {} does."),
     "never taken": ("missing", "gives the {}, which nothing takes."),
-    "unread": ("skipped", "gives the {}, which something of its row should take."),
+    "unread": ("missing", "gives the {}, which something of its row should take."),
     "gone": ("order", "comes after {1}, which takes the {0} that it needs."),
     "not yet": ("order", "comes before {1}, which gives the {0} that it needs."),
 }
@@ -154,7 +154,7 @@ def needless(fault: Fault) -> Iterator[Remark]:
     if stage in fault.flow.frozen and not fault.is_of_rank:
         yield fault.remark(1, "frozen", _FROZEN.format(stage))
     else:
-        yield fault.remark(12, "no-partner", "has nothing to take and to give here.")
+        yield fault.remark(12, "missing", "has nothing to take and to give here.")
 
 
 _FROZEN = "is needless: stage {} is frozen."
@@ -162,7 +162,7 @@ _FROZEN = "is needless: stage {} is frozen."
 
 def _without_partner(fault: Fault) -> Iterator[Remark]:
     sentence = f"has no partner: stage {fault.action[0]} has no such value to exchange "
-    yield fault.remark(1, "no-partner", f"{sentence}with another rank.")
+    yield fault.remark(1, "missing", f"{sentence}with another rank.")
 
 
 def mixed(fault: Fault) -> Iterator[Remark]:
@@ -170,7 +170,7 @@ def mixed(fault: Fault) -> Iterator[Remark]:
     sentence = f"comes in addition to {fault.cell('B')}, which includes I and W."
     if fault.action[1] == "W":
         sentence += " Zero-bubble papers write B for the half that minipipe calls I."
-    yield fault.remark(1, "mixed-backward", sentence)
+    yield fault.remark(1, "unexpected", sentence)
 
 
 # -- slices ----------------------------------------------------------------------------
@@ -183,14 +183,14 @@ def _before_slice(fault: Fault) -> Iterator[Remark]:
     if kind == HOME and fault.value.microbatch == k - 1:
         sentence = f"comes before {fault.other}; forwards of a sequence run from its "
         sentence += "first slice to its last, each of which needs the keys and values "
-        yield fault.remark(4, "slice-order", f"{sentence}before it.")
+        yield fault.remark(4, "order", f"{sentence}before it.")
 
 
 def _before_later_slice(fault: Fault) -> Iterator[Remark]:
     """Tell of a backward before the backward of a later slice."""
     sentence = f"comes before {fault.other}; backwards of a sequence run from its last "
     sentence += "slice to its first, which gets gradients from all later ones."
-    yield fault.remark(4, "slice-order", sentence)
+    yield fault.remark(4, "order", sentence)
 
 
 def _far_from_slice(fault: Fault) -> Iterator[Remark]:
@@ -200,7 +200,7 @@ def _far_from_slice(fault: Fault) -> Iterator[Remark]:
         first = fault.cell(HOME, fault.value.microbatch)
         sentence = f"is on another replica than {first}, on rank {fault.giver[0]}; "
         sentence += "a slice needs the keys and values of those before it."
-        yield fault.remark(4, "other-replica", sentence)
+        yield fault.remark(4, "placement", sentence)
 
 
 def _after_offload(fault: Fault) -> Iterator[Remark]:
@@ -215,7 +215,7 @@ def _after_offload(fault: Fault) -> Iterator[Remark]:
             away.append((begin, other))
     at, other = min(away)
     sentence = f"needs keys and values that {fault.cell('O', other)} (position {at})"
-    yield fault.remark(11, "slice-order", f"{sentence} offloaded.")
+    yield fault.remark(11, "order", f"{sentence} offloaded.")
 
 
 # -- gradients of weights --------------------------------------------------------------
@@ -224,7 +224,6 @@ GRADIENTS = ("B", "W")
 """The kinds that give gradients of weights."""
 
 _VERBS = {"REDUCE_GRAD": "reduces", "U": "applies"}
-_EARLY = {"REDUCE_GRAD": "early-sum", "U": "early-update"}
 _Given = Mapping[int, tuple[int, str]]  # by microbatch, who gives its gradient
 
 
@@ -265,10 +264,10 @@ def _early(
         other = k if k in late else late[0]
         at, giver = given[other]
         gradient = f"{fault.cell(giver, other)} (position {at})"
-        code = _EARLY[kind]
+        code = "order"
         sentence = f"comes before {gradient}, whose gradient it {_VERBS[kind]}."
         if other != k and kind == "U":
-            code = "skipped"
+            code = "missing"
             sentence = f"skips {gradient}: it applies all gradients of microbatches "
             sentence += f"up to {microbatch}."
         yield fault.remark(6, code, sentence, *place)
@@ -285,7 +284,7 @@ def _skipped(fault: Fault, given: _Given, number: int) -> Iterator[Remark]:
         message = f"Rank {rank}, position {at}: no {kind} {_VERBS[kind]} the gradient "
         message += f"of {fault.cell(giver, last)}; the last is "
         message += f"{fault.cell(kind, takers[-1])}."
-        yield Remark("skipped", message, rank, at, 6, (rank, number, 1, first))
+        yield Remark("missing", message, rank, at, 6, (rank, number, 1, first))
     elif not takers and is_due and kind in flow.kinds:
         message = f"{fault.cell(kind, last)} is missing on rank {rank}: either all "
         message += f"stages have a {kind}, or none."
@@ -300,7 +299,7 @@ def _unsummed(fault: Fault) -> Iterator[Remark]:
         ranks = " and ".join(map(str, fault.flow.table.ranks_of(stage)))
         sentence = f"comes without {fault.cell('REDUCE_GRAD')} before it; stage "
         sentence += f"{stage} has replicas on ranks {ranks}, which must all-reduce "
-        yield fault.remark(7, "no-sum", f"{sentence}their gradients first.")
+        yield fault.remark(7, "missing", f"{sentence}their gradients first.")
 
 
 # -- offloaded and recomputed graphs ---------------------------------------------------
@@ -316,7 +315,7 @@ def _alone(fault: Fault) -> Iterator[Remark]:
         if kind == own and k not in fault.flow.positions.get((partner, stage), ()):
             missing = fault.cell(partner)
     sentence = f"comes without {missing}; expected both, or neither."
-    yield fault.remark(9, "unpaired", sentence)
+    yield fault.remark(9, "missing", sentence)
 
 
 def _disordered(fault: Fault) -> Iterator[Remark]:

@@ -43,7 +43,7 @@ def as_archive(exercises: Sequence[Exercise], options: str = "") -> bytes:
     Raises
     ------
     CourseworkError
-        Code ``not-written``, if minipipe runs without being installed.
+        Code ``not-found``, if minipipe runs without being installed.
     """
     name, wheel = _wheel()
     content = {each: _template(each).encode() for each in ("setup.sh", "Dockerfile")}
@@ -84,7 +84,7 @@ def _wheel() -> tuple[str, bytes]:
         installed = distribution("minipipe-mpi")
     except PackageNotFoundError:
         raise CourseworkError(
-            "not-written",
+            "not-found",
             "minipipe is not installed here, so its metadata is missing; run pip install -e . in its folder.",
         ) from None
     stem = f"minipipe_mpi-{installed.version}"

@@ -220,13 +220,13 @@ def load_checks(name: str, text: str) -> ModuleType:
     Raises
     ------
     CourseworkError
-        Code ``markers``, if they cannot be loaded.
+        Code ``damaged``, if they cannot be loaded.
     """
     try:
         return load(f"checks_of_{name}", text)
     except Exception as error:
         said = f"its checks cannot be loaded: {type(error).__name__}: {error}"
-        raise CourseworkError("markers", f"{name}: {said}.") from None
+        raise CourseworkError("damaged", f"{name}: {said}.") from None
 
 
 def run_test(test: Callable[[Task], object], task: Task) -> CheckResult:

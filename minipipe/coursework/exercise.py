@@ -211,10 +211,10 @@ class Exercise:
     # -- rules ---------------------------------------------------------------------------------------------------------
 
     def _broken(self, what: str) -> CourseworkError:
-        return CourseworkError("markers", f"{self.name}: {what}.")
+        return CourseworkError("damaged", f"{self.name}: {what}.")
 
     def check(self) -> None:
-        """Raise ``CourseworkError`` with code ``markers`` for a rule that one of the files breaks."""
+        """Raise ``CourseworkError`` with code ``damaged`` for a rule that one of the files breaks."""
         for what, text in (("it", self.solution), ("its stub", self.stub), ("its file of checks", self.checks)):
             try:
                 ast.parse(text)
@@ -272,7 +272,7 @@ def _said(docstring: str) -> tuple[str, str, float]:
     except ValueError:
         weight = inf
     if not 0 < weight < inf:
-        raise CourseworkError("markers", f"A test says 'Points: {points[0]}'; expected a number above 0, such as 2.5.")
+        raise CourseworkError("damaged", f"A test says 'Points: {points[0]}'; expected a number above 0, such as 2.5.")
     return paragraphs[0], " ".join(hints), weight
 
 
@@ -294,12 +294,12 @@ def find_source(given: str | Path | None = None) -> Path:
     Raises
     ------
     CourseworkError
-        Code ``no-source``.
+        Code ``not-found``.
     """
     source = _OWN if given is None else Path(given)
     if not (os.path.isdir(source) and any(source.glob("[0-9][0-9]_*.py"))):  # glob raises for names that are too long
         raise CourseworkError(
-            "no-source",
+            "not-found",
             f"There are no exercises in {quoted(str(source), 200)}; expected files such as 05_bubble.py. Without "
             "--source, minipipe's exercises are used.",
         )
@@ -316,14 +316,14 @@ def exercises_in(source: Path, student: str | None = None) -> list[Exercise]:
     Raises
     ------
     CourseworkError
-        Codes ``no-source``, if the checks of an exercise are missing, and ``markers``, if a file breaks a rule.
+        Codes ``not-found``, if the checks of an exercise are missing, and ``damaged``, if a file breaks a rule.
     FileError
     """
     exercises = []
     for path in sorted(source.glob("[0-9][0-9]_*.py")):
         checks = source / "checks" / path.name
         if not checks.is_file():
-            raise CourseworkError("no-source", f"'{path}' has no tests: '{checks}' is missing.")
+            raise CourseworkError("not-found", f"'{path}' has no tests: '{checks}' is missing.")
         found = Exercise(path.stem, _text_of(path), _text_of(checks), checks)
         found.check()
         exercises.append(found)
@@ -336,14 +336,14 @@ def named(exercises: Iterable[Exercise], name: str) -> Exercise:
     Raises
     ------
     CourseworkError
-        Code ``unknown-task``, with the nearest name.
+        Code ``name``, with the nearest name.
     """
     by_name = {exercise.name: exercise for exercise in exercises}
     if name in by_name:
         return by_name[name]
     near = [known for known in by_name if name and name in known] or get_close_matches(name, by_name, 1)
     guess = f" Did you mean {near[0]}?" if near else ""
-    raise CourseworkError("unknown-task", f"There is no task {name!r}.{guess} The tasks are {', '.join(by_name)}.")
+    raise CourseworkError("name", f"There is no task {name!r}.{guess} The tasks are {', '.join(by_name)}.")
 
 
 def chosen_of(exercises: Sequence[Exercise], only: str | Iterable[str] | None) -> list[Exercise]:
@@ -352,7 +352,7 @@ def chosen_of(exercises: Sequence[Exercise], only: str | Iterable[str] | None) -
     Raises
     ------
     CourseworkError
-        Code ``unknown-task``, as :func:`named`.
+        Code ``name``, as :func:`named`.
 
     Examples
     --------
@@ -411,7 +411,7 @@ def write_coursework(
     Raises
     ------
     CourseworkError
-        Codes ``no-source``, ``not-empty``, ``not-written``.
+        Codes ``not-found`` and ``unwritable``.
 
     Examples
     --------
@@ -432,7 +432,7 @@ def write_coursework(
     except (OSError, ValueError) as error:  # such as a name with a NUL
         reason = getattr(error, "strerror", None) or str(error)
         message = f"{quoted(str(directory), 200)} cannot be written: {reason}."
-        raise CourseworkError("not-written", message) from None
+        raise CourseworkError("not-found", message) from None
     return [directory / name for name in copies]
 
 
@@ -440,7 +440,7 @@ def _check_is_empty(directory: Path) -> None:
     found = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
     if found:
         raise CourseworkError(
-            "not-empty",
+            "unwritable",
             f"'{directory}' is not empty ({', '.join(found[:3])}{', …' if len(found) > 3 else ''}), and no file is "
             "overwritten. Give a new directory; to restart one task, copy its file from there.",
         )

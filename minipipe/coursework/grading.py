@@ -341,7 +341,7 @@ def grade(
     Raises
     ------
     CourseworkError
-        Codes ``no-source``, ``wrong-directory``, ``unknown-task``, ``time-limit``.
+        Codes ``not-found``, ``name`` and ``timeout``.
     FileError
         For an archive that cannot be read.
 
@@ -356,7 +356,7 @@ def grade(
     (0, False, True)
     """
     if not 0 < time_limit < math.inf:
-        raise CourseworkError("time-limit", f"The time limit is {time_limit}; expected seconds, more than 0.")
+        raise CourseworkError("timeout", f"The time limit is {time_limit}; expected seconds, more than 0.")
     exercises = exercises_in(find_source(source), student)
     (directory,), only = directories_of([directory], files_of(exercises), only)
     chosen = chosen_of(exercises, only)

@@ -92,13 +92,13 @@ def as_pdf(page: str) -> bytes:
     Raises
     ------
     CourseworkError
-        Code ``not-written``, if Chromium is missing or fails.
+        Code ``not-found``, if Chromium is missing or fails.
     """
     browser = next(filter(None, map(shutil.which, _BROWSERS)), None)
     if browser is None:
         how = "install it, or write a .html file and print that from any browser"
         raise CourseworkError(
-            "not-written", f"Writing a PDF needs Chromium, and none of {', '.join(_BROWSERS)} is here; {how}."
+            "not-found", f"Writing a PDF needs Chromium, and none of {', '.join(_BROWSERS)} is here; {how}."
         )
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         source, printed = Path(folder, "page.html"), Path(folder, "page.pdf")
@@ -109,5 +109,5 @@ def as_pdf(page: str) -> bytes:
         done = subprocess.run(words, capture_output=True, timeout=_PATIENCE, check=False)
         if done.returncode or not printed.exists():
             last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-            raise CourseworkError("not-written", f"{browser} printed no PDF: {last[:500]}")
+            raise CourseworkError("not-found", f"{browser} printed no PDF: {last[:500]}")
         return read_bytes(printed)

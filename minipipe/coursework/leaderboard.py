@@ -151,7 +151,7 @@ class Leaderboard:
     Raises
     ------
     CourseworkError
-        Code ``unknown-task``: if there is no puzzle, or more than one.
+        Code ``name``: if there is no puzzle, or more than one.
     """
 
     def __init__(self, path: Path, exercises: Iterable[Exercise], variants: bool) -> None:
@@ -159,7 +159,7 @@ class Leaderboard:
         if len(puzzles) != 1:
             found = " and ".join(exercise.name for exercise in puzzles) or "none of the tasks"
             how = "Choose one with --only" if puzzles else "The checks of a puzzle have LEVELS"
-            raise CourseworkError("unknown-task", f"A leaderboard is for one puzzle; {found} has levels. {how}.")
+            raise CourseworkError("name", f"A leaderboard is for one puzzle; {found} has levels. {how}.")
         self._path, self._exercise, self._variants = path, puzzles[0], variants
         self._named = quoted(str(path), 200)
 
@@ -173,7 +173,7 @@ class Leaderboard:
         Raises
         ------
         CourseworkError
-            Code ``unknown-task``: the file belongs to another puzzle, or to other levels.
+            Code ``name``: the file belongs to another puzzle, or to other levels.
         FileError
             Code ``damaged``, also if its values do not fit a schedule.
         """
@@ -193,7 +193,7 @@ class Leaderboard:
             raise FileError("damaged", f"{self._named} cannot be read as a leaderboard: {what}. {_REMEDY}.") from None
         if other != self._exercise.name:
             graded = f"but {self._exercise.name} is graded. Use one file for each puzzle."
-            raise CourseworkError("unknown-task", f"{self._named} belongs to {quoted(other)}, {graded}")
+            raise CourseworkError("name", f"{self._named} belongs to {quoted(other)}, {graded}")
         return [self._checked(each) for each in told]
 
     def _checked(self, told: Mapping[str, Any]) -> Entry:
@@ -203,7 +203,7 @@ class Leaderboard:
         if level is None or str(level) != told["asked"]:
             how = "Give the --source and the --variants with which it was written, or another file"
             own = "there is no such level" if level is None else f"that is {level}"
-            raise CourseworkError("unknown-task", f"{which}: {quoted(told['asked'], 200)}. Here {own}. {how}.")
+            raise CourseworkError("name", f"{which}: {quoted(told['asked'], 200)}. Here {own}. {how}.")
         try:
             entry = Entry.of(told["student"], told["level"], level, told["schedule"])
         except ScheduleError as error:

@@ -53,7 +53,7 @@ def grade_all(
     Raises
     ------
     CourseworkError
-        Codes ``no-source``, ``markers``, ``unknown-task``, ``wrong-directory`` if two submissions have one name.
+        Codes ``not-found``, ``damaged`` and ``name`` if two submissions have one name.
     """
     exercises = exercises_in(find_source(options.get("source")))
     for exercise in chosen_of(exercises, options.get("only")):
@@ -64,7 +64,7 @@ def grade_all(
     for name in names:
         if names.count(name) > 1:
             both = " and ".join(f"'{path}'" for path, each in zip(found, names) if each == name)
-            raise CourseworkError("wrong-directory", f"{both} have the same name, {name}; points are listed by name.")
+            raise CourseworkError("not-found", f"{both} have the same name, {name}; points are listed by name.")
     common = {**options, "hide_hidden": hide_hidden, "workers": 2 if len(found) == 1 else 1}
     asked = [
         {**common, **of_each(name), "directory": str(path), "name": name, "links": path in given}
@@ -124,7 +124,7 @@ def _report(job: dict[str, Any], problem: str = "") -> dict[str, Any]:
     options = {key: value for key, value in job.items() if key not in ("name", "hide_hidden")}
     try:
         if problem:
-            raise CourseworkError("wrong-directory", problem)
+            raise CourseworkError("not-found", problem)
         report = grade(**options)
     except (CourseworkError, FileError) as error:
         exercises = exercises_in(find_source(job.get("source")))

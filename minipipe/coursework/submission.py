@@ -76,7 +76,7 @@ class Archive:
         """Return the content of a file; raise ``FileError``."""
         member = self._members[file]
         if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG) or member.is_dir():
-            raise self._refusal(f"{file} is not a regular file", "not-a-file")
+            raise self._refusal(f"{file} is not a regular file", "unreadable")
         if member.compress_type not in _METHODS or member.flag_bits & 1:
             raise self._refusal(f"{file} is encrypted, or compressed by another method than deflate")
         try:
@@ -130,12 +130,12 @@ def open_submission(path: Path, tasks: Collection[str], *, links: bool = True) -
     Raises
     ------
     CourseworkError
-        Code ``wrong-directory``.
+        Code ``not-found``.
     FileError
         For an archive that cannot be read, and a refused link.
     """
     if os.path.islink(path) and not links:
-        raise FileError("not-a-file", f"{quoted(str(path), 200)} cannot be read: it is a link; expected a submission.")
+        raise FileError("unreadable", f"{quoted(str(path), 200)} cannot be read: it is a link; expected a submission.")
     if is_archive(path):
         submission: Submission = Archive(path, tasks)
     elif os.path.isdir(path):
@@ -145,13 +145,13 @@ def open_submission(path: Path, tasks: Collection[str], *, links: bool = True) -
             what, how = f"'{path}' is a file", "name its directory, a zip archive, or the file of a task"
         else:
             what, how = f"There is no directory '{path}'", f"`minipipe coursework {path}` writes one"
-        raise CourseworkError("wrong-directory", f"{what}; {how}.")
+        raise CourseworkError("not-found", f"{what}; {how}.")
     if not set(tasks).intersection(submission.files):
         around = [*sorted(filter(Path.is_dir, path.iterdir())), path.absolute().parent] if path.is_dir() else []
         right = next((place for place in around if any(os.path.lexists(place / file) for file in tasks)), None)
         where = f"'{right}' does: grade that" if right else "`minipipe coursework DIR` writes a directory that does"
         first, *_, last = [*tasks] * 2
-        raise CourseworkError("wrong-directory", f"'{path}' holds none of {first} … {last}; {where}.")
+        raise CourseworkError("not-found", f"'{path}' holds none of {first} … {last}; {where}.")
     return submission
 
 
@@ -163,7 +163,7 @@ def directories_of(
     Raises
     ------
     CourseworkError
-        Code ``wrong-directory``: a file is combined with names of tasks, or with a path that has other tasks.
+        Code ``not-found``: a file is combined with names of tasks, or with a path that has other tasks.
 
     Examples
     --------
@@ -181,10 +181,10 @@ def directories_of(
     if not named:
         return given, only
     if only is not None:
-        raise CourseworkError("wrong-directory", f"The file names its task, {min(named)}; leave --only out.")
+        raise CourseworkError("not-found", f"The file names its task, {min(named)}; leave --only out.")
     if any(own != named for own in files.values()):
         how = "name the same files of each, or directories with --only"
-        raise CourseworkError("wrong-directory", f"All submissions need the same selection of tasks; {how}.")
+        raise CourseworkError("not-found", f"All submissions need the same selection of tasks; {how}.")
     return list(files), sorted(named)
 
 

@@ -40,7 +40,7 @@ def wrong_answers(exercise: Exercise) -> list[tuple[str, str, str]]:
     Raises
     ------
     CourseworkError
-        Code ``markers``, if one has another form, or replaces a text that the solution does not have.
+        Code ``damaged``, if one has another form, or replaces a text that the solution does not have.
     """
     found = getattr(load_checks(exercise.name, exercise.checks), "WRONG_ANSWERS", [])
     for number, each in enumerate(found):
@@ -49,7 +49,7 @@ def wrong_answers(exercise: Exercise) -> list[tuple[str, str, str]]:
         if wrong:
             how = "expected (why it is tempting, text of the solution, its replacement)"
             what = f"{'the solution has no' if is_so else 'it is'} {wrong}; {how}"
-            raise CourseworkError("markers", f"{exercise.name}: WRONG_ANSWERS[{number}]: {what}.")
+            raise CourseworkError("damaged", f"{exercise.name}: WRONG_ANSWERS[{number}]: {what}.")
     return found
 
 

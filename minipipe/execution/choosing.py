@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from minipipe.errors import ArgumentError, RankError, ScheduleCode, ScheduleError, counted, misuse, whole_number
+from minipipe.errors import ArgumentError, Code, RankError, ScheduleError, counted, misuse, whole_number
 from minipipe.schedules import REGISTRY, Program, Schedule, build, data_parallel, read_schedule, verify
 from minipipe.schedules.action import REDUCE_GRAD
 from minipipe.schedules.analysis.replicas import pipelines_of
@@ -58,7 +58,7 @@ def replicated(
         return found
     if isinstance(found, Program):
         message = f"{found.name} has sends and receives; replicas need only its computations: schedule.schedule."
-        raise ScheduleError.of(ScheduleCode.NOT_A_SCHEDULE, message)
+        raise ScheduleError.of(Code.TYPE, message)
     verify(found)
     if not found.is_forward_only:
         return data_parallel(found, replicas)

@@ -24,7 +24,7 @@ def partition_evenly(num_layers: int, num_stages: int) -> list[range]:
     Raises
     ------
     PartitionError
-        Codes ``zero-stages`` and ``too-few-layers``.
+        Codes ``value`` and ``too-few``.
 
     Examples
     --------
@@ -62,7 +62,7 @@ def partition_by_cost(costs: Sequence[float], num_stages: int, placement: Sequen
     Raises
     ------
     PartitionError
-        Codes ``zero-stages``, ``too-few-layers`` and ``invalid-cost``.
+        Codes ``value`` and ``too-few``.
     ArgumentError
         Code ``value``: a placement of another number of stages.
 
@@ -94,7 +94,7 @@ def partition_by_stage_cost(
     _check_counts(len(costs[0]) if costs else 0, num_stages)
     for layer, cost in ((i, cost) for row in costs for i, cost in enumerate(row)):
         if not 0 <= cost < math.inf:
-            raise PartitionError("invalid-cost", f"Layer {layer} costs {cost}; expected a finite number, at least 0.")
+            raise PartitionError("value", f"Layer {layer} costs {cost}; expected a finite number, at least 0.")
     if placement is not None and len(placement) != num_stages:
         given, expected = counted(len(placement), "rank"), counted(num_stages, "stage")
         message = f"The placement has {given}; expected one for each of {expected}."
@@ -147,7 +147,7 @@ def partition_of(
         if len(costs) not in (num_flat, len(sizes)):
             given, expected = counted(len(costs), "value"), counted(num_flat, "layer")
             message = f"layer_costs has {given}; expected one for each of {expected}."
-            raise PartitionError("invalid-cost", message)
+            raise PartitionError("value", message)
         parts, is_of_model = partition_by_cost(costs, num_stages, placement), len(costs) != num_flat
     starts = [0, *accumulate(sizes)] if is_of_model else range(num_flat + 1)
     return [range(starts[part.start], starts[part.stop]) for part in parts]
@@ -159,7 +159,7 @@ def check_partition(partition: Sequence[range], num_layers: int, num_stages: int
     Raises
     ------
     PartitionError
-        Code ``not-a-partition``.
+        Code ``value``.
 
     Examples
     --------
@@ -175,7 +175,7 @@ def check_partition(partition: Sequence[range], num_layers: int, num_stages: int
         fits = starts == [0, *ends[:-1]] and ends[-1] == num_layers
     if not fits:
         raise PartitionError(
-            "not-a-partition",
+            "value",
             f"{parts} does not divide layers 0 to {num_layers - 1} into {counted(num_stages, 'stage')}; expected "
             "one range for each stage, none empty, each beginning where the one before ends.",
         )
@@ -184,10 +184,10 @@ def check_partition(partition: Sequence[range], num_layers: int, num_stages: int
 
 def _check_counts(num_layers: int, num_stages: int) -> None:
     if num_stages < 1:
-        raise PartitionError("zero-stages", f"num_stages is {num_stages}; expected at least 1.")
+        raise PartitionError("value", f"num_stages is {num_stages}; expected at least 1.")
     if num_layers < num_stages:
         raise PartitionError(
-            "too-few-layers",
+            "too-few",
             f"{counted(num_layers, 'layer')} cannot make {counted(num_stages, 'stage')}, each of at least "
             "one layer. Use a deeper model, "
             "fewer ranks, or a schedule with fewer stages on each.",

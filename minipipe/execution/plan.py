@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from minipipe.autograd import backend
-from minipipe.errors import ArgumentError, ModelError, ScheduleCode, TensorError, counted
+from minipipe.errors import ArgumentError, ModelError, TensorError, counted
 from minipipe.execution.choosing import checked_blocks, ranks_of_each, replicated, schedule_of_modules
 from minipipe.execution.offloading import recomputing
 from minipipe.execution.partition import partition_of
@@ -35,11 +35,11 @@ from minipipe.schedules.registry import spelled
 
 # The features of schedules that pipelines run; there is no handler for a kind that a program has declared.
 _RUN = (
-    ScheduleCode.REPLICAS,
-    ScheduleCode.SLICES,
-    ScheduleCode.UPDATES,
-    ScheduleCode.RECOMPUTE,
-    ScheduleCode.OVERLAP,
+    "replicas",
+    "slices",
+    "updates",
+    "recompute",
+    "overlap",
 )
 _HEAD, _ON_THE_RIGHT = ("layer", "", "stage", "rank", "parameters", "bytes"), {0, 2, 3, 4, 5}
 
@@ -409,12 +409,12 @@ def check_model(model: Any) -> None:
     Raises
     ------
     ModelError
-        Code ``not-a-sequence``.
+        Code ``type``.
     """
     if not computes_as(model, Sequential):
         own = ", with a forward of its own" if isinstance(model, Sequential) else ""
         raise ModelError(
-            "not-a-sequence",
+            "type",
             f"A pipeline partitions an nn.Sequential between its layers; this model is {type(model).__name__}{own}. "
             "Write nn.Sequential(*layers), or Pipeline.from_modules([part, …], group, …).",
         )
@@ -427,7 +427,7 @@ def _check_in_layers(model: Sequential, tied: Sequential) -> None:
     if beside:
         message = f"{', '.join(beside)} of {type(model).__name__} belongs to none of its layers, which are all that a"
         message += " pipeline computes. Make it an attribute of a layer with a forward that uses it."
-        raise ModelError("beside-layers", message)
+        raise ModelError("unsupported", message)
 
 
 def _check_frozen(

@@ -342,7 +342,7 @@ def dropout(a: Operand, probability: float) -> Tensor:
     Raises
     ------
     TensorError
-        Codes ``range`` and ``no-random-key``.
+        Codes ``out-of-range`` and ``missing``.
 
     References
     ----------
@@ -368,10 +368,12 @@ def check_probability(name: str, probability: float) -> None:
     Raises
     ------
     TensorError
-        Code ``range``.
+        Code ``out-of-range``.
     """
     if not 0 <= probability < 1:
-        raise TensorError("range", f"{name}: the probability is {probability}; expected at least 0 and less than 1.")
+        raise TensorError(
+            "out-of-range", f"{name}: the probability is {probability}; expected at least 0 and less than 1."
+        )
 
 
 @op(saves="keep", in_float32=True)

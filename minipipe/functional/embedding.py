@@ -26,7 +26,7 @@ def _check_range(ids: Array, count: int) -> None:
     xp = array_module(ids)
     low, high = int(xp.min(ids)), int(xp.max(ids))
     if low < 0 or high >= count:
-        raise TensorError("range", f"embedding: ids run from {low} to {high}; expected 0 to {count - 1}.")
+        raise TensorError("out-of-range", f"embedding: ids run from {low} to {high}; expected 0 to {count - 1}.")
 
 
 @op(takes=_fitting)
@@ -46,7 +46,7 @@ def embedding(weight: Array, ids: Array) -> Array:
     Raises
     ------
     TensorError
-        Codes ``shape``, ``dtype`` and ``range``.
+        Codes ``shape``, ``dtype`` and ``out-of-range``.
 
     Examples
     --------

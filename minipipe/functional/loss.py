@@ -238,7 +238,7 @@ def cross_entropy(
     Raises
     ------
     TensorError
-        Codes ``shape``, ``dtype`` and ``range``; ``divided``, for scores of which this rank has a part.
+        Codes ``shape``, ``dtype`` and ``out-of-range``; ``divided``, for scores of which this rank has a part.
     ArgumentError
         Code ``value``.
 
@@ -276,14 +276,9 @@ def cross_entropy(
     return _weighted_cross_entropy(logits, record(wanted), total=total, counts_all=counts_all)
 
 
-def _rows(scores: Array) -> Array:
-    """Return the scores as a matrix."""
-    return backend.reshape(scores, (-1, scores.shape[-1]))
-
-
 @op(saves="log_probabilities")
 def _cross_entropy(logits: Array, labels: Array, *, total: Any) -> tuple[Array, Array]:
-    log_probabilities = log_softmax_of_array(_rows(logits), -1)
+    log_probabilities = log_softmax_of_array(backend.rows_of(logits), -1)
     picked = backend.one_per_row(log_probabilities, backend.reshape(labels, (-1,)))
     return -(backend.reduce_sum(picked) / total), log_probabilities
 
@@ -301,7 +296,7 @@ _cross_entropy.gradients(logits=_of_logits)
 @op(saves="log_probabilities")
 def _weighted_cross_entropy(logits: Array, wanted: Array, *, total: Any, counts_all: bool) -> tuple[Array, Array]:
     """Return the cross-entropy with a distribution over the classes for each row."""
-    log_probabilities = log_softmax_of_array(_rows(logits), -1)
+    log_probabilities = log_softmax_of_array(backend.rows_of(logits), -1)
     losses = wanted * _counted(log_probabilities, wanted, counts_all)
     return -(backend.reduce_sum(losses) / total), log_probabilities
 
@@ -396,4 +391,4 @@ def _check_range_of_labels(labels: Array, count: int, ignore_index: int | None) 
     if low < 0 or high >= count:
         hint = f" To leave out the label {low}: ignore_index={low}." if low < 0 and ignore_index is None else ""
         message = f"cross_entropy: labels run from {low} to {high}; expected 0 to {count - 1}.{hint}"
-        raise TensorError("range", message)
+        raise TensorError("out-of-range", message)

@@ -23,7 +23,7 @@ from minipipe.tensor import Operand, Tensor, op, record
 
 
 def combined(array: Array, group: ProcessGroup, operation: str = "sum") -> Array:
-    """Return the sum, or the largest, of the arrays of all ranks, in the order of the ranks. Collective.
+    """Return the sum, or the largest, of the arrays of all ranks, in pairs of ranks. Collective.
 
     Examples
     --------
@@ -133,7 +133,7 @@ def parallel_cross_entropy(
     Raises
     ------
     TensorError
-        Codes ``dtype`` and ``range``; ``divided``, for scores that are the same on every rank.
+        Codes ``dtype`` and ``out-of-range``; ``divided``, for scores that are the same on every rank.
 
     Examples
     --------
@@ -153,7 +153,7 @@ def parallel_cross_entropy(
     xp, num_classes = array_module(columns), logits.shape[-1] * group.size
     counts = xp.ones_like(columns, dtype=xp.bool) if ignore_index is None else columns != ignore_index
     if not backend.is_integer(columns.dtype) or bool(xp.any(counts & ((columns < 0) | (columns >= num_classes)))):
-        raise TensorError("range", f"parallel_cross_entropy: expected labels from 0 to {num_classes - 1}.")
+        raise TensorError("out-of-range", f"parallel_cross_entropy: expected labels from 0 to {num_classes - 1}.")
     weight = (label_weight(columns, ignore_index) or 1.0) if reduction == "mean" else 1.0
     return _parallel_cross_entropy(logits, record(columns), record(counts), group=group, weight=weight)
 

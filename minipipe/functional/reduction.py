@@ -151,7 +151,7 @@ def variance(a: Array, axis: Axis = None, keepdims: bool = False, correction: in
     Raises
     ------
     TensorError
-        Codes ``shape`` and ``range``.
+        Codes ``shape`` and ``out-of-range``.
 
     Examples
     --------
@@ -163,7 +163,7 @@ def variance(a: Array, axis: Axis = None, keepdims: bool = False, correction: in
     over = reduced(a.shape, axis)
     if over.size <= correction:
         message = f"variance: the correction is {correction}; expected less than the number of elements, {over.size}."
-        raise TensorError("range", message)
+        raise TensorError("out-of-range", message)
     centred = a - backend.reduce_sum(a, over.axes, True) / over.size
     return backend.reduce_sum(centred * centred, over.axes, keepdims) / (over.size - correction), centred
 

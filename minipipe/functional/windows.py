@@ -37,12 +37,15 @@ def per_axis(name: str, what: str, value: Any, num_axes: int, smallest: int = 1,
     Raises
     ------
     TensorError
-        Code ``range``; the message begins with ``name``, the operation or layer; ``or_else`` names other legal values.
+        Code ``out-of-range``; the message begins with ``name``, the operation or layer; ``or_else`` names other legal
+        values.
     """
     values = tuple(value) if isinstance(value, tuple | list) else (value,) * num_axes
     if len(values) != num_axes or not all(isinstance(each, Integral) and int(each) >= smallest for each in values):
         numbers = "a whole number" if num_axes == 1 else f"a whole number or {num_axes} of them"
-        raise TensorError("range", f"{name}: {what} is {value!r}; expected {numbers}, at least {smallest}{or_else}.")
+        raise TensorError(
+            "out-of-range", f"{name}: {what} is {value!r}; expected {numbers}, at least {smallest}{or_else}."
+        )
     return tuple(map(int, values))
 
 
@@ -120,7 +123,7 @@ class Windows:
 
 def swapped(x: Array) -> Array:
     """Return the array with its first two axes exchanged, samples and channels."""
-    return array_module(x).permute_dims(x, (1, 0, *range(2, len(x.shape))))
+    return backend.permuted(x, (1, 0, *range(2, len(x.shape))))
 
 
 @with_hints
@@ -156,7 +159,7 @@ def conv1d(
     Raises
     ------
     TensorError
-        Codes ``shape``, ``range`` and ``dtype``.
+        Codes ``shape``, ``out-of-range`` and ``dtype``.
 
     Examples
     --------
@@ -206,7 +209,7 @@ def conv2d(
     Raises
     ------
     TensorError
-        Codes ``shape``, ``range`` and ``dtype``.
+        Codes ``shape``, ``out-of-range`` and ``dtype``.
 
     Notes
     -----
@@ -238,7 +241,7 @@ def check_padding(name: str, padding: Any, strides: Shape) -> Any:
         return per_axis(name, "padding", padding, len(strides), 0, ', or "same"')
     if set(strides) != {1}:
         message = f'{name}: padding is "same" and stride {strides}; expected stride 1, or a number for the padding.'
-        raise TensorError("range", message)
+        raise TensorError("out-of-range", message)
     return padding
 
 
@@ -246,7 +249,7 @@ def check_groups(name: str, groups: Any, in_channels: int, out_channels: int) ->
     """Return the number of groups, which divides both numbers of channels."""
     (count,) = per_axis(name, "groups", groups, 1)
     of = f"the {in_channels} input channels and of the {out_channels} output channels"
-    return divisor(f"{name}: groups", count, in_channels, out_channels, of=of, error=TensorError, code="range")
+    return divisor(f"{name}: groups", count, in_channels, out_channels, of=of, error=TensorError, code="out-of-range")
 
 
 def _convolved(
@@ -345,7 +348,7 @@ def max_pool1d(x: Operand, kernel: int | Shape, stride: int | Shape | None = Non
     Raises
     ------
     TensorError
-        Codes ``shape`` and ``range``.
+        Codes ``shape`` and ``out-of-range``.
 
     Examples
     --------
@@ -378,7 +381,7 @@ def max_pool2d(x: Operand, kernel: int | Shape, stride: int | Shape | None = Non
     Raises
     ------
     TensorError
-        Codes ``shape`` and ``range``.
+        Codes ``shape`` and ``out-of-range``.
 
     Examples
     --------
@@ -409,7 +412,7 @@ def avg_pool1d(x: Operand, kernel: int | Shape, stride: int | Shape | None = Non
     Raises
     ------
     TensorError
-        Codes ``shape`` and ``range``.
+        Codes ``shape`` and ``out-of-range``.
 
     Examples
     --------
@@ -439,7 +442,7 @@ def avg_pool2d(x: Operand, kernel: int | Shape, stride: int | Shape | None = Non
     Raises
     ------
     TensorError
-        Codes ``shape`` and ``range``.
+        Codes ``shape`` and ``out-of-range``.
 
     Examples
     --------

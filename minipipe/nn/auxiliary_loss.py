@@ -61,7 +61,7 @@ class AuxiliaryLoss(Module):
     Raises
     ------
     TensorError
-        Code ``not-scalar``, on a call, when the function returns anything else.
+        Code ``shape``, on a call, when the function returns anything else.
 
     References
     ----------
@@ -89,7 +89,7 @@ class AuxiliaryLoss(Module):
             value = self.function(x)
             if not isinstance(value, Tensor) or value.size != 1:
                 found = f"a tensor of shape {value.shape}" if isinstance(value, Tensor) else type(value).__name__
-                raise TensorError("not-scalar", f"An AuxiliaryLoss must be a tensor with one element; it is {found}.")
+                raise TensorError("shape", f"An AuxiliaryLoss must be a tensor with one element; it is {found}.")
             value = reshape(in_full(value), ())
             # 0 times an infinite value would be NaN, and so would be the gradient.
             losses.append(value * self.weight if self.weight else record(backend.filled((), 0.0, value.data)))

@@ -451,7 +451,7 @@ class PositionalEmbedding(Module):
         Raises
         ------
         TensorError
-            Codes ``shape`` and ``range``.
+            Codes ``shape`` and ``out-of-range``.
         """
         length, width = self.weight.shape
         if x.ndim != 3 or x.shape[2] != width:
@@ -462,7 +462,7 @@ class PositionalEmbedding(Module):
             message = (
                 f"PositionalEmbedding: the sequence has {first + x.shape[1]} positions; expected at most {length}."
             )
-            raise TensorError("range", f"{message} Cut the sequence, or make the layer longer.")
+            raise TensorError("out-of-range", f"{message} Cut the sequence, or make the layer longer.")
         return functional.add(x, functional.index(self.weight, (slice(first, first + x.shape[1]), ...)))
 
 

@@ -190,7 +190,7 @@ class Module(Familiar):
         Raises
         ------
         LaunchError
-            Code ``no-gpu``.
+            Code ``unavailable``.
         """
         xp = backend.module_for(device)
         for parameter in self.parameters():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, MutableMapping
+from collections.abc import MutableMapping
 from copyreg import __newobj__  # type: ignore[attr-defined]
 from importlib import import_module
 from numbers import Integral
@@ -37,16 +37,6 @@ class HalfLeaf(Leaf):
         super().add(backend.as_array(contribution, backend.array_module(contribution).float32), walk)
 
 
-@backend.quietly
-def sum_of_gradients(gradients: Iterable[Array | None]) -> Array | None:
-    """Return the sum of the gradients that are not None, in order; None if there is none.
-
-    After an overflow in half precision opposite infinities may be added: no warning, since a loss scale detects them.
-    """
-    found = [gradient for gradient in gradients if gradient is not None]
-    return sum(found[1:], found[0]) if found else None
-
-
 def _leaf(shape: tuple[int, ...], dtype: Any) -> Leaf:
     return (HalfLeaf if backend.is_half(dtype) else Leaf)(shape, dtype)
 
@@ -77,7 +67,7 @@ class Parameter(Tensor):
     Raises
     ------
     ParameterError
-        Codes ``uninitialised``, when the values are read before they exist, or a shape comes without an
+        Codes ``missing``, when the values are read before they exist, or a shape comes without an
         initialiser; ``shape``.
 
     Examples
@@ -104,7 +94,7 @@ class Parameter(Tensor):
             )
         if isinstance(shape, tuple) and initialiser is None:
             raise ParameterError(
-                "uninitialised",
+                "missing",
                 f"nn.Parameter({shape}) has no initialiser, and zeros may never learn (both factors of a product). "
                 f"Give one: nn.Parameter({shape}, nn.initialisers.normal(0.02)); for a bias, constant(0.0).",
             )
@@ -126,7 +116,7 @@ class Parameter(Tensor):
         # Reached only when the normal look-up found nothing: `data` is not filled.
         if name == "data":
             raise ParameterError(
-                "uninitialised",
+                "missing",
                 f"This parameter of shape {self.shape} has no values yet. Call model.initialise(seed), "
                 "call the model once, or give the model to a Pipeline and read pipeline.parameters().",
             )
@@ -196,7 +186,7 @@ class Parameter(Tensor):
         """
         if len(self.leaves) == 1:
             return self.node.grad
-        return sum_of_gradients(self.leaves[use].grad for use in sorted(self.leaves))
+        return backend.sum_of_gradients(self.leaves[use].grad for use in sorted(self.leaves))
 
     @grad.setter
     def grad(self, gradient: Array | None) -> None:

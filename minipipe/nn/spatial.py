@@ -93,7 +93,7 @@ class Conv1d(_Convolution):
     Raises
     ------
     TensorError
-        Code ``range``.
+        Code ``out-of-range``.
 
     Examples
     --------
@@ -136,7 +136,7 @@ class Conv2d(_Convolution):
     Raises
     ------
     TensorError
-        Code ``range``.
+        Code ``out-of-range``.
 
     Examples
     --------
@@ -192,7 +192,7 @@ class MaxPool1d(_Pool):
     Raises
     ------
     TensorError
-        Code ``range``.
+        Code ``out-of-range``.
 
     Examples
     --------
@@ -217,7 +217,7 @@ class MaxPool2d(_Pool):
     Raises
     ------
     TensorError
-        Code ``range``.
+        Code ``out-of-range``.
 
     Examples
     --------
@@ -242,7 +242,7 @@ class AvgPool1d(_Pool):
     Raises
     ------
     TensorError
-        Code ``range``.
+        Code ``out-of-range``.
 
     Examples
     --------
@@ -267,7 +267,7 @@ class AvgPool2d(_Pool):
     Raises
     ------
     TensorError
-        Code ``range``.
+        Code ``out-of-range``.
 
     Examples
     --------

@@ -96,7 +96,7 @@ class MultiHeadAttention(Module):
         Raises
         ------
         TensorError
-            Codes ``shape``, ``dtype`` and ``range``.
+            Codes ``shape``, ``dtype`` and ``out-of-range``.
         """
         width = self.output.weight.shape[1]
         if len(x.shape) != 3 or x.shape[2] != width:
@@ -120,7 +120,7 @@ class MultiHeadAttention(Module):
         """Return the values that the positions of a slice gather from earlier slices and their own slice."""
         if not self.is_causal or mask is not None:
             message = f"{self.brief()} sees later positions, or takes a mask" if mask is None else "A mask is given"
-            raise ModelError("slices", f"{message}; slices of a sequence need is_causal=True and no mask.")
+            raise ModelError("unsupported", f"{message}; slices of a sequence need is_causal=True and no mask.")
         shared, t = self.num_key_value_heads or self.num_heads, x.shape[1]
         heads = _by_head(self.projections(x), self.num_heads + 2 * shared)
         query, key, value = (
@@ -220,7 +220,7 @@ class CrossAttention(Module):
         Raises
         ------
         TensorError
-            Codes ``shape``, ``dtype`` and ``range``.
+            Codes ``shape``, ``dtype`` and ``out-of-range``.
         """
         width, memory_width = self.output.weight.shape[0], self.projections.weight.shape[0]
         n = x.shape[0] if x.ndim else 0

@@ -279,7 +279,7 @@ class Optimiser(Familiar, ABC):
         Raises
         ------
         ParameterError
-            Code ``uninitialised``, when not one parameter has values: these are not the ones that are trained.
+            Code ``missing``, when not one parameter has values: these are not the ones that are trained.
         """
         for follower in self._followers:
             follower.note(self)
@@ -522,7 +522,7 @@ def _check_and_warn(parameters: list[Parameter]) -> None:
         )
     else:
         raise ParameterError(
-            "uninitialised",
+            "missing",
             "None of these parameters has values. A pipeline trains copies of the model's layers: give "
             "pipeline.parameters() to the optimiser, not model.parameters().",
         )

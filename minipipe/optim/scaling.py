@@ -44,7 +44,7 @@ def clip_grad_norm(parameters: Iterable[Parameter], max_norm: float) -> float:
     ParameterError
         Code ``not-finite``, when the norm is infinite or not a number. The gradients are as they were.
     RankError
-        Code ``not-all-ranks``, for parameters of a pipeline over several ranks.
+        Code ``disagreement``, for parameters of a pipeline over several ranks.
 
     References
     ----------
@@ -73,7 +73,7 @@ def gradient_norm(parameters: Iterable[Parameter]) -> float:
     Raises
     ------
     RankError
-        Code ``not-all-ranks``, for parameters of a pipeline over several ranks: each rank knows only its own norm.
+        Code ``disagreement``, for parameters of a pipeline over several ranks: each rank knows only its own norm.
 
     Examples
     --------
@@ -100,11 +100,11 @@ def check_all_ranks(parameters: Iterable[Parameter], wanted: str, advice: str) -
     Raises
     ------
     RankError
-        Code ``not-all-ranks``.
+        Code ``disagreement``.
     """
     if any(parameter.updates is not None for parameter in parameters):
         raise RankError(
-            "not-all-ranks",
+            "disagreement",
             f"These parameters are one rank's part of a pipeline, and {wanted} depends on all ranks. Call {advice}.",
         )
 
@@ -293,7 +293,7 @@ class LossScale(Familiar):
         ParameterError
             Code ``not-finite``, when the value would fall below the minimum.
         RankError
-            Code ``not-all-ranks``, for parameters of a pipeline over several ranks, without ``are_finite``.
+            Code ``disagreement``, for parameters of a pipeline over several ranks, without ``are_finite``.
 
         Examples
         --------

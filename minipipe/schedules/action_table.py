@@ -15,7 +15,7 @@ from numbers import Integral
 from operator import attrgetter, index, itemgetter
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from minipipe.errors import ScheduleCode, ScheduleError, counted, misuse, quoted, schedule_number
+from minipipe.errors import Code, ScheduleError, counted, misuse, quoted, schedule_number
 from minipipe.schedules.action import Action, ActionKind, B, F, I, Rows, Slice, W, number_of, numbered
 from minipipe.schedules.collector import collector_paused as collector_paused
 from minipipe.schedules.placement import Placed, check_index, check_placement, in_replica_order, ranks_in
@@ -57,10 +57,10 @@ class ActionTable(Placed, Written):
         self._set(actions=tuple(rows), frozen=frozenset(self.frozen))
         if not isinstance(self.num_microbatches, Integral):
             message = f"{self.name!r} has {quoted(self.num_microbatches)} microbatches; expected a whole number."
-            raise ScheduleError.of(ScheduleCode.PLACEMENT, message)
+            raise ScheduleError.of(Code.PLACEMENT, message)
         if not self.actions or not self.placement or self.num_microbatches < 1:
             raise ScheduleError.of(
-                ScheduleCode.EMPTY,
+                Code.SYNTAX,
                 f"A schedule needs at least one rank, one stage and one microbatch; {self.name!r} has "
                 f"{self.num_ranks}, {self.num_stages} and {self.num_microbatches}.",
             )
@@ -78,7 +78,7 @@ class ActionTable(Placed, Written):
         for action in self.overlaps:
             if action.kind is not F or action not in self.first_rank_with:
                 message = f"{action} is among the overlaps of {self.name!r}; expected forwards of its rows."
-                raise ScheduleError.of(ScheduleCode.OVERLAP, message)
+                raise ScheduleError.of(Code.OVERLAP, message)
 
     def _set(self, **parts: Any) -> None:
         for name, value in parts.items():
@@ -101,25 +101,25 @@ class ActionTable(Placed, Written):
         """The rows with the number of each microbatch, for engines that calculate with it; if unsliced, ``actions``."""
         return numbered(self.actions, self.num_slices)
 
-    def check_known(self, reader: str, *known: ScheduleCode) -> None:
-        """Refuse features of the table that its reader does not support: those of ``FEATURES`` without the known ones.
+    def check_known(self, reader: str, *known: str) -> None:
+        """Refuse features of the table that its reader does not support: all of ``FEATURES`` except the known ones.
 
         Raises
         ------
         ScheduleError
-            The code of a feature.
+            Code ``unsupported`` or ``overlap``.
         """
         from minipipe.schedules.features import FEATURES  # on demand: most tables are never refused
 
         for feature in FEATURES:
-            found = () if feature.code in known else feature.examples(self, known)
+            found = () if feature.name in known else feature.examples(self, known)
             if found:
                 what = f"{self.title} {feature.words.format(found[0])}"
                 raise ScheduleError.of(feature.code, f"{what}, which {reader} does not support; {feature.advice}")
 
     def one_rank_each(self, reader: str) -> tuple[int, ...]:
         """Return the rank of each stage, for a reader that supports no feature but overlaps."""
-        self.check_known(reader, ScheduleCode.OVERLAP)
+        self.check_known(reader, "overlap")
         return tuple(ranks_in(home)[0] for home in self.placement)
 
     def without_overlaps(self, reader: str) -> Self:
@@ -131,7 +131,7 @@ class ActionTable(Placed, Written):
             Code ``overlap``.
         """
         if self.overlaps:
-            self.check_known(reader, *set(ScheduleCode) - {ScheduleCode.OVERLAP})
+            self.check_known(reader, "replicas", "slices", "updates", "recompute", "kinds")
         return self
 
     @cached_property
@@ -226,13 +226,13 @@ def check_table(given: object, kind: type[ActionTable] | None = None) -> None:
     Raises
     ------
     ScheduleError
-        Code ``not-a-schedule``.
+        Code ``type``.
     """
     if not isinstance(given, kind or ActionTable):
         how = "schedules.build(name, num_ranks) makes one of a name, Schedule.from_file(path) reads one"
         if isinstance(given, ActionTable):
             how = f"the computations of a {type(given).__name__} are its .schedule"
-        raise ScheduleError.of(ScheduleCode.NOT_A_SCHEDULE, f"Expected a Schedule, not {quoted(given)}; {how}.")
+        raise ScheduleError.of(Code.TYPE, f"Expected a Schedule, not {quoted(given)}; {how}.")
 
 
 def check_range(table: ActionTable) -> None:
@@ -252,13 +252,13 @@ def check_range(table: ActionTable) -> None:
             numbers = set(map(itemgetter(part), own))
             if not all(0 <= number < count for number in numbers):
                 message = f"Rank {rank} names a {name} that is not among the {count}; verify(schedule) says where."
-                raise ScheduleError.of(ScheduleCode.OUT_OF_RANGE, message, rank)
+                raise ScheduleError.of(Code.OUT_OF_RANGE, message, rank)
     pairs, actions = table.num_stages * table.num_microbatches, sum(map(len, table.actions))
     if pairs > 100 * (actions + 100):
         message = (
             f"{table.title} has {counted(actions, 'action')} for {counted(pairs, 'pair')} of stage and microbatch."
         )
-        raise ScheduleError.of(ScheduleCode.MISSING, f"{message} verify(schedule) says what is missing.")
+        raise ScheduleError.of(Code.MISSING, f"{message} verify(schedule) says what is missing.")
     table._kept["is in range"] = True
 
 
@@ -290,7 +290,7 @@ def _as_action(cell: Action | str) -> Action:
     except (TypeError, ValueError):
         from minipipe.schedules.cells import expected_cell  # on demand: as in Action.parse
 
-        raise ScheduleError.of(ScheduleCode.SYNTAX, f"{quoted(cell)} is not an action. {expected_cell()}") from None
+        raise ScheduleError.of(Code.SYNTAX, f"{quoted(cell)} is not an action. {expected_cell()}") from None
 
 
 def _check_slices(name: str, num_microbatches: int, num_slices: int) -> None:
@@ -382,7 +382,7 @@ class Schedule(ActionTable):
     Raises
     ------
     ScheduleError
-        Code ``not-a-schedule``, if a SEND or a RECV is among the actions; ``overlap``, if a member of ``overlaps`` is
+        Code ``type``, if a SEND or a RECV is among the actions; ``overlap``, if a member of ``overlaps`` is
         not a forward in the rows.
 
     Examples
@@ -399,7 +399,7 @@ class Schedule(ActionTable):
         if any(kind.is_communication for kind in self.kinds):
             message = next(a for row in self.actions for a in row if a.kind.is_communication)
             raise ScheduleError.of(
-                ScheduleCode.NOT_A_SCHEDULE,
+                Code.TYPE,
                 f"{self.title} holds {message}: it is a Program, and a Schedule has computations alone. "
                 "Program.from_file, from_text and from_csv read it; its .schedule has the computations.",
             )

@@ -77,7 +77,7 @@ def hanayo(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> S
     Raises
     ------
     ScheduleError
-        Code ``parameters``, for a count below 1 or an odd number of chunks.
+        Code ``value``, for a count below 1 or an odd number of chunks.
 
     Notes
     -----
@@ -139,7 +139,7 @@ def chimera(num_ranks: int, num_microbatches: int) -> Schedule:
     Raises
     ------
     ScheduleError
-        Code ``parameters``, for a count below 1 or an odd number of ranks.
+        Code ``value``, for a count below 1 or an odd number of ranks.
 
     Notes
     -----

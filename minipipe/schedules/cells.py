@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from minipipe.core.values import KINDS as KINDS
-from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.errors import Code, ScheduleError
 
 # Nine digits are enough. For several thousand digits, int() raises an error of its own.
 _CELL = re.compile(r"(\d{1,9})([A-Z_]+)(\d{1,9})", re.ASCII)
@@ -57,7 +57,7 @@ def split_cell(cell: str) -> tuple[int, str, int]:
         from minipipe.hints import not_an_action  # on demand: most cells are actions
 
         message = f"{not_an_action(cell, is_cell, may_omit_stage)} {expected_cell()}"
-        raise ScheduleError.of(ScheduleCode.SYNTAX, message)
+        raise ScheduleError.of(Code.SYNTAX, message)
     return int(match[1]), match[2], int(match[3])
 
 

@@ -9,11 +9,11 @@ from math import inf
 from numbers import Integral
 from typing import Any
 
-from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted, schedule_number
+from minipipe.errors import Code, ScheduleError, misuse, quoted, schedule_number
 from minipipe.io import MOST_ACTIONS, MOST_STAGES
 from minipipe.schedules.action import Action, F, Slice, number_of, numbered
 
-_misplaced = partial(ScheduleError.of, ScheduleCode.PLACEMENT)
+_misplaced = partial(ScheduleError.of, Code.PLACEMENT)
 Placement = Sequence[int | tuple[int, ...]]  # by stage, its rank, or the ranks of its replicas
 
 
@@ -272,7 +272,7 @@ def check_counts(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1
     >>> check_counts(num_ranks=0, num_microbatches=8)
     Traceback (most recent call last):
         ...
-    minipipe.errors.ScheduleError: [parameters] num_ranks is 0; expected a whole number, at least 1.
+    minipipe.errors.ScheduleError: [value] num_ranks is 0; expected a whole number, at least 1.
     """
     given = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "chunks_per_rank": chunks_per_rank}
     for name, value in given.items():
@@ -299,7 +299,7 @@ def check_size(num_stages: int, num_microbatches: int) -> None:
     if num_stages > MOST_STAGES or num_actions > MOST_ACTIONS:
         asked = f"{quoted(num_stages)} stages and {quoted(num_microbatches)} microbatches"
         message = f"{asked} take {quoted(num_actions)} actions, F and B; the limits are {MOST_STAGES} stages and"
-        raise ScheduleError.of(ScheduleCode.TOO_LARGE, f"{message} {MOST_ACTIONS} actions.")
+        raise ScheduleError.of(Code.TOO_LARGE, f"{message} {MOST_ACTIONS} actions.")
 
 
 def check_two_chunks(name: str, num_ranks: int, num_microbatches: int, chunks_per_rank: int) -> None:
@@ -310,7 +310,7 @@ def check_two_chunks(name: str, num_ranks: int, num_microbatches: int, chunks_pe
     >>> check_two_chunks("zb-v", 4, 8, chunks_per_rank=3)
     Traceback (most recent call last):
         ...
-    minipipe.errors.ScheduleError: [parameters] chunks_per_rank is 3; zb-v is V-shaped and has exactly 2 chunks ...
+    minipipe.errors.ScheduleError: [value] chunks_per_rank is 3; zb-v is V-shaped and has exactly 2 chunks ...
     """
     check_sizes(num_ranks, num_microbatches, chunks_per_rank)
     if chunks_per_rank != 2:
@@ -321,5 +321,5 @@ def check_index(noun: str, given: Any, count: int) -> None:
     """Refuse a stage or a rank that does not exist."""
     if not isinstance(given, Integral) or isinstance(given, bool) or int(given) not in range(count):
         raise ScheduleError.of(
-            ScheduleCode.OUT_OF_RANGE, f"There is no {noun} {quoted(given, 40)}; there are {count}, counted from 0."
+            Code.OUT_OF_RANGE, f"There is no {noun} {quoted(given, 40)}; there are {count}, counted from 0."
         )

@@ -7,7 +7,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted
+from minipipe.errors import Code, ScheduleError, misuse, quoted
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.collector import collector_paused
 
@@ -107,7 +107,7 @@ def build(
     Raises
     ------
     ScheduleError
-        Codes ``unknown`` and ``parameters``.
+        Codes ``name`` and ``value``.
 
     Examples
     --------
@@ -145,9 +145,9 @@ def builder_of(name: str) -> Callable[..., Schedule]:
     if builder is None and callable(name):
         function = getattr(name, "__name__", name)
         message = f"{function} is a function; call it with the numbers of ranks and microbatches."
-        raise ScheduleError.of(ScheduleCode.UNKNOWN, message)
+        raise ScheduleError.of(Code.NAME, message)
     if builder is None:
-        raise ScheduleError.of(ScheduleCode.UNKNOWN, f"There is no schedule {quoted(name)}; {expected_names(name)}.")
+        raise ScheduleError.of(Code.NAME, f"There is no schedule {quoted(name)}; {expected_names(name)}.")
     return builder
 
 

@@ -87,7 +87,7 @@ def equal_work_cuts(num_tokens: int, num_slices: int, attention: float) -> tuple
     Raises
     ------
     ScheduleError
-        Code ``parameters``.
+        Code ``value``.
 
     References
     ----------
@@ -128,7 +128,7 @@ def slice_work(cuts: Sequence[int], attention: float) -> tuple[float, ...]:
     Raises
     ------
     ScheduleError
-        Code ``parameters``.
+        Code ``value``.
 
     Examples
     --------

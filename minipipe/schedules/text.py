@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from minipipe import io
-from minipipe.errors import ArgumentError, FileError, ScheduleCode, ScheduleError, quoted
+from minipipe.errors import ArgumentError, Code, FileError, ScheduleError, quoted
 from minipipe.io import MOST_ACTIONS, MOST_BYTES, MOST_STAGES, printable
 from minipipe.schedules.action import Action, B, F, I, Slice
 from minipipe.schedules.cells import is_cell, is_of_rank, may_omit_stage
@@ -33,7 +33,7 @@ _TIED = re.compile(r"\ufeff?# .*\(tied: (\d{1,9}(?:-\d{1,9})+(?:, \d{1,9}(?:-\d{
 _WITH_STAGE = re.compile(r"\(?\d+[A-Z]", re.ASCII)
 _WORD = re.compile(r"\S+")
 _NUMBER = re.compile(r"\d", re.ASCII)
-_unreadable = partial(ScheduleError.of, ScheduleCode.SYNTAX)
+_unreadable = partial(ScheduleError.of, Code.SYNTAX)
 _KNOWN = 2**16  # cells that are parsed once, however often they occur
 
 
@@ -58,7 +58,7 @@ def read(form: str, given: Any, ignore_sharding: bool = False) -> Cells:
 
     Comments of text are ignored, except the notes of the first line: ``# 1f1b (tied: 0-3) (frozen: 1, 2): …``.
 
-    Errors have code ``syntax``, or code ``file`` for a file that cannot be read, is too large or is not text.
+    Errors have code ``syntax``, or code ``unreadable`` for a file that cannot be read, is too large or is not text.
     """
     text = _text_of_file(given) if form == "file" else given
     if form in ("text", "csv") and (not isinstance(text, str) or text.strip().endswith((".csv", ".txt"))):
@@ -82,7 +82,7 @@ def _text_of_file(path: str | Path) -> str:
     try:
         return io.read_text(path)
     except FileError as error:
-        raise ScheduleError.of(ScheduleCode.FILE, f"The schedule {error}") from None
+        raise ScheduleError.of(Code.UNREADABLE, f"The schedule {error}") from None
 
 
 def _rows_of_text(text: str) -> Iterator[_Row]:
@@ -117,7 +117,7 @@ def _check_length(text: str) -> None:
     for size, noun, most in ((len(text), "characters", MOST_BYTES), (text.count(","), "cells", MOST_ACTIONS)):
         if size > most:
             message = f"The text has {size:,} {noun}; the limit is {most:,}."
-            raise ScheduleError.of(ScheduleCode.TOO_LARGE, message)
+            raise ScheduleError.of(Code.TOO_LARGE, message)
 
 
 def _from_rows(read: Callable[[], Iterator[_Row]], ignore_sharding: bool, frozen: frozenset[int]) -> Cells:
@@ -125,14 +125,14 @@ def _from_rows(read: Callable[[], Iterator[_Row]], ignore_sharding: bool, frozen
     total = sum(map(len, actions))
     if not total:
         raise ScheduleError.of(
-            ScheduleCode.EMPTY, "The text has no action. Expected one line per rank, with cells such as 0F0."
+            Code.SYNTAX, "The text has no action. Expected one line per rank, with cells such as 0F0."
         )
     largest = max(chain.from_iterable(actions), key=itemgetter(2))
     n, k = max(1, num_slices), largest.microbatch
     num_microbatches = (k.sequence + 1) * n if n > 1 else k + 1  # whole sequences
     if (k.sequence * n + k.part if n > 1 else k) >= total:
         message = f"{largest} names microbatch {k}, but most lower ones are missing."
-        raise ScheduleError.of(ScheduleCode.MISSING, message)
+        raise ScheduleError.of(Code.MISSING, message)
     return Cells(_placement(actions, frozen), num_microbatches, tuple(actions), frozen, overlaps, n)
 
 
@@ -173,7 +173,7 @@ def _rows_in(read: Callable[[], Iterator[_Row]], ignore_sharding: bool = False) 
         total += len(actions[-1])
         if total > MOST_ACTIONS or len(actions) > MOST_STAGES:
             message = f"Line {line} is beyond the limit of {MOST_STAGES:,} ranks and {MOST_ACTIONS:,} actions."
-            raise ScheduleError.of(ScheduleCode.TOO_LARGE, message)
+            raise ScheduleError.of(Code.TOO_LARGE, message)
     return actions, frozenset(overlaps), num_slices
 
 
@@ -249,11 +249,11 @@ def _placement(actions: Sequence[Sequence[Action]], frozen: frozenset[int]) -> t
     stages = sorted(counts)
     if len(stages) > MOST_STAGES:
         message = f"The text has {len(stages):,} stages; the limit is {MOST_STAGES:,}."
-        raise ScheduleError.of(ScheduleCode.TOO_LARGE, message)
+        raise ScheduleError.of(Code.TOO_LARGE, message)
     if stages != list(range(len(stages))):
         missing = next(index for index, stage in enumerate(stages) if index != stage)
         raise ScheduleError.of(
-            ScheduleCode.MISSING, f"Stage {stages[-1]} occurs without stage {missing}; stages are counted from 0."
+            Code.MISSING, f"Stage {stages[-1]} occurs without stage {missing}; stages are counted from 0."
         )
     replicas: defaultdict[int, list[int]] = defaultdict(list)
     one_way = frozen - {stage for row in actions for stage, kind, _ in row if kind in (B, I)} if frozen else frozen

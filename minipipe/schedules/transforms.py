@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, groupby, pairwise
 
-from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted, schedule_number
+from minipipe.errors import Code, ScheduleError, misuse, quoted, schedule_number
 from minipipe.schedules.action import RECV_B, REDUCE_GRAD, SEND_B, Action, ActionKind, B, F, I, L, O, R, U, W
 from minipipe.schedules.action_table import ActionTable, Schedule, T, check_table
 from minipipe.schedules.placement import check_size, neighbouring_placement
@@ -165,7 +165,7 @@ def freeze_stages(table: T, stages: Iterable[int]) -> T:
     Raises
     ------
     ScheduleError
-        Code ``out-of-range``, for a stage that does not exist; ``parameters``, if ``stages`` is not a sequence of
+        Code ``out-of-range``, for a stage that does not exist; ``value``, if ``stages`` is not a sequence of
         stages.
 
     Examples
@@ -216,7 +216,7 @@ def repeat(table: T, num_steps: int) -> T:
     Raises
     ------
     ScheduleError
-        Codes ``parameters`` and ``too-large``.
+        Codes ``value`` and ``too-large``.
 
     References
     ----------
@@ -277,7 +277,7 @@ def recomputed(schedule: Schedule, stages: Iterable[int] | None = None) -> Sched
     Raises
     ------
     ScheduleError
-        Codes ``forward-only``, and ``out-of-range`` for a stage that does not exist.
+        Codes ``unsupported``, and ``out-of-range`` for a stage that does not exist.
 
     References
     ----------
@@ -325,7 +325,7 @@ def offloaded(schedule: Schedule, num_held: int) -> Schedule:
     Raises
     ------
     ScheduleError
-        Codes ``forward-only`` and ``parameters``.
+        Codes ``unsupported`` and ``value``.
 
     Notes
     -----
@@ -403,9 +403,9 @@ def check_trains(schedule: Schedule, purpose: str) -> None:
     >>> check_trains(Schedule.from_text("0F0", name="mine"), "gradients to sum")
     Traceback (most recent call last):
         ...
-    minipipe.errors.ScheduleError: [forward-only] mine has no backward, and so no gradients to sum; ...
+    minipipe.errors.ScheduleError: [unsupported] mine has no backward, and so no gradients to sum; ...
     """
     check_table(schedule, Schedule)
     if schedule.is_forward_only:
         message = f"{schedule.title} has no backward, and so no {purpose}; expected a schedule that trains."
-        raise ScheduleError.of(ScheduleCode.FORWARD_ONLY, message)
+        raise ScheduleError.of(Code.UNSUPPORTED, message)

@@ -105,7 +105,7 @@ def zb_v(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 2) -> Sch
     Raises
     ------
     ScheduleError
-        Code ``parameters``, for a count below 1 or a number of chunks other than 2.
+        Code ``value``, for a count below 1 or a number of chunks other than 2.
 
     References
     ----------

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
-from minipipe.errors import ScheduleCode, ScheduleError, counted
+from minipipe.errors import Code, ScheduleError, counted
 from minipipe.io import printable
 from minipipe.schedules.action import Action, L, O, R
 from minipipe.schedules.collector import collector_paused
@@ -74,18 +74,18 @@ class Written(ShownInNotebooks):
         Raises
         ------
         ScheduleError
-            Code ``slices``, for a table with slices: the format has none, and PyTorch reads ``0F1.0`` as ``0F1``.
-            Code ``recompute``, for a table with R, O or L, which the format cannot express.
+            Code ``unsupported``, for a table with slices: the format has none, and PyTorch reads ``0F1.0`` as ``0F1``.
+            Code ``unsupported``, for a table with R, O or L, which the format cannot express.
         """
         if self.num_slices > 1:
             message = (
                 f"{self.title} has slices, and PyTorch's CSV has none; write it as text, with to_text() or --format"
             )
             message += " rows, or let every slice be a microbatch, with dataclasses.replace(schedule, num_slices=1)."
-            raise ScheduleError.of(ScheduleCode.SLICES, message)
+            raise ScheduleError.of(Code.UNSUPPORTED, message)
         if unsaid := {a.kind for row in self.actions for a in row} & {R, O, L}:
             message = f"{self.title} has {' and '.join(sorted(unsaid))}, and PyTorch's CSV has no such action; write it"
-            raise ScheduleError.of(ScheduleCode.RECOMPUTE, f"{message} as text, with to_text() or --format rows.")
+            raise ScheduleError.of(Code.UNSUPPORTED, f"{message} as text, with to_text() or --format rows.")
         # A lone comma is an idle rank; an empty line would be skipped when read.
         return "".join((",".join(self._cells(row)) or ",") + "\n" for row in self.actions)
 
@@ -158,7 +158,7 @@ class Written(ShownInNotebooks):
         Raises
         ------
         ScheduleError
-            Code ``file``, if the file does not exist or is not text; ``syntax``, with line and cell.
+            Code ``unreadable``, if the file does not exist or is not text; ``syntax``, with line and cell.
         """
         return cls(stem_of(path), *read_cells("file", path, ignore_sharding))
 

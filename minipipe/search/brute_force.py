@@ -63,7 +63,7 @@ def solve_by_branch_and_bound(
     Raises
     ------
     ScheduleError
-        Code ``parameters``, if no schedule fits the memory, or for a span over another
+        Code ``value``, if no schedule fits the memory, or for a span over another
         placement.
 
     References

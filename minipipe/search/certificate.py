@@ -12,7 +12,7 @@ from hashlib import sha256
 from math import inf, isfinite
 from typing import Any, NamedTuple
 
-from minipipe.errors import ScheduleCode, ScheduleError, quoted
+from minipipe.errors import Code, ScheduleError, quoted
 from minipipe.io import MOST_JSON, MOST_STAGES, json_object
 from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import Schedule
@@ -119,7 +119,7 @@ class Certificate(NamedTuple):
         Raises
         ------
         ScheduleError
-            Code ``syntax``, if the text is not a certificate; ``certificate``, if it
+            Code ``syntax``, if the text is not a certificate; ``mismatch``, if it
             was changed after it was written; the codes of :class:`~minipipe.Schedule`
             and of :meth:`minipipe.Costs.workload`.
         """
@@ -155,7 +155,7 @@ def read_certificate(text: str) -> tuple[Certificate, bool]:
     """
     if len(text) > MOST_JSON:
         message = f"The text has {len(text):,} characters; the limit is {MOST_JSON:,}."
-        raise ScheduleError.of(ScheduleCode.TOO_LARGE, message)
+        raise ScheduleError.of(Code.TOO_LARGE, message)
     try:
         found = json_object(text, _HEAD)
         digest = found.pop("sha256", None)
@@ -171,7 +171,7 @@ def read_certificate(text: str) -> tuple[Certificate, bool]:
 def changed() -> ScheduleError:
     """Return the error for a certificate that was changed after it was written."""
     return ScheduleError.of(
-        ScheduleCode.CERTIFICATE,
+        Code.MISMATCH,
         "The certificate was changed after it was written: "
         "the SHA-256 of its content differs.",
     )
@@ -239,7 +239,7 @@ def _amount(name: str, value: Any) -> float:
 
 def _refusal(reason: str) -> ScheduleError:
     message = f"This is not a certificate: {reason}."
-    return ScheduleError.of(ScheduleCode.SYNTAX, message)
+    return ScheduleError.of(Code.SYNTAX, message)
 
 
 def _digest(content: dict[str, Any]) -> str:

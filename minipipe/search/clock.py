@@ -44,7 +44,7 @@ def one_after_another(workload: Workload) -> Schedule:
     all its other stages, since their I come later; likewise before each I. This
     schedule holds nothing else at these times.
 
-    If not even one microbatch fits, it raises code ``parameters``, because then no
+    If not even one microbatch fits, it raises code ``value``, because then no
     schedule fits.
 
     Examples

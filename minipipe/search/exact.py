@@ -199,7 +199,7 @@ def solve(
     ArgumentError
         Code ``value``, if OR-tools are not installed.
     ScheduleError
-        Code ``parameters``, if no schedule fits the memory; the codes of
+        Code ``value``, if no schedule fits the memory; the codes of
         :func:`~minipipe.schedules.simulation.evaluation.evaluate`, if the hint is not a
         solution.
 

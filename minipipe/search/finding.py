@@ -7,7 +7,7 @@ from math import inf
 from numbers import Real
 from time import perf_counter
 
-from minipipe.errors import ScheduleCode, ScheduleError, misuse, unfit, whole_number
+from minipipe.errors import misuse, schedule_number, unfit
 from minipipe.schedules.action_table import describe_sizes
 from minipipe.schedules.analysis.workload import Objective, Workload
 from minipipe.schedules.simulation.evaluation import evaluate
@@ -68,7 +68,7 @@ def find_schedule(
     Raises
     ------
     ScheduleError
-        Code ``parameters``, if there is no such objective, the time or the evaluations
+        Code ``value``, if there is no such objective, the time or the evaluations
         are not above 0, or a limit of memory is too small for one microbatch.
     ArgumentError
         Code ``value``, if ``exact`` is true and OR-tools are not installed.
@@ -134,8 +134,7 @@ def _checked(
     if seconds is not None and (not isinstance(seconds, Real) or not seconds > 0):
         raise unfit("seconds", seconds, "a time above 0")
     if evaluations is not None:
-        code = ScheduleCode.PARAMETERS
-        whole_number("evaluations", evaluations, error=ScheduleError.of, code=code)
+        schedule_number("evaluations", evaluations)
     if objective not in list(Objective):
         expected = " or ".join(repr(str(known)) for known in Objective)
         raise unfit("objective", objective, expected)

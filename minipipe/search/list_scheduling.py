@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
-from minipipe.errors import ScheduleCode, ScheduleError, quoted, unfit
+from minipipe.errors import unfit
 from minipipe.schedules.action import ActionKind, B, F, I, W
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.activations import Footprint
@@ -200,7 +200,7 @@ def greedy(
     Raises
     ------
     ScheduleError
-        Codes ``parameters`` and ``costs``.
+        Code ``value``.
 
     Notes
     -----
@@ -226,11 +226,8 @@ def greedy(
         raise unfit("placement", placement, expected)
     known = ["B", "F"], ["F", "I", "W"]
     if not isinstance(priority, str) or sorted(priority) not in known:
-        raise ScheduleError.of(
-            ScheduleCode.PARAMETERS,
-            f"priority is {quoted(priority)}; expected an order of B and F, "
-            "or of F, I and W, such as 'BF' or 'IFW'.",
-        )
+        expected = "an order of B and F, or of F, I and W, such as 'BF' or 'IFW'"
+        raise unfit("priority", priority, expected)
     workload = costs.workload(placement, num_microbatches)
     limits = workload.memory_limit
     if memory_limit is not None:

@@ -95,9 +95,9 @@ def advise(
     ModelError, MicrobatchError
         Codes as for :func:`minipipe.measure_layers`.
     PartitionError
-        Code ``too-few-layers``, if there are fewer layers than ranks.
+        Code ``too-few``, if there are fewer layers than ranks.
     LaunchError
-        Code ``no-launcher``, if ``mpirun`` cannot start the ranks.
+        Code ``unavailable``, if ``mpirun`` cannot start the ranks.
 
     Notes
     -----
@@ -139,7 +139,7 @@ def check_num_layers(question: Question, num_ranks: int) -> None:
     Raises
     ------
     PartitionError
-        Code ``too-few-layers``.
+        Code ``too-few``.
     """
     check_model(question.model)
     partition_evenly(len(question.model.flat_layers), num_ranks)

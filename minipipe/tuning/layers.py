@@ -264,7 +264,7 @@ class MeasuredLayers(Sequence[LayerCosts]):
         Raises
         ------
         PartitionError
-            Code ``not-a-partition``.
+            Code ``value``.
 
         Examples
         --------
@@ -332,7 +332,7 @@ class MeasuredLayers(Sequence[LayerCosts]):
         ArgumentError
             Codes ``name``, ``value``.
         PartitionError
-            Codes ``zero-stages`` and ``too-few-layers``.
+            Codes ``value`` and ``too-few``.
 
         Examples
         --------

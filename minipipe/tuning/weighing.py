@@ -15,9 +15,9 @@ from numbers import Real
 from statistics import median
 from typing import Any, NamedTuple
 
-from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError, as_float, counted, quoted
+from minipipe.errors import ArgumentError, Code, ScheduleError, as_float, counted, quoted
 from minipipe.execution.plan import Plan
-from minipipe.execution.samples import Pieces, samples
+from minipipe.execution.samples import samples
 from minipipe.nn import Sequential
 from minipipe.render.descriptions import format_memory
 from minipipe.schedules import REGISTRY, Costs, Objective, Schedule, build, find_schedule, lower_bound, simulate
@@ -162,8 +162,8 @@ class Question:
         given = samples(self.inputs, "inputs")
         if self.num_microbatches is not None:
             return [self.num_microbatches]
-        if isinstance(given, Pieces):
-            return [len(given.parts)]
+        if given.is_cut:
+            return [len(given.sizes)]
         own = self.own_plan(num_ranks)
         usual = NUM_MICROBATCHES if own is None else own.schedule.num_microbatches
         return numbers_of_microbatches(given.num_samples, num_ranks, usual)
@@ -212,7 +212,7 @@ class Candidate(NamedTuple):
         Raises
         ------
         ScheduleError
-            Codes ``unknown`` and ``parameters``.
+            Codes ``name`` and ``value``.
         """
         is_default = self.chunks_per_rank == default_of(REGISTRY[self.schedule], "chunks_per_rank")
         chunks, n = None if is_default else self.chunks_per_rank, self.replicas
@@ -278,7 +278,7 @@ def names_left_out() -> list[str]:
 
 def _is_weighed(schedule: Schedule) -> bool:
     with suppress(ScheduleError):
-        schedule.check_known("the adviser", ScheduleCode.REPLICAS, ScheduleCode.OVERLAP)
+        schedule.check_known("the adviser", "replicas", "overlap")
         return True
     return False
 
@@ -600,7 +600,7 @@ def best_of(choices: Iterable[Choice], memory_limit: float) -> Choice:
         return ordered[0]
     least = min(ordered, key=lambda choice: max(choice.memory))
     raise ScheduleError.of(
-        ScheduleCode.MEMORY,
+        Code.MEMORY,
         f"No choice needs at most {format_memory(memory_limit, 'bytes')} on every rank. The least is "
         f"{format_memory(max(least.memory), 'bytes')}, as predicted, on rank {least.memory.index(max(least.memory))}: "
         f"{described(least.candidate)}. Raise the limit, or use more ranks, smaller batches or a smaller model.",

@@ -38,7 +38,7 @@ def test_a_gpu_has_its_name_here_and_in_pytorch_and_with_a_number_it_is_that_one
 def test_a_gpu_that_is_not_there_is_refused(device, two_gpus):
     with pytest.raises(LaunchError, match=f"device is '{device}', but there are 2 GPUs, from 'gpu:0' on") as caught:
         backend.module_for(device)
-    assert caught.value.code == "no-gpu" and two_gpus == []
+    assert caught.value.code == "unavailable" and two_gpus == []
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_gpu_that_is_not_there_is_refused(device, two_gpus):
 def test_another_device_is_refused_with_the_names_of_those_that_are_taken(device, two_gpus):
     with pytest.raises(LaunchError, match="expected 'cpu', 'gpu' or 'gpu:NUMBER'") as caught:
         nn.Linear(2, 2).to(device)
-    assert caught.value.code == "no-gpu" and ("dtype=" in str(caught.value)) == (device is np.float16)
+    assert caught.value.code == "unavailable" and ("dtype=" in str(caught.value)) == (device is np.float16)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cpu:0", np])

@@ -198,9 +198,9 @@ def test_a_result_of_another_kind_is_refused(case):
 
 
 WRONG_CONTRIBUTIONS = {
-    "none": (lambda g: None, False, "no-gradient", "The gradient of x in scaled returned None; .* Add its `return`"),
-    "a number": (lambda g: 1.0, False, "no-gradient", r"returned 1\.0; expected the gradient, an array"),
-    "a list": (lambda g: [1.0], True, "no-gradient", r"returned \[1\.0\]; expected the gradient, an array"),
+    "none": (lambda g: None, False, "missing", "The gradient of x in scaled returned None; .* Add its `return`"),
+    "a number": (lambda g: 1.0, False, "missing", r"returned 1\.0; expected the gradient, an array"),
+    "a list": (lambda g: [1.0], True, "missing", r"returned \[1\.0\]; expected the gradient, an array"),
     "a smaller shape": (lambda g: g[:1], False, "shape", r"of shape \(1, 3\) for an input of shape \(2, 3\)"),
     "a sum": (lambda g: g.sum(), True, "shape", r"of shape \(\) for an input of shape \(2, 3\)"),
     "no broadcast shape": (lambda g: g[:, :2], True, "shape", r"of shape \(2, 2\) for an input of shape \(2, 3\)"),

@@ -288,7 +288,7 @@ def test_versions_and_staleness_have_limits_and_updates_a_batch(ask):
     status, out, _ = ask("check", *sizes, "--max-versions", "2", "--max-staleness", "1")
     assert status == 0 and out.startswith("legal: 2bw, 4 ranks, 4 stages, 20 microbatches; makespan 69 units")
     status, _, err = ask("check", *sizes, "--max-versions", "1")
-    assert status == 1 and "[versions]" in err and ">0U4<" in err
+    assert status == 1 and "[staleness]" in err and ">0U4<" in err
     assert "[staleness]" in ask("check", *sizes, "--max-staleness", "0")[2]
     limit = ("--costs", "weights=10", "--memory-limit")
     assert ask("check", *sizes, *limit, "23")[0] == 0 and "[memory]" in ask("check", *sizes, *limit, "22")[2]

@@ -65,7 +65,7 @@ from tests.launch import ROOT, run
 )
 def test_a_question_that_is_wrong_exits_2_and_says_what_would_be_right(arguments, words, ask):
     status, out, err = ask(*arguments)
-    assert (status, out) == (2, "") or ("--json" in arguments and json.loads(out)["error"] == "parameters")
+    assert (status, out) == (2, "") or ("--json" in arguments and json.loads(out)["error"] == "value")
     assert words in err and err.startswith("minipipe: ") and "Traceback" not in err
 
 
@@ -167,7 +167,7 @@ def test_a_reader_that_stops_after_the_first_line_is_no_error():
 def test_a_file_that_is_not_there_is_neither_legal_nor_illegal(ask):
     status, out, _ = ask("check", "nowhere.csv", "--json")
     verdict = json.loads(out)
-    assert status == 2 and "legal" not in verdict and verdict["error"] == "unknown"
+    assert status == 2 and "legal" not in verdict and verdict["error"] == "name"
 
 
 def test_the_options_of_show_are_not_ignored(ask):

@@ -13,7 +13,7 @@ ANSWERS = """
 import os, signal, sys
 from minipipe.cli.ranks import leave_answer, leave_error
 from minipipe.comm import init_process_group
-from minipipe.errors import ArgumentError, ScheduleCode, ScheduleError
+from minipipe.errors import ArgumentError, Code, ScheduleError
 
 with init_process_group() as group:
     group.barrier()
@@ -32,7 +32,7 @@ FAILURES = {
     "an error of minipipe": (ANSWERS, 'raise ArgumentError("value", "width is 3")', "ArgumentError", r"width is 3"),
     "of a schedule": (
         ANSWERS,
-        'raise ScheduleError.of(ScheduleCode.MEMORY, "too small")',
+        'raise ScheduleError.of(Code.MEMORY, "too small")',
         "ScheduleError",
         "too small",
     ),

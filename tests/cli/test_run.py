@@ -65,7 +65,7 @@ def test_without_mpirun_it_says_how_to_get_one(ask, here, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(here / "python"))
     monkeypatch.setenv("PATH", str(here))
     status, out, err = ask("run", "--json", "-n", "2", "train.py")
-    assert status == 2 and json.loads(out)["error"] == "no-launcher"
+    assert status == 2 and json.loads(out)["error"] == "unavailable"
     assert err.startswith("minipipe: There is no command 'mpirun' here; install MPI with pip install -e '.[mpi]'")
 
 

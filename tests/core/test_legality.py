@@ -74,7 +74,7 @@ def test_a_new_kind_has_words_for_what_does_not_fit(keep):
     ]
     assert said("", "1KEEP0") == [
         (
-            "no-partner",
+            "missing",
             "Rank 1, position 2: 1KEEP0 has nothing to take and to give here.",
             1,
         )
@@ -86,7 +86,7 @@ def test_a_value_stays_on_its_rank_unless_it_travels(keep, monkeypatch):
     monkeypatch.setitem(NOUNS, "copy", Noun("copy of weights"))
     assert said("0KEEP0", "1USE0") == [
         (
-            "wrong-rank",
+            "placement",
             "Rank 1, position 2: 1USE0 needs the copy of weights of stage 1 from "
             "another rank, where 0KEEP0 (position 2) gives it.",
             1,
@@ -105,7 +105,7 @@ def test_regular_kinds_are_those_whose_declarations_need_not_vary():
 
 def test_the_earliest_cause_is_told_alone():
     table = Schedule.from_text("0F0 0O0 0L0 0R0 0U0 0B0")
-    assert [one.code for one in remarks(Flow(table))] == ["early-update"]
+    assert [one.code for one in remarks(Flow(table))] == ["order"]
     moved = Schedule.from_text("0F0 0L0 0O0 0B0 0R0")
     assert [one.message[18:] for one in remarks(Flow(moved))] == [
         ": 0L0 comes before 0O0 (position 2), which it needs.",

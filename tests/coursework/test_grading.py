@@ -315,7 +315,7 @@ def test_json_is_what_the_docstring_says(course, capsys, tmp_path):
 
 def test_wrong_usage_is_2(tmp_path, capsys):
     assert main(["grade", str(tmp_path), "--json"]) == 2
-    assert json.loads(capsys.readouterr().out)["error"] == "wrong-directory"
+    assert json.loads(capsys.readouterr().out)["error"] == "not-found"
     (tmp_path / "05_bubble.py").write_text("")
     for limit in ("0", "nan", "-3", "inf"):
         assert main(["grade", str(tmp_path), "--time-limit", limit]) == 2

@@ -121,7 +121,7 @@ def test_a_directory_that_is_not_empty_is_left_alone(tmp_path, capsys):
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(CourseworkError) as caught:
         write_coursework(tmp_path)
-    assert caught.value.code == "not-empty"
+    assert caught.value.code == "unwritable"
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
     assert main(["coursework", str(tmp_path)]) == 2
     assert "is not empty (thesis.txt), and no file is overwritten" in capsys.readouterr().err
@@ -138,7 +138,7 @@ def test_the_command_says_what_it_wrote(tmp_path, capsys):
 def test_where_a_file_lies_no_directory_is_made(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert main(["coursework", str(tmp_path / "file" / "mine"), "--json"]) == 2
-    assert json.loads(capsys.readouterr().out)["error"] == "not-written"
+    assert json.loads(capsys.readouterr().out)["error"] == "not-found"
 
 
 def test_a_source_without_exercises_is_refused(tmp_path, capsys):

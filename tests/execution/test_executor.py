@@ -53,7 +53,7 @@ def test_an_imported_schedule_in_another_order_runs_as_written_with_one_warning(
 
 def test_a_file_that_is_not_there_or_no_schedule_is_refused(tmp_path):
     (tmp_path / "mine.csv").write_text("0F0,0B0,oops")
-    for name, code, words in (("nowhere.csv", "file", "No such file"), ("mine.csv", "syntax", "Line 1, cell 3")):
+    for name, code, words in (("nowhere.csv", "unreadable", "No such file"), ("mine.csv", "syntax", "Line 1, cell 3")):
         with pytest.raises(ScheduleError, match=words) as caught:
             Pipeline(mlp(), OneRankGroup(), loss=nn.MSELoss(), schedule=str(tmp_path / name))
         assert caught.value.code == code
@@ -110,7 +110,7 @@ def test_held_bytes_grow_with_what_is_in_flight_and_end_at_nothing():
     def peaks(pipeline):
         pipeline.measures_memory = True
         pipeline.step(inputs, targets)
-        left = [stage.held for stage in pipeline._stages.values()]
+        left = [[*held.values()] for held in pipeline._trainer.graphs.values()]
         return pipeline.timeline().peak_memory, left
 
     gpipe, _ = on_ranks(2, peaks, model, schedule="gpipe", num_microbatches=8)[0]

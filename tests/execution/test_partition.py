@@ -156,14 +156,14 @@ def test_a_placement_has_a_rank_for_each_stage():
 @pytest.mark.parametrize("divide", [partition_evenly, lambda n, s: partition_by_cost([1] * n, s)])
 @pytest.mark.parametrize(
     ("layers", "stages", "code"),
-    [(3, 0, "zero-stages"), (3, -1, "zero-stages"), (3, 4, "too-few-layers"), (0, 1, "too-few-layers")],
+    [(3, 0, "value"), (3, -1, "value"), (3, 4, "too-few"), (0, 1, "too-few")],
 )
 def test_what_cannot_be_divided_says_what_to_do(divide, layers, stages, code):
     with pytest.raises(PartitionError) as caught:
         divide(layers, stages)
     assert caught.value.code == code
     assert isinstance(caught.value, ValueError)
-    if code == "too-few-layers":
+    if code == "too-few":
         assert f"{counted(layers, 'layer')} cannot make {counted(stages, 'stage')}" in str(caught.value)
         assert "deeper model" in str(caught.value)
 
@@ -172,7 +172,7 @@ def test_what_cannot_be_divided_says_what_to_do(divide, layers, stages, code):
 def test_a_cost_must_be_a_finite_number(cost):
     with pytest.raises(PartitionError) as caught:
         partition_by_cost([1, cost], 1)
-    assert caught.value.code == "invalid-cost" and "Layer 1" in str(caught.value)
+    assert caught.value.code == "value" and "Layer 1" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_cost_must_be_a_finite_number(cost):
 def test_a_partition_by_hand_must_cover_every_layer_once(parts):
     with pytest.raises(PartitionError) as caught:
         check_partition(parts, 4, 2)
-    assert caught.value.code == "not-a-partition"
+    assert caught.value.code == "value"
 
 
 @examples(100)
@@ -198,7 +198,7 @@ def test_microbatches_differ_by_at_most_one_and_drop_nothing(num_samples, num_mi
     if num_samples < num_microbatches:
         with pytest.raises(MicrobatchError) as caught:
             split_microbatches(num_samples, num_microbatches)
-        assert caught.value.code == "too-few-samples"
+        assert caught.value.code == "too-few"
         return
     parts = [range(num_samples)[part] for part in split_microbatches(num_samples, num_microbatches)]
     assert len(parts) == num_microbatches

@@ -171,7 +171,7 @@ def test_packed_arrays_begin_at_multiples_of_64_bytes_and_are_views_of_the_messa
 def test_what_is_no_bundle_is_refused(value):
     with pytest.raises(TensorError) as caught:
         Payload.of(value)
-    assert caught.value.code == "not-a-tensor"
+    assert caught.value.code == "type"
 
 
 def test_a_subclass_of_tuple_is_no_bundle_because_it_could_not_be_rebuilt():

@@ -114,8 +114,8 @@ def weight_work():
 
 def error(kind):
     if kind is errors.ScheduleError:
-        return kind.of(errors.ScheduleCode.ORDER, "a sentence")
-    return kind(next(iter(kind.codes)), "a sentence")
+        return kind.of(errors.Code.ORDER, "a sentence")
+    return kind(errors.Code.VALUE, "a sentence")
 
 
 def filled(layer):
@@ -196,7 +196,7 @@ VALUES = {
     ActionKind: lambda: ActionKind.FORWARD,
     IdleCause: lambda: next(iter(IdleCause)),
     Objective: lambda: Objective.SPAN,
-    errors.ScheduleCode: lambda: errors.ScheduleCode.ORDER,
+    errors.Code: lambda: errors.Code.ORDER,
     errors.Problem: lambda: error(errors.ScheduleError).problems[0],
     schedules.Schedule: lambda: schedules.zb_h1(2, 4),
     schedules.Program: lambda: schedules.lower(schedules.zb_h1(2, 4)),

@@ -72,7 +72,7 @@ def test_functions_of_bundles_cut_anywhere_have_the_bits_of_one_process(name, de
 def test_what_is_no_tensor_is_refused_where_it_leaves_the_layer():
     with pytest.raises(TensorError, match="Values between layers must be tensors") as caught:
         nn.Sequential(nn.Identity(), nn.Function(lambda x: x.shape))(Tensor([1.0]))
-    assert caught.value.code == "not-a-tensor" and "in layer 1, Function(" in caught.value.__notes__[0]
+    assert caught.value.code == "type" and "in layer 1, Function(" in caught.value.__notes__[0]
 
 
 # -- its name ----------------------------------------------------------------------------------------------------

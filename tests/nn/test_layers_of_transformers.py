@@ -91,7 +91,7 @@ def test_a_sequence_longer_than_the_positional_embedding_is_refused_with_both_le
     assert layer(Tensor(np.ones((1, 5, 2), np.float32))).shape == (1, 5, 2)
     with pytest.raises(TensorError, match="6 positions; expected at most 5") as caught:
         layer(Tensor(np.ones((1, 6, 2), np.float32)))
-    assert caught.value.code == "range"
+    assert caught.value.code == "out-of-range"
 
 
 @pytest.mark.parametrize("shape", [(5, 2), (1, 5, 3), (1, 1, 5, 2)])

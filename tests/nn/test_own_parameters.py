@@ -221,7 +221,7 @@ def beside(model, **attributes):
 def test_a_parameter_that_no_layer_has_is_refused(make):
     with pytest.raises(ModelError, match="belongs to none of its layers") as caught:
         Plan(make(), num_ranks=2)
-    assert caught.value.code == "beside-layers"
+    assert caught.value.code == "unsupported"
 
 
 def replaced(model, **attributes):
@@ -242,7 +242,7 @@ def replaced(model, **attributes):
 def test_a_sequence_with_code_of_its_own_is_no_model_of_a_pipeline(make):
     with pytest.raises(ModelError, match="with a forward of its own") as caught:
         Plan(make(), num_ranks=2)
-    assert caught.value.code == "not-a-sequence"
+    assert caught.value.code == "type"
 
 
 @for_each(

@@ -79,7 +79,7 @@ def test_reading_a_parameter_without_values_raises_uninitialised_and_says_what_t
     parameter = nn.Parameter((2, 3), nn.initialisers.constant(0.0))
     with pytest.raises(ParameterError, match=r"\(2, 3\).*initialise\(seed\)") as caught:
         read(parameter)
-    assert caught.value.code == "uninitialised"
+    assert caught.value.code == "missing"
     parameter.fill(0, "parameter")
     read(parameter)
 
@@ -256,7 +256,7 @@ def test_a_shape_needs_an_initialiser():
     for shape in ((8, 2), (3,), ()):
         with pytest.raises(ParameterError, match=r"has no initialiser.* nn\.initialisers\.normal\(0\.02\)") as caught:
             nn.Parameter(shape)
-        assert caught.value.code == "uninitialised" and f"nn.Parameter({shape}, " in str(caught.value)
+        assert caught.value.code == "missing" and f"nn.Parameter({shape}, " in str(caught.value)
 
 
 def test_given_values_stay_what_they_are_when_a_model_is_initialised():

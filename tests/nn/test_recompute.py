@@ -308,7 +308,7 @@ def test_a_mask_that_is_not_that_of_the_first_time_is_noticed(monkeypatch):
     assert caught.value.code == "not-repeatable"
     with pytest.raises(TensorError) as caught:
         everything(USED_EVERYWHERE, nn.Recompute)  # there backward is outside of the key
-    assert caught.value.code == "no-random-key"
+    assert caught.value.code == "missing"
 
 
 def test_a_place_that_was_not_copied_is_noticed(monkeypatch):

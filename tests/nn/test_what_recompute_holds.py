@@ -91,7 +91,7 @@ def test_backward_twice_raises_backward_twice_and_changes_nothing(again):
     before = bits([parameter.grad for parameter in model.parameters()])
     with pytest.raises(TensorError) as caught:
         getattr(autograd, again)({result.node: upstream})
-    assert caught.value.code == "backward-twice"
+    assert caught.value.code == "no-graph"
     assert bits([parameter.grad for parameter in model.parameters()]) == before
 
 
@@ -123,7 +123,7 @@ def test_what_is_no_bundle_is_refused_going_in_and_coming_out():
     for module, x in ((nn.Tanh(), (1.0,)), (ReturnsNumber(), Tensor([1.0]))):
         with pytest.raises(TensorError) as caught:
             nn.Recompute(module)(x)
-        assert caught.value.code == "not-a-tensor"
+        assert caught.value.code == "type"
 
 
 def test_a_frozen_recomputation_holds_nothing():

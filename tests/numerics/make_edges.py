@@ -126,10 +126,16 @@ OPERATIONS = {
 REFUSED = {
     "amax over an empty axis": ("shape", "There is no largest element; PyTorch refuses it as well."),
     "amin over an empty axis": ("shape", "There is no smallest element; PyTorch refuses it as well."),
-    "variance over an empty axis": ("range", "The mean of nothing is undefined; PyTorch gives NaN and a warning."),
-    "variance of one element as a sample": ("range", "0 / 0; PyTorch gives NaN and a warning."),
-    "clip between crossed bounds": ("range", "There is no such interval; PyTorch takes the upper bound for all."),
-    "dropout of everything": ("range", "It would train nothing; PyTorch gives zeros."),
+    "variance over an empty axis": (
+        "out-of-range",
+        "The mean of nothing is undefined; PyTorch gives NaN and a warning.",
+    ),
+    "variance of one element as a sample": ("out-of-range", "0 / 0; PyTorch gives NaN and a warning."),
+    "clip between crossed bounds": (
+        "out-of-range",
+        "There is no such interval; PyTorch takes the upper bound for all.",
+    ),
+    "dropout of everything": ("out-of-range", "It would train nothing; PyTorch gives zeros."),
     "attention to no keys": (
         "shape",
         "A sequence has a position; PyTorch gives zeros, as for a query that sees no key.",

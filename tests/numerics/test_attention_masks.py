@@ -111,7 +111,7 @@ WRONG = {
         "dtype",
         "float64; expected truth values, or 1 for visible keys",
     ),
-    "numbers of segments": (np.array([[1, 1, 2, 2, 0]] * 2), "range", r"numbers other than 0 and 1.*mask > 0"),
+    "numbers of segments": (np.array([[1, 1, 2, 2, 0]] * 2), "out-of-range", r"numbers other than 0 and 1.*mask > 0"),
     "by query alone": (np.ones((4, 5), bool), "shape", r"shape \(4, 5\); expected \(2, 5\) or \(2, 4, 5\)"),
     "by head": (np.ones((2, 1, 4, 5), bool), "shape", r"expected \(2, 5\) or \(2, 4, 5\)"),
     "one axis": (np.ones(5, bool), "shape", "mask has shape"),

@@ -50,7 +50,7 @@ def test_a_layer_drops_weights_in_training_only_and_the_same_for_the_same_key():
     assert layer.eval()(Tensor(x)).numpy().tobytes() == plain(Tensor(x)).numpy().tobytes()
     with pytest.raises(TensorError) as caught:
         layer.train()(Tensor(x))
-    assert caught.value.code == "no-random-key"
+    assert caught.value.code == "missing"
 
 
 def test_the_block_passes_the_dropout_of_the_attention_on_and_no_other():
@@ -68,7 +68,7 @@ def test_a_probability_out_of_range_is_refused(probability):
         assert caught.value.code == "value"
     with pytest.raises(TensorError, match="^attention: the probability is") as refused:
         F.attention(normal(0, 2, 2), normal(0, 2, 2), normal(0, 2, 2), dropout=probability)
-    assert refused.value.code == "range"
+    assert refused.value.code == "out-of-range"
 
 
 # -- heads that share keys and values --------------------------------------------------------------------------

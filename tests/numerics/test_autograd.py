@@ -130,7 +130,7 @@ def test_backward_of_many_elements_without_a_gradient_raises_not_scalar():
     x = leaf(2, 3)
     with pytest.raises(TensorError, match=r"\(2, 3\)") as caught:
         (x * 2).backward()
-    assert caught.value.code == "not-scalar"
+    assert caught.value.code == "shape"
     assert x.grad is None
 
 
@@ -168,7 +168,7 @@ def test_backward_twice_raises_backward_twice_and_changes_nothing():
     before = x.grad.copy()
     with pytest.raises(TensorError) as caught:
         y.backward()
-    assert caught.value.code == "backward-twice"
+    assert caught.value.code == "no-graph"
     np.testing.assert_array_equal(x.grad, before)
 
 
@@ -180,7 +180,7 @@ def test_backward_through_a_part_that_another_backward_has_used_raises():
     before = x.grad.copy()
     with pytest.raises(TensorError) as caught:
         second.backward()
-    assert caught.value.code == "backward-twice"
+    assert caught.value.code == "no-graph"
     np.testing.assert_array_equal(x.grad, before)
 
 
@@ -356,7 +356,7 @@ def test_a_vjp_that_forgets_to_return_is_named():
     x = Tensor([1.0], requires_grad=True)
     with pytest.raises(TensorError, match=r"double_vjp returned None; expected the gradient, an array") as caught:
         double(double(x)).sum().backward()
-    assert caught.value.code == "no-gradient"
+    assert caught.value.code == "missing"
 
 
 def test_an_error_in_one_walk_leaves_nothing_behind_for_the_next():

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # an overflow 
 
 
 WRONG_IDS = {
-    "too large": ([0, 3], "range"),
-    "negative": ([[-1], [0]], "range"),
-    "too large, unsigned": (np.array([255], np.uint8), "range"),
+    "too large": ([0, 3], "out-of-range"),
+    "negative": ([[-1], [0]], "out-of-range"),
+    "too large, unsigned": (np.array([255], np.uint8), "out-of-range"),
     "real numbers": ([0.0], "dtype"),
     "truth values": (np.array([True]), "dtype"),
     "real numbers in a tensor": (Tensor([0.0]), "dtype"),

@@ -83,9 +83,9 @@ SCORES = Tensor(np.zeros((2, 3), np.float32))
 
 
 WRONG_LABELS = {
-    "too large": ([0, 3], "range"),
-    "negative": ([-1, 0], "range"),
-    "too large, unsigned": (np.array([0, 255], np.uint8), "range"),
+    "too large": ([0, 3], "out-of-range"),
+    "negative": ([-1, 0], "out-of-range"),
+    "too large, unsigned": (np.array([0, 255], np.uint8), "out-of-range"),
     "real numbers": ([0.0, 1.0], "dtype"),
     "real numbers in a tensor": (Tensor([0.0, 1.0]), "dtype"),
     "truth values": ([True, False], "dtype"),
@@ -240,7 +240,7 @@ def test_clip_passes_the_gradient_at_its_bounds_and_not_beyond():
 def test_bounds_that_make_no_interval_are_refused(bounds, message):
     with pytest.raises(TensorError, match=f"^clip: {message}") as caught:
         functional.clip(Tensor([1.0]), *bounds)
-    assert caught.value.code == "range"
+    assert caught.value.code == "out-of-range"
 
 
 def test_masked_scores_of_minus_infinity_get_no_probability_and_no_gradient():
@@ -313,7 +313,7 @@ def test_variance_does_not_lose_its_digits_to_a_large_mean():
 def test_a_variance_of_too_few_elements_is_refused(shape, correction):
     with pytest.raises(TensorError, match=rf"correction is {correction}; .* elements, {shape[0]}\.") as caught:
         Tensor(np.ones(shape)).var(axis=0, correction=correction)
-    assert caught.value.code == "range"
+    assert caught.value.code == "out-of-range"
 
 
 # -- normalisation -------------------------------------------------------------------------------------------------

@@ -125,17 +125,21 @@ IMAGES, SERIES = np.ones((2, 3, 5, 4)), np.ones((2, 3, 5))
 REFUSED = {
     "max_pool2d, axes": ("shape", r"max_pool2d: .*\(2, 3, 5\); .*height, width", lambda: F.max_pool2d(SERIES, 2)),
     "max_pool2d, kernel": ("shape", r"max_pool2d: .*\(5, 5\); .*\(5, 4\)", lambda: F.max_pool2d(IMAGES, 5)),
-    "max_pool2d, no kernel": ("range", "max_pool2d: kernel is 0", lambda: F.max_pool2d(IMAGES, 0)),
-    "max_pool2d, stride": ("range", "max_pool2d: stride", lambda: F.max_pool2d(IMAGES, 2, (1, 0))),
+    "max_pool2d, no kernel": ("out-of-range", "max_pool2d: kernel is 0", lambda: F.max_pool2d(IMAGES, 0)),
+    "max_pool2d, stride": ("out-of-range", "max_pool2d: stride", lambda: F.max_pool2d(IMAGES, 2, (1, 0))),
     "max_pool1d, axes": ("shape", "max_pool1d: .* channels, length", lambda: F.max_pool1d(IMAGES, 2)),
-    "avg_pool1d, a pair": ("range", "avg_pool1d: kernel is .*a whole number,", lambda: F.avg_pool1d(SERIES, (2, 2))),
+    "avg_pool1d, a pair": (
+        "out-of-range",
+        "avg_pool1d: kernel is .*a whole number,",
+        lambda: F.avg_pool1d(SERIES, (2, 2)),
+    ),
     "avg_pool2d, axes": ("shape", r"avg_pool2d: .*\(2, 3, 5\)", lambda: F.avg_pool2d(SERIES, 2)),
     "avg_pool2d, kernel": ("shape", r"avg_pool2d: .*\(6, 1\)", lambda: F.avg_pool2d(IMAGES, (6, 1))),
     "global_avg_pool, features": ("shape", r"global_avg_pool: .*\(2, 3\)", lambda: F.global_avg_pool(SERIES[..., 0])),
     "global_avg_pool, empty": ("shape", r"global_avg_pool: .*\(2, 3, 0\)", lambda: F.global_avg_pool(SERIES[..., :0])),
-    "MaxPool2d, kernel": ("range", "MaxPool2d: kernel_size", lambda: nn.MaxPool2d("2")),
-    "MaxPool2d, stride": ("range", "MaxPool2d: stride", lambda: nn.MaxPool2d(2, stride=0)),
-    "AvgPool1d, kernel": ("range", "AvgPool1d: kernel_size is 1.5", lambda: nn.AvgPool1d(3 / 2)),
+    "MaxPool2d, kernel": ("out-of-range", "MaxPool2d: kernel_size", lambda: nn.MaxPool2d("2")),
+    "MaxPool2d, stride": ("out-of-range", "MaxPool2d: stride", lambda: nn.MaxPool2d(2, stride=0)),
+    "AvgPool1d, kernel": ("out-of-range", "AvgPool1d: kernel_size is 1.5", lambda: nn.AvgPool1d(3 / 2)),
 }
 
 

@@ -216,7 +216,7 @@ def test_an_inner_key_holds_inside_its_block_only():
 def test_dropout_without_a_key_raises_no_random_key_and_says_what_to_do(module):
     with pytest.raises(TensorError, match=r"random_key\(seed, step\)") as caught:
         module(X)
-    assert caught.value.code == "no-random-key"
+    assert caught.value.code == "missing"
     assert (current_place().seed, current_place().layer) == (None, None)
 
 

@@ -105,7 +105,7 @@ WRONG = {
         r"positions \(3,\) or \(2, 3\)",
     ),
     "between positions": (lambda: F.rotary(normal(0, 2, 4), [0.0, 0.5]), "dtype", "whole numbers"),
-    "a base of zero": (lambda: F.rotary(normal(0, 2, 4), base=0.0), "range", "above 0"),
+    "a base of zero": (lambda: F.rotary(normal(0, 2, 4), base=0.0), "out-of-range", "above 0"),
     "in attention": (
         lambda: F.self_attention(normal(0, 2, 3, 9), 1, rotary_base=1e4),
         "shape",

@@ -193,7 +193,7 @@ def test_a_list_of_numbers_is_an_array_and_a_tuple_never_is():
 @pytest.mark.parametrize(
     "given, code, words",
     [
-        ((np.ones((4, 2)), np.ones((3, 2))), "unequal-lengths", r"arrays of the inputs have \[4, 3\] samples"),
+        ((np.ones((4, 2)), np.ones((3, 2))), "wrong-number", r"arrays of the inputs have \[4, 3\] samples"),
         ((), "shape", "The inputs are empty"),
         ({}, "shape", "The inputs are empty"),
         (3.0, "shape", "The inputs are a single number"),

@@ -28,14 +28,14 @@ from tests.strategies import batch
 @pytest.mark.parametrize(
     ("kind", "code", "options"),
     [
-        (ScheduleError, "unknown", {"schedule": "1f2b"}),
-        (ScheduleError, "parameters", {"schedule": "zb-v", "chunks_per_rank": 3}),
-        (ScheduleError, "parameters", {"schedule": schedules.gpipe(2, 4), "num_microbatches": 5}),
-        (ScheduleError, "parameters", {"schedule": schedules.gpipe(2, 4), "chunks_per_rank": 2}),
-        (ScheduleError, "parameters", {"num_microbatches": 0}),
+        (ScheduleError, "name", {"schedule": "1f2b"}),
+        (ScheduleError, "value", {"schedule": "zb-v", "chunks_per_rank": 3}),
+        (ScheduleError, "value", {"schedule": schedules.gpipe(2, 4), "num_microbatches": 5}),
+        (ScheduleError, "value", {"schedule": schedules.gpipe(2, 4), "chunks_per_rank": 2}),
+        (ScheduleError, "value", {"num_microbatches": 0}),
         (RankError, "wrong-number", {"schedule": schedules.gpipe(3, 4)}),
-        (PartitionError, "too-few-layers", {"schedule": "interleaved-1f1b", "chunks_per_rank": 9}),
-        (PartitionError, "not-a-partition", {"partition": [range(9)]}),
+        (PartitionError, "too-few", {"schedule": "interleaved-1f1b", "chunks_per_rank": 9}),
+        (PartitionError, "value", {"partition": [range(9)]}),
         (ScheduleError, "order", {"schedule": Schedule.from_text("0B0 0F0\n1F0 1B0")}),
     ],
 )
@@ -48,14 +48,14 @@ def test_what_does_not_fit_is_refused_before_the_first_message(kind, code, optio
 def test_what_is_not_a_sequence_is_refused():
     with pytest.raises(ModelError) as caught:
         Pipeline(nn.Linear(2, 2), OneRankGroup(), loss=nn.MSELoss())
-    assert caught.value.code == "not-a-sequence" and "nn.Sequential" in str(caught.value)
+    assert caught.value.code == "type" and "nn.Sequential" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("inputs", "targets", "kind", "code"),
     [
-        (np.ones((3, 4), np.float32), np.ones((3, 2), np.float32), MicrobatchError, "too-few-samples"),
-        (np.ones((8, 4), np.float32), np.ones((7, 2), np.float32), MicrobatchError, "unequal-lengths"),
+        (np.ones((3, 4), np.float32), np.ones((3, 2), np.float32), MicrobatchError, "too-few"),
+        (np.ones((8, 4), np.float32), np.ones((7, 2), np.float32), MicrobatchError, "wrong-number"),
         (np.ones((8, 5), np.float32), np.ones((8, 2), np.float32), TensorError, "shape"),
         (np.float32(1), np.ones((8, 2), np.float32), TensorError, "shape"),
     ],
@@ -86,7 +86,7 @@ def test_a_loss_that_is_not_a_scalar_is_refused():
     inputs, targets = batch(8, 4)
     with pytest.raises(TensorError) as caught:
         spawn(lambda g: Pipeline(mlp(), g, loss=lambda y, t: y - t, num_microbatches=4).step(inputs, targets), 2)
-    assert caught.value.code == "not-scalar"
+    assert caught.value.code == "shape"
 
 
 def test_pipelines_of_one_group_called_in_different_orders_are_told():
@@ -117,7 +117,7 @@ def test_a_loss_with_parameters_is_refused():
 
     with pytest.raises(ModelError) as caught:
         Pipeline(mlp(), OneRankGroup(), loss=Weighted())
-    assert caught.value.code == "loss-with-parameters"
+    assert caught.value.code == "loss"
 
 
 def test_a_layer_that_returns_no_tensor_is_named():
@@ -147,7 +147,7 @@ def test_ranks_that_step_unequally_often_are_told():
 
     with pytest.raises(MessageError) as caught:
         on_ranks(2, skip)
-    assert caught.value.code == "step"
+    assert caught.value.code == "disagreement"
 
 
 @pytest.mark.parametrize(
@@ -292,4 +292,4 @@ def test_a_step_beside_another_thread_s_step_is_refused_and_the_other_goes_on():
     with init_process_group() as group:
         pipeline = Pipeline(nn.Sequential(Nosy(), nn.Linear(1, 1)), group, loss=nn.MSELoss(), num_microbatches=2)
         assert np.isfinite(pipeline.step(np.ones((2, 1)), np.ones((2, 1))))
-    assert refused == ["two-threads"]
+    assert refused == ["not-a-rank"]

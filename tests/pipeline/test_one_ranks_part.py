@@ -44,7 +44,7 @@ def test_a_decision_from_one_ranks_part_is_refused_and_changes_nothing(name, opt
         assert all(np.array_equal(p.grad, grad) for p, grad in zip(pipeline.parameters(), before))
         return caught.value.code
 
-    assert spawn(run, 2) == ["not-all-ranks"] * 2
+    assert spawn(run, 2) == ["disagreement"] * 2
 
 
 @needs_mpi

@@ -62,7 +62,7 @@ def test_a_tuple_of_tensors_where_one_belongs_is_refused(layer):
     model = nn.Sequential(HandsOnTwo(), layer)
     with pytest.raises(TensorError, match="A tuple of tensors was passed; expected one tensor") as caught:
         model(X)
-    assert caught.value.code == "several-tensors"
+    assert caught.value.code == "wrong-number"
     with pytest.raises(TensorError, match=r"A list of tensors .* nn.Take\('x'\) selects one"):
         functional.add(Tensor(X), [Tensor(X)])
 

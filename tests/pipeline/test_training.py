@@ -94,7 +94,7 @@ def test_a_gpu_that_is_not_there_is_missed_in_one_sentence():
         pytest.skip("there is a GPU here")
     with pytest.raises(LaunchError, match="There is no GPU to use: .* Use device='cpu'") as caught:
         spawn(lambda group: Pipeline(language_model(), group, loss=nn.CrossEntropyLoss(), device="gpu"), 1)
-    assert caught.value.code == "no-gpu"
+    assert caught.value.code == "unavailable"
     with pytest.raises(LaunchError, match="device is 'tpu'; expected 'cpu', 'gpu' or"):
         nn.Linear(2, 2).to("tpu")
 

@@ -294,7 +294,7 @@ def refusal(call, *arguments):
 @pytest.mark.parametrize("p", [1, 3, 7])
 def test_an_odd_number_of_ranks_is_refused(name, p):
     error = refusal(schedules.build, name, p, 8)
-    assert error.code == "parameters" and f"num_ranks is {p}; {name} takes an even number." in str(error)
+    assert error.code == "value" and f"num_ranks is {p}; {name} takes an even number." in str(error)
 
 
 @pytest.mark.parametrize("name", ["chimera", "dualpipe"])
@@ -305,7 +305,7 @@ def test_a_microbatch_that_comes_back_on_the_opposite_rank_is_refused(name):
     rows[1].remove(moved)
     rows[2].append(moved)
     error = refusal(verify, Schedule("mutant", schedule.placement, 8, rows))
-    assert error.code == "other-replica" and f"{moved} is on another replica than its forward" in str(error)
+    assert error.code == "placement" and f"{moved} is on another replica than its forward" in str(error)
 
 
 @pytest.mark.parametrize("name", ["chimera", "dualpipe"])

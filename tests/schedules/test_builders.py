@@ -237,7 +237,7 @@ def test_every_builder_refuses_what_is_not_a_whole_number_of_at_least_one(name, 
         given = {"num_ranks": 2, "num_microbatches": 4, argument: wrong}
         with pytest.raises(ScheduleError) as caught:
             builder(**given)
-        assert caught.value.code == "parameters"
+        assert caught.value.code == "value"
         assert f"{argument} is {wrong!r}" in str(caught.value)
 
 
@@ -246,7 +246,7 @@ def test_every_builder_refuses_what_is_not_a_whole_number_of_at_least_one(name, 
 def test_a_v_has_two_chunks_on_each_rank_and_no_other_number(name, chunks):
     with pytest.raises(ScheduleError) as caught:
         schedules.build(name, 4, 8, chunks)
-    assert caught.value.code == "parameters"
+    assert caught.value.code == "value"
     assert f"chunks_per_rank is {chunks}; {name} is V-shaped and has exactly 2 chunks on each rank" in str(caught.value)
 
 
@@ -255,7 +255,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
         with pytest.raises(ScheduleError) as caught:
             schedules.build(wrong, 4)
         assert (
-            caught.value.code == "unknown"
+            caught.value.code == "name"
             and f"expected one of {', '.join(schedules.REGISTRY)}." in str(caught.value).lower()
         )
     for wrong, near in (("1F1B!", "1f1b"), ("zb_v", "zb-v"), ("zbv", "zb-v"), ("interleaved", "interleaved-1f1b")):
@@ -270,7 +270,7 @@ def test_groups_smaller_than_the_number_of_ranks_are_refused_as_ranks_may_wait_i
                 ScheduleError, match=f"microbatch_group_size is {size}; expected .* at least 4"
             ) as caught:
                 build(4, 9, 2, size)
-            assert caught.value.code == "parameters"
+            assert caught.value.code == "value"
 
 
 def test_a_group_size_for_a_schedule_without_groups_is_refused_with_those_that_take_it():

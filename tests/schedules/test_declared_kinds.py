@@ -179,7 +179,7 @@ def test_a_kind_with_a_name_of_pytorchs_sharding_is_a_kind():
         ("F0 B0 F1 B1 U1 KEEP0", "missing", "0KEEP0 needs the weights of stage 0, which nothing gives"),
         ("F0 B0 U0 KEEP0 KEEP0", "duplicate", "0KEEP0 is a duplicate of position 3"),
         ("F0 B0 KEEP0 U0", "order", r"0KEEP0 comes before 0U0 \(position 3\), which it needs"),
-        ("0F0 0B0 0U0 1KEEP0 \n 1F0 1B0 1U0", "wrong-rank", "1KEEP0 is on the wrong rank; stage 1 is on rank 1"),
+        ("0F0 0B0 0U0 1KEEP0 \n 1F0 1B0 1U0", "placement", "1KEEP0 is on the wrong rank; stage 1 is on rank 1"),
     ],
 )
 def test_it_is_refused_where_it_has_no_value_to_read(text, code, words):
@@ -256,7 +256,7 @@ def test_costs_give_its_time_by_stage_and_by_default_none(tmp_path):
 def test_other_costs_that_fit_nothing_are_refused(other, words):
     with pytest.raises(ScheduleError, match=words) as caught:
         Costs(other=other).durations(2)
-    assert caught.value.code == "costs"
+    assert caught.value.code == "value"
 
 
 @pytest.mark.parametrize("other", ["3", '{"KEEP": "2"}', '{"KEEP": [1, 2], "SAVE": [1]}'])
@@ -311,4 +311,4 @@ def test_a_pipeline_refuses_it():
     words = r"has actions of a declared kind \(such as 0KEEP1\), which a Pipeline does not support"
     with pytest.raises(ScheduleError, match=words) as caught:
         Plan(model, Schedule.from_text(TEXT))
-    assert caught.value.code == "kinds"
+    assert caught.value.code == "unsupported"

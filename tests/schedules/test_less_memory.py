@@ -97,16 +97,16 @@ def test_what_is_offloaded_can_be_recomputed_as_well(original, num_held, bandwid
 @pytest.mark.parametrize(
     ("use", "code", "words"),
     [
-        (lambda: schedules.recomputed(schedules.forward_only(2, 2)), "forward-only", "no activations to recompute"),
-        (lambda: schedules.offloaded(schedules.forward_only(2, 2), 1), "forward-only", "no activations to offload"),
+        (lambda: schedules.recomputed(schedules.forward_only(2, 2)), "unsupported", "no activations to recompute"),
+        (lambda: schedules.offloaded(schedules.forward_only(2, 2), 1), "unsupported", "no activations to offload"),
         (lambda: schedules.recomputed(schedules.gpipe(2, 2), [2]), "out-of-range", "There is no stage 2"),
-        (lambda: schedules.offloaded(schedules.gpipe(2, 2), 0), "parameters", "num_held is 0; expected a whole number"),
+        (lambda: schedules.offloaded(schedules.gpipe(2, 2), 0), "value", "num_held is 0; expected a whole number"),
         (
             lambda: schedules.offloaded(schedules.offloaded(schedules.gpipe(2, 3), 1), 1),
-            "parameters",
+            "value",
             "has O and L already; expected a schedule without them",
         ),
-        (lambda: schedules.recomputed(schedules.lower(schedules.gpipe(2, 2))), "not-a-schedule", "its .schedule"),
+        (lambda: schedules.recomputed(schedules.lower(schedules.gpipe(2, 2))), "type", "its .schedule"),
     ],
 )
 def test_what_cannot_be_done_is_refused(use, code, words):

@@ -113,7 +113,9 @@ def test_a_file_that_is_none_is_refused_as_a_file(tmp_path):
     for path in ("/dev/zero", tmp_path, "a" * 300, "a\0b"):
         for read in (read_schedule, Schedule.from_file):
             error = refusal(read, path)
-            assert error.code == "file" and re.match(r"\[file\] The schedule .* cannot be read: ", str(error))
+            assert error.code == "unreadable" and re.match(
+                r"\[unreadable\] The schedule .* cannot be read: ", str(error)
+            )
 
 
 # -- costs ------------------------------------------------------------------------------------------------------------
@@ -130,7 +132,7 @@ def test_costs_that_no_float_can_hold_are_refused(name, wrong):
         assert simulate(schedules.gpipe(2, 2), Costs(**{name: wrong})).makespan == 9
         return
     error = refusal(lambda: simulate(schedules.gpipe(2, 2), Costs(**{name: wrong})))
-    assert error.code == "costs" and name in str(error) and len(str(error)) < 200
+    assert error.code == "value" and name in str(error) and len(str(error)) < 200
 
 
 @for_each(name={name: name for name in NUMBERS})
@@ -138,13 +140,13 @@ def test_costs_that_no_float_can_hold_are_refused(name, wrong):
 def test_a_truth_value_or_text_is_no_cost_from_the_beginning(name, wrong):
     """The story: ``Costs(forward=True)`` was 1, and ``Costs(forward="1")`` failed where the costs were used."""
     error = refusal(Costs, **{name: wrong})
-    assert error.code == "costs" and f"{name} is" in str(error) and "expected numbers" in str(error)
+    assert error.code == "value" and f"{name} is" in str(error) and "expected numbers" in str(error)
 
 
 @pytest.mark.parametrize("wrong", [None, 3, "a\x1b[2J", "two\nlines", b"s"])
 def test_a_unit_is_a_name_that_can_be_printed(wrong):
-    assert refusal(Costs, unit=wrong).code == "costs"
-    assert refusal(Costs, memory_unit=wrong).code == "costs"
+    assert refusal(Costs, unit=wrong).code == "value"
+    assert refusal(Costs, memory_unit=wrong).code == "value"
 
 
 @pytest.mark.parametrize(
@@ -155,9 +157,9 @@ def test_a_unit_is_a_name_that_can_be_printed(wrong):
 def test_costs_of_a_command_line_are_refused_in_a_sentence(given):
     with pytest.raises(MinipipeError) as caught:
         simulate(schedules.gpipe(2, 2), Costs.parse(given))
-    assert caught.value.code == "costs" and len(str(caught.value)) < 400 and str(caught.value).isprintable()
+    assert caught.value.code == "value" and len(str(caught.value)) < 400 and str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("pieces", [0, -1, 1.5, "2", None, 10**5000, 10**9], ids=quoted)
 def test_a_number_of_pieces_is_within_limits(pieces):
-    assert refusal(Costs(forward=[1, 2]).cut, pieces).code in ("costs", "too-large")
+    assert refusal(Costs(forward=[1, 2]).cut, pieces).code in ("value", "too-large")

@@ -35,7 +35,7 @@ def test_they_survive_text_and_lowering(text):
 def test_the_csv_of_pytorch_has_no_word_for_them_so_they_are_refused_and_never_dropped(text, words):
     with pytest.raises(ScheduleError) as caught:
         Schedule.from_text(text).to_csv()
-    assert caught.value.code == "recompute"
+    assert caught.value.code == "unsupported"
     assert f"text has {words}, and PyTorch's CSV has no such action" in str(caught.value)
 
 
@@ -53,15 +53,15 @@ def test_the_csv_of_pytorch_has_no_word_for_them_so_they_are_refused_and_never_d
         ("0F0 0L0 0O0 0B0", "order", ">0L0<: 0L0 comes before 0O0 (position 2), which it needs."),
         ("0F0 0O0 0R0 0L0 0B0", "order", ">0R0<: 0R0 comes before 0L0 (position 3), which it needs."),
         ("0F0 0R0 0O0 0L0 0B0", "order", ">0R0<: 0R0 comes before 0O0 (position 2), which it needs."),
-        ("0F0 0L0 0B0", "unpaired", ">0L0<: 0L0 comes without 0O0; expected both, or neither."),
-        ("0F0 0O0 0B0", "unpaired", ">0O0<: 0O0 comes without 0L0; expected both, or neither."),
-        ("0F0 0R0", "unpaired", ">0R0<: 0R0 comes without 0B0 or 0I0; expected both, or neither."),
-        ("0F0 0O0 0L0", "unpaired", ">0O0<: 0O0 comes without 0B0 or 0I0; expected both, or neither."),
-        ("0F0.0 0O0.0 0F0.1 0B0.1 0L0.0 0B0.0", "slice-order", ">0F0.1<: 0F0.1 needs keys and values that 0O0.0 (posi"),
-        ("0F0.0 0F0.1 0O0.0 0B0.1 0L0.0 0B0.0", "slice-order", ">0B0.1<: 0B0.1 needs keys and values that 0O0.0 (posi"),
+        ("0F0 0L0 0B0", "missing", ">0L0<: 0L0 comes without 0O0; expected both, or neither."),
+        ("0F0 0O0 0B0", "missing", ">0O0<: 0O0 comes without 0L0; expected both, or neither."),
+        ("0F0 0R0", "missing", ">0R0<: 0R0 comes without 0B0 or 0I0; expected both, or neither."),
+        ("0F0 0O0 0L0", "missing", ">0O0<: 0O0 comes without 0B0 or 0I0; expected both, or neither."),
+        ("0F0.0 0O0.0 0F0.1 0B0.1 0L0.0 0B0.0", "order", ">0F0.1<: 0F0.1 needs keys and values that 0O0.0 (posi"),
+        ("0F0.0 0F0.1 0O0.0 0B0.1 0L0.0 0B0.0", "order", ">0B0.1<: 0B0.1 needs keys and values that 0O0.0 (posi"),
         ("0F0 0O0 0O0 0L0 0B0", "duplicate", ">0O0<: 0O0 is a duplicate of position 1."),
         ("0F0 0R0 0R0 0B0", "duplicate", ">0R0<: 0R0 is a duplicate of position 1."),
-        ("0F0 0B0 0R1 \n 0F1 0B1", "other-replica", ">0R1<: 0R1 is on another replica than its forward"),
+        ("0F0 0B0 0R1 \n 0F1 0B1", "placement", ">0R1<: 0R1 is on another replica than its forward"),
     ],
 )
 def test_each_mistake_is_marked(text, code, words):
@@ -91,7 +91,7 @@ def test_of_all_orders_one_is_legal(row):
 def test_who_searches_schedules_refuses_them_with_one_sentence():
     with pytest.raises(ScheduleError, match=r"\(such as 0R0\), which a search does not support; it can") as caught:
         Schedule.from_text("F0 R0 B0 \n F0 B0", name="mine").one_rank_each("a search")
-    assert caught.value.code == "recompute"
+    assert caught.value.code == "unsupported"
     assert "mine has actions that recompute or offload activations" in str(caught.value)
 
 
@@ -99,4 +99,4 @@ def test_the_last_slice_of_a_sequence_may_be_offloaded_and_the_first_when_no_oth
     verify(Schedule.from_text("0F0.0 0F0.1 0O0.1 0F1.0 0F1.1 0B1.1 0B1.0 0L0.1 0R0.1 0B0.1 0O0.0 0L0.0 0B0.0"))
     with pytest.raises(ScheduleError, match="has slices, whose keys and values later slices need") as caught:
         schedules.offloaded(Schedule.from_text("0F0.0 0F0.1 0B0.1 0B0.0"), 1)
-    assert caught.value.code == "parameters"
+    assert caught.value.code == "value"

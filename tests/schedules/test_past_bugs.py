@@ -60,8 +60,8 @@ def test_a_message_to_nobody_never_ends(text, sends_block):
     """It was a bare IndexError, or was written where another microbatch's time stood."""
     with pytest.raises(ScheduleError, match="waits for ever"):
         complete_walk(schedule_of_text(text), sends_are_buffered=not sends_block)
-    assert code_of(simulate, schedule_of_text(text), Costs(sends_block=sends_block)) == "no-partner"
-    assert code_of(verify, schedule_of_text(text)) == "no-partner"
+    assert code_of(simulate, schedule_of_text(text), Costs(sends_block=sends_block)) == "missing"
+    assert code_of(verify, schedule_of_text(text)) == "missing"
 
 
 def test_memory_of_a_stage_that_is_not_there_is_refused():
@@ -91,12 +91,12 @@ def test_text_may_begin_with_a_byte_order_mark_and_may_leave_out_sharding():
 
 def test_a_cost_that_is_given_twice_is_refused():
     """The last one won in silence."""
-    assert code_of(Costs.parse, "F=1,forward=2") == "costs"
+    assert code_of(Costs.parse, "F=1,forward=2") == "value"
 
 
 def test_times_beyond_all_numbers_are_refused():
     """They were printed as Infinity and NaN, which is no JSON."""
-    assert code_of(simulate, schedules.gpipe(4, 8), Costs(forward=1e308)) == "costs"
+    assert code_of(simulate, schedules.gpipe(4, 8), Costs(forward=1e308)) == "value"
 
 
 @pytest.mark.parametrize("cell", [(0.7, "F", 0), (0, "F", 0.9), ("0", "F", 0), Action(0.5, "F", 0)])
@@ -114,9 +114,9 @@ def test_a_placement_and_a_number_that_are_no_integers_are_refused(placement, nu
 def test_other_arguments_that_were_bare_errors():
     """IndexError, TypeError and KeyError told nobody what was wrong."""
     assert code_of(schedules.forward_only_over, [0, 5], 2, 2) == "placement"
-    assert code_of(schedules.greedy, 4, Costs(), (0, 1), None, None) == "parameters"
-    assert code_of(schedules.build, "gpipe", None) == "parameters"
-    assert code_of(theory.memory_footprint_ratio, 4, 8, 0.5) == "parameters"
+    assert code_of(schedules.greedy, 4, Costs(), (0, 1), None, None) == "value"
+    assert code_of(schedules.build, "gpipe", None) == "value"
+    assert code_of(theory.memory_footprint_ratio, 4, 8, 0.5) == "value"
 
 
 def test_a_schedule_is_pickled_without_what_was_found_out_about_it():

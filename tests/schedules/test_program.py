@@ -25,7 +25,7 @@ def test_a_schedule_with_messages_is_refused_with_the_reader_that_takes_it(read)
     text = TEXT if read == Schedule.from_text else Program.from_text(TEXT).to_csv()
     with pytest.raises(ScheduleError, match=r"holds 0SEND_F0: it is a Program, .* Program.from_file, from_") as caught:
         read(text)
-    assert caught.value.code == "not-a-schedule"
+    assert caught.value.code == "type"
 
 
 def test_a_file_is_read_as_what_it_holds(tmp_path):
@@ -42,7 +42,7 @@ def test_a_file_is_read_as_what_it_holds(tmp_path):
 def test_where_a_schedule_is_needed_a_program_is_refused_with_how_to_get_it(call):
     with pytest.raises(ScheduleError, match="Expected a Schedule, not <Program .*are its .schedule") as caught:
         call(Program.from_text(TEXT))
-    assert caught.value.code == "not-a-schedule"
+    assert caught.value.code == "type"
 
 
 def test_a_pipeline_runs_a_program_as_it_is(tmp_path):

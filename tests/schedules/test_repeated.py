@@ -47,4 +47,4 @@ def test_zb_h2_and_zb_v_overlap_their_steps_and_others_do_not():
 def test_there_is_at_least_one_step(num_steps):
     with pytest.raises(ScheduleError, match="num_steps is .*; expected a whole number, at least 1") as caught:
         repeat(schedules.gpipe(2, 2), num_steps)
-    assert caught.value.code == "parameters"
+    assert caught.value.code == "value"

@@ -82,12 +82,12 @@ def test_two_neighbours_of_a_sequence_swapped_are_refused(p, m, k, data):
     i, j = row.index(first), row.index(first._replace(microbatch=(sequence, part + 1)))
     row[i], row[j] = row[j], row[i]
     rows = [*schedule.actions[:rank], row, *schedule.actions[rank + 1 :]]
-    assert refusal(verify, replace(schedule, actions=rows)).code == "slice-order"
+    assert refusal(verify, replace(schedule, actions=rows)).code == "order"
 
 
 @pytest.mark.parametrize("wrong", [(0, 8, 2), (4, 0, 2), (4, 8, 0), (4, 8, 1.5), (4, 8, "2")])
 def test_wrong_sizes_are_refused(wrong):
-    assert refusal(seq1f1b, *wrong).code == "parameters"
+    assert refusal(seq1f1b, *wrong).code == "value"
     assert refusal(seq1f1b, 4, 10**5, 10**4).code == "too-large"
 
 
@@ -96,9 +96,9 @@ def test_only_seq1f1b_takes_slices():
     assert "1f1b takes no num_slices; leave it out. Schedules that take it: seq1f1b" in str(
         refusal(schedules.build, "1f1b", 4, num_slices=2)
     )
-    assert refusal(theory.makespan, "1f1b", 4, 8, num_slices=2).code == "no-formula"
+    assert refusal(theory.makespan, "1f1b", 4, 8, num_slices=2).code == "unsupported"
     assert theory.makespan("1f1b", 4, 8, num_slices=1) == 33
-    assert refusal(theory.makespan, "seq1f1b", 4, 8, num_slices=0).code == "parameters"
+    assert refusal(theory.makespan, "seq1f1b", 4, 8, num_slices=0).code == "value"
 
 
 # -- costs ---------------------------------------------------------------------------------------------------------
@@ -132,14 +132,14 @@ def test_joined_slices_take_their_parts_as_well():
 @pytest.mark.parametrize("wrong", [[1], [1, 2, 3], 3])
 def test_there_is_a_part_of_the_work_for_each_slice(wrong):
     error = refusal(simulate, seq1f1b(2, 2), Costs(slice_work=wrong))
-    assert error.code == "costs" and "expected 2 numbers, one for each slice" in str(error)
+    assert error.code == "value" and "expected 2 numbers, one for each slice" in str(error)
     assert simulate(schedules.gpipe(2, 2), Costs(slice_work=wrong)).makespan == 9
 
 
 @pytest.mark.parametrize("wrong", [[0, 0], [1, -1], [1, float("nan")], [1, float("inf")], [1, 1e308], [1, None], []])
 def test_parts_of_the_work_are_numbers(wrong):
     error = refusal(simulate, seq1f1b(2, 2), Costs(slice_work=wrong))
-    assert error.code == "costs" and "expected numbers, at least 0" in str(error)
+    assert error.code == "value" and "expected numbers, at least 0" in str(error)
 
 
 def test_costs_measured_of_slices_are_those_of_the_sequence():
@@ -219,7 +219,7 @@ def test_slices_of_equal_length_may_take_longer_than_no_slices():
 )
 def test_what_cannot_be_cut_is_refused(call, words):
     error = refusal(call)
-    assert error.code == "parameters" and words in str(error)
+    assert error.code == "value" and words in str(error)
 
 
 # -- pictures and words --------------------------------------------------------------------------------------------

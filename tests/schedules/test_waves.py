@@ -130,5 +130,5 @@ def test_more_waves_leave_smaller_bubbles_in_the_memory_of_1f1b(p):
 def test_half_a_wave_is_refused(chunks):
     with pytest.raises(ScheduleError) as caught:
         schedules.hanayo(4, 8, chunks)
-    assert caught.value.code == "parameters"
+    assert caught.value.code == "value"
     assert f"chunks_per_rank is {chunks}; hanayo has two chunks for each wave" in str(caught.value)

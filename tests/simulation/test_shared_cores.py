@@ -223,7 +223,7 @@ def test_all_time_on_shared_cores_is_explained(schedule, data):
 def test_cores_and_hosts_that_there_cannot_be_are_refused(wrong, words):
     with pytest.raises(ScheduleError, match=words) as caught:
         simulate(schedules.gpipe(3, 2), Costs(**wrong))
-    assert caught.value.code == "costs"
+    assert caught.value.code == "value"
 
 
 def test_times_that_no_number_can_hold_are_refused_on_shared_cores_too():

@@ -121,7 +121,7 @@ def test_a_launcher_that_starts_nothing_is_reported(monkeypatch):
     words = "false -n 2 cannot start ranks to measure messages: no error message"
     with pytest.raises(LaunchError, match=words) as caught:
         messages_of_this_machine(2)
-    assert caught.value.code == "no-launcher"
+    assert caught.value.code == "unavailable"
 
 
 @needs_mpi

@@ -215,7 +215,7 @@ def test_it_prints_as_a_table_with_a_row_for_each_layer_and_the_loss():
 @pytest.mark.parametrize(
     ("call", "error", "code", "words"),
     [
-        (lambda x: measure_layers(nn.Linear(6, 2), x), ModelError, "not-a-sequence", "this model is Linear"),
+        (lambda x: measure_layers(nn.Linear(6, 2), x), ModelError, "type", "this model is Linear"),
         (lambda x: measure_layers(mlp(), x, x, nn.MSELoss), ModelError, "loss", "such as nn.MSELoss"),
         (lambda x: measure_layers(mlp(), x, x), ArgumentError, "value", "has targets, but no loss"),
         (lambda x: measure_layers(mlp(), x, loss=nn.MSELoss()), ArgumentError, "value", "has a loss, but no targets"),
@@ -225,12 +225,12 @@ def test_it_prints_as_a_table_with_a_row_for_each_layer_and_the_loss():
             "value",
             "repeats is 0; expected a whole number",
         ),
-        (lambda x: measure_layers(mlp(), x, num_microbatches=9), MicrobatchError, "too-few-samples", "8 samples"),
-        (lambda x: measured(mlp(), x, x[:7, :2]), MicrobatchError, "unequal-lengths", "8 inputs, but 7 targets"),
+        (lambda x: measure_layers(mlp(), x, num_microbatches=9), MicrobatchError, "too-few", "8 samples"),
+        (lambda x: measured(mlp(), x, x[:7, :2]), MicrobatchError, "wrong-number", "8 inputs, but 7 targets"),
         (
             lambda x: measure_layers(mlp(), x, repeats=1).costs([range(1)]),
             PartitionError,
-            "not-a-partition",
+            "value",
             "does not divide layers",
         ),
     ],

@@ -99,7 +99,7 @@ def test_a_program_that_does_not_step_is_refused(text, words, tmp_path):
 def test_a_program_that_is_not_there_is_refused():
     with pytest.raises(LaunchError, match=r"There is no program 'nope\.py'; expected a Python file") as caught:
         question_about("nope.py")
-    assert caught.value.code == "no-script"
+    assert caught.value.code == "not-found"
 
 
 @pytest.mark.parametrize(
@@ -176,4 +176,4 @@ def test_a_program_that_fails_under_mpirun_is_reported(tmp_path):
     (tmp_path / "alone.py").write_text(text.replace("from beside import WIDTH", "WIDTH = 2"))
     with pytest.raises(LaunchError, match="failed before its first step under mpirun -n 2") as caught:
         program_report(str(tmp_path / "alone.py"), ["8"], 2)
-    assert caught.value.code == "no-launcher"
+    assert caught.value.code == "unavailable"

@@ -52,7 +52,7 @@ def supervise(job: JobSpec, restarts: int, say: Callable[[str], object]) -> JobR
     Raises
     ------
     LaunchError
-        Code ``no-launcher``.
+        Code ``unavailable``.
     """
     endings: list[Ending] = []
     silent: dict[str, str] = {}

@@ -118,14 +118,14 @@ class Attempts:
         Raises
         ------
         LaunchError
-            Code ``no-launcher``: the system refuses to run it.
+            Code ``unavailable``: the system refuses to run it.
         """
         begun, tied = time.monotonic(), partial(end_with, os.getpid())
         try:
             self._launcher = subprocess.Popen(command, start_new_session=True, preexec_fn=tied)
         except OSError as error:
             message = f"The launcher {quoted(command[0], 200)} cannot be started: {error.strerror}."
-            raise LaunchError("no-launcher", message) from None
+            raise LaunchError("unavailable", message) from None
         if self.stopped_by:  # by a signal before it had started
             self._pass_on(self.stopped_by)
         code = self._launcher.wait()

@@ -191,7 +191,7 @@ class RankActivity:
         Raises
         ------
         LaunchError
-            Code ``two-threads``, while another thread is inside a call. Messages carry no thread, so each thread would
+            Code ``not-a-rank``, while another thread is inside a call. Messages carry no thread, so each thread would
             receive the other's messages.
         """
         if (thread := threading.get_ident()) == self.thread:
@@ -199,7 +199,7 @@ class RankActivity:
         if other := self._call_of(self.thread):
             only_one = "Only one may at a time: let one thread make all calls, or share a threading.Lock"
             message = f"Two threads of this rank communicate at once: {other}; {self._call_of(thread)}. {only_one}."
-            raise LaunchError("two-threads", message)
+            raise LaunchError("not-a-rank", message)
         self.thread = thread
 
     def _call_of(self, thread: int | None) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from minipipe.comm import ProcessGroup
-from minipipe.errors import ArgumentError, MessageError, ModelError, ScheduleCode, ScheduleError, counted, whole_number
+from minipipe.errors import ArgumentError, Code, MessageError, ModelError, ScheduleError, counted, whole_number
 from minipipe.execution.checks.comparison import check_marks, marks_of, numbers_sent, numbers_that_came
 from minipipe.execution.checks.trained import Trained
 from minipipe.execution.checks.updates import Updates
@@ -84,7 +84,7 @@ class Calls:
         Raises
         ------
         MessageError
-            Code ``step``, naming both calls.
+            Code ``disagreement``, naming both calls.
         RankError
             Code ``disagreement``, naming the difference from the first rank.
         """
@@ -98,7 +98,7 @@ class Calls:
             ranks = group.name(), group.name(root)
             if first[:3] != mine[:3]:
                 raise MessageError(
-                    "step",
+                    "disagreement",
                     f"Rank {ranks[0]} is in {_described(*mine[:3])}, "
                     f"but rank {ranks[1]} in {_described(*first[:3])}. "
                     "Every rank must make the same calls of the same pipelines in the same order.",
@@ -147,7 +147,7 @@ def check_loss(loss: Any) -> Any:
     if not (loss is None or callable(loss)) or isinstance(loss, type):
         raise ModelError("loss", f"The loss is {loss!r}; expected a function or an object such as nn.MSELoss().")
     if isinstance(loss, Module) and loss.num_parameters:
-        raise ModelError("loss-with-parameters", "The loss has parameters of its own; make them a layer of the model.")
+        raise ModelError("loss", "The loss has parameters of its own; make them a layer of the model.")
     return loss
 
 
@@ -156,10 +156,10 @@ def check_backward(schedule: Schedule, call: str) -> None:
     if ActionKind.UPDATE in schedule.kinds:
         message = f"{schedule.name} updates weights itself, while other microbatches are in flight; {call}()"
         message += " would read, or leave, the gradients of a whole batch before any update."
-        raise ScheduleError.of(ScheduleCode.UPDATES, f"{message} Train with pipeline.run(batches, optimiser).")
+        raise ScheduleError.of(Code.UNSUPPORTED, f"{message} Train with pipeline.run(batches, optimiser).")
     if schedule.is_forward_only and not schedule.frozen:
         raise ScheduleError.of(
-            ScheduleCode.FORWARD_ONLY,
+            Code.UNSUPPORTED,
             f"{schedule.name} has no backward, which {call}() needs: "
             "choose another schedule to train, or evaluate() and predict().",
         )

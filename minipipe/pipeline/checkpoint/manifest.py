@@ -74,7 +74,7 @@ class Manifest:
         Raises
         ------
         CheckpointError
-            Codes ``damaged`` and ``version``.
+            Codes ``damaged`` and ``unsupported``.
         """
         try:
             content, expected = storage.read_manifest(path)
@@ -97,7 +97,7 @@ class Manifest:
         Raises
         ------
         CheckpointError
-            Code ``version``.
+            Code ``unsupported``.
         ArgumentError, ValueError, TypeError, KeyError
             For anything else.
         """
@@ -106,7 +106,7 @@ class Manifest:
             raise ArgumentError("value", "it is not a manifest of minipipe")
         if found.get("version") != VERSION:
             message = f"it has version {quoted(found.get('version'))} of the format; this minipipe supports {VERSION}"
-            raise CheckpointError("version", message)
+            raise CheckpointError("unsupported", message)
         names = ("step", "num_steps", "num_microbatches")
         numbers = {name: whole_number(quoted(name), found[name], 0, MOST) for name in names}
         blocks = whole_number("'gradient_blocks'", found.get("gradient_blocks", 1), 1, MOST)  # they knew no replicas

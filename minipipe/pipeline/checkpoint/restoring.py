@@ -103,7 +103,7 @@ def restore(
         The same on every rank; then nothing has changed. Codes ``not-found``, also when another job deletes all
         checkpoints while they are read (if it has saved a newer one, that is loaded); ``damaged``, when no checkpoint
         is whole (an earlier whole one is loaded, with a warning on rank 0); ``mismatch``, when the layers, the
-        optimiser or the seed differ; ``version``.
+        optimiser or the seed differ; ``unsupported``.
     RankError
         Code ``disagreement``, when the ranks have read different checkpoints.
     ArgumentError
@@ -212,7 +212,7 @@ def newest(folder: str | Path) -> Restored:
     Raises
     ------
     CheckpointError
-        Codes ``not-found``, ``damaged`` and ``version``.
+        Codes ``not-found``, ``damaged`` and ``unsupported``.
 
     Examples
     --------

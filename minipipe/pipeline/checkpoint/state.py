@@ -256,7 +256,7 @@ def begin_call(pipeline: Pipeline, call: str) -> None:
     Raises
     ------
     MessageError
-        Code ``step``.
+        Code ``disagreement``.
     """
     if pipeline.grid is not None and pipeline.grid.tensor.size > 1:
         broadcast(pipeline.grid.tensor, 0, None, call)

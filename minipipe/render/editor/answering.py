@@ -19,9 +19,9 @@ from typing import Any, cast
 
 from minipipe.errors import (
     ArgumentError,
+    Code,
     MinipipeError,
     Problem,
-    ScheduleCode,
     ScheduleError,
     counted,
     of_kind,
@@ -291,7 +291,7 @@ class Editor:
                 f" {counted(own.num_microbatches, 'microbatch')}; this has {counted(len(draft.placement), 'stage')} on"
             )
             raise ScheduleError.of(
-                ScheduleCode.PLACEMENT,
+                Code.PLACEMENT,
                 f"{message} {counted(len(draft.rows), 'rank')} and {counted(draft.num_microbatches, 'microbatch')}.",
             )
 

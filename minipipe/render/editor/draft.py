@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from minipipe.core.flow import flow_of
 from minipipe.core.values import Uses, Value
-from minipipe.errors import Problem, ScheduleCode, ScheduleError
+from minipipe.errors import Code, Problem, ScheduleError
 from minipipe.schedules.action import Action, ActionKind, B, F, I, W
 from minipipe.schedules.action_table import ActionTable, Schedule, schedule_of_text
 from minipipe.schedules.analysis.verifier import verify
@@ -31,7 +31,7 @@ def check_size(num_stages: int, num_microbatches: int) -> None:
     size = 3 * num_stages * num_microbatches
     if size > MOST:
         message = f"{num_stages} stages and {num_microbatches} microbatches make {size:,} actions"
-        raise ScheduleError.of(ScheduleCode.TOO_LARGE, f"{message}; the editor takes at most {MOST:,}.")
+        raise ScheduleError.of(Code.TOO_LARGE, f"{message}; the editor takes at most {MOST:,}.")
 
 
 class Choice(NamedTuple):
@@ -57,7 +57,7 @@ class Draft:
     Raises
     ------
     ScheduleError
-        Codes ``empty``, ``placement``, and ``too-large`` for more than ``MOST`` actions.
+        Codes ``syntax``, ``placement``, and ``too-large`` for more than ``MOST`` actions.
 
     Examples
     --------
@@ -86,16 +86,16 @@ class Draft:
         Raises
         ------
         ScheduleError
-            Codes ``replicas``, ``slices``, ``updates`` and ``recompute``, for actions that the editor does not support;
-            ``not-a-schedule`` for a program; ``frozen`` for frozen stages and forward-only schedules.
+            Code ``unsupported``, for actions that the editor does not support; ``type`` for a program;
+            ``frozen`` for frozen stages and forward-only schedules.
         """
         placement = table.one_rank_each("the editor")
         if not isinstance(table, Schedule):
             message = "It has SEND and RECV, which the editor does not support."
-            raise ScheduleError.of(ScheduleCode.NOT_A_SCHEDULE, message)
+            raise ScheduleError.of(Code.TYPE, message)
         if table.frozen or table.is_forward_only:
             message = f"{table.title} does not train all of its stages; the editor expects a backward of each."
-            raise ScheduleError.of(ScheduleCode.FROZEN, message)
+            raise ScheduleError.of(Code.FROZEN, message)
         plain = table.without_overlaps("the editor")
         return cls(table.name, placement, table.num_microbatches, plain.actions)
 
@@ -148,9 +148,9 @@ class Draft:
             verify(self.whole, memory_limit)
         except ScheduleError as error:
             # Only the missing actions may exceed the limit, and the reader did not place them.
-            late = (p.code is ScheduleCode.MEMORY and p.step >= len(self.rows[p.rank]) for p in error.problems)  # type: ignore[index, operator]
+            late = (p.code is Code.MEMORY and p.step >= len(self.rows[p.rank]) for p in error.problems)  # type: ignore[index, operator]
             first = next((p for p, is_late in zip(error.problems, late) if not is_late), None)
-            has_place = first is not None and first.code is ScheduleCode.ORDER
+            has_place = first is not None and first.code is Code.ORDER
             return self._unmet(first.rank, first.step) or first if has_place else first  # type: ignore[union-attr, arg-type]
         return None
 
@@ -158,7 +158,7 @@ class Draft:
         """Return the problem of an action as the next one of a rank, or None."""
         after = self.placed(rank, action)
         problem = after.problem(memory_limit)
-        if problem is None or problem.code is ScheduleCode.ORDER:  # it may concern another action
+        if problem is None or problem.code is Code.ORDER:  # it may concern another action
             return after._unmet(rank, len(self.rows[rank])) or problem
         return problem
 
@@ -170,7 +170,7 @@ class Draft:
                 stage, kind, k = next(flow_of(self.whole).givers(value))
                 needed = self.whole.as_written(Action(stage, ActionKind(kind), k))
                 sentence = f"Rank {rank}, position {position}: {action} comes before {needed}, which it needs."
-                return Problem(ScheduleCode.ORDER, sentence, rank, position)
+                return Problem(Code.ORDER, sentence, rank, position)
         return None
 
     @cached_property
@@ -206,17 +206,17 @@ class Draft:
         Raises
         ------
         ScheduleError
-            Code ``order``, if another action needs it; ``empty``, if the rank has no action.
+            Code ``order``, if another action needs it; ``syntax``, if the rank has no action.
         """
         if not self.rows[rank]:
-            raise ScheduleError.of(ScheduleCode.EMPTY, f"Rank {rank} has no action to take back.", rank)
+            raise ScheduleError.of(Code.SYNTAX, f"Rank {rank} has no action to take back.", rank)
         *others, last = self.rows[rank]
         rows = (*self.rows[:rank], tuple(others), *self.rows[rank + 1 :])
         given = self._uses(last).gives
         for action in self.there:
             if not set(self._needs(action)).isdisjoint(given):
                 sentence = f"{last} cannot be taken back before {action}, which needs it."
-                raise ScheduleError.of(ScheduleCode.ORDER, sentence, rank, len(others))
+                raise ScheduleError.of(Code.ORDER, sentence, rank, len(others))
         return replace(self, rows=rows)
 
     # -- choices ---------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from functools import cached_property
 from math import inf
 from typing import Any
 
-from minipipe.errors import ArgumentError, ScheduleCode, counted, misuse, quoted
+from minipipe.errors import ArgumentError, counted, misuse, quoted
 from minipipe.render.editor.draft import Choice, Draft
 from minipipe.render.html import legend, player_data
 from minipipe.render.panel import Panel
@@ -69,7 +69,7 @@ class Sight:
         workload = workload_of(self.draft.whole, self.costs, own if self.limit is None else self.limit)
         found = known_bound(workload, Objective.MAKESPAN)
         if not found.value < inf:
-            raise misuse(TIMES_TOO_LARGE, ScheduleCode.COSTS)
+            raise misuse(TIMES_TOO_LARGE)
         return found
 
     @cached_property

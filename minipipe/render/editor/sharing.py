@@ -7,7 +7,7 @@ import zlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Any
 
-from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.errors import Code, ScheduleError
 from minipipe.io import json_value, parse_json
 from minipipe.render.editor.draft import MOST, Draft
 from minipipe.schedules.action import Action
@@ -47,7 +47,7 @@ def unpacked(text: str) -> tuple[Draft, str, float | None, int]:
         raise
     except (ValueError, TypeError, zlib.error):  # also text that is no JSON, and other members
         message = "The address holds no schedule: it is truncated, or belongs to another program."
-        raise ScheduleError.of(ScheduleCode.SYNTAX, message) from None
+        raise ScheduleError.of(Code.SYNTAX, message) from None
 
 
 def _checked(name: Any, placement: list[Any], microbatches: Any, rows: list[Any]) -> Draft:

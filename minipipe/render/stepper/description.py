@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
-from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted
+from minipipe.errors import misuse, unfit
 from minipipe.render.descriptions import describe_action
 from minipipe.render.stepper.walkthrough import Activity, RankState, Snapshot, Walkthrough
 from minipipe.schedules.action import REDUCE_GRAD, Action, L
@@ -271,7 +271,7 @@ def chosen_snapshots(
     Raises
     ------
     ScheduleError
-        Code ``parameters``, if a number is out of range, if ``first`` is behind ``last``, or if ``at`` is combined
+        Code ``value``, if a number is out of range, if ``first`` is behind ``last``, or if ``at`` is combined
         with one of them.
 
     Examples
@@ -288,10 +288,7 @@ def chosen_snapshots(
     given = ends if at is None else {"--at": at}
     for option, number in given.items():
         if not -count <= number < count:
-            raise ScheduleError.of(
-                ScheduleCode.PARAMETERS,
-                f"{option} is {quoted(number)}; there are steps 0 to {count - 1}, or -1 to {-count} from the end.",
-            )
+            raise unfit(option, number, f"a step from 0 to {count - 1}, or from -1 to {-count} from the end")
     numbers = [number % count for number in given.values()]
     if numbers[-1] < numbers[0]:
         raise misuse(f"--from is {first} and --to is {last}; expected --from to be before --to.")

@@ -120,7 +120,7 @@ def problems_of(
             weights, keys_values = of_slices.weight_memory(n), of_slices.by_stage("keys_values", n)
             verify(schedule, memory_limit, memory, weights=weights, keys_values=keys_values)
     except ScheduleError as error:
-        if error.code == "parameters":
+        if error.code == "value":
             raise
         try:
             walk(schedule)
@@ -203,7 +203,7 @@ class Walkthrough:
     ------
     ScheduleError
         If the walk cannot begin, because an action names a stage or a microbatch that does not exist, or because nearly
-        all actions are missing. Code ``costs``, if the costs do not match the schedule.
+        all actions are missing. Code ``value``, if the costs do not match the schedule.
 
     Examples
     --------

@@ -98,7 +98,7 @@ def lower_bounds(workload: Workload, objective: Objective = Objective.SPAN) -> l
     Raises
     ------
     ScheduleError
-        Code ``parameters``, if a rank cannot hold one microbatch: there is no schedule.
+        Code ``value``, if a rank cannot hold one microbatch: there is no schedule.
 
     Notes
     -----

@@ -35,7 +35,7 @@ def data_parallel(schedule: Schedule, num_replicas: int) -> Schedule:
     Raises
     ------
     ScheduleError
-        Codes ``parameters``, ``too-large`` and ``forward-only``.
+        Codes ``value``, ``too-large`` and ``unsupported``.
 
     References
     ----------

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
-from minipipe.errors import ScheduleCode, ScheduleError, misuse, schedule_number, unfit
+from minipipe.errors import Code, ScheduleError, misuse, schedule_number, unfit
 from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.walk import complete_walk
@@ -277,7 +277,7 @@ def makespan(
     Raises
     ------
     ScheduleError
-        Code ``no-formula``, if no formula is known (``v-half``, ``v-min``) or its conditions do not hold.
+        Code ``unsupported``, if no formula is known (``v-half``, ``v-min``) or its conditions do not hold.
 
     Examples
     --------
@@ -363,7 +363,7 @@ def steady_period(name: str, num_ranks: int, num_microbatches: int, *, latency: 
     Raises
     ------
     ScheduleError
-        Code ``no-formula``.
+        Code ``unsupported``.
 
     Examples
     --------
@@ -407,7 +407,7 @@ def peak_memory(
     Raises
     ------
     ScheduleError
-        Code ``no-formula``, if no formula is known or its conditions do not hold.
+        Code ``unsupported``, if no formula is known or its conditions do not hold.
 
     Examples
     --------
@@ -506,7 +506,7 @@ def _case(
         slices = schedule_number("num_slices", num_slices)
         if slices > 1 and default_of(builder_of(name), "num_slices") == 1:
             message = f"num_slices is {slices}, and no closed form is known for {name} with slices; leave it out."
-            raise ScheduleError.of(ScheduleCode.NO_FORMULA, message)
+            raise ScheduleError.of(Code.UNSUPPORTED, message)
     times = (forward, backward_input, backward_weight)
     if not all(time >= 0 for time in times):
         raise misuse(f"The times are {forward}, {backward_input} and {backward_weight}; expected numbers, at least 0.")
@@ -520,12 +520,12 @@ def _value(figure: str, case: Case, *more: Any) -> Any:
     formula = getattr(forms, figure)
     if formula is None:
         message = f"No closed form is known for {case.name}; simulate it instead."
-        raise ScheduleError.of(ScheduleCode.NO_FORMULA, message)
+        raise ScheduleError.of(Code.UNSUPPORTED, message)
     for text in forms.conditions:
         is_met = _CONDITIONS[figure].get(text)
         if is_met and not is_met(case):
             message = f"The formula for {case.name} holds only for {text}."
-            raise ScheduleError.of(ScheduleCode.NO_FORMULA, message)
+            raise ScheduleError.of(Code.UNSUPPORTED, message)
     if figure != "peak":
         return formula(case, *more)
     return formula(case.p, case.m, case.v, *more, *([case.k] if case.k > 1 else []))

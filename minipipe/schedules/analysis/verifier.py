@@ -55,7 +55,7 @@ from dataclasses import replace
 from minipipe.core.flow import flow_of
 from minipipe.core.legality import misplaced, remarks
 from minipipe.core.memory import copies_held
-from minipipe.errors import Problem, ScheduleCode, ScheduleError, schedule_number
+from minipipe.errors import Code, Problem, ScheduleError, schedule_number
 from minipipe.schedules.action import Action, F
 from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.analysis.activations import Footprint, memory_levels
@@ -63,7 +63,7 @@ from minipipe.schedules.analysis.updates import staleness
 from minipipe.schedules.analysis.walk import Blocked, walk
 from minipipe.schedules.collector import collector_paused
 
-_DEADLOCKS = (ScheduleCode.DEADLOCK, ScheduleCode.OVERLAP_DEADLOCK, ScheduleCode.RENDEZVOUS_DEADLOCK)
+_DEADLOCKS = (Code.DEADLOCK, Code.DEADLOCK, Code.RENDEZVOUS_DEADLOCK)
 
 
 def verify(
@@ -105,14 +105,12 @@ def verify(
     ------
     ScheduleError
         ``.problems`` lists every :class:`~minipipe.errors.Problem` with its code, message, rank and step, the cause
-        first, without mere consequences. The codes, in the order of the checks: ``out-of-range``, ``wrong-rank``;
-        ``duplicate``, ``tag-collision`` (a repeated SEND or RECV), ``missing``, ``mixed-backward``, ``frozen``,
-        ``no-partner``; ``other-replica``, ``mixed-cut`` (only if stages have replicas); ``slice-order`` (slices of a
-        sequence out of order); ``overlap`` (a forward overlapped with anything but a backward of another microbatch);
-        ``early-sum`` (a REDUCE_GRAD before a gradient), ``early-update``, ``skipped`` (a gradient that no REDUCE_GRAD
-        or U takes), ``no-sum``; ``unpaired`` (an O without its L); ``order``, ``deadlock``, ``overlap-deadlock`` (a
-        deadlock that only overlapped actions cause), ``rendezvous-deadlock`` (a deadlock that buffered sends would
-        avoid); ``memory``, ``versions``, ``staleness``. Code ``parameters``, if a limit or the memory is not valid.
+        first, without mere consequences. The codes: ``out-of-range``; ``placement`` (an action on another rank than
+        its stage, or than the rest of its microbatch); ``duplicate``; ``missing`` (an action, or the partner of one);
+        ``unexpected`` (an I or W beside a B); ``frozen``; ``overlap`` (a forward overlapped with anything but a
+        backward of another microbatch); ``order`` (an action before one that it needs); ``deadlock``,
+        ``rendezvous-deadlock`` (a deadlock that buffered sends would avoid); ``memory``; ``staleness`` (more versions
+        of weights, or older ones, than the limits). Code ``value``, if a limit or the memory is not valid.
 
     Examples
     --------
@@ -135,7 +133,7 @@ def verify(
         with collector_paused():
             found = misplaced(schedule) or remarks(flow_of(schedule))
         schedule._kept["is in range"] = not found  # the walk need not look again
-        problems = [Problem(ScheduleCode(one.code), *one[1:4]) for one in found] or _order_problems(schedule)
+        problems = [Problem(Code(one.code), *one[1:4]) for one in found] or _order_problems(schedule)
         if problems:
             raise ScheduleError(problems, _grid(schedule, problems[0]))
         schedule._kept["is legal"] = True
@@ -145,7 +143,7 @@ def verify(
         raise ScheduleError(problems, _grid(schedule, problems[0]))
 
 
-def _problem_at(table: ActionTable, rank: int, position: int, code: ScheduleCode, sentence: str) -> Problem:
+def _problem_at(table: ActionTable, rank: int, position: int, code: Code, sentence: str) -> Problem:
     """Return a problem of an action: a sentence of which it is the subject."""
     subject = f"Rank {rank}, position {position}: {table.actions[rank][position]}"
     return Problem(code, f"{subject} {sentence}", rank, position)
@@ -164,9 +162,9 @@ def _order_problems(schedule: ActionTable) -> list[Problem]:
     if len(cycle) > 1:
         return [_deadlock(blocked, cycle)]
     needed = schedule.as_written(first.awaited)
-    code, sentence = ScheduleCode.NO_PARTNER, "waits for ever for a partner that does not exist."
+    code, sentence = Code.MISSING, "waits for ever for a partner that does not exist."
     if first.awaited != first.action:
-        code, at = ScheduleCode.ORDER, schedule.actions[first.rank].index(needed)
+        code, at = Code.ORDER, schedule.actions[first.rank].index(needed)
         sentence = f"comes before {needed} (position {at}), which it needs."
     return [_problem_at(schedule, first.rank, first.position, code, sentence)]
 
@@ -180,12 +178,12 @@ def _deadlock(blocked: ActionTable, cycle: Sequence[Blocked]) -> Problem:
         for stuck in cycle
     ]
     sentence = "These ranks wait for each other in a cycle: " + "; ".join(waits) + "."
-    code = ScheduleCode.DEADLOCK
+    code = Code.DEADLOCK
     if blocked.overlaps:
-        code = ScheduleCode.OVERLAP_DEADLOCK
+        code = Code.DEADLOCK
         sentence += " Without the overlaps it would end: overlapped actions wait for the inputs of both."
     elif not walk(blocked, sends_are_buffered=True).blocked:
-        code = ScheduleCode.RENDEZVOUS_DEADLOCK
+        code = Code.RENDEZVOUS_DEADLOCK
         sentence += " It would finish only if every send were buffered; MPI buffers small messages, but not large ones."
     return Problem(code, sentence, cycle[0].rank, cycle[0].position)
 
@@ -242,7 +240,7 @@ def _memory_problems(
             if not fits(held, limit):
                 sentence = f"Rank {rank}, position {position}: with {schedule.actions[rank][position]} it holds "
                 sentence += f"{held:.12g}{unit}; the limit is {limit:.12g}."
-                problems.append(Problem(ScheduleCode.MEMORY, sentence, rank, position))
+                problems.append(Problem(Code.MEMORY, sentence, rank, position))
                 break
     return problems
 
@@ -259,13 +257,13 @@ def _age_problems(schedule: ActionTable, max_versions: int | None, max_staleness
             if max_versions and held.versions > max_versions:
                 sentence = f"Rank {rank}, position {position}: with {row[position]} stage {held.stage} has "
                 sentence += f"{held.versions} versions of its weights; the limit is {max_versions}."
-                problems.append(Problem(ScheduleCode.VERSIONS, sentence, rank, position))
+                problems.append(Problem(Code.STALENESS, sentence, rank, position))
                 break
         for position, (stage, kind, k) in enumerate(schedule.numbered[rank] if ages else ()):
             if kind is F and max_staleness is not None and ages[stage][k] > max_staleness:
                 sentence = f"runs with weights whose staleness is {ages[stage][k]} when its gradient is applied; the "
                 sentence += f"limit is {max_staleness}."
-                problems.append(_problem_at(schedule, rank, position, ScheduleCode.STALENESS, sentence))
+                problems.append(_problem_at(schedule, rank, position, Code.STALENESS, sentence))
                 break
     return problems
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from minipipe.core.flow import flow_of
 from minipipe.core.order import Wait, order
 from minipipe.core.values import KINDS
-from minipipe.errors import ScheduleCode, ScheduleError
+from minipipe.errors import Code, ScheduleError
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import ActionTable, check_range
 
@@ -86,7 +86,7 @@ def complete_walk(table: ActionTable, sends_are_buffered: bool = False) -> Walk:
             is_alone = kind.meets is not None and (uses is not None or kind.message)
             awaited = "a partner that does not exist" if is_alone else "values that no action gives"
         message = f"{stuck.action} on rank {stuck.rank} waits for ever for {awaited}; verify(schedule) says why."
-        raise ScheduleError.of(ScheduleCode.DEADLOCK, message, stuck.rank, stuck.position)
+        raise ScheduleError.of(Code.DEADLOCK, message, stuck.rank, stuck.position)
     return found
 
 

@@ -9,7 +9,7 @@ from numbers import Real
 from sys import float_info
 from typing import NamedTuple
 
-from minipipe.errors import ScheduleCode, ScheduleError, counted, unfit
+from minipipe.errors import Code, ScheduleError, counted, unfit
 from minipipe.schedules.analysis.activations import Footprint
 
 ROUNDING = 1e-9  # relative difference of floating-point sums that add the same terms in another order
@@ -120,7 +120,7 @@ def fits(amount: float, limit: float) -> bool:
 
 
 def check_memory(workload: Workload) -> None:
-    """Refuse memory that is too small for one microbatch alone, with code ``parameters``.
+    """Refuse memory that is too small for one microbatch alone, with code ``value``.
 
     Examples
     --------
@@ -131,7 +131,7 @@ def check_memory(workload: Workload) -> None:
         needed = workload.least_memory(rank)
         if not fits(needed, limit):
             message = f"memory_limit is {limit:g} on rank {rank}, but one microbatch alone takes {needed:g} there"
-            raise ScheduleError.of(ScheduleCode.PARAMETERS, f"{message}; expected at least that.", rank)
+            raise ScheduleError.of(Code.VALUE, f"{message}; expected at least that.", rank)
 
 
 def check_footprint(memory: Footprint, num_stages: int) -> None:

@@ -10,7 +10,7 @@ from numbers import Real
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from minipipe.errors import ScheduleCode, ScheduleError, counted, misuse, quoted, unfit
+from minipipe.errors import ScheduleError, counted, misuse, quoted, unfit
 from minipipe.schedules.action import ActionKind, L, O, R
 from minipipe.schedules.action_table import ActionTable, Schedule
 from minipipe.schedules.analysis.bounds import Bound, lower_bound
@@ -140,7 +140,7 @@ def table(
     Raises
     ------
     ScheduleError
-        Code ``parameters``, for a count below 1 or a limit that is not above 0; ``costs``, for costs of another number
+        Code ``value``, for a count below 1 or a limit that is not above 0, and for costs of another number
         of stages.
 
     Examples
@@ -197,8 +197,8 @@ def sweep(
     Raises
     ------
     ScheduleError
-        Code ``unknown``, for an unknown schedule; ``parameters`` and ``too-large``, for a count that fits no
-        combination, or if there is nothing to combine; ``costs``, for a value that is not a Costs.
+        Code ``name``, for an unknown schedule; ``value`` and ``too-large``, for a count that fits no
+        combination, or if there is nothing to combine, or for a value that is not a Costs.
 
     Examples
     --------
@@ -219,7 +219,7 @@ def sweep(
     names = [spelled(name) for name in names]
     if not isinstance(costs, Mapping):
         message = f"costs is {quoted(costs)}; expected a mapping, such as {{'near': Costs(), 'far': Costs(latency=1)}}."
-        raise ScheduleError.of(ScheduleCode.COSTS, message)
+        raise misuse(message)
     for own in costs.values():
         check_costs(own)
     combinations = list(product(_values("costs", costs), ranks, microbatches, chunks, names))
@@ -259,7 +259,7 @@ def figures(schedule: Schedule, costs: Costs) -> dict[str, Any]:
     Raises
     ------
     ScheduleError
-        Code ``costs``, for costs of another number of stages; the verifier's codes, for a schedule that is not legal.
+        Code ``value``, for costs of another number of stages; the verifier's codes, for a schedule that is not legal.
 
     Examples
     --------
@@ -368,7 +368,7 @@ def tradeoff(num_ranks: int, num_microbatches: int, costs: Costs | None = None) 
     Raises
     ------
     ScheduleError
-        Code ``parameters``, for fewer than two ranks or a count below 1; ``costs``, if activations take no memory
+        Code ``value``, for fewer than two ranks or a count below 1, and if activations take no memory
         or actions no time.
 
     Notes
@@ -393,11 +393,11 @@ def tradeoff(num_ranks: int, num_microbatches: int, costs: Costs | None = None) 
         raise unfit("num_ranks", num_ranks, "at least 2, because one rank has no bubble")
     costs = costs or Costs()
     if not any(costs.memory(num_ranks).activation):
-        raise misuse("activation is 0; expected memory, to compare it with time.", ScheduleCode.COSTS)
+        raise misuse("activation is 0; expected memory, to compare it with time.")
     rows = [row for row in table(num_ranks, num_microbatches, costs) if row["error"] is None]
     work = _work(costs, num_ranks, num_microbatches)
     if not work:
-        raise misuse("F, I and W take no time; expected some, to compare it with memory.", ScheduleCode.COSTS)
+        raise misuse("F, I and W take no time; expected some, to compare it with memory.")
     choices = [_choice(row["schedule"], row, work) for row in rows if _is_compared(row)]
     most = max(choice.memory for choice in choices)
     bounds = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from itertools import chain
 from math import inf
 from numbers import Integral, Real
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from minipipe.core.values import KINDS
 from minipipe.errors import (
     ArgumentError,
-    ScheduleCode,
     ScheduleError,
     as_float,
     counted,
@@ -42,8 +40,6 @@ _SHORT = {"F": "forward", "I": "backward_input", "W": "backward_weight"}
 _HELD = ("activation", "weight_activation", "transient_activation", "keys_values")
 _OF_WEIGHTS = ("update", "gradient_size", "weights")
 _HEAD = {"format": "minipipe costs", "version": 1}  # of a file
-_refusal = partial(misuse, code=ScheduleCode.COSTS)
-_wrong = partial(unfit, code=ScheduleCode.COSTS)
 ByStage = float | Sequence[float]
 
 
@@ -212,15 +208,15 @@ class Costs:
         for name in ("unit", "memory_unit"):
             unit = getattr(self, name)
             if not isinstance(unit, str) or printable(unit) != unit:
-                raise _wrong(name, unit, "a name such as 's'")
+                raise unfit(name, unit, "a name such as 's'")
         other = {} if self.other is None else self.other
         if not isinstance(other, Mapping) or not other.keys().isdisjoint((*_SPECS, *_TYPES)):
-            raise _wrong("other", self.other, "the times of declared kinds by name, such as {'KEEP': 2}")
+            raise unfit("other", self.other, "the times of declared kinds by name, such as {'KEEP': 2}")
         for name in (*_SPECS, *other):
             given = self._given(name)
             numbers = given if isinstance(given, list | tuple) else [given]
             if any(isinstance(number, bool | str | bytes) for number in numbers):
-                raise _wrong(name, given, "numbers. Costs.parse reads text")
+                raise unfit(name, given, "numbers. Costs.parse reads text")
 
     @classmethod
     def measured(cls, *timelines: Timeline) -> Costs:
@@ -244,7 +240,7 @@ class Costs:
         Raises
         ------
         ScheduleError
-            Code ``costs``, if there is no timeline, or if their units or numbers of stages differ.
+            Code ``value``, if there is no timeline, or if their units or numbers of stages differ.
 
         Examples
         --------
@@ -274,7 +270,7 @@ class Costs:
         >>> Costs(forward=[2, 4], message_size=[8, 0]).cut(2).forward
         (1.0, 1.0, 2.0, 2.0)
         """
-        pieces = whole_number("pieces", pieces, 1, MOST_STAGES, error=ScheduleError.of, code=ScheduleCode.COSTS)
+        pieces = whole_number("pieces", pieces, 1, MOST_STAGES, error=ScheduleError.of)
         found = self._divided((*_SHORT.values(), *_OF_WEIGHTS, *_HELD), pieces, pieces)
         if self.other is not None:
             found["other"] = self._divided(self.other, pieces, pieces)
@@ -310,7 +306,7 @@ class Costs:
         Raises
         ------
         ScheduleError
-            Code ``costs``; the message quotes the invalid item.
+            Code ``value``; the message quotes the invalid item.
 
         Examples
         --------
@@ -319,7 +315,7 @@ class Costs:
         """
         if not isinstance(text, str):
             message = f"Costs.parse reads text, not {quoted(text)}; expected a form such as F=1,I=1,W=1,latency=0.1."
-            raise _refusal(message)
+            raise misuse(message)
         found: dict[str, Any] = {}
         for item in filter(None, map(str.strip, text.split(","))):
             key, _, value = item.partition("=")
@@ -328,17 +324,17 @@ class Costs:
                 names = ", ".join([*_SHORT, *list(_SPECS)[len(_SHORT) :]])
                 hint = " A whole backward B takes I + W." if key == "B" else ""
                 message = f"{quoted(item)} is not a cost; expected one of {names}, as in F=1, or"
-                raise _refusal(f"{message} a file of costs, whose name ends in .json.{hint}")
+                raise misuse(f"{message} a file of costs, whose name ends in .json.{hint}")
             try:
                 numbers = tuple(map(parse_real, value.split(":")))
             except ArgumentError:
                 message = f"{quoted(item)} has no number; expected a form such as {key}=1 or {key}=1:2:3."
-                raise _refusal(message) from None
+                raise misuse(message) from None
             if len(numbers) > 1 and not _SPECS[name].of:
                 message = f"{quoted(item)} has {len(numbers)} numbers; {name} is a single number."
-                raise _refusal(message)
+                raise misuse(message)
             if name in found:
-                raise _refusal(f"{quoted(text)} has {name} twice.")
+                raise misuse(f"{quoted(text)} has {name} twice.")
             found[name] = numbers if len(numbers) > 1 else numbers[0]
         return cls(**found)
 
@@ -361,7 +357,7 @@ class Costs:
         Raises
         ------
         ScheduleError
-            Code ``costs``, for costs that :meth:`load` would refuse, or another ending.
+            Code ``value``, for costs that :meth:`load` would refuse, or another ending.
         FileError
             Code ``unwritable``.
 
@@ -393,7 +389,7 @@ class Costs:
         Raises
         ------
         ScheduleError
-            Code ``costs``, if the file is not the JSON that :meth:`save` describes; the message names the member.
+            Code ``value``, if the file is not the JSON that :meth:`save` describes; the message names the member.
         FileError
             Codes as for :func:`minipipe.io.read_text`.
         """
@@ -414,7 +410,7 @@ class Costs:
         Raises
         ------
         ScheduleError
-            Code ``costs``, if a sequence does not have one value for each stage, or a cost is negative or not finite,
+            Code ``value``, if a sequence does not have one value for each stage, or a cost is negative or not finite,
             or if no kind has declared a name of ``other``.
         """
         forward, inputs, weights = (self.by_stage(name, num_stages) for name in _SHORT.values())
@@ -436,7 +432,7 @@ class Costs:
         for name in self.other or ():
             if name not in names:
                 how = "Kind(…, time=…) of a declared kind names its time"
-                raise _refusal(f"No kind has the time {quoted(name)} of other; {how}.")
+                raise misuse(f"No kind has the time {quoted(name)} of other; {how}.")
         return names - {kind.time for kind in KINDS.values() if kind.of_rank}
 
     def copy_times(self, num_stages: int) -> list[float]:
@@ -445,7 +441,7 @@ class Costs:
         Raises
         ------
         ScheduleError
-            Code ``costs``, if the bandwidth is not above 0.
+            Code ``value``, if the bandwidth is not above 0.
 
         Examples
         --------
@@ -461,7 +457,7 @@ class Costs:
         Raises
         ------
         ScheduleError
-            Code ``costs``, if the overlap is not a number from 0 to 1.
+            Code ``value``, if the overlap is not a number from 0 to 1.
 
         Examples
         --------
@@ -484,7 +480,7 @@ class Costs:
         Raises
         ------
         ScheduleError
-            Code ``costs``.
+            Code ``value``.
         """
         by_stage = self.by_stage("update", schedule.num_stages)
         by_rank = stages_by_rank(schedule.placement, schedule.num_ranks)
@@ -498,7 +494,7 @@ class Costs:
         Raises
         ------
         ScheduleError
-            Code ``costs``, if the latency, the overhead or a size is negative or infinite, or the bandwidth is not
+            Code ``value``, if the latency, the overhead or a size is negative or infinite, or the bandwidth is not
             above 0.
         """
         latency, _ = map(self._number, ("latency", "overhead"))
@@ -518,7 +514,7 @@ class Costs:
         Raises
         ------
         ScheduleError
-            Code ``costs``.
+            Code ``value``.
 
         References
         ----------
@@ -544,7 +540,7 @@ class Costs:
         Raises
         ------
         ScheduleError
-            Code ``costs``, if there is not one host for each rank, or not one number of cores for each host.
+            Code ``value``, if there is not one host for each rank, or not one number of cores for each host.
 
         Examples
         --------
@@ -564,7 +560,7 @@ class Costs:
         Raises
         ------
         ScheduleError
-            Code ``costs``.
+            Code ``value``.
         """
         until_weights = "activation" if self.weight_activation is None else "weight_activation"
         held = ("activation", until_weights, "transient_activation")
@@ -576,7 +572,7 @@ class Costs:
         Raises
         ------
         ScheduleError
-            Code ``costs``.
+            Code ``value``.
         """
         return self.by_stage("weights", num_stages)
 
@@ -601,7 +597,7 @@ class Costs:
         Raises
         ------
         ScheduleError
-            Codes ``costs``, ``parameters``, ``placement`` and ``replicas``.
+            Codes ``value``, ``placement`` and ``unsupported``.
 
         Examples
         --------
@@ -630,7 +626,7 @@ class Costs:
     def _number(self, name: str) -> float:
         given = getattr(self, name)
         if not isinstance(given, Real) or not _SPECS[name].allows(as_float(given)):
-            raise _wrong(name, given, _SPECS[name].expected)
+            raise unfit(name, given, _SPECS[name].expected)
         return as_float(given)
 
     def by_stage(self, name: str, num_stages: int) -> list[float]:
@@ -639,16 +635,16 @@ class Costs:
         Raises
         ------
         ScheduleError
-            Code ``costs``, if it does not have one value for each stage, or one is negative or not finite.
+            Code ``value``, if it does not have one value for each stage, or one is negative or not finite.
         """
         given = self._given(name)
         try:
             values = list(map(as_float, [given] * num_stages if isinstance(given, Real) else given))
         except (TypeError, ValueError):
-            raise _wrong(name, given, "a number, or one for each stage") from None
+            raise unfit(name, given, "a number, or one for each stage") from None
         _check_length(name, values, num_stages, "one number, or one for each stage")
         if not all(map(_BY_STAGE.allows, values)):
-            raise _wrong(name, given, _BY_STAGE.expected)
+            raise unfit(name, given, _BY_STAGE.expected)
         return values
 
     def _given(self, name: str) -> Any:
@@ -679,12 +675,12 @@ def hosts_of(cores: object, hosts: object, num_ranks: int) -> Hosts:
     """
     given = [0] * num_ranks if hosts is None else _numbers(hosts, 1)
     if not all(isinstance(host, Real) and host in range(num_ranks) for host in given):
-        raise _wrong("hosts", hosts, _SPECS["hosts"].expected)
+        raise unfit("hosts", hosts, _SPECS["hosts"].expected)
     _check_length("hosts", given, num_ranks)
     of_rank = tuple(map(int, given))
     counts = _numbers(inf if cores is None else cores, 1 + max(of_rank))
     if not all(isinstance(count, Real) and _SPECS["cores"].allows(count) for count in counts):
-        raise _wrong("cores", cores, _SPECS["cores"].expected)
+        raise unfit("cores", cores, _SPECS["cores"].expected)
     _check_length("cores", counts, 1 + max(of_rank))
     return Hosts(of_rank, tuple(map(float, counts)))
 
@@ -698,7 +694,7 @@ def _check_length(name: str, values: Sized, count: int, expected: str = "one for
     if len(values) != count:
         of = _SPECS.get(name, _BY_STAGE).of
         message = f"{name} has {counted(len(values), 'value')} for {counted(count, of)}; expected {expected}."
-        raise _refusal(message)
+        raise misuse(message)
 
 
 def _plain(given: Any) -> Any:
@@ -733,4 +729,4 @@ def _check_file(path: str | Path, found: dict[str, Any]) -> None:
 
 
 def _refused(path: str | Path, reason: str) -> ScheduleError:
-    return _refusal(f"{quoted(str(path), 200)} is not a file of costs: {reason}.")
+    return misuse(f"{quoted(str(path), 200)} is not a file of costs: {reason}.")

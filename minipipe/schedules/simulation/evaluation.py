@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from minipipe.errors import ScheduleCode, ScheduleError, counted, quoted
+from minipipe.errors import Code, ScheduleError, counted, quoted
 from minipipe.schedules.action import ActionKind
 from minipipe.schedules.action_table import Schedule, check_table
 from minipipe.schedules.analysis.bounds import Bound, Formula, lower_bounds
@@ -94,15 +94,15 @@ def check_answer(schedule: Schedule, workload: Workload) -> None:
     schedule.one_rank_each("a search")
     if schedule.placement != workload.placement or schedule.num_ranks != workload.num_ranks:
         message = f"{schedule.title} places its stages on ranks {_shown(schedule.placement)}; the workload has them on"
-        raise ScheduleError.of(ScheduleCode.PLACEMENT, f"{message} {_shown(workload.placement)}.")
+        raise ScheduleError.of(Code.PLACEMENT, f"{message} {_shown(workload.placement)}.")
     if schedule.num_microbatches != workload.num_microbatches:
         message = f"{schedule.title} has {counted(schedule.num_microbatches, 'microbatch')}; the workload has"
-        raise ScheduleError.of(ScheduleCode.MISSING, f"{message} {workload.num_microbatches}.")
+        raise ScheduleError.of(Code.MISSING, f"{message} {workload.num_microbatches}.")
     verify(schedule.without_overlaps("a workload"))
     if schedule.frozen or ActionKind.BACKWARD in schedule.kinds or ActionKind.BACKWARD_WEIGHT not in schedule.kinds:
         message = f"{schedule.title} has backwards that are not split; the workload has I and W of every stage."
         hint = "split_backward of minipipe.schedules splits them."
-        raise ScheduleError.of(ScheduleCode.MIXED_BACKWARD, f"{message} {hint}")
+        raise ScheduleError.of(Code.UNEXPECTED, f"{message} {hint}")
     verify(schedule, workload.memory_limit, workload.footprint)
 
 
@@ -155,7 +155,7 @@ def check_claim(schedule: Schedule, workload: Workload, claim: Claim) -> Finding
     Raises
     ------
     ScheduleError
-        Code ``certificate``, if a number is wrong; the codes of
+        Code ``mismatch``, if a number is wrong; the codes of
         :func:`~minipipe.schedules.simulation.evaluation.evaluate`, if the schedule does not solve the workload.
 
     Examples
@@ -190,4 +190,4 @@ def _is_same(a: float, b: float) -> bool:
 
 
 def _refusal(what: str) -> ScheduleError:
-    return ScheduleError.of(ScheduleCode.CERTIFICATE, f"The certificate {what}.")
+    return ScheduleError.of(Code.MISMATCH, f"The certificate {what}.")

@@ -9,7 +9,7 @@ from math import inf
 from statistics import mean, median
 from typing import Any, TypeVar
 
-from minipipe.errors import ScheduleCode, ScheduleError, quoted
+from minipipe.errors import misuse, quoted
 from minipipe.schedules.action import ActionKind, B, F, I, W
 from minipipe.schedules.simulation.span import IdleCause, Span, in_groups
 from minipipe.schedules.simulation.timeline import Timeline
@@ -28,7 +28,7 @@ def fit_costs(timelines: Sequence[Timeline]) -> dict[str, Any]:
     Raises
     ------
     ScheduleError
-        Code ``costs``, if there is no timeline, if an argument is not one, or if the timelines do not match.
+        Code ``value``, if there is no timeline, if an argument is not one, or if the timelines do not match.
     """
     _check_alike(timelines)
     stages = _stages_of(timelines[0])
@@ -91,22 +91,18 @@ def fit_messages(samples: Sequence[Sample]) -> tuple[float, float]:
 def _check_alike(timelines: Sequence[Timeline]) -> None:
     """Refuse timelines whose times cannot be compared."""
     if not timelines:
-        raise _refusal("Fitting costs needs at least one timeline, such as pipeline.timeline().")
+        raise misuse("Fitting costs needs at least one timeline, such as pipeline.timeline().")
     for item in timelines:
         if not isinstance(item, Timeline):
             expected = "expected timelines, such as Costs.measured(first, second)"
-            raise _refusal(f"{quoted(item)} is not a Timeline; {expected}.")
+            raise misuse(f"{quoted(item)} is not a Timeline; {expected}.")
     units = sorted({timeline.unit for timeline in timelines})
     if len(units) > 1:
-        raise _refusal(f"These timelines are in {' and in '.join(units)}; expected all in one unit.")
+        raise misuse(f"These timelines are in {' and in '.join(units)}; expected all in one unit.")
     counts = sorted({len(_stages_of(timeline)) for timeline in timelines})
     if len(counts) > 1:
         stages = " and ".join(map(str, counts))
-        raise _refusal(f"These timelines have {stages} stages; expected one model over the same stages.")
-
-
-def _refusal(message: str) -> ScheduleError:
-    return ScheduleError.of(ScheduleCode.COSTS, message)
+        raise misuse(f"These timelines have {stages} stages; expected one model over the same stages.")
 
 
 def _stages_of(timeline: Timeline) -> range:

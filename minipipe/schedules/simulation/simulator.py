@@ -17,7 +17,7 @@ from minipipe.core.flow import flow_of
 from minipipe.core.memory import Level
 from minipipe.core.times import Rates, Times, times
 from minipipe.core.values import KINDS
-from minipipe.errors import ScheduleCode, ScheduleError, misuse, quoted
+from minipipe.errors import Code, ScheduleError, misuse, quoted
 from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.analysis.activations import memory_levels, peak_activations, peaks, without_copies
@@ -66,7 +66,7 @@ def simulate(schedule: ActionTable, costs: Costs | None = None, num_steps: int =
     ------
     ScheduleError
         If the schedule is not legal, with the codes of :func:`minipipe.verify` (``rendezvous-deadlock`` only if sends
-        block); code ``costs``, if the costs do not fit.
+        block); code ``value``, if the costs do not fit.
 
     Examples
     --------
@@ -112,7 +112,7 @@ def timeline_of(step: ActionTable, costs: Costs, num_steps: int, wait: bool, hos
 
         found = SharedClock(flow, rates, _new_span, hosts).run(num_steps, wait)
     if not found.latest * table.num_ranks < inf:  # the idle time of all ranks is a part of this sum
-        raise misuse(TIMES_TOO_LARGE, ScheduleCode.COSTS)
+        raise misuse(TIMES_TOO_LARGE)
     spans, copies, sent = _parts(table, found, rates)
     ran = (table if costs.sends_block else table.schedule).without_sums()
     if any(copies):
@@ -214,7 +214,7 @@ def check_costs(given: object) -> None:
         message = (
             f"costs is {quoted(given)}; expected Costs, such as Costs(forward=2) or Costs.parse('F=2,latency=0.1')."
         )
-        raise ScheduleError.of(ScheduleCode.COSTS, message)
+        raise misuse(message)
 
 
 def _check_legal(schedule: ActionTable, costs: Costs) -> None:
@@ -222,7 +222,7 @@ def _check_legal(schedule: ActionTable, costs: Costs) -> None:
     try:
         verify(schedule)
     except ScheduleError as error:
-        if costs.sends_block or error.problems[0].code is not ScheduleCode.RENDEZVOUS_DEADLOCK:
+        if costs.sends_block or error.problems[0].code is not Code.RENDEZVOUS_DEADLOCK:
             raise
 
 
@@ -254,5 +254,5 @@ def _levels(table: ActionTable, costs: Costs) -> list[list[Level]]:
     n = table.num_stages
     levels = memory_levels(table, costs.memory(n), costs.weight_memory(n), costs.by_stage("keys_values", n))
     if not sum(peaks(levels)) < inf:  # nor for nan, which is inf - inf
-        raise misuse(MEMORY_TOO_LARGE, ScheduleCode.COSTS)
+        raise misuse(MEMORY_TOO_LARGE)
     return levels

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from numbers import Real
 
-from minipipe.errors import ScheduleCode, counted, unfit
+from minipipe.errors import counted, unfit
 
 _MOST = 1e100  # of a part of the work, whose unit is free: sums of them stay finite
 
@@ -16,7 +16,7 @@ def relative_work(slice_work: Sequence[float] | None, num_slices: int) -> list[f
     Raises
     ------
     ScheduleError
-        Code ``costs``, if there is not one number for each slice, or none is above 0.
+        Code ``value``, if there is not one number for each slice, or none is above 0.
 
     Examples
     --------
@@ -27,9 +27,7 @@ def relative_work(slice_work: Sequence[float] | None, num_slices: int) -> list[f
         return [1.0] * num_slices
     parts = list(slice_work) if isinstance(slice_work, Sequence) else [slice_work]
     if not all(isinstance(part, Real) and 0 <= part <= _MOST for part in parts) or not any(parts):
-        raise unfit("slice_work", slice_work, "numbers, at least 0 and not all 0, such as (3, 1)", ScheduleCode.COSTS)
+        raise unfit("slice_work", slice_work, "numbers, at least 0 and not all 0, such as (3, 1)")
     if len(parts) != num_slices > 1:
-        raise unfit(
-            "slice_work", slice_work, f"{counted(num_slices, 'number')}, one for each slice", ScheduleCode.COSTS
-        )
+        raise unfit("slice_work", slice_work, f"{counted(num_slices, 'number')}, one for each slice")
     return [num_slices * part / sum(parts) for part in parts] if num_slices > 1 else [1.0]

@@ -151,4 +151,4 @@ def test_a_launcher_that_the_system_refuses_is_an_error(tmp_path):
     launcher.chmod(0o755)
     with pytest.raises(LaunchError, match="cannot be started: Exec format error") as caught:
         Attempts().run([str(launcher)])
-    assert caught.value.code == "no-launcher"
+    assert caught.value.code == "unavailable"

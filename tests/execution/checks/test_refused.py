@@ -134,7 +134,7 @@ def test_every_rank_says_the_same_where_a_pipeline_is_made():
 def test_another_number_of_batches_is_refused_at_the_next_call():
     with pytest.raises(MessageError, match=r"is in evaluate\(\), .* but rank 0 in step\(\)") as caught:
         spawn(lambda group: program(group, num_batches=3 - group.rank), 2)
-    assert caught.value.code == "step"
+    assert caught.value.code == "disagreement"
 
 
 def test_other_values_in_one_parameter_of_many_are_counted():

@@ -72,8 +72,8 @@ def test_a_part_that_is_missing_is_named(forge):
     ("change", "words", "code"),
     [
         ({"format": "zip"}, "it is not a manifest of minipipe", "damaged"),
-        ({"version": 2}, "has version 2 of the format; this minipipe supports 1", "version"),
-        ({"version": "\x1b[2J" * 999}, "has version '\\x1b[2J", "version"),
+        ({"version": 2}, "has version 2 of the format; this minipipe supports 1", "unsupported"),
+        ({"version": "\x1b[2J" * 999}, "has version '\\x1b[2J", "unsupported"),
         ({"files": {PART: [10**18, "0" * 64]}}, "1,000,000,000,000,000,000 were written", "damaged"),
         ({"num_steps": 2**63}, "'num_steps' is 9223372036854775808; expected a whole number", "damaged"),
         ({"num_steps": True}, "'num_steps' is True", "damaged"),

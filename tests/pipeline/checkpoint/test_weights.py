@@ -137,7 +137,7 @@ def test_what_is_no_regular_file_of_the_models_size_is_refused_before_it_is_read
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(FileError, match="it is a pipe; expected a file") as caught:
         checkpoint.load_weights(tmp_path / "pipe", small_model())
-    assert caught.value.code == "not-a-file"
+    assert caught.value.code == "unreadable"
 
 
 def test_what_is_no_safetensors_file_is_refused(tmp_path):

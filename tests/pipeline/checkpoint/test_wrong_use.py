@@ -326,7 +326,7 @@ def test_no_rank_waits_in_a_step_for_one_that_saves(tmp_path, sizes, call):
     for rank in (0, 1):
         with pytest.raises(MessageError) as caught:
             spawn(lambda group, rank=rank: ranks(group, rank), 2, timeout=5)
-        assert caught.value.code == "step"
+        assert caught.value.code == "disagreement"
 
 
 def test_ranks_in_different_calls_are_told_which(tmp_path):

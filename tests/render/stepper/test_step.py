@@ -18,17 +18,17 @@ from minipipe.schedules.simulation.simulator import simulate
 from tests.render.stepper.screens import NAIVE
 from tests.strategies import examples, named_schedules
 
-ILLEGAL = {
-    "missing": "0F0 0B0\n1F0",
-    "duplicate": "0F0 0F0 0B0",
-    "wrong-rank": "0F0 0F1 1F0 0B0\n1B0 1F1 1B1 0B1",
-    "mixed-backward": "0F0 0B0 0I0 0W0",
-    "tag-collision": NAIVE.replace("0F1 0SEND_F1", "0SEND_F0 0F1 0SEND_F1"),
-    "no-partner": "0F0 0SEND_F0 0B0",
-    "order": "0B0 0F0",
-    "deadlock": "0F0 0B0 0F1 0B1\n1F1 1B1 1F0 1B0",
-    "rendezvous-deadlock": NAIVE,
-}
+ILLEGAL = [
+    ("missing", "0F0 0B0\n1F0"),
+    ("duplicate", "0F0 0F0 0B0"),
+    ("placement", "0F0 0F1 1F0 0B0\n1B0 1F1 1B1 0B1"),
+    ("unexpected", "0F0 0B0 0I0 0W0"),
+    ("duplicate", NAIVE.replace("0F1 0SEND_F1", "0SEND_F0 0F1 0SEND_F1")),
+    ("missing", "0F0 0SEND_F0 0B0"),
+    ("order", "0B0 0F0"),
+    ("deadlock", "0F0 0B0 0F1 0B1\n1F1 1B1 1F0 1B0"),
+    ("rendezvous-deadlock", NAIVE),
+]
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_the_steps_that_are_asked_for_are_written(ask):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--at", 6], "--at is 6; there are steps 0 to 5"),
+        (["--at", 6], "--at is 6; expected a step from 0 to 5"),
         (["--from", -7], "--from is -7"),
         (["--to", 99], "--to is 99"),
         (["--from", 3, "--to", 2], "--from is 3 and --to is 2; expected --from to be before --to"),
@@ -146,19 +146,19 @@ def test_json_is_one_line_for_each_step_with_what_the_walk_says_and_the_verdict_
 # -- illegal ones ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("code", ILLEGAL)
-def test_of_each_kind_of_mistake_the_problem_is_told_and_the_walk_goes_up_to_where_it_sticks(code, ask, file):
-    status, out, err = ask(file(ILLEGAL[code]))
+@pytest.mark.parametrize(("code", "text"), ILLEGAL)
+def test_of_each_kind_of_mistake_the_problem_is_told_and_the_walk_goes_up_to_where_it_sticks(code, text, ask, file):
+    status, out, err = ask(file(text))
     assert (status, err) == (1, "")
     ending = out[out.rindex("\nend, time") :]
     assert f"[{code}] " in ending
-    walkthrough = Walkthrough(schedule_of_text(ILLEGAL[code]))
+    walkthrough = Walkthrough(schedule_of_text(text))
     for rank, state in walkthrough.stuck.items():
         assert f"  rank {rank}: stuck at {state.action}: needs {state.awaited}" in ending
         assert f"rank {rank} is stuck at {state.action} (position {state.position} of its list)" in ending
     if not walkthrough.stuck:
         assert "it still ran to completion" in ending
-    status, out, _ = ask(file(ILLEGAL[code]), "--json", "--at", -1)
+    status, out, _ = ask(file(text), "--json", "--at", -1)
     verdict = json.loads(out)["verdict"]
     assert status == 1 and verdict["legal"] is False and verdict["problems"][0]["code"] == code
     assert verdict["stuck"] == list(walkthrough.stuck) and verdict["cycle"] == list(walkthrough.cycle)

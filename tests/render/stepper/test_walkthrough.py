@@ -277,7 +277,7 @@ def test_the_cycle_is_one_in_which_each_waits_for_the_next_and_the_verifier_says
         ("0F0 0F0 0B0", "duplicate", ["0F0", "0F0", "0B0"], {}),
         (
             "0F0 0F1 1F0 0B0\n1B0 1F1 1B1 0B1",
-            "wrong-rank",
+            "placement",
             ["0F0", "0F1", "1F0", "1B0", "0B0", "1F1", "1B1", "0B1"],
             {},
         ),
@@ -334,7 +334,7 @@ def test_costs_that_do_not_fit_are_refused_whether_it_is_legal_or_not(text):
     for costs in (Costs([1, 2]), Costs(latency=-1), Costs(activation=[1, 2])):
         with pytest.raises(ScheduleError) as caught:
             Walkthrough(schedule_of_text(text), costs)
-        assert caught.value.code == "costs"
+        assert caught.value.code == "value"
 
 
 def test_a_rank_without_any_action_is_done_from_the_start():

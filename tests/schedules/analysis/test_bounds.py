@@ -149,7 +149,7 @@ def check_against_brute_force(workload, objective):
     try:
         bounds = lower_bounds(workload, objective)
     except ScheduleError as error:
-        assert best == float("inf") and error.code == "parameters"
+        assert best == float("inf") and error.code == "value"
         return
     for value, name, _ in bounds:
         assert value <= best + 1e-9, name
@@ -230,7 +230,7 @@ def test_a_limit_below_one_microbatch_is_refused_with_the_rank_and_both_amounts(
     message = r"memory_limit is 2\.5 on rank 1, but one microbatch alone takes 3 there"
     with pytest.raises(ScheduleError, match=message) as caught:
         lower_bounds(costs.workload(range(2), 4, 2.5))
-    assert caught.value.code == "parameters"
+    assert caught.value.code == "value"
     assert lower_bound(costs.workload(range(2), 4, 3), SPAN).value >= 12
     assert lower_bound(Costs(activation=0.25).workload(range(2), 1, 0.25), SPAN).value == 5
 

@@ -61,7 +61,7 @@ def predicted(formula, *sizes, **options):
     try:
         return formula(*sizes, **options)
     except ScheduleError as error:
-        assert error.code == "no-formula"
+        assert error.code == "unsupported"
         return None
 
 

@@ -31,9 +31,9 @@ def test_an_overlap_may_be_a_deadlock_where_the_same_rows_without_it_are_legal()
     schedule = rows("0F0 (0F1;0B0)OVERLAP_F_B 0B1", "1F0 1F1 1B0 1B1")
     verify(replace(schedule, overlaps=()))
     error = verdict(schedule)
-    assert error.code == "overlap-deadlock"
+    assert error.code == "deadlock"
     assert str(error) == (
-        "[overlap-deadlock] These ranks wait for each other in a cycle: rank 0 cannot run 0F1 with 0B0 (position 1) "
+        "[deadlock] These ranks wait for each other in a cycle: rank 0 cannot run 0F1 with 0B0 (position 1) "
         "before 1B0, which rank 1 runs later; rank 1 cannot run 1F1 (position 1) before 0F1, which rank 0 runs later. "
         "Without the overlaps it would end: overlapped actions wait for the inputs of both.\n\n"
         "rank 0:  0F0  >0F1<  0B0   0B1\n"
@@ -118,7 +118,7 @@ def test_the_rows_alone_are_legal_and_overlaps_are_blamed_for_a_deadlock(schedul
     verify(replace(schedule, overlaps=()))
     if not is_legal(schedule):
         error = verdict(schedule)
-        assert error.code == "overlap-deadlock" and error.grid.count(">") >= 2
+        assert error.code == "deadlock" and error.grid.count(">") >= 2
 
 
 def test_the_steady_phase_of_1f1b_can_be_joined_on_all_ranks_but_the_last():

@@ -148,18 +148,18 @@ def test_zero_bubble_with_w_right_after_its_i_keeps_two_thirds_of_the_bubble():
 def test_outside_its_conditions_a_formula_says_what_they_are(formula, arguments, times, words):
     with pytest.raises(ScheduleError) as caught:
         formula(*arguments, **times)
-    assert caught.value.code == "no-formula" and words in str(caught.value)
+    assert caught.value.code == "unsupported" and words in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("ask", "code"),
     [
-        (lambda: theory.makespan("1f2b", 4, 8), "unknown"),
-        (lambda: theory.makespan("1f1b", 0, 8), "parameters"),
-        (lambda: theory.efficiency(4, 0), "parameters"),
-        (lambda: theory.makespan("1f1b", 4, 8, forward=-1), "parameters"),
-        (lambda: theory.recommended_num_microbatches(2.5), "parameters"),
-        (lambda: theory.memory_footprint_ratio(4, 8, rank=4), "parameters"),
+        (lambda: theory.makespan("1f2b", 4, 8), "name"),
+        (lambda: theory.makespan("1f1b", 0, 8), "value"),
+        (lambda: theory.efficiency(4, 0), "value"),
+        (lambda: theory.makespan("1f1b", 4, 8, forward=-1), "value"),
+        (lambda: theory.recommended_num_microbatches(2.5), "value"),
+        (lambda: theory.memory_footprint_ratio(4, 8, rank=4), "value"),
     ],
 )
 def test_what_is_no_schedule_and_no_size_is_refused(ask, code):

@@ -114,8 +114,7 @@ def test_a_duplicated_action_is_caught_where_it_stands_again(every_schedule, dat
     again = data.draw(st.integers(step + 1, len(schedule.actions[rank])))
     error = refusal(changed(schedule, lambda programs: programs[rank].insert(again, programs[rank][step])))
     (problem,) = error.problems
-    code = "tag-collision" if schedule.actions[rank][step].kind.is_communication else "duplicate"
-    assert (problem.code, problem.rank, problem.step) == (code, rank, again)
+    assert (problem.code, problem.rank, problem.step) == ("duplicate", rank, again)
     assert f"is a duplicate of position {step}" in problem.message
 
 
@@ -129,13 +128,13 @@ def test_an_action_moved_to_another_rank_is_caught_there(every_schedule, data):
     place = data.draw(st.integers(0, len(schedule.actions[other])))
     error = refusal(changed(schedule, lambda programs: programs[other].insert(place, programs[rank].pop(step))))
     (problem,) = error.problems
-    assert (problem.code, problem.rank, problem.step) == ("wrong-rank", other, place)
+    assert (problem.code, problem.rank, problem.step) == ("placement", other, place)
     assert "replicas" not in problem.message
 
 
 def test_an_action_on_a_rank_that_is_no_replica_is_told_where_it_is_as_well():
     error = refusal(table("mine", (0, 1), 1, [["0F0", "0B0"], ["1F0", "1B0", "0F0", "0B0"]]))
-    assert [(p.code, p.rank, p.step) for p in error.problems] == [("wrong-rank", 1, 2), ("wrong-rank", 1, 3)]
+    assert [(p.code, p.rank, p.step) for p in error.problems] == [("placement", 1, 2), ("placement", 1, 3)]
     assert error.problems[0].message == (
         "Rank 1, position 2: 0F0 is on the wrong rank; stage 0 is on rank 0. "
         "0F0 is on rank 0 as well: a microbatch runs once."
@@ -176,7 +175,7 @@ def test_two_dependent_actions_of_a_rank_that_are_swapped_are_caught(every_sched
         row[first], row[second] = row[second], row[first]
 
     error = refusal(changed(schedule, swap))
-    assert error.code in {"order", "deadlock"} | ({"slice-order"} if schedule.num_slices > 1 else set())
+    assert error.code in {"order", "deadlock"}
     assert error.problems[0].step is not None
 
 
@@ -208,7 +207,7 @@ def test_i_or_w_beside_b_is_caught(every_schedule, data):
     kind = data.draw(st.sampled_from([INPUT, WEIGHT]))
     error = refusal(changed(schedule, lambda programs: programs[rank].insert(step + 1, Action(stage, kind, k))))
     (problem,) = error.problems
-    assert (problem.code, problem.rank, problem.step) == ("mixed-backward", rank, step + 1)
+    assert (problem.code, problem.rank, problem.step) == ("unexpected", rank, step + 1)
     assert f"{stage}{kind.value}{k} comes in addition to {stage}B{k}" in problem.message
 
 
@@ -241,14 +240,14 @@ def test_w_before_its_i_is_caught():
 )
 def test_a_message_without_a_partner_is_caught(text, stray):
     error = refusal(schedule_of_text(text))
-    assert error.code == "no-partner"
+    assert error.code == "missing"
     assert f"{stray} has no partner" in str(error)
 
 
 def test_two_messages_under_one_tag_collide():
     error = refusal(schedule_of_text("0F0 0SEND_F0 0F1 0SEND_F0\n1RECV_F0 1F0 1RECV_F1 1F1"))
     assert [(p.code, p.rank, p.step) for p in error.problems] == [
-        ("tag-collision", 0, 3),
+        ("duplicate", 0, 3),
         ("missing", 0, None),  # the second SEND should have been that of microbatch 1
     ]
     assert "Two messages with the same tag cannot be distinguished" in str(error)
@@ -298,7 +297,7 @@ def test_the_memory_limit_that_fits_is_the_peak(every_schedule, data):
 def test_a_memory_limit_that_is_none_is_refused(wrong):
     with pytest.raises(ScheduleError) as caught:
         verify(schedules.gpipe(2, 3), memory_limit=wrong)
-    assert caught.value.code == "parameters" and "memory_limit" in str(caught.value)
+    assert caught.value.code == "value" and "memory_limit" in str(caught.value)
 
 
 HALF = Costs(activation=2, weight_activation=0.5, transient_activation=1).memory(2)
@@ -356,4 +355,4 @@ def test_the_amount_that_fits_is_the_peak_of_the_simulator(every_schedule, data)
 def test_memory_that_is_none_is_refused(limit, memory, wrong):
     with pytest.raises(ScheduleError, match=wrong) as caught:
         verify(schedules.gpipe(2, 3), limit, memory)
-    assert caught.value.code == "parameters"
+    assert caught.value.code == "value"

@@ -257,7 +257,7 @@ def test_every_problem_points_at_a_cell_that_exists_or_at_the_rank_that_lacks_on
                 assert str(mutant.actions[problem.rank][problem.step]) in problem.message
         marks = str(error).count(">")
         assert marks == str(error).count("<")
-        waits_in_a_cycle = error.code in ("deadlock", "overlap-deadlock", "rendezvous-deadlock")
+        waits_in_a_cycle = error.code in ("deadlock", "rendezvous-deadlock")
         assert marks >= 2 if waits_in_a_cycle else marks == (error.problems[0].step is not None)
 
 

@@ -93,12 +93,12 @@ def test_what_is_missing_stands_nowhere_so_its_row_is_shown_unmarked():
     [
         (
             Schedule("mine", ((0, 1),), 3, [["0F0", "0B0", "0F1"], ["0F2", "0B2", "0B1"]]),
-            "other-replica",
+            "placement",
             "Rank 1, position 2: 0B1 is on another replica than its forward; 0F1 is on rank 0.",
         ),
         (
             Schedule.from_text("0F0.1 0F0.0 0B0.1 0B0.0"),
-            "slice-order",
+            "order",
             "Rank 0, position 0: 0F0.1 comes before 0F0.0 (position 1); forwards of a sequence run from its first "
             "slice to its last, each of which needs the keys and values before it.",
         ),
@@ -110,7 +110,7 @@ def test_what_is_missing_stands_nowhere_so_its_row_is_shown_unmarked():
         ),
         (
             Schedule.from_text("0F0 0F1 0B0 0U1 0B1"),
-            "early-update",
+            "order",
             "Rank 0, position 3: 0U1 comes before 0B1 (position 4), whose gradient it applies.",
         ),
         (
@@ -125,12 +125,12 @@ def test_what_is_missing_stands_nowhere_so_its_row_is_shown_unmarked():
         ),
         (
             Schedule.from_text("0F0 0O0 0B0"),
-            "unpaired",
+            "missing",
             "Rank 0, position 1: 0O0 comes without 0L0; expected both, or neither.",
         ),
         (
             Schedule.from_text("0F0 0B0 0W0"),
-            "mixed-backward",
+            "unexpected",
             "Rank 0, position 2: 0W0 comes in addition to 0B0, which includes I and W. Zero-bubble papers write B for "
             "the half that minipipe calls I.",
         ),

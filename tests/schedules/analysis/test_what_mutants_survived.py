@@ -58,7 +58,7 @@ def test_zb_v_ends_with_the_weights_of_chunk_1_and_then_those_of_chunk_0():
 def test_one_chunk_may_be_asked_for_where_there_is_one():
     for name in ("gpipe", "1f1b", "zb-h1"):
         assert schedules.build(name, 2, 4, 1) == schedules.build(name, 2, 4)
-    assert refusal(schedules.build, ["gpipe"], 2).code == "unknown"
+    assert refusal(schedules.build, ["gpipe"], 2).code == "name"
 
 
 def test_of_equal_microbatches_greedy_takes_the_weights_of_the_earlier_stage_first():
@@ -116,7 +116,7 @@ def test_a_formula_of_time_holds_wherever_its_conditions_do_and_is_refused_elsew
             asked = [theory.makespan] if name == "forward-only" else [theory.makespan, theory.span_bubble]
             for formula in asked:
                 if not (are_enough and times_fit(name, *times)):
-                    assert refusal(formula, name, p, m, v, **share).code == "no-formula"
+                    assert refusal(formula, name, p, m, v, **share).code == "unsupported"
                     continue
                 timeline = simulate(schedule, Costs(*times))
                 idle = max(map(timeline.idle_within_span, range(p)))
@@ -136,7 +136,7 @@ def test_a_formula_of_memory_holds_wherever_its_conditions_do_and_is_refused_els
         if fits:
             assert theory.peak_memory(name, p, m, **held) == peak_memory(schedules.build(name, p, m), Costs(**held))
         else:
-            assert refusal(theory.peak_memory, name, p, m, **held).code == "no-formula"
+            assert refusal(theory.peak_memory, name, p, m, **held).code == "unsupported"
 
 
 @pytest.mark.parametrize(
@@ -152,11 +152,11 @@ def test_a_formula_is_refused_for_sizes_that_the_builder_refuses(name, sizes, on
     assert not takes(name, *sizes)
     for formula in (theory.makespan, theory.span_bubble, theory.peak_memory):
         error = refusal(formula, name, *sizes)
-        assert error.code == "no-formula" and only_for in str(error)
+        assert error.code == "unsupported" and only_for in str(error)
 
 
 def test_a_rank_below_zero_has_no_memory():
-    assert refusal(theory.memory_footprint_ratio, 4, 8, -1).code == "parameters"
+    assert refusal(theory.memory_footprint_ratio, 4, 8, -1).code == "value"
 
 
 # -- order and verifier ----------------------------------------------------------------------------------------

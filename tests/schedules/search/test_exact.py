@@ -108,11 +108,11 @@ def test_a_hint_in_another_order_of_microbatches_is_taken(solver):
 @pytest.mark.parametrize(
     ("hint", "code"),
     [
-        (schedules.one_f_one_b(4, 8), "mixed-backward"),
+        (schedules.one_f_one_b(4, 8), "unexpected"),
         (schedules.zb_h1(4, 6), "missing"),
         (schedules.zb_h1(3, 8), "placement"),
         (schedules.zb_h2(4, 8), "memory"),
-        ("zb-h1", "not-a-schedule"),
+        ("zb-h1", "type"),
     ],
 )
 def test_a_hint_that_is_no_answer_is_refused(solver, hint, code):

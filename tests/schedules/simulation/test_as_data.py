@@ -61,7 +61,7 @@ def test_the_comparison_is_of_a_ranks_whole_share():
         try:
             assert row["makespan"] == pytest.approx(theory.makespan(name, 4, 8))
         except ScheduleError as error:
-            assert error.code == "no-formula"
+            assert error.code == "unsupported"
         assert json.loads(json.dumps(row)) == row
     assert rows["interleaved-1f1b"]["makespan"] == 28.5 and max(rows["interleaved-1f1b"]["peak_activations"]) == 5.5
 
@@ -124,16 +124,16 @@ def test_a_sweep_goes_over_chunks_and_says_which_do_not_fit():
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (((2,), (4,), ("1f2b",)), "unknown", "did you mean 1f1b?"),
-        (((2, 0), (4,)), "parameters", "num_ranks is 0; expected a whole number"),
-        (((2,), (4, 0.5)), "parameters", "num_microbatches is 0.5; expected a whole number"),
-        (((2,), (4,), ("1f1b",), (0,)), "parameters", "chunks_per_rank is 0; expected a whole number"),
+        (((2,), (4,), ("1f2b",)), "name", "did you mean 1f1b?"),
+        (((2, 0), (4,)), "value", "num_ranks is 0; expected a whole number"),
+        (((2,), (4, 0.5)), "value", "num_microbatches is 0.5; expected a whole number"),
+        (((2,), (4,), ("1f1b",), (0,)), "value", "chunks_per_rank is 0; expected a whole number"),
         (((10**9,), (4,)), "too-large", "the limits are"),
-        ((2, (4,)), "parameters", "num_ranks is 2; expected at least one value, in a list"),
-        (((2,), ()), "parameters", "num_microbatches is (); expected at least one value"),
-        (((2,), (4,), "1f1b"), "parameters", "schedules is '1f1b'; expected at least one value, in a list"),
-        (((2,), (4,), ("1f1b",), (None,), Costs()), "costs", "expected a mapping, such as"),
-        (((2,), (4,), ("1f1b",), (None,), {"far": 1}), "costs", "costs is 1; expected Costs"),
+        ((2, (4,)), "value", "num_ranks is 2; expected at least one value, in a list"),
+        (((2,), ()), "value", "num_microbatches is (); expected at least one value"),
+        (((2,), (4,), "1f1b"), "value", "schedules is '1f1b'; expected at least one value, in a list"),
+        (((2,), (4,), ("1f1b",), (None,), Costs()), "value", "expected a mapping, such as"),
+        (((2,), (4,), ("1f1b",), (None,), {"far": 1}), "value", "costs is 1; expected Costs"),
     ],
 )
 def test_a_sweep_refuses_what_fits_no_combination(arguments, code, words):

@@ -212,7 +212,7 @@ def test_a_limit_of_memory_knows_what_is_offloaded_and_what_is_recomputed():
 def test_a_copy_bandwidth_that_carries_nothing_is_refused(wrong):
     with pytest.raises(ScheduleError, match="copy_bandwidth is .*; expected a number, more than 0") as caught:
         simulate(schedules.gpipe(1, 1), Costs(copy_bandwidth=wrong))
-    assert caught.value.code == "costs"
+    assert caught.value.code == "value"
 
 
 def test_a_forward_does_not_wait_for_the_load_behind_it():

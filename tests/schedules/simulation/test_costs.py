@@ -18,7 +18,7 @@ from tests.strategies import table
 def test_costs_of_another_length_or_below_zero_or_not_finite_are_refused(field, wrong):
     with pytest.raises(ScheduleError) as caught:
         simulate(schedules.gpipe(3, 2), Costs(**{field: wrong}))
-    assert caught.value.code == "costs"
+    assert caught.value.code == "value"
     assert field in str(caught.value)
 
 
@@ -59,7 +59,7 @@ def test_what_names_a_stage_or_microbatch_that_is_not_there_is_no_bare_index_err
 def test_a_latency_below_zero_or_not_finite_is_refused(wrong):
     with pytest.raises(ScheduleError) as caught:
         simulate(schedules.gpipe(3, 2), Costs(latency=wrong))
-    assert caught.value.code == "costs"
+    assert caught.value.code == "value"
     assert "latency" in str(caught.value)
 
 

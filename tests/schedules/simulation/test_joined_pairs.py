@@ -71,7 +71,7 @@ def test_where_sends_block_the_message_of_the_forward_leaves_behind_the_pair():
 def test_an_overlap_is_a_part(wrong):
     with pytest.raises(ScheduleError, match="overlap is .*; expected a number from 0 to 1") as caught:
         simulate(JOINED, Costs(overlap=wrong))
-    assert caught.value.code == "costs"
+    assert caught.value.code == "value"
 
 
 @pytest.mark.parametrize("wrong", [True, "half"])

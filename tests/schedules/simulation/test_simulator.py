@@ -284,7 +284,7 @@ def test_costs_are_read_from_a_line():
 def test_a_line_that_gives_no_costs_is_refused(text, words):
     with pytest.raises(ScheduleError) as caught:
         Costs.parse(text)
-    assert caught.value.code == "costs" and words in str(caught.value)
+    assert caught.value.code == "value" and words in str(caught.value)
 
 
 # -- every time has its reason ---------------------------------------------------------------------------------

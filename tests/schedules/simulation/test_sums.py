@@ -292,7 +292,7 @@ def test_a_sum_waits_for_the_replica_with_one_more_microbatch():
 
 
 def test_data_parallel_refuses_what_has_no_gradients_and_numbers_that_are_none():
-    for wrong, code in ((0, "parameters"), (1.5, "parameters"), (10**9, "too-large")):
+    for wrong, code in ((0, "value"), (1.5, "value"), (10**9, "too-large")):
         with pytest.raises(ScheduleError) as caught:
             schedules.data_parallel(schedules.gpipe(2, 2), wrong)
         assert caught.value.code == code

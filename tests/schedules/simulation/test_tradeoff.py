@@ -83,11 +83,11 @@ def test_a_searched_schedule_is_a_point_under_the_costs_of_a_ranks_share():
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        ((1, 8), "parameters", "num_ranks is 1; expected at least 2, because one rank has no bubble"),
-        ((4, 0), "parameters", "num_microbatches is 0; expected a whole number"),
-        ((4, 8, Costs(activation=0)), "costs", "activation is 0; expected memory"),
-        ((4, 8, Costs(0, 0, 0)), "costs", "F, I and W take no time; expected some"),
-        ((4, 8, Costs([1, 2])), "costs", "forward has 2 values for 4 stages"),
+        ((1, 8), "value", "num_ranks is 1; expected at least 2, because one rank has no bubble"),
+        ((4, 0), "value", "num_microbatches is 0; expected a whole number"),
+        ((4, 8, Costs(activation=0)), "value", "activation is 0; expected memory"),
+        ((4, 8, Costs(0, 0, 0)), "value", "F, I and W take no time; expected some"),
+        ((4, 8, Costs([1, 2])), "value", "forward has 2 values for 4 stages"),
     ],
 )
 def test_what_has_no_tradeoff_is_refused(arguments, code, words):
