@@ -117,8 +117,14 @@ def strip_of(panel: Panel) -> Strip:
     return Strip(tuple(map(panel.activations_over_time, ranks)), "activations")
 
 
+def _computes_behind_update(row: Sequence[Span]) -> bool:
+    kinds = [span.action.kind for span in row if not span.action.kind.is_of_rank]
+    first = kinds.index(ActionKind.UPDATE) if ActionKind.UPDATE in kinds else len(kinds)
+    return any(kind is not ActionKind.UPDATE for kind in kinds[first:])
+
+
 def versions_of(panel: Panel) -> Strip:
-    """Return the versions of weights that the ranks hold, if their number changes; none for a rank without updates.
+    """Return the versions of weights that the ranks hold; none for a rank without updates, or if all steps end in them.
 
     Examples
     --------
@@ -129,7 +135,7 @@ def versions_of(panel: Panel) -> Strip:
     """
     timeline = panel.timeline
     curves = list(map(timeline.versions_over_time, range(timeline.num_ranks)))
-    if all(len({held for _, held in curve}) < 2 for curve in curves):
+    if not any(map(_computes_behind_update, timeline.spans)):
         curves = [[] for _ in curves]
     whole = ([(timeline.start, curve[0][1]), *curve, (timeline.end, 0.0)] if curve else [] for curve in curves)
     return Strip(tuple(whole), "versions")
