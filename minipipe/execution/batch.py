@@ -10,6 +10,7 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
+from minipipe.autograd.memory import buffer_of
 from minipipe.errors import TensorError
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
@@ -59,9 +60,10 @@ class Batch:
 
     @property
     def arrays(self) -> list[Array]:
-        """The inputs and targets that this rank has."""
+        """The memory of the inputs and targets that this rank has; microbatches are views of it."""
         parts = [*(self.inputs or ()), *(self.objective.targets or ())]
-        return [array for part in parts for array in part.arrays]
+        buffers = [buffer_of(array) for part in parts for array in part.arrays]
+        return [*{id(buffer): buffer for buffer in buffers}.values()]
 
     # -- results, in NumPy's memory --------------------------------------------------------------------------
 
