@@ -20,6 +20,7 @@ FLOORS = [
     line.split()
     for line in """
         errors
+        specs
         io hints
         _lazy core
         simulation
@@ -40,7 +41,20 @@ FLOORS = [
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 WITHOUT_NUMPY = {
-    *("core", "simulation", "schedules", "search", "render", "errors", "io", "hints", "_lazy", "cli", "comm.job")
+    *(
+        "core",
+        "simulation",
+        "schedules",
+        "search",
+        "render",
+        "errors",
+        "specs",
+        "io",
+        "hints",
+        "_lazy",
+        "cli",
+        "comm.job",
+    )
 }
 ONLY_HERE = {
     "mpi4py": {"comm.job.mpi_job", "cli.info"},

@@ -15,7 +15,7 @@ from minipipe.comm.message import finish
 from minipipe.comm.objects import pack, unpack
 from minipipe.comm.process_group import OwnTag
 from minipipe.data import Share
-from minipipe.errors import ArgumentError, MicrobatchError, ModelError, RankError, counted, whole_number
+from minipipe.errors import ArgumentError, MicrobatchError, ModelError, RankError, counted
 from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import Calls, check_loss, part_of
@@ -31,6 +31,7 @@ from minipipe.execution.sliced import into_slices, out_of_slices, weight_of_loss
 from minipipe.nn import Sequential, fully_shard, parallelise
 from minipipe.nn.dividing import check_not_sharded
 from minipipe.schedules.action import U
+from minipipe.specs import INDEX
 
 _WHOLE = ("evaluate", "predict", "measure_memory")  # calls that take any number of samples, and sequences as they are
 
@@ -55,7 +56,7 @@ def planned(
     """
     options: dict[str, Any] = {**given}
     for name in ("seed", "dropout_seed"):
-        whole_number(name, run[name], 0)
+        INDEX.check(name, run[name])
     grid = group if isinstance(group, Grid) else None
     if isinstance(group, Grid):
         model, options = over_grid(model, group, options)

@@ -15,7 +15,7 @@ from numbers import Real
 from statistics import median
 from typing import Any, NamedTuple
 
-from minipipe.errors import ArgumentError, Code, ScheduleError, as_float, counted, quoted
+from minipipe.errors import ArgumentError, Code, ScheduleError, counted, quoted
 from minipipe.execution.plan import Plan
 from minipipe.execution.samples import Pieces, samples
 from minipipe.nn import Sequential
@@ -24,6 +24,7 @@ from minipipe.schedules import REGISTRY, Costs, Objective, Schedule, build, find
 from minipipe.schedules.analysis.workload import Workload, fits
 from minipipe.schedules.registry import NUM_MICROBATCHES, default_of
 from minipipe.schedules.simulation.comparison import workload_of
+from minipipe.specs import as_float
 from minipipe.tuning.layers import MeasuredLayers
 from minipipe.tuning.memory import MakeOptimiser, MemoryPrediction
 from minipipe.tuning.stages import Messages

@@ -17,7 +17,7 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.comm import Grid
-from minipipe.errors import Code, NotFiniteError, one_of
+from minipipe.errors import Code, NotFiniteError
 from minipipe.execution import BatchLoss
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import part_of
@@ -27,6 +27,7 @@ from minipipe.execution.observers import journal
 from minipipe.execution.plan import Plan
 from minipipe.optim import gradients_are_finite
 from minipipe.schedules import Action, ActionKind, Program
+from minipipe.specs import Spec
 
 WhenNotFinite = Literal["stop", "warn", "off"]
 
@@ -40,7 +41,7 @@ class FiniteCheck:
     def __init__(
         self, when_not_finite: WhenNotFinite, plan: Plan, executor: Executor, grid: Grid | None = None
     ) -> None:
-        one_of("check_finite", when_not_finite, ("stop", "warn", "off"))
+        Spec(str, choices=("stop", "warn", "off")).check("check_finite", when_not_finite)
         self.when_not_finite = when_not_finite
         self.plan, self.grid = plan, grid
         self.executor = executor

@@ -16,11 +16,12 @@ import numpy as np
 from minipipe.autograd import backend
 from minipipe.comm import ProcessGroup
 from minipipe.comm.objects import broadcast
-from minipipe.errors import ArgumentError, CheckpointError, quoted, whole_number
+from minipipe.errors import ArgumentError, CheckpointError, quoted
 from minipipe.io import json_value
 from minipipe.nn import Parameter
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline
+from minipipe.specs import INDEX
 
 Optimisers = Mapping[str, Optimiser]
 Arrays = dict[str, np.ndarray]
@@ -133,12 +134,12 @@ class OptimiserState:
             names = [json_value(name, str, "a parameter of a group") for name in names]
             numbers = json_value(group["numbers"], dict, "'numbers'")
             first = json_value(group.get("first", numbers), dict, "'first'")  # earlier versions lack it
-            place = whole_number("the place of a group", group["place"], 0, MOST)
+            place = INDEX._replace(maximum=MOST).check("the place of a group", group["place"])
             groups.append(Group(place, numbers, first, names))
         kept = json_value(found["kept"], dict, "'kept'")
         kept = {name: json_value(entries, dict, quoted(name)) for name, entries in kept.items()}
         num_steps = found.get("num_steps", 0)  # which they lack, too
-        num_steps = whole_number("the number of an optimiser's steps", num_steps, 0, MOST)
+        num_steps = INDEX._replace(maximum=MOST).check("the number of an optimiser's steps", num_steps)
         return cls(json_value(found["class"], str, "the class of an optimiser"), num_steps, groups, kept)
 
 

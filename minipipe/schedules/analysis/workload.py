@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from minipipe.errors import Code, ScheduleError, counted, unfit
 from minipipe.schedules.analysis.activations import Footprint
+from minipipe.specs import Spec
 
 ROUNDING = 1e-9  # relative difference of floating-point sums that add the same terms in another order
 
@@ -141,8 +142,8 @@ def check_footprint(memory: Footprint, num_stages: int) -> None:
     --------
     >>> check_footprint(Footprint([1, 1], [0.5, 0.5], [0, 0]), num_stages=2)
     """
-    if not isinstance(memory, Footprint):
-        raise unfit("memory", memory, f"a Footprint, such as Costs(activation=2).memory({num_stages})")
+    expected = f"a Footprint, such as Costs(activation=2).memory({num_stages})"
+    Spec(Footprint, expected=expected, error=ScheduleError.of).check("memory", memory)
     for name, given in memory._asdict().items():
         check_amounts(f"{name} of memory", given, num_stages)
 
