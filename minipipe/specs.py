@@ -7,7 +7,7 @@ expected values, what to do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import inf, isfinite
 from numbers import Integral, Real
 from typing import Any, NamedTuple
@@ -98,6 +98,13 @@ class Spec(NamedTuple):
         if self.kind is int:
             return int(value)
         return as_float(value) if self.kind is float else value
+
+    def check_items(self, name: str, given: Any, items: Iterable[Any]) -> list[Any]:
+        """Return the items of an argument; refuse the whole argument for a wrong one."""
+        items = list(items)
+        if not all(map(self.allows, items)):
+            raise self.refusal(name, given)
+        return [self.check(name, item) for item in items]
 
     def _check_each(self, name: str, values: Any) -> tuple[Any, ...]:
         if not isinstance(values, Sequence) or len(values) != self.length:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from minipipe.errors import ArgumentError, PartitionError, counted
-from minipipe.specs import Spec
+from minipipe.specs import COUNT, Spec
 
 _COST = Spec(float, minimum=0, expected="a finite number, at least 0", error=PartitionError)
 
@@ -185,8 +185,7 @@ def check_partition(partition: Sequence[range], num_layers: int, num_stages: int
 
 
 def _check_counts(num_layers: int, num_stages: int) -> None:
-    if num_stages < 1:
-        raise PartitionError("value", f"num_stages is {num_stages}; expected at least 1.")
+    COUNT._replace(error=PartitionError).check("num_stages", num_stages)
     if num_layers < num_stages:
         raise PartitionError(
             "too-few",

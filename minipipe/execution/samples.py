@@ -20,6 +20,7 @@ from minipipe.errors import MicrobatchError, TensorError, counted
 from minipipe.execution.partition import partition_evenly
 from minipipe.execution.payload import Payload
 from minipipe.pytree import flattened, rebuilt
+from minipipe.specs import COUNT
 from minipipe.tensor import Tensor, record
 
 
@@ -341,8 +342,7 @@ def split_microbatches(num_samples: int, num_microbatches: int) -> list[slice]:
     >>> split_microbatches(4, 2)
     [slice(0, 2, None), slice(2, 4, None)]
     """
-    if num_microbatches < 1:
-        raise MicrobatchError("out-of-range", f"num_microbatches is {num_microbatches}; expected at least 1.")
+    COUNT._replace(error=MicrobatchError, code="out-of-range").check("num_microbatches", num_microbatches)
     if num_samples < num_microbatches:
         raise MicrobatchError(
             "too-few",

@@ -44,9 +44,9 @@ def per_axis(name: str, what: str, value: Any, num_axes: int, smallest: int = 1,
     numbers = "a whole number" if num_axes == 1 else f"a whole number or {num_axes} of them"
     expected = f"{numbers}, at least {smallest}{or_else}"
     spec = Spec(int, minimum=smallest, expected=expected, error=TensorError, code="out-of-range")
-    if len(values) != num_axes or not all(map(spec.allows, values)):
+    if len(values) != num_axes:
         raise spec.refusal(f"{name}: {what}", value)
-    return tuple(map(int, values))
+    return tuple(spec.check_items(f"{name}: {what}", value, values))
 
 
 @dataclass(frozen=True)

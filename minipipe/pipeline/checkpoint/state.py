@@ -21,8 +21,9 @@ from minipipe.io import json_value
 from minipipe.nn import Parameter
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline
-from minipipe.specs import INDEX
+from minipipe.specs import INDEX, Spec
 
+_OPTIMISER = Spec(Optimiser, expected="an optimiser, or a mapping of names to optimisers", code="type")
 Optimisers = Mapping[str, Optimiser]
 Arrays = dict[str, np.ndarray]
 MOST = 2**63 - 1  # of a step: the largest number in the header of a message
@@ -285,9 +286,7 @@ def checked(call: str, folder: Any, pipeline: Any, optimiser: Any) -> dict[str, 
     named = optimiser if isinstance(optimiser, Mapping) else {"optimiser": optimiser}
     found = {name: one for name, one in named.items() if one is not None}
     for name, one in found.items():
-        if not isinstance(one, Optimiser):
-            message = f"optimiser is {one!r:.60}; expected an optimiser, or a mapping of names to optimisers."
-            raise ArgumentError("type", message)
+        _OPTIMISER.check("optimiser", one)
         if not isinstance(name, str) or "/" in name or name in ("", "parameters"):
             raise ArgumentError("value", f"{name!r} is not a name for an optimiser; expected a string, such as 'body'.")
     return found

@@ -599,9 +599,7 @@ class Costs:
         except (TypeError, ValueError):
             raise unfit(name, given, "a number, or one for each stage") from None
         _check_length(name, values, num_stages, "one number, or one for each stage")
-        if not all(map(_BY_STAGE.allows, values)):
-            raise _BY_STAGE.refusal(name, given)
-        return values
+        return _BY_STAGE.check_items(name, given, values)
 
     def _given(self, name: str) -> Any:
         return getattr(self, name) if name in _SPECS else (self.other or {}).get(name, 0.0)
@@ -630,15 +628,15 @@ def hosts_of(cores: object, hosts: object, num_ranks: int) -> Hosts:
     (2.0, 1.0)
     """
     given = [0] * num_ranks if hosts is None else _numbers(hosts, 1)
-    if not all(isinstance(host, Real) and host in range(num_ranks) for host in given):
+    is_there = range(num_ranks).__contains__
+    if not all(map(is_there, _SPECS["hosts"].check_items("hosts", hosts, given))):
         raise _SPECS["hosts"].refusal("hosts", hosts)
     _check_length("hosts", given, num_ranks)
     of_rank = tuple(map(int, given))
     counts = _numbers(inf if cores is None else cores, 1 + max(of_rank))
-    if not all(map(_SPECS["cores"].allows, counts)):
-        raise _SPECS["cores"].refusal("cores", cores)
+    counts = _SPECS["cores"].check_items("cores", cores, counts)
     _check_length("cores", counts, 1 + max(of_rank))
-    return Hosts(of_rank, tuple(map(float, counts)))
+    return Hosts(of_rank, tuple(counts))
 
 
 def _numbers(given: Any, count: int) -> list[Any]:
