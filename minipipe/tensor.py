@@ -7,7 +7,7 @@ after ``autograd/graph.py``, before ``autograd/walk.py``. Begin with ``op``, at 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import update_wrapper
+from functools import cache, update_wrapper
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,8 +16,8 @@ import numpy as np
 from minipipe import autograd
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
+from minipipe.autograd.calls import Nothing, calling, has_half, recording
 from minipipe.autograd.graph import CUSTOM, Leaf, Node, StageInput, Vjp
-from minipipe.autograd.modes import mode
 from minipipe.autograd.operation import Operation, names_in
 from minipipe.errors import TensorError, shape_error
 from minipipe.hints import refuse_calls, with_hints
@@ -153,8 +153,6 @@ class Tensor(TensorMethods):
 
 Operand = Tensor | Array | float | int
 
-_new = object.__new__  # a result needs none of the checks of Tensor(…)
-
 
 def record(data: Array, *inputs: tuple[Tensor, Vjp]) -> Tensor:
     """Return a result, and note in the graph how it was computed.
@@ -184,7 +182,8 @@ def record(data: Array, *inputs: tuple[Tensor, Vjp]) -> Tensor:
     is_activation = any(node.is_activation for node, _ in nodes)
     parents = [node for node, _ in nodes if node.needs_gradient]
     vjps = [vjp for node, vjp in nodes if node.needs_gradient]
-    return _record([*vjps, *[tensor.data for tensor, _ in inputs], data], {}, parents, len(parents), is_activation)
+    arrays = [tensor.data for tensor, _ in inputs]
+    return _record(data, tuple(vjps), arrays, parents, len(parents), is_activation)
 
 
 Operands = Callable[..., Sequence[Any]]
@@ -272,8 +271,8 @@ def op(
     names = names_in("attributes", attributes), names_in("saves", saves)
 
     def made(forward: Callable[..., Any]) -> OperationCall:
-        operation = Operation(forward, *names, is_broadcast)
-        call = _call_of(operation, takes or (_as_tensors if in_float32 else None), in_float32)
+        operation = Operation(forward, *names, takes, in_float32, is_broadcast)
+        call = _call_of(operation)
         # With the globals of the module: doctest runs only functions with the globals of the module that it reads.
         twin: Any = update_wrapper(FunctionType(call.__code__, forward.__globals__, closure=call.__closure__), forward)
         twin.__signature__ = operation.signature
@@ -288,113 +287,37 @@ def op(
     return made
 
 
-class _Nothing:
-    """Stands for an input that is None."""
-
-    data = node = None
-
-
-def _call_of(operation: Operation, takes: Operands | None, in_float32: bool) -> Callable[..., Tensor]:
+def _call_of(operation: Operation) -> Callable[..., Tensor]:
     """Return a function that calls an operation with tensors."""
-    forward, has_saved, num_attributes = operation.forward, bool(operation.saves), len(operation.attributes)
-    num_inputs = -1 if operation.is_variadic else len(operation.inputs)
-    # The function refers to these by closures: its globals will be another module's.
-    kind, nothing, has_half, widened, recorded = Tensor, _Nothing, _has_half, _in_float32, _recording(operation)
-    first_optional = 1 << operation.num_required
-    errors = TypeError, TensorError
+    known = {"tensor": Tensor, "as_tensors": _as_tensors, "widened": _in_float32}
+    if not operation.is_variadic:
+        return calling(operation, len(operation.inputs), **known)
+    of_count = cache(lambda count: calling(operation, count, **known))
 
     def call(*given: Any, **attributes: Any) -> Tensor:
-        if len(given) != num_inputs or len(attributes) != num_attributes:
-            given, attributes = operation.bound(given, attributes)
-        try:
-            tensors = given if takes is None else takes(*given)
-            if in_float32 and has_half(tensors):
-                return widened(call, tensors, attributes)
-            arrays: list[Any] = []
-            parents: list[Node] = []
-            pattern, bit, is_activation = 0, 1, False
-            for tensor in tensors:
-                if not isinstance(tensor, kind):
-                    tensor = nothing if tensor is None and bit >= first_optional else kind(tensor)
-                arrays.append(tensor.data)
-                node = tensor.node
-                if node is not None:
-                    if node.is_activation:
-                        is_activation = True
-                        if node.shape is None:  # of a stage input, for the gradients that name it
-                            node.shape, node.dtype = arrays[-1].shape, arrays[-1].dtype
-                    if node.needs_gradient:
-                        parents.append(node)
-                        pattern |= bit
-                bit += bit
-            computed = forward(*arrays, **attributes) if attributes else forward(*arrays)
-        except errors:
-            operation.bound(given, attributes)  # raises an error, if there is an attribute that forward does not take
-            raise
-        if has_saved:
-            arrays += operation.with_saved(computed)
-        else:
-            arrays.append(computed)
-        return recorded(arrays, attributes, parents, pattern | bit, is_activation)
+        given, attributes = operation.bound(given, attributes)
+        tensors = given if operation.takes is None else operation.takes(*given)
+        return of_count(len(tensors))(*tensors, **attributes)
 
     return call
 
 
-def _recording(operation: Operation) -> Callable[..., Tensor]:
-    """Return a function that returns the result of an operation, with its node.
-
-    It takes the arrays of the inputs, the result and the values that forward saves; the attributes; the nodes of the
-    inputs that need a gradient, and the pattern of these (:meth:`minipipe.autograd.operation.Operation.plan`).
-    """
-    plans, names, place = operation.plans, tuple(operation.attributes), -1 - len(operation.saves)
-
-    def recorded(values: Any, attributes: Any, parents: list[Node], pattern: int, is_activation: bool) -> Tensor:
-        data = values[place]
-        if type(data) is not np.ndarray:
-            data = np.asarray(data) if isinstance(data, np.generic) else data
-            if not backend.is_array(data):
-                raise operation.wrong_result(data)
-        result = _new(Tensor)
-        result.data = data
-        result.node = None
-        is_enabled, creation, watch = mode()  # see autograd/modes.py
-        order = next(creation)  # even if nothing is recorded: a recomputation gets the same numbers
-        if is_enabled and (parents or is_activation):  # also without parents: split.py asks what depends on the stage
-            plan = plans[pattern]
-            arrays = [] if watch is None else [data, *values[:place]]
-            if names and plan.names:
-                values += map(attributes.get, names)
-            saved = plan.keep(values) if plan.names else ()
-            result.node = node = _new(Node)  # without its constructor, which takes as long as a small sum
-            node.plan, node.inputs, node.order = plan, parents, order
-            node.saved = saved if watch is None else watch(saved, arrays)
-            node.needs_gradient, node.is_activation, node.is_boundary = bool(parents), is_activation, False
-            node.shape, node.dtype, node.pending = data.shape, data.dtype, None
-        return result
-
-    return recorded
-
-
-_record = _recording(CUSTOM[0].operation)
+_record = recording(CUSTOM[0].operation, tensor=Tensor)
 
 
 def _in_float32(operation: Callable[..., Tensor], tensors: Sequence[Any], attributes: dict[str, Any]) -> Tensor:
     """Return the result of an operation on halves, computed in float32 and rounded once."""
-    wide, halves = [*tensors], []
+    wide = [None if tensor is Nothing else tensor for tensor in tensors]
+    halves = []
     for i, tensor in enumerate(tensors):
-        if _has_half([tensor]):
+        if has_half((tensor.data,)):
             halves.append(tensor.dtype)
             wide[i] = cast(tensor, "float32")
     return cast(operation(*wide, **attributes), halves[0])
 
 
-def _has_half(tensors: Sequence[Any]) -> bool:
-    """Return whether some tensor is of float16 or bfloat16; others may be None."""
-    return any([tensor is not None and backend.is_half(tensor.data.dtype) for tensor in tensors])  # noqa: C419 (faster)
-
-
-def _as_tensors(*operands: Any) -> list[Any]:
-    return [each if each is None or isinstance(each, Tensor) else Tensor(each) for each in operands]
+def _as_tensors(operands: Sequence[Any]) -> list[Any]:
+    return [each if each is Nothing or isinstance(each, Tensor) else Tensor(each) for each in operands]
 
 
 def as_tensor(value: Operand) -> Tensor:

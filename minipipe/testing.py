@@ -15,10 +15,10 @@ from minipipe.autograd.watch import watch_everything
 from minipipe.comm import spawn
 from minipipe.comm.job.host import limit_blas_threads
 from minipipe.execution.objective import Loss, added, shares
-from minipipe.execution.samples import divided, samples
+from minipipe.execution.samples import samples, sizes_of
 from minipipe.hints import names_of
 from minipipe.nn import Parameter, Sequential, auxiliary_losses
-from minipipe.nn.shards import sum_in_pairs
+from minipipe.parallel.pairwise import sum_in_pairs
 from minipipe.pipeline import Pipeline
 from minipipe.schedules.action_table import Schedule
 from minipipe.tensor import Tensor
@@ -156,16 +156,16 @@ def one_process_step(
     (18.667, array([8.]))
     """
     x, y = samples(inputs, "inputs"), samples(targets, "targets")
-    parts = divided(x.num_samples, num_microbatches, x, y)
-    targets_of, losses = [y.cut(part) for part in parts], [0.0] * len(parts)
-    weights = shares(parts, loss, loss_weight, targets_of)
+    sizes = sizes_of(x.num_samples, num_microbatches, x, y)
+    inputs_of, targets_of, losses = x.cut(sizes), y.cut(sizes), [0.0] * len(sizes)
+    weights = shares(sizes, loss, loss_weight, targets_of)
     leaves = [leaf for parameter in model.parameters() for leaf in parameter.leaves.values()]
     found = []
     for block in blocks or [range(num_microbatches)]:
         model.zero_grad()
         for k in block:
             with random_key(seed, step, k), auxiliary_losses() as extra:
-                given, wanted = (c.rebuilt(list(map(Tensor, c.arrays))) for c in (x.cut(parts[k]), targets_of[k]))
+                given, wanted = (c.rebuilt(list(map(Tensor, c.arrays))) for c in (inputs_of[k], targets_of[k]))
                 value = extra.added_to(loss(model(given), wanted))
             if value.requires_grad:
                 value.backward(weights[k])

@@ -25,8 +25,8 @@ FLOORS = [
         _lazy core
         simulation
         schedules autograd comm.job
-        schedules.analysis tensor comm
-        schedules.simulation pytree functional
+        schedules.analysis passes tensor comm
+        schedules.simulation pytree functional parallel
         search data nn
         render optim
         render.stepper render.editor execution
@@ -41,20 +41,8 @@ FLOORS = [
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 WITHOUT_NUMPY = {
-    *(
-        "core",
-        "simulation",
-        "schedules",
-        "search",
-        "render",
-        "errors",
-        "specs",
-        "io",
-        "hints",
-        "_lazy",
-        "cli",
-        "comm.job",
-    )
+    *("core", "simulation", "passes", "schedules", "search", "render"),
+    *("errors", "specs", "io", "hints", "_lazy", "cli", "comm.job"),
 }
 ONLY_HERE = {
     "mpi4py": {"comm.job.mpi_job", "cli.info"},
@@ -66,8 +54,13 @@ ONLY_HERE = {
     "cairosvg": {"render.files"},
     "argcomplete": {"cli.main"},
 }  # what may be missing is imported in one place
-# A file that opens one above it when it is called: a schedule or a timeline its picture, for a notebook.
-DOORS = {("schedules.written", "render.notebook")}
+# A file that opens one above it when it is called: a schedule or a timeline its picture, for a notebook; a group the
+# reduction, which is made of its messages; the reader of cells the kinds of passes, if a cell is none of the core.
+DOORS = {
+    ("schedules.written", "render.notebook"),
+    ("comm.process_group", "parallel.reduction"),
+    ("schedules.cells", "passes.kinds"),
+}
 FIRST_PATH = [
     *("schedules.one_f_one_b", "schedules.action", "schedules.analysis.dependencies", "schedules.analysis.lowering"),
     *("execution.executor", "execution.stage", "functional.linear", "autograd.graph", "tensor", "autograd.walk"),

@@ -253,8 +253,8 @@ print(0.1 + 0.2 + 0.3, "is not", 0.3 + 0.2 + 0.1)
 assert 0.1 + 0.2 + 0.3 != 0.3 + 0.2 + 0.1
 
 # %% [markdown]
-# `group.all_reduce` always computes rank 0 + rank 1 + …, so every run gives the same
-# bits.
+# `group.all_reduce` always adds in pairs, here (rank 0 + rank 1) + (rank 2 + rank 3), so
+# every run gives the same bits.
 #
 # ## The same between processes
 #

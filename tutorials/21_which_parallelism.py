@@ -363,7 +363,7 @@ assert best[16384] == [1.65, 1.22, 1.03, 1.0, 2.59]
 # 4. 7 MB, and 2 * 7 / 8 = 1.75 MB, a quarter.
 #
 # ```python
-# from minipipe.execution.sums import bytes_sent_in_sum
+# from minipipe.parallel.reduction import bytes_sent_in_sum
 #
 # assert bytes_sent_in_sum([(125_000, 8)], 8, 0) == 2 * 7 / 8 * 1e6 == 7e6 / 4
 # ```

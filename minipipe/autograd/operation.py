@@ -98,6 +98,10 @@ class Operation:
         By input, its gradient.
     shared : dict of str to Value
         By name, a value that several gradients need, computed when the first of them is.
+    takes : function or None
+        Converts the operands of a call to tensors.
+    in_float32 : bool
+        Whether the result of halves is computed in float32.
     is_broadcast : bool
         Whether its inputs are broadcast: the walk sums a gradient over the axes along which its input was stretched.
     sums_over_rows : set of str
@@ -111,11 +115,14 @@ class Operation:
         forward: Callable[..., Any],
         attributes: Iterable[str] = (),
         saves: Iterable[str] = (),
+        takes: Callable[..., Sequence[Any]] | None = None,
+        in_float32: bool = False,
         is_broadcast: bool = False,
     ) -> None:
         Spec(FunctionType, expected="a function of arrays").of_class("op", forward)
         self.name, self.is_broadcast = forward.__name__.lstrip("_"), is_broadcast
         self.forward, self.saves = forward, tuple(saves)
+        self.takes, self.in_float32 = takes, in_float32
         of_arrays = inspect.signature(forward)
         parameters = [*of_arrays.parameters.values()]
         self.positional = tuple(attributes)
@@ -181,12 +188,6 @@ class Operation:
         inputs = call.args if self.is_variadic else tuple([values[name] for name in self.inputs])
         return inputs, {name: values[name] for name in self.attributes}
 
-    def with_saved(self, computed: Any) -> tuple[Any, ...]:
-        """Return what forward returned, the result and the saved values; refuse anything else."""
-        if type(computed) is tuple and len(computed) == 1 + len(self.saves):
-            return computed
-        raise self.wrong_result(computed)
-
     def wrong_result(self, computed: Any) -> ArgumentError:
         """Return the error for a forward that returned something else than an array, and its saved values."""
         given = f"{len(computed)} values" if isinstance(computed, tuple) else f"a {type(computed).__name__}"
@@ -223,7 +224,7 @@ class Operation:
         if missing:
             message = f"{self.name} has no gradient for {missing[0]}, which requires one"
             raise ArgumentError("value", f"{message}. Add it: {self.name}.gradients({missing[0]}=lambda g: …).")
-        values = [*names, RESULT, *self.saves, *self.attributes]
+        values = [*names, RESULT, *self.saves]
         return Plan(self, values, [self._numbered(self.steps[name], i) for i, name in wanted])
 
     def _numbered(self, step: Value, number: int) -> Value:
@@ -280,7 +281,7 @@ class Plan:
         How to compute each shared value from those before it.
     """
 
-    __slots__ = ("_gradients", "_halves", "_values", "keep", "names", "operation", "shared", "steps")
+    __slots__ = ("_gradients", "_halves", "_values", "attributes", "keep", "names", "operation", "shared", "steps")
 
     def __init__(
         self,
@@ -296,6 +297,8 @@ class Plan:
             if value.name in needed and value.name not in available:
                 computed.insert(0, value)
                 needed.update(value.needs)
+        self.attributes = tuple(name for name in operation.attributes if name in needed and name not in available)
+        available = [*available, *self.attributes]
         if names is None:
             names = [name for name in dict.fromkeys(available) if name in needed]
         self.names = tuple(names)
@@ -378,6 +381,5 @@ def _getter(names: Sequence[str], wanted: Sequence[str]) -> Callable[[tuple[Any,
     if not places:
         return itemgetter(slice(0))
     if len(places) == 1:
-        place = places[0]
-        return lambda values: (values[place],)
+        return itemgetter(slice(places[0], places[0] + 1))
     return itemgetter(*places)

@@ -43,6 +43,11 @@ class WeightWork:
     def __init__(self) -> None:
         self.postponed: dict[Node, Array] = {}
 
+    @property
+    def graph(self) -> list[WeightWork]:
+        """The roots of the graph, for ``memory.held_buffers``: the work itself."""
+        return [self]
+
     def run(self) -> None:
         """Add to every leaf on the weight side its gradient, and release the rest of the graph."""
         postponed, self.postponed = self.postponed, {}

@@ -47,44 +47,52 @@ def backward(roots: dict[Node, Array], postponed: dict[Node, Array] | None = Non
     array([2., 4.], dtype=float32)
     """
     walk = BackwardWalk()
-    queue = walk.queue
     for root, walk.gradient in roots.items():  # set first, so that a root that is a leaf copies the caller's array
         root.add(walk.gradient, walk)
     try:
-        while queue:
-            node = heappop(queue)[-1]  # [1]
-            gradient, node.pending = node.pending, None  # [2]
-            if node.is_boundary:
-                gradient = backend.contiguous(gradient)
-            inputs, plan, values = node.release(gradient)
-            walk.order, walk.gradient = node.order, gradient  # before anything is computed: the last one is freed
-            if type(values) is not tuple or postponed is not None:
-                inputs, plan, values = _taken(inputs, plan, values, gradient, node.order, postponed)
-            elif plan.shared:
-                values = plan.values(gradient, values)
-            walk.values = values
-            number = 0
-            for function, place, arguments, value in plan.steps:
-                parent = inputs[number]
-                number += 1  # noqa: SIM113 (enumerate and zip take as long as a small gradient)
-                if place is not None:  # [3]
-                    contribution = function(gradient, values[place])
-                elif arguments is None:
-                    contribution = function(gradient)
-                elif value.takes_shape:
-                    contribution = function(gradient, *arguments(values), parent.shape)
-                else:
-                    contribution = function(gradient, *arguments(values))
-                try:
-                    fits = contribution.dtype is parent.dtype and contribution.shape == parent.shape
-                except AttributeError:  # None, or a number
-                    fits = False
-                if not fits:
-                    contribution = _fitted(contribution, parent, plan.operation, value, values[place or 0 :])
-                parent.add(contribution, walk)  # [4]
+        _pass_gradients(walk, postponed)
     finally:
-        for _, _, node in queue:  # after an error: another walk may reach these
+        for _, _, node in walk.queue:  # after an error: another walk may reach these
             node.pending = None
+
+
+def _pass_gradients(walk: BackwardWalk, postponed: dict[Node, Array] | None) -> None:
+    queue = walk.queue
+    while queue:
+        node = heappop(queue)[-1]  # [1]
+        gradient, node.pending = node.pending, None  # [2]
+        if node.is_boundary:
+            gradient = backend.contiguous(gradient)
+        inputs, plan, values = node.inputs, node.plan, node.saved
+        if type(node) is Node and plan is not None:  # as in Node.release, whose call takes as long as a step
+            node.inputs, node.plan, node.saved = (), None, ()
+        else:
+            inputs, plan, values = node.release(gradient)
+        walk.order, walk.gradient = node.order, gradient  # before anything is computed: the last one is freed
+        if type(values) is not tuple or postponed is not None:
+            inputs, plan, values = _taken(inputs, plan, values, gradient, node.order, postponed)
+        elif plan.shared:
+            values = plan.values(gradient, values)
+        walk.values = values
+        number = 0
+        for function, place, arguments, value in plan.steps:
+            parent = inputs[number]
+            number += 1  # noqa: SIM113 (enumerate and zip take as long as a small gradient)
+            if place is not None:  # [3]
+                contribution = function(gradient, values[place])
+            elif arguments is None:
+                contribution = function(gradient)
+            elif value.takes_shape:
+                contribution = function(gradient, *arguments(values), parent.shape)
+            else:
+                contribution = function(gradient, *arguments(values))
+            try:
+                fits = contribution.dtype is parent.dtype and contribution.shape == parent.shape
+            except AttributeError:  # None, or a number
+                fits = False
+            if not fits:
+                contribution = _fitted(contribution, parent, plan.operation, value, values[place or 0 :])
+            parent.add(contribution, walk)  # [4]
 
 
 def _taken(

@@ -47,7 +47,7 @@ _SLEEPS = (20e-6, 100e-6)  # seconds, shortest and longest
 _SEND_PATIENCE = 0.25e-9  # seconds for each byte before a send is left to finish later
 _SLOWEST = 1e6  # bytes per second of the slowest link
 _LOOK_AROUND = 0.05  # seconds between checks for shutdown handshakes, while waiting
-_TAGS_BELOW_ZERO = 8  # the library's own; MPI's begin at zero
+_TAGS_BELOW_ZERO = 9  # the library's own; MPI's begin at zero
 
 
 def world_group(process: RankProcess, timeout: float) -> MPIGroup:

@@ -30,7 +30,7 @@ class _Balance:
         self.flow = flow
         self.size = flow.table.num_microbatches
         self.nouns = [
-            NOUNS[name] for name in flow.names for _ in range(flow.num_stages)
+            NOUNS[name] for name in flow.names for _ in range(flow.num_owners)
         ]
         self.given: Counter[int] = Counter()
         self.taken: Counter[int] = Counter()
@@ -108,7 +108,7 @@ class _Balance:
                 return False
             self.given[place] |= values
             for kind in self.nouns[place].readers:
-                is_there = flow.sites(rank, kind, place % flow.num_stages).positions
+                is_there = flow.sites(rank, kind, place % flow.num_owners).positions
                 if is_there and values & ~needed[kind, place]:
                     return False
         return True
@@ -120,7 +120,7 @@ class _Balance:
             if self.needed[place] & ~given:
                 return False
             if given != taken and not noun.may_stay(
-                self.flow, place % self.flow.num_stages
+                self.flow, place % self.flow.num_owners
             ):
                 return False
         return True

@@ -87,6 +87,11 @@ class Flow:
         The overlapped forwards that have a backward of another microbatch behind them.
     names : list of str
         The names of the values that occur, in the order of their numbers.
+    rank_kinds : frozenset of str
+        The kinds whose instructions belong to a rank, and to no stage.
+    num_owners : int
+        The number of stages; with such kinds, at least the number of ranks: the values
+        of a rank are numbered like the values of a stage.
     num_values : int
     varied : frozenset of str
         The kinds whose declarations vary.
@@ -102,17 +107,22 @@ class Flow:
         self.num_stages, self.num_slices = table.num_stages, table.num_slices
         self.frozen, self.is_forward_only = table.frozen, table.is_forward_only
         self.first_backward_stage = table.first_backward_stage
-        self.message_cuts = table.message_cuts
+        self.message_cuts, self.tied = table.message_cuts, table.tied
         self.rows: Sequence[Sequence[Any]] = table.numbered
+        self.num_ranks = len(self.rows)
         kinds_of = map(itemgetter(1), chain.from_iterable(self.rows))
         self.kinds: frozenset[str] = frozenset(kinds_of)
+        self.rank_kinds = frozenset(kind for kind in self.kinds if KINDS[kind].of_rank)
+        self.num_owners = self.num_stages
+        if self.rank_kinds:
+            self.num_owners = max(self.num_stages, self.num_ranks)
         self.pairs = frozenset(
             self.rows[rank][position]
             for rank, row in enumerate(table.actions if table.overlaps else ())
             for position, action in enumerate(row)
             if action in table.overlaps and _is_pair(row, position)
         )
-        self._replicas = [len(table.ranks_of(s)) for s in range(table.num_stages)]
+        self._homes = [table.ranks_of(s) for s in range(table.num_stages)]
         self.positions: dict[tuple[str, int], dict[int, int]] = {}
         self._rows: dict[tuple[int, str, int], Sites] = {}
         self._taken: dict[object, dict[int, Sequence[int]]] = {}
@@ -124,7 +134,7 @@ class Flow:
         if self.varied:
             self._scan()
             self._vary()
-        size = table.num_stages * table.num_microbatches
+        size = self.num_owners * table.num_microbatches
         self.num_values = len(self._blocks) * size
         self.orders: dict[bool, Any] = {}
 
@@ -132,7 +142,23 @@ class Flow:
 
     def num_replicas(self, stage: int) -> int:
         """Return how many ranks hold a stage."""
-        return self._replicas[stage]
+        return len(self._homes[stage])
+
+    def ranks_of(self, stage: int) -> Sequence[int]:
+        """Return the ranks that hold a stage."""
+        return self._homes[stage]
+
+    def local_stages(self, rank: int) -> Sequence[int]:
+        """Return the stages that a rank holds, ascending."""
+        return self._stages_by_rank[rank]
+
+    @cached_property
+    def _stages_by_rank(self) -> list[list[int]]:
+        stages: list[list[int]] = [[] for _ in self.rows]
+        for stage, ranks in enumerate(self._homes):
+            for rank in ranks:
+                stages[rank].append(stage)
+        return stages
 
     def taken(
         self, rank: int, kind: str, stage: int, given_by: tuple[str, ...]
@@ -163,6 +189,8 @@ class Flow:
 
     def cell(self, stage: int, kind: str, microbatch: int) -> str:
         """Return an instruction as text."""
+        if KINDS[kind].of_rank:
+            return kind
         return f"{stage}{kind}{self.table.microbatches[microbatch]}"
 
     def _varies(self, kind: str) -> bool:
@@ -180,6 +208,8 @@ class Flow:
         codes: dict[str, list[int]] = {}
         for kind in self.kinds:
             sites = [Site(self, 0, 0, stage, 0) for stage in range(self.num_stages)]
+            if kind in self.rank_kinds:
+                sites = [Site(self, rank, 0, rank, 0) for rank in range(self.num_ranks)]
             codes[kind] = [
                 self._add_rule(kind, site, kind in self.varied) for site in sites
             ]
@@ -230,7 +260,7 @@ class Flow:
             self._blocks[value.name] = len(self.names)
             self.names.append(value.name)
         block = self._blocks[value.name]
-        pair = block * self.num_stages + value.stage
+        pair = block * self.num_owners + value.stage
         return pair * self.table.num_microbatches + int(value.microbatch)
 
     @cached_property
@@ -246,11 +276,11 @@ class Flow:
     def value_of(self, number: int) -> Value:
         """Return the value that has a number."""
         pair, microbatch = divmod(number, self.table.num_microbatches)
-        return Value(self.name_of(number), pair % self.num_stages, microbatch)
+        return Value(self.name_of(number), pair % self.num_owners, microbatch)
 
     def name_of(self, number: int) -> str:
         """Return the name of the value that has a number."""
-        return self.names[number // (self.table.num_microbatches * self.num_stages)]
+        return self.names[number // (self.table.num_microbatches * self.num_owners)]
 
     def uses(self, rank: int, position: int) -> Uses | None:
         """Return the declaration of an instruction."""
@@ -317,14 +347,18 @@ class Flow:
 
     def _sites_near(self, value: Value) -> Iterator[tuple[Kind, Site]]:
         """Yield each kind at the stages around a value."""
+        noun = NOUNS.get(value.name)
+        is_of_rank = noun is not None and noun.of_rank
+        near = stages_near(value, self.num_stages)
+        owners = [value.stage] if is_of_rank else near
         for kind in KINDS.values():
-            for stage in stages_near(value, self.num_stages):
-                yield kind, self._site((stage, kind.name, value.microbatch))
+            for owner in owners if kind.of_rank == is_of_rank else ():
+                yield kind, self._site((owner, kind.name, value.microbatch))
 
     def _site(self, action: tuple[int, str, int]) -> Site:
         """Return the site of an action; a missing one could stand at the end."""
         stage, name, k = action
-        rank = self.table.rank_of(stage, k)
+        rank = stage if KINDS[name].of_rank else self.table.rank_of(stage, k)
         places = self.sites(rank, name, stage).places
         end = len(self.rows[rank])
         position = next((at for at, number in places if number == k), end)

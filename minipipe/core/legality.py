@@ -15,7 +15,7 @@ follows from other rows, which `core/order.py` finds. Three checks follow one an
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import copy
 from itertools import chain, islice
 from operator import itemgetter
@@ -23,6 +23,7 @@ from typing import Any
 
 from minipipe.core.balance import is_balanced
 from minipipe.core.flow import Flow
+from minipipe.core.lifetimes import gone, uncovered
 from minipipe.core.nouns import (
     HOME,
     NEEDLESS,
@@ -68,6 +69,12 @@ def _instructions(flow: Flow) -> Iterator[tuple[int, int, Any]]:
             yield rank, position, action
 
 
+def _of_stages(flow: Flow) -> Iterator[tuple[int, int, Any]]:
+    for rank, position, action in _instructions(flow):
+        if action[1] not in flow.rank_kinds:
+            yield rank, position, action
+
+
 # -- placement -------------------------------------------------------------------------
 
 
@@ -86,7 +93,14 @@ def misplaced(table: Any) -> list[Remark]:
 
 def _is_placed(table: Any, rank: int) -> bool:
     """Check a whole row at once: it may have a million instructions."""
-    stages, numbers = (set(map(itemgetter(i), table.numbered[rank])) for i in (0, 2))
+    row = table.numbered[rank]
+    kinds = {kind for kind in set(map(itemgetter(1), row)) if KINDS[kind].of_rank}
+    if kinds:
+        own = [action[::2] for action in row if action[1] in kinds]
+        row = [action for action in row if action[1] not in kinds]
+        if set(own) != {(rank, 0)}:
+            return False
+    stages, numbers = (set(map(itemgetter(i), row)) for i in (0, 2))
     return (
         stages <= set(range(table.num_stages))
         and (not numbers or min(numbers) >= 0)
@@ -99,8 +113,16 @@ def _misplaced(
     table: Any, present: list[frozenset[Any]], rank: int, position: int
 ) -> Iterator[Remark]:
     action = table.actions[rank][position]
-    stage, _, k = table.numbered[rank][position]
+    stage, kind, k = table.numbered[rank][position]
     subject = f"Rank {rank}, position {position}: {action}"
+    if KINDS[kind].of_rank:
+        if (stage, k) != (rank, 0):
+            message = (
+                f"{subject} names rank {stage} and microbatch {k}; an instruction "
+            )
+            message += f"of a rank names its own rank, {rank}, and 0."
+            yield Remark("placement", message, rank, position)
+        return
     for noun, number, count in (
         ("stage", stage, table.num_stages),
         ("microbatch", k, table.num_microbatches),
@@ -144,9 +166,10 @@ class _Stages:
         m, rows = flow.table.num_microbatches, flow.rows
         bits = dict.fromkeys(KINDS, 0)
         bits.update((kind, 1 << number) for number, kind in enumerate(REGULAR))
-        size = flow.num_stages * m
-        self.is_dense = size <= sum(map(len, rows))
-        kinds: Any = [0] * size if self.is_dense else defaultdict(int)
+        self.is_dense = flow.num_stages * m <= sum(map(len, rows))
+        kinds: Any = defaultdict(int)
+        if self.is_dense:
+            kinds = [0] * (flow.num_owners * m)
         for row in rows:
             for stage, kind, k in row:
                 kinds[stage * m + k] |= bits[kind]
@@ -223,7 +246,7 @@ class _Stages:
 
     def unexpected(self) -> Iterator[Remark]:
         m = self.flow.table.num_microbatches
-        for rank, position, (stage, kind, k) in _instructions(self.flow):
+        for rank, position, (stage, kind, k) in _of_stages(self.flow):
             _, reasons = self.pair(stage, self.kinds[stage * m + k])
             if kind in reasons:
                 fault = Fault(reasons[kind], self.flow, rank, position)
@@ -257,6 +280,8 @@ def faults(flow: Flow) -> Iterator[Fault]:
         needs += ((number, place) for number in numbers.needs)
     yield from _unfit(flow, givers, needs)
     yield from _unused(flow, givers, takers, needs)
+    yield from gone(flow)
+    yield from uncovered(flow)
 
 
 def _unfit(
@@ -312,7 +337,8 @@ def _told(flow: Flow) -> Iterator[Remark]:
     if flow.kinds <= set(REGULAR) and not flow.varied:
         return
     yield from _meetings(flow)
-    if is_balanced(flow) and not order(flow).blocked:
+    is_in_order = next(chain(gone(flow), uncovered(flow)), None) is None
+    if is_in_order and is_balanced(flow) and not order(flow).blocked:
         return  # a value that came late would block its rank
     done: set[tuple[Tell, int, int]] = set()
     for fault in faults(flow):
@@ -331,7 +357,7 @@ def _teller(fault: Fault) -> Tell:
 
 def _other_replicas(flow: Flow) -> Iterator[Remark]:
     """Yield the instructions away from the others of their microbatch."""
-    for rank, position, (stage, _, k) in _instructions(flow):
+    for rank, position, (stage, _, k) in _of_stages(flow):
         home = flow.table.rank_of(stage, k)
         if home != rank:
             fault = Fault("elsewhere", flow, rank, position)
@@ -387,12 +413,26 @@ def _meetings(flow: Flow) -> Iterator[Remark]:
         if len(actions) == meeting.size:
             continue
         stage, name, _ = next(iter(actions.values()))
-        ranks = flow.table.ranks_of(stage)
+        ranks = _ranks_of(flow, name, stage, meeting)
         others = " and ".join(str(actions[rank]) for rank in ranks if rank in actions)
         for index, rank in enumerate(ranks):
             if rank not in actions:
                 message = (
                     f"A {name} is missing on rank {rank}: the partner of {others}."
                 )
+                if name in flow.rank_kinds:
+                    message = (
+                        f"{name} is missing on rank {rank}; the others wait for it."
+                    )
                 place = len(KINDS), stage, number, index
                 yield Remark("missing", message, rank, None, 8, place)
+
+
+def _ranks_of(flow: Flow, name: str, stage: int, meeting: Meeting) -> Sequence[int]:
+    """Return the ranks whose instructions of a kind should come to a meeting."""
+    kind = KINDS[name]
+    if not kind.of_rank or kind.meets is None:
+        return flow.ranks_of(stage)
+    sites = [Site(flow, rank, 0, rank, 0) for rank in range(flow.num_ranks)]
+    own = [site for site in sites if kind.uses(site) is not None]
+    return [site.rank for site in own if kind.meets(site) == meeting]

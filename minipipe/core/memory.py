@@ -271,6 +271,9 @@ def updates_before(flow: Flow, name: str) -> list[list[int]]:
     return counts
 
 
+_NO_COPIES = Copies(-1, 1, 0)  # of an instruction of a rank: it changes none
+
+
 def copies_held(flow: Flow, rank: int) -> Iterator[tuple[Copies, Copies]]:
     """Yield the copies of the stage of each instruction, while it runs and after it."""
     changes = pairs_of(flow, with_away=True)
@@ -289,7 +292,10 @@ def copies_held(flow: Flow, rank: int) -> Iterator[tuple[Copies, Copies]]:
         return Copies(stage, versions, len(sums[stage]))
 
     for position, change in enumerate(changes.of_row(rank)):
-        stage, _, k = row[position]
+        stage, kind, k = row[position]
+        if kind in flow.rank_kinds:
+            yield _NO_COPIES, _NO_COPIES
+            continue
         newest[stage] += position in updates
         if change.begins:
             version_of[stage, k] = newest[stage]
@@ -336,7 +342,17 @@ class Ran:
     def __init__(self, rows: Sequence[Sequence[Any]], num_slices: int = 1) -> None:
         self.actions = rows
         self.numbered = _numbered(rows, num_slices)
-        present = {(stage, kind) for row in rows for stage, kind, _ in row}
+        every = {(stage, kind) for row in rows for stage, kind, _ in row}
+        of_ranks = {kind for _, kind in every if KINDS[kind].of_rank}
+        present = {(stage, kind) for stage, kind in every if kind not in of_ranks}
+        if of_ranks:  # a row may have another number than its rank
+            self.numbered = [
+                [
+                    (rank, kind, 0) if kind in of_ranks else (s, kind, k)
+                    for s, kind, k in row
+                ]
+                for rank, row in enumerate(self.numbered)
+            ]
         back = {stage for stage, kind in present if KINDS[kind].is_backward}
         trained = {stage for stage, kind in present if kind in GRADIENTS}
         self.num_stages = _count(stage for stage, _ in present)
@@ -347,7 +363,10 @@ class Ran:
         self.is_forward_only = not back
         self.message_cuts = (False,) * self.num_stages
         self.overlaps: frozenset[Any] = frozenset()
-        self._stages = [{stage for stage, _, _ in row} for row in rows]
+        self.tied: Sequence[tuple[int, ...]] = ()
+        self._stages = [
+            {stage for stage, kind, _ in row if kind not in of_ranks} for row in rows
+        ]
 
     def ranks_of(self, stage: int) -> list[int]:
         """Return the ranks that ran a stage."""

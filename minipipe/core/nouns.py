@@ -69,6 +69,8 @@ class Fault(NamedTuple):
     ----------
     reason : str
         "never given", "elsewhere" or "late" for a value that an instruction lacks;
+        "gone" if it reads it, or runs only while it exists, and it was taken before;
+        "not yet" if it runs only while it exists, and it is given later;
         "given twice" or "taken twice"; "never taken", or "unread" by a kind
         that reads every such value; "undeclared" for an instruction that no legal table
         has there, "beside" for one that another one excludes.
@@ -78,7 +80,7 @@ class Fault(NamedTuple):
     value : Value or None
     giver : tuple of int or None
         Rank and position of the instruction that gives the value, or of the first one
-        that gives or takes it.
+        that gives or takes it; if it is gone, of the one that took it.
     """
 
     reason: str
@@ -92,6 +94,11 @@ class Fault(NamedTuple):
     def action(self) -> Any:
         """Stage, kind and number of the microbatch of the instruction."""
         return self.flow.rows[self.rank][self.position]
+
+    @property
+    def is_of_rank(self) -> bool:
+        """Whether the instruction belongs to its rank, and to no stage."""
+        return self.action[1] in self.flow.rank_kinds
 
     @property
     def other(self) -> str:
@@ -120,7 +127,8 @@ def plainly(fault: Fault) -> Iterator[Remark]:
     """Tell of a value for which nothing else is declared."""
     assert fault.value is not None
     code, sentence = _PLAIN[fault.reason]
-    name = f"{NOUNS[fault.value.name].words} of stage {fault.value.stage}"
+    noun = NOUNS[fault.value.name]
+    name = f"{noun.words} of {noun.owner} {fault.value.stage}"
     other = fault.other if fault.giver else ""
     yield fault.remark(12, code, sentence.format(name, other))
 
@@ -132,6 +140,8 @@ _PLAIN = {
     "taken twice": ("duplicate", "takes the {}, as {} does."),
     "never taken": ("missing", "gives the {}, which nothing takes."),
     "unread": ("missing", "gives the {}, which something of its row should take."),
+    "gone": ("order", "comes after {1}, which takes the {0} that it needs."),
+    "not yet": ("order", "comes before {1}, which gives the {0} that it needs."),
 }
 
 
@@ -141,7 +151,7 @@ _PLAIN = {
 def needless(fault: Fault) -> Iterator[Remark]:
     """Tell of an instruction that no legal table has there."""
     stage = fault.action[0]
-    if stage in fault.flow.frozen:
+    if stage in fault.flow.frozen and not fault.is_of_rank:
         yield fault.remark(1, "frozen", _FROZEN.format(stage))
     else:
         yield fault.remark(12, "missing", "has nothing to take and to give here.")
@@ -361,6 +371,11 @@ class Noun(NamedTuple):
     cut : int
         The stage below the boundary that it crosses, less its own: -1 if it comes from
         the stage before.
+    of_rank : bool
+        Whether it belongs to a rank, and not to a stage.
+    covers : tuple of str
+        Kinds that run only while such a value of their stage, or of their rank, exists,
+        in the rows that give one.
 
     Examples
     --------
@@ -379,6 +394,13 @@ class Noun(NamedTuple):
     parts: tuple[str, ...] = ()
     tells: Mapping[str, Tell] = {}
     cut: int = 0
+    of_rank: bool = False
+    covers: tuple[str, ...] = ()
+
+    @property
+    def owner(self) -> str:
+        """The noun of what a value belongs to."""
+        return "rank" if self.of_rank else "stage"
 
 
 def _stays(setting: Setting, stage: int) -> bool:

@@ -200,11 +200,20 @@ class _Runner:
 
     # -- numbers -------------------------------------------------------------------
 
-    def inner_values(self) -> set[int]:
-        """Return the names and stages that the members of a meeting give each other."""
-        rules = self.flow.rules
-        meeting = [r.numbers for r in rules if r.kind in self.meeting_kinds]
-        return {n // self.size for numbers in meeting if numbers for n in numbers.gives}
+    def inner_values(self) -> dict[str, set[int]]:
+        """Return what members of a meeting give each other: names and stages, by kind.
+
+        A kind that is no message meets only itself.
+        """
+        of_messages: set[int] = set()
+        inner: dict[str, set[int]] = {
+            kind: of_messages if KINDS[kind].message else set()
+            for kind in self.meeting_kinds
+        }
+        for kind, _, numbers in self.flow.rules:
+            if kind in inner and numbers is not None:
+                inner[kind].update(number // self.size for number in numbers.gives)
+        return inner
 
     def number_events(self) -> dict[int, int]:
         """Return the number of the event by name and stage of a value.
@@ -248,7 +257,7 @@ class _Runner:
         assert meets is not None and numbers is not None
         meeting = meets(site)
         number = self.meetings.setdefault(meeting, len(self.meetings)) * self.size
-        outer = [n for n in numbers.needs if n // self.size not in self.inner]
+        outer = [n for n in numbers.needs if n // self.size not in self.inner[kind]]
         step = self.packed(outer, numbers.gives, site.microbatch)
         return step._replace(meeting=number - site.microbatch, size=meeting.size)
 

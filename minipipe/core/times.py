@@ -194,7 +194,7 @@ class Plan:
         Each has the time that it travels.
         """
         flow, message_times = self.flow, self.rates.message_times
-        for place in range(len(flow.names) * flow.num_stages):
+        for place in range(len(flow.names) * flow.num_owners):
             number = place * self.size
             if NOUNS[flow.name_of(number)].travels or place in self.late:
                 yield place, delay_of(flow, number, message_times)

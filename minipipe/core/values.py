@@ -85,6 +85,8 @@ class Setting(Protocol):
     ----------
     message_cuts : sequence of bool
         By stage, whether values to the next stage travel by messages of the table.
+    tied : sequence of tuple of int
+        Stages that share a parameter, together.
     kinds : frozenset of str
         The kinds that stand in the table.
     positions : mapping
@@ -98,11 +100,21 @@ class Setting(Protocol):
     is_forward_only: bool
     first_backward_stage: int
     message_cuts: Sequence[bool]
+    tied: Sequence[tuple[int, ...]]
+    num_ranks: int
     kinds: frozenset[str]
     positions: dict[tuple[str, int], dict[int, int]]
 
     def num_replicas(self, stage: int) -> int:
         """Return how many ranks hold a stage."""
+        ...
+
+    def ranks_of(self, stage: int) -> Sequence[int]:
+        """Return the ranks that hold a stage."""
+        ...
+
+    def local_stages(self, rank: int) -> Sequence[int]:
+        """Return the stages that a rank holds, ascending."""
         ...
 
     def taken(
@@ -130,6 +142,7 @@ class Site(NamedTuple):
     rank, position : int
         The row, and the index in it.
     stage, microbatch : int
+        Of an instruction of a rank, the rank once more, and 0.
 
     Examples
     --------
@@ -254,6 +267,10 @@ class Kind(NamedTuple):
         Whether it computes a part of the backward.
     sums_up : bool
         Whether it takes what all microbatches up to its own have left.
+    of_rank : bool
+        Whether it is an instruction of a rank, and of no stage and microbatch: a row
+        has it once, and a table shows its name alone. In an action, its rank stands in
+        the place of the stage, and 0 in the place of the microbatch.
     varies : function
         Whether the declarations of microbatches of a stage differ by more than the
         number of the microbatch.
@@ -279,6 +296,7 @@ class Kind(NamedTuple):
     is_second: bool = False
     is_backward: bool = False
     sums_up: bool = False
+    of_rank: bool = False
     varies: Callable[[Setting], bool] = _never
     cases: Callable[[Sites], Iterable[object]] = _places
 

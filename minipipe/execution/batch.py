@@ -1,15 +1,19 @@
-"""One batch, as far as a rank has it."""
+"""One batch, as far as a rank has it, and the results that its microbatches make together."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
+from minipipe.errors import TensorError
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
-from minipipe.execution.samples import Pieces, Portion, Samples, joined_gradients
+from minipipe.execution.samples import Microbatches, copied
 
 
 @dataclass
@@ -20,10 +24,10 @@ class Batch:
     ----------
     call : str
         The method that received it.
-    slices : list of slice
-        The microbatches, along the first axis.
-    inputs : Samples, Pieces, Portion or None
-        Arrays of shape (samples, ...), if this rank has the first stage.
+    sizes : tuple of int
+        The numbers of samples of its microbatches.
+    inputs : list of Payload or None
+        By microbatch, if this rank has the first stage; ``ABSENT`` for those that only other replicas have.
     objective : BatchObjective
         Processes the outputs on the last stage; if this rank has that stage, it also holds the targets.
     step : int
@@ -34,41 +38,107 @@ class Batch:
     seed : int
     is_cut : bool
         Whether it came as microbatches.
-    inputs_require_grad : bool
-        Whether to compute the gradients of the inputs.
     num_slices : int
         The number of slices into which each of its sequences is divided.
     """
 
     call: str
-    slices: list[slice]
-    inputs: Samples | Pieces | Portion | None
+    sizes: tuple[int, ...]
+    inputs: list[Payload] | None
     objective: BatchObjective
     step: int
     training_step: int
     seed: int
-    is_cut: bool
-    inputs_require_grad: bool
+    is_cut: bool = False
     num_slices: int = 1
 
     def input(self, microbatch: int) -> Payload:
         """Return a microbatch of the inputs, as the first stage takes it."""
         assert self.inputs is not None
-        part = self.inputs.cut(self.slices[microbatch])
-        assert part is not None  # intake has checked this
-        wanted = [False] * len(part.arrays)
-        if self.inputs_require_grad:
-            wanted = [backend.is_floating(array.dtype) for array in part.arrays]
-        return Payload(part.arrays, wanted, part.form)
+        return self.inputs[microbatch]
 
     @property
     def arrays(self) -> list[Array]:
         """The inputs and targets that this rank has."""
-        return [array for given in (self.inputs, self.objective.targets) if given is not None for array in given.arrays]
+        parts = [*(self.inputs or ()), *(self.objective.targets or ())]
+        return [array for part in parts for array in part.arrays]
+
+    # -- results, in NumPy's memory --------------------------------------------------------------------------
+
+    def outputs(self) -> Payload | None:
+        """Return the outputs of the batch, if the objective has any; see :meth:`returned`.
+
+        Raises
+        ------
+        TensorError
+            Code ``shape``, if they make no array.
+        """
+        kept = self.objective.outputs
+        parts = [kept[k] for k in sorted(kept)]
+        if not parts:
+            return None
+        if self.is_cut:
+            arrays = [np.array(backend.to_numpy(array)) for part in parts for array in part.arrays]
+            return Payload(arrays, [True] * len(arrays), [part.form for part in parts])
+        if self.num_slices > 1:
+            starts = range(0, len(parts), self.num_slices)
+            parts = [concatenated(parts[i : i + self.num_slices], axis=1) for i in starts]
+        _check_shapes(parts, self.sizes[:: self.num_slices])
+        return concatenated(parts)
+
+    def returned(self, outputs: Payload) -> Any:
+        """Return the outputs of the batch as a user gets them: an array, a pytree, or microbatches of those."""
+        return Microbatches(outputs.rebuilt()) if self.is_cut else outputs.rebuilt()
 
     def input_gradients(self, by_microbatch: dict[int, Payload]) -> Any:
-        """Take out the gradients of the inputs, as their pytree, if they are requested and this rank has the inputs."""
-        if not self.inputs_require_grad or not isinstance(self.inputs, Samples | Pieces):
-            return None
-        gradients = [by_microbatch.pop(k).arrays for k in range(len(self.slices))]
-        return joined_gradients(self.inputs, self.slices, gradients)
+        """Take out the gradients of the inputs, and return them as the same pytree as the inputs.
+
+        They are None for whole numbers. Gradients of a replicated array are added up in ascending order of
+        microbatches.
+
+        Parameters
+        ----------
+        by_microbatch : dict of int to Payload
+            The gradients of the arrays; None for an array that was not used.
+        """
+        rows = []
+        for k in range(len(self.sizes)):
+            part, own = self.input(k), by_microbatch.pop(k)
+            rows.append(list(map(_gradient, part.arrays, own.arrays)))
+        if self.is_cut:  # copies, since two inputs that were added have one gradient
+            return Microbatches([copied(self.input(k).rebuilt(row)) for k, row in enumerate(rows)])
+        first, columns = self.input(0), list[Any]()
+        for i, column in enumerate(zip(*rows)):
+            if column[0] is None:
+                columns.append(None)
+            elif i in first.replicated:
+                columns.append(sum(column[1:], column[0].copy()))
+            else:
+                columns.append(np.concatenate(column))
+        return first.rebuilt(columns)
+
+
+def concatenated(parts: Sequence[Payload], axis: int = 0) -> Payload:
+    """Return payloads of one structure as one, in NumPy's memory.
+
+    Examples
+    --------
+    >>> parts = [Payload([np.zeros(2)], [True]), Payload([np.ones(1)], [True])]
+    >>> concatenated(parts).arrays
+    [array([0., 0., 1.])]
+    """
+    rows = zip(*(map(backend.to_numpy, part.arrays) for part in parts))
+    return parts[0]._replace(arrays=[np.concatenate(row, axis=axis) for row in rows])
+
+
+def _check_shapes(parts: Sequence[Payload], sizes: Sequence[int]) -> None:
+    shapes = [[array.shape for array in part.arrays] for part in parts]
+    if any((n, *first[1:]) != shape for n, row in zip(sizes, shapes) for shape, first in zip(row, shapes[0])):
+        message = f"The outputs of the microbatches have shapes {shapes}, which do not form one array (samples, ...)"
+        raise TensorError("shape", f"{message}; pass the batch as minipipe.Microbatches to get microbatches.")
+
+
+def _gradient(array: Array, gradient: Array | None) -> np.ndarray | None:
+    if not backend.is_floating(array.dtype):
+        return None
+    return np.zeros_like(backend.to_numpy(array)) if gradient is None else backend.to_numpy(gradient)

@@ -1,7 +1,7 @@
-"""The executor: runs one rank's program on real tensors and real messages. It decides no order.
+"""The executor: runs one rank's row on real tensors and real messages. It decides no order.
 
 File 5 of 12 on the first path through the code (README.md):
-after ``schedules/analysis/lowering.py``, before ``execution/stage.py``. Begin at ``_forward``, then return to ``run``.
+after ``schedules/analysis/lowering.py``, before ``execution/stage.py``. Begin at ``forward``, then return to ``run``.
 Not on the path: a ``Batch`` has this rank's inputs and targets, and the ``objective``, which is the loss with the
 weight of each microbatch; a ``Payload`` has the arrays of a value, which of them require a gradient, and the structure
 of their pytree (None for one array); a ``Record`` is the result of a run, and ``activity`` the position of the rank,
@@ -10,17 +10,20 @@ for error messages.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, wraps
 from time import perf_counter
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.modes import RandomKey, at, enable_grad, no_grad
 from minipipe.comm import ProcessGroup, Request
+from minipipe.core.flow import flow_of
+from minipipe.core.values import NOUNS
 from minipipe.errors import Code, ScheduleError
 from minipipe.execution.payload import Payload
 from minipipe.execution.record import Receipt, Record
@@ -32,30 +35,59 @@ from minipipe.schedules.analysis.dependencies import Direction, Value
 if TYPE_CHECKING:
     from minipipe.execution.batch import Batch
 
+Handler = Callable[..., Any]
+"""Runs the actions of a kind. Its parameters are the executor, the action, and the values that it needs, by their names
+in ``core/nouns.py``; the last may have defaults, for values that do not exist. :func:`gives` names what it returns."""
+
+Handlers = Mapping[str, Handler]
+"""Handlers by kind of action."""
+
+_ROLES = {"out": "x", "grad out": "g", "back": "graph", "rebuilt": "graph"}
+"""A value by another name, for handlers."""
+
 # The executor is an argument: a step that closed over it would keep all parameters alive after their last use.
-Step = Callable[["Executor", "Batch"], None]
+Step = Callable[["Executor"], None]
+
+
+class Pending:
+    """A value that has not arrived yet. The action that takes it waits for it."""
+
+    def wait(self) -> Any:
+        """Return the value, as soon as it has come."""
+        raise NotImplementedError
+
+
+class Background(Protocol):
+    """Work that goes on between the actions of a rank, such as a gradient all-reduce."""
+
+    def advance(self) -> None:
+        """Do what can be done now, without waiting for anything."""
 
 
 class Observer(Protocol):
     """Observes a run: its memory, its times on a core, its values. A run without observers pays nothing for them."""
 
-    def watch(self, action: Action, step: Step) -> Step:
-        """Return a handler that does the same, observed; or the handler itself, if there is nothing to observe."""
+    def begin(self, executor: Executor, action: Action) -> None:
+        """Note that an action begins."""
+
+    def end(self, executor: Executor, action: Action) -> None:
+        """Note that an action has ended."""
 
 
 class Executor:
-    """Runs one rank's program on its stages. Holds no reference to a batch after its run and its sends have completed.
+    """Runs one rank's row on its stages. Holds no reference to a batch after its run and its sends have completed.
 
-    Each action is bound once to its stage, its value, its message: a list of functions, which every batch runs. A RECV
-    only notes that a message is expected, and the action that needs it waits; a SEND is finished at the end of the
-    run, or of the next one. Neighbouring stages on this rank hand over without a message. Here rank 1 holds stages 1
-    and 2::
+    Each action is bound once to the handler of its kind, and to the values that this kind takes and gives by its
+    declaration (``core/values.py``): a list of functions, which every batch runs. A value is kept from the action that
+    gives it until the one that takes it; neighbouring stages on this rank hand over without a message. A RECV gives a
+    pending message, for which the action that takes it waits; a SEND is finished at the end of the run, or of the next
+    one. Rank 1 holds stages 1 and 2::
 
-        rank 0    0F3 --[1]--> box --[2] SEND----.
-        rank 1                                   `--> [3] RECV --> box --[4]--> 1F3 --[1]--> box --[4]--> 2F3
+        rank 0    0F3 --[1]--> values --[2] SEND----.
+        rank 1                                      `--> [3] RECV --> values --[4]--> 1F3 --[1]--> values --[4]--> 2F3
 
-    [1] puts the value of a computation into the box, for its SEND or its consumer; [2] takes it out and sends it;
-    [3] puts in the request for a message; [4] takes out the value, or waits for it. The tags are repeated at the code.
+    [1] keeps what an action gives; [2] sends a value; [3] gives a message that is still to come; [4] takes a value out,
+    or waits for it. The tags are repeated at the code.
 
     Parameters
     ----------
@@ -66,16 +98,29 @@ class Executor:
     group : ProcessGroup
     xp : module
         The array module to compute with.
+    handlers : mapping of str to function, optional
+        By kind; by default ``HANDLERS``, for forwards, backwards and messages.
     observers : sequence of Observer
         Of every run.
 
     Attributes
     ----------
-    box : dict of Value to Payload or Request
-        Values between their producer and their consumer, during a run. The remaining ones are gradients of the inputs.
+    batch : Batch or None
+        That of the current run.
+    graphs : dict of int to dict
+        By stage and value (of ``core/values.py``), what its microbatches have kept for their backwards.
+    background : list of Background
+        Work that goes on after each action.
     record : Record
         Of the current run.
+
+    Raises
+    ------
+    ScheduleError
+        Code ``name``: an action without a handler.
     """
+
+    batch: Batch
 
     def __init__(
         self,
@@ -83,45 +128,53 @@ class Executor:
         stages: Mapping[int, Stage],
         group: ProcessGroup,
         xp: ModuleType,
+        handlers: Handlers | None = None,
         observers: Sequence[Observer] = (),
     ) -> None:
         self.program = program
         self.stages = stages
         self.group = group
         self.xp = xp
+        self.allocate = xp.empty if group.takes_device_arrays else backend.empty_on_host(xp)
+        self.graphs: dict[int, dict[Any, Any]] = {stage: {} for stage in stages}
+        self.background: list[Background] = []
         self._name, self._sent_at = group.name_of_program(), partial(_sent_at, program)
-        self._allocate = xp.empty if group.takes_device_arrays else backend.empty_on_host(xp)
         self._row, self._actions = program.actions[group.rank], program.numbered[group.rank]
-        self._steps = [_METHODS.get(action.kind, Executor._unhandled)(self, action) for action in self._actions]
-        for observer in observers:
-            self._steps = list(map(observer.watch, self._actions, self._steps))
+        self._values: dict[Any, Any] = {}  # all but the graphs
+        messages = (action for action in self._actions if action.kind.is_communication)
+        self.routes = {action: Route.of(program, action) for action in messages}
+        self._observers = observers
+        handlers = HANDLERS if handlers is None else handlers
+        self._steps = [self._bound(handlers, *numbered) for numbered in enumerate(self._actions)]
         self._sends: list[Request] = []  # not finished
         self._forget()
 
     def run(self, batch: Batch, *observers: Observer, finishes_sends: bool = True) -> Record:
-        """Run the program once. Collective: every rank runs its part, and exchanges messages with neighbouring stages.
+        """Run the row once. Collective: every rank runs its own, and exchanges messages with neighbouring stages.
 
         Sends that do not have to finish now finish, at the latest, at the end of the next run.
         """
         steps, num_earlier, activity = self._steps, len(self._sends), self.group.activity
-        for observer in observers:
-            steps = list(map(observer.watch, self._actions, steps))
+        observers = (*self._observers, *observers)
+        if observers:
+            steps = [_observed(step, action, observers) for step, action in zip(steps, self._actions)]
         activity.begin(self._name, self._row, batch.step, self._sent_at)
         try:
-            self.place = RandomKey(batch.seed, batch.training_step)
+            self.batch, self.place = batch, RandomKey(batch.seed, batch.training_step)
             with no_grad() if self.program.is_forward_only else enable_grad(), at(self.place):
                 for step in steps:
-                    step(self, batch)
+                    step(self)
+                    for work in self.background:
+                        work.advance()
                     activity.position += 1
             done = len(self._sends) if finishes_sends else num_earlier
             for send in self._sends[:done]:
                 send.wait()
             del self._sends[:done]
-            self.record.input_gradients = {value.microbatch: gradient for value, gradient in self.box.items()}
             return self.record  # before _forget makes a new one
         except BaseException as error:  # sys.exit and Ctrl-C in a layer have a place, too
             for stage in () if self.program.is_forward_only else self.stages.values():
-                stage.begin()  # no half of a gradient, and no graph
+                stage.begin()  # no half of a gradient
             del self._sends[num_earlier:]
             if (action := activity.current) is not None:
                 error.add_note(
@@ -132,106 +185,223 @@ class Executor:
         finally:
             self._forget()
 
+    def send(self, array: Any, destination: int, tag: int) -> None:
+        """Send a message, to be finished at the end of a run."""
+        self._sends.append(self.group.isend(array, destination, tag, step=self.batch.step))
+
     def _forget(self) -> None:
-        self.record, self.box = Record(), dict[Any, Any]()
+        self.record = Record()
+        self.__dict__.pop("batch", None)
+        self.background.clear()
+        for kept in (self._values, *self.graphs.values()):
+            kept.clear()
 
-    # -- computing ------------------------------------------------------------------------------------------
+    # -- binding --------------------------------------------------------------------------------------------
 
-    def _forward(self, action: Action) -> Step:
-        stage, k = self.stages[action.stage], action.microbatch
-        consumed, produced = Value.consumed_by(action), Value.produced_by(action)
-
-        def run(self: Executor, batch: Batch) -> None:
-            received = batch.input(k) if stage.is_first else self._take(consumed)
-            start = perf_counter()
-            self.place.begin(k)
-            if stage.is_last:
-                stage.forward_with_loss(k, received, batch.objective)
-            else:
-                self.box[produced] = stage.forward(k, received)  # [1]
-            self.note(stage, start)
-
-        return run
-
-    def _backward(self, action: Action) -> Step:
-        stage, k = self.stages[action.stage], action.microbatch
-        consumed, produced = Value.consumed_by(action), Value.produced_by(action)
-        compute = stage.backward if action.kind is B else stage.backward_input
-
-        def run(self: Executor, batch: Batch) -> None:
-            received = None if stage.is_last else self._take(consumed)
-            start = perf_counter()
-            self.box[produced] = compute(k, received)  # [1]
-            self.note(stage, start)
-
-        return run
-
-    def _backward_weight(self, action: Action) -> Step:
-        stage, k = self.stages[action.stage], action.microbatch
-
-        def run(self: Executor, batch: Batch) -> None:
-            start = perf_counter()
-            stage.backward_weight(k)
-            self.note(stage, start)
-
-        return run
-
-    def _unhandled(self, action: Action) -> Step:
-        def refuse(self: Executor, batch: Batch) -> None:
-            message = f"{action} has no handler here: this run has no {action.kind.declaration.words}"
+    def _bound(self, handlers: Handlers, position: int, action: Action) -> Step:
+        """Return the function that runs an action with the values that it takes, and keeps those that it gives."""
+        kind = action.kind.declaration
+        handler = handlers.get(action.kind)
+        if handler is None:
+            message = f"{action} has no handler here: this run has no {kind.words}"
             raise ScheduleError.of(Code.NAME, f"{message}. Run the schedule without such actions.")
+        takes, gives = self._values_of(position)
+        names = list(inspect.signature(handler).parameters)[2:]
+        wanted = [takes[name] for name in names if name in takes]
+        returned = getattr(handler, "gives", ())
+        kept_ones = [(place, *gives[name]) for place, name in enumerate(returned) if name in gives]
+        is_only, is_timed = len(returned) == 1, kind.time != "" and kind.lane == "compute"
+        now, stage = perf_counter if self.xp is np else partial(_time_on, self.xp), action.stage
 
-        return refuse
+        def step(executor: Executor) -> None:
+            values = []
+            for kept, key in wanted:
+                value = kept.pop(key)  # [4]
+                if isinstance(value, Pending):
+                    value = value.wait()
+                values.append(value)
+            if is_timed:
+                start = perf_counter()
+                found = handler(executor, action, *values)
+                end = now()
+            else:
+                found = handler(executor, action, *values)
+            for place, kept, key in kept_ones:
+                kept[key] = found if is_only else found[place]  # [1]
+            if is_timed:
+                executor.record.ran.append((start, end, len(executor.graphs[stage])))
 
-    def note(self, stage: Stage, start: float) -> None:
-        """Record the times of a computation, and how many microbatches its stage holds after it."""
-        if self.xp is not np:
-            backend.synchronise(self.xp)  # otherwise this would time the launch of kernels on a GPU
-        self.record.ran.append((start, perf_counter(), stage.num_held))
+        return step
 
-    # -- messages -------------------------------------------------------------------------------------------
+    def _values_of(self, position: int) -> tuple[dict[str, tuple[dict[Any, Any], Any]], ...]:
+        """Return the values that an action takes, and those that it gives: by name, the dict of each and its key."""
+        flow = flow_of(self.program)
+        numbers = flow.numbers(self.group.rank, position)
+        assert numbers is not None  # the program is legal
+        found = []
+        for part in (numbers.takes, numbers.gives):
+            values = map(flow.value_of, part)
+            # Gradients of several microbatches have been added up already; of several sums, the last is the latest.
+            found.append({_ROLES.get(v.name, v.name): (self._dict_of(v.name, v.stage), v) for v in values})
+        return tuple(found)
 
-    def _take(self, value: Any) -> Payload:
-        """Return a value that an action consumes; wait if it is still to come."""
-        item = self.box.pop(value)  # [4]
-        if isinstance(item, Payload):
-            return item
+    def _dict_of(self, name: str, stage: int) -> dict[Any, Any]:
+        noun = NOUNS[name]
+        return self.graphs[stage] if noun.keeps_weights and not noun.is_away else self._values
+
+
+def _time_on(xp: ModuleType) -> float:
+    """Return the time at which everything that has begun on the device has ended."""
+    backend.synchronise(xp)  # otherwise this would time the launch of kernels on a GPU
+    return perf_counter()
+
+
+def gives(*names: str) -> Callable[[Handler], Handler]:
+    """Name the values that a handler gives: it returns the only one, or a tuple of all."""
+
+    def named(handler: Handler) -> Handler:
+        handler.gives = names  # type: ignore[attr-defined]
+        return handler
+
+    return named
+
+
+def and_then(handler: Handler, note: Callable[[Executor, Action], None]) -> Handler:
+    """Return a handler that runs another one, and then a function of the executor and the action."""
+
+    @wraps(handler)
+    def run(executor: Executor, action: Action, *values: Any) -> Any:
+        found = handler(executor, action, *values)
+        note(executor, action)
+        return found
+
+    return run
+
+
+def _observed(step: Step, action: Action, observers: Sequence[Observer]) -> Step:
+    def run(executor: Executor) -> None:
+        for observer in observers:
+            observer.begin(executor, action)
+        step(executor)
+        for observer in observers:
+            observer.end(executor, action)
+
+    return run
+
+
+# -- computing --------------------------------------------------------------------------------------------------------
+
+
+@gives("x", "graph")
+def forward(executor: Executor, action: Action, x: Payload | None = None) -> tuple[Payload | None, Any]:
+    """Run an F; on the last stage, with its loss."""
+    stage, k = executor.stages[action.stage], action.microbatch
+    received = executor.batch.input(k) if x is None else x
+    executor.place.begin(k)
+    if stage.is_last:
+        return None, stage.forward_with_loss(k, received, executor.batch.objective)
+    return stage.forward(k, received)
+
+
+@gives("g")
+def backward(executor: Executor, action: Action, graph: Any, g: Payload | None = None) -> Payload:
+    """Run a B."""
+    stage, k = executor.stages[action.stage], action.microbatch
+    gradient = stage.backward(k, graph, g)
+    if stage.is_first:
+        executor.record.input_gradients[k] = gradient
+    return gradient
+
+
+@gives("g", "rest")
+def backward_input(executor: Executor, action: Action, graph: Any, g: Payload | None = None) -> tuple[Payload, Any]:
+    """Run an I."""
+    stage, k = executor.stages[action.stage], action.microbatch
+    gradient, rest = stage.backward_input(k, graph, g)
+    if stage.is_first:
+        executor.record.input_gradients[k] = gradient
+    return gradient, rest
+
+
+def backward_weight(executor: Executor, action: Action, rest: Any) -> None:
+    """Run a W."""
+    executor.stages[action.stage].backward_weight(action.microbatch, rest)
+
+
+# -- messages ---------------------------------------------------------------------------------------------------------
+
+
+class Received(Pending):
+    """A message from a neighbouring stage, which may still be under way."""
+
+    def __init__(self, executor: Executor, route: Route) -> None:
+        self._value, self._record, self._xp = route.value, executor.record, executor.xp
+        self.request = executor.group.irecv(
+            route.peer, route.tag, step=executor.batch.step, what=route.words, allocate=executor.allocate
+        )
+
+    def wait(self) -> Payload:
+        """Return the value, and note the times of the message."""
         awaited_from = perf_counter()
-        message = item.wait()
-        self.record.received[value] = Receipt(awaited_from, perf_counter(), backend.num_bytes(message))
-        return Payload.from_message(message, self.xp)
+        message = self.request.wait()
+        self._record.received[self._value] = Receipt(awaited_from, perf_counter(), backend.num_bytes(message))
+        return Payload.from_message(message, self._xp)
 
-    def _send(self, action: Action) -> Step:
+
+class Route(NamedTuple):
+    """The value of a message, the other rank, the tag, and words for errors."""
+
+    value: Value
+    peer: int
+    tag: int
+    words: str
+
+    @classmethod
+    def of(cls, program: Program, action: Action) -> Route:
+        """Return the route of a SEND or RECV. The tag numbers consuming stage, microbatch and direction."""
         value = Value.carried_by(action)
-        destination, tag = self.program.rank_of(value.consumer_stage, value.microbatch), self._tag(value)
-
-        def run(self: Executor, batch: Batch) -> None:
-            array = self.box.pop(value).to_message(self.group.takes_device_arrays)  # [2]
-            self.record.sent[value] = perf_counter()
-            self._sends.append(self.group.isend(array, destination, tag, step=batch.step))
-
-        return run
-
-    def _receive(self, action: Action) -> Step:
-        value = Value.carried_by(action)
+        pair = value.consumer_stage * program.num_microbatches + value.microbatch
+        tag = 2 * pair + (value.direction is Direction.BACKWARD)
         noun = "activations" if value.direction is Direction.FORWARD else "gradient"
-        words = f"the {noun} of microbatch {self.program.microbatches[value.microbatch]} from stage {value.stage}"
-        source, tag = self.program.rank_of(value.stage, value.microbatch), self._tag(value)
-
-        def run(self: Executor, batch: Batch) -> None:  # [3]
-            self.box[value] = self.group.irecv(source, tag, step=batch.step, what=words, allocate=self._allocate)
-
-        return run
-
-    def _tag(self, value: Value) -> int:
-        """Number a value: its consuming stage, its microbatch and its direction."""
-        pair = value.consumer_stage * self.program.num_microbatches + value.microbatch
-        return 2 * pair + (value.direction is Direction.BACKWARD)
+        microbatch = program.microbatches[value.microbatch]
+        words = f"the {noun} of microbatch {microbatch} from stage {value.stage}"
+        stage = value.consumer_stage if action.kind in (SEND_F, SEND_B) else value.stage
+        return cls(value, program.rank_of(stage, value.microbatch), tag, words)
 
 
-_METHODS: dict[Any, Any] = {}  # observers have handlers for other kinds: sums.py, offloading.py, versions.py
-_METHODS |= {F: Executor._forward, B: Executor._backward, I: Executor._backward, W: Executor._backward_weight}
-_METHODS |= {SEND_F: Executor._send, SEND_B: Executor._send, RECV_F: Executor._receive, RECV_B: Executor._receive}
+def send_activation(executor: Executor, action: Action, x: Payload) -> None:
+    """Run a SEND_F."""
+    route = executor.routes[action]
+    message = x.to_message(executor.group.takes_device_arrays)
+    executor.record.sent[route.value] = perf_counter()
+    executor.send(message, route.peer, route.tag)  # [2]
+
+
+def send_gradient(executor: Executor, action: Action, g: Payload) -> None:
+    """Run a SEND_B."""
+    send_activation(executor, action, g)
+
+
+@gives("x")
+def receive_activation(executor: Executor, action: Action) -> Pending:
+    """Run a RECV_F, which waits for nothing."""
+    return Received(executor, executor.routes[action])  # [3]
+
+
+receive_gradient = gives("g")(partial(receive_activation))
+
+
+HANDLERS: Handlers = {
+    F: forward,
+    B: backward,
+    I: backward_input,
+    W: backward_weight,
+    SEND_F: send_activation,
+    SEND_B: send_gradient,
+    RECV_F: receive_activation,
+    RECV_B: receive_gradient,
+}
+"""The handlers that any run needs. Others are in ``sums.py``, ``offloading.py`` and ``versions.py``."""
 
 
 def _sent_at(program: Program, action: Action) -> int | None:

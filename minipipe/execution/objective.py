@@ -20,7 +20,7 @@ from minipipe.autograd import backend
 from minipipe.errors import ArgumentError, MicrobatchError, TensorError
 from minipipe.execution.outputs import OutputDivision
 from minipipe.execution.payload import Payload
-from minipipe.execution.samples import Pieces, Portion, Samples, copied
+from minipipe.execution.samples import ABSENT, copied
 from minipipe.hints import Familiar
 from minipipe.nn.auxiliary_loss import AuxiliaryLosses, WithLosses
 from minipipe.pytree import Bundle, leaves_like, rebuilt, tensors_in
@@ -82,7 +82,7 @@ class BatchObjective:
         self.metrics: dict[str, Metric] = dict(metrics or {})
         self.where: Where = outputs
         self._division = division
-        self.targets: Samples | Pieces | Portion | None = None
+        self.targets: Sequence[Payload] | None = None
         self.losses: dict[int, float] = {}
         self.outputs: dict[int, Payload] = {}
         self._measured: dict[int, list[tuple[float, float | None]]] = {}
@@ -123,18 +123,15 @@ class BatchObjective:
             alike["request for outputs"] = bool(self.where)
         return alike
 
-    def begin(
-        self, slices: Sequence[slice], targets: Samples | Pieces | Portion | None, exchange: Exchange | None = None
-    ) -> None:
-        """Take the microbatches of a batch, and its targets; if some are here, exchange weights with other ranks.
+    def begin(self, sizes: Sequence[int], targets: Sequence[Payload] | None, exchange: Exchange | None = None) -> None:
+        """Take the sizes of the microbatches of a batch, and its targets; exchange weights with other ranks.
 
         Collective among the ranks of the last stage if there is an ``exchange`` function.
         """
-        self.targets, self._num_samples = targets, slices[-1].stop
-        self.parts = None if targets is None else [targets.cut(part) for part in slices]
+        self.targets, self._num_samples = targets, sum(sizes)
         self._shares = []
         if self._loss is not None:
-            self._shares = shares(slices, self._loss, self._loss_weight, self.parts, exchange)
+            self._shares = shares(sizes, self._loss, self._loss_weight, targets, exchange)
 
     def __call__(self, microbatch: int, outputs: Bundle | WithLosses) -> tuple[Tensor | None, float]:
         """Return the loss of a microbatch, if there is one, and its seed: the gradient with which backward begins."""
@@ -145,7 +142,7 @@ class BatchObjective:
     ) -> tuple[Tensor | None, float]:
         """Return the loss and its seed, with these arrays as the targets if there are any."""
         outputs, auxiliary = outputs if isinstance(outputs, WithLosses) else (outputs, None)
-        targets = None if self.parts is None else self.parts[microbatch]
+        targets = None if self.targets is None else self.targets[microbatch]
         if targets is not None and arrays is not None:
             targets = targets._replace(arrays=arrays)
         if self.where or self.metrics:
@@ -180,10 +177,10 @@ class BatchObjective:
         own = type(loss).__module__ == "minipipe.nn.losses" or getattr(type(loss), "is_replayable", False)
         own = own and not {"forward", "compute", "__call__"} & getattr(loss, "__dict__", {}).keys()
         is_whole = self._division is None or self._division.is_certain
-        is_alone = not self.where and not self.metrics and self.parts is not None and is_whole
+        is_alone = not self.where and not self.metrics and self.targets is not None and is_whole
         return loss if own and is_alone else None
 
-    def _note(self, microbatch: int, outputs: Bundle, targets: Samples | None) -> None:
+    def _note(self, microbatch: int, outputs: Bundle, targets: Payload | None) -> None:
         if self._division is None:
             arrays = [tensor.data for tensor in tensors_in(outputs)]
         else:
@@ -285,24 +282,25 @@ def _to_read(array: Any) -> np.ndarray:
 
 
 def shares(
-    slices: Sequence[slice],
+    sizes: Sequence[int],
     loss: Loss,
     weight: Weight | None,
-    targets: Sequence[Samples | None] | None,
+    targets: Sequence[Payload] | None,
     exchange: Exchange | None = None,
 ) -> list[float]:
     """Return each microbatch's weight in the loss of the batch: by its own weight or, without one, by its samples.
 
     Parameters
     ----------
-    slices : sequence of slice
+    sizes : sequence of int
+        The numbers of samples of the microbatches.
     loss : function
         May have a method ``weight(targets)``, the number of items in its mean, and a ``reduction``: if that is
         ``"sum"``, each weight is 1.
     weight : function, optional
         Replaces the loss' own weight.
-    targets : sequence of Samples, optional
-        The targets of each microbatch, None on other ranks. Not needed if the loss is a sum, or has no weight.
+    targets : sequence of Payload, optional
+        The targets of each microbatch; None on other ranks. Not needed if the loss is a sum, or has no weight.
     exchange : function, optional
         Takes the weights of this rank, with None for the others, and returns all weights.
 
@@ -317,15 +315,15 @@ def shares(
 
     >>> import numpy as np
     >>> from minipipe.execution.samples import samples
-    >>> shares([slice(0, 2), slice(2, 4)], max, np.sum, [samples([1, 1], "targets"), samples([3, 3], "targets")])
+    >>> shares((2, 2), max, np.sum, samples([1, 1, 3, 3], "targets").cut((2, 2)))
     [0.25, 0.75]
     """
     if weight is None and getattr(loss, "reduction", "mean") == "sum":
-        return [1.0] * len(slices)
+        return [1.0] * len(sizes)
     weight = weight or getattr(loss, "weight", None)
     if targets is None or not callable(weight):
-        return [(part.stop - part.start) / slices[-1].stop for part in slices]
-    weights = [None if part is None else _weighed(weight(part.rebuilt())) for part in targets]
+        return [size / sum(sizes) for size in sizes]
+    weights = [None if part is ABSENT else _weighed(weight(part.rebuilt())) for part in targets]
     return _shared_out(exchange(weights) if exchange else [x for x in weights if x is not None])
 
 

@@ -1,30 +1,31 @@
-"""Observers of an executor: neighbouring W computed together, a journal on standard error, a meter of held bytes."""
+"""Neighbouring W computed together; and observers of an executor: a journal on standard error, a meter of bytes."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
-from functools import partial
-from time import perf_counter
+from typing import Any
 
-from minipipe.autograd import Node, WeightWork
 from minipipe.autograd.backend import Array
 from minipipe.autograd.memory import held_bytes, observe_recomputation
 from minipipe.comm import ProcessGroup
-from minipipe.execution.batch import Batch
-from minipipe.execution.executor import Executor, Observer, Step
+from minipipe.core.values import Value
+from minipipe.execution.executor import HANDLERS, Executor, Handlers, Observer
 from minipipe.execution.offloading import Offloading
+from minipipe.execution.plan import Plan
 from minipipe.execution.stage import Stage
+from minipipe.execution.sums import GradientSums
 from minipipe.functional.over_rows import stacked
 from minipipe.nn.fully_sharded import persistent_arrays
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action import Action, ActionKind, L, O, R, W
 from minipipe.schedules.transforms import neighbouring_weights
 
 _WITHOUT_TIME = (ActionKind.REDUCE_GRAD, ActionKind.OFFLOAD, ActionKind.LOAD)
 _BACKWARD = (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT)
+Graphs = list[Any]  # Node or WeightWork: the roots of graphs
 
 
 class StackedWeights:
@@ -39,25 +40,54 @@ class StackedWeights:
     def __init__(self, row: Sequence[Action]) -> None:
         self._together = neighbouring_weights(row)
 
-    def watch(self, action: Action, step: Step) -> Step:
-        """Return a step that takes the work of its neighbours too; or, for any but the last, one that leaves it."""
-        microbatches = self._together.get(action, [action.microbatch])
+    def handlers(self, handlers: Handlers) -> Handlers:
+        """Return handlers whose last W of several neighbours computes all of them."""
+        return {**handlers, W: self._run}
 
-        def leave(executor: Executor, batch: Batch) -> None:
-            executor.note(executor.stages[action.stage], perf_counter())
+    def begin(self, executor: Executor, action: Action) -> None:
+        """Observe nothing."""
 
-        def run_together(executor: Executor, batch: Batch) -> None:
-            waiting = executor.stages[action.stage].weight_work
-            waiting[action.microbatch] = stacked([waiting.pop(k) for k in microbatches])
-            step(executor, batch)
+    def end(self, executor: Executor, action: Action) -> None:
+        """Divide the time of the last W among all."""
+        microbatches = self._together.get(action, ())
+        if len(microbatches) > 1:
             executor.record.share_time_of_last(len(microbatches))
 
-        return leave if not microbatches else step if len(microbatches) == 1 else run_together
+    def _run(self, executor: Executor, action: Action, rest: Any) -> None:
+        stage, k = action.stage, action.microbatch
+        microbatches = self._together.get(action, [k])
+        waiting = executor.graphs[stage]
+        waiting[Value("rest", stage, k)] = rest
+        if microbatches:
+            works = [waiting.pop(Value("rest", stage, other)) for other in microbatches]
+            executor.stages[stage].backward_weight(k, stacked(works))
 
 
-def observers_of(row: Sequence[Action], stacks_weights: bool) -> list[Observer]:
-    """Return the observers of a training row: offloading, stacking, and debug output."""
-    return [*Offloading(row).observers, *([StackedWeights(row)] if stacks_weights else ()), *journal()]
+def handlers_of(row: Sequence[Action]) -> Handlers:
+    """Return the handlers of a training row, which may recompute and offload."""
+    return Offloading().handlers(HANDLERS) if any(kind in (R, O, L) for _, kind, _ in row) else HANDLERS
+
+
+def trainer_of(plan: Plan, make: Callable[..., Executor], sums: GradientSums, stacks_weights: bool) -> Executor | None:
+    """Return the executor of training steps; None if the schedule updates weights itself, which needs a run.
+
+    Parameters
+    ----------
+    plan : Plan
+    make : function
+        ``(program, handlers=…, observers=…) -> Executor``.
+    sums : GradientSums
+    stacks_weights : bool
+        Whether neighbouring W of a stage are computed together.
+    """
+    if ActionKind.UPDATE in plan.schedule.kinds:
+        return None
+    row = plan.program.numbered[sums.rank]
+    handlers, observers = handlers_of(row), journal()
+    if stacks_weights:
+        stacking = StackedWeights(row)
+        handlers, observers = stacking.handlers(handlers), (*observers, stacking)
+    return make(plan.program, handlers=sums.handlers(handlers), observers=observers)
 
 
 def journal() -> tuple[Observer, ...]:
@@ -68,17 +98,15 @@ def journal() -> tuple[Observer, ...]:
 class Journal:
     """Writes a line to standard error as each action begins: the last line of a rank is its current action."""
 
-    def watch(self, action: Action, step: Step) -> Step:
-        """Return a step that writes its line first, in one call, so that lines of several ranks do not mix."""
+    def begin(self, executor: Executor, action: Action) -> None:
+        """Write a line in one call, so that lines of several ranks do not mix."""
+        group: ProcessGroup = executor.group
+        now = datetime.now().strftime("%H:%M:%S.%f")
+        with suppress(Exception):  # standard error is closed, full, or None
+            sys.stderr.write(f"[rank {group.name()}] {now} {group.activity.words()}\n")
 
-        def write_and_run(executor: Executor, batch: Batch) -> None:
-            group: ProcessGroup = executor.group
-            now = datetime.now().strftime("%H:%M:%S.%f")
-            with suppress(Exception):  # standard error is closed, full, or None
-                sys.stderr.write(f"[rank {group.name()}] {now} {group.activity.words()}\n")
-            step(executor, batch)
-
-        return write_and_run
+    def end(self, executor: Executor, action: Action) -> None:
+        """Write nothing."""
 
 
 class MemoryMeter:
@@ -102,41 +130,54 @@ class MemoryMeter:
         self._held: dict[int, int] = {}  # bytes, by stage
         self._recomputed = 0  # the most bytes that the current action's stage held while it recomputed something
 
-    def watch(self, action: Action, step: Step) -> Step:
-        """Return a step after which the bytes are measured, for computations; the record gets them as well."""
-        if action.kind.is_communication or action.kind in _WITHOUT_TIME:
-            return step
+    def begin(self, executor: Executor, action: Action) -> None:
+        """Observe what a backward recomputes."""
+        if action.kind in _BACKWARD:
+            stage, graphs = executor.stages[action.stage], executor.graphs[action.stage]
+            own = next(held for value, held in graphs.items() if value.microbatch == action.microbatch)
+            self.observe(stage, own.graph, lambda: roots_of(graphs.values()))
 
-        def run_and_measure(executor: Executor, batch: Batch) -> None:
-            stage = executor.stages[action.stage]
-            if action.kind in _BACKWARD:
-                self.observe(stage, action.microbatch)
-            step(executor, batch)
-            self.held_bytes[action], of_rank = self.measure(action, stage)
+    def end(self, executor: Executor, action: Action) -> None:
+        """Measure the bytes after a computation; the record gets them as well."""
+        if not action.kind.is_communication and action.kind not in _WITHOUT_TIME:
+            stage, graphs = executor.stages[action.stage], executor.graphs[action.stage]
+            self.held_bytes[action], of_rank = self.measure(action, stage, roots_of(graphs.values()))
             executor.record.memory.append(of_rank)
 
-        return run_and_measure
+    def observe(self, stage: Stage, graph: Graphs, others: Callable[[], Graphs]) -> None:
+        """Note the bytes held by a stage whenever the backward of a graph recomputes a part of it.
 
-    def observe(self, stage: Stage, microbatch: int) -> None:
-        """Note the bytes held by a stage whenever the backward of a microbatch recomputes a part of its graph."""
-        graph = stage.graph_of(microbatch)
-        observe_recomputation(graph, partial(self._note_recomputed, stage, graph))
+        Parameters
+        ----------
+        stage : Stage
+        graph : list of Node
+            The roots of the graph.
+        others : function
+            Returns the roots of all other graphs that the stage holds then.
+        """
 
-    def _note_recomputed(self, stage: Stage, graph: list[Node], recomputed: list[Node]) -> None:
-        held = self._bytes_of([*stage.held, *graph, *recomputed], stage)
-        self._recomputed = max(self._recomputed, held)
+        def note(recomputed: Graphs) -> None:
+            held = self._bytes_of([*others(), *graph, *recomputed], stage)
+            self._recomputed = max(self._recomputed, held)
 
-    def measure(self, action: Action, stage: Stage) -> tuple[tuple[int, int], tuple[int, int]]:
+        observe_recomputation(graph, note)
+
+    def measure(self, action: Action, stage: Stage, held: Graphs) -> tuple[tuple[int, int], tuple[int, int]]:
         """Return the bytes held after an action, and at most while it ran: by its stage, and by all stages.
 
         For its stage, the second is 0 if nothing was recomputed. An array that two stages hold counts for both.
         """
         before = self._held.get(action.stage, 0)
-        after = self._held[action.stage] = self._bytes_of(stage.held, stage)
+        after = self._held[action.stage] = self._bytes_of(held, stage)
         recomputed, self._recomputed = self._recomputed, 0
         others = sum(self._held.values()) - after
         return (after, recomputed), (others + after, others + max(before, after, recomputed))
 
-    def _bytes_of(self, graphs: Iterable[Node | WeightWork], stage: Stage) -> int:
+    def _bytes_of(self, graphs: Iterable[Any], stage: Stage) -> int:
         """Return the bytes that graphs of a stage hold, without parameters and the batch itself."""
         return held_bytes(graphs, [*persistent_arrays(stage.module), *self._not_counted])
+
+
+def roots_of(held: Iterable[Any]) -> Graphs:
+    """Return the roots of the graphs that microbatches hold."""
+    return [root for each in held if each is not None for root in each.graph]

@@ -1,6 +1,6 @@
 """The actions R, O and L: activations are computed again, or kept in a file, between a forward and its backward.
 
-An observer of the executor runs these actions. A forward whose microbatch has an R records nothing but its inputs
+A forward whose microbatch has an R records nothing but its inputs
 (:class:`minipipe.nn.Recompute`), and R computes the graph for the backward. O takes the arrays out of a graph, and a
 thread writes them; L has them read again, and the backward waits for that::
 
@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from tempfile import TemporaryFile
-from time import perf_counter
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -28,13 +27,10 @@ from minipipe.autograd import Node
 from minipipe.autograd.memory import behind, buffer_of, inputs_again, saved_by
 from minipipe.autograd.modes import current_place
 from minipipe.autograd.recompute import RecomputedNode
-from minipipe.execution.batch import Batch
-from minipipe.execution.executor import Executor, Step
+from minipipe.execution.executor import Executor, Handlers, Pending, gives
 from minipipe.nn import Module, Recompute
 from minipipe.nn.fully_sharded import persistent_arrays
-from minipipe.schedules.action import Action, B, I, L, O, R
-
-_Place = tuple[int, int]  # stage, microbatch
+from minipipe.schedules.action import Action, L, O, R
 
 
 def recomputing(module: Module, row: Iterable[Action], stage: int) -> Callable[[Any], Any]:
@@ -44,58 +40,51 @@ def recomputing(module: Module, row: Iterable[Action], stage: int) -> Callable[[
     return (lambda x: (dropping if current_place().microbatch in again else module)(x)) if again else module
 
 
+@gives("graph")
+def recompute(executor: Executor, action: Action, graph: Any) -> Any:
+    """Run an R: compute the graph whose inputs its forward has kept."""
+    for node in behind(graph.graph):
+        if isinstance(node, RecomputedNode) and node.recomputation is not None:
+            node.recomputation.root(node.number)
+    return graph
+
+
 class Offloading:
-    """An observer of the executor that runs R, O and L.
+    """The handlers of O and L, with the thread that writes and reads."""
 
-    Parameters
-    ----------
-    row : sequence of Action
-        Of this rank.
-
-    Attributes
-    ----------
-    observers : tuple
-        Itself; none if the row has no such action.
-    """
-
-    def __init__(self, row: Sequence[Action]) -> None:
-        self.observers = (self,) if any(kind in (R, O, L) for _, kind, _ in row) else ()
-        self._away: dict[_Place, tuple[Parked, Any]] = {}  # with the stage's own record of the microbatch
+    def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(1)  # which begins with the first O
-        # By stage and microbatch that has an O, the action that needs its arrays: the one after its L.
-        self._needed_by = {}
-        for stage, _, k in (action for action in row if action.kind is O):
-            later = (a for a in row if a.kind in (R, B, I) and a[::2] == (stage, k))
-            self._needed_by[stage, k] = next(later)
 
-    def watch(self, action: Action, step: Step) -> Step:
-        """Return a handler that runs R, O or L; or a backward that first waits for its arrays."""
-        stage, kind, k = action
+    def handlers(self, handlers: Handlers) -> Handlers:
+        """Return handlers that also run R, O and L."""
+        return {**handlers, R: recompute, O: self._offload, L: self._load}
 
-        def recompute(executor: Executor, batch: Batch) -> None:
-            start = perf_counter()
-            for node in behind(executor.stages[stage].graph_of(k)):
-                if isinstance(node, RecomputedNode) and node.recomputation is not None:
-                    node.recomputation.root(node.number)
-            executor.note(executor.stages[stage], start)
+    @gives("away")
+    def _offload(self, executor: Executor, action: Action, graph: Any) -> tuple[Parked, Any]:
+        kept = [*persistent_arrays(executor.stages[action.stage].module), *executor.batch.arrays]
+        return Parked(graph.graph, kept, self._threads), graph
 
-        def offload(executor: Executor, batch: Batch) -> None:
-            of_stage = executor.stages[stage]
-            kept = [*persistent_arrays(of_stage.module), *batch.arrays]
-            parked = Parked(of_stage.graph_of(k), kept, self._threads)
-            self._away[stage, k] = parked, of_stage._held.pop(k)
+    @gives("graph")
+    def _load(self, executor: Executor, action: Action, away: tuple[Parked, Any]) -> Pending:
+        return Loaded(*away)
 
-        def load(executor: Executor, batch: Batch) -> None:
-            parked, executor.stages[stage]._held[k] = self._away[stage, k]
-            parked.read()
 
-        run = {R: recompute, O: offload, L: load}.get(kind, step)
+class Loaded(Pending):
+    """A graph whose arrays are read from a file."""
 
-        def wait_and_run(executor: Executor, batch: Batch) -> None:
-            self._away.pop((stage, k))[0].put_back()
-            run(executor, batch)
+    def __init__(self, parked: Parked, held: Any) -> None:
+        self._parked, self._held = parked, held
+        parked.read()
 
-        return wait_and_run if self._needed_by.get((stage, k)) == action else run
+    @property
+    def graph(self) -> list[Node]:
+        """The roots of the graph, with stand-ins for the arrays."""
+        return self._held.graph
+
+    def wait(self) -> Any:
+        """Return what the forward has left for the backward, with its arrays."""
+        self._parked.put_back()
+        return self._held
 
 
 class _StandIn(NamedTuple):

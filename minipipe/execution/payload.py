@@ -31,11 +31,14 @@ class Payload(NamedTuple):
         For each array, whether its gradient is used.
     form : tuple, list, dict or None
         The structure of their pytree, nested or not, with None for each array; None for a single one.
+    replicated : frozenset of int
+        In a batch, the positions of arrays that every microbatch gets; they have no samples. It is not sent.
     """
 
     arrays: list[Any]
     wanted: list[bool]
     form: Any = None
+    replicated: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, value: Bundle) -> Payload:
@@ -44,9 +47,9 @@ class Payload(NamedTuple):
         wanted = [tensor.requires_grad for tensor in tensors]
         return cls([tensor.data for tensor in tensors], wanted, rebuilt(value, [None] * len(tensors)))
 
-    def rebuilt(self, items: list[Any]) -> Any:
-        """Return tensors, or arrays, in the form of this payload."""
-        return rebuilt(self.form, items)
+    def rebuilt(self, items: list[Any] | None = None) -> Any:
+        """Return the arrays, or other items instead of them, in the form of this payload."""
+        return rebuilt(self.form, self.arrays if items is None else items)
 
     # -- in flight -----------------------------------------------------------------------------------------
 

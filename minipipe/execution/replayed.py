@@ -183,6 +183,11 @@ class Replayed:
     dtype: Any
     seed: Array | None = None  # the gradient with which its backward begins
 
+    @property
+    def graph(self) -> list[Any]:
+        """No graph: what a program keeps is not counted."""
+        return []
+
 
 # -- fingerprints of layers -------------------------------------------------------------------------------------------
 
@@ -346,14 +351,15 @@ def words_about(kinds: list[Kind], why_not: str, why_not_the_loss: str, has_run:
 
 
 @contextmanager
-def observed(stages: Mapping[int, Stage], is_observed: bool = True, is_halved: bool = False) -> Iterator[None]:
+def observed(stages: Mapping[int, Any], is_observed: bool = True, is_halved: bool = False) -> Iterator[None]:
     """Measure inside this block: graphs, which are not replayed; or runs with every backward in halves."""
-    for stage in stages.values():
+    replaying = [stage for stage in stages.values() if hasattr(stage, "is_observed")]
+    for stage in replaying:
         stage.is_observed, stage.is_halved = is_observed, is_halved
     try:
         yield
     finally:
-        for stage in stages.values():
+        for stage in replaying:
             stage.is_observed = stage.is_halved = False
 
 

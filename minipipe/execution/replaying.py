@@ -25,7 +25,6 @@ from minipipe.execution import replayed
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
 from minipipe.execution.replayed import Attributes, Capture, Kind, Kinds, Look, Replayed, Same, reason_against
-from minipipe.execution.samples import Samples
 from minipipe.execution.stage import Held, SeededLoss, Stage
 from minipipe.nn import Module, Parameter, Sequential
 from minipipe.nn.sequential import parameters_of
@@ -39,7 +38,15 @@ _OTHER_LOSS = "the loss is custom, or results other than the loss were requested
 
 
 class ReplayingStage(Stage):
-    """A :class:`Stage` that replays a captured program if it has one; results, gradients and bits are the same."""
+    """A :class:`Stage` that replays a captured program if it has one; results, gradients and bits are the same.
+
+    Attributes
+    ----------
+    is_observed, is_halved : bool
+        Whether graphs are inspected, and whether all backwards are in halves.
+    """
+
+    is_observed = is_halved = False
 
     def __init__(self, module: Sequential, index: int, schedule: Schedule, *given: Any, **options: Any) -> None:
         super().__init__(module, index, schedule, *given, **options)
@@ -50,6 +57,7 @@ class ReplayingStage(Stage):
         self._numbers: dict[Any, int] = {}  # by fingerprint of layers, parameters and losses; numbers are not reused
         self._next_number = count()
         self._step, self._order, self._is_eager, self._eager_loss = 0, 0, True, ""
+        self._place: Any = None  # of the current run
         self._why_not = reason_against(self.module)  # nothing is replayed, in any step
         uses = {id(p): p for layer in self.module.layers for p in parameters_of(layer)}
         owners = {id(p.owner): p.owner for p in uses.values()}
@@ -60,29 +68,30 @@ class ReplayingStage(Stage):
 
     # -- the actions ----------------------------------------------------------------------------------------
 
-    def forward(self, microbatch: int, received: Payload) -> Payload:
+    def forward(self, microbatch: int, received: Payload) -> tuple[Payload, Any]:
         """F: see :meth:`Stage.forward`."""
         kind = self._kind_of(microbatch, received, received.arrays)
         if kind is None:
             return super().forward(microbatch, received)
-        if kind.serves(received.arrays) and (result := self._replay(microbatch, kind, received.arrays)) is not None:
-            return Payload([result], [kind.is_wanted])
+        if kind.serves(received.arrays) and (found := self._replay(kind, received.arrays)) is not None:
+            result, replayed = found
+            return Payload([result], [kind.is_wanted]), replayed
         self._begin_capture(microbatch, kind, received.arrays)
         with self._capturing(microbatch, "forward", received.arrays, "x") as (trace, given):
-            payload = super().forward(microbatch, received._replace(arrays=given))
+            payload, held = super().forward(microbatch, received._replace(arrays=given))
         if trace is None:
-            return payload
+            return payload, held
         kind.is_wanted = payload.wanted[0]
-        if payload.form is not None or (microbatch in self._held and not kind.is_wanted):
+        if payload.form is not None or (held is not None and not kind.is_wanted):
             trace.spoil("the stage passes on a pytree, or a tensor without gradient")
-        return payload._replace(arrays=self._returned(microbatch, payload.arrays))
+        return payload._replace(arrays=self._returned(microbatch, payload.arrays, is_over=held is None)), held
 
-    def forward_with_loss(self, microbatch: int, received: Payload, objective: SeededLoss) -> None:
+    def forward_with_loss(self, microbatch: int, received: Payload, objective: SeededLoss) -> Any:
         """F and the loss: see :meth:`Stage.forward_with_loss`."""
         if isinstance(objective, BatchObjective) and objective.is_for_outputs and self._returns_outputs:
-            outputs = self.forward(microbatch, received)
+            outputs, held = self.forward(microbatch, received)
             objective.outputs[microbatch] = outputs._replace(wanted=[True] * len(outputs.arrays))
-            return None
+            return held
         targets = self._targets(microbatch, objective)
         if targets is None or not isinstance(objective, BatchObjective):
             return super().forward_with_loss(microbatch, received, objective)
@@ -90,54 +99,63 @@ class ReplayingStage(Stage):
         kind = self._kind_of(microbatch, received, arrays, self._loss_number, form)
         if kind is None:
             return super().forward_with_loss(microbatch, received, objective)
-        if kind.serves(arrays) and (value := self._replay(microbatch, kind, arrays)) is not None:
+        if kind.serves(arrays) and (found := self._replay(kind, arrays)) is not None:
+            value, replayed = found
             share = objective.note(microbatch, value.item())
-            if microbatch in self._held:
-                self._held[microbatch].seed = kind.seed_of(share, value.shape, value.dtype)
-            return None
+            if replayed is not None:
+                replayed.seed = kind.seed_of(share, value.shape, value.dtype)
+            return replayed
         self._begin_capture(microbatch, kind, arrays)
         with self._capturing(microbatch, "forward", arrays, "x") as (trace, given):
-            num_inputs, found = len(received.arrays), list[Array]()
+            num_inputs, losses = len(received.arrays), list[Array]()
 
             def noting(k: int, outputs: Any) -> tuple[Tensor | None, float]:
                 loss, share = objective.of(k, outputs, given[num_inputs:])
-                found.extend([] if loss is None else [loss.data])
+                losses.extend([] if loss is None else [loss.data])
                 return loss, share
 
-            super().forward_with_loss(microbatch, received._replace(arrays=given[:num_inputs]), noting)
+            held = super().forward_with_loss(microbatch, received._replace(arrays=given[:num_inputs]), noting)
         if trace is not None:
-            self._returned(microbatch, found)
-        return None
+            self._returned(microbatch, losses, is_over=held is None)
+        return held
 
-    def backward(self, microbatch: int, gradient: Payload | None) -> Payload:
+    def backward(self, microbatch: int, held: Any, gradient: Payload | None) -> Payload:
         """B: see :meth:`Stage.backward`."""
-        held = self._held[microbatch]
         if type(held) is Replayed:
-            del self._held[microbatch]
             return self._replay_backward("backward", held, gradient)
-        return self._capture_backward("backward", super().backward, microbatch, gradient)
+        if microbatch not in self._captures:
+            return super().backward(microbatch, held, gradient)
+        with self._capturing_backward("backward", microbatch, held, gradient) as given:
+            payload = super().backward(microbatch, *given)
+        return payload._replace(arrays=self._returned(microbatch, payload.arrays))
 
-    def backward_input(self, microbatch: int, gradient: Payload | None) -> Payload:
+    def backward_input(self, microbatch: int, held: Any, gradient: Payload | None) -> tuple[Payload, Any]:
         """I: see :meth:`Stage.backward_input`."""
         if self.is_frozen:
-            return self.backward(microbatch, gradient)
-        if isinstance(self._held[microbatch], Replayed):
-            held = self.weight_work[microbatch] = self._held.pop(microbatch)
-            return self._replay_backward("backward_input", held, gradient)
-        return self._capture_backward("backward_input", super().backward_input, microbatch, gradient)
+            return self.backward(microbatch, held, gradient), None
+        if type(held) is Replayed:
+            return self._replay_backward("backward_input", held, gradient), held
+        if microbatch not in self._captures:
+            return super().backward_input(microbatch, held, gradient)
+        with self._capturing_backward("backward_input", microbatch, held, gradient) as given:
+            payload, work = super().backward_input(microbatch, *given)
+        return payload._replace(arrays=self._returned(microbatch, payload.arrays, is_over=False)), work
 
-    def backward_weight(self, microbatch: int) -> None:
+    def backward_weight(self, microbatch: int, work: Any) -> None:
         """W: see :meth:`Stage.backward_weight`."""
-        work = self.weight_work[microbatch]
-        if isinstance(work, Replayed):
-            del self.weight_work[microbatch]
+        if type(work) is Replayed:
             self._run("backward_weight", work)
             return
         with self._capturing(microbatch, "backward_weight", [], ""):
-            super().backward_weight(microbatch)
+            super().backward_weight(microbatch, work)
         self._returned(microbatch, [])
 
-    def look(self) -> None:
+    def begin(self, accumulate: bool = False) -> None:
+        """Begin a step: see :meth:`Stage.begin`."""
+        super().begin(accumulate)
+        self._place = None
+
+    def _begin_run(self) -> None:
         """Begin a step, forward only or not. The state of layers and parameters determines which programs are valid."""
         self._step, self._order = self._step + 1, next_order()
         for capture in self._captures.values():
@@ -182,7 +200,7 @@ class ReplayingStage(Stage):
             self._numbers[what] = next(self._next_number)
         return self._numbers[what]
 
-    def _targets(self, microbatch: int, objective: SeededLoss) -> Samples | None:
+    def _targets(self, microbatch: int, objective: SeededLoss) -> Payload | None:
         """Return the targets of a microbatch, if the loss may be replayed."""
         if objective is not self._objective():
             if not isinstance(objective, BatchObjective):
@@ -196,10 +214,13 @@ class ReplayingStage(Stage):
                 if self._loss_attributes.reason:
                     loss, self._eager_loss = None, f"the loss {self._loss_attributes.reason}"
             self._loss = loss
-        return None if self._loss is None else objective.parts[microbatch]
+        return None if self._loss is None else objective.targets[microbatch]
 
     def _kind_of(self, microbatch: int, received: Payload, arrays: Sequence[Array], *loss: Any) -> Kind | None:
         """Return the cache entry of such microbatches; None if this one is to be computed without a program."""
+        if self._place is not current_place():  # each run has one of its own
+            self._place = current_place()
+            self._begin_run()
         if self._is_eager:
             return None
         is_halved = self.is_halved or microbatch in self._halved
@@ -255,49 +276,54 @@ class ReplayingStage(Stage):
         if attributes != Attributes(self.module.modules()).key:
             trace.spoil("a module sets an attribute during its forward")
 
-    def _capture_backward(
-        self, section: str, compute: Callable[..., Payload], microbatch: int, gradient: Payload | None
-    ) -> Payload:
-        if microbatch not in self._captures:
-            return compute(microbatch, gradient)
-        held = self._held[microbatch]
+    @contextmanager
+    def _capturing_backward(
+        self, section: str, microbatch: int, held: Held, gradient: Payload | None
+    ) -> Iterator[tuple[Held, Payload | None]]:
         array = held.seed if gradient is None else gradient.arrays[0]
         array = None if array is None else backend.contiguous(array)
         with self._capturing(microbatch, section, [array], "g") as (trace, given):
             if gradient is None:
-                self._held[microbatch] = Held(held.inputs, held.results, given[0])
-            elif trace is not None and array is None:
+                yield held._replace(seed=given[0]), None
+                return
+            if trace is not None and array is None:
                 trace.spoil("no gradient came back")
             else:
                 gradient = gradient._replace(arrays=[*given, *gradient.arrays[1:]])
-            payload = compute(microbatch, gradient)
-        return payload._replace(arrays=self._returned(microbatch, payload.arrays))
+            yield held, gradient
 
-    def _returned(self, microbatch: int, arrays: Sequence[Array | None]) -> list[Any]:
+    def _returned(self, microbatch: int, arrays: Sequence[Array | None], is_over: bool = True) -> list[Any]:
         """Return the results of a section, plain; after the last section keep or compare the capture."""
         capture = self._captures.get(microbatch)
         if capture is None:
             return list(arrays)
         plain = [capture.trace.returned(array) for array in arrays]
-        if microbatch not in self._held and microbatch not in self.weight_work:
+        if is_over:
             del self._captures[microbatch]
-            capture.kind.is_captured_now = False
-            trace, kind = capture.trace, capture.kind
-            if trace.reason is None and have_changed(trace):
-                trace.spoil("a constant was changed")
-            if trace.reason is not None:
-                kind.reason, kind.first = trace.reason, None
-            else:
-                try:
-                    kind.keep(Script(trace, f"script of stage {self.index}"), self._step, capture.inputs)
-                except SyntaxError as error:
-                    kind.reason = f"has a line that is not valid Python: {error.text}"
+            self._keep(capture)
         return plain
+
+    def _keep(self, capture: Capture) -> None:
+        """Keep a complete capture, or compare it with the first one of its kind."""
+        trace, kind = capture.trace, capture.kind
+        kind.is_captured_now = False
+        if trace.reason is None and have_changed(trace):
+            trace.spoil("a constant was changed")
+        if trace.reason is not None:
+            kind.reason, kind.first = trace.reason, None
+            return
+        try:
+            kind.keep(Script(trace, f"script of stage {self.index}"), self._step, capture.inputs)
+        except SyntaxError as error:
+            kind.reason = f"has a line that is not valid Python: {error.text}"
 
     # -- replay ---------------------------------------------------------------------------------------------
 
-    def _replay(self, microbatch: int, kind: Kind, arrays: Sequence[Array]) -> Any:
-        """Return the result; None after an error, which computing without the program also raises, with its layer."""
+    def _replay(self, kind: Kind, arrays: Sequence[Array]) -> tuple[Any, Replayed | None] | None:
+        """Return the result, and what is held for the backward.
+
+        None after an error, which computing without the program also raises, with its layer.
+        """
         script, key = kind.script, None
         if script is None:
             return None
@@ -308,10 +334,9 @@ class ReplayingStage(Stage):
             (result,), kept = script.sections["forward"](list(map(_data_of, self._owners)), key, *arrays)
         except Exception:
             return None
-        if len(script.sections) > 1:
-            about = kind.num_inputs, result.shape, result.dtype
-            self._held[microbatch] = Replayed(script, kept, self._order, *about)
-        return result
+        if len(script.sections) == 1:
+            return result, None
+        return result, Replayed(script, kept, self._order, kind.num_inputs, result.shape, result.dtype)
 
     def _replay_backward(self, section: str, held: Replayed, gradient: Payload | None) -> Payload:
         array, shape, dtype = held.seed, held.shape, held.dtype
@@ -321,7 +346,7 @@ class ReplayingStage(Stage):
                 held.kept = None
                 return Payload([None] * held.num_inputs, [True] * held.num_inputs)
             if array.shape != shape or len(gradient.arrays) != 1:
-                self._roots(Held([], [(None, shape)], None), gradient)  # raises
+                self._roots(0, Held([], [(None, shape)], None), gradient)  # raises
             if array.dtype != dtype:
                 given = f"a gradient of {array.dtype} came back"
                 raise MessageError("dtype", f"Stage {self.index} passed on a tensor of {dtype}; {given}.")

@@ -1,14 +1,13 @@
-"""A batch: an array or a pytree of arrays, each with all samples, or microbatches; its division, and merged results."""
+"""A batch as a user passes it, and as one list of pytrees: one pytree for each microbatch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import accumulate
 from types import ModuleType
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -23,6 +22,8 @@ from minipipe.pytree import flattened, rebuilt
 from minipipe.specs import COUNT
 from minipipe.tensor import Tensor, record
 
+# -- what a user passes -----------------------------------------------------------------------------------------------
+
 
 class Replicated:
     """An array or a number in a batch that is not divided: every microbatch gets all of it.
@@ -36,7 +37,7 @@ class Replicated:
     >>> import numpy as np
     >>> from minipipe import Replicated
     >>> batch = {"x": np.ones((8, 4)), "scale": Replicated(2.0)}
-    >>> samples(batch, "inputs").cut(slice(0, 2)).rebuilt()["scale"]
+    >>> [part.rebuilt() for part in samples(batch, "inputs").cut((6, 2))][1]["scale"]
     array(2., dtype=float32)
     """
 
@@ -45,47 +46,6 @@ class Replicated:
 
     def __repr__(self) -> str:
         return f"Replicated({self.value!r})"
-
-
-class Samples(NamedTuple):
-    """Inputs or targets, of a batch or of a microbatch.
-
-    Attributes
-    ----------
-    arrays : list of array
-        Each of shape (samples, ...), except replicated ones.
-    form : tuple, list, dict or None
-        The structure of their pytree, nested or not, with None for each array; None for a single one.
-    replicated : frozenset of int
-        The positions of arrays that are not divided.
-    """
-
-    arrays: list[Array]
-    form: Any = None
-    replicated: frozenset[int] = frozenset()
-
-    @property
-    def num_samples(self) -> int:
-        """The length of the first axis."""
-        if not self.replicated:
-            return self.arrays[0].shape[0]
-        return next(array.shape[0] for i, array in enumerate(self.arrays) if i not in self.replicated)
-
-    @property
-    def layout(self) -> int:
-        """A number for the sizes of its microbatches; 0, for they are equal."""
-        return 0
-
-    def cut(self, part: slice) -> Samples:
-        """Return some of the samples."""
-        if self.form is None:
-            return Samples([self.arrays[0][part, ...]])
-        arrays = [array if i in self.replicated else array[part, ...] for i, array in enumerate(self.arrays)]
-        return Samples(arrays, self.form, self.replicated)
-
-    def rebuilt(self, items: list[Any] | None = None) -> Any:
-        """Return the arrays, or other items instead of them, in their form."""
-        return rebuilt(self.form, self.arrays if items is None else items)
 
 
 class Microbatches:
@@ -171,81 +131,87 @@ def copied(given: Any) -> Any:
     return backend.copy(given) if is_array(given) else given
 
 
-@dataclass
-class Pieces:
-    """Inputs or targets that came as microbatches, with the interface of a whole batch."""
-
-    parts: list[Samples]
-
-    @property
-    def num_samples(self) -> int:
-        """The number of samples of all parts."""
-        return self.slices[-1].stop
-
-    @cached_property
-    def slices(self) -> list[slice]:
-        """Where each part would lie in a whole batch."""
-        ends = [0, *accumulate(part.num_samples for part in self.parts)]
-        return list(map(slice, ends, ends[1:]))
-
-    @property
-    def arrays(self) -> list[Array]:
-        """Those of all parts."""
-        return [array for part in self.parts for array in part.arrays]
-
-    @property
-    def layout(self) -> int:
-        """A number for the sizes of its microbatches, the same for the same sizes."""
-        return crc32(repr([part.num_samples for part in self.parts]).encode()) | 1
-
-    def cut(self, part: slice) -> Samples:
-        """Return one of the parts."""
-        return self.parts[self.slices.index(part)]
+# -- what it becomes --------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Portion:
-    """Inputs or targets of which this rank has some samples, with the interface of a whole batch.
+class Samples(NamedTuple):
+    """Inputs or targets of a batch, as far as this rank has them: a list of pytrees, with consecutive samples.
+
+    A whole batch is one pytree. A :class:`Share` is one between two that are ``ABSENT``.
 
     Attributes
     ----------
-    own : Samples
-    rows : slice
-        Their rows in the batch.
-    num_samples : int
-        The number of samples of the batch.
+    parts : list of Payload
+    sizes : tuple of int
+        The numbers of samples of the parts.
+    layout : int
+        A number that inputs and targets have in common on all ranks: 0 for a whole batch, ``OF_SHARES``, or an odd one
+        for microbatches of these sizes.
+
+    Examples
+    --------
+    >>> whole = samples(np.arange(5.0), "inputs")
+    >>> [part.rebuilt() for part in whole.cut((2, 3))]
+    [array([0., 1.]), array([2., 3., 4.])]
     """
 
-    own: Samples
-    rows: slice
-    num_samples: int
-    layout: ClassVar[int] = 2  # the layout of no microbatches
-
-    @classmethod
-    def of(cls, given: Share, name: str, dtype: Any, xp: ModuleType) -> Portion:
-        """Return the argument as samples; parameters and errors are as in :func:`samples`."""
-        own, n = samples(given.value, name, dtype, xp), given.rows.stop - given.rows.start
-        if not isinstance(own, Samples) or own.num_samples != n:
-            message = f"The {name} are given as {given}, with {counted(own.num_samples, 'sample')}"
-            raise MicrobatchError("wrong-number", f"{message}; expected arrays with {n}.")
-        return cls(own, given.rows, given.num_samples)
+    parts: list[Payload]
+    sizes: tuple[int, ...]
+    layout: int = 0
 
     @property
-    def arrays(self) -> list[Array]:
-        """Those that are here."""
-        return self.own.arrays
+    def is_cut(self) -> bool:
+        """Whether the batch came as microbatches."""
+        return bool(self.layout & 1)
 
-    def has(self, part: slice) -> bool:
-        """Whether some samples are here."""
-        return self.rows.start <= part.start and part.stop <= self.rows.stop
+    @property
+    def num_samples(self) -> int:
+        """The number of samples of the batch, on all ranks."""
+        return sum(self.sizes)
 
-    def cut(self, part: slice) -> Samples | None:
-        """Return some of the samples; None if not all of them are here."""
-        first = self.rows.start
-        return self.own.cut(slice(part.start - first, part.stop - first)) if self.has(part) else None
+    @property
+    def rows(self) -> slice:
+        """The samples that are here, as rows of the batch."""
+        before, after = (self.sizes[0], self.sizes[-1]) if self.layout == OF_SHARES else (0, 0)
+        return slice(before, self.num_samples - after)
+
+    def cut(self, sizes: tuple[int, ...]) -> list[Payload]:
+        """Return the microbatches of these sizes, as views; ``ABSENT`` for one that is not here as a whole."""
+        if sizes == self.sizes:
+            return self.parts
+        rows = rows_of(sizes)
+        if self.layout != OF_SHARES:
+            (whole,) = self.parts
+            return [_view(whole, part, ...) for part in rows]
+        (_, own, _), here, cut = self.parts, self.rows, list[Payload]()
+        for part in rows:
+            is_here = here.start <= part.start and part.stop <= here.stop
+            own_rows = slice(part.start - here.start, part.stop - here.start)
+            cut.append(_view(own, own_rows, ...) if is_here else ABSENT)
+        return cut
 
 
-def samples(given: Any, name: str, dtype: Any = None, xp: ModuleType | None = None) -> Samples | Pieces:
+def _num_samples(part: Payload) -> int:
+    return next(array.shape[0] for i, array in enumerate(part.arrays) if i not in part.replicated)
+
+
+def _view(part: Payload, *where: Any) -> Payload:
+    """Return some of the samples, or of their positions; replicated arrays stay as they are."""
+    arrays, replicated = part.arrays, part.replicated
+    if replicated:
+        views = [array if i in replicated else array[where] for i, array in enumerate(arrays)]
+    else:
+        views = [array[where] for array in arrays]
+    return Payload(views, part.wanted, part.form, replicated)
+
+
+ABSENT = Payload([], [])  # a pytree that this rank does not have, but other ranks
+OF_SHARES = 2  # a layout; the layout of microbatches is odd
+
+
+def samples(
+    given: Any, name: str, dtype: Any = None, xp: ModuleType | None = None, requires_grad: bool = False
+) -> Samples:
     """Return inputs or targets: an array, a pytree of arrays with equally many samples, or microbatches of these.
 
     Parameters
@@ -258,6 +224,8 @@ def samples(given: Any, name: str, dtype: Any = None, xp: ModuleType | None = No
         That floating arrays get.
     xp : module, optional
         That they get into.
+    requires_grad : bool
+        Whether gradients of floating arrays are to be computed.
 
     Raises
     ------
@@ -266,56 +234,129 @@ def samples(given: Any, name: str, dtype: Any = None, xp: ModuleType | None = No
     MicrobatchError
         Code ``wrong-number``.
     """
-    if type(given) is np.ndarray and xp is np and given.ndim and (given.dtype is dtype or given.dtype.kind in "iu"):
-        return Samples([given])  # as it is, like most batches
-    if isinstance(given, Samples | Pieces):
+    if isinstance(given, Samples):
         return given
-    if isinstance(given, Microbatches):
-        parts = [
-            cast(Samples, samples(part, f"{name}, microbatch {k},", dtype, xp)) for k, part in enumerate(given.parts)
-        ]
-        if not parts:
-            raise MicrobatchError("wrong-number", f"The {name} contain no microbatches; expected at least one.")
-        return Pieces(parts)
+    rest = dtype, xp, requires_grad
+    if not isinstance(given, Microbatches):
+        whole = _pytree(given, name, *rest)
+        return Samples([whole], (_num_samples(whole),))
+    parts = [_pytree(part, f"{name}, microbatch {k},", *rest) for k, part in enumerate(given.parts)]
+    if not parts:
+        raise MicrobatchError("wrong-number", f"The {name} contain no microbatches; expected at least one.")
+    sizes = tuple(map(_num_samples, parts))
+    return Samples(parts, sizes, crc32(repr(sizes).encode()) | 1)
+
+
+def samples_of_share(
+    given: Share, name: str, dtype: Any = None, xp: ModuleType | None = None, requires_grad: bool = False
+) -> Samples:
+    """Return the rows of the inputs or targets that this rank has; parameters and errors are as in :func:`samples`.
+
+    Examples
+    --------
+    >>> samples_of_share(Share(np.ones((4, 2)), slice(4, 8), num_samples=9), "inputs").sizes
+    (4, 4, 1)
+    """
+    own, rows = samples(given.value, name, dtype, xp, requires_grad), given.rows
+    size = rows.stop - rows.start
+    if own.is_cut or own.num_samples != size:
+        message = f"The {name} are given as {given}, with {counted(own.num_samples, 'sample')}"
+        raise MicrobatchError("wrong-number", f"{message}; expected arrays with {size}.")
+    return Samples([ABSENT, *own.parts, ABSENT], (rows.start, size, given.num_samples - rows.stop), OF_SHARES)
+
+
+def _pytree(given: Any, name: str, dtype: Any, xp: ModuleType | None, requires_grad: bool) -> Payload:
+    """Return an array, or a pytree of arrays with equally many samples, in a dtype and a module."""
+    if type(given) is np.ndarray and xp is np and given.ndim and (given.dtype is dtype or given.dtype.kind in "iu"):
+        return Payload([given], [requires_grad and backend.is_floating(given.dtype)])  # as it is, like most batches
     leaves, form = flattened(given)
+    if any(isinstance(leaf, Microbatches) for leaf in leaves):
+        message = f"The {name} contain Microbatches; expected arrays, or one Microbatches of all arrays."
+        raise MicrobatchError("wrong-number", message)
     replicated = frozenset(i for i, leaf in enumerate(leaves) if isinstance(leaf, Replicated))
     arrays = [Tensor(leaf.value if isinstance(leaf, Replicated) else leaf).data for leaf in leaves]
-    divided = [array for i, array in enumerate(arrays) if i not in replicated]
+    _check_lengths([array for i, array in enumerate(arrays) if i not in replicated], name, form, bool(replicated))
+    wanted = [requires_grad and backend.is_floating(array.dtype) for array in arrays]
+    for i, array in enumerate(arrays):
+        own_dtype = dtype if backend.is_floating(array.dtype) else None
+        arrays[i] = backend.moved(array, xp or backend.array_module(array), own_dtype)
+    return Payload(arrays, wanted, form, replicated)
+
+
+def _check_lengths(divided: list[Array], name: str, form: Any, has_replicated: bool) -> None:
+    """Refuse arrays without samples, or with unequal numbers of them."""
     if not divided or any(array.ndim == 0 for array in divided):
         problem = "or contain a single number" if divided and form is not None else "a single number"
-        problem = problem if divided else "replicated" if replicated else "empty"
+        problem = problem if divided else "replicated" if has_replicated else "empty"
         hint = "; write minipipe.Replicated(number) for one that all microbatches get" if form is not None else ""
         raise TensorError("shape", f"The {name} are {problem}; expected arrays of shape (samples, ...){hint}.")
     lengths = [array.shape[0] for array in divided]
     if len(set(lengths)) > 1:
         message = f"The arrays of the {name} have {lengths} samples; expected the same number in each."
         raise MicrobatchError("wrong-number", message)
-    for i, array in enumerate(arrays):
-        own_dtype = dtype if backend.is_floating(array.dtype) else None
-        arrays[i] = backend.moved(array, xp or backend.array_module(array), own_dtype)
-    return Samples(arrays, form, replicated)
+
+
+def as_given(part: Payload) -> Any:
+    """Return an array or a pytree as a user would pass it: replicated arrays are marked.
+
+    Examples
+    --------
+    >>> as_given(samples((np.ones(2), Replicated(3.0)), "inputs").parts[0])
+    (array([1., 1.]), Replicated(array(3., dtype=float32)))
+    """
+    return part.rebuilt([Replicated(array) if i in part.replicated else array for i, array in enumerate(part.arrays)])
 
 
 # -- into microbatches ------------------------------------------------------------------------------------------------
 
 
-def divided(num_samples: int, count: int, *given: Samples | Pieces | Portion | None) -> list[slice]:
-    """Return the microbatches: the parts of the batch if it is divided already, or else parts of equal sizes.
+def into_slices(given: Samples, name: str, num_sequences: int, num_slices: int) -> Samples:
+    """Cut a batch into microbatches of sequences, and each of those along its second axis into slices.
+
+    Parameters
+    ----------
+    given : Samples
+        Arrays of shape (samples, positions, ...); or microbatches, which are already slices.
+    name : str
+        For errors.
+    num_sequences, num_slices : int
+        Microbatches of sequences, and slices of each.
+
+    Raises
+    ------
+    MicrobatchError
+        Codes ``too-few`` and ``wrong-number``.
+    """
+    if given.is_cut:
+        return given
+    (whole,) = given.parts
+    lengths = {a.shape[1] if a.ndim > 1 else 0 for i, a in enumerate(whole.arrays) if i not in whole.replicated}
+    if len(lengths) > 1 or min(lengths) < num_slices:
+        message = f"The {name} have {sorted(lengths)} positions on their second axis; expected one number, at least"
+        raise MicrobatchError(
+            "wrong-number", f"{message} {num_slices}, to divide sequences into {counted(num_slices, 'slice')}."
+        )
+    columns = [slice(part.start, part.stop) for part in partition_evenly(lengths.pop(), num_slices)]
+    sizes = even_sizes(given.num_samples, num_sequences)
+    parts = [_view(part, slice(None), column, ...) for part in given.cut(sizes) for column in columns]
+    return Samples(parts, tuple(size for size in sizes for _ in columns))
+
+
+def sizes_of(num_samples: int, count: int, *given: Samples) -> tuple[int, ...]:
+    """Return the sizes of the microbatches: as the batch came if it is cut already, or else equal ones.
 
     Raises
     ------
     MicrobatchError
         Codes ``wrong-number``, and the codes of :func:`split_microbatches`.
     """
-    pieces = [own for own in given if isinstance(own, Pieces)]
-    if not pieces:
-        return _split_before(num_samples, count)
-    if len(pieces[0].parts) != count:
-        message = f"The batch is given as {counted(len(pieces[0].parts), 'microbatch')}, but the schedule has {count}."
-        raise MicrobatchError(
-            "wrong-number", f"{message} Give num_microbatches={len(pieces[0].parts)} to the pipeline."
-        )
-    return pieces[0].slices
+    for own in given:
+        if own.is_cut and len(own.sizes) != count:
+            message = f"The batch is given as {counted(len(own.sizes), 'microbatch')}, but the schedule has {count}."
+            raise MicrobatchError("wrong-number", f"{message} Give num_microbatches={len(own.sizes)} to the pipeline.")
+        if own.is_cut:
+            return own.sizes
+    return even_sizes(num_samples, count)
 
 
 def split_microbatches(num_samples: int, num_microbatches: int) -> list[slice]:
@@ -352,81 +393,25 @@ def split_microbatches(num_samples: int, num_microbatches: int) -> list[slice]:
     return [slice(part.start, part.stop) for part in partition_evenly(num_samples, num_microbatches)]
 
 
-_split_before = lru_cache(maxsize=64)(split_microbatches)  # batches are often alike
-
-
-# -- and back ---------------------------------------------------------------------------------------------------------
-
-
-def joined(parts: Sequence[Payload], slices: Sequence[slice], is_cut: bool) -> Payload:
-    """Return the outputs of microbatches as the outputs of their batch, in NumPy's memory.
-
-    Parameters
-    ----------
-    parts : sequence of Payload
-    slices : sequence of slice
-        Where they lie in the batch.
-    is_cut : bool
-        Whether the batch came as microbatches: then the result is a list of them.
-
-    Raises
-    ------
-    TensorError
-        Code ``shape``, if they make no array.
+@lru_cache(maxsize=64)  # batches are often alike
+def even_sizes(num_samples: int, num_microbatches: int) -> tuple[int, ...]:
+    """Return the sizes of the parts of :func:`split_microbatches`; errors are the same.
 
     Examples
     --------
-    >>> parts = [Payload([np.zeros(2)], [True]), Payload([np.ones(1)], [True])]
-    >>> joined(parts, [slice(0, 2), slice(2, 3)], is_cut=False).arrays
-    [array([0., 0., 1.])]
+    >>> even_sizes(8, 3)
+    (3, 3, 2)
     """
-    if is_cut:
-        arrays = [np.array(backend.to_numpy(array)) for part in parts for array in part.arrays]
-        return Payload(arrays, [True] * len(arrays), [part.form for part in parts])
-    shapes = [[array.shape for array in part.arrays] for part in parts]
-    lengths = [part.stop - part.start for part in slices]
-    if any((n, *first[1:]) != shape for n, row in zip(lengths, shapes) for shape, first in zip(row, shapes[0])):
-        message = f"The outputs of the microbatches have shapes {shapes}, which do not form one array (samples, ...)"
-        raise TensorError("shape", f"{message}; pass the batch as minipipe.Microbatches to get microbatches.")
-    rows = zip(*(map(backend.to_numpy, part.arrays) for part in parts))
-    return parts[0]._replace(arrays=[np.concatenate(row) for row in rows])
+    return tuple(part.stop - part.start for part in split_microbatches(num_samples, num_microbatches))
 
 
-def returned(found: Payload, is_cut: bool) -> Any:
-    """Return merged outputs as the pytree that a user gets."""
-    outputs = found.rebuilt(found.arrays)
-    return Microbatches(outputs) if is_cut else outputs
+@lru_cache(maxsize=64)
+def rows_of(sizes: tuple[int, ...]) -> list[slice]:
+    """Return the places of consecutive parts of these sizes in a batch.
 
-
-def joined_gradients(inputs: Samples | Pieces, slices: Sequence[slice], gradients: Sequence[list[Any]]) -> Any:
-    """Return the gradients of a batch of inputs, in NumPy's memory and as the same pytree as the inputs.
-
-    They are None for whole numbers. Gradients of a replicated array are added up in ascending order of microbatches.
-
-    Parameters
-    ----------
-    inputs : Samples or Pieces
-    slices : sequence of slice
-        The microbatches.
-    gradients : sequence of list of array
-        By microbatch, the gradients of the arrays; None for an array that was not used.
+    Examples
+    --------
+    >>> rows_of((3, 1))
+    [slice(0, 3, None), slice(3, 4, None)]
     """
-    parts = [inputs.cut(part) for part in slices]
-    rows = [list(map(_gradient, part.arrays, own)) for part, own in zip(parts, gradients)]
-    if isinstance(inputs, Pieces):  # copies, since two inputs that were added have one gradient
-        return Microbatches([copied(part.rebuilt(row)) for part, row in zip(parts, rows)])
-    columns: list[Any] = list(zip(*rows))
-    for i, column in enumerate(columns):
-        if column[0] is None:
-            columns[i] = None
-        elif i in inputs.replicated:
-            columns[i] = sum(column[1:], column[0].copy())
-        else:
-            columns[i] = np.concatenate(column)
-    return inputs.rebuilt(columns)
-
-
-def _gradient(array: Array, gradient: Array | None) -> np.ndarray | None:
-    if not backend.is_floating(array.dtype):
-        return None
-    return np.zeros_like(backend.to_numpy(array)) if gradient is None else backend.to_numpy(gradient)
+    return [slice(stop - size, stop) for stop, size in zip(accumulate(sizes), sizes)]

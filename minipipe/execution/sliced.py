@@ -1,4 +1,4 @@
-"""Slices of sequences: the division of a batch into them, and a stage that computes a sequence slice by slice.
+"""Slices of sequences: a stage that computes a sequence slice by slice.
 
 Keys and values pass from slice to slice on the rank of the stage, and their gradients come back in reverse::
 
@@ -11,24 +11,18 @@ A later slice's graph takes them as inputs, like the values of the stage before;
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-import numpy as np
-
 from minipipe import nn
-from minipipe.autograd import Node, StageInput, backend
-from minipipe.autograd.backend import Array
+from minipipe.autograd import Node, StageInput
+from minipipe.autograd.backend import Array, sum_of_gradients
 from minipipe.autograd.modes import is_grad_enabled
-from minipipe.errors import MicrobatchError, ModelError, counted
+from minipipe.errors import ModelError
 from minipipe.execution.objective import Weight
-from minipipe.execution.partition import partition_evenly
 from minipipe.execution.payload import Payload
-from minipipe.execution.samples import Pieces, Samples, split_microbatches
-from minipipe.execution.stage import Held, SeededLoss, Stage
+from minipipe.execution.stage import Held, Stage
 from minipipe.nn.module import computes_as, is_exactly
-from minipipe.nn.parameter import sum_of_gradients
 from minipipe.nn.slices import Carried, SequenceSlice, computing
 from minipipe.nn.transformer import ResidualAttention
 from minipipe.pytree import flattened
@@ -87,52 +81,6 @@ def _option_behind(module: nn.Module) -> str:
     return ""
 
 
-def into_slices(given: Samples | Pieces, name: str, num_sequences: int, num_slices: int) -> Pieces:
-    """Cut a batch into microbatches of sequences, and each of those along its second axis into slices.
-
-    Parameters
-    ----------
-    given : Samples or Pieces
-        Arrays of shape (samples, positions, ...); or pieces, which are already slices.
-    name : str
-        For errors.
-    num_sequences, num_slices : int
-        Microbatches of sequences, and slices of each.
-
-    Raises
-    ------
-    MicrobatchError
-        Codes ``too-few`` and ``wrong-number``.
-    """
-    if isinstance(given, Pieces):
-        return given
-    lengths = {a.shape[1] if a.ndim > 1 else 0 for i, a in enumerate(given.arrays) if i not in given.replicated}
-    if len(lengths) > 1 or min(lengths) < num_slices:
-        message = f"The {name} have {sorted(lengths)} positions on their second axis; expected one number, at least"
-        raise MicrobatchError(
-            "wrong-number", f"{message} {num_slices}, to divide sequences into {counted(num_slices, 'slice')}."
-        )
-    columns, parts = partition_evenly(lengths.pop(), num_slices), []
-    for rows in split_microbatches(given.num_samples, num_sequences):
-        of_rows = given.cut(rows)
-        for column in columns:
-            cut = [
-                array if i in given.replicated else array[:, column.start : column.stop, ...]
-                for i, array in enumerate(of_rows.arrays)
-            ]
-            parts.append(of_rows._replace(arrays=cut))
-    return Slices(parts)
-
-
-class Slices(Pieces):
-    """The slices of a batch that came as whole sequences."""
-
-    @property
-    def layout(self) -> int:
-        """A number for the sizes of its microbatches; 0, for they follow from the batch."""
-        return 0
-
-
 def weight_of_loss(schedule: Schedule, loss: Any, given: Weight | None) -> Weight | None:
     """Return the weight of a microbatch; for a slice of a loss without weight, its samples times its positions."""
     has_own = callable(getattr(loss, "weight", None)) or getattr(loss, "reduction", "mean") == "sum"
@@ -141,52 +89,29 @@ def weight_of_loss(schedule: Schedule, loss: Any, given: Weight | None) -> Weigh
     return lambda targets: prod(flattened(targets)[0][0].shape[:2])
 
 
-def out_of_slices(outputs: Sequence[Payload], num_slices: int) -> list[Payload]:
-    """Return the outputs of microbatches of sequences, from the outputs of their slices."""
-    groups = (outputs[i : i + num_slices] for i in range(0, len(outputs), num_slices))
-    return [
-        group[0]._replace(
-            arrays=[np.concatenate(list(map(backend.to_numpy, row)), axis=1) for row in zip(*(p.arrays for p in group))]
-        )
-        for group in groups
-    ]
-
-
 class SlicedStage(Stage):
     """A :class:`Stage` whose microbatches are slices of sequences; forward only it computes whole sequences."""
 
     def __init__(self, module: nn.Sequential, index: int, schedule: Any, *given: Any, **options: Any) -> None:
         super().__init__(module, index, schedule, *given, **options)
-        self._num_slices, self._current = schedule.num_slices, 0
+        self._num_slices = schedule.num_slices
         self._made: dict[int, tuple[Carried, int]] = {}  # by slice, until its backward: its tensors, and positions
         self._used: dict[int, list[list[StageInput]]] = {}  # by slice: its inputs from each earlier slice
         self._returned: dict[int, list[Array | None]] = {}  # by slice: gradients of its own tensors
 
-    def forward(self, microbatch: int, received: Payload) -> Payload:
-        """F: see :meth:`Stage.forward`."""
-        self._current = microbatch
-        return super().forward(microbatch, received)
-
-    def forward_with_loss(self, microbatch: int, received: Payload, objective: SeededLoss) -> None:
-        """F and the loss: see :meth:`Stage.forward_with_loss`."""
-        self._current = microbatch
-        super().forward_with_loss(microbatch, received, objective)
-
-    def backward(self, microbatch: int, gradient: Payload | None) -> Payload:
+    def backward(self, microbatch: int, held: Any, gradient: Payload | None) -> Payload:
         """B: see :meth:`Stage.backward`."""
-        self._current = microbatch
-        payload = super().backward(microbatch, gradient)
+        payload = super().backward(microbatch, held, gradient)
         self._hand_back(microbatch)
         return payload
 
-    def backward_input(self, microbatch: int, gradient: Payload | None) -> Payload:
+    def backward_input(self, microbatch: int, held: Any, gradient: Payload | None) -> tuple[Payload, Any]:
         """I: see :meth:`Stage.backward_input`."""
         if self.is_frozen:
-            return self.backward(microbatch, gradient)
-        self._current = microbatch
-        payload = super().backward_input(microbatch, gradient)
+            return self.backward(microbatch, held, gradient), None
+        payload, work = super().backward_input(microbatch, held, gradient)
         self._hand_back(microbatch)
-        return payload
+        return payload, work
 
     def begin(self, accumulate: bool = False) -> None:
         """Begin a step: see :meth:`Stage.begin`."""
@@ -196,10 +121,9 @@ class SlicedStage(Stage):
 
     # -- keys and values ------------------------------------------------------------------------------------
 
-    def _compute(self, received: Payload) -> tuple[list[StageInput], Any]:
+    def _compute(self, k: int, received: Payload) -> tuple[list[StageInput], Any]:
         if not is_grad_enabled():
-            return super()._compute(received)
-        k = self._current
+            return super()._compute(k, received)
         earlier, inputs, first = list[Carried](), list[list[StageInput]](), 0
         for before in range(k - k % self._num_slices, k):
             made, length = self._made[before]
@@ -211,15 +135,15 @@ class SlicedStage(Stage):
             inputs.append(nodes)
             first += length
         with computing(SequenceSlice(first, earlier)) as part:
-            found = super()._compute(received)
+            found = super()._compute(k, received)
         self._made[k], self._used[k] = (part.made, received.arrays[0].shape[1]), inputs
         return found
 
-    def _roots(self, held: Held, gradient: Payload | None) -> dict[Node, Array]:
+    def _roots(self, k: int, held: Held, gradient: Payload | None) -> dict[Node, Array]:
         """Return the start of the walk: the results, and the keys and values that later slices used."""
-        roots, (made, _) = super()._roots(held, gradient), self._made[self._current]
+        roots, (made, _) = super()._roots(k, held, gradient), self._made[k]
         nodes = [tensor.node for tensors in made for tensor in tensors]
-        for node, array in zip(nodes, self._returned.pop(self._current, ())):
+        for node, array in zip(nodes, self._returned.pop(k, ())):
             if node is not None and array is not None:
                 roots[node] = array
         return roots

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from minipipe import autograd
-from minipipe.autograd import Node, StageInput, WeightWork, backend
+from minipipe.autograd import Node, StageInput, backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import is_grad_enabled
 from minipipe.errors import MessageError, not_copyable
@@ -32,11 +32,17 @@ class Held(NamedTuple):
     results: list[tuple[Node | None, tuple[int, ...]]]  # (node, shape); no node if nothing before needs a gradient
     seed: Array | None  # on the last stage, the gradient of the loss, with which the backward begins
 
+    @property
+    def graph(self) -> list[Node]:
+        """The roots of the graph."""
+        return [node for node, _ in self.results if node is not None]
+
 
 class Stage:
     """Neighbouring layers of a model, computed for one microbatch at a time.
 
-    Local; no messages.
+    Local; no messages. It keeps nothing between two actions of a microbatch: what a forward leaves for the backward is
+    a value, which the caller keeps.
 
     Parameters
     ----------
@@ -51,11 +57,6 @@ class Stage:
     forward : function, optional
         Computes the layers in another way, such as :class:`minipipe.nn.Recompute`.
 
-    Attributes
-    ----------
-    weight_work : dict of int to WeightWork
-        By microbatch, the part that I has left for W.
-
     Examples
     --------
     A stage alone, first and last in one: its loss for a microbatch that is half of the batch, and then B.
@@ -65,13 +66,11 @@ class Stage:
     >>> layers = nn.Sequential(nn.Linear(2, 1, initialiser=nn.initialisers.constant(1.0))).initialise()
     >>> stage = Stage(layers, 0, schedules.gpipe(1, 2), dict(layers.named_parameters()))
     >>> inputs = Payload([np.ones((3, 2), np.float32)], [False], None)
-    >>> stage.forward_with_loss(0, inputs, lambda microbatch, outputs: ((outputs * outputs).mean(), 0.5))
-    >>> _ = stage.backward(0, None)
+    >>> held = stage.forward_with_loss(0, inputs, lambda microbatch, outputs: ((outputs * outputs).mean(), 0.5))
+    >>> _ = stage.backward(0, held, None)
     >>> layers[0].bias.grad
     array([2.], dtype=float32)
     """
-
-    is_observed = is_halved = False  # for replaying.py: are graphs inspected, and all backwards in halves?
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         """Refuse to be copied and pickled."""
@@ -95,12 +94,10 @@ class Stage:
         self.parameters = parameters
         self._leaves = [leaf for parameter in parameters.values() for leaf in parameter.leaves.values()]
         self._forward = forward or module
-        self._held: dict[int, Any] = {}  # a Held, or the record of replaying.py in its place
-        self.weight_work: dict[int, Any] = {}
 
     # -- the actions ----------------------------------------------------------------------------------------
 
-    def forward(self, microbatch: int, received: Payload) -> Payload:
+    def forward(self, microbatch: int, received: Payload) -> tuple[Payload, Any]:
         """F, on any stage but the last: return the activations for the next stage, in C order.
 
         Parameters
@@ -108,13 +105,18 @@ class Stage:
         microbatch : int
         received : Payload
             The inputs, arrays of shape (samples, ...), or the result of the stage before.
-        """
-        inputs, result = self._compute(received)
-        result = boundary(result)
-        self._hold(microbatch, inputs, result, None)
-        return Payload.of(result)
 
-    def forward_with_loss(self, microbatch: int, received: Payload, objective: SeededLoss) -> None:
+        Returns
+        -------
+        activations : Payload
+        held : Held or None
+            For the backward; None if there is none.
+        """
+        inputs, result = self._compute(microbatch, received)
+        result = boundary(result)
+        return Payload.of(result), self._held(inputs, result, None)
+
+    def forward_with_loss(self, microbatch: int, received: Payload, objective: SeededLoss) -> Any:
         """F on the last stage, and the loss.
 
         Parameters
@@ -124,42 +126,46 @@ class Stage:
         objective : function
             ``(microbatch, outputs) -> (loss, share)``. The backward begins with this microbatch's weight in the batch
             instead of 1, which scales every gradient. None instead of a loss: nothing is held for a backward.
-        """
-        inputs, outputs = self._compute(received)
-        loss, share = objective(microbatch, outputs)
-        if loss is not None:
-            self._hold(microbatch, inputs, loss, loss.seed_gradient(share))
 
-    def backward(self, microbatch: int, gradient: Payload | None) -> Payload:
+        Returns
+        -------
+        Held or None
+            For the backward; None if there is none.
+        """
+        inputs, outputs = self._compute(microbatch, received)
+        loss, share = objective(microbatch, outputs)
+        return None if loss is None else self._held(inputs, loss, loss.seed_gradient(share))
+
+    def backward(self, microbatch: int, held: Any, gradient: Payload | None) -> Payload:
         """B: add this microbatch's weight gradients, and return the gradients of its inputs.
 
         Parameters
         ----------
         microbatch : int
+        held : Held
+            What its forward has returned; released here.
         gradient : Payload or None
             The gradient of the stage's results. None on the last stage, whose backward begins at the loss.
         """
-        held = self._held.pop(microbatch)
-        autograd.backward(self._roots(held, gradient))
+        autograd.backward(self._roots(microbatch, held, gradient))
         return self._gradients(held)
 
-    def backward_input(self, microbatch: int, gradient: Payload | None) -> Payload:
-        """I: return the gradients of the stage's inputs, and leave the weights for later.
+    def backward_input(self, microbatch: int, held: Any, gradient: Payload | None) -> tuple[Payload, Any]:
+        """I: return the gradients of the stage's inputs, and what W needs.
 
-        Parameters and result are as in :meth:`backward`. Arrays that only these gradients needed are freed. On a
-        frozen stage, which has no weights to come back for, it is the whole backward.
+        Parameters are as in :meth:`backward`. Arrays that only these gradients needed are freed. On a frozen stage,
+        which has no weights to come back for, it is the whole backward, and there is no W.
         """
         if self.is_frozen:
-            return self.backward(microbatch, gradient)
-        held = self._held.pop(microbatch)
-        self.weight_work[microbatch] = autograd.backward_input(self._roots(held, gradient))
-        return self._gradients(held)
+            return self.backward(microbatch, held, gradient), None
+        work = autograd.backward_input(self._roots(microbatch, held, gradient))
+        return self._gradients(held), work
 
-    def backward_weight(self, microbatch: int) -> None:
-        """W: add this microbatch's weight gradients."""
-        self.weight_work.pop(microbatch).run()
+    def backward_weight(self, microbatch: int, work: Any) -> None:
+        """W: add this microbatch's weight gradients, from what I has returned."""
+        work.run()
 
-    def _compute(self, received: Payload) -> tuple[list[StageInput], Any]:
+    def _compute(self, k: int, received: Payload) -> tuple[list[StageInput], Any]:
         tensors, inputs = [], []
         for array, is_wanted in zip(received.arrays, received.wanted):
             tensor = record(array)
@@ -168,12 +174,12 @@ class Stage:
             inputs.append(stage_input)
         return inputs, self._forward(received.rebuilt(tensors))
 
-    def _hold(self, microbatch: int, inputs: list[StageInput], result: Any, seed: Array | None) -> None:
-        if self.has_backward and is_grad_enabled():
-            results = [(tensor.node, tensor.shape) for tensor in tensors_in(result)]
-            self._held[microbatch] = Held(inputs, results, seed)
+    def _held(self, inputs: list[StageInput], result: Any, seed: Array | None) -> Held | None:
+        if not self.has_backward or not is_grad_enabled():
+            return None
+        return Held(inputs, [(tensor.node, tensor.shape) for tensor in tensors_in(result)], seed)
 
-    def _roots(self, held: Held, gradient: Payload | None) -> dict[Node, Array]:
+    def _roots(self, k: int, held: Held, gradient: Payload | None) -> dict[Node, Array]:
         """Return the start of the walk: nodes, and their gradients."""
         arrays = [held.seed] if gradient is None else gradient.arrays
         roots, fits = {}, len(arrays) == len(held.results)
@@ -194,30 +200,8 @@ class Stage:
         arrays = [stage_input.grad for stage_input in held.inputs]
         return Payload(arrays, [True] * len(arrays), None if len(arrays) == 1 else ())
 
-    def look(self) -> None:
-        """Begin a step, forward only or not; a replaying stage overrides this, see ``replaying.py``."""
-
-    # -- memory ---------------------------------------------------------------------------------------------
-
     def begin(self, accumulate: bool = False) -> None:
-        """Clean up after a failed step, including its gradients, unless gradients are accumulated."""
-        self.look()
-        self._held.clear()
-        self.weight_work.clear()
+        """Remove the gradients of earlier steps, unless gradients are accumulated."""
         for leaf in self._leaves:
             # Gradients add up in place, and the array may be the user's: assigned to several parameters, or kept.
             leaf.grad = backend.copy(leaf.grad) if accumulate and leaf.grad is not None else None
-
-    @property
-    def num_held(self) -> int:
-        """How many microbatches hold activations: from F until B, or until W if the backward is split."""
-        return len(self._held) + len(self.weight_work)
-
-    def graph_of(self, microbatch: int) -> list[Node]:
-        """Return the roots of the graph that a microbatch holds from F until B or I."""
-        return [node for node, _ in self._held[microbatch].results if node is not None]
-
-    @property
-    def held(self) -> list[Node | WeightWork]:
-        """The graphs that are kept for backwards to come."""
-        return [*(node for k in self._held for node in self.graph_of(k)), *self.weight_work.values()]

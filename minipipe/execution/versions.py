@@ -1,6 +1,6 @@
 """The action U: each stage updates its weights while others run on, and a backward uses the weights of its forward.
 
-An observer of the executor runs the U of a rank. Positions alone determine which gradients it applies
+The handlers of a run with updates. Positions alone determine which gradients it applies
 (``core/memory.py``): each U has a separate sum, to which each of its microbatches adds::
 
     row              0F0  0F1  0B0    0U0        0F2  0B1       0U1
@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from itertools import chain
 from time import perf_counter
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import ref
 
 from minipipe.autograd import backend
@@ -28,17 +29,18 @@ from minipipe.comm import ProcessGroup, Request
 from minipipe.comm.message import finish
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import applied, lifetimes, pairs_of
-from minipipe.execution.batch import Batch
-from minipipe.execution.executor import Executor, Step
+from minipipe.execution.executor import Executor, Handler, Handlers
 from minipipe.execution.payload import Payload
 from minipipe.execution.replaying import ReplayingStage
 from minipipe.execution.stage import Stage
 from minipipe.execution.sums import leaves_of
-from minipipe.nn.shards import sum_in_pairs
 from minipipe.optim import Optimiser
-from minipipe.schedules.action import REDUCE_GRAD, Action, B, F, U, W
+from minipipe.parallel.pairwise import sum_in_pairs
+from minipipe.schedules.action import REDUCE_GRAD, Action, B, F, I, R, U, W
 from minipipe.schedules.action_table import Program
 from minipipe.schedules.analysis.replicas import gradient_sums
+
+_COMPUTING = (F, B, I, W, R)
 
 
 class HeldCopies(NamedTuple):
@@ -112,7 +114,7 @@ class ReplicaSums:
 
 
 class Updating:
-    """An observer of one run that updates the weights of a rank's stages.
+    """The handlers of one run that updates the weights of a rank's stages.
 
     Parameters
     ----------
@@ -142,37 +144,38 @@ class Updating:
         self._stages = {index: StageWeights(stage, is_stashed) for index, stage in stages.items()}
         self._optimiser, self._num_steps, self._sums = optimiser, 0, sums
 
-    def watch(self, action: Action, step: Step) -> Step:
-        """Return a step that updates; or one that computes with the weights, and for the sum, of its microbatch."""
-        stage, kind, k = action
-        if kind.is_communication or stage not in self._stages:
-            return step
-        own, update = self._stages[stage], self._update_of.get((stage, k))
-        is_gradient, is_end = kind is B or kind is W, action in self._ends
+    def handlers(self, handlers: Handlers) -> Handlers:
+        """Return handlers that compute with the weights, and for the sum, of their microbatch; and that update."""
+        computing = {kind: self._with_own_weights(handler) for kind, handler in handlers.items() if kind in _COMPUTING}
+        return {**handlers, **computing, REDUCE_GRAD: self._contribute, U: self._update}
 
-        def contribute(executor: Executor, batch: Batch) -> None:
-            assert update is not None
-            executor.record.sums[action] = self._sums.send(action, own.sums[update], batch.step)
-
-        def run_update(executor: Executor, batch: Batch) -> None:
-            own.sums[action] = self._sums.total(action, own.sums[action])
-            start = perf_counter()
-            own.update(action, self._apply)
-            found = executor.stages[stage]
-            if isinstance(found, ReplayingStage):
-                found.note_update()
-            executor.note(found, start)
-
-        def run_with_own_weights(executor: Executor, batch: Batch) -> None:
+    def _with_own_weights(self, handler: Handler) -> Handler:
+        @wraps(handler)
+        def run(executor: Executor, action: Action, *values: Any) -> Any:
+            stage, kind, k = action
+            own = self._stages[stage]
             if kind is F:
                 own.keep(k)
-            with own.of_microbatch(k, update if is_gradient else None):
-                step(executor, batch)
+            update = self._update_of.get((stage, k)) if kind is B or kind is W else None
+            with own.of_microbatch(k, update):
+                found = handler(executor, action, *values)
             own.measure()
-            if is_end:
+            if action in self._ends:
                 own.release(k)
+            return found
 
-        return {U: run_update, REDUCE_GRAD: contribute}.get(kind, run_with_own_weights)
+        return run
+
+    def _contribute(self, executor: Executor, action: Action) -> None:
+        sums = self._stages[action.stage].sums[self._update_of[action.stage, action.microbatch]]
+        executor.record.sums[action] = self._sums.send(action, sums, executor.batch.step)
+
+    def _update(self, executor: Executor, action: Action) -> None:
+        own, stage = self._stages[action.stage], executor.stages[action.stage]
+        own.sums[action] = self._sums.total(action, own.sums[action])
+        own.update(action, self._apply)
+        if isinstance(stage, ReplayingStage):
+            stage.note_update()
 
     def finish(self) -> dict[int, HeldCopies]:
         """End the run: graphs of other computations that still exist are out of date. Return the most that was held."""

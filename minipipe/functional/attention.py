@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -229,13 +228,13 @@ def attention(
 def _score_gradient(g: Array, value: Array, weights: Array, dropped: Array) -> Array:
     scores = value @ _beside(g, value.shape).mT
     scores *= dropped
-    scores -= weights * _sum_over_rows(scores)
+    scores -= weights * backend.sum_over_rows(scores)
     return scores
 
 
 def _query_gradient(scores: Array, key: Array, shape: Shape) -> Array:
     gradient = scores.mT @ key
-    gradient *= 1 / math.sqrt(shape[-1])
+    gradient *= backend.scalars(key, 1 / math.sqrt(shape[-1]))[0]
     return backend.reshape(gradient, shape)
 
 
@@ -329,7 +328,7 @@ def _projections_gradient(
 ) -> Array:
     n, t, width = g.shape
     by_head = backend.reshape(g, (n, t, num_heads, width // num_heads))
-    g = array_module(g).permute_dims(by_head, (0, 2, 1, 3))
+    g = backend.permuted(by_head, (0, 2, 1, 3))
     scores = _score_gradient(g, values, weights, dropped)
     of_query, of_key = _query_gradient(scores, keys, g.shape), scores @ queries
     if rotation is not None:
@@ -349,15 +348,15 @@ def _heads_of(projections: Array, num_heads: int, shared: int) -> list[Array]:
         raise shape_error("self_attention", f"(n, t, k), k a multiple of {num_parts}: {parts}", projections=shape)
     n, t, width = shape[0], shape[1], shape[2] // num_parts
     by_position = backend.reshape(projections, (n, t, num_parts, width))
-    by_head = array_module(projections).permute_dims(by_position, (0, 2, 1, 3))
-    ends = (0, num_heads, num_heads + shared, num_parts)
-    return [by_head[:, start:end, ...] for start, end in pairwise(ends)]
+    by_head = backend.permuted(by_position, (0, 2, 1, 3))
+    ends = num_heads, num_heads + shared
+    return [by_head[:, : ends[0], ...], by_head[:, ends[0] : ends[1], ...], by_head[:, ends[1] :, ...]]
 
 
 def _merged(heads: Array) -> Array:
     """Return heads of shape (n, heads, t, width) side by side: (n, t, heads * width)."""
     n, count, t, width = heads.shape
-    return backend.reshape(array_module(heads).permute_dims(heads, (0, 2, 1, 3)), (n, t, count * width))
+    return backend.reshape(backend.permuted(heads, (0, 2, 1, 3)), (n, t, count * width))
 
 
 # -- weights -------------------------------------------------------------------------------------------------
@@ -378,13 +377,15 @@ def _attended(
     Queries of heads that share keys and values are stored one after the other, as if they belonged to one head.
     """
     shape, visible = query.shape, _visible(name, mask, query, key.shape[-2])
-    queries = _beside(query * (1 / math.sqrt(shape[-1])), key.shape)
+    queries = _beside(query * backend.scalars(query, 1 / math.sqrt(shape[-1]))[0], key.shape)
     scores = key @ queries.mT
     if is_causal or visible is not None:
         scores = _hidden(scores, shape[-2], is_causal, visible)
     weights = _softmax_over_rows(scores, may_see_nothing=visible is not None)
-    check_probability(name, dropout)
-    used = dropped(weights, dropout, next_key(), part)[0] if dropout else weights
+    used = weights
+    if dropout:
+        check_probability(name, dropout)
+        used = dropped(weights, dropout, next_key(), part)[0]
     result = backend.reshape(used.mT @ value, (*shape[:-1], value.shape[-1]))
     return result, queries, weights, used
 
@@ -401,9 +402,12 @@ def _hidden(scores: Array, num_queries: int, is_causal: bool, visible: Array | N
     """Return scores of shape (..., s, g * t), of g heads of t queries, with -inf for each key that is not seen."""
     xp, shape = array_module(scores), scores.shape
     s, t = shape[-2], num_queries
+    later = _small_later if xp is np and s * t <= 2**16 else _later
+    if is_causal and visible is None and shape[-1] == t:
+        scores += later(s, t, xp, scores.dtype)
+        return scores
     by_head = backend.reshape(scores, (*shape[:-1], shape[-1] // max(t, 1), t))
     if is_causal:
-        later = _small_later if xp is np and s * t <= 2**16 else _later
         by_head += later(s, t, xp, scores.dtype)[:, None, :]
     if visible is not None:
         n, _, by_query = visible.shape
@@ -456,16 +460,11 @@ def _softmax_over_rows(scores: Array, may_see_nothing: bool) -> Array:
         largest = xp.clip(largest, float(xp.finfo(scores.dtype).min), None)  # -inf - (-inf) would be no number
     scores -= largest
     weights = xp.exp(scores)
-    sums = _sum_over_rows(weights)
+    sums = backend.sum_over_rows(weights)
     if may_see_nothing:
         sums = xp.clip(sums, 1.0, None)  # the largest of a row counts 1, so less is nothing
     weights /= sums
     return weights
-
-
-def _sum_over_rows(array: Array) -> Array:
-    """Return the sum over the last axis but one, (..., 1, t), as a product: a quarter of the time of a reduction."""
-    return backend.ones((1, array.shape[-2]), array) @ array
 
 
 def _largest_of_rows(array: Array) -> Array:

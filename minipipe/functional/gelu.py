@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
 from minipipe.functional.operands import one_real
 from minipipe.tensor import Operand, Tensor, op
@@ -168,22 +169,25 @@ def _gelu_with_erf(x: Array) -> tuple[Array, Array]:
     return probability, slope
 
 
+_SCALE = math.sqrt(2 / math.pi)
+_CUBIC = 0.044715 * _SCALE
+
+
 def _gelu_with_tanh(x: Array) -> tuple[Array, Array]:
     """Return x P(x) and its slope P(x) + x P'(x), where P(x) = (1 + tanh(c (x + 0.044715 x^3))) / 2."""
-    scale = math.sqrt(2 / math.pi)
-    square = x * x
-    inner = square * (0.044715 * scale)
+    scale, cubic, slope_of_cubic, half, one, two = backend.scalars(x, _SCALE, _CUBIC, 3 * _CUBIC, 0.5, 1, 2)
+    slope = x * x
+    inner = slope * cubic
     inner += scale
     inner *= x
-    probability = array_module(x).tanh(inner)
-    probability += 1
-    probability *= 0.5
-    # tanh' = 1 - tanh^2 = 4 P (1 - P), so P' = 2 P (1 - P) times the slope of the argument.
-    slope = square
-    slope *= 3 * 0.044715 * scale
+    twice = array_module(x).tanh(inner)
+    twice += one
+    # tanh' = 1 - tanh^2 = 4 P (1 - P), so P' = P (2 - 2 P) times the slope of the argument.
+    slope *= slope_of_cubic
     slope += scale
     slope *= x
-    slope *= 2 * (1 - probability)
-    slope += 1
-    slope *= probability
-    return x * probability, slope
+    slope *= two - twice
+    slope += one
+    twice *= half
+    slope *= twice
+    return x * twice, slope

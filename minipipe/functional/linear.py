@@ -62,27 +62,16 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     return result
 
 
-def _rows(array: Array) -> Array:
-    """Return an array as a matrix whose rows are its last axis."""
-    return backend.reshape(array, (backend.prod(array.shape[:-1]), array.shape[-1]))
-
-
 def _times(x: Array, matrix: Array) -> Array:
     """Return the products of the rows of x with a matrix, as one product instead of many small ones."""
     if x.ndim == 2:
         return backend.product(x, matrix)
-    return backend.reshape(backend.product(_rows(x), matrix), (*x.shape[:-1], matrix.shape[1]))
-
-
-def _weight_gradient(g: Array, x: Array) -> Array:
-    if x.ndim != 2:
-        x, g = _rows(x), _rows(g)
-    return backend.product(x.T, g)
+    return backend.reshape(backend.product(backend.rows_of(x), matrix), (*x.shape[:-1], matrix.shape[1]))
 
 
 linear.gradients(
     x=lambda g, weight: _times(g, weight.T),
-    weight=_weight_gradient,
-    bias=lambda g: backend.sum_of_rows(g if g.ndim == 2 else _rows(g)),
+    weight=lambda g, x: backend.product(backend.rows_of(x).T, backend.rows_of(g)),
+    bias=lambda g: backend.sum_of_rows(backend.rows_of(g)),
 )
 linear.operation.sums_over_rows |= {"weight", "bias"}

@@ -277,14 +277,9 @@ def cross_entropy(
     return _weighted_cross_entropy(logits, record(wanted), total=total, counts_all=counts_all)
 
 
-def _rows(scores: Array) -> Array:
-    """Return the scores as a matrix."""
-    return backend.reshape(scores, (-1, scores.shape[-1]))
-
-
 @op(saves="log_probabilities")
 def _cross_entropy(logits: Array, labels: Array, *, total: Any) -> tuple[Array, Array]:
-    log_probabilities = log_softmax_of_array(_rows(logits), -1)
+    log_probabilities = log_softmax_of_array(backend.rows_of(logits), -1)
     picked = backend.one_per_row(log_probabilities, backend.reshape(labels, (-1,)))
     return -(backend.reduce_sum(picked) / total), log_probabilities
 
@@ -302,7 +297,7 @@ _cross_entropy.gradients(logits=_of_logits)
 @op(saves="log_probabilities")
 def _weighted_cross_entropy(logits: Array, wanted: Array, *, total: Any, counts_all: bool) -> tuple[Array, Array]:
     """Return the cross-entropy with a distribution over the classes for each row."""
-    log_probabilities = log_softmax_of_array(_rows(logits), -1)
+    log_probabilities = log_softmax_of_array(backend.rows_of(logits), -1)
     losses = wanted * _counted(log_probabilities, wanted, counts_all)
     return -(backend.reduce_sum(losses) / total), log_probabilities
 

@@ -7,6 +7,7 @@ products with a vector, which take a quarter of the time of a reduction.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
@@ -61,7 +62,7 @@ def layer_norm(x: Array, weight: Array, bias: Array, epsilon: float = 1e-5) -> t
     array([[-1.,  1.],
            [-1.,  1.]], dtype=float32)
     """
-    normalised, scale = _normalised(_rows(x), epsilon)
+    normalised, scale = _normalised(backend.rows_of(x), epsilon)
     result = normalised * weight
     result += bias
     return backend.reshape(result, x.shape), normalised, scale
@@ -70,20 +71,21 @@ def layer_norm(x: Array, weight: Array, bias: Array, epsilon: float = 1e-5) -> t
 def _gradient_of_rows(
     is_centred: bool, g: Array, products: Array, normalised: Array, scale: Array, weight: Array, shape: Shape
 ) -> Array:
-    rows = _rows(g)
+    rows = backend.rows_of(g)
+    (count,) = backend.scalars(rows, shape[-1])
     gradient = rows * weight
     if is_centred:
-        gradient -= _row_means(rows, weight)
-    gradient -= normalised * _row_means(products, weight)
+        gradient -= _row_means(rows, weight, count)
+    gradient -= normalised * _row_means(products, weight, count)
     gradient *= scale
     return backend.reshape(gradient, shape)
 
 
-layer_norm.shared(products=lambda g, normalised: _rows(g) * normalised)
+layer_norm.shared(products=lambda g, normalised: backend.rows_of(g) * normalised)
 layer_norm.gradients(
     x=partial(_gradient_of_rows, True),
     weight=lambda g, products: backend.sum_of_rows(products),
-    bias=lambda g: backend.sum_of_rows(_rows(g)),
+    bias=lambda g: backend.sum_of_rows(backend.rows_of(g)),
 )
 
 
@@ -119,13 +121,13 @@ def rms_norm(x: Array, weight: Array, epsilon: float = 1e-5) -> tuple[Array, Arr
     >>> functional.rms_norm(Tensor([[1.0, 7.0]]), Tensor([1.0, 1.0])).numpy().round(3)
     array([[0.2, 1.4]], dtype=float32)
     """
-    rows = _rows(x)
-    scale = _inverse_root(rows, backend.ones_of_row(rows), epsilon)
+    rows = backend.rows_of(x)
+    scale = _inverse_root(rows, backend.ones_of_row(rows), *backend.scalars(rows, rows.shape[1], epsilon, 1))
     normalised = rows * scale
     return backend.reshape(normalised * weight, x.shape), normalised, scale
 
 
-rms_norm.shared(products=lambda g, normalised: _rows(g) * normalised)
+rms_norm.shared(products=lambda g, normalised: backend.rows_of(g) * normalised)
 rms_norm.gradients(
     x=partial(_gradient_of_rows, False),
     weight=lambda g, products: backend.sum_of_rows(products),
@@ -186,8 +188,9 @@ def _group_norm(x: Array, weight: Array, bias: Array, *, num_groups: int, epsilo
 def _gradient_of_groups(g: Array, normalised: Array, scale: Array, weight: Array, shape: Shape) -> Array:
     gradient = backend.reshape(_by_channel(g) * weight[:, None], normalised.shape)
     ones = backend.ones_of_row(gradient)
-    gradient -= _row_means(gradient, ones)
-    gradient -= normalised * _row_means(gradient * normalised, ones)
+    (count,) = backend.scalars(gradient, gradient.shape[1])
+    gradient -= _row_means(gradient, ones, count)
+    gradient -= normalised * _row_means(gradient * normalised, ones, count)
     gradient *= scale
     return backend.reshape(gradient, shape)
 
@@ -221,26 +224,24 @@ def _check_groups(shape: Shape, num_groups: int, weight: Shape, bias: Shape) -> 
     divisor("group_norm: num_groups", num_groups, shape[1], of=of, error=TensorError, code="out-of-range")
 
 
-def _rows(array: Array) -> Array:
-    """Return an array as a matrix whose rows are its last axis."""
-    return backend.reshape(array, (-1, array.shape[-1]))
-
-
 def _normalised(rows: Array, epsilon: float) -> tuple[Array, Array]:
     """Return each row with mean 0 and variance 1, and its factor: shapes (n, k) and (n, 1)."""
     ones = backend.ones_of_row(rows)
-    centred = rows - _row_means(rows, ones)
-    centred -= _row_means(centred, ones)  # the rounding error of a mean that is large compared to the differences
-    scale = _inverse_root(centred, ones, epsilon)
+    count, least, one = backend.scalars(rows, rows.shape[1], epsilon, 1)
+    centred = rows - _row_means(rows, ones, count)
+    centred -= _row_means(centred, ones, count)  # the rounding error of a mean that is large beside the differences
+    scale = _inverse_root(centred, ones, count, least, one)
     centred *= scale
     return centred, scale
 
 
-def _inverse_root(rows: Array, ones: Array, epsilon: float) -> Array:
+def _inverse_root(rows: Array, ones: Array, count: Any, epsilon: Any, one: Any) -> Array:
     """Return 1 / sqrt(mean square + epsilon) of each row, from shape (n, k) to (n, 1)."""
-    return 1 / array_module(rows).sqrt(_row_means(rows * rows, ones) + epsilon)
+    return one / array_module(rows).sqrt(_row_means(rows * rows, ones, count) + epsilon)
 
 
-def _row_means(rows: Array, weight: Array) -> Array:
+def _row_means(rows: Array, weight: Array, count: Any) -> Array:
     """Return the mean of each row times a weight, element by element: from shapes (n, k) and (k,) to (n, 1)."""
-    return (backend.product(rows, weight) / rows.shape[1])[:, None]
+    sums = backend.product(rows, weight)
+    sums /= count
+    return sums[:, None]

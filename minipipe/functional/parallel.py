@@ -23,7 +23,7 @@ from minipipe.tensor import Operand, Tensor, op, record
 
 
 def combined(array: Array, group: ProcessGroup, operation: str = "sum") -> Array:
-    """Return the sum, or the largest, of the arrays of all ranks, in the order of the ranks. Collective.
+    """Return the sum, or the largest, of the arrays of all ranks, in pairs of ranks. Collective.
 
     Examples
     --------

@@ -86,27 +86,22 @@ def lstm(x: Array, input_weight: Array, hidden_weight: Array, bias: Array | None
     >>> functional.lstm(x, zeros, zeros).numpy().tolist()
     [[[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]]
     """
-    gates = backend.product(_rows(x), input_weight)
+    gates = backend.product(backend.rows_of(x), input_weight)
     if bias is not None:
         gates += bias
     return _through_time(backend.reshape(gates, (*x.shape[:2], 4, hidden_weight.shape[0])), hidden_weight)
 
 
-def _rows(x: Array) -> Array:
-    """Return vectors of all sequences and times, (n, t, k), as the rows of a matrix."""
-    return backend.reshape(x, (backend.prod(x.shape[:2]), x.shape[2]))
-
-
 def _of_hidden_weight(g: Array, dz: Array, result: Array) -> Array:
     """Return its gradient: each hidden state but the last one met the gates of the time behind it."""
     dz = backend.reshape(dz, (*result.shape[:2], dz.shape[1]))
-    return backend.product(_rows(result[:, :-1, :]).T, _rows(dz[:, 1:, :]))
+    return backend.product(backend.rows_of(result[:, :-1, :]).T, backend.rows_of(dz[:, 1:, :]))
 
 
 lstm.shared(dz=lambda g, gates, cells, hidden_weight: _back_through_time(g, gates, cells, hidden_weight))
 lstm.gradients(
     x=lambda g, dz, input_weight, shape: backend.reshape(backend.product(dz, input_weight.T), shape),
-    input_weight=lambda g, dz, x: backend.product(_rows(x).T, dz),
+    input_weight=lambda g, dz, x: backend.product(backend.rows_of(x).T, dz),
     hidden_weight=_of_hidden_weight,
     bias=lambda g, dz: backend.sum_of_rows(dz),
 )

@@ -86,17 +86,11 @@ def transpose(a: Array, axes: Sequence[int] | None = None) -> tuple[Array, tuple
         order = tuple([i + a.ndim * (i < 0) for i in axes])
         if sorted(order) != list(range(a.ndim)):
             raise TensorError("shape", f"transpose: {axes} does not name each axis of shape {a.shape} once.")
-    return _permuted(a, order), order
-
-
-def _permuted(array: Array, order: tuple[int, ...]) -> Array:
-    if hasattr(array, "transpose"):  # arrays of the array API standard have no such method, which is faster
-        return array.transpose(order)
-    return array_module(array).permute_dims(array, order)
+    return backend.permuted(a, order), order
 
 
 # Places sorted by the axes that they name are the inverse order.
-transpose.gradients(a=lambda g, order: _permuted(g, tuple(sorted(order, key=order.__getitem__))))
+transpose.gradients(a=lambda g, order: backend.permuted(g, tuple(sorted(order, key=order.__getitem__))))
 
 
 @op(attributes="key", saves="plain")

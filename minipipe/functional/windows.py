@@ -123,7 +123,7 @@ class Windows:
 
 def swapped(x: Array) -> Array:
     """Return the array with its first two axes exchanged, samples and channels."""
-    return array_module(x).permute_dims(x, (1, 0, *range(2, len(x.shape))))
+    return backend.permuted(x, (1, 0, *range(2, len(x.shape))))
 
 
 @with_hints

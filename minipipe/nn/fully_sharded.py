@@ -40,7 +40,9 @@ from minipipe.nn.module import Module, computes_as
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.recompute import Recompute
 from minipipe.nn.sequential import Sequential
-from minipipe.nn.shards import FlatShard, ShardedParameter, pieces_of, sum_in_pairs
+from minipipe.nn.shards import FlatShard, ShardedParameter
+from minipipe.parallel.pairwise import sum_in_pairs
+from minipipe.parallel.reduction import equal_parts
 from minipipe.pytree import rebuilt, tensors_in
 from minipipe.specs import Spec
 from minipipe.tensor import Tensor, record
@@ -122,7 +124,7 @@ class FullySharded(Module):
         for dtype, end in ends.items():
             workspace.sizes[dtype] = max(end, workspace.sizes.get(dtype, 0))
             alike = [(places, one) for places, one in zip(self.places.all, parameters) if one.dtype == dtype]
-            by_rank = [dict(pieces_of([one.size for _, one in alike], group.size, j)) for j in range(group.size)]
+            by_rank = [dict(part) for part in equal_parts(tuple(one.size for _, one in alike), group.size)]
             for i, (places, one) in enumerate(alike):
                 pieces = tuple(found.get(i, slice(0, 0)) for found in by_rank)
                 inner: Any = one.shard if isinstance(one, ShardedParameter) else None

@@ -129,10 +129,7 @@ def parts_of(function: FunctionType) -> dict[str, Any]:
     Its plans are left out: they depend on the calls so far, which differ between ranks.
     """
     operation = getattr(function, "operation", None)
-    if not isinstance(operation, Operation):
-        return {}
-    options = {name: value for name, value in closure_of(function) if name in ("takes", "in_float32")}
-    return {**options, **vars(operation), "plans": None}
+    return {**vars(operation), "plans": None} if isinstance(operation, Operation) else {}
 
 
 def _text_of_object(value: Any, outer: tuple[Any, ...]) -> str:

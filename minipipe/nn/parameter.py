@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, MutableMapping
+from collections.abc import MutableMapping
 from copyreg import __newobj__  # type: ignore[attr-defined]
 from importlib import import_module
 from numbers import Integral
@@ -36,16 +36,6 @@ class HalfLeaf(Leaf):
     def add(self, contribution: Array, walk: BackwardWalk) -> None:
         """Add a contribution, as float32."""
         super().add(backend.as_array(contribution, backend.array_module(contribution).float32), walk)
-
-
-@backend.quietly
-def sum_of_gradients(gradients: Iterable[Array | None]) -> Array | None:
-    """Return the sum of the gradients that are not None, in order; None if there is none.
-
-    After an overflow in half precision opposite infinities may be added: no warning, since a loss scale detects them.
-    """
-    found = [gradient for gradient in gradients if gradient is not None]
-    return sum(found[1:], found[0]) if found else None
 
 
 def _leaf(shape: tuple[int, ...], dtype: Any) -> Leaf:
@@ -196,7 +186,7 @@ class Parameter(Tensor):
         """
         if len(self.leaves) == 1:
             return self.node.grad
-        return sum_of_gradients(self.leaves[use].grad for use in sorted(self.leaves))
+        return backend.sum_of_gradients(self.leaves[use].grad for use in sorted(self.leaves))
 
     @grad.setter
     def grad(self, gradient: Array | None) -> None:

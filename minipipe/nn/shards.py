@@ -6,7 +6,7 @@ Either way an optimiser, a checkpoint and a norm ask the parameter alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from minipipe.autograd.backend import Array, array_module
 from minipipe.comm.agreement import digest
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.nn.initialisers import Initialiser, constant
-from minipipe.nn.parameter import Parameter, sum_of_gradients
+from minipipe.nn.parameter import Parameter
 
 
 @dataclass(frozen=True)
@@ -202,38 +202,3 @@ def over_parts(parameters: Iterable[Parameter], numbers: list[float]) -> list[fl
         places = [i for i, shard in shards.items() if group in shard.groups]
         found.update(zip(places, group.all_reduce(np.array([found[i] for i in places])).tolist()))
     return list(found.values())
-
-
-def pieces_of(sizes: Sequence[int], n: int, j: int) -> Iterator[tuple[int, slice]]:
-    """Yield the pieces of part j of n of some gradients: the number of a gradient, and a slice of its elements.
-
-    Examples
-    --------
-    >>> list(pieces_of([4, 1, 3], 2, 1))
-    [(1, slice(0, 1, None)), (2, slice(0, 3, None))]
-    """
-    total, first = sum(sizes), 0
-    start, stop = j * total // n, (j + 1) * total // n
-    for i, size in enumerate(sizes):
-        if max(start, first) < min(stop, first + size):
-            yield i, slice(max(start, first) - first, min(stop, first + size) - first)
-        first += size
-
-
-def sum_in_pairs(gradients: Sequence[Array | None]) -> Array | None:
-    """Return a sum over replicas: of pairs, then of pairs of pairs; None if there is no gradient.
-
-    The order depends on the number of replicas alone. Any aligned power of two of them is a complete sum within it,
-    so a rank may have added those replicas before.
-
-    Examples
-    --------
-    >>> sum_in_pairs([1e16, 1.0, -1e16, 1.0])
-    0.0
-    >>> 1e16 + 1.0 - 1e16 + 1.0
-    1.0
-    """
-    if len(gradients) == 1:
-        return gradients[0]
-    half = 1 << (len(gradients) - 1).bit_length() - 1
-    return sum_of_gradients([sum_in_pairs(gradients[:half]), sum_in_pairs(gradients[half:])])

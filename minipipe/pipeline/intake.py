@@ -26,8 +26,17 @@ from minipipe.execution.objective import BatchObjective, Weight
 from minipipe.execution.outputs import output_division
 from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan, check_model
-from minipipe.execution.samples import Pieces, Portion, Samples, divided, joined, returned, samples, split_microbatches
-from minipipe.execution.sliced import into_slices, out_of_slices, weight_of_loss
+from minipipe.execution.samples import (
+    ABSENT,
+    OF_SHARES,
+    Samples,
+    into_slices,
+    samples,
+    samples_of_share,
+    sizes_of,
+    split_microbatches,
+)
+from minipipe.execution.sliced import weight_of_loss
 from minipipe.nn import Sequential, fully_shard, parallelise
 from minipipe.nn.dividing import check_not_sharded
 from minipipe.schedules.action import U
@@ -250,49 +259,56 @@ class Intake:
         if not objective.has_loss and call != "predict":
             message = f"{call}() needs a loss, but this pipeline has none: Pipeline(…, loss=nn.MSELoss())."
             raise ModelError("loss", message)
+        num_slices = 1 if call in _WHOLE else self._plan.schedule.num_slices
         try:
-            num_slices = 1 if call in _WHOLE else self._plan.schedule.num_slices
-            own_inputs = self._own(inputs, "inputs", "inputs", num_slices) if self.needs.inputs else None
-            reads_targets = self.needs.targets and objective.needs_targets
-            own_targets = self._own(targets, objective.noun, "targets", num_slices) if reads_targets else None
+            own = self._read(inputs, targets, objective, num_slices)
         except Exception:
             self.calls.count += 1  # so that no later call is taken for this one
             raise
-        size, own_layout = (0, 0) if own_inputs is None else (own_inputs.num_samples, own_inputs.layout)
-        if any(isinstance(own, Portion) for own in (own_inputs, own_targets)):
+        if any(each.layout == OF_SHARES for each in own.values()):
             self._check_share(call, num_slices)
         seen = (None if isinstance(given, Share) else given for given in (inputs, targets))  # those differ
-        batch = batch_marks(*seen) if self._compares else {}
-        alike = {"mode": bool(is_training), "number of training steps": training_step, **objective.alike, **batch}
+        marks = batch_marks(*seen) if self._compares else {}
+        alike = {"mode": bool(is_training), "number of training steps": training_step, **objective.alike, **marks}
+        first = own.get("inputs")
+        size, own_layout = (0, 0) if first is None else (first.num_samples, first.layout)
         num_samples, layout = self.calls.begin(call, alike, size, own_layout)
-        for own, noun in ((own_inputs, "inputs"), (own_targets, objective.noun)):
-            if own is not None:
-                self._check_alike(own, noun, num_samples, layout)
+        for noun, each in own.items():
+            self._check_alike(each, noun, num_samples, layout)
         count = objective.num_microbatches or self._plan.schedule.num_microbatches
         if call in _WHOLE:  # any number of samples will do, but none
             count = max(1, min(count // self._plan.schedule.num_slices, num_samples))
-        slices = divided(num_samples, count, own_inputs, own_targets)
-        for own, noun, ks in zip((own_inputs, own_targets), ("inputs", objective.noun), self.needs.microbatches):
-            if isinstance(own, Portion):
-                self._check_rows(own, noun, [slices[k] for k in ks])
+        sizes = sizes_of(num_samples, count, *own.values())
+        parts = {noun: each.cut(sizes) for noun, each in own.items()}
+        if layout == OF_SHARES:
+            self._check_rows(own, parts, sizes)
         self.calls.check_trained(call)
         if self.needs.targets:
-            objective.begin(slices, own_targets, self._all_weights if layout == Portion.layout else None)
-        rest: dict[str, Any] = {"step": self.calls.count, "training_step": training_step, "seed": self._seed}
-        wants = {"is_cut": bool(layout & 1), "inputs_require_grad": self._plan.inputs_require_grad}
-        return Batch(call, slices, own_inputs, objective, **rest, **wants, num_slices=num_slices)
+            exchange = self._all_weights if layout == OF_SHARES else None
+            objective.begin(sizes, parts.get(objective.noun), exchange)
+        run: dict[str, Any] = {"step": self.calls.count, "training_step": training_step, "seed": self._seed}
+        return Batch(call, sizes, parts.get("inputs"), objective, **run, is_cut=bool(layout & 1), num_slices=num_slices)
+
+    def _read(self, inputs: Any, targets: Any, objective: BatchObjective, num_slices: int) -> dict[str, Samples]:
+        """Return the parts of a batch that this rank reads, by the nouns for them in messages."""
+        own = {}
+        if self.needs.inputs:
+            own["inputs"] = self._own(inputs, "inputs", "inputs", num_slices)
+        if self.needs.targets and objective.needs_targets:
+            own[objective.noun] = self._own(targets, objective.noun, "targets", num_slices)
+        return own
 
     def input_gradients(self, batch: Batch, own: dict[int, Payload]) -> Any:
         """Return the gradients of the inputs, if they are requested, on the first rank of the first stage."""
-        if len(self._first_ranks) > 1 and batch.inputs_require_grad:
+        if not self._plan.inputs_require_grad:
+            return None
+        if len(self._first_ranks) > 1:
             sent = [(k, payload.to_message()) for k, payload in own.items()]
             for found in gathered(self._group, self._first_ranks, sent):
                 own.update((k, Payload.from_message(message, self._xp)) for k, message in found)
-            if self._group.rank != self.first_rank:
-                return None
-        return batch.input_gradients(own)
+        return batch.input_gradients(own) if self._group.rank == self.first_rank else None
 
-    def _check_alike(self, own: Samples | Pieces | Portion, noun: str, num_samples: int, layout: int) -> None:
+    def _check_alike(self, own: Samples, noun: str, num_samples: int, layout: int) -> None:
         if own.num_samples != num_samples:
             raise MicrobatchError(
                 "wrong-number",
@@ -300,10 +316,9 @@ class Intake:
                 f"{own.num_samples} {noun} (on rank {self._group.name()}); expected equal numbers: pass the same batch "
                 "on every rank.",
             )
-        if Portion.layout in (own.layout, layout) and own.layout != layout:
-            message = (
-                f"The {noun} on rank {self._group.name()} are {'a share' if layout != 2 else 'not a share'} of a batch,"
-            )
+        if OF_SHARES in (own.layout, layout) and own.layout != layout:
+            what = "a share" if own.layout == OF_SHARES else "not a share"
+            message = f"The {noun} on rank {self._group.name()} are {what} of a batch,"
             hint = "On every rank that reads inputs or targets, pass its Share of both, or the whole batch."
             raise MicrobatchError("wrong-number", f"{message} unlike the inputs on rank {self.first_rank}. {hint}")
         if own.layout != layout:
@@ -318,15 +333,19 @@ class Intake:
         if why:
             raise ArgumentError("value", f"{call}() does not take a Share, because {why}; pass the whole batch.")
 
-    def _check_rows(self, own: Portion, noun: str, parts: Sequence[slice]) -> None:
+    def _check_rows(
+        self, own: Mapping[str, Samples], parts: Mapping[str, Sequence[Payload]], sizes: Sequence[int]
+    ) -> None:
         """Refuse a part of a batch without all rows of this rank's microbatches."""
-        if not all(map(own.has, parts)):
-            rows, needed = ((part.start, part.stop - 1) for part in (own.rows, slice(parts[0].start, parts[-1].stop)))
-            message = "Rank {} has rows {} to {} of the {}, but its microbatches have rows {} to {}"
-            message = message.format(self._group.name(), *rows, noun, *needed)
-            raise MicrobatchError(
-                "out-of-range", f"{message}; pipeline.needs.share({own.num_samples}) returns the rows to pass."
-            )
+        for noun, each in own.items():
+            numbers = self.needs.microbatches[noun != "inputs"]
+            if any(parts[noun][k] is ABSENT for k in numbers):
+                message = (
+                    f"Rank {self._group.name()} has rows {each.rows.start} to {each.rows.stop - 1} of the {noun}, but "
+                    f"its microbatches have rows {sum(sizes[: numbers[0]])} to {sum(sizes[: numbers[-1] + 1]) - 1}"
+                )
+                advice = f"pipeline.needs.share({each.num_samples}) returns the rows to pass."
+                raise MicrobatchError("out-of-range", f"{message}; {advice}")
 
     def _all_weights(self, own: Sequence[float | None]) -> list[float]:
         """Return the weights of all microbatches. Collective among the ranks of the last stage."""
@@ -345,13 +364,15 @@ class Intake:
         finish(sends)
         return [found[k] for k in sorted(found)]  # type: ignore[misc]
 
-    def _own(self, given: Any, noun: str, kind: str, num_slices: int) -> Samples | Pieces | Portion:
+    def _own(self, given: Any, noun: str, kind: str, num_slices: int) -> Samples:
         """Return this rank's part of a batch, in the model's dtype."""
         if given is None:
             raise ArgumentError("value", f"Rank {self._group.name()} needs the {noun}, but got None.")
+        requires_grad = kind == "inputs" and self._plan.inputs_require_grad
+        how = noun, self._plan.dtypes[kind], self._xp, requires_grad
         if isinstance(given, Share):
-            return Portion.of(given, noun, self._plan.dtypes[kind], self._xp)
-        own = samples(given, noun, self._plan.dtypes[kind], self._xp)
+            return samples_of_share(given, *how)
+        own = samples(given, *how)
         num_sequences = self._plan.schedule.num_microbatches // num_slices
         return own if num_slices == 1 else into_slices(own, noun, num_sequences, num_slices)
 
@@ -399,16 +420,12 @@ def deliver_outputs(group: ProcessGroup, root: int, batch: Batch) -> Any:
         The rank of the last stage.
     batch : Batch
     """
-    kept = batch.objective.outputs if group.rank == root else {}
-    parts, slices = [kept[k] for k in sorted(kept)], batch.slices
-    if batch.num_slices > 1 and not batch.is_cut:
-        parts, slices = out_of_slices(parts, batch.num_slices), slices[:: batch.num_slices]
-    found = joined(parts, slices, batch.is_cut) if parts else None
+    found = batch.outputs() if group.rank == root else None
     if batch.objective.where == "everywhere":
         message = None if found is None else found.to_message()
         found = Payload.from_message(group.broadcast(message, root, what=part_of(batch.call)))
         found = found._replace(arrays=[a if a.flags.writeable else a.copy() for a in found.arrays])
-    return None if found is None else returned(found, batch.is_cut)
+    return None if found is None else batch.returned(found)
 
 
 def deliver_loss(group: ProcessGroup, root: int, batch: Batch, check: StepCheck | None = None) -> PendingLoss:
@@ -428,7 +445,7 @@ def deliver_loss(group: ProcessGroup, root: int, batch: Batch, check: StepCheck 
 
     def receive() -> BatchLoss:
         numbers = request.wait().tolist()
-        loss = BatchLoss.read(numbers, len(batch.slices), list(batch.objective.metrics), outputs)
+        loss = BatchLoss.read(numbers, len(batch.sizes), list(batch.objective.metrics), outputs)
         if check is not None:
             findings = [one.wait().tolist() for one in arriving]
             findings.insert(root, numbers[-len(own) :])

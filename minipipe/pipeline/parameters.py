@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from minipipe.autograd import backend
-from minipipe.autograd.backend import Array
+from minipipe.autograd.backend import Array, sum_of_gradients
 from minipipe.comm import Grid, ProcessGroup
 from minipipe.comm.agreement import digest
 from minipipe.comm.message import finish
@@ -27,7 +27,6 @@ from minipipe.execution.plan import Plan
 from minipipe.execution.stage import Stage
 from minipipe.nn import Parameter
 from minipipe.nn.module import check_state
-from minipipe.nn.parameter import sum_of_gradients
 from minipipe.nn.untrained import warn_of_untrained
 from minipipe.optim import LossScale, clip_gradients, squared_norms, total_norm
 from minipipe.optim.scaling import parts_are_finite

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -28,11 +29,11 @@ from minipipe.execution.checks.calls import (
 from minipipe.execution.checks.finite import FiniteCheck
 from minipipe.execution.executor import Executor
 from minipipe.execution.objective import BatchObjective, GivenGradient, Loss, Metric, Weight, Where
-from minipipe.execution.observers import MemoryMeter, journal, observers_of
+from minipipe.execution.observers import MemoryMeter, journal, trainer_of
 from minipipe.execution.outputs import check_given_gradient
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
-from minipipe.execution.replayed import report_of, source_of
+from minipipe.execution.replayed import observed, report_of, source_of
 from minipipe.execution.samples import copied, read_ahead
 from minipipe.execution.sums import GradientSums
 from minipipe.execution.timeline import gather_timeline
@@ -246,10 +247,9 @@ class Pipeline(FamiliarPipeline):
         self._parameters = AllParameters(plan, group, self._intake.calls, self._stages, compares, grid)
         self._executor = partial(Executor, stages=self._stages, group=group, xp=self._xp, observers=journal())
         self._is_training, self._predictors, self._input_gradients = plan.model.is_training, dict[int, Executor](), None
-        observers = observers_of(plan.program.numbered[group.rank], stack_weight_gradients)
         self._sums = GradientSums(plan, self._stages, group, self._xp)
-        self._trainer = self._executor(plan.program, observers=[*self._sums.observers, *observers])
-        self._finite = FiniteCheck(check_finite, plan, self._trainer, grid)
+        self._trainer = trainer_of(plan, self._executor, self._sums, stack_weight_gradients)
+        self._finite = FiniteCheck(check_finite, plan, self._stages, group, self._xp, grid)
         self._runs = Runs(plan, group, self._intake, self._executor, self._objective, check_finite)
 
     @classmethod
@@ -561,7 +561,6 @@ class Pipeline(FamiliarPipeline):
         batch = self._batch(call, inputs, targets, objective, self._is_training)
         for stage in self._stages.values():
             check_frozen(stage)
-            stage.is_observed = self.measures_memory
             stage.begin(accumulate)
         earlier = self._parameters.shared.take_gradients() if accumulate else {}
         self._sums.begin(accumulate)
@@ -570,7 +569,9 @@ class Pipeline(FamiliarPipeline):
         finishes_sends = wait or self.schedule.first_backward_stage > 0
         meters = [MemoryMeter(batch.arrays)] if self.measures_memory else []
         records, self._records = self._records, deque(maxlen=_KEPT_STEPS)  # none, if it fails
-        record = self._trainer.run(batch, *meters, finishes_sends=finishes_sends)
+        with observed(self._stages) if self.measures_memory else nullcontext():
+            assert self._trainer is not None  # check_backward has refused the others
+            record = self._trainer.run(batch, *meters, finishes_sends=finishes_sends)
         self._sums.finish()
         self._parameters.shared.exchange_gradients(batch.step, self._sums.last_tag, earlier)
         if self.num_steps == 0:
@@ -687,14 +688,12 @@ class Pipeline(FamiliarPipeline):
         self, call: str, inputs: Any, targets: Any, objective: BatchObjective, is_training: bool
     ) -> Batch:
         batch = self._batch(call, inputs, targets, objective, is_training)
-        count = len(batch.slices)
+        count = len(batch.sizes)
         if count not in self._predictors:
             schedule = forward_only_through(self._plan.pipelines, count, self.schedule.num_ranks)
             self._predictors[count] = self._executor(lower(schedule))
         modules = [stage.module for stage in self._stages.values()]
         with modes_of(*modules, is_training=is_training), kept_whole(*modules):
-            for stage in self._stages.values():
-                stage.look()
             self._predictors[count].run(batch)
         gather_results(self._group, self._intake.last_ranks, batch)
         return batch

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, zip_longest
+from itertools import zip_longest
 from math import isfinite
 from time import perf_counter
 from typing import Any
@@ -25,10 +25,12 @@ from minipipe.execution import BatchLoss
 from minipipe.execution.checks.calls import check_frozen, part_of
 from minipipe.execution.executor import Executor
 from minipipe.execution.objective import BatchObjective, Exchange, Loss, Weight, added, shares
-from minipipe.execution.observers import observers_of
+from minipipe.execution.observers import handlers_of
+from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan
 from minipipe.execution.record import Record
-from minipipe.execution.samples import Microbatches, Pieces, Portion, Replicated, Samples, samples, split_microbatches
+from minipipe.execution.samples import Microbatches, as_given, samples, sizes_of
+from minipipe.execution.stage import Stage
 from minipipe.execution.versions import HeldCopies, ReplicaSums, Updating
 from minipipe.nn import Recompute
 from minipipe.optim import Optimiser
@@ -92,20 +94,17 @@ class RunObjective(BatchObjective):
         counts = {"microbatches of the run": self.num_microbatches, "microbatches of a batch": len(self._batches[0])}
         return {**super().alike, **counts, "stash": self._is_stashed, **self._compared}
 
-    def begin(
-        self, slices: Sequence[slice], targets: Samples | Pieces | Portion | None, exchange: Exchange | None = None
-    ) -> None:
-        """Take the microbatches of the run, and its targets; those are never a part of them."""
-        super().begin(slices, targets, exchange)
-        self._of_batches = [self._shares_of(slices, batch) for batch in self._batches]
+    def begin(self, sizes: Sequence[int], targets: Sequence[Payload] | None, exchange: Exchange | None = None) -> None:
+        """Take the sizes of the microbatches of the run, and its targets; all of these are here."""
+        super().begin(sizes, targets, exchange)
+        self._of_batches = [self._shares_of(sizes, batch) for batch in self._batches]
         for update in self._updates:
-            for k, share in zip(update, self._shares_of(slices, update)):
+            for k, share in zip(update, self._shares_of(sizes, update)):
                 self._shares[k] = share
 
-    def _shares_of(self, slices: Sequence[slice], microbatches: Sequence[int]) -> list[float]:
-        ends = [0, *accumulate(slices[k].stop - slices[k].start for k in microbatches)]
-        parts = None if self.parts is None else [self.parts[k] for k in microbatches]
-        return shares(list(map(slice, ends, ends[1:])), *self._given, parts)
+    def _shares_of(self, sizes: Sequence[int], microbatches: Sequence[int]) -> list[float]:
+        targets = None if self.targets is None else [self.targets[k] for k in microbatches]
+        return shares([sizes[k] for k in microbatches], *self._given, targets)
 
     def numbers(self, *others: float) -> np.ndarray:
         """Return for each batch its loss, and its microbatches' losses: an array of shape (batches, 1 + per batch)."""
@@ -131,8 +130,8 @@ class Runs:
     plan : Plan
     group : ProcessGroup
     intake : Intake
-    executor : function
-        ``(program, observers=…) -> Executor``.
+    executor : partial
+        ``(program, handlers=…) -> Executor``, with the stages of this rank and their array module.
     objective : partial
         Of a :class:`BatchObjective <minipipe.execution.objective.BatchObjective>`: the loss, and its weight.
     check_finite : str
@@ -153,13 +152,12 @@ class Runs:
         plan: Plan,
         group: ProcessGroup,
         intake: Intake,
-        executor: Callable[..., Executor],
+        executor: partial[Executor],
         objective: partial[BatchObjective],
         check_finite: str,
     ) -> None:
         self.program = plan.program
         self._plan, self._group, self._intake, self._build, self._objective = plan, group, intake, executor, objective
-        self._executor: Executor | None = None
         self._check_finite = check_finite
         if U in plan.schedule.kinds:
             _check_plan(plan)
@@ -169,9 +167,10 @@ class Runs:
     ) -> tuple[RunLosses, Record]:
         """Run over all batches; see :meth:`minipipe.Pipeline.run`."""
         begun, is_stashed = perf_counter(), self._plan.is_stashed(stash)
-        executor = self._executor_of(len(given))
-        self._check_optimiser(optimiser, executor, is_stashed)
-        for stage in executor.stages.values():
+        self._take_program(len(given))
+        stages: Mapping[int, Stage] = self._build.keywords["stages"]
+        self._check_optimiser(optimiser, stages, is_stashed)
+        for stage in stages.values():
             check_frozen(stage)
             stage.begin()
         count, group = self.program.num_microbatches, self._group
@@ -183,12 +182,14 @@ class Runs:
         objective = RunObjective(loss, weight, *rest, **self._objective.keywords)
         inputs, targets = (_cut(each, noun, numbers_of) for each, noun in zip(zip(*given), ("inputs", "targets")))
         batch = self._intake.batch("run", inputs, targets, objective, is_training, step)
-        sums = ReplicaSums(self.program, group, executor.xp)
-        updating = Updating(self.program, group.rank, executor.stages, optimiser, is_stashed, sums)
+        sums = ReplicaSums(self.program, group, self._build.keywords["xp"])
+        updating = Updating(self.program, group.rank, stages, optimiser, is_stashed, sums)
+        handlers = handlers_of(self.program.actions[group.rank])
+        executor = self._build(self.program, handlers=updating.handlers(handlers))
         watch = mode().watch if is_stashed else None  # which would refuse a change in place that is meant
         try:
             with setting(current_mode, mode()._replace(watch=watch)):
-                record = executor.run(batch, updating)
+                record = executor.run(batch)
             sums.finish()
         finally:
             copies = updating.finish()
@@ -201,8 +202,8 @@ class Runs:
         record.begun, record.left = begun, perf_counter()
         return losses, record
 
-    def _executor_of(self, num_batches: int) -> Executor:
-        """Return an executor of a program with the microbatches of all batches; the last one again, if it is."""
+    def _take_program(self, num_batches: int) -> None:
+        """Take a program with the microbatches of all batches; the last one again, if it is."""
         plan = self._plan
         m = plan.schedule.num_microbatches
         count = m * num_batches if plan.built_as else m
@@ -210,21 +211,17 @@ class Runs:
             given = f"{counted(m, 'microbatch')} for a run of {counted(num_batches, 'batch')}"
             message = f"{plan.schedule.name} has {given}; expected the same number of microbatches for each batch."
             raise MicrobatchError("wrong-number", f"{message} Pass such a table, or the name of a schedule.")
-        if self._executor is None or self.program.num_microbatches != count:
-            program = plan.program_of_run(count)
-            row = program.actions[self._group.rank]
-            self._executor = self._build(program, observers=observers_of(row, stacks_weights=False))
-            self.program = program
-        return self._executor
+        if self.program.num_microbatches != count:
+            self.program = plan.program_of_run(count)
 
-    def _check_optimiser(self, optimiser: Any, executor: Executor, is_stashed: bool) -> None:
+    def _check_optimiser(self, optimiser: Any, stages: Mapping[int, Stage], is_stashed: bool) -> None:
         _OPTIMISER.of_class("run", optimiser)
         if type(optimiser).step is not Optimiser.step:
             message = (
                 f"{type(optimiser).__name__} overrides step(); in a run each stage updates its parameters separately."
             )
             raise ArgumentError("type", f"{message} Pass an optimiser that defines _update, such as optim.Adam.")
-        modules = [*self._plan.model.modules(), *(stage._forward for stage in executor.stages.values())]
+        modules = [*self._plan.model.modules(), *(stage._forward for stage in stages.values())]
         if not is_stashed and (R in self.program.kinds or any(isinstance(part, Recompute) for part in modules)):
             message = "Recomputation with newer weights than the forward gives different activations"
             raise ScheduleError.of(Code.UNSUPPORTED, f"{message}; leave out recompute, or pass stash=True.")
@@ -319,12 +316,10 @@ def _cut(batches: Sequence[Any], noun: str, numbers: Sequence[Sequence[int]]) ->
     each, parts = len(numbers[0]), dict[int, Any]()
     for number, batch in enumerate(batches):
         own = samples(batch, f"{noun} of batch {number}")
-        if isinstance(own, Pieces) and len(own.parts) != each:
-            given = counted(len(own.parts), "microbatch")
+        if own.is_cut and len(own.sizes) != each:
+            given = counted(len(own.sizes), "microbatch")
             message = f"Batch {number} has {given}; expected {each}, as in all others."
             raise MicrobatchError("wrong-number", message)
-        slices = own.slices if isinstance(own, Pieces) else split_microbatches(own.num_samples, each)
-        for k, part in zip(numbers[number], map(own.cut, slices)):
-            whole = [Replicated(a) if i in part.replicated else a for i, a in enumerate(part.arrays)]
-            parts[k] = part.rebuilt(whole)
+        cut = own.cut(sizes_of(own.num_samples, each, own))
+        parts.update(zip(numbers[number], map(as_given, cut)))
     return Microbatches([parts[k] for k in sorted(parts)])

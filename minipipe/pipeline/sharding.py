@@ -29,8 +29,8 @@ from minipipe.errors import ArgumentError, not_copyable
 from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan
 from minipipe.nn import Parameter
-from minipipe.nn.shards import pieces_of
 from minipipe.optim import Optimiser, ParameterGroup
+from minipipe.parallel.reduction import equal_parts
 
 
 class Sharing(NamedTuple):
@@ -48,7 +48,8 @@ class Sharing(NamedTuple):
 
     def share(self, place: int) -> list[slice]:
         """Return the elements of each parameter in the shard of one of the ranks."""
-        found = dict(pieces_of([parameter.size for parameter in self.parameters], len(self.ranks), place))
+        sizes = tuple(parameter.size for parameter in self.parameters)
+        found = dict(equal_parts(sizes, len(self.ranks))[place])
         return [found.get(i, slice(0, 0)) for i in range(len(self.parameters))]
 
 

@@ -52,9 +52,9 @@ class ActionKind(StrEnum):
     @classmethod
     def _missing_(cls, value: Any) -> ActionKind:
         """Return the member of a kind that a program has declared: Python asks for those above first."""
-        from minipipe.core.values import KINDS  # on demand: who runs a schedule needs no declarations
+        from minipipe.schedules.cells import KINDS, is_kind  # on demand: who runs a schedule needs no declarations
 
-        if value not in KINDS:
+        if not is_kind(value):
             raise ArgumentError("name", f"{quoted(value)} is not a kind of action; schedules.declare(…) adds kinds.")
         member = _DECLARED.setdefault(KINDS[value], str.__new__(cls, value))
         member._name_ = member._value_ = str(value)
@@ -76,6 +76,11 @@ class ActionKind(StrEnum):
     def is_backward(self) -> bool:
         """Whether this is B, I or W."""
         return self.declaration.is_backward
+
+    @cached_property
+    def is_of_rank(self) -> bool:
+        """Whether it belongs to a rank, and to no stage and microbatch."""
+        return self.declaration.of_rank
 
 
 _DECLARED: dict[Kind, ActionKind] = {}
@@ -141,7 +146,7 @@ class Action(NamedTuple):
     Attributes
     ----------
     stage : int
-        Index of the stage, from 0.
+        Index of the stage, from 0; of an instruction of a rank (``kind.is_of_rank``), the rank.
     kind : ActionKind
     microbatch : int or Slice
         Index of the microbatch, from 0; a :class:`Slice` in a table of sliced sequences.
@@ -159,7 +164,8 @@ class Action(NamedTuple):
     microbatch: Any
 
     def __str__(self) -> str:
-        return f"{self.stage}{self.kind}{self.microbatch}"
+        is_word = isinstance(self.kind, ActionKind) and self.kind.is_of_rank  # it may be a letter
+        return str(self.kind) if is_word else f"{self.stage}{self.kind}{self.microbatch}"
 
     @classmethod
     def parse(cls, cell: str) -> Action:
@@ -168,7 +174,8 @@ class Action(NamedTuple):
         Raises
         ------
         ScheduleError
-            Code ``syntax``, if the text is not a stage, a kind and a microbatch.
+            Code ``syntax``, if the text is not a stage, a kind and a microbatch: also of an instruction of a rank,
+            whose cell names no rank. ``"1LOSS0"`` is the LOSS of rank 1.
         """
         from minipipe.schedules.cells import split_cell  # on demand: most tables are built, not read
 

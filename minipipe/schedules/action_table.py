@@ -16,7 +16,7 @@ from operator import attrgetter, index, itemgetter
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from minipipe.errors import Code, ScheduleError, counted, misuse, quoted
-from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, Rows, Slice, W, number_of, numbered
+from minipipe.schedules.action import Action, ActionKind, B, F, I, Rows, Slice, W, number_of, numbered
 from minipipe.schedules.collector import collector_paused as collector_paused
 from minipipe.schedules.placement import Placed, check_index, check_placement, in_replica_order, ranks_in
 from minipipe.schedules.written import ShownInNotebooks as ShownInNotebooks
@@ -48,12 +48,14 @@ class ActionTable(Placed, Written):
     frozen: frozenset[int] = frozenset()
     overlaps: frozenset[Action] = frozenset()
     num_slices: int = 1
+    tied: tuple[tuple[int, ...], ...] = ()
     # Cached walks and results of analyses. A table never changes, so each is computed once.
     _kept: dict[str, Any] = field(default_factory=dict, init=False, compare=False)
 
     def __post_init__(self) -> None:
         self._set(placement=tuple(tuple(r) if isinstance(r, list) else r for r in self.placement))
-        self._set(actions=tuple(map(_as_actions, self.actions)), frozen=frozenset(self.frozen))
+        rows = (_as_actions(row, rank) for rank, row in enumerate(self.actions))
+        self._set(actions=tuple(rows), frozen=frozenset(self.frozen))
         if not isinstance(self.num_microbatches, Integral):
             message = f"{self.name!r} has {quoted(self.num_microbatches)} microbatches; expected a whole number."
             raise ScheduleError.of(Code.PLACEMENT, message)
@@ -64,12 +66,15 @@ class ActionTable(Placed, Written):
                 f"{self.num_ranks}, {self.num_stages} and {self.num_microbatches}.",
             )
         check_placement(self.placement, self.num_ranks)
-        for stage in self.frozen:
+        self._set(tied=tuple(sorted(tuple(sorted(set(stages))) for stages in self.tied)))
+        for stage in chain(self.frozen, *self.tied):
             check_index("stage", stage, self.num_stages)
         self._set(overlaps=frozenset(map(_as_action, self.overlaps)))
         _check_slices(self.name, self.num_microbatches, self.num_slices)
-        overlaps, *rows = _with_indices((tuple(self.overlaps), *self.actions), self.num_slices, self.num_microbatches)
-        self._set(actions=tuple(rows), overlaps=frozenset(overlaps))
+        overlaps, *numbered_rows = _with_indices(
+            (tuple(self.overlaps), *self.actions), self.num_slices, self.num_microbatches
+        )
+        self._set(actions=tuple(numbered_rows), overlaps=frozenset(overlaps))
         self._set(placement=in_replica_order(self.placement, self.numbered))
         for action in self.overlaps:
             if action.kind is not F or action not in self.first_rank_with:
@@ -165,6 +170,11 @@ class ActionTable(Placed, Written):
         return frozenset(map(_KIND, chain.from_iterable(self.actions)))
 
     @cached_property
+    def rank_kinds(self) -> frozenset[ActionKind]:
+        """The kinds that occur and belong to a rank, and to no stage and microbatch."""
+        return frozenset(kind for kind in self.kinds if kind.is_of_rank)
+
+    @cached_property
     def is_forward_only(self) -> bool:
         """Whether no stage has any backward action."""
         return not any(kind.is_backward for kind in self.kinds)
@@ -175,10 +185,12 @@ class ActionTable(Placed, Written):
         return min(set(range(self.num_stages)) - self.frozen, default=self.num_stages)
 
     def without_sums(self) -> Self:
-        """Return the table without its REDUCE_GRADs, which take their ranks no time."""
-        if REDUCE_GRAD not in self.kinds:
+        """Return the table without its REDUCE_GRADs, and all others but messages that take their ranks no time."""
+        declarations = {kind: kind.declaration for kind in self.kinds}
+        beside = {kind for kind, one in declarations.items() if not (one.lane or one.message)}
+        if not beside:
             return self
-        rows = ((action for action in row if action.kind is not REDUCE_GRAD) for row in self.actions)
+        rows = ((action for action in row if action.kind not in beside) for row in self.actions)
         return self.with_rows(type(self), rows)
 
     def as_written(self, action: Action) -> Action:
@@ -237,7 +249,8 @@ def check_range(table: ActionTable) -> None:
         return
     for part, count, name in ((0, table.num_stages, "stage"), (2, table.num_microbatches, "microbatch")):
         for rank, row in enumerate(table.numbered):
-            numbers = set(map(itemgetter(part), row))
+            own = [action for action in row if action[1] not in table.rank_kinds] if table.rank_kinds else row
+            numbers = set(map(itemgetter(part), own))
             if not all(0 <= number < count for number in numbers):
                 message = f"Rank {rank} names a {name} that is not among the {count}; verify(schedule) says where."
                 raise ScheduleError.of(Code.OUT_OF_RANGE, message, rank)
@@ -250,14 +263,22 @@ def check_range(table: ActionTable) -> None:
     table._kept["is in range"] = True
 
 
-def _as_actions(row: Iterable[Action | str]) -> tuple[Action, ...]:
+def _as_actions(row: Iterable[Action | str], rank: int) -> tuple[Action, ...]:
     """Read cells such as ``"2F0"``, and kinds such as ``"F"``. A row of actions is returned unchanged."""
     cells: tuple[Any, ...] = tuple(row)
     if set(map(type, cells)) == {Action}:
         parts = ((itemgetter(part), kind) for part, kind in enumerate((int, ActionKind, int)))
         if all(set(map(type, map(part, cells))) == {kind} for part, kind in parts):
             return cells
-    return tuple(map(_as_action, cells))
+    return tuple(_as_action(_with_rank(cell, rank)) for cell in cells)
+
+
+def _with_rank(cell: Any, rank: int) -> Any:
+    if not isinstance(cell, str):
+        return cell
+    from minipipe.schedules.cells import is_of_rank  # on demand: as in Action.parse
+
+    return Action(rank, ActionKind(cell), 0) if is_of_rank(cell) else cell
 
 
 def _as_action(cell: Action | str) -> Action:
@@ -356,6 +377,8 @@ class Schedule(ActionTable):
         The slices of a sequence, at least 1. Each slice is a microbatch, and ``num_microbatches`` counts slices. The
         ``microbatch`` of an action is then the tuple (sequence, slice), which text writes ``0F1.2``; ``numbered`` has
         the rows with the number ``sequence * num_slices + slice`` in its place, which cells such as ``"0F5"`` may give.
+    tied : tuple of tuple of int
+        The stages that share a parameter, together: ``((0, 3),)`` if the last stage uses the embedding of the first.
 
     Raises
     ------
@@ -467,5 +490,6 @@ def schedule_of_text(text: str, name: str = "text", ignore_sharding: bool = Fals
 
 
 def _of_its_kind(name: str, cells: Cells) -> Schedule | Program:
-    is_program = any(action.kind.is_communication for row in cells.actions for action in row)
+    kinds = {action.kind for row in cells.actions for action in row}
+    is_program = any(kind.is_communication or kind.is_of_rank for kind in kinds)
     return (Program if is_program else Schedule)(name, *cells)

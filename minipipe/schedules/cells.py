@@ -4,12 +4,39 @@ from __future__ import annotations
 
 import re
 
-from minipipe.core.values import KINDS
+from minipipe.core.values import KINDS as KINDS
 from minipipe.errors import Code, ScheduleError
 
 # Nine digits are enough. For several thousand digits, int() raises an error of its own.
 _CELL = re.compile(r"(\d{1,9})([A-Z_]+)(\d{1,9})", re.ASCII)
 _WITHOUT_STAGE = re.compile(r"([A-Z_]+)\d{1,9}(\.\d{1,9})?", re.ASCII)
+_WORD = re.compile(r"[A-Z_]{2,}", re.ASCII)
+
+
+def is_kind(name: object) -> bool:
+    """Whether there is a kind of that name: one of the core, of a pass, or of the program.
+
+    Examples
+    --------
+    >>> is_kind("F"), is_kind("LOSS"), is_kind("G")
+    (True, True, False)
+    """
+    if name in KINDS:
+        return True
+    from minipipe.passes.kinds import FRAMING  # on demand: it declares them, and most tables have none
+
+    return name in FRAMING
+
+
+def is_of_rank(cell: str) -> bool:
+    """Whether a cell is an instruction of the rank of its row, which is a word.
+
+    Examples
+    --------
+    >>> [is_of_rank(cell) for cell in ("LOSS", "1LOSS0", "F0", "LOST")]
+    [True, False, False, False]
+    """
+    return _WORD.fullmatch(cell) is not None and is_kind(cell) and KINDS[cell].of_rank
 
 
 def split_cell(cell: str) -> tuple[int, str, int]:
@@ -26,7 +53,7 @@ def split_cell(cell: str) -> tuple[int, str, int]:
     (2, 'F', 0)
     """
     match = _CELL.fullmatch(cell)
-    if match is None or match[2] not in KINDS:
+    if match is None or not is_kind(match[2]):
         from minipipe.hints import not_an_action  # on demand: most cells are actions
 
         message = f"{not_an_action(cell, is_cell, may_omit_stage)} {expected_cell()}"
@@ -43,7 +70,7 @@ def is_cell(cell: str) -> bool:
     [True, False, False]
     """
     match = _CELL.fullmatch(cell)
-    return match is not None and match[2] in KINDS
+    return match is not None and is_kind(match[2])
 
 
 def may_omit_stage(cell: str) -> bool:
@@ -55,9 +82,10 @@ def may_omit_stage(cell: str) -> bool:
     [True, True, True, False, False, False]
     """
     match = _WITHOUT_STAGE.fullmatch(cell)
-    return match is not None and match[1] in KINDS and not KINDS[match[1]].message
+    return match is not None and is_kind(match[1]) and not KINDS[match[1]].message
 
 
 def expected_cell() -> str:
     """Return the form of a cell, as the end of an error."""
-    return f"Expected stage, kind and microbatch, such as 2F0; kinds: {', '.join(KINDS)}."
+    kinds = (name for name, kind in KINDS.items() if not kind.of_rank)
+    return f"Expected stage, kind and microbatch, such as 2F0; kinds: {', '.join(kinds)}."

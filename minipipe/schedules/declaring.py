@@ -11,6 +11,7 @@ from typing import Any
 
 from minipipe.core.values import KINDS, NOUNS, Kind, Meeting, Noun, Site, Uses, Value
 from minipipe.errors import ArgumentError, quoted
+from minipipe.schedules.cells import is_kind
 from minipipe.specs import Spec
 
 
@@ -52,6 +53,7 @@ def declare(kind: Kind, nouns: Mapping[str, Noun] | None = None) -> None:
         problem = "expected capital letters and underscores, such as KEEP"
         message = f"{quoted(kind.name)} cannot name a kind; {problem}."
         raise ArgumentError("name", message)
+    is_kind(kind.name)  # loads the kinds of passes: another one of that name is refused
     if kind.name in KINDS:
         message = f"{kind.name} is declared already; choose another name."
         raise ArgumentError("name", message)
@@ -101,11 +103,19 @@ class _Trial:
         self.is_forward_only = False
         self.first_backward_stage = 0
         self.message_cuts: Sequence[bool] = (True,) * (num_stages - 1) + (False,)
+        self.tied: Sequence[tuple[int, ...]] = (tuple(range(num_stages)),)
+        self.num_ranks = num_stages
         self.kinds: frozenset[str] = frozenset()
         self.positions: dict[tuple[str, int], dict[int, int]] = {}
 
     def num_replicas(self, stage: int) -> int:
         return 2
+
+    def ranks_of(self, stage: int) -> Sequence[int]:
+        return range(self.num_ranks)
+
+    def local_stages(self, rank: int) -> Sequence[int]:
+        return (rank,)
 
     def taken(self, rank: int, kind: str, stage: int, given_by: tuple[str, ...]) -> Mapping[int, Sequence[int]]:
         return {-1: [0]}

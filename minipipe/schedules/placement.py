@@ -91,7 +91,7 @@ class Placed:
         rows = numbered(self.actions, self.num_slices) if shared else ()
         for rank, row in reversed([*enumerate(rows)]):
             for stage, kind, k in row:
-                if stage in shared:
+                if stage in shared and not kind.is_of_rank:
                     (forwards if kind is F else others)[stage, k] = rank
         return others | forwards
 
@@ -121,6 +121,8 @@ class Placed:
 
     def home_of(self, action: Action) -> int | None:
         """Return the rank of an action; if it is missing, the rank of its stage, or None if there is no such stage."""
+        if action.kind.is_of_rank:
+            return action.stage
         home = self.rank_of(action.stage, action.microbatch) if 0 <= action.stage < self.num_stages else None
         return self.first_rank_with.get(action, home)
 
@@ -199,7 +201,9 @@ def in_replica_order(placement: Placement, actions: Sequence[Sequence[Action]]) 
         return tuple(placement)
     lowest: dict[tuple[int, int], int] = {}
     for rank, row in enumerate(actions):
-        for stage, _, k in row:
+        for stage, kind, k in row:
+            if kind.is_of_rank:
+                continue
             lowest[rank, stage] = min(k, lowest.get((rank, stage), k))
     homes = (sorted(ranks_in(home), key=lambda r: (lowest.get((r, s), inf), r)) for s, home in enumerate(placement))
     return tuple(tuple(ranks) if len(ranks) > 1 else ranks[0] for ranks in homes)

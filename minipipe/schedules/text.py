@@ -19,7 +19,7 @@ from minipipe import io
 from minipipe.errors import ArgumentError, Code, FileError, ScheduleError, quoted
 from minipipe.io import MOST_ACTIONS, MOST_BYTES, MOST_STAGES, printable
 from minipipe.schedules.action import Action, B, F, I, Slice
-from minipipe.schedules.cells import is_cell, may_omit_stage
+from minipipe.schedules.cells import is_cell, is_of_rank, may_omit_stage
 
 # An overlapped forward and backward, as PyTorch writes them: (0F3;3B1)OVERLAP_F_B.
 _OVERLAP = re.compile(r"\(([^;]*);([^;]*)\)OVERLAP_F_B", re.ASCII)
@@ -29,8 +29,10 @@ _SHARDING = re.compile(r"\d{1,9}((UNSHARD|RESHARD)\d{0,9}|REDUCE_GRAD)", re.ASCI
 _SLICE = re.compile(r"(?<=\d)\.(\d{1,9})(?![\w.])", re.ASCII)  # of a sequence, after its number: 2F0.1
 _SLICED = re.compile(r"([^.]+)\.(\d{1,9})", re.ASCII)
 _FROZEN = re.compile(r"\ufeff?# .*\(frozen: (\d{1,9}(?:, \d{1,9})*)\): ", re.ASCII)
+_TIED = re.compile(r"\ufeff?# .*\(tied: (\d{1,9}(?:-\d{1,9})+(?:, \d{1,9}(?:-\d{1,9})+)*)\)[ :]", re.ASCII)
 _WITH_STAGE = re.compile(r"\(?\d+[A-Z]", re.ASCII)
 _WORD = re.compile(r"\S+")
+_NUMBER = re.compile(r"\d", re.ASCII)
 _unreadable = partial(ScheduleError.of, Code.SYNTAX)
 _KNOWN = 2**16  # cells that are parsed once, however often they occur
 
@@ -44,6 +46,7 @@ class Cells(NamedTuple):
     frozen: frozenset[int] = frozenset()
     overlaps: frozenset[Action] = frozenset()
     num_slices: int = 1
+    tied: tuple[tuple[int, ...], ...] = ()
 
 
 # The number of a line and its cells, blank ones among them. Only the cells of one line are in memory at a time.
@@ -53,7 +56,7 @@ _Row = tuple[int, Iterable[str]]
 def read(form: str, given: Any, ignore_sharding: bool = False) -> Cells:
     """Read a schedule from ``"text"``, from ``"csv"``, from ``"either"`` of these, or from the path of a ``"file"``.
 
-    Comments of text are ignored, except the frozen stages of the first line: ``# 1f1b (frozen: 0, 1): …``.
+    Comments of text are ignored, except the notes of the first line: ``# 1f1b (tied: 0-3) (frozen: 1, 2): …``.
 
     Errors have code ``syntax``, or code ``unreadable`` for a file that cannot be read, is too large or is not text.
     """
@@ -65,7 +68,10 @@ def read(form: str, given: Any, ignore_sharding: bool = False) -> Cells:
     is_csv = form == "csv" or (form != "text" and _is_csv(text))
     frozen = None if is_csv else _FROZEN.match(text)
     stages = frozenset(map(int, frozen[1].split(","))) if frozen else frozenset()
-    return _from_rows(partial(_rows_of_csv if is_csv else _rows_of_text, text), ignore_sharding, stages)
+    tied = None if is_csv else _TIED.match(text)
+    groups = (tuple(map(int, group.split("-"))) for group in (tied[1].split(",") if tied else ()))
+    cells = _from_rows(partial(_rows_of_csv if is_csv else _rows_of_text, text), ignore_sharding, stages)
+    return cells._replace(tied=tuple(groups))
 
 
 def _is_csv(text: str) -> bool:
@@ -160,7 +166,9 @@ def _rows_in(read: Callable[[], Iterator[_Row]], ignore_sharding: bool = False) 
     actions: list[tuple[Action, ...]] = []
     total = 0
     for line, cells in read():
-        row = _row(line, cells, None if names_stages else len(actions), parse)
+        rank = len(actions)
+        whole = (_with_rank(cell, rank, num_slices) for cell in cells)
+        row = _row(line, whole, None if names_stages else rank, parse)
         actions.append(tuple(islice(row, MOST_ACTIONS + 1 - total)))
         total += len(actions[-1])
         if total > MOST_ACTIONS or len(actions) > MOST_STAGES:
@@ -169,9 +177,15 @@ def _rows_in(read: Callable[[], Iterator[_Row]], ignore_sharding: bool = False) 
     return actions, frozenset(overlaps), num_slices
 
 
+def _with_rank(cell: str, rank: int, num_slices: int) -> str:
+    """Return the cell of an instruction of a rank with the numbers that its word leaves out; others as they are."""
+    word = cell.strip()
+    return f"{rank}{word}0{'.0' if num_slices else ''}" if is_of_rank(word) else cell
+
+
 def _num_slices(read: Callable[[], Iterator[_Row]]) -> int:
     """Return the number of slices of a sequence, as the largest one says; 0 if the first cell names none."""
-    first = next((cell for _, cells in read() for cell in cells if cell.strip()), "")
+    first = next((cell for _, cells in read() for cell in cells if _NUMBER.search(cell)), "")
     if not _SLICE.search(first):
         return 0
     return 1 + max(int(number) for _, cells in read() for cell in cells for number in _SLICE.findall(cell))
@@ -230,7 +244,7 @@ def _placement(actions: Sequence[Sequence[Action]], frozen: frozenset[int]) -> t
     """
     counts: defaultdict[int, Counter[int]] = defaultdict(Counter)  # by stage and rank: the number of actions
     for rank, row in enumerate(actions):
-        for stage, count in Counter(action.stage for action in row).items():
+        for stage, count in Counter(stage for stage, kind, _ in row if not kind.is_of_rank).items():
             counts[stage][rank] += count
     stages = sorted(counts)
     if len(stages) > MOST_STAGES:

@@ -38,6 +38,7 @@ class Written(ShownInNotebooks):
     frozen: frozenset[int]
     overlaps: frozenset[Action]
     num_slices: int
+    tied: tuple[tuple[int, ...], ...]
 
     if TYPE_CHECKING:
 
@@ -45,9 +46,11 @@ class Written(ShownInNotebooks):
 
     @property
     def title(self) -> str:
-        """The name in one line, and which stages are frozen."""
+        """The name in one line, and which stages are frozen or share parameters."""
         frozen = f" (frozen: {', '.join(map(str, sorted(self.frozen)))})" if self.frozen else ""
-        return printable(" ".join(self.name.split())) + frozen
+        tied = ", ".join("-".join(map(str, stages)) for stages in self.tied)
+        notes = f" (tied: {tied})" * bool(tied) + frozen
+        return printable(" ".join(self.name.split())) + notes
 
     def describe(self, separator: str = ": ") -> str:
         """Return name and sizes: ``1f1b: 4 ranks, 4 stages, 8 microbatches``."""

@@ -13,8 +13,7 @@ graph, which the captured program holds as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from statistics import median
 from time import perf_counter
 from types import ModuleType
@@ -29,12 +28,12 @@ from minipipe.errors import ArgumentError, MicrobatchError
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import check_loss
 from minipipe.execution.objective import BatchObjective, Loss
-from minipipe.execution.observers import MemoryMeter
+from minipipe.execution.observers import MemoryMeter, roots_of
 from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan, build_stages, check_model
 from minipipe.execution.replayed import observed
 from minipipe.execution.replaying import ReplayingStage
-from minipipe.execution.samples import Samples, divided, samples
+from minipipe.execution.samples import samples, sizes_of
 from minipipe.execution.stage import Stage
 from minipipe.nn import Identity, Sequential
 from minipipe.nn.fully_sharded import persistent_arrays
@@ -158,7 +157,8 @@ def measure_on_this_rank(
     with random_key(seed), enable_grad():
         values = [batch.input(0)]  # by layer, its input
         for index in range(len(layers)):
-            values.append(_forward(stage_of(index), values[-1], batch))
+            current_place().begin(0)
+            values.append(stage_of(index).forward(0, values[-1])[0])
         behind = values[-1] if loss is None else _NOTHING
         ones = [xp.ones_like(array) if wanted else None for array, wanted in zip(behind.arrays, behind.wanted)]
         gradients = [Payload(ones, [], ())]
@@ -201,62 +201,95 @@ def _first_microbatch(
     if y is not None and y.num_samples != x.num_samples:
         message = f"There are {x.num_samples} inputs, but {y.num_samples} targets; expected one for each."
         raise MicrobatchError("wrong-number", message)
-    part, *_ = divided(x.num_samples, num_microbatches, x, y)
-    own_x, own_y = (None if given is None else _copied(given.cut(part)) for given in (x, y))
-    alone, objective = [slice(0, part.stop)], BatchObjective(loss)
-    objective.begin(alone, own_y)
-    return Batch("measure_layers", alone, own_x, objective, 0, 0, seed, is_cut=False, inputs_require_grad=False)
+    read = [x] if y is None else [x, y]
+    sizes = sizes_of(x.num_samples, num_microbatches, *read)
+    first_x, *first_y = (_copied(each.cut(sizes)[0]) for each in read)
+    objective = BatchObjective(loss)
+    objective.begin(sizes[:1], first_y or None)
+    return Batch("measure_layers", sizes[:1], [first_x], objective, 0, 0, seed)
 
 
-def _copied(given: Samples) -> Samples:
-    return given._replace(arrays=list(map(backend.copy, given.arrays)))
+def _copied(part: Payload) -> Payload:
+    return part._replace(arrays=list(map(backend.copy, part.arrays)))
 
 
 def _measure(
     stage: Stage, passing: _Passing, batch: Batch, repeats: int, xp: ModuleType
 ) -> tuple[LayerProfile, Payload]:
     """Run F, I and W of a stage, once for its memory and then for the times; also return the gradient of its inputs."""
-    gradient = passing.gradients[-1]
-    actions: dict[ActionKind, Callable[[], Any]] = {F: partial(_forward, stage, passing.received, batch)}
-    if stage.has_backward:
-        actions[I] = partial(stage.backward_input, 0, None if stage.is_last else gradient)
-        if not stage.is_frozen:
-            actions[W] = partial(stage.backward_weight, 0)
+    actions = _Actions(stage, passing, batch)
     times: dict[ActionKind, list[float]] = {kind: [] for kind in (F, I, W)}
     holding, returned = _held(stage, actions, passing, batch)
     with observed({stage.index: stage}, is_observed=False, is_halved=True):
         if isinstance(stage, ReplayingStage):
-            _settle(stage, actions.values())
+            _settle(stage, actions)
         for _ in range(repeats):
             stage.begin(accumulate=True)
-            for kind, act in actions.items():
+            for kind in actions.kinds:
                 start = perf_counter()
-                act()
+                actions.run(kind)
                 backend.synchronise(xp)
                 times[kind].append(perf_counter() - start)
     medians: Any = (median(spent) if spent else 0.0 for spent in times.values())
     return LayerProfile(tuple(medians), holding, passing.size), returned
 
 
-def _settle(stage: ReplayingStage, actions: Iterable[Callable[[], Any]]) -> None:
+class _Actions:
+    """F, I and W of a stage for one microbatch, and what it holds between them.
+
+    Attributes
+    ----------
+    kinds : tuple of ActionKind
+    held : Held, WeightWork or None
+    """
+
+    def __init__(self, stage: Stage, passing: _Passing, batch: Batch) -> None:
+        self._stage, self._received, self._batch = stage, passing.received, batch
+        self._gradient = None if stage.is_last else passing.gradients[-1]
+        self.kinds: tuple[ActionKind, ...] = (F,)
+        if stage.has_backward:
+            self.kinds = (F, I) if stage.is_frozen else (F, I, W)
+        self.held: Any = None
+
+    def run(self, kind: ActionKind) -> Payload:
+        """Run one of them; return what it passes on."""
+        stage, held, self.held = self._stage, self.held, None
+        passed = _NOTHING
+        if kind is F:
+            current_place().begin(0)
+            if stage.is_last:  # the loss, after the last layer
+                self.held = stage.forward_with_loss(0, self._received, self._batch.objective)
+            else:
+                passed, self.held = stage.forward(0, self._received)
+        elif kind is I:
+            passed, self.held = stage.backward_input(0, held, self._gradient)
+        else:
+            stage.backward_weight(0, held)
+        return passed
+
+    @property
+    def graph(self) -> list[Any]:
+        """The roots of the graph that is held now."""
+        return roots_of([self.held])
+
+
+def _settle(stage: ReplayingStage, actions: _Actions) -> None:
     """Run the actions of a step until a captured program replays them, or until it is known that none will."""
     for _ in range(_UNTIL_REPLAYED):
         stage.begin(accumulate=True)
-        for act in actions:
-            act()
+        for kind in actions.kinds:
+            actions.run(kind)
         if stage.settle():
             return
 
 
-def _held(
-    stage: Stage, actions: dict[ActionKind, Callable[[], Any]], passing: _Passing, batch: Batch
-) -> tuple[Holding, Payload]:
+def _held(stage: Stage, actions: _Actions, passing: _Passing, batch: Batch) -> tuple[Holding, Payload]:
     """Run each action once; return the buffers held after F and I, and the gradient of the stage's inputs."""
-    targets = batch.objective.targets
-    meter = MemoryMeter(targets.arrays if targets else ())
-    result = actions[F]()
+    targets = [array for part in batch.objective.targets or () for array in part.arrays]
+    meter = MemoryMeter(targets)
+    result = actions.run(F)
     own = persistent_arrays(stage.module)  # after F, which allocates the memory of fully sharded parameters
-    not_counted = [*own, *(targets.arrays if targets else ())]
+    not_counted = [*own, *targets]
     same = {}  # the next layer has the buffer of the result that was computed before
     if passing.result is not None:
         same = {_buffer(a): _buffer(b) for a, b in zip(result.arrays, passing.result.arrays)}
@@ -268,19 +301,19 @@ def _held(
         found = {same.get(key, key): size for key, size in buffers.items()}
         return {key if key in known else (stage.index, key): size for key, size in found.items()}
 
-    after_forward = apart(held_buffers(stage.held, not_counted))
-    has_graph = any(node.needs_gradient for node in stage.held if isinstance(node, Node))
+    after_forward = apart(held_buffers(actions.graph, not_counted))
+    has_graph = any(node.needs_gradient for node in actions.graph if isinstance(node, Node))
     after_input: Buffers = {}
     returned, transient = _NOTHING, 0
-    if I in actions:
-        meter.observe(stage, 0)
-        returned = actions[I]()
+    if I in actions.kinds:
+        meter.observe(stage, actions.graph, list)
+        returned = actions.run(I)
         known |= {_buffer(array) for array in returned.arrays}
-        after_input = apart(held_buffers(stage.held, not_counted))
-        (_, recomputed), _ = meter.measure(Action(stage.index, I, 0), stage)
+        after_input = apart(held_buffers(actions.graph, not_counted))
+        (_, recomputed), _ = meter.measure(Action(stage.index, I, 0), stage, actions.graph)
         transient = max(0, recomputed - sum(after_forward.values()))
-    if W in actions:
-        actions[W]()
+    if W in actions.kinds:
+        actions.run(W)
     inputs, gradients = _passed(passing.received), _passed(passing.gradients[-1])
     return Holding(inputs, gradients, after_forward, after_input, transient, has_graph), returned
 
@@ -296,15 +329,6 @@ def _passed(payload: Payload) -> Passed:
 
 def _buffer(array: Array | None) -> int:
     return id(buffer_of(array))
-
-
-def _forward(stage: Stage, received: Payload, batch: Batch) -> Payload:
-    """Run F. The loss, after the last layer, has no result to pass on."""
-    current_place().begin(0)
-    if not stage.is_last:
-        return stage.forward(0, received)
-    stage.forward_with_loss(0, received, batch.objective)
-    return _NOTHING
 
 
 def balance(

@@ -12,13 +12,14 @@ from minipipe.autograd import backend
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import Copies, copies_held
 from minipipe.execution.plan import Plan
-from minipipe.execution.sums import bytes_of_sum, most_sums_of_blocks
+from minipipe.execution.sums import most_sums_of_blocks
 from minipipe.io import html_table, text_table
 from minipipe.nn import Module
 from minipipe.nn.fully_sharded import FullySharded
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.sequential import parameters_of
 from minipipe.optim.optimiser import Optimiser
+from minipipe.parallel.reduction import bytes_of_sum
 from minipipe.schedules import Costs, Schedule
 from minipipe.schedules.action import U
 from minipipe.schedules.analysis.activations import memory_levels

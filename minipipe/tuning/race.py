@@ -24,7 +24,7 @@ from minipipe.comm import ProcessGroup, objects
 from minipipe.errors import ArgumentError, counted
 from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan
-from minipipe.execution.samples import Microbatches, Pieces, Replicated, Samples, samples
+from minipipe.execution.samples import Microbatches, as_given, samples
 from minipipe.hints import check_pipeline_options
 from minipipe.io import MARK, is_terminal
 from minipipe.nn import Parameter
@@ -445,16 +445,16 @@ def _shared(group: ProcessGroup, given: Any) -> Any:
     root, sent = has_some.index(True), None
     if group.rank == root:
         own = samples(given, "sample")
-        sent = [list(map(_as_message, own.parts)) if isinstance(own, Pieces) else _as_message(own)]
-    (found,) = objects.broadcast(group, root, sent, _CALL)
-    return Microbatches(list(map(_from_message, found))) if isinstance(found, list) else _from_message(found)
+        sent = {"is_cut": own.is_cut, "parts": list(map(_as_message, own.parts))}
+    found = objects.broadcast(group, root, sent, _CALL)
+    parts = list(map(_from_message, found["parts"]))
+    return Microbatches(parts) if found["is_cut"] else parts[0]
 
 
-def _as_message(own: Samples) -> dict[str, Any]:
-    payload = Payload(own.arrays, [True] * len(own.arrays), own.form)  # the treedef distinguishes tuples from lists
-    return {"payload": payload.to_message(), "replicated": sorted(own.replicated)}
+def _as_message(part: Payload) -> dict[str, Any]:
+    return {"payload": part.to_message(), "replicated": sorted(part.replicated)}
 
 
 def _from_message(found: Mapping[str, Any]) -> Any:
-    payload, replicated = Payload.from_message(found["payload"]), found["replicated"]
-    return payload.rebuilt([Replicated(a) if i in replicated else a for i, a in enumerate(payload.arrays)])
+    payload = Payload.from_message(found["payload"])
+    return as_given(payload._replace(replicated=frozenset(found["replicated"])))

@@ -24,7 +24,7 @@ import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from statistics import median
 from time import perf_counter, thread_time
 from types import ModuleType
@@ -32,20 +32,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minipipe.comm import ProcessGroup, Request, init_process_group, objects, spawn
+from minipipe.comm import ProcessGroup, init_process_group, objects, spawn
 from minipipe.comm.job.guard import run_job
 from minipipe.comm.job.host import core_times, cores, launcher_of_ranks
 from minipipe.errors import LaunchError
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import part_of
-from minipipe.execution.executor import Executor, Step
+from minipipe.execution.executor import HANDLERS, Executor, Handler, Handlers, Pending
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.observers import MemoryMeter
-from minipipe.execution.offloading import Offloading
+from minipipe.execution.offloading import recompute
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
 from minipipe.execution.replayed import observed
-from minipipe.execution.samples import Samples, split_microbatches
+from minipipe.execution.samples import samples
 from minipipe.execution.sums import GradientSums
 from minipipe.execution.timeline import gather_timeline
 from minipipe.nn import Linear, MSELoss, Sequential
@@ -53,7 +53,6 @@ from minipipe.nn.fully_sharded import kept_whole
 from minipipe.nn.sequential import parameters_of
 from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, F, I, L, O, R, U, W
 from minipipe.schedules.action_table import Program, Schedule
-from minipipe.schedules.analysis.dependencies import Value
 from minipipe.schedules.analysis.lowering import lower
 from minipipe.schedules.analysis.replicas import pipelines_of
 from minipipe.schedules.sequential import one_microbatch
@@ -171,27 +170,31 @@ class CoreClock:
         """End the run."""
         self._elapsed = thread_time() - self._begun
 
-    def watch(self, action: Action, step: Step) -> Step:
-        """Return a step whose time on a core is measured, without its wait for a message."""
-        if action.kind in (ActionKind.RECV_F, ActionKind.RECV_B):
-            value = Value.carried_by(action)
+    def handlers(self, handlers: Handlers) -> Handlers:
+        """Return handlers whose waits for messages are counted apart."""
+        return {
+            **handlers,
+            ActionKind.RECV_F: self._apart(handlers[ActionKind.RECV_F]),
+            ActionKind.RECV_B: self._apart(handlers[ActionKind.RECV_B]),
+        }
 
-            def receive(executor: Executor, batch: Batch) -> None:
-                step(executor, batch)
-                executor.box[value] = _TimedRequest(executor.box[value], self)
+    def _apart(self, handler: Handler) -> Handler:
+        @wraps(handler)
+        def receive(executor: Executor, action: Action) -> Pending:
+            return _TimedWait(handler(executor, action), self)
 
-            return receive
-        if action.kind not in _KINDS:
-            return step
-        place = _KINDS.index(action.kind), action.stage
+        return receive
 
-        def compute(executor: Executor, batch: Batch) -> None:
-            start, waited = thread_time(), self.waited
-            step(executor, batch)
-            self._spent[place] += thread_time() - start - (self.waited - waited)
+    def begin(self, executor: Executor, action: Action) -> None:
+        """Note when an action begins."""
+        self._start, self._waited_before = thread_time(), self.waited
+
+    def end(self, executor: Executor, action: Action) -> None:
+        """Add the time for which its thread had a core, without its wait for a message."""
+        if action.kind in _KINDS:
+            place = _KINDS.index(action.kind), action.stage
+            self._spent[place] += thread_time() - self._start - (self.waited - self._waited_before)
             self._ran[place] += 1
-
-        return compute
 
     def gather(self, group: ProcessGroup) -> CoreTimes:
         """Return the times of all ranks. Collective."""
@@ -201,17 +204,18 @@ class CoreClock:
         return CoreTimes(spent / np.maximum(ran, 1), float(overhead[0, 0] / ran.sum()))
 
 
-class _TimedRequest(NamedTuple):
-    """A request whose wait is counted apart: the time that it takes of a core does not belong to an action."""
+class _TimedWait(Pending):
+    """A value whose wait is counted apart: the time that it takes of a core does not belong to an action."""
 
-    request: Request
-    clock: CoreClock
+    def __init__(self, value: Pending, clock: CoreClock) -> None:
+        self._value, self._clock = value, clock
 
     def wait(self) -> Any:
+        """Return the value."""
         start = thread_time()
-        message = self.request.wait()
-        self.clock.waited += thread_time() - start
-        return message
+        value = self._value.wait()
+        self._clock.waited += thread_time() - start
+        return value
 
 
 def costs_on_shared_cores(
@@ -266,7 +270,7 @@ def _with_cores(costs: Costs, hosts: Hosts, program: Program, makespan: float) -
     return with_part((1 + bisect_left(range(1, _PARTS), True, key=is_enough)) / _PARTS)
 
 
-MakeExecutor = Callable[[Program], Executor]
+MakeExecutor = Callable[..., Executor]
 
 
 class MemoryPerMicrobatch(NamedTuple):
@@ -301,7 +305,7 @@ def measure_memory(make_executor: MakeExecutor, program: Program, batch: Batch) 
     Parameters
     ----------
     make_executor : function
-        ``program -> Executor``, over this rank's stages.
+        ``(program, handlers=…) -> Executor``, over this rank's stages.
     program : Program
         The program that places each stage on a rank; if a stage has replicas, the first one runs.
     batch : Batch
@@ -309,10 +313,9 @@ def measure_memory(make_executor: MakeExecutor, program: Program, batch: Batch) 
     frozen = range(program.num_stages) if program.is_forward_only else program.frozen
     alone = freeze_stages(one_microbatch(next(iter(pipelines_of(program))), program.num_ranks), frozen)
     executor = make_executor(lower(alone))
-    alone_batch = replace(batch, slices=batch.slices[:1])
-    meter = MemoryMeter(alone_batch.arrays)
+    meter = MemoryMeter(batch.arrays)
     with observed(executor.stages), kept_whole(*(stage.module for stage in executor.stages.values())):  # its graphs
-        _run_without_trace(executor, alone_batch, meter)
+        _run_without_trace(executor, batch, meter)
     mine = np.zeros((3, program.num_stages), np.int64)
     for action, (after, recomputed) in meter.held_bytes.items():
         if action.kind is F:
@@ -345,16 +348,20 @@ def measure_costs(
     """
     num_steps = COUNT.check("num_steps", num_steps)
     program = lower(split_backward(_of_costs(plan.schedule)))
-    executor, timelines, times = make_executor(program), [], []
+    handlers: Handlers = {**HANDLERS, R: recompute}
+    timelines, times = [], []
     sums = None if U in plan.schedule.kinds else sums
-    recomputation = Offloading(program.numbered[executor.group.rank]).observers
+    handlers = handlers if sums is None else sums.handlers(handlers)
+    executor = make_executor(program, handlers=handlers)
     hosts = crowded_hosts(executor.group, executor.xp)
     watch = CoreWatch()
     for _ in range(num_steps + 2):
         executor.group.barrier()
         clocks = [] if hosts is None else [CoreClock(executor.program.num_stages)]
+        for clock in clocks:
+            executor = make_executor(program, handlers=clock.handlers(handlers))
         with observed(executor.stages, is_observed=False, is_halved=True):
-            record = _run_without_trace(executor, batch, *recomputation, *clocks, sums=sums)
+            record = _run_without_trace(executor, batch, *clocks, sums=sums)
         times += [clock.gather(executor.group) for clock in clocks]
         timelines.append(gather_timeline(executor.group, [record], executor.program))
     if warns:
@@ -382,7 +389,7 @@ def _run_without_trace(executor: Executor, batch: Batch, *observers: Any, sums: 
         stage.begin()
     if sums is not None:
         sums.begin(accumulate=False)
-    record = executor.run(batch, *observers, *(sums.observers if sums is not None else ()))
+    record = executor.run(batch, *observers)
     for clock in (observer for observer in observers if isinstance(observer, CoreClock)):
         clock.stop()
     if sums is not None:
@@ -475,10 +482,10 @@ def _costs_at_work(group: ProcessGroup) -> Costs:
     model = Sequential(*(Linear(_WIDTH, _WIDTH) for _ in range(group.size)))
     plan = Plan(model, num_ranks=group.size, num_microbatches=_MICROBATCHES)
     stages = build_stages(plan, group.rank, seed=0)
-    ones = Samples([np.ones((_MICROBATCHES * _SAMPLES, _WIDTH), np.float32)])
-    slices, objective = split_microbatches(ones.num_samples, _MICROBATCHES), BatchObjective(MSELoss())
-    objective.begin(slices, ones)
-    batch = Batch("measure_costs", slices, ones, objective, 0, 0, 0, is_cut=False, inputs_require_grad=False)
+    sizes, objective = (_SAMPLES,) * _MICROBATCHES, BatchObjective(MSELoss())
+    ones = samples(np.ones((sum(sizes), _WIDTH), np.float32), "inputs").cut(sizes)
+    objective.begin(sizes, ones)
+    batch = Batch("measure_costs", sizes, ones, objective, 0, 0, 0)
     make_executor = partial(Executor, stages=stages, group=group, xp=np)
     return measure_costs(make_executor, plan, batch, _STEPS, warns=False)  # advice says how busy it was
 

@@ -11,11 +11,12 @@ import numpy as np
 
 from minipipe.comm import Grid, ProcessGroup
 from minipipe.comm.message import Header, Request
+from minipipe.comm.objects import unpack
 from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan
-from minipipe.execution.sums import bytes_sent_in_sum
 from minipipe.nn.fully_sharded import FullySharded
 from minipipe.nn.parallel import sums_in
+from minipipe.parallel.reduction import bytes_sent_in_sum
 from minipipe.schedules.action import SEND_B, SEND_F, F
 from minipipe.schedules.analysis.dependencies import Value
 from minipipe.tuning.layers import MeasuredLayers
@@ -64,7 +65,9 @@ class Traffic:
     ) -> Request:
         kind, size = kind_of(array, tag), header.nbytes
         if kind != OTHER and header.dtype == np.uint8:
-            size = sum(part.nbytes for part in Payload.from_message(array).arrays if part is not None)
+            content = unpack(array)  # of a reduction; else it is the payload of a stage
+            arrays = content["arrays"] if "arrays" in content else Payload.from_message(array).arrays
+            size = sum(part.nbytes for part in arrays if part is not None)
         self.sent[kind] += size
         self.sent[OTHER] += header.nbytes - size
         return post(header, array, destination, tag)

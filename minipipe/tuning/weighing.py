@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from minipipe.errors import Code, ScheduleError, counted
 from minipipe.execution.plan import Plan
-from minipipe.execution.samples import Pieces, samples
+from minipipe.execution.samples import samples
 from minipipe.nn import Sequential
 from minipipe.render.descriptions import format_memory
 from minipipe.schedules import REGISTRY, Costs, Objective, Schedule, build, find_schedule, lower_bound, simulate
@@ -163,8 +163,8 @@ class Question:
         given = samples(self.inputs, "inputs")
         if self.num_microbatches is not None:
             return [self.num_microbatches]
-        if isinstance(given, Pieces):
-            return [len(given.parts)]
+        if given.is_cut:
+            return [len(given.sizes)]
         own = self.own_plan(num_ranks)
         usual = NUM_MICROBATCHES if own is None else own.schedule.num_microbatches
         return numbers_of_microbatches(given.num_samples, num_ranks, usual)

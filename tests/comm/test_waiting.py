@@ -110,7 +110,7 @@ def test_a_message_that_comes_while_others_are_asked_is_taken():
     ("call", "words"),
     [
         ("group.barrier()", "The ranks are in different calls: rank 0 in a barrier; rank 1, 2 in pipeline.step()"),
-        slowly("group.all_reduce(np.ones(1))", "rank 0 in a gather; rank 1, 2 in pipeline.step()"),
+        slowly("group.all_reduce(np.ones(1))", "rank 0 in an all-reduce; rank 1, 2 in pipeline.step()"),
         slowly("group.broadcast(np.ones(1), 0)", "but rank 0 in a broadcast that no other rank takes part in"),
     ],
 )

@@ -12,7 +12,7 @@ from minipipe.schedules.action import Action
 class Letter(str):
     """A kind that is not among those of `schedules/action.py`."""
 
-    is_backward = is_communication = False
+    is_backward = is_communication = is_of_rank = False
 
 
 @pytest.fixture

@@ -1,22 +1,52 @@
-"""An action that nothing handles ends a run with an error; it is never skipped."""
+"""An action that nothing handles is refused before anything runs; it is never skipped."""
 
+import inspect
+
+import numpy as np
 import pytest
 
+from minipipe import nn, schedules
+from minipipe.comm import OneRankGroup
+from minipipe.core.values import NOUNS
 from minipipe.errors import ScheduleError
-from minipipe.execution.executor import _METHODS, Executor
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.execution.executor import HANDLERS, Executor
+from minipipe.execution.observers import handlers_of
+from minipipe.execution.plan import Plan, build_stages
+from minipipe.schedules import lower
+from minipipe.schedules.action import L, O, R
+
+ROWS = {
+    "1f1b": lambda: schedules.one_f_one_b(1, 2),
+    "split": lambda: schedules.split_backward(schedules.one_f_one_b(1, 2)),
+    "recomputed": lambda: schedules.recomputed(schedules.one_f_one_b(1, 2)),
+    "offloaded": lambda: schedules.offloaded(schedules.gpipe(1, 4), 1),
+}
 
 
-def test_every_kind_of_a_lowered_schedule_has_a_handler_or_an_error():
-    for kind in ActionKind:
-        step = _METHODS.get(kind, Executor._unhandled)
-        assert callable(step), kind
-    assert {kind for kind in ActionKind if kind not in _METHODS} == {*"URLO", "REDUCE_GRAD"}
+def executor_of(schedule, handlers):
+    model = nn.Sequential(nn.Linear(2, 2))
+    plan = Plan(model, schedule)
+    return Executor(lower(schedule), build_stages(plan, 0, 0), OneRankGroup(), np, handlers)
 
 
-@pytest.mark.parametrize("kind", [*"URLO", "REDUCE_GRAD"])
-def test_an_action_without_a_handler_is_refused_by_its_name(kind):
-    run = Executor._unhandled(None, Action(0, ActionKind(kind), 0))
-    with pytest.raises(ScheduleError, match=f"0{kind}0 has no handler here: this run has no ") as caught:
-        run(None, None)
-    assert caught.value.code == "name"
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_is_refused_if_any_of_its_kinds_has_no_handler(name):
+    schedule = ROWS[name]()
+    handlers = handlers_of(schedule.numbered[0])
+    executor_of(schedule, handlers)
+    for kind in schedule.kinds:
+        others = {other: handler for other, handler in handlers.items() if other != kind}
+        with pytest.raises(ScheduleError, match=f"0{kind}[0-9] has no handler here: this run has no ") as caught:
+            executor_of(schedule, others)
+        assert caught.value.code == "name"
+
+
+def test_only_a_row_with_copies_or_recomputation_has_their_handlers():
+    assert handlers_of(ROWS["1f1b"]().numbered[0]) is HANDLERS
+    assert handlers_of(ROWS["offloaded"]().numbered[0]).keys() == {*HANDLERS, R, O, L}
+
+
+def test_the_parameters_of_handlers_are_names_of_values():
+    names = {noun.replace(" ", "_") for noun in NOUNS}
+    for kind, handler in handlers_of(ROWS["offloaded"]().numbered[0]).items():
+        assert {*inspect.signature(handler).parameters} - {"executor", "action"} <= names, kind

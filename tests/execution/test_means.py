@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from minipipe import Microbatches, Pipeline, Tensor, functional, nn, spawn
 from minipipe.errors import ArgumentError, MicrobatchError, TensorError
 from minipipe.execution.objective import shares
-from minipipe.execution.samples import Samples, samples, split_microbatches
+from minipipe.execution.samples import _view, samples
 from minipipe.testing import (
     check_independent_of_microbatches,
     check_same_as_one_process,
@@ -230,7 +230,7 @@ def test_a_batch_in_which_nothing_counts_is_an_error_that_says_so(labels):
 @pytest.mark.parametrize("weight", [lambda t: -1, lambda t: float("nan"), lambda t: float("inf"), lambda t: 0])
 def test_weights_that_are_none_are_refused(weight):
     with pytest.raises(MicrobatchError, match="expected at least 0, and not 0 for all"):
-        shares(split_microbatches(4, 2), nn.MSELoss(), weight, [samples(np.ones((2, 1)), "targets")] * 2)
+        shares((2, 2), nn.MSELoss(), weight, samples(np.ones((4, 1)), "targets").cut((2, 2)))
 
 
 def test_one_microbatch_of_padding_alone_adds_nothing():
@@ -290,7 +290,7 @@ def test_a_weight_of_the_wrong_microbatch_is_caught(monkeypatch):
 
 
 def test_a_mean_of_means_is_caught(monkeypatch):
-    monkeypatch.setattr("minipipe.execution.objective.shares", lambda slices, *_: [1 / len(slices)] * len(slices))
+    monkeypatch.setattr("minipipe.execution.objective.shares", lambda sizes, *_: [1 / len(sizes)] * len(sizes))
     check_is_noticed()
 
 
@@ -306,6 +306,8 @@ def test_a_mask_that_is_not_split_is_caught(monkeypatch):
     layers, loss = nn.Sequential(Mask(), *classifier()).initialise(0), nn.CrossEntropyLoss()
     whole, _ = unsplit(layers, loss, masked, labels % 4)
     assert one_process_step(layers, loss, masked, labels % 4, 3).loss == pytest.approx(whole, rel=1e-12)
-    cut = Samples.cut
-    monkeypatch.setattr(Samples, "cut", lambda self, part: cut(self._replace(replicated=frozenset({1})), part))
+    monkeypatch.setattr(
+        "minipipe.execution.samples._view",
+        lambda part, *where: _view(part._replace(replicated=frozenset({1})), *where),
+    )
     assert abs(one_process_step(layers, loss, masked, labels % 4, 3).loss - whole) > 1e-3

@@ -8,7 +8,7 @@ import pytest
 from minipipe import Pipeline, nn, spawn
 from minipipe.autograd import Leaf
 from minipipe.execution.sums import Blocks
-from minipipe.nn.shards import sum_in_pairs
+from minipipe.parallel.pairwise import sum_in_pairs
 
 
 def blocks_of(gradients, size):

@@ -11,8 +11,8 @@ import time
 import numpy as np
 
 from minipipe import Grid, Pipeline, Schedule, nn, optim, schedules
-from minipipe.execution import sums
 from minipipe.functional import parallel
+from minipipe.parallel.reduction import AllReduce
 from tests.faults import deeds
 from tests.faults.deeds import stamp
 from tests.faults.training import NUM_MICROBATCHES, train
@@ -199,14 +199,14 @@ def _in_a_sum(deed):
     """Return a scene in which a deed is done where the culprit would send its parts of a sum of gradients."""
 
     def scene(group, culprit):
-        begin, steps = sums._Sum.__init__, itertools.count(1)
+        begin, steps = AllReduce.__init__, itertools.count(1)
 
         def reach(*given):
             if group.rank == culprit and next(steps) == 2:
                 deed(group, None)
             begin(*given)
 
-        sums._Sum.__init__ = reach
+        AllReduce.__init__ = reach
         _train(group, **_REPLICAS)
 
     return scene

@@ -9,7 +9,7 @@ import pytest
 from minipipe import Pipeline, Plan, init_process_group, nn, optim, schedules, spawn
 from minipipe.comm.job.host import limit_blas_threads
 from minipipe.errors import ArgumentError, MicrobatchError, NotFiniteError, RankError, ScheduleError
-from minipipe.nn.shards import sum_in_pairs
+from minipipe.parallel.pairwise import sum_in_pairs
 from minipipe.testing import same_bits
 from tests.launch import mpirun, needs_mpi, slowly
 from tests.pipeline.tied_models import SYMBOLS, language_model

@@ -31,7 +31,7 @@ def test_whatever_leaves_a_layer_has_a_note_of_the_place_and_leaves_no_gradient(
     assert layer == "in layer 1, Leaves()"
     assert note.startswith("on rank 0, stage 0, microbatch 0, action 0F0 of 1f1b, step 1")
     assert all(parameter.grad is None for parameter in pipeline.parameters())
-    assert pipeline._stages[0].num_held == 0
+    assert pipeline._trainer.graphs == {0: {}}
 
 
 @pytest.mark.parametrize("code", [0, None])

@@ -172,7 +172,7 @@ def test_a_transposed_view_that_is_not_made_contiguous_is_caught(layers, cut, di
 
 
 def test_a_microbatch_weighted_as_if_all_were_equal_is_caught(monkeypatch):
-    monkeypatch.setattr("minipipe.execution.objective.shares", lambda slices, *_: [1 / len(slices)] * len(slices))
+    monkeypatch.setattr("minipipe.execution.objective.shares", lambda sizes, *_: [1 / len(sizes)] * len(sizes))
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     inputs, targets = batch(5, 4)
     with pytest.raises(AssertionError, match="differs|in one process"):

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minipipe import Costs, Pipeline, nn, simulate, spawn
-from minipipe.execution import sums
 from minipipe.execution.choosing import replicated
+from minipipe.parallel import reduction
 from minipipe.schedules import one_f_one_b
 from minipipe.schedules.simulation.paper_scale import Link
 from minipipe.tuning import traffic
@@ -100,7 +100,7 @@ def test_what_is_sent_are_the_formulas_of_the_lessons():
 @pytest.mark.parametrize(
     ("where", "name", "mutant"),
     [
-        slowly(traffic, "bytes_sent_in_sum", sums.bytes_of_sum),
+        slowly(traffic, "bytes_sent_in_sum", reduction.bytes_of_sum),
         (traffic, "sums_in", lambda module: nn.parallel.sums_in(module)[::-1][:1] * 2),
         slowly(nn.parallel, "reduce_from", lambda x, group: x),
         slowly(nn.parallel, "copy_to", lambda x, group: x),

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from minipipe import Pipeline, Plan, measure_layers, nn, optim, spawn
-from minipipe.execution import sums, versions
+from minipipe.comm.objects import pack, unpack
+from minipipe.execution import versions
 from minipipe.execution.payload import Payload
+from minipipe.parallel import reduction
 from minipipe.pipeline import running
 from tests.pipeline.small_pipelines import mlp
 from tests.tuning.test_memory import SAMPLES, taken
@@ -50,21 +52,23 @@ def test_a_sum_sends_and_receives_the_predicted_bytes(replicas, is_frozen, monke
     options = {"num_ranks": 2 * replicas, "replicas": replicas, "num_microbatches": 2}
     plan, layers, inputs = case(model, options)
 
-    class Counted(Payload):
-        def to_message(self, *device):
-            sent[current_thread()].append(sum(array.nbytes for array in self.arrays if array is not None))
-            return super().to_message(*device)
+    def size_of(content):
+        return sum(array.nbytes for array in content["arrays"] if array is not None)
 
-        @classmethod
-        def from_message(cls, *message):
-            found = Payload.from_message(*message)
-            came[current_thread()].append(sum(array.nbytes for array in found.arrays if array is not None))
-            return found
+    def packed(content):
+        sent[current_thread()].append(size_of(content))
+        return pack(content)
+
+    def unpacked(message):
+        content = unpack(message)
+        came[current_thread()].append(size_of(content))
+        return content
 
     def step(group):
         pipeline = Pipeline(plan, group, loss=nn.MSELoss())
         with monkeypatch.context() as patched:
-            patched.setattr(sums, "Payload", Counted)
+            patched.setattr(reduction, "pack", packed)
+            patched.setattr(reduction, "unpack", unpacked)
             group.barrier()
             pipeline.step(inputs, inputs[:, :2])
             group.barrier()

@@ -7,24 +7,26 @@ finite, the step is run once more, to locate the first such value (``probe.py``)
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from math import isfinite
+from types import ModuleType
 from typing import Literal
 
 import numpy as np
 
 from minipipe.autograd import backend
-from minipipe.comm import Grid
+from minipipe.comm import Grid, ProcessGroup
 from minipipe.errors import Code, NotFiniteError
 from minipipe.execution import BatchLoss
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import part_of
 from minipipe.execution.checks.probe import MINUS, Culprit, Probe, Seen, What, find_culprit, words_of
 from minipipe.execution.executor import Executor
-from minipipe.execution.observers import journal
+from minipipe.execution.observers import handlers_of, journal
 from minipipe.execution.plan import Plan
+from minipipe.execution.stage import Stage
 from minipipe.optim import gradients_are_finite
 from minipipe.schedules import Action, ActionKind, Program
 from minipipe.specs import Spec
@@ -33,21 +35,26 @@ WhenNotFinite = Literal["stop", "warn", "off"]
 
 
 class FiniteCheck:
-    """Checks the gradients of this rank after every step; the executor has run the step.
+    """Checks the gradients of this rank after every step.
 
     On a device mesh, tensor-parallel ranks check together, so that all of them stop, or none.
     """
 
     def __init__(
-        self, when_not_finite: WhenNotFinite, plan: Plan, executor: Executor, grid: Grid | None = None
+        self,
+        when_not_finite: WhenNotFinite,
+        plan: Plan,
+        stages: Mapping[int, Stage],
+        group: ProcessGroup,
+        xp: ModuleType,
+        grid: Grid | None = None,
     ) -> None:
         Spec(str, choices=("stop", "warn", "off")).check("check_finite", when_not_finite)
         self.when_not_finite = when_not_finite
         self.plan, self.grid = plan, grid
-        self.executor = executor
+        self.stages, self.group, self.xp = stages, group, xp
         self.names = list(plan.owners)
-        stages = executor.stages.values()
-        self._parameters = {name: p for stage in stages for name, p in stage.parameters.items()}
+        self._parameters = {name: p for stage in stages.values() for name, p in stage.parameters.items()}
         self._leaves = [leaf for parameter in self._parameters.values() for leaf in parameter.leaves.values()]
         dtypes = {backend.numpy_dtype(parameter.dtype) for parameter in plan.model.parameters()}
         self._may_overflow = np.dtype(np.float16) in dtypes
@@ -109,20 +116,20 @@ class StepCheck:
             return
         check, step = self._check, self._batch.training_step + 1
         if all(waits for _, waits in findings):
-            code, found = culprit_of(check.plan, check.executor, self._batch, self._with_gradients, check.grid)
+            code, found = culprit_of(check, self._batch, self._with_gradients)
             words = f"Step {step}: {found}"
             end = "No parameter was changed: every rank has stopped before the update."
         else:
             code, words = Code.NOT_FOUND, f"Step {step}: {self._symptom(loss, findings)} not finite."
             end = "Nothing waited for the loss, so parameters may have changed; step(…, wait=True) finds the place."
         if check.when_not_finite == "stop":
-            for stage in check.executor.stages.values():
+            for stage in check.stages.values():
                 stage.begin()  # a step that fails leaves no gradients
             is_given = code in (Code.INPUTS, Code.TARGETS, Code.PARAMETER)
             advice = "" if is_given else "A smaller learning rate often helps; "
             advice += "Pipeline(…, check_finite='warn') continues with a warning."
             raise NotFiniteError(code, f"{words} {end} {advice}")
-        if (check.grid or check.executor).group.rank == 0:
+        if (check.grid or check).group.rank == 0:
             warnings.warn(f"{words} Training continues, because of check_finite='warn'.", stacklevel=7)
 
     def _symptom(self, loss: BatchLoss, findings: Sequence[Sequence[float]]) -> str:
@@ -133,7 +140,7 @@ class StepCheck:
         ranks = [rank for rank, (parameter, _) in enumerate(findings) if parameter >= 0]
         if not ranks:
             return "the loss of the batch is"
-        name, rank = self._check.names[int(findings[ranks[0]][0])], self._check.executor.group.name(ranks[0])
+        name, rank = self._check.names[int(findings[ranks[0]][0])], self._check.group.name(ranks[0])
         return f"the gradient of {name} (rank {rank}) is"
 
 
@@ -147,55 +154,59 @@ _NOT_FOUND = (
 )
 
 
-def culprit_of(
-    plan: Plan, executor: Executor, batch: Batch, with_gradients: bool = True, grid: Grid | None = None
-) -> tuple[Code, str]:
+def culprit_of(check: FiniteCheck, batch: Batch, with_gradients: bool = True) -> tuple[Code, str]:
     """Run a step once more, and locate the first value that is not finite; the same on every rank.
 
     Collective. It changes no parameter and no gradient, and draws the random numbers of the first run. Metrics are not
     computed again. A second run differs from the first in one respect: gradients of values between two layers are added
     up there, which may change their last bits. Gradients do not count if a loss scale will check them.
     """
+    plan, stages = check.plan, check.stages.values()
     probe = Probe(plan)
     probe.look_at_batch(batch)
     again = replace(batch, objective=batch.objective.alone())
-    parameters = [parameter for stage in executor.stages.values() for parameter in stage.parameters.values()]
+    parameters = [parameter for stage in stages for parameter in stage.parameters.values()]
     kept = [(leaf, leaf.grad) for parameter in parameters for leaf in parameter.leaves.values()]
     try:
         with ExitStack() as until_run, np.errstate(all="ignore"):
-            for stage in executor.stages.values():
+            for stage in stages:
                 until_run.enter_context(probe.watching(stage))
                 stage.begin()
             # Another executor: it does not stack W, so a gradient belongs to one microbatch.
-            unstacked = Executor(executor.program, executor.stages, executor.group, executor.xp, journal())
-            unstacked.run(again, probe)
+            # Nor does it sum over replicas: the probe looks at the gradients of each replica alone.
+            row = plan.program.numbered[check.group.rank]
+            handlers = {**handlers_of(row), ActionKind.REDUCE_GRAD: _sum_nothing}
+            again_on = Executor(plan.program, check.stages, check.group, check.xp, handlers, journal())
+            again_on.run(again, probe)
     finally:
         for leaf, gradient in kept:
             leaf.grad = gradient
     if not batch.objective.is_given:
         probe.look_at_losses(again.objective.losses)
     own = np.array(probe.sightings, np.int64).reshape(-1, len(Seen._fields))
-    group = (grid or executor).group
+    group = (check.grid or check).group
     rows = group.all_gather(own, what=part_of(batch.call))
     sightings = [Seen(*row) for part in rows for row in part.tolist()]
     if not with_gradients:
         sightings = [seen for seen in sightings if seen.what not in (What.GRADIENT, What.WEIGHT_GRADIENT)]
     if any(parameter.is_summed for parameter in parameters):  # over replicas: it does not identify a microbatch
         sightings = [seen for seen in sightings if seen.what != What.WEIGHT_GRADIENT] or sightings
-    culprit = find_culprit(sightings, len(batch.slices), len(plan.layers))
+    culprit = find_culprit(sightings, len(batch.sizes), len(plan.layers))
     if culprit is None:
         return Code.NOT_FOUND, _NOT_FOUND
     masks = [seen for seen in sightings if seen[:2] == (What.INPUTS, culprit.microbatch) and seen.kinds & MINUS]
     who = next(rank for rank, part in enumerate(rows) if list(culprit.cause or culprit.seen) in part.tolist())
-    return _described(culprit, plan, executor, batch, bool(masks), group.name(who))
+    return _described(culprit, plan, batch, bool(masks), group.name(who))
 
 
-def _described(
-    culprit: Culprit, plan: Plan, executor: Executor, batch: Batch, has_masks: bool, rank: int
-) -> tuple[Code, str]:
+def _sum_nothing(executor: Executor, action: Action) -> None:
+    """Run a REDUCE_GRAD that leaves the gradients of this replica as they are."""
+
+
+def _described(culprit: Culprit, plan: Plan, batch: Batch, has_masks: bool, rank: int) -> tuple[Code, str]:
     """Return the code, and a sentence: which layer or loss made which value, and where."""
     k, layer, seen, cause = culprit.microbatch, culprit.layer, culprit.seen, culprit.cause
-    made, first, names = words_of(seen.kinds), batch.slices[k].start, list(plan.owners)
+    made, first, names = words_of(seen.kinds), sum(batch.sizes[:k]), list(plan.owners)
     if layer < 0:
         where = f"first in sample {first + seen.which}" if seen.which >= 0 else "in an array that is not divided"
         return Code.INPUTS, f"the inputs have {made}, {where} (microbatch {k})."
@@ -208,7 +219,7 @@ def _described(
         of = names[seen.which] if culprit.is_weight else "its input"
         what = f"returned {made} in the gradient of {of}, for a finite gradient of its result"
     where = f"on rank {rank}, stage {stage}, microbatch {k}"
-    sentence = f"{name} {what}, {where}, action {_action(culprit, executor.program, stage)}"
+    sentence = f"{name} {what}, {where}, action {_action(culprit, plan.program, stage)}"
     if culprit.is_backward:
         return Code.BACKWARD, f"{sentence}."
     if cause is None:

@@ -17,15 +17,15 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import current_place
 from minipipe.execution.batch import Batch
-from minipipe.execution.executor import Executor, Step
+from minipipe.execution.executor import Executor
+from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan
-from minipipe.execution.samples import Samples
 from minipipe.execution.stage import Stage
 from minipipe.nn import Parameter
 from minipipe.nn.auxiliary_loss import losses_so_far
 from minipipe.nn.sequential import parameters_of
 from minipipe.pytree import rebuilt, tensors_in
-from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action import Action
 from minipipe.tensor import record
 
 
@@ -49,10 +49,9 @@ class Probe:
 
     def look_at_batch(self, batch: Batch) -> None:
         """Look at the inputs and the targets, as far as this rank has them."""
-        for what, given in ((What.INPUTS, batch.inputs), (What.TARGETS, batch.objective.targets)):
-            for k, cut in enumerate(map(given.cut, batch.slices) if given is not None else ()):
-                if cut is not None:
-                    self.note(what, k, -1, cut.arrays, _first_sample(cut))
+        for what, parts in ((What.INPUTS, batch.inputs), (What.TARGETS, batch.objective.targets)):
+            for k, part in enumerate(parts or ()):
+                self.note(what, k, -1, part.arrays, _first_sample(part))
 
     def look_at_losses(self, losses: dict[int, float]) -> None:
         """Look at the losses of the microbatches."""
@@ -75,22 +74,18 @@ class Probe:
         finally:
             del stage.module.layer_hook
 
-    def watch(self, action: Action, step: Step) -> Step:
-        """Return a step after which the weight gradients of its stage are looked at, for every backward."""
-        if action.kind.is_communication or action.kind is ActionKind.FORWARD:
-            return step
-        if action.kind is ActionKind.REDUCE_GRAD:  # it looks at the gradients of each replica alone
-            return lambda executor, batch: None
+    def begin(self, executor: Executor, action: Action) -> None:
+        """Look at nothing."""
 
-        def run_and_look(executor: Executor, batch: Batch) -> None:
-            step(executor, batch)
-            for number, name, parameter in self._parameters[action.stage]:
-                gradient = parameter.node.grad
-                if gradient is not None and id(parameter) not in self._spoilt and kinds_of(gradient):
-                    self._spoilt.add(id(parameter))
-                    self.note(What.WEIGHT_GRADIENT, action.microbatch, number, [gradient], name)
-
-        return run_and_look
+    def end(self, executor: Executor, action: Action) -> None:
+        """Look at the weight gradients of a stage, after every backward."""
+        if not action.kind.is_backward:
+            return
+        for number, name, parameter in self._parameters[action.stage]:
+            gradient = parameter.node.grad
+            if gradient is not None and id(parameter) not in self._spoilt and kinds_of(gradient):
+                self._spoilt.add(id(parameter))
+                self.note(What.WEIGHT_GRADIENT, action.microbatch, number, [gradient], name)
 
     def _look(self, number: int, result: Any) -> Any:
         """Return the result of a layer, with its gradient looked at as well."""
@@ -105,7 +100,7 @@ class Probe:
         return rebuilt(result, [record(tensor.data, (tensor, vjp)) for tensor in tensors])
 
 
-def _first_sample(part: Samples) -> int:
+def _first_sample(part: Payload) -> int:
     """Return the first sample of a microbatch with a value that is not finite; -1 if there is none."""
     for i, array in enumerate(part.arrays):
         if i not in part.replicated and kinds_of(array):

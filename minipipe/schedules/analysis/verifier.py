@@ -175,7 +175,7 @@ def _deadlock(blocked: ActionTable, cycle: Sequence[Blocked]) -> Problem:
     waits = [
         f"rank {stuck.rank} cannot run {_with_joined(blocked, stuck.action)} (position {stuck.position}) before "
         f"{blocked.as_written(stuck.awaited)}, "
-        f"which rank {blocked.rank_of(*stuck.awaited[::2])} runs later"
+        f"which rank {blocked.home_of(stuck.awaited)} runs later"
         for stuck in cycle
     ]
     sentence = "These ranks wait for each other in a cycle: " + "; ".join(waits) + "."
@@ -206,7 +206,9 @@ def _cycle(schedule: ActionTable) -> list[Blocked]:
     rank = min(blocked)
     while rank not in path:
         path.append(rank)
-        rank = schedule.rank_of(*blocked[rank].awaited[::2])
+        home = schedule.home_of(blocked[rank].awaited)
+        assert home is not None
+        rank = home
     return [blocked[rank] for rank in path[path.index(rank) :]]
 
 

@@ -385,13 +385,13 @@ class Costs:
         }
 
     def _other_names(self) -> set[str]:
-        """Return the names of the times that programs have declared."""
+        """Return the names of the times that programs have declared for instructions of stages."""
         names = {kind.time for kind in KINDS.values()} - {kind.declaration.time for kind in ActionKind}
         for name in self.other or ():
             if name not in names:
                 how = "Kind(…, time=…) of a declared kind names its time"
                 raise misuse(f"No kind has the time {quoted(name)} of other; {how}.")
-        return names
+        return names - {kind.time for kind in KINDS.values() if kind.of_rank}
 
     def copy_times(self, num_stages: int) -> list[float]:
         """Return, by stage, the time of an O or an L.

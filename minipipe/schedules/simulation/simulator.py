@@ -148,6 +148,8 @@ def timeline_of(step: ActionTable, costs: Costs, num_steps: int, wait: bool, hos
 
 def _rates(table: ActionTable, costs: Costs) -> Rates:
     durations: dict[str, list[float]] = {str(kind): time for kind, time in costs.durations(table.num_stages).items()}
+    for time in {kind.declaration.time for kind in table.rank_kinds} - {""}:
+        durations[time] = costs.by_stage(time, table.num_ranks)
     durations["copy"] = costs.copy_times(table.num_stages)
     sum_parts, durations["sum"] = map(list, zip(*costs.sum_times(table)))
     parts = relative_work(costs.slice_work, table.num_slices)

@@ -22,12 +22,14 @@ def stepped(kind, gradient, is_split):
     random = np.random.default_rng(0)
     for step in range(7):
         stage.begin()
-        stage.forward(0, Payload([random.normal(size=(3, WIDTH)).astype(np.float32)], [True], None))
+        _, held = stage.forward(0, Payload([random.normal(size=(3, WIDTH)).astype(np.float32)], [True], None))
         given = Payload([gradient if step == 6 else np.ones((3, WIDTH), np.float32)], [True], None)
-        assert kind is Stage or step < 6 or isinstance(stage._held[0], Replayed)
-        result = (stage.backward_input if is_split else stage.backward)(0, given)
+        assert kind is Stage or step < 6 or isinstance(held, Replayed)
         if is_split:
-            stage.backward_weight(0)
+            result, work = stage.backward_input(0, held, given)
+            stage.backward_weight(0, work)
+        else:
+            result = stage.backward(0, held, given)
     grad = model[0].weight.grad
     return [None if array is None else array.tobytes() for array in (*result.arrays, grad)]
 

@@ -123,18 +123,17 @@ def test_a_script_holds_the_bytes_of_the_graph(layers, schedule):
         def __init__(self):
             self.found, self.num_tapes = [], 0
 
-        def watch(self, action, step):
-            def run(executor: Executor, batch):
-                step(executor, batch)
-                if not action.kind.is_communication:
-                    stage = executor.stages[action.stage]
-                    parameters = [p.data for p in stage.parameters.values()]
-                    graphs = [as_graph(each) for each in (*stage._held.values(), *stage.weight_work.values())]
-                    self.num_tapes += any(isinstance(each, Replayed) for each in stage._held.values())
-                    held = held_bytes([node for graph in graphs for node in graph], [*parameters, *batch.arrays])
-                    self.found.append((str(action), held))
+        def begin(self, executor: Executor, action):
+            pass
 
-            return run
+        def end(self, executor: Executor, action):
+            if not action.kind.is_communication:
+                parameters = [p.data for p in executor.stages[action.stage].parameters.values()]
+                kept = executor.graphs[action.stage].values()
+                self.num_tapes += any(isinstance(each, Replayed) for each in kept)
+                nodes = [node for each in kept for node in as_graph(each)]
+                held = held_bytes(nodes, [*parameters, *executor.batch.arrays])
+                self.found.append((str(action), held))
 
     def as_graph(held):
         if isinstance(held, Held):
@@ -148,10 +147,9 @@ def test_a_script_holds_the_bytes_of_the_graph(layers, schedule):
         model = nn.Sequential(nn.Linear(WIDTH, WIDTH), *(LAYERS[name]() for name in layers), nn.Linear(WIDTH, WIDTH))
         pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=4, schedule=schedule, replay=replay)
         optimiser, random, trainer = optim.SGD(pipeline.parameters(), 0.1), np.random.default_rng(0), pipeline._trainer
-        plain = trainer._steps
         for _ in range(4):
             meter = Meter()
-            trainer._steps = list(map(meter.watch, trainer._actions, plain))
+            trainer._observers = (meter,)
             x = random.normal(size=(12, WIDTH)).astype(np.float32)
             pipeline.step(x, x)
             optimiser.step()

@@ -1,0 +1,175 @@
+"""The frame of a step: everything that a rank does in it besides its schedule.
+
+Each function here is a pass: it returns a program with more instructions, which is
+legal if its argument is. :func:`frame` applies them in the order of a row::
+
+    handshake | schedule | reduce, reduce_tied | gather | check | loss | clip | update
+
+The schedule has its messages already, so that no pass can deadlock ranks that did not
+wait for each other before: instructions that meet stand in the same order in all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from minipipe.core.flow import flow_of
+from minipipe.core.values import Site
+from minipipe.passes.kinds import FRAMING
+from minipipe.schedules.action import (
+    REDUCE_GRAD,
+    Action,
+    ActionKind,
+    B,
+    U,
+    W,
+)
+from minipipe.schedules.action_table import Program, check_table
+
+Tied = Iterable[Sequence[int]]
+
+
+def frame(
+    program: Program,
+    *,
+    tied: Tied = (),
+    check_finite: bool = True,
+    clip: bool = False,
+    update: bool = True,
+    input_gradients: bool = False,
+) -> Program:
+    """Return a program with everything that its ranks do in a step.
+
+    Local; no messages.
+
+    Parameters
+    ----------
+    program : Program
+        A lowered schedule. One without a backward gets no check, norm and update; one
+        with updates of its own gets no further ones, and no check before them.
+    tied : iterable of sequence of int
+        Stages that share a parameter, together.
+    check_finite : bool
+        Whether gradients are checked.
+    clip : bool
+        Whether their norm is limited.
+    update : bool
+        Whether the step updates the weights.
+    input_gradients : bool
+        Whether the step returns the gradients of the inputs.
+
+    Examples
+    --------
+    >>> from minipipe import schedules
+    >>> print(frame(schedules.lower(schedules.gpipe(2, 1))))
+    # gpipe: 2 ranks, 2 stages, 1 microbatch
+    rank 0: HANDSHAKE 0F0 0SEND_F0 0RECV_B0 0B0 FINITE LOSS 0U0
+    rank 1: HANDSHAKE 1RECV_F0 1F0 1B0 1SEND_B0 FINITE LOSS 1U0
+    """
+    check_table(program, Program)
+    trains = not program.is_forward_only and U not in program.kinds
+    framed = handshake(program)
+    if trains:
+        framed = reduce_tied(reduce(framed), tied)
+        framed = gather_input_gradients(framed) if input_gradients else framed
+    framed = gather_results(framed)
+    framed = check(framed) if trains and check_finite else framed
+    framed = loss(framed)
+    framed = norm(framed) if trains and clip else framed
+    return updates(framed) if trains and update else framed
+
+
+def handshake(program: Program) -> Program:
+    """Return a program in which all ranks first agree on the call."""
+    kind = ActionKind("HANDSHAKE")
+    rows = ((_of_rank(program, rank, kind), *row) for rank, row in _rows(program))
+    return program.with_rows(Program, rows)
+
+
+def reduce(program: Program) -> Program:
+    """Return a program in which replicas sum up their gradients, also if it had none.
+
+    :func:`minipipe.schedules.data_parallel` lets them begin earlier.
+    """
+    if not program.has_replicas or REDUCE_GRAD in program.kinds:
+        return program
+    return _with_last(program, REDUCE_GRAD, lambda s: len(program.ranks_of(s)) > 1)
+
+
+def reduce_tied(program: Program, tied: Tied) -> Program:
+    """Return a program in which stages that share parameters sum up their gradients."""
+    groups = tuple(map(tuple, tied))
+    if not groups:
+        return program
+    return _with_rank_kind(replace(program, tied=groups), "REDUCE_TIED")
+
+
+def gather_input_gradients(program: Program) -> Program:
+    """Return a program in which one replica gets the gradients of all inputs."""
+    return _with_rank_kind(program, "GATHER_INPUT_GRADS")
+
+
+def gather_results(program: Program) -> Program:
+    """Return a program in which one replica gets the results of all."""
+    return _with_rank_kind(program, "GATHER_RESULTS")
+
+
+def check(program: Program) -> Program:
+    """Return a program in which each rank checks whether its gradients are finite."""
+    return _with_rank_kind(program, "FINITE")
+
+
+def loss(program: Program) -> Program:
+    """Return a program that ends with the delivery of the loss to all ranks."""
+    return _with_rank_kind(program, "LOSS")
+
+
+def norm(program: Program) -> Program:
+    """Return a program that then limits the norm of all gradients."""
+    return _with_rank_kind(program, "NORM")
+
+
+def updates(program: Program) -> Program:
+    """Return a program that then updates the weights of all stages."""
+    return _with_last(program, U, lambda stage: True)
+
+
+# -- rows ------------------------------------------------------------------------------
+
+
+def _rows(program: Program) -> Iterator[tuple[int, Sequence[Action]]]:
+    return enumerate(program.actions)
+
+
+def _of_rank(program: Program, rank: int, kind: ActionKind) -> Action:
+    return Action(rank, kind, program.microbatches[0])
+
+
+def _with_rank_kind(program: Program, name: str) -> Program:
+    """Return a program with an instruction at the end of each row that can have it."""
+    kind, uses = ActionKind(name), FRAMING[name].uses
+    flow = flow_of(program)
+    rows = [list(row) for row in program.actions]
+    for rank, row in enumerate(rows):
+        if uses(Site(flow, rank, len(row), rank, 0)) is not None:
+            row.append(_of_rank(program, rank, kind))
+    return program.with_rows(Program, rows)
+
+
+def _with_last(
+    program: Program, kind: ActionKind, has: Callable[[int], bool]
+) -> Program:
+    """Return a program with an instruction of the last gradient of each stage.
+
+    They stand at the ends of rows, in the order of stages.
+    """
+    rows = []
+    for _, row in _rows(program):
+        last: dict[int, object] = {}
+        for stage, of, k in row:
+            if of is B or of is W:
+                last[stage] = max(k, last.get(stage, k))
+        ends = (Action(s, kind, k) for s, k in sorted(last.items()) if has(s))
+        rows.append((*row, *ends))
+    return program.with_rows(Program, rows)

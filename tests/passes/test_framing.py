@@ -1,0 +1,142 @@
+"""The frame of a step: what all ranks do around their schedule."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from minipipe import Costs, schedules, simulate, verify
+from minipipe.errors import ScheduleError
+from minipipe.passes.framing import frame
+from minipipe.passes.kinds import FRAMING
+from minipipe.schedules import Program, data_parallel, lower
+from tests.core.tables import legal_tables, problem
+from tests.strategies import examples
+
+_ADDED = {*FRAMING, "U"}
+
+
+@st.composite
+def framed_programs(draw):
+    """Draw a legal schedule, and its program with any of the default frames."""
+    schedule = draw(legal_tables().filter(is_legal))
+    last = schedule.num_stages - 1
+    program = frame(
+        lower(data_parallel(schedule, 1) if _trains(schedule) else schedule),
+        tied=draw(st.sampled_from([(), ((0, last),)])) if last else (),
+        check_finite=draw(st.booleans()),
+        clip=draw(st.booleans()),
+        update=draw(st.booleans()),
+        input_gradients=draw(st.booleans()),
+    )
+    return schedule, program
+
+
+def is_legal(schedule):
+    return problem(schedule) is None
+
+
+def _trains(schedule):
+    return not schedule.is_forward_only
+
+
+def test_the_frame_of_1f1b_stands_around_its_messages_and_computations():
+    program = frame(lower(schedules.one_f_one_b(2, 2)), clip=True)
+    assert str(program) == "\n".join(
+        [
+            "# 1f1b: 2 ranks, 2 stages, 2 microbatches",
+            "rank 0: HANDSHAKE 0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1"
+            " FINITE LOSS NORM 0U1",
+            "rank 1: HANDSHAKE 1RECV_F0 1RECV_F1 1F0 1B0 1SEND_B0 1F1 1B1 1SEND_B1"
+            " FINITE LOSS NORM 1U1",
+        ]
+    )
+
+
+def test_replicas_gather_their_results_and_tied_stages_exchange_their_gradients():
+    schedule = data_parallel(schedules.gpipe(2, 1), 2)
+    program = frame(lower(schedule), tied=[(0, 1)], input_gradients=True)
+    ends = [" ".join(map(str, row)).partition("GRAD")[2] for row in program.actions]
+    assert ends == [
+        "0 REDUCE_TIED GATHER_INPUT_GRADS FINITE LOSS 0U0",
+        "0 REDUCE_TIED GATHER_RESULTS FINITE LOSS 1U0",
+        "1 REDUCE_TIED GATHER_INPUT_GRADS FINITE LOSS 0U1",
+        "1 REDUCE_TIED GATHER_RESULTS FINITE LOSS 1U1",
+    ]
+
+
+@given(framed_programs())
+@examples(60)
+def test_a_framed_program_is_legal_and_its_text_is_read_back(drawn):
+    _, program = drawn
+    verify(program)
+    again = Program.from_text(str(program), program.name)
+    assert again == program
+
+
+@given(framed_programs(), st.data())
+@examples(60)
+def test_a_row_without_any_one_of_its_instructions_is_illegal(drawn, data):
+    _, program = drawn
+    rank = data.draw(st.integers(0, program.num_ranks - 1))
+    row = program.actions[rank]
+    position = data.draw(st.integers(0, len(row) - 1))
+    others = {a.kind for other in program.actions for a in other if a != row[position]}
+    short = [*row[:position], *row[position + 1 :]]
+    if row[position].kind not in others:  # without it, the step just does not do that
+        assert row[position].kind in _ADDED
+        return
+    with pytest.raises(ScheduleError):
+        verify(_with_row(program, rank, short))
+
+
+@given(framed_programs(), st.data())
+@examples(60)
+def test_an_instruction_of_the_frame_that_stands_twice_is_illegal(drawn, data):
+    _, program = drawn
+    rank = data.draw(st.integers(0, program.num_ranks - 1))
+    row = program.actions[rank]
+    added = [action for action in row if action.kind in _ADDED]
+    again = data.draw(st.sampled_from(added))
+    position = data.draw(st.integers(0, len(row)))
+    with pytest.raises(ScheduleError, match="duplicate"):
+        verify(_with_row(program, rank, [*row[:position], again, *row[position:]]))
+
+
+@given(framed_programs(), st.data())
+@examples(60)
+def test_nothing_runs_before_the_handshake_or_behind_the_loss(drawn, data):
+    _, program = drawn
+    rank = data.draw(st.integers(0, program.num_ranks - 1))
+    row = list(program.actions[rank])
+    inner = [at for at, action in enumerate(row) if action.kind not in _ADDED]
+    if not inner:
+        return
+    loss = next(action for action in row if action.kind == "LOSS")
+    rest = [action for action in row[1:] if action != loss]
+    late = [row[1], row[0], *row[2:]]
+    early = [row[0], *rest[: inner[-1] - 1], loss, *rest[inner[-1] - 1 :]]
+    with pytest.raises(ScheduleError):
+        verify(_with_row(program, rank, late if data.draw(st.booleans()) else early))
+
+
+def _with_row(program, rank, row):
+    rows = [*program.actions]
+    rows[rank] = row
+    return program.with_rows(Program, rows)
+
+
+@given(framed_programs())
+@examples(30)
+def test_a_frame_takes_the_time_of_its_messages(drawn):
+    schedule, program = drawn
+    free = Costs(overhead=0.0)
+    assert simulate(program, free).makespan == simulate(schedule, free).makespan
+
+
+def test_a_handshake_and_a_loss_have_the_latency_of_a_message():
+    schedule, costs = schedules.one_f_one_b(4, 8), Costs(latency=0.25)
+    plain = simulate(schedule, costs).makespan
+    framed = simulate(frame(lower(schedule)), costs)
+    assert framed.makespan == plain + 2 * 0.25
+    first, last = framed.spans[3][0], framed.spans[3][-2]
+    assert (str(first.action), first.start, first.end) == ("HANDSHAKE", 0, 0.25)
+    assert (str(last.action), last.end - last.start) == ("LOSS", 0.25)
