@@ -1,4 +1,4 @@
-"""What an argument may be, declared once: its type, bounds and choices.
+"""Declarations of arguments: type, bounds, choices and the words of a refusal.
 
 A :class:`Spec` reads an argument of a function, a cost, an option of the command line
 or a member of a file, and refuses anything else in the same words: the value, the
@@ -28,7 +28,7 @@ _WORDS: dict[Any, str] = {
 
 
 class Spec(NamedTuple):
-    """What an argument may be.
+    """The legal values of an argument.
 
     Attributes
     ----------
@@ -52,7 +52,8 @@ class Spec(NamedTuple):
     length : int, optional
         A sequence of so many values is expected; each is as described.
     of : str
-        What may each have an own value: ``"stage"``, for a cost. Empty for one value.
+        If each ``"stage"``, ``"slice"``, ``"host"`` or ``"rank"`` may have a value of its
+        own, the noun; empty for a single value.
 
     Examples
     --------
@@ -164,7 +165,7 @@ class Spec(NamedTuple):
 
     @property
     def words(self) -> str:
-        """What follows "expected" in a message."""
+        """The words behind "expected" in a message."""
         if self.expected:
             return self.expected
         if self.choices:
