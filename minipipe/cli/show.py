@@ -10,11 +10,12 @@ from typing import Any
 from minipipe.cli.options import add_output, add_schedule, add_wait, all_steps, costs_of, schedules_of
 from minipipe.cli.output import ExitStatus, as_json, check_picture, ending_of, sizes_as_data, write_file
 from minipipe.cli.streams import put
-from minipipe.errors import misuse
+from minipipe.errors import ScheduleError, misuse
 from minipipe.io import columns_of_terminal, is_terminal
 from minipipe.render.panel import chunks_of, shares
 from minipipe.schedules import Timeline, simulate, verify
 from minipipe.schedules.action_table import ActionTable
+from minipipe.specs import TEXT_WIDTH
 
 EPILOG = """in a drawing:
   F3     forward of microbatch 3; on a rank with several stages 2F3 is on stage
@@ -131,8 +132,8 @@ def _check(options: argparse.Namespace) -> None:
             name, how = option.replace("_", "-"), "--json" if options.json else f"--format {wanted}"
             expected = ", ".join(formats).replace(", json", ", or --json")
             raise misuse(f"--{name} has no effect with {how}; expected --format {expected}.")
-    if options.width is not None and wanted == "text" and options.width < 40:
-        raise misuse(f"--width is {options.width}; expected at least 40 columns.")
+    if options.width is not None and wanted == "text":
+        TEXT_WIDTH._replace(error=ScheduleError.of).check("--width", options.width)
     if len(options.schedule) > 1 and wanted in _WRITTEN:
         raise misuse(f"--format {wanted} writes one schedule; {len(options.schedule)} were given.")
     if wanted in ("pdf", "png"):

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from minipipe.core.values import NOUNS
-from minipipe.errors import schedule_number
+from minipipe.errors import ScheduleError
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import Program, check_table
+from minipipe.specs import INDEX
 
 
 def shard(program: Program, stages: Collection[int], ahead: int = 0) -> Program:
@@ -45,7 +46,7 @@ def shard(program: Program, stages: Collection[int], ahead: int = 0) -> Program:
     rank 0: 0GATHER0 1GATHER0 0F0 1F0 1B0 1FREE0 0B0 0FREE0
     """
     check_table(program, Program)
-    ahead = schedule_number("ahead", ahead, 0)
+    INDEX._replace(error=ScheduleError.of).check("ahead", ahead)
     rows = (_sharded(row, stages, ahead) for row in program.actions)
     return program.with_rows(Program, rows)
 

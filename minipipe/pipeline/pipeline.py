@@ -15,7 +15,7 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.comm import Grid, ProcessGroup
-from minipipe.errors import not_copyable, whole_number
+from minipipe.errors import not_copyable
 from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import (
@@ -50,6 +50,7 @@ from minipipe.pipeline.planning import objective_of, over_grid
 from minipipe.pipeline.running import RunLosses, Runs, in_turn
 from minipipe.schedules import ActionKind, Costs, Program, Schedule, Timeline, lower
 from minipipe.schedules.sequential import forward_only_through
+from minipipe.specs import COUNT
 
 
 class Asked(TypedDict, total=False):
@@ -1167,7 +1168,7 @@ class Pipeline(FamiliarPipeline):
         """
         from minipipe.tuning import stages
 
-        num_steps = whole_number("num_steps", num_steps)
+        num_steps = COUNT.check("num_steps", num_steps)
         self._intake.calls.begin("measure_costs", {"num_steps": num_steps})
         batch = self._batch("measure_costs", inputs, targets, self._objective(), self._is_training)
         return stages.measure_costs(self._executor, self._plan, batch, num_steps, self._sums)

@@ -12,10 +12,14 @@ from minipipe.errors import ArgumentError
 from minipipe.schedules import Action, ActionKind, Costs, GradientSum, Span, Timeline, simulate
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.simulation.span import in_groups
+from minipipe.specs import Spec
 
 # In pictures, actions narrower than 3 pixels are drawn as bands, at least 12 together: whole rounds of F B and of
 # F I W, so that bands look alike.
 NARROW, TOGETHER = 3, 12
+
+
+_DRAWN = Spec(ActionTable | Timeline, expected="a Schedule or a Timeline", code="type")
 
 
 class Beside(NamedTuple):
@@ -235,8 +239,7 @@ def panels_of(drawn: Sequence[ActionTable | Timeline]) -> tuple[Panel, ...]:
     if not drawn:
         raise ArgumentError("value", "Nothing to draw; expected at least one Schedule or Timeline.")
     for item in drawn:
-        if not isinstance(item, ActionTable | Timeline):
-            raise ArgumentError("type", f"{item!r:.60} is neither a Schedule nor a Timeline, so it cannot be drawn.")
+        _DRAWN.check("An argument", item)
     pairs = shares(drawn)
     timelines = [
         item if isinstance(item, Timeline) else simulate(item, Costs().cut(chunks_of(item, share)))

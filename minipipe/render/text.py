@@ -16,6 +16,7 @@ from minipipe.render.terminal import IDLE, ground, paint
 from minipipe.render.units import round_step, scale_of
 from minipipe.schedules import Action, ActionKind, Span, Timeline
 from minipipe.schedules.action_table import ActionTable
+from minipipe.specs import TEXT_WIDTH
 
 _FEW_BANDS, _MANY_BANDS = 4, 6  # with space between labels; before labels shrink to letters
 _MOST_COLUMNS = 5  # per unit: more would only stretch the drawing
@@ -276,8 +277,7 @@ def draw_text(*drawn: ActionTable | Timeline, width: int = 80, colour: bool = Fa
     1f1b, predicted: makespan 6 units, bubble 50.0 %, peak activations by rank 1, 1
     """
     panels = panels_of(drawn)
-    if width < 40:
-        raise ArgumentError("value", f"width is {width}; expected at least 40 columns.")
+    TEXT_WIDTH.check("width", width)
     margin = len(f"rank {max(panel.timeline.num_ranks for panel in panels) - 1} ")
     columns = fit_columns(panels, width - margin)
     characters = columns.total * sum(panel.timeline.num_ranks for panel in panels)

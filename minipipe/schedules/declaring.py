@@ -12,6 +12,7 @@ from typing import Any
 from minipipe.core.values import KINDS, NOUNS, Kind, Meeting, Noun, Site, Uses, Value
 from minipipe.errors import ArgumentError, quoted
 from minipipe.schedules.cells import is_kind
+from minipipe.specs import Spec
 
 
 def declare(kind: Kind, nouns: Mapping[str, Noun] | None = None) -> None:
@@ -124,45 +125,38 @@ class _Trial:
         return 0
 
 
-_FORMS: dict[Any, str] = {str: "text", bool: "True or False", Callable: "a function"}
+_FORMS: tuple[Any, ...] = (str, bool, Callable)
+_FORM = Spec(code="type")
+_KIND = _FORM._replace(kind=Kind, expected="a Kind, such as Kind('KEEP', uses, 'copy of the weights')")
+_NOUNS = _FORM._replace(kind=Mapping, expected="nouns by name, such as {'copy': Noun('copied weights')}")
+_MEETS = _FORM._replace(kind=Callable | None, expected="a function, or None")
+_MEETING = _FORM._replace(kind=Meeting, expected="a Meeting(key, size) of minipipe.schedules")
+_VALUES = _FORM._replace(kind=tuple, expected="a tuple of values, such as (site.value('weights'),)")
+_TEMPORARY = _FORM._replace(kind=str, expected="the name of a value, or ''")
 _EXAMPLE = Kind("KEEP", lambda site: None, "copy of the weights")
 
 
 def _checked_nouns(kind: object, nouns: object) -> dict[str, Noun]:
     """Refuse what is no declaration; return the nouns."""
     if not isinstance(kind, Kind):
-        example = "Kind('KEEP', uses, 'copy of the weights')"
-        raise _unlike("The kind", kind, f"a Kind, such as {example}")
+        raise _KIND.refusal("The kind", kind)
     subject = f"of the kind {quoted(kind.name)}"
     _check_form(kind, _EXAMPLE, subject)
-    if kind.meets is not None and not callable(kind.meets):
-        raise _unlike(f"The meets {subject}", kind.meets, "a function, or None")
-    own = {} if nouns is None else nouns
-    if not isinstance(own, Mapping):
-        raise _unlike("The argument nouns", nouns, _NOUNS_BY_NAME)
+    _MEETS.check(f"The meets {subject}", kind.meets)
+    own: dict[str, Noun] = _NOUNS.check("The argument nouns", {} if nouns is None else nouns)
     for name, noun in own.items():
-        if not isinstance(name, str):
-            raise _unlike("The name of a value", name, _NOUNS_BY_NAME)
-        if not isinstance(noun, Noun):
-            expected = _NOUNS_BY_NAME
-            raise _unlike(f"The value {quoted(name)}", noun, expected)
+        _NOUNS._replace(kind=str).check("The name of a value", name)
+        _NOUNS._replace(kind=Noun).check(f"The value {quoted(name)}", noun)
         _check_form(noun, Noun(""), f"of the value {quoted(name)}")
     return dict(own)
-
-
-_NOUNS_BY_NAME = "nouns by name, such as {'copy': Noun('copied weights')}"
 
 
 def _check_form(given: Kind | Noun, example: Kind | Noun, subject: str) -> None:
     """Refuse text, truth values and functions that differ in type from an example's."""
     for name, value, like in zip(given._fields, given, example):
-        for kind, expected in _FORMS.items():
-            if isinstance(like, kind) and not isinstance(value, kind):
-                raise _unlike(f"The {name} {subject}", value, expected)
-
-
-def _unlike(subject: str, given: object, expected: str) -> ArgumentError:
-    return ArgumentError("type", f"{subject} is {quoted(given)}; expected {expected}.")
+        for kind in _FORMS:
+            if isinstance(like, kind):
+                _FORM._replace(kind=kind).check(f"The {name} {subject}", value)
 
 
 def _check_uses(kind: Kind, nouns: Mapping[str, Noun]) -> None:
@@ -211,10 +205,7 @@ def _check_meeting(kind: Kind, site: Site) -> None:
         message += "the lane 'compute', on which all of them start and end together."
         raise ArgumentError("value", message)
     where = f"stage {site.stage} of {site.setting.num_stages}"
-    meeting = _tried(kind, "meets", site, where)
-    if not isinstance(meeting, Meeting):
-        expected = "a Meeting(key, size) of minipipe.schedules"
-        raise _unlike(f"The meeting of {kind.name}", meeting, expected)
+    _MEETING.check(f"The meeting of {kind.name}", _tried(kind, "meets", site, where))
 
 
 def _check_owners(kind: Kind, uses: Uses, nouns: Mapping[str, Noun]) -> None:
@@ -254,20 +245,14 @@ def _check_values(kind: Kind, site: Site, uses: Uses) -> None:
     for part in ("takes", "gives", "reads"):
         values = getattr(uses, part)
         where = f"The {part} of {kind.name} for stage {site.stage}"
-        expected = "a tuple of values, such as (site.value('weights'),)"
         # A value is a tuple itself: the comma behind it is easily forgotten.
-        if isinstance(values, Value) or not isinstance(values, tuple):
-            raise _unlike(where, values, expected)
-        if not isinstance(uses.temporary, str):
-            where = f"The temporary of {kind.name} for stage {site.stage}"
-            raise _unlike(where, uses.temporary, "the name of a value, or ''")
+        is_tuple = _VALUES.allows(values) and not isinstance(values, Value)
+        if not is_tuple or not all(isinstance(value, Value) for value in values):
+            raise _VALUES.refusal(where, values)
+        _TEMPORARY.check(f"The temporary of {kind.name} for stage {site.stage}", uses.temporary)
         for value in values:
-            if not isinstance(value, Value):
-                raise _unlike(where, values, expected)
-            if not isinstance(value.name, str):
-                raise _unlike(f"{where}: a name", value.name, "text")
+            _FORM._replace(kind=str).check(f"{where}: a name", value.name)
             for number in (value.stage, value.microbatch):
-                if not isinstance(number, int):
-                    raise _unlike(f"{where}: a number in {value}", number, "an int")
+                _FORM._replace(kind=int).check(f"{where}: a number in {value}", number)
         if len(set(values)) < len(values):
             raise ArgumentError("value", f"{where} name a value twice; once is enough.")

@@ -9,11 +9,13 @@ from math import inf
 from statistics import mean, median
 from typing import Any, TypeVar
 
-from minipipe.errors import misuse, quoted
+from minipipe.errors import ScheduleError, misuse
 from minipipe.schedules.action import ActionKind, B, F, I, W
 from minipipe.schedules.simulation.span import IdleCause, Span, in_groups
 from minipipe.schedules.simulation.timeline import Timeline
+from minipipe.specs import Spec
 
+_TIMELINE = Spec(Timeline, expected="a Timeline, such as in Costs.measured(first, second)", error=ScheduleError.of)
 K = TypeVar("K")
 Sample = tuple[float, float]  # a size and a time
 
@@ -93,9 +95,7 @@ def _check_alike(timelines: Sequence[Timeline]) -> None:
     if not timelines:
         raise misuse("Fitting costs needs at least one timeline, such as pipeline.timeline().")
     for item in timelines:
-        if not isinstance(item, Timeline):
-            expected = "expected timelines, such as Costs.measured(first, second)"
-            raise misuse(f"{quoted(item)} is not a Timeline; {expected}.")
+        _TIMELINE.check("An argument", item)
     units = sorted({timeline.unit for timeline in timelines})
     if len(units) > 1:
         raise misuse(f"These timelines are in {' and in '.join(units)}; expected all in one unit.")
