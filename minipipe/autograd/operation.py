@@ -20,8 +20,9 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 from minipipe.autograd.backend import Array
-from minipipe.errors import ArgumentError, of_kind
+from minipipe.errors import ArgumentError
 from minipipe.hints import check_arguments
+from minipipe.specs import Spec
 
 GRADIENT = "g"
 """The name of the gradient of the result, among the arguments of a gradient."""
@@ -118,7 +119,7 @@ class Operation:
         in_float32: bool = False,
         is_broadcast: bool = False,
     ) -> None:
-        of_kind("op", forward, FunctionType, "a function of arrays")
+        Spec(FunctionType, expected="a function of arrays").of_class("op", forward)
         self.name, self.is_broadcast = forward.__name__.lstrip("_"), is_broadcast
         self.forward, self.saves = forward, tuple(saves)
         self.takes, self.in_float32 = takes, in_float32
@@ -341,7 +342,7 @@ class Plan:
 
 def names_in(option: str, names: str) -> list[str]:
     """Return the names in an option of ``op``, which are separated by spaces."""
-    of_kind(f"op: {option}", names, str, "names separated by spaces")
+    Spec(str, expected="names separated by spaces").of_class(f"op: {option}", names)
     for name in names.split():
         if not name.isidentifier():
             message = f"op: {option} is {names!r:.60}; expected names separated by spaces, such as 'mask scale'."

@@ -10,6 +10,7 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
+from minipipe.autograd.memory import buffer_of
 from minipipe.errors import TensorError
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
@@ -59,9 +60,10 @@ class Batch:
 
     @property
     def arrays(self) -> list[Array]:
-        """The inputs and targets that this rank has."""
+        """The memory of the inputs and targets that this rank has; microbatches are views of it."""
         parts = [*(self.inputs or ()), *(self.objective.targets or ())]
-        return [array for part in parts for array in part.arrays]
+        buffers = [buffer_of(array) for part in parts for array in part.arrays]
+        return [*{id(buffer): buffer for buffer in buffers}.values()]
 
     # -- results, in NumPy's memory --------------------------------------------------------------------------
 
@@ -79,7 +81,7 @@ class Batch:
             return None
         if self.is_cut:
             arrays = [np.array(backend.to_numpy(array)) for part in parts for array in part.arrays]
-            return Payload(arrays, [True] * len(arrays), [part.form for part in parts])
+            return Payload(arrays, [True] * len(arrays), [part.treedef for part in parts])
         if self.num_slices > 1:
             starts = range(0, len(parts), self.num_slices)
             parts = [concatenated(parts[i : i + self.num_slices], axis=1) for i in starts]

@@ -24,6 +24,7 @@ from minipipe.execution.samples import ABSENT, copied
 from minipipe.hints import Familiar
 from minipipe.nn.auxiliary_loss import AuxiliaryLosses, WithLosses
 from minipipe.pytree import Bundle, leaves_like, rebuilt, tensors_in
+from minipipe.specs import Spec
 from minipipe.tensor import Tensor, record
 
 Loss = Callable[[Any, Any], Tensor]
@@ -242,9 +243,8 @@ def _check_asked(metrics: Any, outputs: Any, scale: Any) -> None:
         raise ArgumentError("type", message)
     if outputs not in (True, False, "everywhere"):
         raise ArgumentError("value", f"outputs is {outputs!r}; expected True, False or 'everywhere'.")
-    if not isinstance(scale, int | float | np.number):
-        hint = " Give its value: scale=scale.value." if hasattr(scale, "value") else ""
-        raise ArgumentError("type", f"scale is {scale!r:.60}; expected a number.{hint}")
+    hint = "Give its value: scale=scale.value." if hasattr(scale, "value") else ""
+    Spec(int | float | np.number, expected="a number", advice=hint, code="type").check("scale", scale)
 
 
 def added(numbers: Iterable[float]) -> float:
@@ -322,7 +322,7 @@ def shares(
         return [1.0] * len(sizes)
     weight = weight or getattr(loss, "weight", None)
     if targets is None or not callable(weight):
-        return [size / sum(sizes) for size in sizes]
+        return _shared_out(sizes)
     weights = [None if part is ABSENT else _weighed(weight(part.rebuilt())) for part in targets]
     return _shared_out(exchange(weights) if exchange else [x for x in weights if x is not None])
 
@@ -334,7 +334,9 @@ def _weighed(found: Any) -> float:
 def _shared_out(weights: Sequence[float]) -> list[float]:
     total = added(weights)
     if not (min(weights) >= 0 and 0 < total < inf):  # NaN is in no range
-        message = f"The targets of this batch count {weights}, by microbatch; expected at least 0, and not 0 for all."
+        message = (
+            f"The targets of this batch count {[*weights]}, by microbatch; expected at least 0, and not 0 for all."
+        )
         raise MicrobatchError("value", f"{message} Is everything ignored, or the loss_weight not a number?")
     return [w / total for w in weights]
 

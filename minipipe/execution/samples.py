@@ -19,6 +19,7 @@ from minipipe.errors import MicrobatchError, TensorError, counted
 from minipipe.execution.partition import partition_evenly
 from minipipe.execution.payload import Payload
 from minipipe.pytree import flattened, rebuilt
+from minipipe.specs import COUNT
 from minipipe.tensor import Tensor, record
 
 # -- what a user passes -----------------------------------------------------------------------------------------------
@@ -50,7 +51,7 @@ class Replicated:
 class Microbatches:
     """A batch as microbatches: each is an array or a pytree, of any length and number of samples.
 
-    Both inputs and targets of a step must be in this form, with as many parts as the schedule has microbatches.
+    Both inputs and targets of a step must be given so, with as many parts as the schedule has microbatches.
 
     Parameters
     ----------
@@ -125,8 +126,8 @@ def copied(given: Any) -> Any:
     if isinstance(given, Tensor):
         return record(backend.copy(given.data))
     if isinstance(given, tuple | list | dict):
-        leaves, form = flattened(given)
-        return deepcopy(given) if form is None else rebuilt(form, list(map(copied, leaves)))
+        leaves, treedef = flattened(given)
+        return deepcopy(given) if treedef is None else rebuilt(treedef, list(map(copied, leaves)))
     return backend.copy(given) if is_array(given) else given
 
 
@@ -201,7 +202,7 @@ def _view(part: Payload, *where: Any) -> Payload:
         views = [array if i in replicated else array[where] for i, array in enumerate(arrays)]
     else:
         views = [array[where] for array in arrays]
-    return Payload(views, part.wanted, part.form, replicated)
+    return Payload(views, part.requires_grad, part.treedef, replicated)
 
 
 ABSENT = Payload([], [])  # a pytree that this rank does not have, but other ranks
@@ -268,26 +269,26 @@ def _pytree(given: Any, name: str, dtype: Any, xp: ModuleType | None, requires_g
     """Return an array, or a pytree of arrays with equally many samples, in a dtype and a module."""
     if type(given) is np.ndarray and xp is np and given.ndim and (given.dtype is dtype or given.dtype.kind in "iu"):
         return Payload([given], [requires_grad and backend.is_floating(given.dtype)])  # as it is, like most batches
-    leaves, form = flattened(given)
+    leaves, treedef = flattened(given)
     if any(isinstance(leaf, Microbatches) for leaf in leaves):
         message = f"The {name} contain Microbatches; expected arrays, or one Microbatches of all arrays."
         raise MicrobatchError("wrong-number", message)
     replicated = frozenset(i for i, leaf in enumerate(leaves) if isinstance(leaf, Replicated))
     arrays = [Tensor(leaf.value if isinstance(leaf, Replicated) else leaf).data for leaf in leaves]
-    _check_lengths([array for i, array in enumerate(arrays) if i not in replicated], name, form, bool(replicated))
+    _check_lengths([array for i, array in enumerate(arrays) if i not in replicated], name, treedef, bool(replicated))
     wanted = [requires_grad and backend.is_floating(array.dtype) for array in arrays]
     for i, array in enumerate(arrays):
         own_dtype = dtype if backend.is_floating(array.dtype) else None
         arrays[i] = backend.moved(array, xp or backend.array_module(array), own_dtype)
-    return Payload(arrays, wanted, form, replicated)
+    return Payload(arrays, wanted, treedef, replicated)
 
 
-def _check_lengths(divided: list[Array], name: str, form: Any, has_replicated: bool) -> None:
+def _check_lengths(divided: list[Array], name: str, treedef: Any, has_replicated: bool) -> None:
     """Refuse arrays without samples, or with unequal numbers of them."""
     if not divided or any(array.ndim == 0 for array in divided):
-        problem = "or contain a single number" if divided and form is not None else "a single number"
+        problem = "or contain a single number" if divided and treedef is not None else "a single number"
         problem = problem if divided else "replicated" if has_replicated else "empty"
-        hint = "; write minipipe.Replicated(number) for one that all microbatches get" if form is not None else ""
+        hint = "; write minipipe.Replicated(number) for one that all microbatches get" if treedef is not None else ""
         raise TensorError("shape", f"The {name} are {problem}; expected arrays of shape (samples, ...){hint}.")
     lengths = [array.shape[0] for array in divided]
     if len(set(lengths)) > 1:
@@ -382,15 +383,7 @@ def split_microbatches(num_samples: int, num_microbatches: int) -> list[slice]:
     >>> split_microbatches(4, 2)
     [slice(0, 2, None), slice(2, 4, None)]
     """
-    if num_microbatches < 1:
-        raise MicrobatchError("out-of-range", f"num_microbatches is {num_microbatches}; expected at least 1.")
-    if num_samples < num_microbatches:
-        raise MicrobatchError(
-            "too-few",
-            f"A batch of {counted(num_samples, 'sample')} cannot make {counted(num_microbatches, 'microbatch')}, "
-            "each of at least one. Use larger batches or fewer microbatches.",
-        )
-    return [slice(part.start, part.stop) for part in partition_evenly(num_samples, num_microbatches)]
+    return [*rows_of(even_sizes(num_samples, num_microbatches))]
 
 
 @lru_cache(maxsize=64)  # batches are often alike
@@ -402,7 +395,14 @@ def even_sizes(num_samples: int, num_microbatches: int) -> tuple[int, ...]:
     >>> even_sizes(8, 3)
     (3, 3, 2)
     """
-    return tuple(part.stop - part.start for part in split_microbatches(num_samples, num_microbatches))
+    COUNT._replace(error=MicrobatchError, code="out-of-range").check("num_microbatches", num_microbatches)
+    if num_samples < num_microbatches:
+        raise MicrobatchError(
+            "too-few",
+            f"A batch of {counted(num_samples, 'sample')} cannot make {counted(num_microbatches, 'microbatch')}, "
+            "each of at least one. Use larger batches or fewer microbatches.",
+        )
+    return tuple(map(len, partition_evenly(num_samples, num_microbatches)))
 
 
 @lru_cache(maxsize=64)

@@ -30,7 +30,17 @@ from minipipe.autograd.modes import Key, next_key
 from minipipe.errors import TensorError, shape_error
 from minipipe.functional.operands import as_real, one_real, operands
 from minipipe.hints import with_hints
+from minipipe.specs import Spec
 from minipipe.tensor import Operand, Tensor, op
+
+_PROBABILITY = Spec(
+    float,
+    minimum=0,
+    below=1,
+    expected="at least 0 and less than 1",
+    error=TensorError,
+    code="out-of-range",
+)
 
 
 def _broadcast(name: str, a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
@@ -371,10 +381,7 @@ def check_probability(name: str, probability: float) -> None:
     TensorError
         Code ``out-of-range``.
     """
-    if not 0 <= probability < 1:
-        raise TensorError(
-            "out-of-range", f"{name}: the probability is {probability}; expected at least 0 and less than 1."
-        )
+    _PROBABILITY.check(f"{name}: the probability", probability)
 
 
 @op(saves="keep", in_float32=True)

@@ -7,10 +7,11 @@ from typing import Any
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
-from minipipe.errors import ArgumentError, TensorError, one_of, shape_error
+from minipipe.errors import ArgumentError, TensorError, shape_error
 from minipipe.functional.distributed import check_whole
 from minipipe.functional.operands import as_real, astype, axis_of, constant, data_of, in_full, one_real, operands
 from minipipe.functional.reduction import Axis, largest_of, reduced, without_axes
+from minipipe.specs import Spec
 from minipipe.tensor import Operand, Tensor, op
 
 _REDUCTIONS = ("mean", "sum")
@@ -179,7 +180,7 @@ mean_squared_error.gradients(
 def check_reduction(name: str, reduction: Any) -> None:
     """Refuse another reduction than a mean and a sum."""
     if not isinstance(reduction, str) or reduction not in _REDUCTIONS:  # before a name is made, for the time
-        one_of(f"{name}: reduction", reduction, _REDUCTIONS)
+        Spec(str, choices=tuple(_REDUCTIONS)).check(f"{name}: reduction", reduction)
 
 
 def total_weight(weights: Array) -> float:
@@ -346,20 +347,16 @@ def _distribution(columns: Array, ignore_index: int | None, smoothing: float, cl
 
 def _check_options(label_smoothing: float, class_weights: Any, reduction: str, k: int) -> None:
     check_reduction("cross_entropy", reduction)
-    if not 0 <= label_smoothing <= 1:
-        raise ArgumentError("value", f"cross_entropy: label_smoothing is {label_smoothing}; expected 0 to 1.")
+    Spec(float, minimum=0, maximum=1).check("cross_entropy: label_smoothing", label_smoothing)
     if class_weights is None:
         return
     if len(class_weights) != k:
         raise ArgumentError("value", f"cross_entropy: class_weights has length {len(class_weights)}; expected {k}.")
-    given = list(map(float, class_weights))
-    if not all(map(math.isfinite, given)):
-        raise ArgumentError("value", f"cross_entropy: the class weights are {given!r:.80}; expected finite numbers.")
-    least = min(given)
-    if least < 0 or (label_smoothing and not least):
-        # With smoothing a label of weight 0 adds to the sum, but not to its divisor.
-        expected = "above 0, because of label_smoothing" if label_smoothing else "at least 0"
-        raise ArgumentError("value", f"cross_entropy: the least of the class weights is {least}; expected {expected}.")
+    # With smoothing a label of weight 0 adds to the sum, but not to its divisor.
+    positive = Spec(float, above=0, expected="a number above 0, because of label_smoothing")
+    spec = positive if label_smoothing else Spec(float, minimum=0, expected="a finite number, at least 0")
+    for weight in map(float, class_weights):
+        spec.check("cross_entropy: one of the class weights", weight)
 
 
 def _check_labels(logits: Array, labels: Array, ignore_index: int | None) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
-from minipipe.errors import TensorError, counted, divisor, shape_error
+from minipipe.errors import TensorError, counted, shape_error
 from minipipe.functional.operands import real_operands
 from minipipe.hints import with_hints
+from minipipe.specs import divisor
 from minipipe.tensor import Operand, Tensor, op
 
 Shape = tuple[int, ...]

@@ -9,11 +9,11 @@ from typing import Any, TypeGuard, overload
 
 from minipipe import functional
 from minipipe.autograd.modes import current_place
-from minipipe.errors import of_kind
 from minipipe.nn.module import Module, is_exactly
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.recompute import Recompute
 from minipipe.pytree import as_tensors, rebuilt, tensors_in
+from minipipe.specs import Spec
 from minipipe.tensor import Tensor, as_tensor
 
 _BUNDLES = (Tensor, tuple, list, dict)
@@ -55,7 +55,7 @@ class Sequential(Module):
     def __init__(self, *layers: Module) -> None:
         for i, layer in enumerate(layers):
             advice = "Write Sequential(*layers) to give a list, nn.Function(f) to give a function."
-            of_kind(f"Sequential, as argument {i},", layer, Module, "a module", advice)
+            Spec(Module, expected="a module", advice=advice).of_class(f"Sequential, as argument {i},", layer)
         self.layers = _tied(layers)
         # Of a part of a longer sequence: the number of its first layer there, for messages, and that layer's place, for
         # random numbers. They differ after a recomputed sequence: one layer, and a place for each of the layers in it.

@@ -11,16 +11,17 @@ import numpy as np
 
 from minipipe.comm import Grid, ProcessGroup
 from minipipe.comm.agreement import check_agreement
-from minipipe.errors import of_kind
 from minipipe.execution.checks.comparison import check_program
 from minipipe.execution.checks.description import description
 from minipipe.execution.plan import Plan
-from minipipe.pipeline.intake import planned
 from minipipe.pipeline.options import PlanOptions
+from minipipe.pipeline.planning import Planned, planned
 from minipipe.schedules import REGISTRY, Program, Schedule
 from minipipe.schedules.registry import NUM_MICROBATCHES, spelled
+from minipipe.specs import Spec
 
 _TOGETHER = {"schedule": ("num_microbatches", "chunks_per_rank"), "partition": ("layer_costs",)}
+_GROUP = Spec(ProcessGroup | Grid, expected="the group that init_process_group() returns, or a Grid of it")
 _DEFAULTS = {name: one.default for name, one in signature(Plan).parameters.items()}
 
 
@@ -31,8 +32,8 @@ def agreed(
     pipeline: type,
     run: Mapping[str, Any],
     **more: Any,
-) -> tuple[Plan, ProcessGroup, Grid | None, bool, bool]:
-    """Return the result of :func:`planned`, the same on all ranks, and whether all calls are compared.
+) -> Planned:
+    """Return the result of :func:`planned`, the same on all ranks.
 
     Collective. Arguments are compared first, and then their results: the actions of a file, the layers of each
     stage.
@@ -50,15 +51,15 @@ def agreed(
         Code ``disagreement``, on every rank; and the errors of :func:`planned`.
     """
     compares = compare_options(model, group, options, {**run, **more})
-    plan, ranks, grid, recompute = planned(model, group, options, pipeline, **run)
+    found = planned(model, group, options, pipeline, **run)
     everyone = _everyone_on(group)
     if everyone.size > 1:
-        check_agreement(everyone, {name: description(value, name) for name, value in plan.description.items()})
-    return plan, ranks, grid, recompute, compares
+        check_agreement(everyone, {name: description(value, name) for name, value in found.plan.description.items()})
+    return found._replace(compares=compares)
 
 
 def _everyone_on(group: ProcessGroup | Grid) -> ProcessGroup:
-    of_kind("Pipeline", group, ProcessGroup | Grid, "the group that init_process_group() returns, or a Grid of it")
+    _GROUP.of_class("Pipeline", group)
     return group.group if isinstance(group, Grid) else group
 
 

@@ -227,6 +227,21 @@ def test_a_batch_in_which_nothing_counts_is_an_error_that_says_so(labels):
         spawn(train, 2)
 
 
+def test_microbatches_without_samples_count_nothing_and_a_batch_of_these_is_an_error():
+    def squares(outputs, targets):
+        return (outputs * outputs).sum()
+
+    def losses(sizes):
+        x = Microbatches([np.ones((size, 2)) for size in sizes])
+        return spawn(
+            lambda group: Pipeline(nn.Sequential(nn.Identity()), group, loss=squares, num_microbatches=2).step(x, x), 1
+        )
+
+    assert losses([2, 0]) == [4.0]
+    with pytest.raises(MicrobatchError, match=r"count \[0, 0\], by microbatch; expected at least 0, and not 0 for all"):
+        losses([0, 0])
+
+
 @pytest.mark.parametrize("weight", [lambda t: -1, lambda t: float("nan"), lambda t: float("inf"), lambda t: 0])
 def test_weights_that_are_none_are_refused(weight):
     with pytest.raises(MicrobatchError, match="expected at least 0, and not 0 for all"):
