@@ -140,8 +140,16 @@ class Spec(NamedTuple):
 
     def refusal(self, name: str, value: Any) -> MinipipeError:
         """Return the error for a value that is not legal."""
-        message = f"{name} is {quoted(value)}; expected {self.words}.{self._behind}"
-        return self.error(self.code, message)
+        message = f"{name} is {quoted(value)}; expected {self.words}."
+        if isinstance(value, str) and (near := self._near(value)):
+            message += f" Did you mean {near!r}?"
+        return self.error(self.code, message + self._behind)
+
+    def _near(self, value: str) -> str | None:
+        """Return the choice that a misspelt value is most like."""
+        from difflib import get_close_matches  # only a refusal needs it
+
+        return next(iter(get_close_matches(value.lower(), self.choices, 1)), None)
 
     def of_class(self, taker: str, value: Any) -> Any:
         """Return an argument of a class; name only the type of another, not its value.

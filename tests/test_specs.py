@@ -92,6 +92,13 @@ def test_each_of_a_fixed_number_of_values_is_checked():
             spec.check("betas", wrong)
 
 
+@pytest.mark.parametrize(("given", "near"), [("meen", "mean"), ("SUM", "sum"), ("max", None), (3, None)])
+def test_a_misspelt_choice_is_told_the_nearest(given, near):
+    error = Spec(str, choices=("mean", "sum")).refusal("reduction", given)
+    hint = f" Did you mean {near!r}?" if near else ""
+    assert str(error) == f"reduction is {given!r}; expected 'mean' or 'sum'.{hint}"
+
+
 def test_an_error_has_the_class_and_the_code_of_the_declaration():
     with pytest.raises(TensorError) as caught:
         Spec(float, error=TensorError, code="out-of-range").check("it", "x")
