@@ -109,8 +109,7 @@ class Spec(NamedTuple):
 
     def _check_each(self, name: str, values: Any) -> tuple[Any, ...]:
         if not isinstance(values, Sequence) or len(values) != self.length:
-            what = f"{self.length} values, each {self.words}"
-            raise self._replace(expected=what).refusal(name, values)
+            raise self.refusal(name, values, f"{self.length} values, each {self.words}")
         of_one = self._replace(length=None)
         return tuple(of_one.check(f"{name}[{i}]", one) for i, one in enumerate(values))
 
@@ -138,9 +137,9 @@ class Spec(NamedTuple):
             and (self.below is None or number < self.below)
         )
 
-    def refusal(self, name: str, value: Any) -> MinipipeError:
-        """Return the error for a value that is not legal."""
-        message = f"{name} is {quoted(value)}; expected {self.words}."
+    def refusal(self, name: str, value: Any, expected: str = "") -> MinipipeError:
+        """Return the error for a value that is not legal; ``expected`` replaces the words."""
+        message = f"{name} is {quoted(value)}; expected {expected or self.words}."
         if isinstance(value, str) and (near := self._near(value)):
             message += f" Did you mean {near!r}?"
         return self.error(self.code, message + self._behind)
