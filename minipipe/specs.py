@@ -94,6 +94,8 @@ class Spec(NamedTuple):
         """
         if self.length is not None:
             return self._check_each(name, value)
+        if type(value) is self.kind is int and self._is_within(value):
+            return value  # at once: most arguments, and each action checks some
         if not self.allows(value):
             raise self.refusal(name, value)
         if self.kind is int:

@@ -90,6 +90,8 @@ def test_each_of_a_fixed_number_of_values_is_checked():
     ):
         with pytest.raises(ArgumentError, match=f"^{re.escape(message)}"):
             spec.check("betas", wrong)
+    with pytest.raises(ArgumentError, match="expected 2 values, each a whole number, at least 1"):
+        COUNT._replace(length=2).check("sizes", 3)
 
 
 @pytest.mark.parametrize(("given", "near"), [("meen", "mean"), ("SUM", "sum"), ("max", None), (3, None)])
