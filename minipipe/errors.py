@@ -1,16 +1,15 @@
 """One tree of errors, each with a code for programs and a sentence for people.
 
 Programs and tests compare ``error.code``; people read the sentence: the value, the expected value, what to do.
-At the end are the checks of arguments that all packages use. Every package imports this file, so it imports none.
+At the end are parts of messages that all packages use. Every package imports this file, so it imports none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
-from math import inf
-from numbers import Integral, Real
-from typing import Any, NamedTuple
+from os import PathLike
+from typing import NamedTuple
 from warnings import warn
 
 __all__ = [
@@ -198,9 +197,6 @@ class MinipipeError(Exception):
         return self.message
 
 
-Refusal = Callable[[Any, str], MinipipeError]  # from a code and a message
-
-
 class ArgumentError(MinipipeError, ValueError, TypeError):
     """An argument has a value or a type that does not fit, or a name that does not exist.
 
@@ -381,6 +377,12 @@ class FileError(MinipipeError, OSError):
         super().__init__(code, message)
         self.errno = None  # where OSError keeps its first argument
 
+    @classmethod
+    def of(cls, path: object, reason: str, code: str = Code.UNREADABLE) -> FileError:
+        """Return the error of a file that cannot be read; a path is quoted in at most 200 characters."""
+        name = str(path) if isinstance(path, PathLike) else path
+        return cls(code, f"{quoted(name, 200)} cannot be read: {reason}.")
+
 
 class CheckpointError(MinipipeError, RuntimeError):
     """A checkpoint cannot be written, or training cannot resume from it.
@@ -478,7 +480,7 @@ class ScheduleError(MinipipeError, ValueError):
         return type(self), (self.problems, self.grid)
 
 
-# -- checks of arguments with common messages -------------------------------------------------------------------
+# -- common messages -------------------------------------------------------------------
 
 
 def quoted(given: object, most: int = 60) -> str:
@@ -548,153 +550,6 @@ def unfit(name: str, given: object, expected: str, code: Code = Code.VALUE) -> S
     [value] seconds is -1; expected a time above 0.
     """
     return misuse(f"{name} is {quoted(given)}; expected {expected}.", code)
-
-
-def whole_number(
-    name: str,
-    value: Any,
-    least: int | None = 1,
-    most: int | None = None,
-    *,
-    advice: str = "",
-    error: Refusal = ArgumentError,
-    code: str = "value",
-) -> int:
-    """Return an argument as an int; refuse fractions, truth values and numbers out of range.
-
-    Parameters
-    ----------
-    name : str
-        Name of the argument; after ``"operation: "`` if the caller's name helps.
-    value : Any
-        An int, or an integer of NumPy.
-    least, most : int, optional
-        The bounds, both included.
-    advice : str
-        A sentence after the message.
-    error : function
-        From a code and a message to an error: a class, or ``ScheduleError.of``.
-    code : str
-        One of its codes.
-
-    Examples
-    --------
-    >>> whole_number("num_steps", 3)
-    3
-    >>> whole_number("num_steps", 2.5)
-    Traceback (most recent call last):
-    minipipe.errors.ArgumentError: num_steps is 2.5; expected a whole number, at least 1.
-    """
-    if isinstance(value, Integral) and not isinstance(value, bool):
-        number = int(value)
-        if (least is None or number >= least) and (most is None or number <= most):
-            return number
-    if least is not None and most is not None:
-        bounds = f", {least} to {most}"
-    else:
-        bounds = f", at least {least}" if least is not None else f", at most {most}" if most is not None else ""
-    raise error(code, f"{name} is {quoted(value)}; expected a whole number{bounds}.{advice and f' {advice}'}")
-
-
-def schedule_number(name: str, value: Any, least: int = 1, advice: str = "") -> int:
-    """Return an argument about schedules as an int; refuse it as :func:`whole_number` does, with code ``value``.
-
-    Examples
-    --------
-    >>> schedule_number("num_slices", 0)
-    Traceback (most recent call last):
-    minipipe.errors.ScheduleError: [value] num_slices is 0; expected a whole number, at least 1.
-    """
-    return whole_number(name, value, least, advice=advice, error=ScheduleError.of, code=Code.VALUE)
-
-
-def divisor(name: str, value: Any, *numbers: int, of: str, error: Refusal = ArgumentError, code: str = "value") -> int:
-    """Return an argument that divides numbers; refuse anything else.
-
-    ``of`` describes ``numbers``; the other parameters are as in :func:`whole_number`.
-
-    Examples
-    --------
-    >>> divisor("num_groups", 4, 6, of="the 6 channels")
-    Traceback (most recent call last):
-    minipipe.errors.ArgumentError: num_groups is 4; expected a divisor of the 6 channels.
-    """
-    if isinstance(value, Integral) and int(value) >= 1 and not any(number % int(value) for number in numbers):
-        return int(value)
-    raise error(code, f"{name} is {quoted(value)}; expected a divisor of {of}.")
-
-
-def as_float(number: Any) -> float:
-    """Return a number as a float; one beyond its range, such as ``10**400``, as infinity.
-
-    Examples
-    --------
-    >>> as_float(2), as_float(-(10**400))
-    (2.0, -inf)
-    """
-    try:
-        return float(number)
-    except OverflowError:
-        return inf if number > 0 else -inf
-
-
-def real_number(name: str, value: Any, interval: str, advice: str = "") -> float:
-    """Return an argument as a float; refuse an object that is not a number, and a number outside an interval.
-
-    Parameters other than ``interval`` are as in :func:`whole_number`.
-
-    Parameters
-    ----------
-    interval : str
-        Two bounds, each included next to a square bracket: ``"[0, 1)"``.
-
-    Examples
-    --------
-    >>> real_number("momentum", 0, "[0, 1)")
-    0.0
-    >>> real_number("momentum", 1, "[0, 1)")
-    Traceback (most recent call last):
-    minipipe.errors.ArgumentError: momentum is 1; expected a number in [0, 1).
-    """
-    low, high = map(float, interval[1:-1].split(","))
-    if isinstance(value, Real) and not isinstance(value, bool):
-        number = as_float(value)
-        if low < number < high or (number == low and interval[0] == "[") or (number == high and interval[-1] == "]"):
-            return number
-    raise ArgumentError(
-        "value", f"{name} is {quoted(value)}; expected a number in {interval}.{advice and f' {advice}'}"
-    )
-
-
-def of_kind(taker: str, value: Any, kind: Any, expected: str, advice: str = "") -> None:
-    """Refuse an argument of another class than a function or a class takes.
-
-    Examples
-    --------
-    >>> of_kind("Recompute", 4, type, "a class")
-    Traceback (most recent call last):
-    minipipe.errors.ArgumentError: Recompute takes a class; this is of type int.
-    """
-    if not isinstance(value, kind):
-        message = f"{taker} takes {expected}; this is of type {type(value).__name__}.{advice and f' {advice}'}"
-        raise ArgumentError("type", message)
-
-
-def one_of(name: str, value: Any, names: Iterable[str]) -> str:
-    """Return an argument that is one of several names; refuse anything else.
-
-    Examples
-    --------
-    >>> one_of("reduction", "max", ("mean", "sum"))
-    Traceback (most recent call last):
-    minipipe.errors.ArgumentError: reduction is 'max'; expected 'mean' or 'sum'.
-    """
-    known = [str(each) for each in names]
-    if isinstance(value, str) and value in known:
-        return value
-    *others, last = map(repr, known)
-    expected = f"{', '.join(others)} or {last}" if others else last
-    raise ArgumentError("value", f"{name} is {quoted(value)}; expected {expected}.")
 
 
 def shape_error(operation: str, expected: str, **shapes: tuple[int, ...]) -> TensorError:

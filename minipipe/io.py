@@ -425,7 +425,7 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES, *, pipes: bool = True, 
     flags = ["O_NONBLOCK", "O_BINARY", *([] if links else ["O_NOFOLLOW"])]
     with _named(path, "read", Code.UNREADABLE):
         if not links and os.path.islink(path):  # the flag refuses a link that is made meanwhile, with another message
-            raise _refusal(path, Code.UNREADABLE, "it is a link; expected a file")
+            raise FileError.of(path, "it is a link; expected a file")
         descriptor = os.open(path, sum((getattr(os, flag, 0) for flag in flags), os.O_RDONLY))
         try:
             _check_kind(path, os.fstat(descriptor), most, pipes)
@@ -453,7 +453,7 @@ def read_text(path: str | Path, most: int = MOST_BYTES, *, pipes: bool = True, l
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _refusal(path, Code.UNREADABLE, f"byte {error.start} is not UTF-8, so it is not text") from None
+        raise FileError.of(path, f"byte {error.start} is not UTF-8, so it is not text") from None
 
 
 def read_stream(stream: TextIO | None, name: str, most: int = MOST_BYTES) -> str:
@@ -482,14 +482,14 @@ def read_stream(stream: TextIO | None, name: str, most: int = MOST_BYTES) -> str
     minipipe.errors.FileError: 'stdin' cannot be read: it has more than 3 characters, the limit.
     """
     if stream is None:
-        raise _refusal(name, Code.UNREADABLE, "it is closed")
+        raise FileError.of(name, "it is closed")
     with _named(name, "read", Code.UNREADABLE):
         try:
             text = stream.read(most + 1)
         except UnicodeDecodeError:
-            raise _refusal(name, Code.UNREADABLE, "it is not text") from None
+            raise FileError.of(name, "it is not text") from None
     if len(text) > most:
-        raise _refusal(name, Code.TOO_LARGE, f"it has more than {most:,} characters, the limit")
+        raise FileError.of(name, f"it has more than {most:,} characters, the limit", Code.TOO_LARGE)
     return text
 
 
@@ -500,9 +500,9 @@ def _check_kind(path: str | Path, status: os.stat_result, most: int, pipes: bool
     kind = stat.S_IFMT(status.st_mode)
     if kind != stat.S_IFREG and not (pipes and kind == stat.S_IFIFO):
         noun = _KINDS.get(kind, "socket")
-        raise _refusal(path, Code.UNREADABLE, f"it is a {noun}; expected a file")
+        raise FileError.of(path, f"it is a {noun}; expected a file")
     if status.st_size > most:
-        raise _refusal(path, Code.TOO_LARGE, f"it has {status.st_size:,} bytes; the limit is {most:,}")
+        raise FileError.of(path, f"it has {status.st_size:,} bytes; the limit is {most:,}", Code.TOO_LARGE)
 
 
 def _pieces(path: str | Path, descriptor: int, most: int) -> Iterator[bytes]:
@@ -512,14 +512,14 @@ def _pieces(path: str | Path, descriptor: int, most: int) -> Iterator[bytes]:
     length = max(1 << 20, min(status.st_size, 1 << 30))  # a file in one piece is not copied by the join
     while True:
         if is_pipe and not select.select([descriptor], [], [], PIPE_PATIENCE)[0]:
-            raise _refusal(path, Code.UNREADABLE, f"no byte came from the pipe for {PIPE_PATIENCE:g} s")
+            raise FileError.of(path, f"no byte came from the pipe for {PIPE_PATIENCE:g} s")
         piece = os.read(descriptor, length)
         if not piece:
             return
         yield piece
         total += len(piece)
         if total > most:
-            raise _refusal(path, Code.TOO_LARGE, f"it has more than {most:,} bytes, the limit")
+            raise FileError.of(path, f"it has more than {most:,} bytes, the limit", Code.TOO_LARGE)
 
 
 def write_whole(path: str | Path, content: str | bytes) -> Path:
@@ -608,10 +608,6 @@ def _named(path: str | Path, done: str, code: Code) -> Iterator[None]:
     except (OSError, ValueError, TypeError) as error:  # such as a name with a NUL, or no name
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise FileError(code, f"{_name(path)} cannot be {done}: {reason}.") from None
-
-
-def _refusal(path: str | Path, code: Code, reason: str) -> FileError:
-    return FileError(code, f"{_name(path)} cannot be read: {reason}.")
 
 
 def _name(path: str | Path) -> str:

@@ -20,6 +20,7 @@ FLOORS = [
     line.split()
     for line in """
         errors
+        specs
         io hints
         _lazy core
         simulation
@@ -41,7 +42,7 @@ FLOORS = [
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 WITHOUT_NUMPY = {
     *("core", "simulation", "passes", "schedules", "search", "render"),
-    *("errors", "io", "hints", "_lazy", "cli", "comm.job"),
+    *("errors", "specs", "io", "hints", "_lazy", "cli", "comm.job"),
 }
 ONLY_HERE = {
     "mpi4py": {"comm.job.mpi_job", "cli.info"},

@@ -4,7 +4,7 @@ A loop over the inputs would take as long as a small sum. For one input, without
 function is::
 
     def call(*given, **attributes):
-        if len(given) != 1 or len(attributes) != 0:
+        if len(given) != 1 or len(attributes) != num_attributes:
             given, attributes = bound(given, attributes)
         try:
             (t0,) = takes(*given)               # the tensor,
@@ -129,7 +129,7 @@ def calling(operation: Operation, count: int, **known: Any) -> Callable[..., Any
     unpacked = _SAVED.format(count=1 + len(operation.saves), saved=saved) if saved else ""
     source = f"""\
 def call(*given, **attributes):
-    if len(given) != {count} or len(attributes) != {len(operation.attributes)}:
+    if len(given) != {count} or len(attributes) != num_attributes:
         given, attributes = bound(given, attributes)
     try:
         {t} = {taken}{each(_CONVERTED, num_required)}
@@ -145,7 +145,8 @@ def call(*given, **attributes):
         raise{unpacked}
     parents, pattern, is_activation = [], {1 << count}, False{each(_PARENT)}
 """
-    return _compiled(source + _RECORD.format(values=f"({each('a{i}, ')}data, {saved})", arrays=a), operation, known)
+    source += _RECORD.format(values=f"({each('a{i}, ')}data, {saved})", arrays=a)
+    return _compiled(source, operation, {"num_attributes": len(operation.attributes), **known})
 
 
 _KNOWN = {

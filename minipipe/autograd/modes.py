@@ -13,7 +13,8 @@ from contextvars import ContextVar
 from itertools import count
 from typing import Any, NamedTuple
 
-from minipipe.errors import TensorError, whole_number
+from minipipe.errors import TensorError
+from minipipe.specs import INDEX
 
 
 class Mode(NamedTuple):
@@ -209,5 +210,5 @@ def random_key(seed: int, step: int = 0, microbatch: int = 0) -> setting:
     (True, False)
     """
     for name, value in (("seed", seed), ("step", step), ("microbatch", microbatch)):
-        whole_number(f"random_key: {name}", value, 0)
+        INDEX.check(f"random_key: {name}", value)
     return at(RandomKey(seed, step, microbatch))

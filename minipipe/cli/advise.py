@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from math import inf
 
+from minipipe.cli.numbers import MOST_SECONDS, SECONDS, add_number
 from minipipe.cli.options import NUM_RANKS
 from minipipe.cli.output import ExitStatus, answer
-from minipipe.cli.progress import MOST_SECONDS
-from minipipe.errors import LaunchError, misuse, whole_number
+from minipipe.errors import LaunchError
 from minipipe.io import MOST_ACTIONS, MOST_STAGES
+from minipipe.specs import COUNT
 
 EPILOG = """examples:
   minipipe advise tutorials/train.py
@@ -35,20 +36,19 @@ columns:
                      of these stages
 """
 
+_SECONDS = SECONDS._replace(minimum=0, above=None, expected=f"0 to {MOST_SECONDS:g}, a week")
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options; arguments after the program are passed to it."""
-    parser.add_argument(
-        "--ranks", type=int, default=NUM_RANKS, metavar="P", help="number of ranks (default: %(default)s)"
-    )
+    ranks = COUNT._replace(maximum=MOST_STAGES)
+    add_number(parser, "--ranks", ranks, default=NUM_RANKS, metavar="P", help="number of ranks (default: %(default)s)")
     parser.add_argument("--memory-limit", metavar="SIZE", help='the most memory of a rank: "500 MB", "2 GiB"')
-    parser.add_argument(
-        "--microbatches", type=int, metavar="M", help="only this number (default: all promising numbers)"
-    )
-    parser.add_argument("--replicas", type=int, metavar="R", help="only this number (default: all divisors of P)")
-    parser.add_argument(
-        "--seconds", type=float, metavar="S", help="time to measure the best choices (default: 40; 0: predict only)"
-    )
+    only = "only this number (default: all promising numbers)"
+    add_number(parser, "--microbatches", COUNT._replace(maximum=MOST_ACTIONS), metavar="M", help=only)
+    add_number(parser, "--replicas", COUNT, metavar="R", help="only this number (default: all divisors of P)")
+    seconds = "time to measure the best choices (default: 40; 0: predict only)"
+    add_number(parser, "--seconds", _SECONDS, metavar="S", help=seconds)
     parser.add_argument("program", nargs="?", metavar="PROGRAM", help="a Python program that trains with a Pipeline")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="arguments of the program")
 
@@ -63,15 +63,8 @@ def run(options: argparse.Namespace) -> ExitStatus:
     from minipipe.cli.ranks import check_room, warn_if_busy
     from minipipe.tuning.weighing import memory_size
 
-    check_room(whole_number("--ranks", options.ranks, 1, MOST_STAGES))
-    for option, given, most in (
-        ("--microbatches", options.microbatches, MOST_ACTIONS),
-        ("--replicas", options.replicas, options.ranks),
-    ):
-        if given is not None:
-            whole_number(option, given, 1, most)
-    if options.seconds is not None and not 0 <= options.seconds <= MOST_SECONDS:
-        raise misuse(f"--seconds is {options.seconds:g}; expected 0 to {MOST_SECONDS:g}, a week.")
+    check_room(options.ranks)
+    COUNT._replace(maximum=options.ranks).check("--replicas", options.replicas or 1)
     limit = inf if options.memory_limit is None else memory_size(options.memory_limit)
     check_program(options.program)
     warn_if_busy()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from math import inf
 from typing import Any
 
+from minipipe.cli.numbers import add_number
 from minipipe.cli.options import PAIRS_OR_AMOUNT, add_memory_limit, add_schedule, memory_of, schedule_and_costs
 from minipipe.cli.output import ExitStatus, answer, fields, figures
 from minipipe.core.flow import flow_of
@@ -19,6 +19,7 @@ from minipipe.schedules.analysis.workload import ROUNDING
 from minipipe.schedules.simulation.evaluation import Claim, Finding, check_claim
 from minipipe.schedules.simulation.timeline import by_rank
 from minipipe.search.certificate import changed, read_certificate
+from minipipe.specs import SCHEDULE_COUNT, Spec
 
 ANSWER = "legal"
 EPILOG = """examples:
@@ -27,6 +28,8 @@ EPILOG = """examples:
   minipipe check pipedream --max-versions 2
   minipipe check zb-h2 --costs weight_activation=0.4 --memory-limit 6.5
   minipipe check --certificate found.json --prove 60"""
+
+_PROVE = Spec(float, above=0, expected="a number of seconds above 0", error=ScheduleError.of)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -37,19 +40,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "versions of its weights that a stage may hold",
         "updates between F and the update with its gradient",
     )
-    for name, most in zip(("--max-versions", "--max-staleness"), of_age):
-        parser.add_argument(name, type=int, metavar="N", help=f"the most {most}")
+    for least, name, most in zip((1, 0), ("--max-versions", "--max-staleness"), of_age):
+        limit = SCHEDULE_COUNT._replace(minimum=least)
+        add_number(parser, name, limit, metavar="N", help=f"the most {most}")
     parser.add_argument("--certificate", metavar="FILE", help="check a certificate that search wrote, not a schedule")
     prove = "with --certificate: search this long for a proof of its bound"
-    parser.add_argument("--prove", type=float, metavar="SECONDS", help=prove)
+    add_number(parser, "--prove", _PROVE, metavar="SECONDS", help=prove)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
     """Print one line of figures for a legal schedule; an illegal one raises."""
     if (options.schedule is None) == (options.certificate is None):
         raise misuse("Expected either a schedule (NAME or FILE) or --certificate FILE.")
-    if options.prove is not None and (options.certificate is None or not 0 < options.prove < inf):
-        raise misuse("--prove expects a number of seconds above 0, and needs --certificate FILE.")
+    if options.prove is not None and options.certificate is None:
+        raise misuse("--prove needs --certificate FILE.")
     if options.certificate is not None:
         return _check_certificate(options)
     one_step, schedule, costs = schedule_and_costs(options)

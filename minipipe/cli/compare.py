@@ -11,6 +11,7 @@ from dataclasses import asdict
 from math import inf
 from typing import Any
 
+from minipipe.cli.numbers import add_number
 from minipipe.cli.options import NUM_RANKS, add_output
 from minipipe.cli.output import ExitStatus, csv_of, ending_of, write_file
 from minipipe.cli.progress import Progress, duration
@@ -19,11 +20,12 @@ from minipipe.cli.streams import put
 from minipipe.comm import ProcessGroup, init_process_group, spawn
 from minipipe.comm.job.host import cores, launcher_of_ranks, memory_of_this_host
 from minipipe.comm.job.host import num_ranks as ranks_of_launcher
-from minipipe.errors import counted, divisor, misuse, quoted, whole_number
+from minipipe.errors import counted, misuse, quoted
 from minipipe.io import MOST_STAGES
 from minipipe.pipeline import Pipeline
 from minipipe.render.descriptions import format_memory
 from minipipe.schedules.simulation.paper_scale import Link
+from minipipe.specs import COUNT, divisor
 from minipipe.tuning.grid_report import ETHERNET, GridReport
 from minipipe.tuning.grids import CLOSE, GridSizes, Task, compare_on_ranks
 from minipipe.tuning.race import silent, teller
@@ -64,6 +66,7 @@ _MODEL = {
     "microbatches": "microbatches per step, of all replicas together",
 }
 _MOST = 10**9  # of any number; the memory and the time of all numbers together are also checked
+_COUNT = COUNT._replace(maximum=_MOST)
 _MOST_SECONDS = 24 * 3600.0
 _ENDINGS = {".txt": "text", ".csv": "csv", ".json": "json", ".svg": "svg"}
 
@@ -71,11 +74,14 @@ _ENDINGS = {".txt": "text", ".csv": "csv", ".json": "json", ".svg": "svg"}
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
-    add("--ranks", type=int, default=NUM_RANKS, metavar="P", help="number of ranks (default: %(default)s)")
+    ranks = COUNT._replace(maximum=MOST_STAGES)
+    add_number(parser, "--ranks", ranks, default=NUM_RANKS, metavar="P", help="number of ranks (default: %(default)s)")
     for name, words in _MODEL.items():
-        add(f"--{name}", type=int, default=getattr(Task, name), metavar="N", help=f"{words} (default: %(default)s)")
+        usual = f"{words} (default: %(default)s)"
+        add_number(parser, f"--{name}", _COUNT, default=getattr(Task, name), metavar="N", help=usual)
     add("--dtype", choices=CLOSE, default=Task.dtype, help="data type (default: %(default)s)")
-    add("--rounds", type=int, default=5, metavar="N", help="rounds of two steps for each mesh (default: %(default)s)")
+    rounds = "rounds of two steps for each mesh (default: %(default)s)"
+    add_number(parser, "--rounds", _COUNT, default=5, metavar="N", help=rounds)
     add("--hosts", type=int, metavar="N", help="simulate the ranks on N hosts (default: 2 with --links)")
     add(
         "--links",
@@ -89,13 +95,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> ExitStatus:
     """Measure and print."""
     form = _form_of(options)
-    task, num_ranks = _task_of(options), whole_number("--ranks", options.ranks, 1, MOST_STAGES)
+    task, num_ranks = _task_of(options), options.ranks
     grids, left_out = task.grids(num_ranks)
     if not grids:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise misuse(f"No mesh of {counted(num_ranks, 'rank')} fits this model. {reasons}.")
     hosts, link = _hosts_of(options)
-    rounds = whole_number("--rounds", options.rounds, 1, _MOST)
+    rounds = options.rounds
     seconds = _checked_seconds(task, grids, num_ranks, rounds)
     if ranks_of_launcher(os.environ) != 1:
         raise misuse(
@@ -167,7 +173,7 @@ def _form_of(options: argparse.Namespace) -> str:
 
 def _task_of(options: argparse.Namespace) -> Task:
     """Return the requested model and batch."""
-    numbers = {name: whole_number(f"--{name}", getattr(options, name), 1, _MOST) for name in _MODEL}
+    numbers = {name: getattr(options, name) for name in _MODEL}
     for whole, part in (("width", "heads"), ("batch", "microbatches")):
         divisor(f"--{part}", numbers[part], numbers[whole], of=f"--{whole}, {numbers[whole]}")
     return Task(**numbers, dtype=options.dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from minipipe.cli.numbers import FACTOR, add_number
 from minipipe.cli.output import ExitStatus, answer, ending_of, write_file
 from minipipe.coursework.autograder import as_archive, as_workflow
 from minipipe.coursework.exercise import chosen_of, exercises_in, find_source, write_coursework
@@ -44,7 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--variants", action="store_true", help="autograder: draw numbers from the student's e-mail address"
     )
     late = "autograder: multiply the points by F for each day of lateness; from 0 to 1"
-    parser.add_argument("--late-factor", type=float, metavar="F", help=late)
+    add_number(parser, "--late-factor", FACTOR, metavar="F", help=late)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
@@ -52,8 +53,6 @@ def run(options: argparse.Namespace) -> ExitStatus:
     form, target = options.form, options.target
     if form != "autograder" and (options.variants or options.late_factor is not None):
         raise misuse(f"--variants and --late-factor need --as autograder; --as {form} has neither.")
-    if options.late_factor is not None and not 0 <= options.late_factor <= 1:
-        raise misuse(f"--late-factor is {options.late_factor}; expected a number from 0 to 1.")
     if form == "copy":
         if options.only:
             raise misuse("A copy has all tasks; --only needs --as handout, solutions, autograder or classroom.")

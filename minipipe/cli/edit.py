@@ -15,7 +15,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from minipipe.cli.options import add_costs, add_output, add_sizes, schedule_of
+from minipipe.cli.options import add_chunks, add_costs, add_output, add_sizes, schedule_of
 from minipipe.cli.output import ExitStatus, ending_of
 from minipipe.cli.streams import put
 from minipipe.errors import misuse
@@ -38,7 +38,7 @@ _MOST_BYTES = 2**20  # of a message: five times the text of the longest schedule
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("schedule", metavar="NAME|FILE", help="a name from `minipipe schedules`, or a file")
-    parser.add_argument("--chunks", type=int, metavar="V", help="stages per rank, for schedules that support several")
+    add_chunks(parser)
     add_sizes(parser)
     add_costs(parser)
     add_output(parser, "file to save to, .csv or .txt (default: FILE, or a new file NAME.csv)")

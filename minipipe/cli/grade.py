@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from minipipe.cli.coursework import SOURCE_HELP
+from minipipe.cli.numbers import FACTOR, add_number
 from minipipe.cli.output import ExitStatus, answer
 from minipipe.cli.progress import Progress
 from minipipe.coursework.deadline import moment, read_times
@@ -20,8 +21,9 @@ from minipipe.coursework.several import grade_all
 from minipipe.coursework.submission import directories_of, name_of, submissions_in
 from minipipe.coursework.trial import as_text as trial_as_text
 from minipipe.coursework.trial import try_exercises
-from minipipe.errors import counted, misuse, whole_number
+from minipipe.errors import counted, misuse
 from minipipe.io import write_whole
+from minipipe.specs import COUNT
 
 EPILOG = """examples:
   minipipe grade mine --only 05_bubble --only 14_puzzle
@@ -43,7 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     limit = "time limit for all tests of a task (default: %(default)g)"
     parser.add_argument("--time-limit", type=float, default=TIME_LIMIT, metavar="SECONDS", help=limit)
     parser.add_argument("--source", type=Path, metavar="DIR", help=SOURCE_HELP)
-    parser.add_argument("--jobs", type=int, metavar="N", help="submissions graded in parallel (default: one per core)")
+    add_number(parser, "--jobs", COUNT, metavar="N", help="submissions graded in parallel (default: one per core)")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write one row per submission")
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML, one case per test")
     parser.add_argument("--gradescope", type=Path, metavar="FILE", help="write results.json for one submission")
@@ -54,9 +56,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hide-hidden", action="store_true", help="report of hidden tests only whether they passed")
     parser.add_argument("--variants", action="store_true", help="draw the numbers of each submission from its name")
     parser.add_argument("--student", metavar="NAME", help="draw the numbers from this name, for one submission")
-    parser.add_argument(
-        "--late-factor", type=float, metavar="F", help="multiply the points by F for each day of lateness; from 0 to 1"
-    )
+    late = "multiply the points by F for each day of lateness; from 0 to 1"
+    add_number(parser, "--late-factor", FACTOR, metavar="F", help=late)
     parser.add_argument("--deadline", metavar="TIME", help="deadline, such as 2026-11-30T23:59:00+01:00")
     times = "times of submissions: lines `submission,time`, or Gradescope's submission_metadata.json"
     parser.add_argument("--times", type=Path, metavar="FILE", help=times)
@@ -65,8 +66,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> ExitStatus:
     """Run the tests, and print points and what failed; ``NO`` unless all passed."""
     of_each = _of_each(options)
-    if options.jobs is not None:
-        whole_number("--jobs", options.jobs, 1)
     exercises = exercises_in(find_source(options.source))
     options.submissions, options.only = directories_of(options.submissions, files_of(exercises), options.only)
     board = _leaderboard(options, exercises) if options.leaderboard else None
@@ -143,8 +142,6 @@ def _of_each(options: argparse.Namespace) -> Callable[[str], dict[str, Any]]:
     handed = read_times(options.times) if options.times else None
     deadline = moment(options.deadline) if options.deadline else None
     factor, student = options.late_factor, options.student or (handed and handed.student)
-    if factor is not None and not 0 <= factor <= 1:
-        raise misuse(f"--late-factor is {factor}; expected a number from 0 to 1.")
     if factor is not None and handed is None:
         raise misuse("--late-factor needs the times of submissions: add --times FILE.")
     if factor is None and deadline is not None:

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from minipipe._lazy import __version__
-from minipipe.cli.numbers import real, whole
+from minipipe.cli.numbers import check_numbers, real, whole
 from minipipe.cli.output import ExitStatus, as_json, complain
 from minipipe.cli.streams import Signalled, discard, finish_messages, leave_by_signals, prepare_streams, put
 from minipipe.errors import MinipipeError, ScheduleError, quoted
@@ -103,7 +103,8 @@ def _run(words: list[str]) -> int:
     if not words or words[0] not in VERBS:
         _explain_or_refuse(words)
     verb = import_module(f"minipipe.cli.{words[0]}")
-    return _answer(verb, _parser_of(words[0], verb).parse_args(words[1:]))
+    parser = _parser_of(words[0], verb)
+    return _answer(verb, parser, parser.parse_args(words[1:]))
 
 
 class _Once(argparse.Action):
@@ -217,8 +218,9 @@ def _parser_of(name: str, verb: ModuleType) -> argparse.ArgumentParser:
     return parser
 
 
-def _answer(verb: ModuleType, options: argparse.Namespace) -> int:
+def _answer(verb: ModuleType, parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     try:
+        check_numbers(parser, options)
         return verb.run(options)
     except MinipipeError as error:
         status = ExitStatus.of(error)

@@ -3,9 +3,42 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
-from minipipe.errors import quoted
+from minipipe.errors import ScheduleError, quoted
 from minipipe.io import parse_integer, parse_real
+from minipipe.specs import Spec
+
+MOST_SECONDS = 7 * 24 * 3600.0
+"""The longest time that a verb may be given: a week."""
+SECONDS = Spec(
+    float,
+    above=0,
+    maximum=MOST_SECONDS,
+    expected=f"seconds, above 0 and at most {MOST_SECONDS:g}, a week",
+    error=ScheduleError.of,
+)
+FACTOR = Spec(float, minimum=0, maximum=1, expected="a number from 0 to 1", error=ScheduleError.of)
+
+
+def add_number(parser: argparse.ArgumentParser | argparse._ArgumentGroup, name: str, spec: Spec, **more: Any) -> None:
+    """Declare an option that is a number; :func:`check_numbers` refuses one that is out of range."""
+    action = parser.add_argument(name, type=spec.kind, **more)
+    vars(action)["spec"] = spec
+
+
+def check_numbers(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Refuse numbers out of the range of their option: after parsing, so that --json has the error.
+
+    Raises
+    ------
+    ArgumentError, ScheduleError
+        Code ``value``.
+    """
+    for action in parser._actions:
+        value = getattr(options, action.dest, None)
+        if value is not None and "spec" in vars(action):
+            vars(action)["spec"].check(action.option_strings[-1], value)
 
 
 def whole(text: str) -> int:

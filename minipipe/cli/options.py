@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from math import inf
 from typing import TYPE_CHECKING
 
-from minipipe.cli.numbers import real
+from minipipe.cli.numbers import add_number, real
 from minipipe.errors import Code, ScheduleError, misuse, quoted
 from minipipe.io import parse_integer, read_stream
 from minipipe.schedules.action_table import ActionTable, Program, Schedule, T, read_schedule, schedule_of_text
 from minipipe.schedules.registry import NUM_MICROBATCHES, REGISTRY, TRADES, build, expected_names, spelled
 from minipipe.schedules.transforms import freeze_stages, offloaded, recomputed, repeat
+from minipipe.specs import SCHEDULE_COUNT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,9 +58,11 @@ def add_schedule(parser: argparse.ArgumentParser, several: bool = False, is_opti
     schedule.completer = lambda **_: TRADES  # type: ignore[attr-defined]  # at a Tab; the shell knows the files
     group = parser.add_argument_group("schedule")
     add = group.add_argument
-    add("--chunks", type=int, metavar="V", help="stages per rank, for schedules that support several")
-    add("--group", type=int, metavar="G", help="smallest group of microbatches, if interleaved (default: P)")
-    add("--per-update", type=int, metavar="A", help="microbatches per weight update, for 2bw (default: P) and paci (2)")
+    add_chunks(group)
+    smallest = "smallest group of microbatches, if interleaved (default: P)"
+    add_number(group, "--group", SCHEDULE_COUNT, metavar="G", help=smallest)
+    per_update = "microbatches per weight update, for 2bw (default: P) and paci (2)"
+    add_number(group, "--per-update", SCHEDULE_COUNT, metavar="A", help=per_update)
     add(
         "--joined",
         action="store_true",
@@ -67,25 +70,37 @@ def add_schedule(parser: argparse.ArgumentParser, several: bool = False, is_opti
         help="overlap forwards with backwards, for dualpipe and dualpipe-v",
     )
     add("--recompute", action="store_true", help="drop activations after F; recompute them (R) before B")
-    add(
-        "--offload", type=int, metavar="N", help="copy activations to the host (O) and back (L): a rank holds at most N"
-    )
-    add("--replicas", type=int, metavar="D", help="data-parallel replicas, with all-reduces of gradients")
-    add("--slices", type=int, metavar="K", help="slices per sequence, for seq1f1b (default: 2)")
+    offload = "copy activations to the host (O) and back (L): a rank holds at most N"
+    add_number(group, "--offload", SCHEDULE_COUNT, metavar="N", help=offload)
+    replicas = "data-parallel replicas, with all-reduces of gradients"
+    add_number(group, "--replicas", SCHEDULE_COUNT, metavar="D", help=replicas)
+    slices = "slices per sequence, for seq1f1b (default: 2)"
+    add_number(group, "--slices", SCHEDULE_COUNT, metavar="K", help=slices)
     frozen = "frozen stages: leave out the backwards that they do not need"
     add("--freeze", type=whole_numbers, default=[], metavar="S,…", help=frozen)
-    add("--steps", type=int, default=1, metavar="N", help="consecutive training steps (default: 1)")
+    steps = "consecutive training steps (default: 1)"
+    add_number(group, "--steps", SCHEDULE_COUNT, default=1, metavar="N", help=steps)
+    rows = "all that ranks do in a step: also handshake, finite check, loss and update, and gathers of replicas"
+    add("--rows", action="store_true", help=rows)
     add("--ignore-sharding", action="store_true", help="skip UNSHARD, RESHARD and REDUCE_GRAD in a file")
     add_sizes(group)
     add_costs(parser)
 
 
+def add_chunks(parser: _Parser) -> None:
+    """Declare the stages per rank."""
+    chunks = "stages per rank, for schedules that support several"
+    add_number(parser, "--chunks", SCHEDULE_COUNT, metavar="V", help=chunks)
+
+
 def add_sizes(parser: _Parser, several_batches: bool = False) -> None:
     """Declare the sizes of named schedules, optionally with several numbers of microbatches."""
-    parser.add_argument("--ranks", type=int, metavar="P", help=f"number of ranks (default: {NUM_RANKS})")
-    kind, letters = (whole_numbers, "M,…") if several_batches else (int, "M")
+    add_number(parser, "--ranks", SCHEDULE_COUNT, metavar="P", help=f"number of ranks (default: {NUM_RANKS})")
     help_text = f"number of microbatches (default: {NUM_MICROBATCHES})"
-    parser.add_argument("--microbatches", type=kind, metavar=letters, help=help_text)
+    if several_batches:
+        parser.add_argument("--microbatches", type=whole_numbers, metavar="M,…", help=help_text)
+    else:
+        add_number(parser, "--microbatches", SCHEDULE_COUNT, metavar="M", help=help_text)
 
 
 def add_costs(parser: argparse.ArgumentParser) -> None:
@@ -178,7 +193,20 @@ def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
                 schedule = transform(schedule)
             except ScheduleError as error:
                 raise misuse(f"{name}: {error.problems[0].message}") from None
-    return schedule
+    return _framed(schedule, options) if getattr(options, "rows", False) else schedule
+
+
+def _framed(schedule: Schedule | Program, options: argparse.Namespace) -> Program:
+    from minipipe.passes.framing import frame  # on demand, as lower and replicas
+    from minipipe.schedules.analysis.lowering import lower
+
+    if options.steps > 1:
+        raise misuse(f"--rows are of one step, and --steps is {options.steps}; leave one of them out.")
+    if schedule.rank_kinds:
+        raise misuse(f"{schedule.title} has the instructions of --rows already; leave --rows out.")
+    if isinstance(schedule, Schedule) and schedule.has_replicas and not schedule.is_forward_only:
+        schedule = _copies(schedule, 1)  # replicas of a schedule's own, which must sum their gradients up
+    return frame(lower(schedule))
 
 
 def _copies(schedule: Schedule, replicas: int) -> Schedule:

@@ -11,7 +11,7 @@ from typing import Any
 from minipipe.cli.options import add_output
 from minipipe.cli.output import ExitStatus, answer
 from minipipe.cli.progress import Progress
-from minipipe.errors import ArgumentError, counted, misuse, quoted
+from minipipe.errors import ArgumentError, ScheduleError, counted, misuse, quoted
 from minipipe.io import parse_real, printable, read_text, text_table
 from minipipe.schedules.simulation.paper_scale import (
     A100,
@@ -26,6 +26,7 @@ from minipipe.schedules.simulation.paper_scale import (
     published_runs,
     read_runs,
 )
+from minipipe.specs import Spec
 
 _NOTE = """
 t, p, d: tensor-parallel GPUs, pipeline ranks, replicas. m: microbatches per
@@ -75,8 +76,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> ExitStatus:
     """Print a table with the published and the predicted time of each row."""
     for term in options.without:
-        if term not in TERMS:
-            raise misuse(f"--without is {quoted(term)}; expected one of {', '.join(TERMS)}.")
+        Spec(str, choices=tuple(TERMS), error=ScheduleError.of).check("--without", term)
     rows_of_table, hardware = _runs(options.table), _hardware(options.rates)
     runs = [run for run in rows_of_table if options.model in (None, run.model)]
     if not runs:

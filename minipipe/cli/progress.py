@@ -11,8 +11,6 @@ from typing import Any, TextIO
 
 from minipipe.io import MARK, is_terminal, printable
 
-MOST_SECONDS = 7 * 24 * 3600.0
-"""The longest time that a verb may be given: a week."""
 _INTERVAL = 8.0  # seconds between two lines: one in 10 s is promised, and a busy machine is late
 _REFRESH = 0.5  # seconds between two drawings of a bar
 _PATIENCE = 2.0  # seconds in which a verb that is usually quick prints nothing

@@ -10,14 +10,16 @@ import shutil
 import sys
 from pathlib import Path
 
+from minipipe.cli.numbers import add_number
 from minipipe.cli.output import complain
 from minipipe.cli.streams import put
 from minipipe.cli.supervision.launching import PROBE, RESTART, JobSpec, is_here, read_hosts
 from minipipe.cli.supervision.supervisor import supervise
 from minipipe.comm.job.guard import become_supervisor
 from minipipe.comm.job.host import find_mpirun
-from minipipe.errors import ArgumentError, LaunchError, quoted, whole_number
+from minipipe.errors import ArgumentError, LaunchError, quoted
 from minipipe.io import MOST_STAGES
+from minipipe.specs import COUNT, INDEX
 
 EPILOG = f"""examples:
   minipipe run -n 4 --restarts 3 train.py --epochs 10
@@ -37,13 +39,12 @@ after Ctrl-C, or 143 after SIGTERM.
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options; arguments after the script are passed to it."""
-    parser.add_argument(
-        "-n", type=int, dest="ranks", metavar="N", help="number of ranks (default: all slots of the hostfile)"
-    )
-    parser.add_argument("--restarts", type=int, default=0, metavar="K", help="most restarts (default: %(default)s)")
+    ranks = "number of ranks (default: all slots of the hostfile)"
+    add_number(parser, "-n", COUNT._replace(maximum=MOST_STAGES), dest="ranks", metavar="N", help=ranks)
+    add_number(parser, "--restarts", INDEX, default=0, metavar="K", help="most restarts (default: %(default)s)")
     hosts = "hosts, in the format of the launcher; a restart leaves out hosts that do not answer"
     parser.add_argument("--hostfile", type=Path, metavar="FILE", help=hosts)
-    parser.add_argument("--min-ranks", type=int, metavar="M", help="fewest ranks of a restart (default: 1)")
+    add_number(parser, "--min-ranks", COUNT, metavar="M", help="fewest ranks of a restart (default: 1)")
     probe = f"command that succeeds if HOST answers (default: {shlex.join(PROBE)})"
     parser.add_argument("--probe", metavar="COMMAND", help=probe)
     parser.add_argument("--launcher", metavar="COMMAND", help="launcher, with its options (default: mpirun)")
@@ -78,9 +79,8 @@ def _job(options: argparse.Namespace) -> JobSpec:
             "value", "-n is missing; expected the number of ranks before the script, as in -n 4 train.py."
         )
     min_ranks = 1 if options.min_ranks is None else options.min_ranks
-    whole_number("-n", ranks, 1, MOST_STAGES)
-    whole_number("--min-ranks", min_ranks, 1, ranks)
-    whole_number("--restarts", options.restarts, 0)
+    COUNT._replace(maximum=MOST_STAGES).check("-n", ranks)  # also the slots of the hostfile
+    COUNT._replace(maximum=ranks).check("--min-ranks", min_ranks)
     probe = PROBE if options.probe is None else _words("--probe", options.probe)
     if not any("HOST" in word for word in probe):
         raise ArgumentError(

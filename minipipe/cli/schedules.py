@@ -8,9 +8,10 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from minipipe.cli.numbers import SECONDS, add_number
 from minipipe.cli.options import NUM_RANKS, add_costs, add_memory_limit, add_sizes, costs_of, sizes_of
 from minipipe.cli.output import ExitStatus, answer, check_picture, write_file
-from minipipe.cli.progress import MOST_SECONDS, Progress
+from minipipe.cli.progress import Progress
 from minipipe.errors import counted, misuse
 from minipipe.io import printable, text_table
 from minipipe.schedules.analysis.workload import Workload
@@ -63,12 +64,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="draw bubble over peak memory to FILE: .svg, .png or .pdf",
     )
-    parser.add_argument(
-        "--search",
-        type=float,
-        metavar="SECONDS",
-        help="with --plot: search for better schedules, about this long in all",
-    )
+    search = "with --plot: search for better schedules, about this long in all"
+    add_number(parser, "--search", SECONDS, metavar="SECONDS", help=search)
 
 
 def run(options: argparse.Namespace) -> ExitStatus:
@@ -117,8 +114,6 @@ def _plot(batches: Sequence[int], options: argparse.Namespace) -> ExitStatus:
     if options.memory_limit is not None:
         raise misuse("--memory-limit is for the table; a picture has all limits. Leave it out.")
     seconds, costs = options.search, costs_of(options)
-    if seconds is not None and not 0 < seconds <= MOST_SECONDS:
-        raise misuse(f"--search is {seconds:g}; expected seconds, above 0 and at most {MOST_SECONDS:g}, a week.")
     ending = check_picture(options.plot)
     ranks = NUM_RANKS if options.ranks is None else options.ranks
     drawn = [tradeoff(ranks, num_microbatches, costs) for num_microbatches in batches]

@@ -6,15 +6,17 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from minipipe.cli.numbers import SECONDS, add_number
 from minipipe.cli.options import add_costs, add_memory_limit, add_output, add_sizes, costs_of, sizes_of
 from minipipe.cli.output import ExitStatus, answer, ending_of, fields, figures
-from minipipe.cli.progress import MOST_SECONDS, Progress
-from minipipe.errors import ScheduleError, counted, misuse, whole_number
+from minipipe.cli.progress import Progress
+from minipipe.errors import counted
 from minipipe.io import write_whole
 from minipipe.schedules import Certificate, Objective, Timeline, find_schedule, simulate
 from minipipe.schedules.analysis.workload import Workload
 from minipipe.schedules.placement import check_sizes, looped_placement, v_placement
 from minipipe.search.finding import usual_evaluations
+from minipipe.specs import SCHEDULE_COUNT
 
 _MOST_EVALUATIONS = 10**12  # a search of a schedule with a few actions would take more than a year
 _SECONDS = 60.0  # the default time limit of a search
@@ -46,12 +48,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="time to minimise: span, the longest time between the first start and last end on one rank (default), or "
         "makespan, the same over all ranks",
     )
-    parser.add_argument(
-        "--evaluations", type=int, metavar="N", help="schedules to try (default: 10,000,000 actions in all)"
-    )
-    parser.add_argument(
-        "--seconds", type=float, metavar="N", help=f"time limit (default: {_SECONDS:g}, or none with --evaluations)"
-    )
+    evaluations = SCHEDULE_COUNT._replace(maximum=_MOST_EVALUATIONS)
+    tries = "schedules to try (default: 10,000,000 actions in all)"
+    add_number(parser, "--evaluations", evaluations, metavar="N", help=tries)
+    limit = f"time limit (default: {_SECONDS:g}, or none with --evaluations)"
+    add_number(parser, "--seconds", SECONDS, metavar="N", help=limit)
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="random seed of the search (default: 0)")
     parser.add_argument(
         "--exact", action="store_true", help="use the exact solver CP-SAT in the second half of the time"
@@ -65,7 +66,6 @@ def run(options: argparse.Namespace) -> ExitStatus:
     ending = "" if options.output is None else ending_of(options.output, _WRITERS)
     costs = costs_of(options)
     check_sizes(ranks, microbatches)  # before a placement of this size is built
-    _check_limits(options.seconds, options.evaluations)
     workload = costs.workload(PLACEMENTS[options.placement](ranks), microbatches, options.memory_limit)
     seconds, evaluations = options.seconds, options.evaluations
     if seconds is evaluations is None:
@@ -78,14 +78,6 @@ def run(options: argparse.Namespace) -> ExitStatus:
     if options.output is not None:
         write_whole(options.output, _WRITERS[ending](found))
     return answer(options, _data(found, timeline, options.output), _report(found, timeline, options.output))
-
-
-def _check_limits(seconds: float | None, evaluations: int | None) -> None:
-    """Refuse limits that are out of range."""
-    if seconds is not None and not 0 < seconds <= MOST_SECONDS:
-        raise misuse(f"--seconds is {seconds:g}; expected a time above 0, and at most {MOST_SECONDS:g}, a week.")
-    if evaluations is not None:
-        whole_number("--evaluations", evaluations, 1, _MOST_EVALUATIONS, error=ScheduleError.of, code="value")
 
 
 def _work(workload: Workload, evaluations: int | None) -> str:

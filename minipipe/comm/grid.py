@@ -9,7 +9,8 @@ from typing import cast
 from minipipe.comm.agreement import compare_arguments
 from minipipe.comm.objects import gather
 from minipipe.comm.process_group import ProcessGroup
-from minipipe.errors import RankError, counted, of_kind, whole_number
+from minipipe.errors import RankError, counted
+from minipipe.specs import COUNT, Spec
 
 
 class Grid:
@@ -65,13 +66,13 @@ class Grid:
     def __init__(
         self, group: ProcessGroup, *, pipeline: int = 1, data: int = 1, tensor: int = 1, fully_sharded: bool = False
     ) -> None:
-        of_kind("Grid", group, ProcessGroup, "the group of all ranks")
+        Spec(ProcessGroup, expected="the group of all ranks").of_class("Grid", group)
         sizes = {"pipeline": pipeline, "data": data, "tensor": tensor}
         hosts = gather(group, socket.gethostname(), "Grid()")
         compare_arguments(group, "Grid()", {**sizes, "fully_sharded": fully_sharded})
-        of_kind("fully_sharded", fully_sharded, bool, "True or False")
+        Spec(bool, expected="True or False").of_class("fully_sharded", fully_sharded)
         for name, size in sizes.items():
-            whole_number(name, size)
+            COUNT.check(name, size)
         if pipeline * data * tensor != group.size:
             given = " x ".join(f"{name} {size}" for name, size in sizes.items())
             message = f"{given} are {counted(pipeline * data * tensor, 'rank')}, but there are {group.size}"

@@ -19,8 +19,9 @@ from minipipe.comm.message import DEFAULT_TIMEOUT, chosen_timeout
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.comm.switchboard import Cancelled, Switchboard, Wait
 from minipipe.comm.thread import ThreadGroup
-from minipipe.errors import LaunchError, RankError, whole_number
+from minipipe.errors import LaunchError, RankError
 from minipipe.hints import explain, with_hints
+from minipipe.specs import Spec
 
 if TYPE_CHECKING:
     from minipipe.comm.job.process import RankProcess
@@ -186,7 +187,7 @@ def spawn(
     >>> spawn(ring, num_ranks=3)
     [2, 0, 1]
     """
-    num_ranks = whole_number("num_ranks", num_ranks, error=RankError, code="wrong-number")
+    num_ranks = Spec(int, minimum=1, error=RankError, code="wrong-number").check("num_ranks", num_ranks)
     limit = chosen_timeout(timeout)
     keep_freed_memory()
     switchboard = Switchboard(num_ranks, take_turns)

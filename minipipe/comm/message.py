@@ -19,8 +19,10 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from minipipe.autograd.backend import Array, dtype_name, is_floating, numpy_dtype
-from minipipe.errors import ArgumentError, MessageError, as_float, not_copyable, quoted
+from minipipe.errors import MessageError, not_copyable
+from minipipe.specs import Spec, as_float
 
+_SECONDS = Spec(float, above=0, maximum=math.inf, expected="seconds, more than 0")
 _MAGIC = b"mnpp"
 _MAX_AXES = 8
 _STEP = struct.Struct("<4sq")  # magic, step
@@ -306,9 +308,7 @@ def chosen_timeout(argument: float | None) -> float:
         Code ``value``: when it is not above 0.
     """
     chosen = (os.environ.get("MINIPIPE_TIMEOUT") or DEFAULT_TIMEOUT) if argument is None else argument
-    with suppress(TypeError, ValueError):
-        if (seconds := as_float(chosen)) > 0:
-            return seconds
     name = "MINIPIPE_TIMEOUT" if argument is None else "timeout"
-    shown = quoted(chosen).strip("'")  # as in a shell
-    raise ArgumentError("value", f"{name} is {shown}; expected seconds, more than 0.")
+    with suppress(TypeError, ValueError):
+        return _SECONDS.check(name, as_float(chosen))
+    raise _SECONDS.refusal(name, chosen)

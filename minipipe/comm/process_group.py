@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from enum import IntEnum
-from numbers import Integral
 from threading import get_ident
 from types import TracebackType
 from typing import NoReturn, Self
@@ -23,8 +22,15 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.comm.job.reports import RankActivity
 from minipipe.comm.message import DEFAULT_TIMEOUT, Expectation, Given, Header, Receive, Request, described, finish
-from minipipe.errors import ArgumentError, LaunchError, MessageError, RankError, counted, not_copyable, one_of
+from minipipe.errors import ArgumentError, LaunchError, MessageError, RankError, counted, not_copyable
 from minipipe.hints import Familiar, explain, with_hints
+from minipipe.specs import Spec
+
+_COLOR = Spec(
+    int,
+    minimum=0,
+    expected="a whole number, at least 0, or None; each rank gives its own: group.split(group.rank % 2)",
+)
 
 
 class OwnTag(IntEnum):
@@ -459,7 +465,8 @@ class ProcessGroup(Familiar, ABC):
         from minipipe.parallel.reduction import all_reduce  # which sends over a group
 
         operations = {"sum": np.add, "max": np.maximum}
-        return all_reduce(self, array, operations[one_of("operation", operation, operations)])
+        combine = operations[Spec(str, choices=tuple(operations)).check("operation", operation)]
+        return all_reduce(self, array, combine)
 
     def barrier(self) -> None:
         """Return once every rank has called this.
@@ -509,9 +516,8 @@ class ProcessGroup(Familiar, ABC):
         >>> spawn(parity, num_ranks=5)
         ['0 of 3', '0 of 2', '1 of 3', '1 of 2', '2 of 3']
         """
-        if color is not None and not (isinstance(color, Integral) and color >= 0):
-            hint = "each rank gives its own: group.split(group.rank % 2)."
-            raise ArgumentError("value", f"color is {color}; expected a whole number, at least 0, or None; {hint}")
+        if color is not None:
+            _COLOR.check("color", color)
         mine = -1 if color is None else color
         given = [(int(c), int(k)) for c, k in self.all_gather(np.array([mine, key]))]
         members = [rank for rank in range(self.size) if given[rank][0] == mine and color is not None]

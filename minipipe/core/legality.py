@@ -121,7 +121,7 @@ def _misplaced(
                 f"{subject} names rank {stage} and microbatch {k}; an instruction "
             )
             message += f"of a rank names its own rank, {rank}, and 0."
-            yield Remark("wrong-rank", message, rank, position)
+            yield Remark("placement", message, rank, position)
         return
     for noun, number, count in (
         ("stage", stage, table.num_stages),

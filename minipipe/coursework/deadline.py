@@ -73,7 +73,7 @@ def read_times(path: str | Path) -> Handed:
     try:
         rows = [cells for _, cells in parse_csv(text)]
     except ArgumentError as error:
-        raise FileError("damaged", f"{named} cannot be read: {error.message}.") from None
+        raise FileError.of(path, error.message, "damaged") from None
     wrong = next((row for row in rows if len(row) != 2), None)
     if wrong is not None:
         raise ArgumentError("value", f"A line of {named} is {quoted(','.join(wrong))}; expected `submission,time`.")
@@ -95,6 +95,5 @@ def _of_gradescope(text: str, path: str | Path) -> Handed:
         handed = moment(json_value(data["created_at"], str, "created_at"))
     except (KeyError, ArgumentError) as error:
         why = f"it lacks {error}" if isinstance(error, KeyError) else error.message
-        message = f"{quoted(str(path), 200)} cannot be read: it is not Gradescope's metadata ({why})."
-        raise FileError("damaged", message) from None
+        raise FileError.of(path, f"it is not Gradescope's metadata ({why})", "damaged") from None
     return Handed({"": handed}, None if due is None else moment(str(due)), users[0] if users else None)

@@ -6,7 +6,6 @@ gets the student's file, the visible checks, and each call as plain data (:mod:`
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +23,9 @@ from minipipe.coursework.sandbox import Containment, weakest
 from minipipe.coursework.submission import Submission, directories_of, open_submission
 from minipipe.errors import CourseworkError, FileError, counted
 from minipipe.io import printable_lines
+from minipipe.specs import Spec
 
+_TIME_LIMIT = Spec(float, above=0, expected="seconds, more than 0", error=CourseworkError, code="timeout")
 TIME_LIMIT = 30.0
 """Seconds for all tests of one task together."""
 
@@ -355,8 +356,7 @@ def grade(
     >>> report.points, report.passed, report.tasks[0].is_untouched
     (0, False, True)
     """
-    if not 0 < time_limit < math.inf:
-        raise CourseworkError("timeout", f"The time limit is {time_limit}; expected seconds, more than 0.")
+    _TIME_LIMIT.check("The time limit", time_limit)
     exercises = exercises_in(find_source(source), student)
     (directory,), only = directories_of([directory], files_of(exercises), only)
     chosen = chosen_of(exercises, only)

@@ -59,37 +59,37 @@ class Archive:
         try:
             self._zip = zipfile.ZipFile(io.BytesIO(content))
         except Exception as error:  # a forged archive may cause any exception in zipfile
-            raise self._refusal(f"it is not a zip archive ({error})") from None
+            raise self._damaged(f"it is not a zip archive ({error})") from None
         members = [each for each in self._zip.infolist() if not each.filename.startswith("__MACOSX/")]
         folders = sorted({_folder(each) for each in members if PurePosixPath(each.filename).name in tasks})
         if len(folders) > 1:
-            raise self._refusal(
+            raise self._damaged(
                 f"tasks are in {' and in '.join(quoted(each) for each in folders[:2])}; keep one folder"
             )
         found = [(PurePosixPath(each.filename).name, each) for each in members if _folder(each) in folders]
         self._members = dict(found)
         self.files = sorted(name for name, _ in found if name.endswith(".py"))
         if len(self._members) < len(found):
-            raise self._refusal("two of its files have the same name")
+            raise self._damaged("two of its files have the same name")
 
     def read(self, file: str) -> bytes:
         """Return the content of a file; raise ``FileError``."""
         member = self._members[file]
         if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG) or member.is_dir():
-            raise self._refusal(f"{file} is not a regular file", "unreadable")
+            raise FileError.of(self.path, f"{file} is not a regular file")
         if member.compress_type not in _METHODS or member.flag_bits & 1:
-            raise self._refusal(f"{file} is encrypted, or compressed by another method than deflate")
+            raise self._damaged(f"{file} is encrypted, or compressed by another method than deflate")
         try:
             with self._zip.open(member) as stream:
                 content = stream.read(LONGEST_FILE + 1)  # whatever size the list of members claims
         except Exception as error:
-            raise self._refusal(f"{file} is damaged ({error})") from None
+            raise self._damaged(f"{file} is damaged ({error})") from None
         if len(content) > LONGEST_FILE:
-            raise self._refusal(f"{file} has more than {LONGEST_FILE:,} bytes, the limit", "too-large")
+            raise FileError.of(self.path, f"{file} has more than {LONGEST_FILE:,} bytes, the limit", "too-large")
         return content
 
-    def _refusal(self, reason: str, code: str = "damaged") -> FileError:
-        return FileError(code, f"{quoted(str(self.path), 200)} cannot be read: {reason}.")
+    def _damaged(self, reason: str) -> FileError:
+        return FileError.of(self.path, reason, "damaged")
 
 
 Submission = Folder | Archive
@@ -135,7 +135,7 @@ def open_submission(path: Path, tasks: Collection[str], *, links: bool = True) -
         For an archive that cannot be read, and a refused link.
     """
     if os.path.islink(path) and not links:
-        raise FileError("unreadable", f"{quoted(str(path), 200)} cannot be read: it is a link; expected a submission.")
+        raise FileError.of(path, "it is a link; expected a submission")
     if is_archive(path):
         submission: Submission = Archive(path, tasks)
     elif os.path.isdir(path):

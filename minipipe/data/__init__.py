@@ -12,9 +12,10 @@ from zlib import crc32
 
 import numpy as np
 
-from minipipe.errors import ArgumentError, FileError, real_number, whole_number
+from minipipe.errors import ArgumentError, FileError
 from minipipe.hints import names_of, with_hints
 from minipipe.pytree import flattened, rebuilt
+from minipipe.specs import COUNT, INDEX, Spec
 
 __all__ = ["Alphabet", "Share", "batches", "load_digits", "load_text", "num_batches", "split_examples", "text_windows"]
 __getattr__ = names_of(__name__, __all__)
@@ -52,8 +53,8 @@ def split_examples(
     if len(inputs) != len(targets) or not len(inputs):
         found = f"There are {len(inputs)} inputs and {len(targets)} targets"
         raise ArgumentError("value", f"{found}; expected one for each, at least one.")
-    real_number("test_fraction", test_fraction, "[0, 1]")
-    whole_number("split_examples: seed", seed, 0)
+    Spec(float, minimum=0, maximum=1).check("test_fraction", test_fraction)
+    INDEX.check("split_examples: seed", seed)
     order = np.random.Generator(np.random.Philox(seed)).permutation(len(inputs))
     num_test = round(len(inputs) * test_fraction)
     test, train = order[:num_test], order[num_test:]
@@ -76,7 +77,7 @@ def num_batches(num_samples: int, batch_size: int) -> int:
     >>> num_batches(10, batch_size=4)
     3
     """
-    return -(-num_samples // whole_number("batch_size", batch_size))
+    return -(-num_samples // COUNT.check("batch_size", batch_size))
 
 
 @with_hints
@@ -126,7 +127,7 @@ def batches(
     [3, 3]
     """
     for name, value in (("seed", seed), ("epoch", epoch), ("start", start)):
-        whole_number(f"batches: {name}", value, 0)
+        INDEX.check(f"batches: {name}", value)
     given = [flattened(part) for part in (inputs, targets) if part is not None]
     lengths = [len(leaf) for leaves, _ in given for leaf in leaves] or [num_samples or 0]
     if not given and num_samples is None:
@@ -179,7 +180,7 @@ class Share:
 
     def __init__(self, value: Any, rows: slice, num_samples: int) -> None:
         self.value, self.rows = value, rows
-        self.num_samples = whole_number("Share: num_samples", num_samples)
+        self.num_samples = COUNT.check("Share: num_samples", num_samples)
         is_whole = isinstance(rows, slice) and type(rows.start) is type(rows.stop) is int and rows.step in (None, 1)
         if not is_whole or not 0 <= rows.start < rows.stop <= num_samples:
             message = f"Share: rows is {rows!r:.60}; expected slice(start, stop) with rows within 0 to {num_samples}."
@@ -318,8 +319,9 @@ def text_windows(
     >>> bool((targets == inputs + 1).all()), inputs.shape
     (True, (2, 3))
     """
-    whole_number("context", context, 1, len(numbers) - 1, advice="The text must be longer than a window.")
-    whole_number("num_windows", num_windows)
+    advice = "The text must be longer than a window."
+    COUNT._replace(maximum=len(numbers) - 1, advice=advice).check("context", context)
+    COUNT.check("num_windows", num_windows)
     note_draw("text_windows", len(numbers), context, num_windows, *map(int, key))
     generator = np.random.Generator(np.random.Philox(list(key)))
     starts = generator.integers(0, len(numbers) - context, num_windows)

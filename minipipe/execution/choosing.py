@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from minipipe.errors import ArgumentError, Code, RankError, ScheduleError, counted, misuse, whole_number
+from minipipe.errors import ArgumentError, Code, RankError, ScheduleError, counted, misuse
 from minipipe.schedules import REGISTRY, Program, Schedule, build, data_parallel, read_schedule, verify
 from minipipe.schedules.action import REDUCE_GRAD
 from minipipe.schedules.analysis.replicas import pipelines_of
@@ -12,6 +12,7 @@ from minipipe.schedules.placement import check_counts, neighbouring_placement
 from minipipe.schedules.registry import NUM_MICROBATCHES, spelled, takes
 from minipipe.schedules.sequential import forward_only_through
 from minipipe.schedules.transforms import first_stages, spread_stages
+from minipipe.specs import COUNT
 
 
 def _resolved(
@@ -69,7 +70,7 @@ def replicated(
 
 def ranks_of_each(num_ranks: int, replicas: int) -> int:
     """Return the number of ranks of each replica."""
-    whole_number("replicas", replicas)
+    COUNT.check("replicas", replicas)
     if num_ranks % replicas:
         given = counted(num_ranks, "rank")
         message = f"{given} cannot be divided among {replicas} replicas, each with equally many ranks."
@@ -89,7 +90,7 @@ def checked_blocks(given: int | None, schedule: Schedule | Program) -> int:
     replicas = [len(schedule.ranks_of(stage)) for stage in range(schedule.num_stages)]
     if given is None:
         return max(replicas)
-    blocks = whole_number("gradient_blocks", given)
+    blocks = COUNT.check("gradient_blocks", given)
     for n in replicas:
         of_each = blocks // n
         if blocks % n or (n > 1 and of_each & (of_each - 1)):

@@ -24,6 +24,7 @@ from minipipe.execution.samples import ABSENT, copied
 from minipipe.hints import Familiar
 from minipipe.nn.auxiliary_loss import AuxiliaryLosses, WithLosses
 from minipipe.pytree import Bundle, leaves_like, rebuilt, tensors_in
+from minipipe.specs import Spec
 from minipipe.tensor import Tensor, record
 
 Loss = Callable[[Any, Any], Tensor]
@@ -242,9 +243,8 @@ def _check_asked(metrics: Any, outputs: Any, scale: Any) -> None:
         raise ArgumentError("type", message)
     if outputs not in (True, False, "everywhere"):
         raise ArgumentError("value", f"outputs is {outputs!r}; expected True, False or 'everywhere'.")
-    if not isinstance(scale, int | float | np.number):
-        hint = " Give its value: scale=scale.value." if hasattr(scale, "value") else ""
-        raise ArgumentError("type", f"scale is {scale!r:.60}; expected a number.{hint}")
+    hint = "Give its value: scale=scale.value." if hasattr(scale, "value") else ""
+    Spec(int | float | np.number, expected="a number", advice=hint, code="type").check("scale", scale)
 
 
 def added(numbers: Iterable[float]) -> float:

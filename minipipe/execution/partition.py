@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from minipipe.errors import ArgumentError, PartitionError, counted
+from minipipe.specs import COUNT, Spec
+
+_COST = Spec(float, minimum=0, expected="a finite number, at least 0", error=PartitionError)
 
 
 def partition_evenly(num_layers: int, num_stages: int) -> list[range]:
@@ -93,8 +96,7 @@ def partition_by_stage_cost(
     """
     _check_counts(len(costs[0]) if costs else 0, num_stages)
     for layer, cost in ((i, cost) for row in costs for i, cost in enumerate(row)):
-        if not 0 <= cost < math.inf:
-            raise PartitionError("value", f"Layer {layer} costs {cost}; expected a finite number, at least 0.")
+        _COST.check(f"The cost of layer {layer}", cost)
     if placement is not None and len(placement) != num_stages:
         given, expected = counted(len(placement), "rank"), counted(num_stages, "stage")
         message = f"The placement has {given}; expected one for each of {expected}."
@@ -183,8 +185,7 @@ def check_partition(partition: Sequence[range], num_layers: int, num_stages: int
 
 
 def _check_counts(num_layers: int, num_stages: int) -> None:
-    if num_stages < 1:
-        raise PartitionError("value", f"num_stages is {num_stages}; expected at least 1.")
+    COUNT._replace(error=PartitionError).check("num_stages", num_stages)
     if num_layers < num_stages:
         raise PartitionError(
             "too-few",

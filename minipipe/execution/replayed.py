@@ -370,7 +370,7 @@ def report_of(stages: Mapping[int, Stage]) -> str:
     return "\n".join(lines)
 
 
-def source_of(stages: Mapping[int, Stage], index: int) -> str:
+def replayed_source(stages: Mapping[int, Stage], index: int) -> str:
     """Return the straight-line NumPy that a stage of a rank replays."""
     stage = stages.get(index)
     if stage is None:

@@ -19,6 +19,7 @@ from minipipe.errors import MicrobatchError, TensorError, counted
 from minipipe.execution.partition import partition_evenly
 from minipipe.execution.payload import Payload
 from minipipe.pytree import flattened, rebuilt
+from minipipe.specs import COUNT
 from minipipe.tensor import Tensor, record
 
 # -- what a user passes -----------------------------------------------------------------------------------------------
@@ -424,8 +425,7 @@ def even_sizes(num_samples: int, num_microbatches: int) -> tuple[int, ...]:
     >>> even_sizes(8, 3)
     (3, 3, 2)
     """
-    if num_microbatches < 1:
-        raise MicrobatchError("out-of-range", f"num_microbatches is {num_microbatches}; expected at least 1.")
+    COUNT._replace(error=MicrobatchError, code="out-of-range").check("num_microbatches", num_microbatches)
     if num_samples < num_microbatches:
         raise MicrobatchError(
             "too-few",

@@ -26,8 +26,10 @@ from minipipe.autograd.modes import next_key
 from minipipe.errors import TensorError, shape_error
 from minipipe.functional.elementwise import check_probability, dropped
 from minipipe.functional.operands import data_of, one_real, real_operands
+from minipipe.specs import Spec
 from minipipe.tensor import Operand, Tensor, op
 
+_BASE = Spec(float, above=0, expected="a number above 0", error=TensorError, code="out-of-range")
 Shape = tuple[int, ...]
 
 
@@ -103,8 +105,7 @@ class Rotation(NamedTuple):
         """
         if like.ndim < 2 or like.shape[-1] % 2:
             raise shape_error(name, "(..., t, d), d even", x=like.shape)
-        if not base > 0:
-            raise TensorError("out-of-range", f"{name}: the base is {base}; expected a number above 0.")
+        _BASE.check(f"{name}: the base", base)
         xp, d = array_module(like), like.shape[-1]
         speeds = float(base) ** (xp.arange(d // 2, dtype=xp.float64) * (-2 / max(d, 1)))
         angles = xp.astype(_positions(name, like, positions)[..., None], xp.float64) * speeds
@@ -469,7 +470,9 @@ def _softmax_over_rows(scores: Array, may_see_nothing: bool) -> Array:
 def _largest_of_rows(array: Array) -> Array:
     """Return the maximum over the last axis but one, (..., 1, t), by halving: a third of the time of a reduction."""
     xp = array_module(array)
-    while (count := array.shape[-2]) > 1:
+    count = array.shape[-2]
+    while count > 1:
         half = (count + 1) // 2  # of an odd number of rows the middle one is in both halves
         array = xp.maximum(array[..., :half, :], array[..., count - half :, :])
+        count = half
     return array

@@ -18,11 +18,12 @@ from typing import NamedTuple
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.errors import ArgumentError, counted, of_kind, shape_error
+from minipipe.errors import ArgumentError, counted, shape_error
 from minipipe.functional.elementwise import multiply
 from minipipe.functional.operands import operands
 from minipipe.functional.reduction import total
 from minipipe.functional.shape import contiguous, reshape, transpose
+from minipipe.specs import Spec
 from minipipe.tensor import Operand, Tensor, as_tensor, op
 
 Shape = tuple[int, ...]
@@ -72,7 +73,7 @@ def einsum(subscripts: str, *tensors: Operand) -> Tensor:
     >>> functional.einsum("i,ij,j", b, a, b).item()
     451.0
     """
-    of_kind("einsum", subscripts, str, "subscripts first, such as 'ij,jk->ik'")
+    Spec(str, expected="subscripts first, such as 'ij,jk->ik'").of_class("einsum", subscripts)
     known = next((tensor for tensor in tensors if isinstance(tensor, Tensor)), None)
     given = [as_tensor(tensor) if known is None else operands(tensor, known)[0] for tensor in tensors]
     terms, output = _parsed(subscripts, [tensor.shape for tensor in given])

@@ -30,7 +30,17 @@ from minipipe.autograd.modes import Key, next_key
 from minipipe.errors import TensorError, shape_error
 from minipipe.functional.operands import as_real, one_real, operands
 from minipipe.hints import with_hints
+from minipipe.specs import Spec
 from minipipe.tensor import Operand, Tensor, op
+
+_PROBABILITY = Spec(
+    float,
+    minimum=0,
+    below=1,
+    expected="at least 0 and less than 1",
+    error=TensorError,
+    code="out-of-range",
+)
 
 
 def _broadcast(name: str, a: Operand, b: Operand) -> tuple[Tensor, Tensor]:
@@ -283,9 +293,10 @@ def _sigmoid(x: Array) -> Array:
     xp = array_module(x)
     if backend.is_half(x.dtype):
         return backend.as_array(_sigmoid(backend.as_array(x, xp.float32)), x.dtype)
+    zero, one = backend.scalars(x, 0, 1)
     small = xp.exp(-xp.abs(x))
-    one_or_small = xp.maximum(small, xp.astype(x >= 0, x.dtype))  # np.where takes five times as long
-    return one_or_small / (1 + small)
+    one_or_small = xp.maximum(small, xp.astype(x >= zero, x.dtype))  # np.where takes five times as long
+    return one_or_small / (one + small)
 
 
 @op()
@@ -370,10 +381,7 @@ def check_probability(name: str, probability: float) -> None:
     TensorError
         Code ``out-of-range``.
     """
-    if not 0 <= probability < 1:
-        raise TensorError(
-            "out-of-range", f"{name}: the probability is {probability}; expected at least 0 and less than 1."
-        )
+    _PROBABILITY.check(f"{name}: the probability", probability)
 
 
 @op(saves="keep", in_float32=True)

@@ -50,7 +50,7 @@ _REFLECTED = {  # NumPy's name of an operator, and the method of a tensor on its
 }
 
 
-def _refused(name: str) -> ArgumentError:
+def _without_graph(name: str) -> ArgumentError:
     own = f"x.{name}(…), or " if callable(vars(Tensor).get(name)) else ""
     sentence = f"np.{name} of a tensor would compute without a graph; write {own}np.{name}(x.numpy()) for values alone."
     return ArgumentError("name", sentence)
@@ -219,12 +219,12 @@ class TensorMethods:
         return np.array(self.numpy(), dtype=dtype, copy=copy)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        raise _refused(function.__name__)
+        raise _without_graph(function.__name__)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         reflected = _REFLECTED.get(ufunc.__name__)
         if reflected is None or method != "__call__" or kwargs or isinstance(inputs[0], Tensor):
-            raise _refused(ufunc.__name__)
+            raise _without_graph(ufunc.__name__)
         return getattr(self, reflected)(inputs[0])
 
 

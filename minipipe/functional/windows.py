@@ -16,15 +16,15 @@ import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Integral
 from typing import Any
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
-from minipipe.errors import TensorError, counted, divisor, shape_error
+from minipipe.errors import TensorError, counted, shape_error
 from minipipe.functional.operands import as_real, one_real, operands
 from minipipe.functional.reduction import mean
 from minipipe.hints import with_hints
+from minipipe.specs import Spec, divisor
 from minipipe.tensor import Operand, Tensor, as_tensor, op
 
 Shape = tuple[int, ...]
@@ -41,12 +41,12 @@ def per_axis(name: str, what: str, value: Any, num_axes: int, smallest: int = 1,
         values.
     """
     values = tuple(value) if isinstance(value, tuple | list) else (value,) * num_axes
-    if len(values) != num_axes or not all(isinstance(each, Integral) and int(each) >= smallest for each in values):
-        numbers = "a whole number" if num_axes == 1 else f"a whole number or {num_axes} of them"
-        raise TensorError(
-            "out-of-range", f"{name}: {what} is {value!r}; expected {numbers}, at least {smallest}{or_else}."
-        )
-    return tuple(map(int, values))
+    numbers = "a whole number" if num_axes == 1 else f"a whole number or {num_axes} of them"
+    expected = f"{numbers}, at least {smallest}{or_else}"
+    spec = Spec(int, minimum=smallest, expected=expected, error=TensorError, code="out-of-range")
+    if len(values) != num_axes:
+        raise spec.refusal(f"{name}: {what}", value)
+    return tuple(spec.check_items(f"{name}: {what}", value, values))
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 
 from minipipe.autograd import backend
 from minipipe.autograd.modes import setting
-from minipipe.errors import TensorError, of_kind
+from minipipe.errors import TensorError
 from minipipe.functional.operands import in_full
 from minipipe.functional.shape import reshape
 from minipipe.nn.function import text_of
 from minipipe.nn.module import Module
 from minipipe.pytree import Bundle, tensors_in
+from minipipe.specs import Spec
 from minipipe.tensor import Tensor, record
 
 
@@ -78,7 +79,7 @@ class AuxiliaryLoss(Module):
     """
 
     def __init__(self, function: Callable[[Any], Tensor], weight: float = 1.0) -> None:
-        of_kind("AuxiliaryLoss", function, Callable, "a function of its input")
+        Spec(Callable, expected="a function of its input").of_class("AuxiliaryLoss", function)
         self.function, self.weight = function, weight
         self._described = function.brief() if isinstance(function, Module) else text_of(function)
 

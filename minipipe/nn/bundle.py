@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
-from minipipe.errors import ArgumentError, of_kind
+from minipipe.errors import ArgumentError
 from minipipe.nn.module import Module
 from minipipe.pytree import Bundle
+from minipipe.specs import Spec
 
 Entry = str | int
 
@@ -56,7 +57,7 @@ class On(Module):
     def __init__(
         self, entries: Entry | Sequence[Entry] | Mapping[str, Entry], layer: Module, to: Entry | None = None
     ) -> None:
-        of_kind("On", layer, Module, 'entries and a module, such as On("x", nn.Tanh())')
+        Spec(Module, expected='entries and a module, such as On("x", nn.Tanh())').of_class("On", layer)
         self.parameter_names = list(map(str, entries)) if isinstance(entries, Mapping) else None
         self.entries = _listed("On", list(entries.values()) if isinstance(entries, Mapping) else entries)
         self.destination = self.entries[0] if to is None else _listed("On", [to])[0]

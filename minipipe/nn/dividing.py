@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from minipipe.comm.process_group import ProcessGroup
-from minipipe.errors import ArgumentError, of_kind
+from minipipe.errors import ArgumentError
 from minipipe.nn.auxiliary_loss import AuxiliaryLoss
 from minipipe.nn.bundle import On
 from minipipe.nn.layers import GELU, Embedding, Linear, ReLU, Residual, Sigmoid, SiLU, Tanh, Unembedding
@@ -29,6 +29,7 @@ from minipipe.nn.parameter import Parameter
 from minipipe.nn.recompute import Recompute
 from minipipe.nn.sequential import Sequential, parameters_of
 from minipipe.nn.transformer import DecoderBlock, MultiHeadAttention, ResidualAttention, TransformerBlock
+from minipipe.specs import Spec
 
 ELEMENTWISE = (GELU, ReLU, Sigmoid, SiLU, Tanh)
 _CONTAINERS = (Sequential, Residual, ResidualAttention, TransformerBlock, DecoderBlock, Recompute, On, AuxiliaryLoss)
@@ -66,8 +67,8 @@ def parallelise(module: Module, group: ProcessGroup) -> Module:
     >>> spawn(lambda group: nn.parallelise(block, group).num_parameters, num_ranks=2)
     [460, 460]
     """
-    of_kind("parallelise", module, Module, "a model, such as nn.Sequential(…)")
-    of_kind("parallelise", group, ProcessGroup, "a group of ranks, such as grid.tensor")
+    Spec(Module, expected="a model, such as nn.Sequential(…)").of_class("parallelise", module)
+    Spec(ProcessGroup, expected="a group of ranks, such as grid.tensor").of_class("parallelise", group)
     check_not_sharded(module)
     twin = copy.deepcopy(module)
     return twin if group.size == 1 else _Division(twin, group).divided()

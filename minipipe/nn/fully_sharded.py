@@ -34,7 +34,7 @@ from minipipe.autograd.memory import arrays_in, buffer_of, saved_by
 from minipipe.autograd.modes import current_mode, mode, next_order, setting
 from minipipe.comm.message import finish
 from minipipe.comm.process_group import OwnTag, ProcessGroup
-from minipipe.errors import ArgumentError, of_kind
+from minipipe.errors import ArgumentError
 from minipipe.nn.auxiliary_loss import auxiliary_losses, losses_so_far
 from minipipe.nn.module import Module, computes_as
 from minipipe.nn.parameter import Parameter
@@ -44,6 +44,7 @@ from minipipe.nn.shards import FlatShard, ShardedParameter
 from minipipe.parallel.pairwise import sum_in_pairs
 from minipipe.parallel.reduction import equal_parts
 from minipipe.pytree import rebuilt, tensors_in
+from minipipe.specs import Spec
 from minipipe.tensor import Tensor, record
 
 # Saved values that refer to no parameter.
@@ -107,7 +108,7 @@ class FullySharded(Module):
     _inlined = "layer"  # parameters keep the names that they have in the layer, and so their first values
 
     def __init__(self, layer: Module, workspace: Workspace) -> None:
-        of_kind("FullySharded", workspace, Workspace, "a workspace", "nn.fully_shard makes both.")
+        Spec(Workspace, expected="a workspace", advice="nn.fully_shard makes both.").of_class("FullySharded", workspace)
         self._shown, self.layer, self.workspace = repr(layer), layer, workspace
         self.is_training = layer.is_training
         self.places = _Places(_places_in(layer))
@@ -489,8 +490,8 @@ def fully_shard(module: Module, group: ProcessGroup) -> Module:
     >>> model.num_parameters, spawn(lambda group: nn.fully_shard(model, group).num_parameters, num_ranks=2)
     (90, [45, 45])
     """
-    of_kind("fully_shard", module, Module, "a model, such as nn.Sequential(…)")
-    of_kind("fully_shard", group, ProcessGroup, "a group of ranks, such as grid.data")
+    Spec(Module, expected="a model, such as nn.Sequential(…)").of_class("fully_shard", module)
+    Spec(ProcessGroup, expected="a group of ranks, such as grid.data").of_class("fully_shard", group)
     twin = copy.deepcopy(module)
     return twin if group.size == 1 else _sharded(twin, Workspace(group))
 

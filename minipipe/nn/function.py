@@ -12,9 +12,10 @@ from typing import Any
 from minipipe import functional
 from minipipe.autograd import backend
 from minipipe.autograd.operation import Operation
-from minipipe.errors import ArgumentError, of_kind
+from minipipe.errors import ArgumentError
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import Parameter
+from minipipe.specs import Spec
 from minipipe.tensor import Tensor
 
 
@@ -51,7 +52,7 @@ class Function(Module):
     """
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
-        of_kind("Function", function, Callable, "a function, such as functional.relu")
+        Spec(Callable, expected="a function, such as functional.relu").of_class("Function", function)
         if isinstance(function, Module):
             raise ArgumentError("type", f"{type(function).__name__} is a layer already: use it as it is.")
         self._described = text_of(function)

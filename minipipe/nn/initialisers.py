@@ -9,8 +9,8 @@ from functools import partial
 
 import numpy as np
 
-from minipipe.errors import whole_number
 from minipipe.hints import names_of
+from minipipe.specs import INDEX
 
 __all__ = [
     "Initialiser",
@@ -185,7 +185,7 @@ def generator_for(seed: int, name: str) -> np.random.Generator:
     >>> first == again, first == other
     (True, False)
     """
-    whole_number("seed", seed, 0)
+    INDEX.check("seed", seed)
     key = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=np.frombuffer(key, dtype="<u8").astype(np.uint64)))
 

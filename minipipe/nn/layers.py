@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from minipipe import functional
-from minipipe.errors import TensorError, counted, divisor, of_kind, real_number, shape_error
+from minipipe.errors import TensorError, counted, shape_error
 from minipipe.nn.initialisers import Initialiser, constant, he_uniform, normal, uniform
 from minipipe.nn.module import Module, check_lengths
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.sequential import Sequential
 from minipipe.nn.slices import current_slice
+from minipipe.specs import Spec, divisor
 from minipipe.tensor import Operand, Tensor, as_tensor
 
 
@@ -144,7 +145,7 @@ def check_probability(layer: str, **probabilities: float) -> None:
     minipipe.errors.ArgumentError: Dropout: probability is 1; expected a number in [0, 1).
     """
     for name, value in probabilities.items():
-        real_number(f"{layer}: {name}", value, "[0, 1)")
+        Spec(float, minimum=0, below=1).check(f"{layer}: {name}", value)
 
 
 class ReLU(Module):
@@ -230,7 +231,7 @@ class GELU(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Keep the shape."""
-        return functional.gelu(x, self.approximate)
+        return functional.gelu(x, approximate=self.approximate)
 
     def describe(self) -> str:
         """Say whether it approximates."""
@@ -489,7 +490,7 @@ class Unembedding(Module):
     """
 
     def __init__(self, embedding: Embedding) -> None:
-        of_kind("Unembedding", embedding, Embedding, "the nn.Embedding to share")
+        Spec(Embedding, expected="the nn.Embedding to share").of_class("Unembedding", embedding)
         self.weight = embedding.weight
 
     def forward(self, x: Tensor) -> Tensor:

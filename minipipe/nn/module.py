@@ -12,11 +12,12 @@ from typing import Any, Self, TypeGuard, TypeVar
 import numpy as np
 
 from minipipe.autograd import backend
-from minipipe.errors import ArgumentError, ParameterError, whole_number
+from minipipe.errors import ArgumentError, ParameterError
 from minipipe.hints import Familiar, check_keywords, check_options, explain, with_hints
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.rebinding import rebound
 from minipipe.nn.untrained import warn_of_untrained
+from minipipe.specs import Spec
 
 Kind = TypeVar("Kind", bound="Module")
 
@@ -375,7 +376,7 @@ def check_lengths(layer: str, **lengths: Any) -> None:
         advice = "Write 64 // 2, not 64 / 2."
         if isinstance(value, list | tuple):
             advice = "It is the length of one axis, the last: x.reshape(len(x), -1) makes one of several."
-        whole_number(f"{layer}: {name}", value, 0, advice=advice)
+        Spec(int, minimum=0, advice=advice).check(f"{layer}: {name}", value)
 
 
 def check_state(parameters: Mapping[str, Parameter], state: Mapping[str, np.ndarray]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from minipipe import functional
 from minipipe.autograd.backend import array_module
 from minipipe.comm.process_group import ProcessGroup
-from minipipe.errors import ArgumentError, divisor, of_kind
+from minipipe.errors import ArgumentError
 from minipipe.functional.distributed import marked
 from minipipe.functional.parallel import copy_to, gather_from, parallel_cross_entropy, reduce_from
 from minipipe.nn.layers import Embedding, Linear, Unembedding
@@ -28,12 +28,13 @@ from minipipe.nn.module import Module, is_exactly
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.shards import Shard, ShardedParameter
 from minipipe.nn.transformer import MultiHeadAttention
+from minipipe.specs import Spec, divisor
 from minipipe.tensor import Operand, Tensor, as_tensor
 
 
 def _check_plain(taker: str, layer: Any, kind: type[Module]) -> None:
     """Refuse a layer with custom code, also inside, that the divided layer would not run."""
-    of_kind(taker, layer, kind, f"an nn.{kind.__name__}")
+    Spec(kind, expected=f"an nn.{kind.__name__}").of_class(taker, layer)
     if not is_exactly(layer, kind):
         message = f"{taker} computes what nn.{kind.__name__} does, and this {type(layer).__name__} has code of its own"
         raise ArgumentError("type", f"{message}; leave it whole, or divide the layers inside it.")

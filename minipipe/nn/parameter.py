@@ -18,9 +18,10 @@ from minipipe.autograd import Leaf, backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.graph import BackwardWalk
 from minipipe.autograd.modes import next_order
-from minipipe.errors import ArgumentError, ParameterError, TensorError
+from minipipe.errors import ParameterError, TensorError
 from minipipe.hints import with_hints
 from minipipe.nn.initialisers import Initialiser, generator_for
+from minipipe.specs import Spec
 from minipipe.tensor import Tensor
 
 
@@ -165,8 +166,7 @@ class Parameter(Tensor):
 
     @requires_grad.setter
     def requires_grad(self, is_trained: bool) -> None:
-        if not isinstance(is_trained, bool):
-            raise ArgumentError("type", f"requires_grad is {is_trained!r:.40}; expected True or False.")
+        Spec(bool, code="type").check("requires_grad", is_trained)
         for leaf in self.leaves.values():
             leaf.needs_gradient = is_trained
         self._drop_grad()

@@ -12,10 +12,11 @@ from minipipe.autograd import Node, backend
 from minipipe.autograd.graph import CUSTOM
 from minipipe.autograd.modes import at, current_place, mode, next_order, no_grad, record_again
 from minipipe.autograd.recompute import Recomputation, RecomputedNode
-from minipipe.errors import TensorError, of_kind
+from minipipe.errors import TensorError
 from minipipe.nn.auxiliary_loss import auxiliary_losses, losses_so_far
 from minipipe.nn.module import Module, in_modes
 from minipipe.pytree import rebuilt, tensors_in
+from minipipe.specs import Spec
 from minipipe.tensor import Tensor, as_tensor, record
 
 _COMPARED = 64  # elements of each result, which take some microseconds
@@ -62,7 +63,7 @@ class Recompute(Module):
     _inlined = "module"  # parameters keep the names that they have in the module, and so their first values
 
     def __init__(self, module: Module) -> None:
-        of_kind("Recompute", module, Module, "a module, such as nn.Linear(4, 4)")
+        Spec(Module, expected="a module, such as nn.Linear(4, 4)").of_class("Recompute", module)
         self.module = module
 
     def __repr__(self) -> str:

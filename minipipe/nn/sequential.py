@@ -9,11 +9,11 @@ from typing import Any, TypeGuard, overload
 
 from minipipe import functional
 from minipipe.autograd.modes import current_place
-from minipipe.errors import of_kind
 from minipipe.nn.module import Module, is_exactly
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.recompute import Recompute
 from minipipe.pytree import as_tensors, rebuilt, tensors_in
+from minipipe.specs import Spec
 from minipipe.tensor import Tensor, as_tensor
 
 _BUNDLES = (Tensor, tuple, list, dict)
@@ -55,7 +55,7 @@ class Sequential(Module):
     def __init__(self, *layers: Module) -> None:
         for i, layer in enumerate(layers):
             advice = "Write Sequential(*layers) to give a list, nn.Function(f) to give a function."
-            of_kind(f"Sequential, as argument {i},", layer, Module, "a module", advice)
+            Spec(Module, expected="a module", advice=advice).of_class(f"Sequential, as argument {i},", layer)
         self.layers = _tied(layers)
         # Of a part of a longer sequence: the number of its first layer there, for messages, and that layer's place, for
         # random numbers. They differ after a recomputed sequence: one layer, and a place for each of the layers in it.
@@ -142,8 +142,13 @@ def _is_sequence(layer: Any) -> TypeGuard[Sequential]:
 
 
 def _flat(layers: Iterable[Module]) -> list[Module]:
-    parts = (_flat(layer.layers) if _is_sequence(layer) else [layer] for layer in layers)
-    return [layer for part in parts for layer in part]
+    found: list[Module] = []
+    for layer in layers:  # in every call of a sequence, so no generator
+        if isinstance(layer, Sequential) and _is_sequence(layer):
+            found += _flat(layer.layers)
+        else:
+            found.append(layer)
+    return found
 
 
 def _num_places(layer: Module) -> int:
@@ -155,7 +160,7 @@ def _num_places(layer: Module) -> int:
 
 def _at_next_place(layer: Module, x: Any) -> Any:
     """Apply a flat layer; the layers of a recomputed sequence draw from separate places."""
-    if is_exactly(layer, Recompute) and _is_sequence(layer.module):
+    if isinstance(layer, Recompute) and is_exactly(layer, Recompute) and _is_sequence(layer.module):
         inner = layer.module
         return layer.compute(lambda given: inner._apply(given, inner.flat_layers, _at_next_place), x)
     place = current_place()

@@ -9,11 +9,12 @@ import numpy as np
 
 from minipipe import functional
 from minipipe.autograd import backend
-from minipipe.errors import ArgumentError, ModelError, counted, divisor, real_number, shape_error
+from minipipe.errors import ArgumentError, ModelError, counted, shape_error
 from minipipe.nn.initialisers import glorot_uniform
 from minipipe.nn.layers import GELU, Dropout, LayerNorm, Linear, Residual, check_probability
 from minipipe.nn.module import Module, check_lengths
 from minipipe.nn.slices import SequenceSlice, current_slice
+from minipipe.specs import Spec, divisor
 from minipipe.tensor import Operand, Tensor
 
 
@@ -260,7 +261,7 @@ def _width_of_keys(layer: str, width: int, num_heads: int, num_key_value_heads: 
 def _check_rotary(layer: str, width_of_head: int, rotary_base: float | None) -> None:
     if rotary_base is None:
         return
-    real_number(f"{layer}: rotary_base", rotary_base, "(0, inf)", advice="It is often 10000.")
+    Spec(float, above=0, advice="It is often 10000.").check(f"{layer}: rotary_base", rotary_base)
     if width_of_head % 2:
         raise ArgumentError(
             "value", f"{layer}: heads {width_of_head} wide cannot be turned, two by two; expected an even width."

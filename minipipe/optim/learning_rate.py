@@ -7,12 +7,16 @@ from functools import partial
 from math import cos, pi
 from typing import Any
 
-from minipipe.errors import ArgumentError, of_kind, real_number, whole_number
+from minipipe.errors import ArgumentError
 from minipipe.hints import Familiar, with_hints
 from minipipe.optim.optimiser import Optimiser, checked
+from minipipe.specs import COUNT, INDEX, Spec
 
 Factor = Callable[[int], float]
 """From the step, counted from 0, to the factor of the learning rate."""
+_FACTOR = Spec(Callable, expected="a function of the step, such as optim.cosine(1000)")
+_WARMUP = INDEX._replace(advice="The warm-up is a part of num_steps.")
+_FINAL = Spec(float, minimum=0, maximum=1, advice="It is a fraction of the learning rate.")
 
 
 class LearningRateSchedule(Familiar):
@@ -51,7 +55,7 @@ class LearningRateSchedule(Familiar):
 
     @with_hints
     def __init__(self, optimiser: Optimiser, factor: Factor) -> None:
-        of_kind("LearningRateSchedule", factor, Callable, "a function of the step, such as optim.cosine(1000)")
+        _FACTOR.of_class("LearningRateSchedule", factor)
         self._optimiser = optimiser
         self._factor = factor
         self._first_rates = [group.learning_rate for group in optimiser.groups]
@@ -92,7 +96,7 @@ class LearningRateSchedule(Familiar):
         if not isinstance(rates, list) or len(rates) != len(own):
             message = f"the state is {state!r:.80}; expected one of state_dict(), with {len(own)} rates."
             raise ArgumentError("value", f"LearningRateSchedule: {message}")
-        whole_number("last_step", state["last_step"], 0)
+        INDEX.check("last_step", state["last_step"])
         self._first_rates = [checked("learning_rate", rate) for rate in rates]
         self._set(state["last_step"])
 
@@ -134,8 +138,8 @@ def step_decay(every: int, factor: float) -> Factor:
     >>> [step_decay(every=2, factor=0.5)(step) for step in range(5)]
     [1.0, 1.0, 0.5, 0.5, 0.25]
     """
-    whole_number("every", every)
-    factor = real_number("factor", factor, "(0, 1]")
+    COUNT.check("every", every)
+    factor = Spec(float, above=0, maximum=1).check("factor", factor)
     return partial(_decayed, every, factor)
 
 
@@ -187,9 +191,9 @@ def cosine(num_steps: int, warmup_steps: int = 0, final: float = 0.0) -> Factor:
 
 def _annealed(fall: Callable[[float], float], num_steps: int, warmup_steps: int, final: float) -> Factor:
     """Return the factor that warms up, follows ``fall`` from progress 0 to progress 1, and stays at ``final``."""
-    whole_number("num_steps", num_steps)
-    whole_number("warmup_steps", warmup_steps, 0, num_steps, advice="The warm-up is a part of num_steps.")
-    final = real_number("final", final, "[0, 1]", advice="It is a fraction of the learning rate.")
+    COUNT.check("num_steps", num_steps)
+    _WARMUP._replace(maximum=num_steps).check("warmup_steps", warmup_steps)
+    final = _FINAL.check("final", final)
     return partial(_factor_at, fall, num_steps, warmup_steps, final)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from math import inf
 from types import SimpleNamespace
@@ -15,10 +15,11 @@ import numpy as np
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import next_order
-from minipipe.errors import ArgumentError, ModelError, ParameterError, counted, of_kind, quoted, real_number
+from minipipe.errors import ArgumentError, ModelError, ParameterError, counted
 from minipipe.hints import Familiar, check_keywords, instead_of, missing, with_hints
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import HalfLeaf, Parameter
+from minipipe.specs import Spec
 
 
 class ParameterGroup(Familiar, SimpleNamespace):
@@ -81,9 +82,12 @@ class ParameterGroup(Familiar, SimpleNamespace):
         return f"ParameterGroup({counted(len(self.parameters), 'parameter')}, {numbers})"
 
 
-_RANGES = {
-    **{"learning_rate": "[0, inf)", "momentum": "[0, 1)", "weight_decay": "[0, inf)", "betas": "[0, 1)"},
-    "epsilon": "(0, inf)",  # at 0, a gradient of 0 would be 0 / 0
+HYPER_PARAMETERS = {
+    "learning_rate": Spec(float, minimum=0),
+    "momentum": Spec(float, minimum=0, below=1),
+    "weight_decay": Spec(float, minimum=0),
+    "betas": Spec(float, minimum=0, below=1, length=2),
+    "epsilon": Spec(float, above=0),  # at 0, a gradient of 0 would be 0 / 0
 }
 
 
@@ -95,17 +99,12 @@ _EXPECTED = (
 
 def checked(name: str, value: Any) -> Any:
     """Return a hyper-parameter as a Python float, or as a pair of them. Names without a range pass as they are."""
-    if name not in _RANGES:
-        return value
-    if name != "betas":
-        return real_number(name, value, _RANGES[name])
-    if not isinstance(value, Sequence) or len(value) != 2:
-        raise ArgumentError("value", f"betas is {quoted(value)}; expected two numbers.")
-    return tuple(real_number(f"betas[{i}]", beta, _RANGES[name]) for i, beta in enumerate(value))
+    spec = HYPER_PARAMETERS.get(name)
+    return value if spec is None else spec.check(name, value)
 
 
 def _as_parameter(item: Any) -> Parameter:
-    of_kind("An optimiser", item, Parameter, "parameters", _EXPECTED)
+    Spec(Parameter, expected="parameters", advice=_EXPECTED).of_class("An optimiser", item)
     return item
 
 

@@ -7,10 +7,11 @@ from math import fsum, inf, isfinite, sqrt
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
-from minipipe.errors import ArgumentError, ParameterError, RankError, real_number, whole_number
+from minipipe.errors import ArgumentError, ParameterError, RankError
 from minipipe.hints import Familiar, with_hints
 from minipipe.nn.parameter import Parameter
 from minipipe.nn.shards import over_parts
+from minipipe.specs import COUNT, Spec
 from minipipe.tensor import Tensor
 
 # The norm has the same bits however the parameters are ordered, grouped or divided among ranks: each gradient's sum of
@@ -178,7 +179,7 @@ def clip_gradients(parameters: Iterable[Parameter], norm: float, max_norm: float
     >>> p.grad
     array([1.5])
     """
-    max_norm = real_number("max_norm", max_norm, "(0, inf]")
+    max_norm = Spec(float, above=0, maximum=inf).check("max_norm", max_norm)
     if not isfinite(norm):
         raise ParameterError(
             "not-finite",
@@ -253,10 +254,11 @@ class LossScale(Familiar):
     def __init__(
         self, initial: float = 2.0**15, factor: float = 2.0, growth_interval: int = 2000, minimum: float = 1.0
     ) -> None:
-        self._minimum = real_number("LossScale: minimum", minimum, "(0, inf)")
-        self.value, self.num_good_steps = real_number("LossScale: initial", initial, f"[{minimum}, inf)"), 0
-        self._factor = real_number("LossScale: factor", factor, "(1, inf)")
-        self._growth_interval = whole_number("LossScale: growth_interval", growth_interval)
+        self._minimum = Spec(float, above=0).check("LossScale: minimum", minimum)
+        self.value = Spec(float, minimum=minimum).check("LossScale: initial", initial)
+        self.num_good_steps = 0
+        self._factor = Spec(float, above=1).check("LossScale: factor", factor)
+        self._growth_interval = COUNT.check("LossScale: growth_interval", growth_interval)
 
     def backward(self, loss: Tensor) -> None:
         """Call ``loss.backward(self.value)``, without NumPy's warning if a gradient overflows. Local.

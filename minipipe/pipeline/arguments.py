@@ -11,7 +11,6 @@ import numpy as np
 
 from minipipe.comm import Grid, ProcessGroup
 from minipipe.comm.agreement import check_agreement
-from minipipe.errors import of_kind
 from minipipe.execution.checks.comparison import check_program
 from minipipe.execution.checks.description import description
 from minipipe.execution.plan import Plan
@@ -19,8 +18,10 @@ from minipipe.pipeline.options import PlanOptions
 from minipipe.pipeline.planning import Planned, planned
 from minipipe.schedules import REGISTRY, Program, Schedule
 from minipipe.schedules.registry import NUM_MICROBATCHES, spelled
+from minipipe.specs import Spec
 
 _TOGETHER = {"schedule": ("num_microbatches", "chunks_per_rank"), "partition": ("layer_costs",)}
+_GROUP = Spec(ProcessGroup | Grid, expected="the group that init_process_group() returns, or a Grid of it")
 _DEFAULTS = {name: one.default for name, one in signature(Plan).parameters.items()}
 
 
@@ -58,7 +59,7 @@ def agreed(
 
 
 def _everyone_on(group: ProcessGroup | Grid) -> ProcessGroup:
-    of_kind("Pipeline", group, ProcessGroup | Grid, "the group that init_process_group() returns, or a Grid of it")
+    _GROUP.of_class("Pipeline", group)
     return group.group if isinstance(group, Grid) else group
 
 

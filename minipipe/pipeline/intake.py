@@ -159,15 +159,17 @@ class Intake:
             own[objective.noun] = self._own(targets, objective.noun, "targets", num_slices)
         return own
 
+    def gather_input_gradients(self, own: dict[int, Payload]) -> None:
+        """Gather the gradients of the inputs on the first rank of the first stage. Collective among its replicas."""
+        sent = [(k, payload.to_message()) for k, payload in own.items()]
+        for found in gathered(self._group, self._first_ranks, sent):
+            own.update((k, Payload.from_message(message, self._xp)) for k, message in found)
+
     def input_gradients(self, batch: Batch, own: dict[int, Payload]) -> Any:
-        """Return the gradients of the inputs, if they are requested, on the first rank of the first stage."""
-        if not self._plan.inputs_require_grad:
+        """Return the gradients of the inputs, if they are requested, on the first rank of the first stage. Local."""
+        if not self._plan.inputs_require_grad or self._group.rank != self.first_rank:
             return None
-        if len(self._first_ranks) > 1:
-            sent = [(k, payload.to_message()) for k, payload in own.items()]
-            for found in gathered(self._group, self._first_ranks, sent):
-                own.update((k, Payload.from_message(message, self._xp)) for k, message in found)
-        return batch.input_gradients(own) if self._group.rank == self.first_rank else None
+        return batch.input_gradients(own)
 
     def _check_alike(self, own: Samples, noun: str, num_samples: int, layout: int) -> None:
         if own.num_samples != num_samples:

@@ -8,7 +8,7 @@ from inspect import signature
 from typing import Any, NamedTuple
 
 from minipipe.comm import Grid, ProcessGroup
-from minipipe.errors import ArgumentError, ModelError, RankError, counted, whole_number
+from minipipe.errors import ArgumentError, ModelError, RankError, counted
 from minipipe.execution.checks.calls import check_loss
 from minipipe.execution.checks.comparison import check_first_values
 from minipipe.execution.objective import BatchObjective, Weight
@@ -18,6 +18,7 @@ from minipipe.execution.sliced import weight_of_loss
 from minipipe.nn import Sequential, fully_shard, parallelise
 from minipipe.nn.dividing import check_not_sharded
 from minipipe.schedules.action import U
+from minipipe.specs import INDEX
 
 
 class Planned(NamedTuple):
@@ -64,7 +65,7 @@ def planned(
     options: dict[str, Any] = {**given}
     grid, recompute = group if isinstance(group, Grid) else None, run["recompute"]
     for name in ("seed", "dropout_seed"):
-        whole_number(name, run[name], 0)
+        INDEX.check(name, run[name])
     if isinstance(group, Grid):
         model, options = over_grid(model, group, options)
         group = group.pipeline

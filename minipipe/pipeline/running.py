@@ -20,15 +20,7 @@ from minipipe.autograd.modes import current_mode, mode, setting
 from minipipe.comm import ProcessGroup
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import applied, pairs_of
-from minipipe.errors import (
-    ArgumentError,
-    Code,
-    MicrobatchError,
-    NotFiniteError,
-    ScheduleError,
-    counted,
-    of_kind,
-)
+from minipipe.errors import ArgumentError, Code, MicrobatchError, NotFiniteError, ScheduleError, counted
 from minipipe.execution import BatchLoss
 from minipipe.execution.checks.calls import check_frozen, part_of
 from minipipe.execution.executor import Executor
@@ -45,6 +37,9 @@ from minipipe.optim import Optimiser
 from minipipe.pipeline.intake import Intake, gather_results
 from minipipe.schedules.action import R, U
 from minipipe.schedules.action_table import ActionTable
+from minipipe.specs import Spec
+
+_OPTIMISER = Spec(Optimiser, expected="an optimiser, such as optim.Adam(pipeline.parameters())")
 
 
 class RunLosses(list[BatchLoss]):
@@ -220,9 +215,7 @@ class Runs:
             self.program = plan.program_of_run(count)
 
     def _check_optimiser(self, optimiser: Any, stages: Mapping[int, Stage], is_stashed: bool) -> None:
-        of_kind(
-            "run", optimiser, Optimiser, "an optimiser", "Pass an optimiser such as optim.Adam(pipeline.parameters())."
-        )
+        _OPTIMISER.of_class("run", optimiser)
         if type(optimiser).step is not Optimiser.step:
             message = (
                 f"{type(optimiser).__name__} overrides step(); in a run each stage updates its parameters separately."

@@ -15,6 +15,7 @@ from minipipe.render.svg import draw_svg
 from minipipe.render.text import draw_text
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.simulation.timeline import Timeline
+from minipipe.specs import Spec
 
 _PNG_SCALE = 2  # pixels for each pixel of the SVG, for printers and screens of high resolution
 _TEXT_WIDTH = 120  # columns: a file may be wider than a terminal
@@ -98,8 +99,7 @@ def drawing(ending: str, *drawn: ActionTable | Timeline, **options: Any) -> str 
     >>> drawing(".txt", schedules.gpipe(1, 1), title="One rank").splitlines()[0]
     'One rank'
     """
-    if ending not in ENDINGS:
-        raise ArgumentError("value", f"{ending!r} is not an ending of a drawing; expected one of {', '.join(ENDINGS)}.")
+    Spec(str, choices=tuple(ENDINGS)).check("The ending", ending)
     return converted(ENDINGS[ending](*drawn, **options), ending)
 
 

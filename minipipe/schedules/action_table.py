@@ -15,13 +15,14 @@ from numbers import Integral
 from operator import attrgetter, index, itemgetter
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from minipipe.errors import Code, ScheduleError, counted, misuse, quoted, schedule_number
+from minipipe.errors import Code, ScheduleError, counted, misuse, quoted
 from minipipe.schedules.action import Action, ActionKind, B, F, I, Rows, Slice, W, number_of, numbered
 from minipipe.schedules.collector import collector_paused as collector_paused
 from minipipe.schedules.placement import Placed, check_index, check_placement, in_replica_order, ranks_in
 from minipipe.schedules.written import ShownInNotebooks as ShownInNotebooks
 from minipipe.schedules.written import Written, read_cells, stem_of
 from minipipe.schedules.written import describe_sizes as describe_sizes
+from minipipe.specs import SCHEDULE_COUNT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -295,7 +296,7 @@ def _as_action(cell: Action | str) -> Action:
 
 def _check_slices(name: str, num_microbatches: int, num_slices: int) -> None:
     """Refuse an invalid number of slices, or one that leaves a sequence of a schedule incomplete."""
-    schedule_number("num_slices", num_slices)
+    SCHEDULE_COUNT.check("num_slices", num_slices)
     if num_microbatches % num_slices:
         message = (
             f"num_slices is {num_slices}, and {name!r} has {num_microbatches} microbatches, each of which is a slice;"

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from minipipe.errors import schedule_number
 from minipipe.schedules.action import Action, B, F, U
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.one_f_one_b import one_f_one_b
 from minipipe.schedules.placement import check_sizes
+from minipipe.specs import SCHEDULE_COUNT
 
 # Maps the last microbatch of an update to the microbatch before whose F the U comes; to None if U follows its B.
 Before = Callable[[int], int | None]
@@ -123,7 +123,7 @@ def two_buffered(num_ranks: int, num_microbatches: int, microbatches_per_update:
     """
     m = num_ranks if microbatches_per_update is None else microbatches_per_update
     check_sizes(num_ranks, num_microbatches)
-    schedule_number("microbatches_per_update", m, num_ranks)
+    SCHEDULE_COUNT._replace(minimum=num_ranks).check("microbatches_per_update", m)
     return _updated("2bw", num_ranks, num_microbatches, m, lambda k: k + m + 1)
 
 
@@ -167,7 +167,7 @@ def paci(num_ranks: int, num_microbatches: int, microbatches_per_update: int = 2
 def _updated(name: str, num_ranks: int, num_microbatches: int, batch: int, before: Before) -> Schedule:
     """Return 1F1B with updates of batches of microbatches, each at the position that ``before`` specifies."""
     check_sizes(num_ranks, num_microbatches)
-    schedule_number("microbatches_per_update", batch)
+    SCHEDULE_COUNT.check("microbatches_per_update", batch)
     one = one_f_one_b(num_ranks, num_microbatches)
     ends = [min(first + batch, num_microbatches) - 1 for first in range(0, num_microbatches, batch)]
     rows = tuple(tuple(_with_updates(row, ends, before)) for row in one.actions)

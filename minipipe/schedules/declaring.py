@@ -12,6 +12,7 @@ from typing import Any
 from minipipe.core.values import KINDS, NOUNS, Kind, Meeting, Noun, Site, Uses, Value
 from minipipe.errors import ArgumentError, quoted
 from minipipe.schedules.cells import is_kind
+from minipipe.specs import Spec
 
 
 def declare(kind: Kind, nouns: Mapping[str, Noun] | None = None) -> None:
@@ -25,7 +26,8 @@ def declare(kind: Kind, nouns: Mapping[str, Noun] | None = None) -> None:
     kind : Kind
         Its name has capital letters and underscores, because numbers stand around it
         in a cell: ``1KEEP3``. It is declared for every stage on which a legal table
-        can have it, and for no other.
+        can have it, and for no other. A kind with ``of_rank=True`` belongs to a rank,
+        of which it is a word: ``KEEP``. The rank stands in the place of the stage.
     nouns : mapping of str to Noun, optional
         The names of values that no other kind gives or takes.
 
@@ -60,7 +62,7 @@ def declare(kind: Kind, nouns: Mapping[str, Noun] | None = None) -> None:
         if name in NOUNS:
             message = f"The value {quoted(name)} is declared already; leave it out."
             raise ArgumentError("name", message)
-    _check_uses(kind, {*NOUNS, *own})
+    _check_uses(kind, {**NOUNS, **own})
     NOUNS.update(own)
     KINDS[kind.name] = kind
 
@@ -123,48 +125,41 @@ class _Trial:
         return 0
 
 
-_FORMS: dict[Any, str] = {str: "text", bool: "True or False", Callable: "a function"}
+_FORMS: tuple[Any, ...] = (str, bool, Callable)
+_FORM = Spec(code="type")
+_KIND = _FORM._replace(kind=Kind, expected="a Kind, such as Kind('KEEP', uses, 'copy of the weights')")
+_NOUNS = _FORM._replace(kind=Mapping, expected="nouns by name, such as {'copy': Noun('copied weights')}")
+_MEETS = _FORM._replace(kind=Callable | None, expected="a function, or None")
+_MEETING = _FORM._replace(kind=Meeting, expected="a Meeting(key, size) of minipipe.schedules")
+_VALUES = _FORM._replace(kind=tuple, expected="a tuple of values, such as (site.value('weights'),)")
+_TEMPORARY = _FORM._replace(kind=str, expected="the name of a value, or ''")
 _EXAMPLE = Kind("KEEP", lambda site: None, "copy of the weights")
 
 
 def _checked_nouns(kind: object, nouns: object) -> dict[str, Noun]:
     """Refuse what is no declaration; return the nouns."""
     if not isinstance(kind, Kind):
-        example = "Kind('KEEP', uses, 'copy of the weights')"
-        raise _unlike("The kind", kind, f"a Kind, such as {example}")
+        raise _KIND.refusal("The kind", kind)
     subject = f"of the kind {quoted(kind.name)}"
     _check_form(kind, _EXAMPLE, subject)
-    if kind.meets is not None and not callable(kind.meets):
-        raise _unlike(f"The meets {subject}", kind.meets, "a function, or None")
-    own = {} if nouns is None else nouns
-    if not isinstance(own, Mapping):
-        raise _unlike("The argument nouns", nouns, _NOUNS_BY_NAME)
+    _MEETS.check(f"The meets {subject}", kind.meets)
+    own: dict[str, Noun] = _NOUNS.check("The argument nouns", {} if nouns is None else nouns)
     for name, noun in own.items():
-        if not isinstance(name, str):
-            raise _unlike("The name of a value", name, _NOUNS_BY_NAME)
-        if not isinstance(noun, Noun):
-            expected = _NOUNS_BY_NAME
-            raise _unlike(f"The value {quoted(name)}", noun, expected)
+        _NOUNS._replace(kind=str).check("The name of a value", name)
+        _NOUNS._replace(kind=Noun).check(f"The value {quoted(name)}", noun)
         _check_form(noun, Noun(""), f"of the value {quoted(name)}")
     return dict(own)
-
-
-_NOUNS_BY_NAME = "nouns by name, such as {'copy': Noun('copied weights')}"
 
 
 def _check_form(given: Kind | Noun, example: Kind | Noun, subject: str) -> None:
     """Refuse text, truth values and functions that differ in type from an example's."""
     for name, value, like in zip(given._fields, given, example):
-        for kind, expected in _FORMS.items():
-            if isinstance(like, kind) and not isinstance(value, kind):
-                raise _unlike(f"The {name} {subject}", value, expected)
+        for kind in _FORMS:
+            if isinstance(like, kind):
+                _FORM._replace(kind=kind).check(f"The {name} {subject}", value)
 
 
-def _unlike(subject: str, given: object, expected: str) -> ArgumentError:
-    return ArgumentError("type", f"{subject} is {quoted(given)}; expected {expected}.")
-
-
-def _check_uses(kind: Kind, names: set[str]) -> None:
+def _check_uses(kind: Kind, nouns: Mapping[str, Noun]) -> None:
     """Refuse a declaration that names what no table has."""
     for num_stages in (3, 2, 1):
         trial = _Trial(num_stages)
@@ -180,7 +175,8 @@ def _check_uses(kind: Kind, names: set[str]) -> None:
                 message = f"{given} for stage {stage}; expected Uses(…), or None."
                 raise ArgumentError("value", message)
             _check_values(kind, site, uses)
-            _check_ranges(kind, site, uses, names, bool(varies))
+            _check_ranges(kind, site, uses, nouns, bool(varies))
+            _check_owners(kind, uses, nouns)
 
 
 def _tried(kind: Kind, name: str, given: object, where: str) -> Any:
@@ -209,21 +205,28 @@ def _check_meeting(kind: Kind, site: Site) -> None:
         message += "the lane 'compute', on which all of them start and end together."
         raise ArgumentError("value", message)
     where = f"stage {site.stage} of {site.setting.num_stages}"
-    meeting = _tried(kind, "meets", site, where)
-    if not isinstance(meeting, Meeting):
-        expected = "a Meeting(key, size) of minipipe.schedules"
-        raise _unlike(f"The meeting of {kind.name}", meeting, expected)
+    _MEETING.check(f"The meeting of {kind.name}", _tried(kind, "meets", site, where))
 
 
-def _check_ranges(kind: Kind, site: Site, uses: Uses, names: set[str], varies: bool) -> None:
+def _check_owners(kind: Kind, uses: Uses, nouns: Mapping[str, Noun]) -> None:
+    """Refuse an instruction of a rank that gives a value of a stage, and the other way round."""
+    for value in uses.gives:
+        if nouns[value.name].of_rank != kind.of_rank:
+            owner = "rank" if kind.of_rank else "stage"
+            where = f"{kind.name} is an instruction of a {owner} and gives the value {value.name!r}"
+            hint = f"expected a Noun with of_rank={kind.of_rank}"
+            raise ArgumentError("value", f"{where} of a {nouns[value.name].owner}; {hint}.")
+
+
+def _check_ranges(kind: Kind, site: Site, uses: Uses, nouns: Mapping[str, Noun], varies: bool) -> None:
     """Refuse values that no noun declares, or that no table has."""
     num_stages = site.setting.num_stages
-    if uses.temporary and uses.temporary not in names:
+    if uses.temporary and uses.temporary not in nouns:
         where = f"{kind.name} has the temporary value {quoted(uses.temporary)}"
         raise ArgumentError("value", f"{where}, which is not declared.")
     for value in (*uses.takes, *uses.gives, *uses.reads):
         where = f"{kind.name} of stage {site.stage} uses the value {value.name!r}"
-        if value.name not in names:
+        if value.name not in nouns:
             hint = f"declare(kind, {{{value.name!r}: Noun(…)}}) adds it"
             message = f"{where}, which is not declared; {hint}."
             raise ArgumentError("value", message)
@@ -242,20 +245,14 @@ def _check_values(kind: Kind, site: Site, uses: Uses) -> None:
     for part in ("takes", "gives", "reads"):
         values = getattr(uses, part)
         where = f"The {part} of {kind.name} for stage {site.stage}"
-        expected = "a tuple of values, such as (site.value('weights'),)"
         # A value is a tuple itself: the comma behind it is easily forgotten.
-        if isinstance(values, Value) or not isinstance(values, tuple):
-            raise _unlike(where, values, expected)
-        if not isinstance(uses.temporary, str):
-            where = f"The temporary of {kind.name} for stage {site.stage}"
-            raise _unlike(where, uses.temporary, "the name of a value, or ''")
+        is_tuple = _VALUES.allows(values) and not isinstance(values, Value)
+        if not is_tuple or not all(isinstance(value, Value) for value in values):
+            raise _VALUES.refusal(where, values)
+        _TEMPORARY.check(f"The temporary of {kind.name} for stage {site.stage}", uses.temporary)
         for value in values:
-            if not isinstance(value, Value):
-                raise _unlike(where, values, expected)
-            if not isinstance(value.name, str):
-                raise _unlike(f"{where}: a name", value.name, "text")
+            _FORM._replace(kind=str).check(f"{where}: a name", value.name)
             for number in (value.stage, value.microbatch):
-                if not isinstance(number, int):
-                    raise _unlike(f"{where}: a number in {value}", number, "an int")
+                _FORM._replace(kind=int).check(f"{where}: a number in {value}", number)
         if len(set(values)) < len(values):
             raise ArgumentError("value", f"{where} name a value twice; once is enough.")

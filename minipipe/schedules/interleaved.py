@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from minipipe.errors import schedule_number
 from minipipe.schedules.action import Action, ActionKind, B, F, I, Rows, W
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.one_f_one_b import warmup_then_pairs
 from minipipe.schedules.placement import check_sizes, looped_placement
 from minipipe.schedules.transforms import straight
+from minipipe.specs import SCHEDULE_COUNT
 
 
 def eager_1f1b(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> Schedule:
@@ -228,7 +228,7 @@ def microbatch_groups(num_ranks: int, num_microbatches: int, group_size: int | N
     """
     size = num_ranks if group_size is None else group_size
     advice = f"With smaller groups the {num_ranks} ranks may wait for each other in a cycle."
-    size = schedule_number("microbatch_group_size", size, num_ranks, advice)
+    size = SCHEDULE_COUNT._replace(minimum=num_ranks, advice=advice).check("microbatch_group_size", size)
     count = max(1, num_microbatches // size)
     starts = [i * num_microbatches // count for i in range(count + 1)]
     return [range(start, stop) for start, stop in pairwise(starts)]

@@ -9,9 +9,10 @@ from math import inf
 from numbers import Integral
 from typing import Any
 
-from minipipe.errors import Code, ScheduleError, misuse, quoted, schedule_number
+from minipipe.errors import Code, ScheduleError, misuse, quoted
 from minipipe.io import MOST_ACTIONS, MOST_STAGES
 from minipipe.schedules.action import Action, F, Slice, number_of, numbered
+from minipipe.specs import SCHEDULE_COUNT
 
 _misplaced = partial(ScheduleError.of, Code.PLACEMENT)
 Placement = Sequence[int | tuple[int, ...]]  # by stage, its rank, or the ranks of its replicas
@@ -276,7 +277,7 @@ def check_counts(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1
     """
     given = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "chunks_per_rank": chunks_per_rank}
     for name, value in given.items():
-        schedule_number(name, value)
+        SCHEDULE_COUNT.check(name, value)
 
 
 def check_sizes(num_ranks: int, num_microbatches: int, chunks_per_rank: int = 1) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import sqrt
 
-from minipipe.errors import schedule_number, unfit
+from minipipe.errors import unfit
 from minipipe.schedules.action import Action, B, F
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.one_f_one_b import warmup_then_pairs
 from minipipe.schedules.placement import check_counts, check_sizes, looped_placement
+from minipipe.specs import SCHEDULE_COUNT, SCHEDULE_NUMBER
+
+_ATTENTION = SCHEDULE_NUMBER._replace(maximum=1, expected="its share of the work, from 0 to 1")
 
 
 def seq1f1b(num_ranks: int, num_microbatches: int, num_slices: int = 2) -> Schedule:
@@ -52,7 +55,7 @@ def seq1f1b(num_ranks: int, num_microbatches: int, num_slices: int = 2) -> Sched
     [9.0, 4.5, 2.25]
     """
     check_counts(num_ranks, num_microbatches)
-    n = schedule_number("num_slices", num_slices)
+    n = SCHEDULE_COUNT.check("num_slices", num_slices)
     check_sizes(num_ranks, num_microbatches * n)
     rows = []
     for rank in range(num_ranks):
@@ -99,8 +102,8 @@ def equal_work_cuts(num_tokens: int, num_slices: int, attention: float) -> tuple
     >>> equal_work_cuts(1000, 4, attention=0), equal_work_cuts(1000, 4, attention=1)
     ((0, 250, 500, 750, 1000), (0, 500, 707, 866, 1000))
     """
-    n = schedule_number("num_slices", num_slices)
-    schedule_number("num_tokens", num_tokens, n)
+    n = SCHEDULE_COUNT.check("num_slices", num_slices)
+    SCHEDULE_COUNT._replace(minimum=n).check("num_tokens", num_tokens)
     linear = 1 - _share(attention)
     parts = (j / n for j in range(1, n))
     cuts = [0]
@@ -150,6 +153,5 @@ def slice_work(cuts: Sequence[int], attention: float) -> tuple[float, ...]:
 
 
 def _share(attention: float) -> float:
-    if not isinstance(attention, int | float) or isinstance(attention, bool) or not 0 <= attention <= 1:
-        raise unfit("attention", attention, "its share of the work, from 0 to 1")
+    _ATTENTION.check("attention", attention)
     return float(attention)

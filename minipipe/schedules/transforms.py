@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, groupby, pairwise
 
-from minipipe.errors import Code, ScheduleError, misuse, quoted, schedule_number
+from minipipe.errors import Code, ScheduleError, misuse
 from minipipe.schedules.action import RECV_B, REDUCE_GRAD, SEND_B, Action, ActionKind, B, F, I, L, O, R, U, W
 from minipipe.schedules.action_table import ActionTable, Schedule, T, check_table
 from minipipe.schedules.placement import check_size, neighbouring_placement
+from minipipe.specs import SCHEDULE_COUNT, SCHEDULE_NUMBER
+
+_STAGES = SCHEDULE_NUMBER._replace(kind=Iterable, expected="the numbers of the frozen stages, such as [0]")
 
 
 def straight(name: str, rows: Sequence[Sequence[Action]], num_microbatches: int, chunks_per_rank: int) -> Schedule:
@@ -85,10 +88,8 @@ def first_stages(schedule: Schedule, num_stages: int) -> Schedule:
     rank 1: 1F0 1F1 1B0 1B1
     """
     check_table(schedule, Schedule)
-    if not 1 <= num_stages <= schedule.num_stages:
-        raise misuse(
-            f"num_stages is {num_stages}; expected 1 to {schedule.num_stages}, the stages of {schedule.title}."
-        )
+    stages = f"1 to {schedule.num_stages}, the stages of {schedule.title}"
+    SCHEDULE_COUNT._replace(maximum=schedule.num_stages, expected=stages).check("num_stages", num_stages)
     rows = tuple(tuple(action for action in row if action.stage < num_stages) for row in schedule.actions)
     overlaps = frozenset(a for a, b in schedule.joined.items() if max(a.stage, b.stage) < num_stages)
     placement, frozen = schedule.placement[:num_stages], schedule.frozen & {*range(num_stages)}
@@ -178,8 +179,7 @@ def freeze_stages(table: T, stages: Iterable[int]) -> T:
     rank 2: 2F0 2I0 2F1 2I1
     """
     check_table(table)
-    if not isinstance(stages, Iterable):
-        raise misuse(f"stages is {quoted(stages, 40)}; expected the numbers of the frozen stages, such as [0].")
+    _STAGES.check("stages", stages)
     marked = replace(table, frozen=table.frozen | frozenset(stages))
     if table.is_forward_only or not marked.frozen:
         return table
@@ -231,7 +231,7 @@ def repeat(table: T, num_steps: int) -> T:
     (27.0, 24.0, 24.0)
     """
     check_table(table)
-    num_steps = schedule_number("num_steps", num_steps)
+    num_steps = SCHEDULE_COUNT.check("num_steps", num_steps)
     if num_steps == 1:
         return table
     m = table.num_microbatches
@@ -347,7 +347,7 @@ def offloaded(schedule: Schedule, num_held: int) -> Schedule:
     rank 2: 2F0 2B0 2F1 2B1 2F2 2B2
     """
     check_trains(schedule, "activations to offload")
-    schedule_number("num_held", num_held)
+    SCHEDULE_COUNT.check("num_held", num_held)
     if O in schedule.kinds or schedule.num_slices > 1:
         what = "O and L already" if O in schedule.kinds else "slices, whose keys and values later slices need"
         raise misuse(f"{schedule.title} has {what}; expected a schedule without them.")

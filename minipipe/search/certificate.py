@@ -12,13 +12,14 @@ from hashlib import sha256
 from math import inf, isfinite
 from typing import Any, NamedTuple
 
-from minipipe.errors import Code, ScheduleError, quoted
+from minipipe.errors import Code, ScheduleError
 from minipipe.io import MOST_JSON, MOST_STAGES, json_object
 from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.workload import ROUNDING, Objective, Workload
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.evaluation import costs_of
+from minipipe.specs import Spec
 
 _HEAD = {"format": "minipipe certificate", "version": 1}  # of a file
 _FIGURES = {"value": float, "bound": float, "bound_by": str, "found_by": str}
@@ -161,11 +162,11 @@ def read_certificate(text: str) -> tuple[Certificate, bool]:
         digest = found.pop("sha256", None)
         return _certificate(found), digest == _digest(found)
     except KeyError as error:
-        raise _refusal(f"it lacks {error}") from None
+        raise _no_certificate(error, f"it lacks {error}.") from None
     except (TypeError, ValueError, OverflowError) as error:
         if isinstance(error, ScheduleError):
             raise
-        raise _refusal(str(error)) from None
+        raise _no_certificate(error, f"{error}.") from None
 
 
 def changed() -> ScheduleError:
@@ -190,56 +191,53 @@ def _certificate(found: dict[str, Any]) -> Certificate:
 
 def _workload(told: dict[str, Any]) -> Workload:
     placement = _of_kind(list, told, "placement")
-    are_numbers = all(type(rank) is int for rank in placement)
-    if not 0 < len(placement) <= MOST_STAGES or not are_numbers:
-        raise _refusal(
-            f"its placement is {quoted(placement)}, "
-            f"expected a rank for each of 1 to {MOST_STAGES} stages"
-        )
-    if not 0 <= min(placement) <= max(placement) < MOST_STAGES:
-        raise _refusal(
-            f"its placement is {quoted(placement)}, "
-            f"expected ranks from 0 to {MOST_STAGES - 1}"
-        )
+    is_short = 0 < len(placement) <= MOST_STAGES
+    if not is_short or not all(map(_RANK.allows, placement)):
+        raise _RANK.refusal("its placement", placement)
     lists: dict[str, Any] = {
-        attribute: [_amount(name, amount) for amount in _of_kind(list, told, name)]
+        attribute: [
+            _AMOUNT.check(f"its {name}", one) for one in _of_kind(list, told, name)
+        ]
         for name, attribute in _BY_STAGE.items()
     }
     name = "memory_limit"
     given = _of_kind(list, told, name)
-    limits = [inf if limit is None else _amount(name, limit) for limit in given]
+    limits = [
+        inf if limit is None else _AMOUNT.check(f"its {name}", limit) for limit in given
+    ]
     costs = Costs(**lists, bandwidth=1.0, overhead=_of_kind(float, told, "overhead"))
     return costs.workload(placement, _of_kind(int, told, "num_microbatches"), limits)
 
 
 def _row(row: object) -> tuple[Action, ...]:
-    if not isinstance(row, str):
-        given = quoted(row)
-        raise _refusal(
-            f"a row of its schedule is {given}, expected cells such as '0F0 0F1'"
-        )
-    return tuple(map(Action.parse, row.split()))
+    return tuple(map(Action.parse, _ROW.check("a row of its schedule", row).split()))
 
 
 def _of_kind(kind: type, told: dict[str, Any], name: str) -> Any:
     """Return a member of an object; a float is any finite number, at least 0."""
     if kind is float:
         return _amount(name, told[name])
-    if type(told[name]) is not kind:
-        raise _refusal(f"its {name} is {quoted(told[name])}, expected {kind.__name__}")
-    return told[name]
+    return Spec(kind, error=_no_certificate).check(f"its {name}", told[name])
 
 
 def _amount(name: str, value: Any) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= float(value) < inf:
-        raise _refusal(f"its {name} is {quoted(value)}, expected a number, at least 0")
-    return float(value)
+    return _AMOUNT.check(f"its {name}", value)
 
 
-def _refusal(reason: str) -> ScheduleError:
-    message = f"This is not a certificate: {reason}."
-    return ScheduleError.of(Code.SYNTAX, message)
+def _no_certificate(_: object, reason: str) -> ScheduleError:
+    return ScheduleError.of(Code.SYNTAX, f"This is not a certificate: {reason}")
+
+
+_AMOUNT = Spec(minimum=0, expected="a number, at least 0", error=_no_certificate)
+_RANK = Spec(
+    int,
+    minimum=0,
+    maximum=MOST_STAGES - 1,
+    expected=f"a rank from 0 to {MOST_STAGES - 1} for each of 1 to {MOST_STAGES} "
+    "stages",
+    error=_no_certificate,
+)
+_ROW = Spec(str, expected="cells such as '0F0 0F1'", error=_no_certificate)
 
 
 def _digest(content: dict[str, Any]) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
-from numbers import Real
 from time import perf_counter
 
-from minipipe.errors import misuse, schedule_number, unfit
+from minipipe.errors import ScheduleError, misuse
 from minipipe.schedules.action_table import describe_sizes
 from minipipe.schedules.analysis.workload import Objective, Workload
 from minipipe.schedules.simulation.evaluation import evaluate
@@ -16,7 +15,12 @@ from minipipe.search.clock import schedule_of
 from minipipe.search.exact import solve, solver_module
 from minipipe.search.gallery import known_bound
 from minipipe.search.heuristic import Search
+from minipipe.specs import SCHEDULE_COUNT, Spec
 
+_TIME = Spec(
+    float, above=0, maximum=inf, expected="a time above 0", error=ScheduleError.of
+)
+_OBJECTIVE = Spec(str, choices=tuple(map(str, Objective)), error=ScheduleError.of)
 _ACTIONS = 10**7  # of all schedules together that a search tries by default
 # Actions of one schedule: to build it, to time it and to print it takes half a minute.
 _MOST_ACTIONS = 10**6
@@ -131,11 +135,8 @@ def _checked(
     objective: Objective, seconds: float | None, evaluations: int | None
 ) -> Objective:
     """Return the objective; refuse an unknown one, and limits that leave no search."""
-    if seconds is not None and (not isinstance(seconds, Real) or not seconds > 0):
-        raise unfit("seconds", seconds, "a time above 0")
+    if seconds is not None:
+        _TIME.check("seconds", seconds)
     if evaluations is not None:
-        schedule_number("evaluations", evaluations)
-    if objective not in list(Objective):
-        expected = " or ".join(repr(str(known)) for known in Objective)
-        raise unfit("objective", objective, expected)
-    return Objective(objective)
+        SCHEDULE_COUNT.check("evaluations", evaluations)
+    return Objective(_OBJECTIVE.check("objective", objective))

@@ -16,12 +16,14 @@ from minipipe.execution.plan import check_model
 from minipipe.execution.samples import samples
 from minipipe.nn import Sequential
 from minipipe.schedules.registry import REGISTRY
+from minipipe.specs import Spec
 from minipipe.tuning.measuring import REPEATS, check_question, measure_on_this_rank
 from minipipe.tuning.memory import MakeOptimiser
 from minipipe.tuning.report import Advice
 from minipipe.tuning.stages import Messages, messages_of_this_machine
 from minipipe.tuning.weighing import Candidate, Choice, CostModel, Question, Weighing, by_worth, candidates, memory_size
 
+_MESSAGES = Spec(Messages | None, expected="Messages(latency, bandwidth), or 'assumed'", code="type")
 SECONDS = 4.0
 _REPLICATED = 3  # schedules that are also weighed with replicas: the best ones without
 
@@ -117,8 +119,8 @@ def advise(
     2
     """
     check_question("advise", model, targets, loss)
-    if messages is not None and messages != "assumed" and not isinstance(messages, Messages):
-        raise ArgumentError("type", f"messages is {messages!r}; expected Messages(latency, bandwidth), or 'assumed'.")
+    if messages != "assumed":
+        _MESSAGES.check("messages", messages)
     limit = inf if memory_limit is None else memory_size(memory_limit)
     options = {"loss": loss, "seed": seed, "device": device}
     chosen = num_microbatches, chunks_per_rank, None, recompute
@@ -153,9 +155,8 @@ def checked_seconds(seconds: float | None, default: float) -> float:
     ArgumentError
         Code ``value``, for a negative or infinite time.
     """
-    if seconds is not None and not 0 <= seconds < inf:
-        raise ArgumentError("value", f"seconds is {seconds!r}; expected a finite time, at least 0.")
-    return default if seconds is None else seconds
+    seconds = default if seconds is None else seconds
+    return Spec(float, minimum=0, expected="a finite time, at least 0").check("seconds", seconds)
 
 
 def measure(question: Question, num_ranks: int, messages: Messages, rank: int = 0, repeats: int = REPEATS) -> CostModel:

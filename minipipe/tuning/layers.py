@@ -15,6 +15,7 @@ from minipipe.io import html_table, text_table
 from minipipe.nn import Module
 from minipipe.schedules import Costs, Schedule
 from minipipe.schedules.analysis.replicas import pipelines_of
+from minipipe.specs import Spec
 from minipipe.tuning.memory import MakeOptimiser, MemoryPrediction, gradient_bytes, kept_bytes, memory_of, uses_in
 
 Buffers = Mapping[Hashable, int]  # bytes, by the identity of a buffer
@@ -361,8 +362,7 @@ class MeasuredLayers(Sequence[LayerCosts]):
         return partition_by_cost(self._amounts(by, recompute), num_stages, placement)
 
     def _amounts(self, by: str, recompute: bool) -> Sequence[float]:
-        if by not in ("time", "parameters"):
-            raise ArgumentError("name", f"by is {by!r}; expected 'time', 'memory' or 'parameters'.")
+        Spec(str, choices=("time", "memory", "parameters"), code="name").check("by", by)
         if by == "parameters":
             return [costs.num_parameters for costs in self]
         again = [costs.forward if recompute and costs.backward_input else 0.0 for costs in self]

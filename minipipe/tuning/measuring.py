@@ -24,7 +24,7 @@ from minipipe.autograd.backend import Array
 from minipipe.autograd.memory import buffer_of, held_buffers
 from minipipe.autograd.modes import current_place, enable_grad, random_key
 from minipipe.comm import ProcessGroup, objects, spawn
-from minipipe.errors import ArgumentError, MicrobatchError, whole_number
+from minipipe.errors import ArgumentError, MicrobatchError
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import check_loss
 from minipipe.execution.objective import BatchObjective, Loss
@@ -40,6 +40,7 @@ from minipipe.nn.fully_sharded import persistent_arrays
 from minipipe.schedules import Action, ActionKind, Schedule, one_microbatch
 from minipipe.schedules.action import F, I, W
 from minipipe.schedules.registry import NUM_MICROBATCHES
+from minipipe.specs import COUNT
 from minipipe.tuning.layers import Buffers, Holding, LayerProfile, MeasuredLayers, Passed
 from minipipe.tuning.memory import MakeOptimiser
 
@@ -114,7 +115,7 @@ def measure_layers(
     True
     """
     check_question("measure_layers", model, targets, loss)
-    how = num_microbatches, whole_number("repeats", repeats), seed, backend.module_for(device)
+    how = num_microbatches, COUNT.check("repeats", repeats), seed, backend.module_for(device)
     return spawn(lambda group: measure_on_this_rank(model, inputs, targets, loss, *how), num_ranks=1)[0]
 
 

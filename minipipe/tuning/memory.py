@@ -11,7 +11,6 @@ import numpy as np
 from minipipe.autograd import backend
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import Copies, copies_held
-from minipipe.errors import ArgumentError
 from minipipe.execution.plan import Plan
 from minipipe.execution.sums import most_sums_of_blocks
 from minipipe.io import html_table, text_table
@@ -26,7 +25,14 @@ from minipipe.schedules.action import U
 from minipipe.schedules.analysis.activations import memory_levels
 from minipipe.schedules.analysis.dependencies import Direction, Value
 from minipipe.schedules.analysis.walk import complete_walk
+from minipipe.specs import Spec
 
+_MAKER = Spec(
+    Optimiser,
+    expected="a function that makes one of parameters, such as optim.Adam or "
+    "lambda parameters: optim.SGD(parameters, learning_rate=0.1)",
+    code="type",
+)
 _RUN = 2  # microbatches for each rank: a longer run holds no more at once
 MakeOptimiser = Callable[[list[Parameter]], Optimiser]
 
@@ -250,11 +256,7 @@ def state_bytes(make_optimiser: MakeOptimiser | None, parameters: Iterable[Param
     standins = [Parameter(np.zeros((1,) * len(p.shape), backend.numpy_dtype(p.dtype))) for p in trained]
     optimiser = make_optimiser(list(standins)) if callable(make_optimiser) else make_optimiser
     if not isinstance(optimiser, Optimiser):
-        raise ArgumentError(
-            "type",
-            f"optimiser is {make_optimiser!r:.60}; expected a function that makes one of parameters, such as "
-            "optim.Adam or lambda parameters: optim.SGD(parameters, learning_rate=0.1).",
-        )
+        raise _MAKER.refusal("optimiser", make_optimiser)
     for standin in standins:
         standin.grad = np.zeros_like(standin.data)
     optimiser.step()

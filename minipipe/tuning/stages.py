@@ -35,7 +35,7 @@ import numpy as np
 from minipipe.comm import ProcessGroup, init_process_group, objects, spawn
 from minipipe.comm.job.guard import run_job
 from minipipe.comm.job.host import core_times, cores, launcher_of_ranks
-from minipipe.errors import LaunchError, whole_number
+from minipipe.errors import LaunchError
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import part_of
 from minipipe.execution.executor import HANDLERS, Executor, Handler, Handlers, Pending
@@ -62,6 +62,7 @@ from minipipe.schedules.simulation.simulator import simulate
 from minipipe.schedules.simulation.timeline import Timeline
 from minipipe.schedules.transforms import freeze_stages, split_backward
 from minipipe.simulation.hosts import Hosts
+from minipipe.specs import COUNT
 from minipipe.tuning.memory import gradient_bytes
 
 _MUCH = 0.2  # of the time of all ranks
@@ -345,7 +346,7 @@ def measure_costs(
     ArgumentError
         Code ``value``.
     """
-    num_steps = whole_number("num_steps", num_steps)
+    num_steps = COUNT.check("num_steps", num_steps)
     program = lower(split_backward(_of_costs(plan.schedule)))
     handlers: Handlers = {**HANDLERS, R: recompute}
     timelines, times = [], []

@@ -15,7 +15,7 @@ from numbers import Real
 from statistics import median
 from typing import Any, NamedTuple
 
-from minipipe.errors import ArgumentError, Code, ScheduleError, as_float, counted, quoted
+from minipipe.errors import Code, ScheduleError, counted
 from minipipe.execution.plan import Plan
 from minipipe.execution.samples import samples
 from minipipe.nn import Sequential
@@ -24,10 +24,12 @@ from minipipe.schedules import REGISTRY, Costs, Objective, Schedule, build, find
 from minipipe.schedules.analysis.workload import Workload, fits
 from minipipe.schedules.registry import NUM_MICROBATCHES, default_of
 from minipipe.schedules.simulation.comparison import workload_of
+from minipipe.specs import Spec, as_float
 from minipipe.tuning.layers import MeasuredLayers
 from minipipe.tuning.memory import MakeOptimiser, MemoryPrediction
 from minipipe.tuning.stages import Messages
 
+_MEMORY = Spec(expected="an amount above 0, such as '500 MB', '2 GiB' or bytes")
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", 1)}
 _UNITS |= {f"{letter}IB": 1024**power for power, letter in enumerate("KMGT", 1)}
@@ -57,8 +59,7 @@ def memory_size(given: Any) -> float:
     else:
         amount = as_float(given) if isinstance(given, Real) and not isinstance(given, bool) else 0.0
     if not 0 < amount < float("inf"):
-        message = f"memory_limit is {quoted(given)}; expected an amount above 0, such as '500 MB', '2 GiB' or bytes."
-        raise ArgumentError("value", message)
+        raise _MEMORY.refusal("memory_limit", given)
     return amount
 
 

@@ -369,7 +369,7 @@ def test_frozen_stages_and_several_steps_are_simulated_drawn_and_read_again(ask,
     ("words", "hint"),
     [
         (["--freeze", "9"], "There is no stage 9; there are 4"),
-        (["--steps", "0"], "num_steps is 0; expected a whole number, at least 1"),
+        (["--steps", "0"], "--steps is 0; expected a whole number, at least 1"),
     ],
 )
 def test_stages_that_cannot_be_frozen_and_no_steps_are_refused(ask, words, hint):

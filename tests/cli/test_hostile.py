@@ -46,7 +46,7 @@ def is_printable(text):
         (["schedules", "--ranks", "100000"], "take 1600000 actions, F and B"),
         (["schedules", "--memory-limit", "-inf"], "expected one argument"),
         (["show", "1f1b", "--width", "9" * 30], ""),
-        (["show", "1f1b", "--format", "svg", "--width", "9" * 30], "expected at most 1048576 pixels"),
+        (["show", "1f1b", "--format", "svg", "--width", "9" * 30], "expected 240 to 1048576 pixels"),
         (["show", "1f1b", "--format", "svg", "--font-size", "nan"], "font_size is nan"),
         (["show", "1f1b", "--format", "svg", "--font-size", "1e308"], "font_size is 1e+308"),
         (["show", "a" * 300], "There is neither a schedule nor a file 'aaaa"),

@@ -34,7 +34,7 @@ def test_a_shown_schedule_is_that_of_the_transforms(ask):
     ("given", "words"),
     [
         (["forward-only", "--recompute"], "--recompute: forward-only has no backward"),
-        (["gpipe", "--offload", 0], "--offload: num_held is 0; expected a whole number"),
+        (["gpipe", "--offload", 0], "--offload is 0; expected a whole number"),
     ],
 )
 def test_what_cannot_be_done_is_wrong_usage(given, words, ask):

@@ -25,8 +25,8 @@ from tests.launch import ROOT, run
         (["show", "nowhere.csv"], "There is no file 'nowhere.csv'; expected"),
         (["step", "1f1b", "--from", "5", "--to", "2"], "--from is 5 and --to is 2; expected --from to be before --to"),
         (["show", "."], "neither a schedule nor a file '.'"),
-        (["show", "gpipe", "--ranks", "0"], "num_ranks is 0; expected a whole number, at least 1"),
-        (["schedules", "--ranks", "0"], "num_ranks is 0"),
+        (["show", "gpipe", "--ranks", "0"], "--ranks is 0; expected a whole number, at least 1"),
+        (["schedules", "--ranks", "0"], "--ranks is 0"),
         (["show", "zb-v", "--chunks", "3"], "chunks_per_rank is 3; zb-v is V-shaped and has exactly 2 chunks"),
         (
             ["show", "gpipe", "--group", "4"],

@@ -94,9 +94,12 @@ def status_of(words):
     ("words", "said"),
     [
         (["search", "--ranks", "1000000000"], "the limits are 4096 stages and 16777216 actions"),
-        (["search", "--ranks", "0"], "num_ranks is 0; expected a whole number, at least 1."),
-        (["search", "--seconds", "1e9"], "--seconds is 1e+09; expected a time above 0, and at most 604800, a week."),
-        (["advise", "--seconds", "1e9", "a.py"], "--seconds is 1e+09; expected 0 to 604800, a week."),
+        (["search", "--ranks", "0"], "--ranks is 0; expected a whole number, at least 1."),
+        (
+            ["search", "--seconds", "1e9"],
+            "--seconds is 1000000000.0; expected seconds, above 0 and at most 604800, a week.",
+        ),
+        (["advise", "--seconds", "1e9", "a.py"], "--seconds is 1000000000.0; expected 0 to 604800, a week."),
         (["advise", "--replicas", "5", "a.py"], "--replicas is 5; expected a whole number, 1 to 4."),
         (["schedules", "--memory-limit", "0"], "memory_limit is 0"),
         (["step", "gpipe", "--at", "9" * 99], "--at is 99999"),

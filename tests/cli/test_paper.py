@@ -61,7 +61,7 @@ def test_rows_of_a_file_need_no_published_time(ask, tmp_path):
     [
         (["megatron"], "There is no table 'megatron'; expected megatron-table-1, megatron-table-2, korthikanti"),
         (["no.csv"], "'no.csv' cannot be read: No such file"),
-        (["megatron-table-1", "--without", "heat"], "--without is 'heat'; expected one of recomputation, memory"),
+        (["megatron-table-1", "--without", "heat"], "--without is 'heat'; expected 'recomputation', 'memory'"),
         (
             ["megatron-table-1", "--rates", "heat=3"],
             "--rates has 'heat=3'; expected a number above 0 for any of",

@@ -145,7 +145,7 @@ def test_a_plot_is_written_as_png_and_pdf(ending, ask, tmp_path):
         (["--plot", "a.html"], "'a.html' ends in .html; expected .svg (a picture), .png or .pdf"),
         (["--plot", "no-ending"], "has no ending; expected .svg"),
         (["--plot", "a.svg", "--memory-limit", "4"], "--memory-limit is for the table; a picture has all limits"),
-        (["--plot", "a.svg", "--search", "0"], "--search is 0; expected seconds, above 0"),
+        (["--plot", "a.svg", "--search", "0"], "--search is 0.0; expected seconds, above 0"),
         (["--plot", "a.svg", "--ranks", "1"], "num_ranks is 1; expected at least 2"),
         (["--plot", "no/such/folder.svg"], "'no/such/folder.svg' cannot be written"),
         (["--search", "3"], "--search is for a picture, --plot FILE"),

@@ -60,11 +60,11 @@ def test_check_is_silent_about_the_age_of_weights_with_flushes(ask):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["check", "1f1b", "--replicas", 0], "num_replicas is 0; expected a whole number, at least 1"),
+        (["check", "1f1b", "--replicas", 0], "--replicas is 0; expected a whole number, at least 1"),
         (["simulate", "forward-only", "--replicas", 2], "has no backward, and so no gradients to sum"),
         (["show", "1f1b", "--replicas", 10**8], "the limits are 4096 stages"),
-        (["check", "2bw", "--max-versions", 0], "max_versions is 0; expected a whole number, at least 1"),
-        (["check", "2bw", "--max-staleness", -1], "max_staleness is -1; expected a whole number, at least 0"),
+        (["check", "2bw", "--max-versions", 0], "--max-versions is 0; expected a whole number, at least 1"),
+        (["check", "2bw", "--max-staleness", -1], "--max-staleness is -1; expected a whole number, at least 0"),
     ],
 )
 def test_wrong_numbers_of_copies_or_limits_are_refused_as_usage(arguments, words, ask):

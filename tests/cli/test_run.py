@@ -37,7 +37,7 @@ def here(tmp_path, monkeypatch):
         ),
         ("-n 2 --probe x train.py", "--probe needs --hostfile FILE, which lists the hosts."),
         ("--hostfile hosts --min-ranks 5 train.py", "--min-ranks is 5; expected a whole number, 1 to 4."),
-        ("--hostfile hosts --min-ranks 0 train.py", "--min-ranks is 0; expected a whole number, 1 to 4."),
+        ("--hostfile hosts --min-ranks 0 train.py", "--min-ranks is 0; expected a whole number, at least 1."),
         (
             "--hostfile hosts --probe true train.py",
             "--probe is 'true'; expected a command that contains HOST, in place of the host name.",

@@ -45,7 +45,7 @@ def test_it_says_whether_what_it_found_is_optimal(ask):
     "options, complaint",
     [
         (["--memory-limit", 0.5], "memory_limit is 0.5 on rank 0, but one microbatch alone takes 1 there"),
-        (["--seconds", 0], "--seconds is 0; expected a time above 0"),
+        (["--seconds", 0], "--seconds is 0.0; expected seconds, above 0"),
         (["-o", "mine.svg"], "'mine.svg' ends in .svg; expected .csv, .txt or .json"),
         (["--costs", "F=1:2"], "forward has 2 values for 4 stages"),
     ],

@@ -172,7 +172,7 @@ def test_what_cannot_be_divided_says_what_to_do(divide, layers, stages, code):
 def test_a_cost_must_be_a_finite_number(cost):
     with pytest.raises(PartitionError) as caught:
         partition_by_cost([1, cost], 1)
-    assert caught.value.code == "value" and "Layer 1" in str(caught.value)
+    assert caught.value.code == "value" and "layer 1" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_one_text_as_notes_is_refused_by_every_format(ending):
 
 
 def test_an_ending_without_a_format_has_no_drawing():
-    with pytest.raises(ValueError, match=r"'\.gif' is not an ending of a drawing; expected one of \.svg, \.html"):
+    with pytest.raises(ValueError, match=r"The ending is '\.gif'; expected '\.svg', '\.html'"):
         drawing(".gif", *BOTH)
 
 

@@ -122,7 +122,7 @@ def test_the_note_of_a_timeline_is_shown():
 def test_what_cannot_be_drawn_is_refused():
     with pytest.raises(ValueError, match="Nothing to draw"):
         draw_html()
-    with pytest.raises(TypeError, match="'1f1b' is neither a Schedule nor a Timeline"):
+    with pytest.raises(TypeError, match="'1f1b'; expected a Schedule or a Timeline"):
         draw_html("1f1b")
     seconds = simulate(schedules.gpipe(2, 2), Costs(unit="s"))
     with pytest.raises(ValueError, match="one axis cannot show them together"):

@@ -244,7 +244,7 @@ def test_clocks_that_differ_draw_no_arrow_back_in_time():
 def test_what_cannot_be_drawn_is_refused():
     with pytest.raises(ValueError, match="Nothing to draw"):
         perfetto_trace()
-    with pytest.raises(TypeError, match="neither a Schedule nor a Timeline"):
+    with pytest.raises(TypeError, match="expected a Schedule or a Timeline"):
         perfetto_trace("1f1b")
     with pytest.raises(ValueError, match="choose another unit"):
         perfetto_trace(simulate(schedules.gpipe(2, 1), Costs(1e15)))

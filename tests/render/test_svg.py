@@ -304,8 +304,8 @@ def test_actions_too_short_to_be_seen_are_bands_as_high_as_their_shares():
     ("drawn", "options", "error", "words"),
     [
         ((), {}, ValueError, "Nothing to draw"),
-        (("1f1b",), {}, TypeError, "neither a Schedule nor a Timeline"),
-        ((schedules.gpipe(2, 2),), {"width": 100}, ValueError, "at least 240 pixels"),
+        (("1f1b",), {}, TypeError, "expected a Schedule or a Timeline"),
+        ((schedules.gpipe(2, 2),), {"width": 100}, ValueError, "expected 240 to 1048576 pixels"),
         ((Timeline("a", (), ()), Timeline("b", (), (), unit="s")), {}, ValueError, "one axis"),
         ((Schedule.from_text("1F0 0F0 0B0 1B0"),), {}, ScheduleError, "1F0 comes before 0F0"),
     ],

@@ -83,7 +83,11 @@ def test_the_legend_can_be_left_out_and_all_else_stays(messages):
         ({"font_size": 0}, ValueError, "font_size is 0; expected a number of pixels, at least 1"),
         ({"font_size": math.inf}, ValueError, "font_size is inf"),
         ({"font_size": math.nan}, ValueError, "font_size is nan"),
-        ({"font_size": 30, "width": 599}, ValueError, "width is 599; expected at least 600 pixels with a font_size of"),
+        (
+            {"font_size": 30, "width": 599},
+            ValueError,
+            "width is 599; expected 600 to 1048576 pixels with a font_size of",
+        ),
         ({"notes": "in May"}, TypeError, r"notes is the text 'in May'; expected a sequence of lines"),
     ],
 )

@@ -347,7 +347,7 @@ def test_one_that_has_ended_is_left_out_of_the_bands_below():
 
 def test_what_is_neither_schedule_nor_timeline_and_nothing_at_all_are_refused():
     for wrong in ((80,), (schedules.gpipe(2, 2), "1f1b"), (schedules.zb_v,)):
-        with pytest.raises(TypeError, match="neither a Schedule nor a Timeline"):
+        with pytest.raises(TypeError, match="expected a Schedule or a Timeline"):
             draw_text(*wrong)
     with pytest.raises(ValueError, match="Nothing to draw"):
         draw_text()

@@ -21,8 +21,9 @@ from types import SimpleNamespace
 
 from threadpoolctl import ThreadpoolController
 
-from minipipe.errors import ArgumentError, whole_number
+from minipipe.errors import ArgumentError
 from minipipe.io import parse_whole
+from minipipe.specs import COUNT
 
 _LIMIT_OF_MEMORY = Path("/sys/fs/cgroup/memory.max")
 _CORE_TIMES = Path("/proc/stat")
@@ -106,7 +107,7 @@ def limit_blas_threads(count: int) -> Iterator[None]:
     ArgumentError
         Code ``value``: when ``count`` is less than 1.
     """
-    whole_number("blas_threads", count)
+    COUNT.check("blas_threads", count)
     token = object()
     with _blas.lock:
         limits = _libraries().limit(limits=count, user_api="blas")

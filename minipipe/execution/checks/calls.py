@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from minipipe.comm import ProcessGroup
-from minipipe.errors import ArgumentError, Code, MessageError, ModelError, ScheduleError, counted, whole_number
+from minipipe.errors import ArgumentError, Code, MessageError, ModelError, ScheduleError, counted
 from minipipe.execution.checks.comparison import check_marks, marks_of, numbers_sent, numbers_that_came
 from minipipe.execution.checks.trained import Trained
 from minipipe.execution.checks.updates import Updates
 from minipipe.execution.stage import Stage
 from minipipe.nn import Module, Parameter
 from minipipe.schedules import ActionKind, Schedule
+from minipipe.specs import COUNT
 
 _NAMES = (
     *("step", "step(accumulate=True)", "forward_backward", "forward_backward(accumulate=True)", "evaluate", "predict"),
@@ -167,7 +168,7 @@ def check_backward(schedule: Schedule, call: str) -> None:
 
 def check_num_steps(num_steps: Any, taken: int, kept: int) -> None:
     """Refuse to show steps that were not taken, or are not kept. Local."""
-    whole_number("timeline: num_steps", num_steps)
+    COUNT.check("timeline: num_steps", num_steps)
     if num_steps > taken:
         known = f"{counted(taken, 'step')} are known since the last error, if any; at most {kept} are kept"
         raise ArgumentError("value", f"timeline: num_steps is {num_steps}; {known}. Call step() first.")
@@ -207,5 +208,5 @@ def warn_of_missing_gradients(parameters: Mapping[str, Parameter]) -> None:
         warnings.warn(
             f"The first step left no gradient for {', '.join(names)}. Either no layer uses them, or a layer after "
             "them breaks the graph, as Tensor(np.maximum(x.numpy(), 0)) does; compute with minipipe's own operations.",
-            stacklevel=5,  # where step() was called
+            stacklevel=9,  # where step() was called
         )

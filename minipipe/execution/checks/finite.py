@@ -18,7 +18,7 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.comm import Grid, ProcessGroup
-from minipipe.errors import Code, NotFiniteError, one_of
+from minipipe.errors import Code, NotFiniteError
 from minipipe.execution import BatchLoss
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import part_of
@@ -29,6 +29,7 @@ from minipipe.execution.plan import Plan
 from minipipe.execution.stage import Stage
 from minipipe.optim import gradients_are_finite
 from minipipe.schedules import Action, ActionKind, Program
+from minipipe.specs import Spec
 
 WhenNotFinite = Literal["stop", "warn", "off"]
 
@@ -48,7 +49,7 @@ class FiniteCheck:
         xp: ModuleType,
         grid: Grid | None = None,
     ) -> None:
-        one_of("check_finite", when_not_finite, ("stop", "warn", "off"))
+        Spec(str, choices=("stop", "warn", "off")).check("check_finite", when_not_finite)
         self.when_not_finite = when_not_finite
         self.plan, self.grid = plan, grid
         self.stages, self.group, self.xp = stages, group, xp
@@ -129,7 +130,7 @@ class StepCheck:
             advice += "Pipeline(…, check_finite='warn') continues with a warning."
             raise NotFiniteError(code, f"{words} {end} {advice}")
         if (check.grid or check).group.rank == 0:
-            warnings.warn(f"{words} Training continues, because of check_finite='warn'.", stacklevel=7)
+            warnings.warn(f"{words} Training continues, because of check_finite='warn'.", stacklevel=11)
 
     def _symptom(self, loss: BatchLoss, findings: Sequence[Sequence[float]]) -> str:
         microbatches = [str(k) for k, value in enumerate(loss.losses) if not isfinite(value)]

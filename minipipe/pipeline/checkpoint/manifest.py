@@ -13,13 +13,15 @@ import numpy as np
 from minipipe.autograd.backend import is_array
 from minipipe.comm import ProcessGroup
 from minipipe.comm.objects import broadcast
-from minipipe.errors import ArgumentError, CheckpointError, FileError, quoted, whole_number
+from minipipe.errors import ArgumentError, CheckpointError, FileError, quoted
 from minipipe.io import json_value, parse_json
 from minipipe.pipeline.checkpoint import storage
 from minipipe.pipeline.checkpoint.state import MOST, OptimiserState
 from minipipe.pipeline.checkpoint.storage import Digest, is_name_of_file
+from minipipe.specs import INDEX
 
 FORMAT, VERSION = "minipipe checkpoint", 1
+_SIZE = INDEX._replace(maximum=MOST)
 
 
 @dataclass(frozen=True)
@@ -108,22 +110,23 @@ class Manifest:
             message = f"it has version {quoted(found.get('version'))} of the format; this minipipe supports {VERSION}"
             raise CheckpointError("unsupported", message)
         names = ("step", "num_steps", "num_microbatches")
-        numbers = {name: whole_number(quoted(name), found[name], 0, MOST) for name in names}
-        blocks = whole_number("'gradient_blocks'", found.get("gradient_blocks", 1), 1, MOST)  # they knew no replicas
+        numbers = {name: _SIZE.check(quoted(name), found[name]) for name in names}
+        blocks = found.get("gradient_blocks", 1)  # earlier versions knew no replicas
+        blocks = _SIZE._replace(minimum=1).check("'gradient_blocks'", blocks)
         seed = found["seed"]  # which may be below 0; earlier versions had one
         seeds = {name: json_value(found.get(name, seed), int, repr(name)) for name in ("seed", "dropout_seed")}
         files = {}
         for name, (size, sha256) in json_value(found["files"], dict, "'files'").items():
             if not is_name_of_file(name):
                 raise ArgumentError("value", f"{quoted(name)} is not the name of a file in a checkpoint")
-            size = whole_number("the size of a file", size, 0, MOST)
+            size = _SIZE.check("the size of a file", size)
             files[name] = Digest(size, json_value(sha256, str, "the digest of a file"))
         parameters = {}
         for name, (file, dtype, shape) in json_value(found["parameters"], dict, "'parameters'").items():
             if file not in files:
                 what = f"{quoted(name)} refers to file {quoted(file)}, which the manifest does not list"
                 raise ArgumentError("value", what)
-            lengths = [whole_number("a length", one, 0, MOST) for one in json_value(shape, list, "a shape")]
+            lengths = [_SIZE.check("a length", one) for one in json_value(shape, list, "a shape")]
             parameters[name] = file, json_value(dtype, str, "a dtype"), tuple(lengths)
         optimisers = {}
         for name, state in json_value(found["optimisers"], dict, "'optimisers'").items():

@@ -15,16 +15,7 @@ from minipipe.autograd import backend
 from minipipe.comm import ProcessGroup
 from minipipe.comm.agreement import compare_arguments, digest
 from minipipe.comm.objects import gather
-from minipipe.errors import (
-    ArgumentError,
-    CheckpointError,
-    FileError,
-    ParameterError,
-    RankError,
-    counted,
-    one_of,
-    quoted,
-)
+from minipipe.errors import ArgumentError, CheckpointError, FileError, ParameterError, RankError, counted, quoted
 from minipipe.io import read_bytes, write_whole
 from minipipe.nn import Module
 from minipipe.nn.module import check_state
@@ -35,6 +26,7 @@ from minipipe.pipeline.checkpoint import storage
 from minipipe.pipeline.checkpoint.manifest import Manifest, attempt, damage, encoded, from_rank_0, mismatch
 from minipipe.pipeline.checkpoint.state import Arrays, begin_call, checked, everyone, named, names_of, put, with_arrays
 from minipipe.pipeline.checkpoint.storage import MOST_OF_A_HEADER, metadata_of, pieces, unpacked
+from minipipe.specs import Spec
 
 _CALL = "checkpoint.restore()"
 _MOST_LISTS = 5  # of the checkpoints in a folder, where another job deletes some while they are read
@@ -541,7 +533,7 @@ def load_weights(path: str | Path, model: Module, layout: Literal["minipipe", "t
     minipipe.errors.FileError: '/no/such/file' cannot be read: No such file or directory.
     """
     if layout is not None:
-        one_of("layout", layout, _LAYOUTS)
+        Spec(str, choices=tuple(_LAYOUTS)).check("layout", layout)
     state, written_in = _weights_in(path, model)
     if layout == "torch" and written_in == "minipipe":
         raise ArgumentError("value", f"{path} was written by minipipe in its own layout; leave out layout='torch'.")

@@ -20,7 +20,7 @@ from typing import Any, NoReturn, Self
 from minipipe.comm import ProcessGroup
 from minipipe.comm.agreement import compare_arguments
 from minipipe.comm.objects import gather
-from minipipe.errors import ArgumentError, CheckpointError, FileError, RankError, not_copyable, quoted, whole_number
+from minipipe.errors import CheckpointError, FileError, RankError, not_copyable
 from minipipe.io import read_text, write_whole
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline
@@ -28,6 +28,7 @@ from minipipe.pipeline.checkpoint import storage
 from minipipe.pipeline.checkpoint.manifest import Manifest, attempt, encoded, from_rank_0, results
 from minipipe.pipeline.checkpoint.state import MOST, Arrays, begin_call, checked, everyone, named, take
 from minipipe.pipeline.checkpoint.storage import pieces
+from minipipe.specs import COUNT, INDEX, Spec
 
 _CALL = "checkpoint.save()"
 _POLL = 0.02  # seconds between polls for the other ranks' files, in the background
@@ -281,10 +282,9 @@ def _begin(
     group, folder = everyone(pipeline), Path(folder)
     begin_call(pipeline, _CALL)
     compare_arguments(group, _CALL, {"keep": keep, "optimiser": named(optimisers)})
-    step = whole_number("step", step, 0, MOST)
-    whole_number("keep", keep)
-    if extra is not None and not isinstance(extra, Mapping):
-        raise ArgumentError("type", f"extra is {quoted(extra)}; expected a mapping, such as {{'epoch': 3}}.")
+    step = INDEX._replace(maximum=MOST).check("step", step)
+    COUNT.check("keep", keep)
+    Spec(Mapping | None, expected="a mapping, such as {'epoch': 3}", code="type").check("extra", extra)
     pipeline.wait()  # values that came of a step that was not finite are not to be kept
     own = attempt(_own_part, pipeline, optimisers, step, extra)  # of an error the others learn when all have written
     name, first_step = from_rank_0(group, _CALL, _made, group, folder, step)

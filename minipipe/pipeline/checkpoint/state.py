@@ -16,12 +16,14 @@ import numpy as np
 from minipipe.autograd import backend
 from minipipe.comm import ProcessGroup
 from minipipe.comm.objects import broadcast
-from minipipe.errors import ArgumentError, CheckpointError, quoted, whole_number
+from minipipe.errors import ArgumentError, CheckpointError, quoted
 from minipipe.io import json_value
 from minipipe.nn import Parameter
 from minipipe.optim import Optimiser
 from minipipe.pipeline import Pipeline
+from minipipe.specs import INDEX, Spec
 
+_OPTIMISER = Spec(Optimiser, expected="an optimiser, or a mapping of names to optimisers", code="type")
 Optimisers = Mapping[str, Optimiser]
 Arrays = dict[str, np.ndarray]
 MOST = 2**63 - 1  # of a step: the largest number in the header of a message
@@ -133,12 +135,12 @@ class OptimiserState:
             names = [json_value(name, str, "a parameter of a group") for name in names]
             numbers = json_value(group["numbers"], dict, "'numbers'")
             first = json_value(group.get("first", numbers), dict, "'first'")  # earlier versions lack it
-            place = whole_number("the place of a group", group["place"], 0, MOST)
+            place = INDEX._replace(maximum=MOST).check("the place of a group", group["place"])
             groups.append(Group(place, numbers, first, names))
         kept = json_value(found["kept"], dict, "'kept'")
         kept = {name: json_value(entries, dict, quoted(name)) for name, entries in kept.items()}
         num_steps = found.get("num_steps", 0)  # which they lack, too
-        num_steps = whole_number("the number of an optimiser's steps", num_steps, 0, MOST)
+        num_steps = INDEX._replace(maximum=MOST).check("the number of an optimiser's steps", num_steps)
         return cls(json_value(found["class"], str, "the class of an optimiser"), num_steps, groups, kept)
 
 
@@ -284,9 +286,7 @@ def checked(call: str, folder: Any, pipeline: Any, optimiser: Any) -> dict[str, 
     named = optimiser if isinstance(optimiser, Mapping) else {"optimiser": optimiser}
     found = {name: one for name, one in named.items() if one is not None}
     for name, one in found.items():
-        if not isinstance(one, Optimiser):
-            message = f"optimiser is {one!r:.60}; expected an optimiser, or a mapping of names to optimisers."
-            raise ArgumentError("type", message)
+        _OPTIMISER.check("optimiser", one)
         if not isinstance(name, str) or "/" in name or name in ("", "parameters"):
             raise ArgumentError("value", f"{name!r} is not a name for an optimiser; expected a string, such as 'body'.")
     return found

@@ -46,9 +46,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from minipipe.comm import ProcessGroup
 from minipipe.comm.agreement import compare_arguments
 from minipipe.comm.objects import gather
-from minipipe.errors import LaunchError, whole_number
+from minipipe.errors import LaunchError
 from minipipe.execution import PendingLoss
 from minipipe.pipeline.elastic.vault import Made, Vault, changed_bits, ranks, state_for
+from minipipe.specs import Spec
 
 if TYPE_CHECKING:
     from minipipe.pipeline.elastic.survivors import SurvivorGroup
@@ -165,7 +166,7 @@ def train(
     gather(group, None, "elastic.train()")
     compare_arguments(group, "elastic.train()", {"num_steps": num_steps, "copies": copies, "every": every})
     for name, number, least in (("num_steps", num_steps, 0), ("copies", copies, 0), ("every", every, 1)):
-        whole_number(f"elastic.train: {name}", number, least)
+        Spec(int, minimum=least).check(f"elastic.train: {name}", number)
     training = _Training(make, step, num_steps, every)
     if group.size == 1 or copies == 0:
         training.run(group)

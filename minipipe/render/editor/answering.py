@@ -17,17 +17,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, cast
 
-from minipipe.errors import (
-    ArgumentError,
-    Code,
-    MinipipeError,
-    Problem,
-    ScheduleError,
-    counted,
-    of_kind,
-    quoted,
-    schedule_number,
-)
+from minipipe.errors import ArgumentError, Code, MinipipeError, Problem, ScheduleError, counted, quoted
 from minipipe.io import json_value, parse_json, write_whole
 from minipipe.render.editor.draft import Draft, check_size
 from minipipe.render.editor.drawing import Sight
@@ -40,7 +30,10 @@ from minipipe.schedules.simulation.costs import Costs
 from minipipe.search.clock import schedule_of
 from minipipe.search.gallery import known_bound
 from minipipe.search.heuristic import Search
+from minipipe.specs import COUNT, INDEX, SCHEDULE_COUNT, Spec
 
+_SECONDS = Spec(float, above=0, maximum=1, advice="Search longer with another message.")
+_TIME = Spec(float, minimum=-inf, maximum=inf, expected="a number", code="type")
 _PLACE = re.compile(r"Line (\d+), cell (\d+): ")
 _MOST_RECOGNISED = 1600  # actions: as many as 8 ranks and 64 microbatches have
 Answer = dict[str, Any]
@@ -169,7 +162,7 @@ class Editor:
     def do_open(self, name: str, ranks: int, microbatches: int, chunks: int | None = None) -> Answer:
         """Open a named schedule."""
         for noun, count in (("ranks", ranks), ("microbatches", microbatches), ("chunks", chunks or 1)):
-            schedule_number(noun, count)
+            SCHEDULE_COUNT.check(noun, count)
         check_size(ranks * (chunks or 1), microbatches)  # before it is built
         self._begin(Draft.of(build(name, ranks, microbatches, chunks)))
         known = spelled(name)
@@ -177,8 +170,7 @@ class Editor:
 
     def do_puzzle(self, number: int) -> Answer:
         """Open a puzzle, by its number from 1."""
-        if type(number) is not int or not 1 <= number <= len(PUZZLES):
-            raise ArgumentError("value", f"There is no puzzle {quoted(number)}; expected 1 to {len(PUZZLES)}.")
+        COUNT._replace(maximum=len(PUZZLES)).check("The puzzle", number)
         puzzle = PUZZLES[number - 1]
         placement = tuple(range(puzzle.num_ranks))
         self.costs_text, self.costs = puzzle.costs, read_costs(puzzle.costs)
@@ -240,9 +232,7 @@ class Editor:
 
     def do_cut(self, time: float) -> Answer:
         """Remove all actions that begin at a time or later."""
-        if type(time) not in (int, float) or not -inf <= time <= inf:  # NaN, and an int may exceed a float
-            raise ArgumentError("type", f"The time is {quoted(time)}; expected a number.")
-        return self._change(self.draft.cut(self.sight.timeline, time))
+        return self._change(self.draft.cut(self.sight.timeline, _TIME.check("The time", time)))
 
     def do_empty(self) -> Answer:
         """Remove all actions."""
@@ -276,9 +266,7 @@ class Editor:
         return self.do_show()
 
     def _rank(self, rank: Any) -> int:
-        if type(rank) is not int or not 0 <= rank < len(self.draft.rows):
-            raise ArgumentError("value", f"There is no rank {quoted(rank)}; expected 0 to {len(self.draft.rows) - 1}.")
-        return rank
+        return INDEX._replace(maximum=len(self.draft.rows) - 1).check("The rank", rank)
 
     def _choices(self, rank: int) -> list[Any]:
         return self.sight.choices[rank]
@@ -309,7 +297,7 @@ class Editor:
 
     def do_halves(self, halves: bool) -> Answer:
         """Offer backwards as I and W, or whole."""
-        of_kind("halves", halves, bool, "true or false")
+        Spec(bool, expected="true or false").of_class("halves", halves)
         self.halves = halves
         return self.do_show()
 
@@ -325,7 +313,7 @@ class Editor:
         """Limit the (stage, microbatch) pairs that a rank may hold; None lifts the limit."""
         self._check_free("limit")
         if limit is not None:
-            schedule_number("limit", limit)
+            SCHEDULE_COUNT.check("limit", limit)
             workload = self.costs.workload(self.draft.placement, self.draft.num_microbatches, limit)
             known_bound(workload, Objective.MAKESPAN)  # refuses a limit below what one microbatch needs
             problem = self.draft.problem(limit)
@@ -342,8 +330,7 @@ class Editor:
 
     def do_search(self, seconds: float, again: bool = False) -> Answer:
         """Search for a number of seconds, at most 1, and report progress; a further message continues."""
-        if type(seconds) not in (int, float) or not 0 < seconds <= 1:
-            raise ArgumentError("value", f"seconds is {quoted(seconds)}; expected at most 1, and another message.")
+        _SECONDS.check("seconds", seconds)
         draft = self.draft
         workload = self.costs.workload(draft.placement, draft.num_microbatches, self.limit)
         if again or self.search is None or self.search.facts.workload != workload:

@@ -7,7 +7,7 @@ from functools import cached_property
 from math import inf
 from typing import Any
 
-from minipipe.errors import ArgumentError, counted, misuse, quoted
+from minipipe.errors import ArgumentError, counted, misuse
 from minipipe.render.editor.draft import Choice, Draft
 from minipipe.render.html import legend, player_data
 from minipipe.render.panel import Panel
@@ -20,6 +20,7 @@ from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.simulator import TIMES_TOO_LARGE, simulate
 from minipipe.schedules.simulation.timeline import by_rank, format_time
 from minipipe.search.gallery import known_bound
+from minipipe.specs import Spec
 
 
 class Sight:
@@ -132,7 +133,6 @@ class Sight:
         if form == "svg":
             message = f"A picture shows a finished schedule; missing: {counted(len(self.draft.missing), 'action')}."
             raise ArgumentError("value", message)
-        if form not in ("csv", "txt"):
-            raise ArgumentError("value", f"There is no format {quoted(form)}; expected csv, txt or svg.")
+        Spec(str, choices=("csv", "txt", "svg")).check("The format", form)
         table = self.draft.whole.with_rows(type(self.draft.whole), self.draft.rows)
         return table.to_csv() if form == "csv" else table.to_text()

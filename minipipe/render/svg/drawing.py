@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from minipipe.errors import ArgumentError, quoted
 from minipipe.io import MOST_PIXELS, note_lines
 from minipipe.render.descriptions import caption, darker_words, figures, held_words
 from minipipe.render.descriptions import title as title_of
@@ -21,6 +20,7 @@ from minipipe.render.svg.style import BASELINE, DEFAULT_SIZE, Letters, Page, mov
 from minipipe.render.units import scale_of
 from minipipe.schedules import ActionKind, IdleCause, Timeline
 from minipipe.schedules.action_table import ActionTable
+from minipipe.specs import Spec
 
 _LEAST_WIDTH = 20  # times the font size
 
@@ -95,15 +95,10 @@ def draw_svg(
     ('<svg', 1)
     """
     panels = panels_of(drawn)
-    if not 1 <= font_size < MOST_PIXELS:
-        raise ArgumentError("value", f"font_size is {font_size}; expected a number of pixels, at least 1.")
+    Spec(float, minimum=1, below=MOST_PIXELS, expected="a number of pixels, at least 1").check("font_size", font_size)
     least = math.ceil(_LEAST_WIDTH * font_size)
-    if width < least:
-        raise ArgumentError(
-            "value", f"width is {width}; expected at least {least} pixels with a font_size of {font_size:g}."
-        )
-    if width > MOST_PIXELS:
-        raise ArgumentError("value", f"width is {quoted(width)}; expected at most {MOST_PIXELS} pixels.")
+    expected = f"{least} to {MOST_PIXELS} pixels with a font_size of {font_size:g}"
+    Spec(float, minimum=least, maximum=MOST_PIXELS, expected=expected).check("width", width)
     if animated:
         title, notes = title or heading(panels), [*note_lines(notes), *filter(None, [unit_note(panels)])]
     letters = Letters(font_size)
@@ -147,13 +142,11 @@ class _TimelinePage(Page):
         ]
         self.rows = list(chain(*self.lanes))
         self.boxes = {
-            (span.action.kind, lane.panel.chunk_of(lane.rank, span.action.stage))
-            for lane in self.rows
-            for span in lane.spans
+            (span.action.kind, lane.panel.chunk_of(lane.rank, span.action)) for lane in self.rows for span in lane.spans
         }
         self.boxes |= {(ActionKind.UPDATE, 0) for lane in self.rows if lane.instants}
         thin = ((lane, each.action) for lane in self.rows for each in lane.beside)
-        self.boxes |= {(action.kind, lane.panel.chunk_of(lane.rank, action.stage)) for lane, action in thin}
+        self.boxes |= {(action.kind, lane.panel.chunk_of(lane.rank, action)) for lane, action in thin}
         # Panels of one name are compared action by action, so their labels have one form.
         alike = {name: [lane for lane in self.rows if lane.panel.timeline.name == name] for name in self._names()}
         self.labels = {name: Labels(lanes, self.axis, self.size.box, letters) for name, lanes in alike.items()}

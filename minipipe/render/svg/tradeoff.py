@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
-from minipipe.errors import ArgumentError, counted, quoted
+from minipipe.errors import ArgumentError, counted
 from minipipe.io import MOST_PIXELS, escaped
 from minipipe.render.layout import LogAxis, number
 from minipipe.render.svg.legend import Entry, Legend
 from minipipe.render.svg.style import DEFAULT_SIZE, Letters, Page, moved, paint
 from minipipe.schedules.simulation.comparison import Tradeoff, TradeoffPoint, pareto_front
+from minipipe.specs import Spec
 
 _MOST_ROWS = 12  # lines of text from a point up or down to its name
 # A name on a line, or nearer to another point, counts as this many rows away.
@@ -172,9 +173,8 @@ def draw_tradeoff(
     """
     if not drawn:
         raise ArgumentError("value", "Nothing to draw; expected at least one Tradeoff.")
-    if not _LEAST_WIDTH <= width <= MOST_PIXELS:
-        message = f"width is {quoted(width)}; expected {_LEAST_WIDTH} to {MOST_PIXELS} pixels."
-        raise ArgumentError("value", message)
+    pixels = f"{_LEAST_WIDTH} to {MOST_PIXELS} pixels"
+    Spec(float, minimum=_LEAST_WIDTH, maximum=MOST_PIXELS, expected=pixels).check("width", width)
     return _TradeoffPage(drawn, width, title, notes).drawn()
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from minipipe.errors import schedule_number
 from minipipe.schedules.action import REDUCE_GRAD, Action, B, U, W
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.walk import complete_walk
 from minipipe.schedules.placement import check_size, ranks_in
 from minipipe.schedules.transforms import check_trains, overlaps_of_copies
+from minipipe.specs import SCHEDULE_COUNT
 
 
 def data_parallel(schedule: Schedule, num_replicas: int) -> Schedule:
@@ -52,7 +52,7 @@ def data_parallel(schedule: Schedule, num_replicas: int) -> Schedule:
     rank 3: 1F1 1B1 1REDUCE_GRAD1
     """
     check_trains(schedule, "gradients to sum")
-    n = schedule_number("num_replicas", num_replicas)
+    n = SCHEDULE_COUNT.check("num_replicas", num_replicas)
     if n == 1 and not schedule.has_replicas:
         return schedule
     p, m = schedule.num_ranks, schedule.num_microbatches

@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
+from math import inf
 from typing import Any, NamedTuple
 
-from minipipe.errors import Code, ScheduleError, misuse, schedule_number, unfit
+from minipipe.errors import Code, ScheduleError
 from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import ActionTable
 from minipipe.schedules.analysis.walk import complete_walk
 from minipipe.schedules.placement import check_counts
 from minipipe.schedules.registry import builder_of, default_of, spelled
+from minipipe.specs import SCHEDULE_COUNT, SCHEDULE_NUMBER
 
 __all__ = [
     "bubble_fraction",
@@ -32,6 +34,8 @@ __all__ = [
     "steady_period",
     "tick_grid",
 ]
+
+_TIME = SCHEDULE_NUMBER._replace(maximum=inf, expected="a number, at least 0")
 
 
 class Case(NamedTuple):
@@ -452,8 +456,7 @@ def memory_footprint_ratio(num_ranks: int, num_microbatches: int, rank: int) -> 
     0.5
     """
     check_counts(num_ranks, num_microbatches)
-    if rank not in range(num_ranks):
-        raise unfit("rank", rank, f"one of 0 to {num_ranks - 1}")
+    SCHEDULE_COUNT._replace(minimum=0, maximum=num_ranks - 1).check("rank", rank)
     return min(num_ranks - rank, num_microbatches) / num_microbatches
 
 
@@ -503,13 +506,13 @@ def _case(
     default, slices = (default_of(builder_of(name), option) for option in ("chunks_per_rank", "num_slices"))
     check_counts(p, m, default if v is None else v)
     if num_slices is not None:
-        slices = schedule_number("num_slices", num_slices)
+        slices = SCHEDULE_COUNT.check("num_slices", num_slices)
         if slices > 1 and default_of(builder_of(name), "num_slices") == 1:
             message = f"num_slices is {slices}, and no closed form is known for {name} with slices; leave it out."
             raise ScheduleError.of(Code.UNSUPPORTED, message)
     times = (forward, backward_input, backward_weight)
-    if not all(time >= 0 for time in times):
-        raise misuse(f"The times are {forward}, {backward_input} and {backward_weight}; expected numbers, at least 0.")
+    for time in times:
+        _TIME.check("One of the times", time)
     times = (forward, 0, 0) if name == "forward-only" else times
     return Case(name, p, m, default if v is None else v, *times)._replace(k=slices)
 

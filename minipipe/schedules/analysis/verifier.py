@@ -55,13 +55,14 @@ from dataclasses import replace
 from minipipe.core.flow import flow_of
 from minipipe.core.legality import misplaced, remarks
 from minipipe.core.memory import copies_held
-from minipipe.errors import Code, Problem, ScheduleError, schedule_number
+from minipipe.errors import Code, Problem, ScheduleError
 from minipipe.schedules.action import Action, F
 from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.analysis.activations import Footprint, memory_levels
 from minipipe.schedules.analysis.updates import staleness
 from minipipe.schedules.analysis.walk import Blocked, walk
 from minipipe.schedules.collector import collector_paused
+from minipipe.specs import SCHEDULE_COUNT
 
 _DEADLOCKS = (Code.DEADLOCK, Code.DEADLOCK, Code.RENDEZVOUS_DEADLOCK)
 
@@ -250,7 +251,7 @@ def _age_problems(schedule: ActionTable, max_versions: int | None, max_staleness
     problems = []
     for name, limit, least in (("max_versions", max_versions, 1), ("max_staleness", max_staleness, 0)):
         if limit is not None:
-            schedule_number(name, limit, least)
+            SCHEDULE_COUNT._replace(minimum=least).check(name, limit)
     ages = () if max_staleness is None else staleness(schedule)
     for rank, row in enumerate(schedule.actions):
         for position, (held, _) in enumerate(copies_held(flow_of(schedule), rank) if max_versions else ()):

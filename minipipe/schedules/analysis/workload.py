@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from math import inf
-from numbers import Real
 from sys import float_info
 from typing import NamedTuple
 
-from minipipe.errors import Code, ScheduleError, counted, unfit
+from minipipe.errors import Code, ScheduleError, counted
 from minipipe.schedules.analysis.activations import Footprint
+from minipipe.specs import SCHEDULE_NUMBER, Spec
 
 ROUNDING = 1e-9  # relative difference of floating-point sums that add the same terms in another order
 
@@ -141,8 +141,8 @@ def check_footprint(memory: Footprint, num_stages: int) -> None:
     --------
     >>> check_footprint(Footprint([1, 1], [0.5, 0.5], [0, 0]), num_stages=2)
     """
-    if not isinstance(memory, Footprint):
-        raise unfit("memory", memory, f"a Footprint, such as Costs(activation=2).memory({num_stages})")
+    expected = f"a Footprint, such as Costs(activation=2).memory({num_stages})"
+    Spec(Footprint, expected=expected, error=ScheduleError.of).check("memory", memory)
     for name, given in memory._asdict().items():
         check_amounts(f"{name} of memory", given, num_stages)
 
@@ -156,12 +156,11 @@ def check_amounts(name: str, given: Sequence[float] | Mapping[int, float], num_s
     """
     values = given.values() if isinstance(given, Mapping) else given
     keys = set(given) if isinstance(given, Mapping) else set(range(len(given)))
-    if keys != set(range(num_stages)) or not all(_is_real(value) and value >= 0 for value in values):
-        raise unfit(name, given, f"an amount, at least 0, for each of {counted(num_stages, 'stage')}")
-
-
-def _is_real(value: object) -> bool:
-    return isinstance(value, Real)
+    expected = f"an amount, at least 0, for each of {counted(num_stages, 'stage')}"
+    spec = SCHEDULE_NUMBER._replace(maximum=inf, expected=expected)
+    if keys != set(range(num_stages)):
+        raise spec.refusal(name, given)
+    spec.check_items(name, given, values)
 
 
 def amount_per_rank(given: float | Sequence[float], num_ranks: int) -> tuple[float, ...]:
@@ -173,6 +172,9 @@ def amount_per_rank(given: float | Sequence[float], num_ranks: int) -> tuple[flo
     (2.5, 2.5, 2.5)
     """
     values: tuple = tuple(given) if isinstance(given, Sequence) else (given,) * num_ranks
-    if len(values) != num_ranks or not all(_is_real(value) and value > 0 for value in values):
-        raise unfit("memory_limit", given, f"an amount above 0, or one for each of {counted(num_ranks, 'rank')}")
+    expected = f"an amount above 0, or one for each of {counted(num_ranks, 'rank')}"
+    spec = Spec(float, above=0, maximum=inf, expected=expected, error=ScheduleError.of)
+    if len(values) != num_ranks:
+        raise spec.refusal("memory_limit", given)
+    spec.check_items("memory_limit", given, values)
     return tuple(float(value) if value < float_info.max else inf for value in values)

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import product
 from math import inf
-from numbers import Real
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from minipipe.errors import ScheduleError, counted, misuse, quoted, unfit
+from minipipe.errors import ScheduleError, counted, misuse, unfit
 from minipipe.schedules.action import ActionKind, L, O, R
 from minipipe.schedules.action_table import ActionTable, Schedule
 from minipipe.schedules.analysis.bounds import Bound, lower_bound
@@ -21,6 +20,14 @@ from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.evaluation import value_of
 from minipipe.schedules.simulation.simulator import check_costs, simulate
 from minipipe.schedules.simulation.timeline import Timeline
+from minipipe.specs import SCHEDULE_COUNT, SCHEDULE_NUMBER, Spec
+
+_LIMIT = Spec(float, above=0, maximum=inf, expected="a number of microbatches, above 0", error=ScheduleError.of)
+_RANKS = SCHEDULE_COUNT._replace(minimum=2, expected="at least 2, because one rank has no bubble")
+_COSTS = SCHEDULE_NUMBER._replace(
+    kind=Mapping,
+    expected="a mapping, such as {'near': Costs(), 'far': Costs(latency=1)}",
+)
 
 
 class Gap(NamedTuple):
@@ -151,8 +158,8 @@ def table(
     """
     check_sizes(num_ranks, num_microbatches)
     check_costs(costs)
-    if not (memory_limit is None or (isinstance(memory_limit, Real) and memory_limit > 0)):
-        raise unfit("memory_limit", memory_limit, "a number of microbatches, above 0")
+    if memory_limit is not None:
+        _LIMIT.check("memory_limit", memory_limit)
     costs = costs or Costs()
     # Costs by stage must be as many as ranks.
     costs.durations(num_ranks)
@@ -217,9 +224,7 @@ def sweep(
     for name in names:
         builder_of(name)  # which refuses an unknown one
     names = [spelled(name) for name in names]
-    if not isinstance(costs, Mapping):
-        message = f"costs is {quoted(costs)}; expected a mapping, such as {{'near': Costs(), 'far': Costs(latency=1)}}."
-        raise misuse(message)
+    _COSTS.check("costs", costs)
     for own in costs.values():
         check_costs(own)
     combinations = list(product(_values("costs", costs), ranks, microbatches, chunks, names))
@@ -389,8 +394,7 @@ def tradeoff(num_ranks: int, num_microbatches: int, costs: Costs | None = None) 
     '4 microbatches, 11.1%'
     """
     check_sizes(num_ranks, num_microbatches)
-    if num_ranks < 2:
-        raise unfit("num_ranks", num_ranks, "at least 2, because one rank has no bubble")
+    _RANKS.check("num_ranks", num_ranks)
     costs = costs or Costs()
     if not any(costs.memory(num_ranks).activation):
         raise misuse("activation is 0; expected memory, to compare it with time.")

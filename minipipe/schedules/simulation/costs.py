@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 from math import inf
 from numbers import Integral, Real
 from os.path import splitext
-from sys import float_info
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from minipipe.core.values import KINDS
-from minipipe.errors import (
-    ArgumentError,
-    ScheduleError,
-    as_float,
-    counted,
-    misuse,
-    quoted,
-    unfit,
-    whole_number,
-)
+from minipipe.errors import ArgumentError, ScheduleError, counted, misuse, quoted, unfit
 from minipipe.io import MOST_JSON, MOST_STAGES, parse_real, printable, read_text, write_whole
 from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, R, U, W
 from minipipe.schedules.action_table import ActionTable, Schedule
@@ -29,6 +20,7 @@ from minipipe.schedules.analysis.activations import Footprint
 from minipipe.schedules.placement import Placement, check_sizes, ranks_in, stages_by_rank
 from minipipe.schedules.simulation.slice_work import relative_work
 from minipipe.simulation.hosts import Hosts
+from minipipe.specs import SCHEDULE_NUMBER, Spec, as_float
 
 if TYPE_CHECKING:  # on demand below: most programs measure no costs, search nothing, and write no file
     from pathlib import Path
@@ -43,59 +35,26 @@ _HEAD = {"format": "minipipe costs", "version": 1}  # of a file
 ByStage = float | Sequence[float]
 
 
-class Spec(NamedTuple):
-    """The numbers that an attribute of Costs may have.
-
-    Attributes
-    ----------
-    of : str
-        Each ``"stage"``, ``"slice"``, ``"host"`` or ``"rank"`` may have its own number; empty for a single number.
-    allows : function
-        Whether a number is allowed.
-    expected, in_file : str
-        The allowed numbers, for the message about an argument, and about a file.
-    """
-
-    of: str = ""
-    allows: Callable[[Any], bool] = lambda number: 0 <= number < inf
-    expected: str = "a finite time, at least 0"
-    in_file: str = "numbers, finite and at least 0"
-
-    def has(self, given: Any) -> bool:
-        """Whether a value of a file is allowed."""
-        is_list = isinstance(given, list)
-        numbers = given if is_list and self.of else [given]
-        types = (int,) if self.of == "rank" else (int, float)
-        are_finite = all(type(number) in types and 0 <= as_float(number) < inf for number in numbers)
-        return bool(numbers) and are_finite and all(map(self.allows, numbers)) and (is_list or self.of != "rank")
-
-
-_BY_STAGE = Spec("stage", expected="finite numbers, at least 0")
-_RATE = Spec(allows=lambda number: number > 0, expected="a number, more than 0", in_file="a number above 0")
-_PART = "a number from 0 to 1"
+_BY_STAGE = SCHEDULE_NUMBER._replace(expected="finite numbers, at least 0", of="stage")
+_TIME = SCHEDULE_NUMBER._replace(expected="a finite time, at least 0")
+_RATE = Spec(float, above=0, maximum=inf, expected="a number, more than 0", error=ScheduleError.of)
 _SPECS = {
     **dict.fromkeys(_SHORT.values(), _BY_STAGE),
-    "latency": Spec(),
+    "latency": _TIME,
     "bandwidth": _RATE,
     "message_size": _BY_STAGE,
-    "overhead": Spec(),
-    "overlap": Spec(allows=lambda number: 0 <= number <= 1, expected=_PART, in_file=_PART),
+    "overhead": _TIME,
+    "overlap": SCHEDULE_NUMBER._replace(maximum=1, expected="a number from 0 to 1"),
     "copy_bandwidth": _RATE,
     **dict.fromkeys((*_OF_WEIGHTS, *_HELD), _BY_STAGE),
-    "slice_work": Spec("slice"),
-    "cores": Spec(
-        "host",
-        lambda number: number == inf or 0 < number <= float_info.max,
-        "a number above 0, such as 2, or one for each host",
-        "numbers above 0",
-    ),
-    "hosts": Spec(
-        "rank",
+    "slice_work": SCHEDULE_NUMBER._replace(expected="numbers, at least 0", of="slice"),
+    "cores": _RATE._replace(expected="a number above 0, such as 2, or one for each host", of="host"),
+    "hosts": SCHEDULE_NUMBER._replace(
         expected="the host of each rank, counted from 0, such as (0, 0, 1, 1)",
-        in_file="whole numbers",
+        of="rank",
     ),
 }
-_TYPES = {"sends_block": bool, "unit": str, "memory_unit": str}  # of the other attributes
+_OTHERS = {"sends_block": Spec(bool), "unit": Spec(str), "memory_unit": Spec(str)}
 
 
 @dataclass(frozen=True)
@@ -210,7 +169,7 @@ class Costs:
             if not isinstance(unit, str) or printable(unit) != unit:
                 raise unfit(name, unit, "a name such as 's'")
         other = {} if self.other is None else self.other
-        if not isinstance(other, Mapping) or not other.keys().isdisjoint((*_SPECS, *_TYPES)):
+        if not isinstance(other, Mapping) or not other.keys().isdisjoint((*_SPECS, *_OTHERS)):
             raise unfit("other", self.other, "the times of declared kinds by name, such as {'KEEP': 2}")
         for name in (*_SPECS, *other):
             given = self._given(name)
@@ -270,7 +229,7 @@ class Costs:
         >>> Costs(forward=[2, 4], message_size=[8, 0]).cut(2).forward
         (1.0, 1.0, 2.0, 2.0)
         """
-        pieces = whole_number("pieces", pieces, 1, MOST_STAGES, error=ScheduleError.of)
+        pieces = Spec(int, minimum=1, maximum=MOST_STAGES, error=ScheduleError.of).check("pieces", pieces)
         found = self._divided((*_SHORT.values(), *_OF_WEIGHTS, *_HELD), pieces, pieces)
         if self.other is not None:
             found["other"] = self._divided(self.other, pieces, pieces)
@@ -373,9 +332,10 @@ class Costs:
 
         own = {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
         found = {field.name: own[field.name] for field in fields(self) if own[field.name] != field.default}
-        if splitext(path)[1].lower() != ".json":
-            raise _refused(path, "its name does not end in .json")
-        _check_file(path, found)
+        with _file_of_costs(path):
+            if splitext(path)[1].lower() != ".json":
+                raise ArgumentError("value", "its name does not end in .json")
+            _check_members(found)
         return write_whole(path, json.dumps({**_HEAD, **found}) + "\n")
 
     @classmethod
@@ -395,12 +355,10 @@ class Costs:
         """
         from minipipe.io import json_object  # most programs read no such file
 
-        try:
+        with _file_of_costs(path):
             found = json_object(read_text(path, MOST_JSON), _HEAD)
-        except ArgumentError as error:
-            raise _refused(path, error.message) from None
-        members = {name: given for name, given in found.items() if name not in _HEAD}
-        _check_file(path, members)
+            members = {name: given for name, given in found.items() if name not in _HEAD}
+            _check_members(members)
         own: dict[str, Any] = {name: tuple(it) if isinstance(it, list) else it for name, it in members.items()}
         return cls(**own)
 
@@ -624,10 +582,8 @@ class Costs:
         )
 
     def _number(self, name: str) -> float:
-        given = getattr(self, name)
-        if not isinstance(given, Real) or not _SPECS[name].allows(as_float(given)):
-            raise unfit(name, given, _SPECS[name].expected)
-        return as_float(given)
+        given = getattr(self, name)  # a whole number may exceed every float
+        return _SPECS[name].check(name, as_float(given) if isinstance(given, Real) else given)
 
     def by_stage(self, name: str, num_stages: int) -> list[float]:
         """Return the value of an attribute on each stage.
@@ -643,9 +599,7 @@ class Costs:
         except (TypeError, ValueError):
             raise unfit(name, given, "a number, or one for each stage") from None
         _check_length(name, values, num_stages, "one number, or one for each stage")
-        if not all(map(_BY_STAGE.allows, values)):
-            raise unfit(name, given, _BY_STAGE.expected)
-        return values
+        return _BY_STAGE.check_items(name, given, values)
 
     def _given(self, name: str) -> Any:
         return getattr(self, name) if name in _SPECS else (self.other or {}).get(name, 0.0)
@@ -674,15 +628,15 @@ def hosts_of(cores: object, hosts: object, num_ranks: int) -> Hosts:
     (2.0, 1.0)
     """
     given = [0] * num_ranks if hosts is None else _numbers(hosts, 1)
-    if not all(isinstance(host, Real) and host in range(num_ranks) for host in given):
-        raise unfit("hosts", hosts, _SPECS["hosts"].expected)
+    is_there = range(num_ranks).__contains__
+    if not all(map(is_there, _SPECS["hosts"].check_items("hosts", hosts, given))):
+        raise _SPECS["hosts"].refusal("hosts", hosts)
     _check_length("hosts", given, num_ranks)
     of_rank = tuple(map(int, given))
     counts = _numbers(inf if cores is None else cores, 1 + max(of_rank))
-    if not all(isinstance(count, Real) and _SPECS["cores"].allows(count) for count in counts):
-        raise unfit("cores", cores, _SPECS["cores"].expected)
+    counts = _SPECS["cores"].check_items("cores", cores, counts)
     _check_length("cores", counts, 1 + max(of_rank))
-    return Hosts(of_rank, tuple(map(float, counts)))
+    return Hosts(of_rank, tuple(counts))
 
 
 def _numbers(given: Any, count: int) -> list[Any]:
@@ -706,27 +660,38 @@ def _plain(given: Any) -> Any:
     return given.item() if hasattr(given, "item") else given
 
 
-def _check_file(path: str | Path, found: dict[str, Any]) -> None:
+def _check_members(found: dict[str, Any]) -> None:
     """Refuse members of a file that no costs have."""
     others = found.get("other", {})
     if not isinstance(others, dict):
-        raise _refused(path, f"its other is {quoted(others)}, expected an object of times by name")
+        raise ArgumentError("value", f"its other is {quoted(others)}, expected an object of times by name")
     found = {**others, **{name: given for name, given in found.items() if name != "other"}}
     lengths = {}
     for name, given in found.items():
-        spec = _SPECS.get(name, _BY_STAGE)
-        is_right, expected = spec.has(given), spec.in_file
-        if name in _TYPES:
-            is_right, expected = type(given) is _TYPES[name], _TYPES[name].__name__
-        elif name not in _SPECS and name not in others:
-            raise _refused(path, f"it has {quoted(name)}, expected names of costs, such as 'forward'")
-        if not is_right:
-            raise _refused(path, f"its {name} is {quoted(given)}, expected {expected}")
+        if name not in _SPECS and name not in _OTHERS and name not in others:
+            raise ArgumentError("value", f"it has {quoted(name)}, expected names of costs, such as 'forward'")
+        spec = _SPECS.get(name) or _OTHERS.get(name, _BY_STAGE)
+        if not _is_in_file(spec, given):
+            raise ArgumentError("value", f"its {name} is {quoted(given)}, expected {spec.words}")
         if spec.of == "stage" and isinstance(given, list):
             lengths[name] = len(given)
     if len(set(lengths.values())) > 1:
-        raise _refused(path, f"it has lists for different numbers of stages: {quoted(lengths, 200)}")
+        raise ArgumentError("value", f"it has lists for different numbers of stages: {quoted(lengths, 200)}")
 
 
-def _refused(path: str | Path, reason: str) -> ScheduleError:
-    return misuse(f"{quoted(str(path), 200)} is not a file of costs: {reason}.")
+def _is_in_file(spec: Spec, given: Any) -> bool:
+    """Whether a member of a file is as its Spec says; what each rank has is a list of ints."""
+    if not spec.of:
+        return spec.allows(given) and given != inf
+    numbers = given if isinstance(given, list) else [] if spec.of == "rank" else [given]
+    kinds = int if spec.of == "rank" else int | float
+    return bool(numbers) and all(isinstance(one, kinds) and spec.allows(one) and one != inf for one in numbers)
+
+
+@contextmanager
+def _file_of_costs(path: str | Path) -> Iterator[None]:
+    """Name the file in the error about one of its members."""
+    try:
+        yield
+    except ArgumentError as error:
+        raise misuse(f"{quoted(str(path), 200)} is not a file of costs: {error.message}.") from None

@@ -168,26 +168,24 @@ def check_claim(schedule: Schedule, workload: Workload, claim: Claim) -> Finding
     """
     value = evaluate(schedule, workload, claim.objective)
     if not _is_same(value, claim.value):
-        raise _refusal(
-            f"says that the {claim.objective} of its schedule is {claim.value:.12g}; "
-            f"the simulator computes {value:.12g}"
+        message = (
+            f"The certificate says that the {claim.objective} of its schedule is {claim.value:.12g}; the simulator"
         )
+        raise ScheduleError.of(Code.MISMATCH, f"{message} computes {value:.12g}.")
     if claim.bound > claim.value * (1 + ROUNDING):
-        raise _refusal(
-            f"says that no schedule is below {claim.bound:.12g}, but its own schedule has {claim.value:.12g}"
-        )
+        message = f"The certificate says that no schedule is below {claim.bound:.12g}, but its own schedule has"
+        raise ScheduleError.of(Code.MISMATCH, f"{message} {claim.value:.12g}.")
     formulas = lower_bounds(workload, claim.objective)
     if claim.bound_by in list(Formula):
         proved = [min(bound.value, value) for bound in formulas if bound.name == claim.bound_by]
         if not any(_is_same(bound, claim.bound) for bound in proved):
             is_given = f"which is {proved[0]:.12g}" if proved else "which gives no bound for this workload"
-            raise _refusal(f"names {claim.bound:.12g} as the bound {quoted(str(claim.bound_by))}, {is_given}")
+            message = (
+                f"The certificate names {claim.bound:.12g} as the bound {quoted(str(claim.bound_by))}, {is_given}."
+            )
+            raise ScheduleError.of(Code.MISMATCH, message)
     return Finding(value, formulas[0], claim.bound <= formulas[0].value * (1 + ROUNDING))
 
 
 def _is_same(a: float, b: float) -> bool:
     return abs(a - b) <= ROUNDING * max(abs(a), abs(b))
-
-
-def _refusal(what: str) -> ScheduleError:
-    return ScheduleError.of(Code.MISMATCH, f"The certificate {what}.")

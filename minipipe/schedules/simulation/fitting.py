@@ -9,11 +9,13 @@ from math import inf
 from statistics import mean, median
 from typing import Any, TypeVar
 
-from minipipe.errors import misuse, quoted
+from minipipe.errors import ScheduleError, misuse
 from minipipe.schedules.action import ActionKind, B, F, I, W
 from minipipe.schedules.simulation.span import IdleCause, Span, in_groups
 from minipipe.schedules.simulation.timeline import Timeline
+from minipipe.specs import Spec
 
+_TIMELINE = Spec(Timeline, expected="a Timeline, such as in Costs.measured(first, second)", error=ScheduleError.of)
 K = TypeVar("K")
 Sample = tuple[float, float]  # a size and a time
 
@@ -93,9 +95,7 @@ def _check_alike(timelines: Sequence[Timeline]) -> None:
     if not timelines:
         raise misuse("Fitting costs needs at least one timeline, such as pipeline.timeline().")
     for item in timelines:
-        if not isinstance(item, Timeline):
-            expected = "expected timelines, such as Costs.measured(first, second)"
-            raise misuse(f"{quoted(item)} is not a Timeline; {expected}.")
+        _TIMELINE.check("An argument", item)
     units = sorted({timeline.unit for timeline in timelines})
     if len(units) > 1:
         raise misuse(f"These timelines are in {' and in '.join(units)}; expected all in one unit.")
@@ -106,7 +106,8 @@ def _check_alike(timelines: Sequence[Timeline]) -> None:
 
 
 def _stages_of(timeline: Timeline) -> range:
-    return range(1 + max((span.action.stage for span in chain.from_iterable(timeline.spans)), default=0))
+    actions = (span.action for span in chain.from_iterable(timeline.spans))
+    return range(1 + max((action.stage for action in actions if not action.kind.is_of_rank), default=0))
 
 
 def _mean_times(timeline: Timeline) -> dict[tuple[ActionKind, int], float]:
@@ -145,7 +146,7 @@ def _updates(timelines: Sequence[Timeline]) -> float | list[float]:
     times: defaultdict[int, list[float]] = defaultdict(list)
     for timeline in timelines:
         for row, changes in zip(timeline.spans, timeline.step_changes):
-            stages = {span.action.stage for span in row}
+            stages = {span.action.stage for span in row if not span.action.kind.is_of_rank}
             for stage in stages:
                 times[stage] += [(change.begun - change.left) / len(stages) for change in changes]
     return [_median(times[stage]) for stage in _stages_of(timelines[0])] if times else 0.0

@@ -17,7 +17,7 @@ from minipipe.core.flow import flow_of
 from minipipe.core.memory import Level
 from minipipe.core.times import Rates, Times, times
 from minipipe.core.values import KINDS
-from minipipe.errors import Code, ScheduleError, misuse, quoted
+from minipipe.errors import Code, ScheduleError, misuse
 from minipipe.schedules.action import Action
 from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.analysis.activations import memory_levels, peak_activations, peaks, without_copies
@@ -31,7 +31,13 @@ from minipipe.schedules.simulation.span import GradientSum, Span, StepChange, wi
 from minipipe.schedules.simulation.timeline import Timeline
 from minipipe.schedules.transforms import repeat
 from minipipe.simulation.hosts import Hosts
+from minipipe.specs import Spec
 
+_COSTS = Spec(
+    Costs | None,
+    expected="Costs, such as Costs(forward=2) or Costs.parse('F=2,latency=0.1')",
+    error=ScheduleError.of,
+)
 TIMES_TOO_LARGE = "The sum of the times is too large for a number; choose a larger unit."
 MEMORY_TOO_LARGE = "The sum of the memory is too large for a number; choose a larger unit."
 # The constructor of a NamedTuple takes twice as long; a large schedule has a million spans.
@@ -146,6 +152,8 @@ def _rates(table: ActionTable, costs: Costs) -> Rates:
         durations[time] = costs.by_stage(time, table.num_ranks)
     durations["copy"] = costs.copy_times(table.num_stages)
     sum_parts, durations["sum"] = map(list, zip(*costs.sum_times(table)))
+    if "gather" not in (costs.other or {}):
+        durations["gather"] = [time / 2 for time in durations["sum"]]  # the second of its two rounds
     parts = relative_work(costs.slice_work, table.num_slices)
     return Rates(
         durations,
@@ -208,11 +216,7 @@ def _sums(table: ActionTable, found: Times, costs: Costs) -> tuple[GradientSum, 
 
 def check_costs(given: object) -> None:
     """Refuse a value that is neither None nor Costs."""
-    if not (given is None or isinstance(given, Costs)):
-        message = (
-            f"costs is {quoted(given)}; expected Costs, such as Costs(forward=2) or Costs.parse('F=2,latency=0.1')."
-        )
-        raise misuse(message)
+    _COSTS.check("costs", given)
 
 
 def _check_legal(schedule: ActionTable, costs: Costs) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Real
 
 from minipipe.errors import counted, unfit
+from minipipe.specs import SCHEDULE_NUMBER
 
 _MOST = 1e100  # of a part of the work, whose unit is free: sums of them stay finite
+_PARTS = SCHEDULE_NUMBER._replace(maximum=_MOST, expected="numbers, at least 0 and not all 0, such as (3, 1)")
 
 
 def relative_work(slice_work: Sequence[float] | None, num_slices: int) -> list[float]:
@@ -26,8 +27,9 @@ def relative_work(slice_work: Sequence[float] | None, num_slices: int) -> list[f
     if slice_work is None:
         return [1.0] * num_slices
     parts = list(slice_work) if isinstance(slice_work, Sequence) else [slice_work]
-    if not all(isinstance(part, Real) and 0 <= part <= _MOST for part in parts) or not any(parts):
-        raise unfit("slice_work", slice_work, "numbers, at least 0 and not all 0, such as (3, 1)")
+    _PARTS.check_items("slice_work", slice_work, parts)
+    if not any(parts):
+        raise _PARTS.refusal("slice_work", slice_work)
     if len(parts) != num_slices > 1:
         raise unfit("slice_work", slice_work, f"{counted(num_slices, 'number')}, one for each slice")
     return [num_slices * part / sum(parts) for part in parts] if num_slices > 1 else [1.0]

@@ -252,7 +252,7 @@ def test_csv_and_text_are_read_again_and_a_picture_is_of_a_finished_schedule(edi
     assert asked(editor, do="export", form="svg")["content"].startswith("<svg")
     asked(editor, do="back", rank=0)
     assert "missing: 1 action" in asked(editor, do="export", form="svg")["said"]
-    assert "expected csv, txt or svg" in asked(editor, do="export", form="exe")["said"]
+    assert "expected 'csv', 'txt' or 'svg'" in asked(editor, do="export", form="exe")["said"]
 
 
 def test_a_page_without_a_file_saves_nothing_and_one_with_a_file_that_file(editor, tmp_path):

@@ -80,7 +80,7 @@ def test_every_verb_with_costs_takes_a_file_and_says_what_is_wrong_with_one(verb
         assert read.out == typed.out
     path.write_text('{"format": "minipipe costs", "version": 1, "forward": "2"}')
     done = run(["minipipe", *verb, "--costs", str(path)])
-    assert done.code == 2 and "its forward is '2', expected numbers" in done.err and "Traceback" not in done.err
+    assert done.code == 2 and "its forward is '2', expected finite numbers" in done.err and "Traceback" not in done.err
 
 
 HEAD = '"format": "minipipe costs", "version": 1'
@@ -98,21 +98,21 @@ HEAD = '"format": "minipipe costs", "version": 1'
         ('{"format": "minipipe costs", "version": 2}', "its version is 2, expected 1"),
         (f'{{{HEAD}, "forwards": 1}}', "it has 'forwards', expected names of costs"),
         (f'{{{HEAD}, "forward": 1, "forward": 2}}', "occurs twice"),
-        (f'{{{HEAD}, "forward": true}}', "its forward is True, expected numbers"),
-        (f'{{{HEAD}, "forward": [1, "2"]}}', "expected numbers"),
-        (f'{{{HEAD}, "forward": []}}', r"its forward is \[\], expected numbers"),
-        (f'{{{HEAD}, "forward": NaN}}', "its forward is nan, expected numbers"),
-        (f'{{{HEAD}, "forward": Infinity}}', "its forward is inf, expected numbers"),
-        (f'{{{HEAD}, "forward": -1}}', "its forward is -1, expected numbers"),
+        (f'{{{HEAD}, "forward": true}}', "its forward is True, expected finite numbers"),
+        (f'{{{HEAD}, "forward": [1, "2"]}}', "expected finite numbers"),
+        (f'{{{HEAD}, "forward": []}}', r"its forward is \[\], expected finite numbers"),
+        (f'{{{HEAD}, "forward": NaN}}', "its forward is nan, expected finite numbers"),
+        (f'{{{HEAD}, "forward": Infinity}}', "its forward is inf, expected finite numbers"),
+        (f'{{{HEAD}, "forward": -1}}', "its forward is -1, expected finite numbers"),
         (f'{{{HEAD}, "forward": 1{"0" * 400}}}', "its forward is 1000"),
-        (f'{{{HEAD}, "forward": null}}', "its forward is None, expected numbers"),
-        (f'{{{HEAD}, "latency": [1, 2]}}', r"its latency is \[1, 2\], expected numbers"),
-        (f'{{{HEAD}, "bandwidth": 0}}', "its bandwidth is 0, expected a number above 0"),
+        (f'{{{HEAD}, "forward": null}}', "its forward is None, expected finite numbers"),
+        (f'{{{HEAD}, "latency": [1, 2]}}', r"its latency is \[1, 2\], expected a finite time"),
+        (f'{{{HEAD}, "bandwidth": 0}}', "its bandwidth is 0, expected a number, more than 0"),
         (f'{{{HEAD}, "overlap": "1"}}', "its overlap is '1', expected a number from 0 to 1"),
         (f'{{{HEAD}, "overlap": [1]}}', r"its overlap is \[1\], expected a number from 0 to 1"),
-        (f'{{{HEAD}, "hosts": [0.5]}}', r"its hosts is \[0.5\], expected whole numbers"),
-        (f'{{{HEAD}, "sends_block": 1}}', "its sends_block is 1, expected bool"),
-        (f'{{{HEAD}, "unit": 1}}', "its unit is 1, expected str"),
+        (f'{{{HEAD}, "hosts": [0.5]}}', r"its hosts is \[0.5\], expected the host of each rank"),
+        (f'{{{HEAD}, "sends_block": 1}}', "its sends_block is 1, expected True or False"),
+        (f'{{{HEAD}, "unit": 1}}', "its unit is 1, expected text"),
         (f'{{{HEAD}, "unit": "\\u001b"}}', "expected a name such as 's'"),
         (f'{{{HEAD}, "forward": [1, 2], "backward_input": [1, 2, 3]}}', "lists for different numbers of stages"),
     ],

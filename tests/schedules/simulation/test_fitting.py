@@ -126,8 +126,8 @@ def test_a_backward_that_is_whole_and_one_in_halves_are_told_apart_even_if_the_f
 @pytest.mark.parametrize(
     ("timelines", "words"),
     [
-        ([[simulate(schedules.gpipe(2, 2))]], r"is not a Timeline; expected timelines, such as"),
-        ([schedules.gpipe(2, 2)], r"is not a Timeline"),
+        ([[simulate(schedules.gpipe(2, 2))]], r"expected a Timeline, such as"),
+        ([schedules.gpipe(2, 2)], r"expected a Timeline"),
         ([simulate(schedules.gpipe(2, 2)), simulate(schedules.gpipe(3, 2))], r"have 2 and 3 stages; expected one"),
         (
             [simulate(schedules.gpipe(2, 2), Costs(unit=unit)) for unit in ("s", "units")],

@@ -133,7 +133,7 @@ def test_drawings_show_where_a_rank_begins_another_step(capsys):
     assert main(["show", "zb-h2", "--steps", "2", "--format", "csv"]) == 0
     assert "0F15" in capsys.readouterr().out
     for options, problem in (
-        (["show", "zb-h2", "--steps", "0"], "--steps: num_steps is 0"),
+        (["show", "zb-h2", "--steps", "0"], "--steps is 0"),
         (["simulate", "zb-h2", "--wait"], "add --steps 2 or more"),
         (["step", "zb-h2", "--steps", "2", "--costs", "update=1"], "leave update out"),
     ):
