@@ -102,11 +102,11 @@ class ReplicaSums:
 
     def total(self, update: Action, own: list[Array | None]) -> list[Array | None]:
         """Return the sum that an update applies: this rank's gradients, if the stage has no replicas."""
-        exchange, times = self._under_way.pop((update.stage, update.microbatch), (None, [0.0, 0.0]))
-        found = {self._group.rank: own}
-        for rank, message in exchange.wait().items() if exchange else ():
-            found[rank] = opened(message, (), self._xp)
-        times[1] = perf_counter()
+        if (key := (update.stage, update.microbatch)) not in self._under_way:
+            return own
+        exchange, times = self._under_way.pop(key)
+        found = {rank: opened(message, (), self._xp) for rank, message in exchange.wait().items()}
+        found[self._group.rank], times[1] = own, perf_counter()
         ranks = [rank for rank in self._ranks_of(update.stage) if rank in found]
         return [sum_in_pairs(each) for each in zip(*(found[rank] for rank in ranks))]
 

@@ -8,6 +8,7 @@ gradients between two batches, such as clipping.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -209,25 +210,29 @@ class SharedParameters:
         before : mapping of str to array
             The gradients of earlier steps, to which the gradients of this step are added.
         """
-        rank, parameters, exchanges = self._group.rank, self._parameters, dict[Any, Exchange]()
+        rank, coming = self._group.rank, dict[str, list[tuple[Array | None, int, Exchange]]]()
         uses = [(name, use, sources) for name, users in self._users.items() for use, sources in users.items()]
         for tag, (name, use, sources) in enumerate(uses, first_tag):
-            if name in parameters:
+            if name in self._parameters:
+                own, source = self._parameters[name].grad_of_use(use), sources[rank]
                 others = [other for other in sources if other != rank == sources[other]]
-                outgoing = [(_message(parameters[name].grad_of_use(use)), others)] if others else []
-                words = {sources[rank]: f"the gradient of use {use} of {name}"} if sources[rank] != rank else {}
-                exchanges[name, use] = Exchange(Channel(self._group, tag, step), outgoing, words)
-        for name in [name for name in self._users if name in parameters]:
-            parameter, gradients = parameters[name], list[Array | None]()
-            for use, sources in self._users[name].items():
-                gradient = parameter.grad_of_use(use)
-                if sources[rank] != rank:
-                    message = exchanges[name, use].wait()[sources[rank]]
-                    gradient = backend.moved(message, parameter.xp) if message.size else None
-                gradients.append(gradient)
+                outgoing = [(_message(own), others)] if others else []
+                awaited = {source: f"the gradient of use {use} of {name}"} if source != rank else {}
+                exchange = Exchange(Channel(self._group, tag, step), outgoing, awaited)
+                coming.setdefault(name, []).append((own, source, exchange))
+        for name, of_uses in coming.items():
+            parameter = self._parameters[name]
+            gradients = [
+                own if source == rank else _gradient(exchange.wait()[source], parameter.xp)
+                for own, source, exchange in of_uses
+            ]
             parameter.grad = sum_of_gradients([before.get(name), sum_of_gradients(gradients)])
-        finish(send for exchange in exchanges.values() for send in exchange.sends)
+        finish(send for of_uses in coming.values() for *_, exchange in of_uses for send in exchange.sends)
 
 
 def _message(gradient: Array | None) -> np.ndarray:
     return _NOTHING if gradient is None else backend.to_numpy(gradient)
+
+
+def _gradient(message: np.ndarray, xp: ModuleType) -> Array | None:
+    return backend.moved(message, xp) if message.size else None
