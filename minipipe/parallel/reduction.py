@@ -258,8 +258,12 @@ class AllGather:
         self._ranks, self._arrays, self._parts = ranks, arrays, parts
         self._xp, others = channel.xp, channel.others(ranks) if arrays else []
         own = _cut_out(arrays, parts[ranks.index(channel.group.rank)])
-        outgoing = [(packed(own), others)] if others else []
-        awaited = {rank: what.format(ranks.index(rank)) for rank in others}
+        outgoing = [(packed(own), others)] if others and own else []
+        awaited = {
+            rank: what.format(place)
+            for place, rank in enumerate(ranks)
+            if rank in others and parts[place]
+        }
         self.exchange = Exchange(channel, outgoing, awaited)
 
     def wait(self) -> None:
@@ -408,10 +412,12 @@ def _check(channel: Channel, rank: int, header: Header, own: np.ndarray) -> None
     MessageError
         Codes ``shape`` and ``dtype``, naming both ranks.
     """
-    group, names = channel.group, channel.group.world_ranks
-    Expectation(group.rank, rank, channel.tag, own, what=_ONE_ARRAY, names=names).check(
-        header
-    )
+    if header.packed != Header.of(own).packed:
+        group, tag = channel.group, channel.tag
+        names = group.world_ranks
+        Expectation(group.rank, rank, tag, own, what=_ONE_ARRAY, names=names).check(
+            header
+        )
 
 
 def has_label(message: np.ndarray) -> bool:
