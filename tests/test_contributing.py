@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from minipipe.core.values import KINDS, NOUNS
+from minipipe.passes.kinds import ADDED
 from tests.launch import ROOT
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -25,6 +26,7 @@ def test_each_worked_example_passes_its_own_test():
     """In the order of the page: the layer uses the operation."""
     namespace, titles = {}, [title for title, _ in EXAMPLES]
     assert titles == ["A schedule", "A kind of instruction", "An operation", "A layer"]
+    assert ADDED.keys() <= KINDS.keys()  # they remain
     with patch.dict(KINDS), patch.dict(NOUNS):  # the page declares a kind
         for title, program in EXAMPLES:
             before = set(namespace)

@@ -136,10 +136,11 @@ def contiguous(array: Array) -> Array:
     A product sums in an order that depends on the strides, so equal bits need equal strides. NumPy calls an array
     with an axis of length one contiguous whatever that axis' stride; here it is made plain too.
     """
-    if not hasattr(array, "flags"):  # the array API standard knows no strides, so a copy it must be
+    flags = getattr(array, "flags", None)
+    if flags is None:  # the array API standard knows no strides, so a copy it must be
         xp = array_module(array)
         return xp.reshape(xp.concat([xp.reshape(array, (-1,))]), array.shape)
-    if not array.flags.c_contiguous:
+    if not flags.c_contiguous:
         return array.copy()
     return array.reshape(-1).reshape(array.shape) if 1 in array.shape else array
 
@@ -223,7 +224,7 @@ def permuted(array: Array, axes: tuple[int, ...]) -> Array:
 
 
 def scalars(like: Array, *values: float) -> tuple[Any, ...]:
-    """Return Python's numbers as operands of an array, with the result that they have themselves.
+    """Return Python's numbers as operands of an array, with the result that they have themselves; not -0.0.
 
     NumPy converts a number in a third of the time that a small product takes, so these are converted once.
     """

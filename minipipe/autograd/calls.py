@@ -4,7 +4,7 @@ A loop over the inputs would take as long as a small sum. For one input, without
 function is::
 
     def call(*given, **attributes):
-        if len(given) != 1 or len(attributes) != 0:
+        if len(given) != 1 or len(attributes) != num_attributes:
             given, attributes = bound(given, attributes)
         try:
             (t0,) = takes(*given)               # the tensor,
@@ -25,6 +25,8 @@ function is::
 
 from __future__ import annotations
 
+import itertools
+import linecache
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -129,7 +131,7 @@ def calling(operation: Operation, count: int, **known: Any) -> Callable[..., Any
     unpacked = _SAVED.format(count=1 + len(operation.saves), saved=saved) if saved else ""
     source = f"""\
 def call(*given, **attributes):
-    if len(given) != {count} or len(attributes) != {len(operation.attributes)}:
+    if len(given) != {count} or len(attributes) != num_attributes:
         given, attributes = bound(given, attributes)
     try:
         {t} = {taken}{each(_CONVERTED, num_required)}
@@ -145,7 +147,8 @@ def call(*given, **attributes):
         raise{unpacked}
     parents, pattern, is_activation = [], {1 << count}, False{each(_PARENT)}
 """
-    return _compiled(source + _RECORD.format(values=f"({each('a{i}, ')}data, {saved})", arrays=a), operation, known)
+    source += _RECORD.format(values=f"({each('a{i}, ')}data, {saved})", arrays=a)
+    return _compiled(source, operation, {"num_attributes": len(operation.attributes), **known})
 
 
 _KNOWN = {
@@ -165,11 +168,17 @@ def _compiled(source: str, operation: Operation, known: dict[str, Any]) -> Calla
     return _maker(source, tuple(names))(**names)
 
 
+_numbers = itertools.count()  # of sources: each has its own file name
+
+
 @cache
 def _maker(source: str, names: tuple[str, ...]) -> Callable[..., Callable[..., Any]]:
-    lines = [f"def made({', '.join(names)}):", *source.strip().splitlines(), "return call"]
+    text = "\n    ".join([f"def made({', '.join(names)}):", *source.strip().splitlines(), "return call"])
+    # In this folder, so that reports of a user's line leave these frames out; a traceback shows the printed line.
+    file = f"{__file__}: call {next(_numbers)}"
+    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
     namespace: dict[str, Any] = {}
-    exec(compile("\n    ".join(lines), "<call of an operation>", "exec"), namespace)
+    exec(compile(text, file, "exec"), namespace)
     return namespace["made"]
 
 

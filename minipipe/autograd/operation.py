@@ -173,6 +173,8 @@ class Operation:
             Code ``name``, for arguments that the operation does not take.
         """
         num_inputs = len(self.inputs)
+        if len(given) == num_inputs and not (attributes or self.required or self.is_variadic):
+            return given, self.attributes
         further = () if self.is_variadic else given[num_inputs:]
         named = dict(zip(self.positional, further)) | attributes if further else attributes
         complete = self.attributes | named
@@ -310,7 +312,7 @@ class Plan:
             self._values.append(value.name)
         self.shared = tuple(functions)
         self.steps = tuple(self._step(value) for value in gradients)
-        self._halves: dict[tuple[bool, ...], tuple[Plan, Plan]] = {}
+        self._halves: dict[tuple[bool, ...], tuple[Plan, list[Plan]]] = {}
 
     def _step(self, value: Value) -> Step:
         if len(value.needs) == 1 and not value.takes_shape:
@@ -324,13 +326,17 @@ class Plan:
             kept += (function(gradient, *arguments(kept)),)
         return kept
 
-    def halves(self, is_activation: tuple[bool, ...]) -> tuple[Plan, Plan]:
-        """Return two plans: I has the values of this one, and W keeps some of the values of I."""
+    def halves(self, is_activation: tuple[bool, ...]) -> tuple[Plan, list[Plan]]:
+        """Return a plan for I, which has the values of this one, and plans for W, which keep some of the values of I.
+
+        The first for W keeps values that gradients share and I has computed; the second, if any, computes them again.
+        """
         if is_activation not in self._halves:
             of_input = [value for value, is_now in zip(self._gradients, is_activation) if is_now]
             of_weight = [value for value, is_now in zip(self._gradients, is_activation) if not is_now]
             first = Plan(self.operation, self.names, of_input, self.names)
-            self._halves[is_activation] = first, Plan(self.operation, first._values, of_weight)
+            later = [Plan(self.operation, names, of_weight) for names in (first._values, self.names)]
+            self._halves[is_activation] = first, later[: 1 + (later[0].names != later[1].names)]
         return self._halves[is_activation]
 
 

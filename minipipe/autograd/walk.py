@@ -108,12 +108,20 @@ def _taken(
     is_activation = tuple([node.is_activation for node in inputs])
     if postponed is None or all(is_activation):
         return inputs, plan, plan.values(gradient, kept)
-    now, later = plan.halves(is_activation)
+    now, (later, *others) = plan.halves(is_activation)
     values = now.values(gradient, kept)
+    if others:
+        later = min((later, *others), key=lambda one: _num_bytes(one.keep(values)))
     needed = later.keep(values)
     for_weights = needed if isinstance(saved, tuple) else saved.part(needed)
     postponed[Node(later, [node for node in inputs if not node.is_activation], for_weights, order)] = gradient
     return [node for node in inputs if node.is_activation], now, values
+
+
+def _num_bytes(values: tuple[Any, ...]) -> int:
+    """Return the size of the arrays among some values, each counted once."""
+    arrays = {id(value): value for value in values if backend.is_array(value)}
+    return sum(map(backend.num_bytes, arrays.values()))
 
 
 def _fitted(contribution: Any, parent: Node, operation: Operation, value: Value, values: tuple[Any, ...]) -> Array:

@@ -80,6 +80,8 @@ def add_schedule(parser: argparse.ArgumentParser, several: bool = False, is_opti
     add("--freeze", type=whole_numbers, default=[], metavar="S,…", help=frozen)
     steps = "consecutive training steps (default: 1)"
     add_number(group, "--steps", SCHEDULE_COUNT, default=1, metavar="N", help=steps)
+    rows = "all that ranks do in a step: also handshake, finite check, loss and update, and gathers of replicas"
+    add("--rows", action="store_true", help=rows)
     add("--ignore-sharding", action="store_true", help="skip UNSHARD, RESHARD and REDUCE_GRAD in a file")
     add_sizes(group)
     add_costs(parser)
@@ -191,7 +193,20 @@ def schedule_of(given: str, options: argparse.Namespace) -> Schedule | Program:
                 schedule = transform(schedule)
             except ScheduleError as error:
                 raise misuse(f"{name}: {error.problems[0].message}") from None
-    return schedule
+    return _framed(schedule, options) if getattr(options, "rows", False) else schedule
+
+
+def _framed(schedule: Schedule | Program, options: argparse.Namespace) -> Program:
+    from minipipe.passes.framing import frame  # on demand, as lower and replicas
+    from minipipe.schedules.analysis.lowering import lower
+
+    if options.steps > 1:
+        raise misuse(f"--rows are of one step, and --steps is {options.steps}; leave one of them out.")
+    if schedule.rank_kinds:
+        raise misuse(f"{schedule.title} has the instructions of --rows already; leave --rows out.")
+    if isinstance(schedule, Schedule) and schedule.has_replicas and not schedule.is_forward_only:
+        schedule = _copies(schedule, 1)  # replicas of a schedule's own, which must sum their gradients up
+    return frame(lower(schedule))
 
 
 def _copies(schedule: Schedule, replicas: int) -> Schedule:

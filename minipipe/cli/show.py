@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from minipipe.cli.options import add_output, add_schedule, add_wait, all_steps, 
 from minipipe.cli.output import ExitStatus, as_json, check_picture, ending_of, sizes_as_data, write_file
 from minipipe.cli.streams import put
 from minipipe.errors import ScheduleError, misuse
-from minipipe.io import columns_of_terminal
+from minipipe.io import columns_of_terminal, is_terminal
 from minipipe.render.panel import chunks_of, shares
 from minipipe.schedules import Timeline, simulate, verify
 from minipipe.schedules.action_table import ActionTable
@@ -32,7 +33,9 @@ examples:
   minipipe show 1f1b
   minipipe show gpipe 1f1b zb-h1 -o compared.svg
   minipipe show zb-v --ranks 2 --microbatches 6 -o mine.csv
-  minipipe show zb-v -o zb-v.html"""
+  minipipe show zb-v -o zb-v.html
+  minipipe show 1f1b --rows
+  minipipe show 1f1b --rows --costs latency=0.5 --format text"""
 
 
 _PICTURES = ("svg", "pdf", "png")
@@ -81,7 +84,7 @@ def run(options: argparse.Namespace) -> ExitStatus:
     if options.json or options.format in _WRITTEN:
         whole = [all_steps(schedule, options) for schedule in schedules]
         tables = _with_messages(whole) if options.messages else whole
-        content = _as_json(tables) if options.json else _WRITTEN[options.format](tables[0])
+        content = _as_json(tables) if options.json else _written(tables[0], options)
     else:
         for schedule in schedules:
             verify(all_steps(schedule, options))
@@ -96,6 +99,16 @@ def run(options: argparse.Namespace) -> ExitStatus:
     return ExitStatus.YES
 
 
+def _written(table: ActionTable, options: argparse.Namespace) -> str:
+    """Return a table as text or CSV; for a reader at a terminal, long rows continue in lines below."""
+    if options.rows and options.format == "rows" and options.output is None and is_terminal(sys.stdout):
+        from minipipe.passes.rows import Rows
+        from minipipe.schedules import lower
+
+        return f"{Rows(lower(table)).wrapped(columns_of_terminal(80))}\n"
+    return _WRITTEN[options.format](table)
+
+
 def _with_messages(tables: Sequence[ActionTable]) -> list[ActionTable]:
     from minipipe.schedules import lower  # on demand: most drawings have no messages
 
@@ -105,7 +118,7 @@ def _with_messages(tables: Sequence[ActionTable]) -> list[ActionTable]:
 def _format(options: argparse.Namespace) -> str:
     """Return the format: the option, or the ending of the file."""
     if options.format is not None or options.output is None or options.json:
-        return options.format or "text"
+        return options.format or ("rows" if options.rows and not options.json else "text")
     return _FORMAT_OF_ENDING[ending_of(options.output, _FORMAT_OF_ENDING, ", or a --format")]
 
 

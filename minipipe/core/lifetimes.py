@@ -10,66 +10,90 @@ that it covers can run (`Noun.covers`)::
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from minipipe.core.flow import Flow
+from minipipe.core.flow import Flow, Numbered
 from minipipe.core.nouns import NOUNS, Fault
+from minipipe.core.values import Value
 
 _Place = tuple[int, int]  # rank and position of an instruction
 
 
 def gone(flow: Flow) -> Iterator[Fault]:
     """Yield the values that an instruction reads after its row has taken them."""
-    known = [rule.numbers for rule in flow.rules if rule.numbers is not None]
     size = flow.table.num_microbatches
-    read = {number // size for numbers in known for number in numbers.reads}
-    both = read & {number // size for numbers in known for number in numbers.takes}
-    for rank, row in enumerate(flow.rows if both else ()):
+    known = [rule.numbers or Numbered((), (), ()) for rule in flow.rules]
+    reads = [{number // size for number in numbers.reads} for numbers in known]
+    takes = [{number // size for number in numbers.takes} for numbers in known]
+    both = set().union(*reads) & set().union(*takes)
+    concerned = {
+        code for code in range(len(known)) if both & (reads[code] | takes[code])
+    }
+    for rank in range(len(flow.rows) if both else 0):
         takers: dict[int, _Place] = {}
-        for position in range(len(row)):
-            numbers = flow.numbers(rank, position)
-            if numbers is None:
-                continue
+        for position, numbers in _numbers_of(flow, rank, concerned):
             for number in numbers.reads:
                 if number in takers:
                     value = flow.value_of(number)
-                    taker = takers[number]
-                    yield Fault("gone", flow, rank, position, value, taker)
-            taken = (number for number in numbers.takes if number // size in both)
-            takers.update(dict.fromkeys(taken, (rank, position)))
+                    yield Fault("gone", flow, rank, position, value, takers[number])
+            takers.update(dict.fromkeys(numbers.takes, (rank, position)))
+
+
+def _numbers_of(
+    flow: Flow, rank: int, codes: set[int]
+) -> Iterator[tuple[int, Numbered]]:
+    """Yield the positions of instructions with some rules, and their values."""
+    for position, code in enumerate(flow.codes[rank]):
+        if code in codes:
+            numbers = flow.numbers(rank, position)
+            if numbers is not None:
+                yield position, numbers
 
 
 def uncovered(flow: Flow) -> Iterator[Fault]:
     """Yield the instructions that run before or after the value that covers them."""
-    names = [name for name in flow.names if NOUNS[name].covers]
-    for name in names:
-        for rank in range(len(flow.rows)):
-            yield from _uncovered(flow, name, rank)
-
-
-def _uncovered(flow: Flow, name: str, rank: int) -> Iterator[Fault]:
-    noun, row = NOUNS[name], flow.rows[rank]
-    ends: dict[int, tuple[bool, Fault]] = {}  # by stage, or by rank: what came last
-    waiting: dict[int, list[int]] = defaultdict(list)  # before the first value
-    for position, (stage, kind, _) in enumerate(row):
-        owner = rank if noun.of_rank else stage
-        if kind in noun.covers:
-            exists, end = ends.get(owner, (False, None))
-            if end is None:
-                waiting[owner].append(position)
-            elif not exists:
-                place = end.rank, end.position
-                yield Fault("gone", flow, rank, position, end.value, place)
-        numbers = flow.numbers(rank, position)
-        if numbers is None:
+    size = flow.table.num_microbatches * flow.num_owners
+    for block, name in enumerate(flow.names):
+        if not NOUNS[name].covers:
             continue
+        codes = set()
+        for code, (_, _, numbers) in enumerate(flow.rules):
+            ends = () if numbers is None else numbers.takes + numbers.gives
+            if any(number // size == block for number in ends):
+                codes.add(code)
+        for rank in range(len(flow.rows)):
+            yield from _uncovered(flow, name, rank, codes)
+
+
+def _uncovered(flow: Flow, name: str, rank: int, codes: set[int]) -> Iterator[Fault]:
+    noun, row = NOUNS[name], flow.rows[rank]
+    ends: defaultdict[int, list[_End]] = defaultdict(list)  # by stage, or by rank
+    for position, numbers in _numbers_of(flow, rank, codes):
         for part, is_given in ((numbers.takes, False), (numbers.gives, True)):
             for value in map(flow.value_of, part):
-                if value.name != name:
-                    continue
-                for at in waiting.pop(value.stage, ()):
-                    place = rank, position
-                    yield Fault("not yet", flow, rank, at, value, place)
-                end = Fault("", flow, rank, position, value)
-                ends[value.stage] = is_given, end
+                if value.name == name:
+                    ends[value.stage].append(_End(position, is_given, value))
+    for position, (stage, kind, _) in enumerate(row if ends else ()):
+        owner = rank if noun.of_rank else stage
+        if kind not in noun.covers or owner not in ends:
+            continue
+        before = bisect_left(ends[owner], (position,))
+        first = ends[owner][0]
+        if before == 0 and first.is_given:  # otherwise nothing gives it
+            place = rank, first.position
+            yield Fault("not yet", flow, rank, position, first.value, place)
+        elif before > 0 and not ends[owner][before - 1].is_given:
+            last = ends[owner][before - 1]
+            place = rank, last.position
+            yield Fault("gone", flow, rank, position, last.value, place)
+
+
+class _End(NamedTuple):
+    """An instruction that gives or takes a value which covers others."""
+
+    position: int
+    is_given: bool
+    value: Value

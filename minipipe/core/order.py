@@ -201,9 +201,9 @@ class _Runner:
     # -- numbers -------------------------------------------------------------------
 
     def inner_values(self) -> dict[str, set[int]]:
-        """Return what members of a meeting give each other: names and stages, by kind.
+        """Return the names and stages of what members of a meeting give each other.
 
-        A kind that is no message meets only itself.
+        There is a set for each kind: one that is no message meets only itself.
         """
         of_messages: set[int] = set()
         inner: dict[str, set[int]] = {

@@ -11,11 +11,12 @@ for error messages.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial, wraps
 from time import perf_counter
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -31,9 +32,6 @@ from minipipe.execution.stage import Stage
 from minipipe.schedules.action import RECV_B, RECV_F, SEND_B, SEND_F, Action, B, F, I, W
 from minipipe.schedules.action_table import Program
 from minipipe.schedules.analysis.dependencies import Direction, Value
-
-if TYPE_CHECKING:
-    from minipipe.execution.batch import Batch
 
 Handler = Callable[..., Any]
 """Runs the actions of a kind. Its parameters are the executor, the action, and the values that it needs, by their names
@@ -105,12 +103,14 @@ class Executor:
 
     Attributes
     ----------
-    batch : Batch or None
-        That of the current run.
+    call, batch : object, Batch
+        The argument of the current run, and its batch.
     graphs : dict of int to dict
         By stage and value (of ``core/values.py``), what its microbatches have kept for their backwards.
     background : list of Background
         Work that goes on after each action.
+    bindings : list of Binding
+        The row, with handlers and values.
     record : Record
         Of the current run.
 
@@ -120,7 +120,7 @@ class Executor:
         Code ``name``: an action without a handler.
     """
 
-    batch: Batch
+    batch: Any
 
     def __init__(
         self,
@@ -138,40 +138,64 @@ class Executor:
         self.allocate = xp.empty if group.takes_device_arrays else backend.empty_on_host(xp)
         self.graphs: dict[int, dict[Any, Any]] = {stage: {} for stage in stages}
         self.background: list[Background] = []
-        self._name, self._sent_at = group.name_of_program(), partial(_sent_at, program)
-        self._row, self._actions = program.actions[group.rank], program.numbered[group.rank]
+        self._name = group.name_of_program()
+        self._sent_at = partial(_sent_at, [_schedule_of(row) for row in program.actions])
+        row = program.numbered[group.rank]
+        self._row, self._actions = _schedule_of(program.actions[group.rank]), _schedule_of(row)
         self._values: dict[Any, Any] = {}  # all but the graphs
         messages = (action for action in self._actions if action.kind.is_communication)
         self.routes = {action: Route.of(program, action) for action in messages}
         self._observers = observers
         handlers = HANDLERS if handlers is None else handlers
-        self._steps = [self._bound(handlers, *numbered) for numbered in enumerate(self._actions)]
+        self.bindings = [self._bound(handlers, *numbered) for numbered in enumerate(row)]
+        steps = [self._step(binding) for binding in self.bindings]
+        begin = next((i for i, action in enumerate(row) if not action.kind.declaration.of_rank), len(row))
+        end = begin + len(self._actions)
+        self._before, self._steps, self._after = steps[:begin], steps[begin:end], steps[end:]
         self._sends: list[Request] = []  # not finished
         self._forget()
 
-    def run(self, batch: Batch, *observers: Observer, finishes_sends: bool = True) -> Record:
+    def run(self, call: Any, *observers: Observer, finishes_sends: bool = True) -> Record:
         """Run the row once. Collective: every rank runs its own, and exchanges messages with neighbouring stages.
 
         Sends that do not have to finish now finish, at the latest, at the end of the next run.
+
+        Parameters
+        ----------
+        call : Batch or object
+            The batch; or, if the row begins with a handshake, the arguments of which that makes a batch.
+        *observers : Observer
+            Of the schedule in this run.
+        finishes_sends : bool
         """
-        steps, num_earlier, activity = self._steps, len(self._sends), self.group.activity
-        observers = (*self._observers, *observers)
+        self.call = self.batch = call
+        steps, observers = self._steps, (*self._observers, *observers)
         if observers:
             steps = [_observed(step, action, observers) for step, action in zip(steps, self._actions)]
-        activity.begin(self._name, self._row, batch.step, self._sent_at)
         try:
-            self.batch, self.place = batch, RandomKey(batch.seed, batch.training_step)
-            with no_grad() if self.program.is_forward_only else enable_grad(), at(self.place):
+            for step in self._before:
+                step(self)
+            with self.schedule():
                 for step in steps:
                     step(self)
-                    for work in self.background:
-                        work.advance()
-                    activity.position += 1
-            done = len(self._sends) if finishes_sends else num_earlier
-            for send in self._sends[:done]:
-                send.wait()
-            del self._sends[:done]
+                    self.advance()
+                self.finish_sends(finishes_sends)
+                for step in self._after:
+                    step(self)
             return self.record  # before _forget makes a new one
+        finally:
+            self._forget()
+
+    @contextmanager
+    def schedule(self) -> Iterator[None]:
+        """Run the schedule of a batch inside this block. An error gets a note of the place, and leaves no gradients."""
+        batch, activity, num_earlier = self.batch, self.group.activity, len(self._sends)
+        self._num_earlier = num_earlier
+        activity.begin(self._name, self._row, batch.step, self._sent_at)
+        try:
+            self.place = RandomKey(batch.seed, batch.training_step)
+            with no_grad() if self.program.is_forward_only else enable_grad(), at(self.place):
+                yield
         except BaseException as error:  # sys.exit and Ctrl-C in a layer have a place, too
             for stage in () if self.program.is_forward_only else self.stages.values():
                 stage.begin()  # no half of a gradient
@@ -182,8 +206,19 @@ class Executor:
                     f"{action.microbatch}, action {action} of {self.program.name}, step {batch.step}"
                 )
             raise
-        finally:
-            self._forget()
+
+    def advance(self) -> None:
+        """Go on to the next action of the schedule."""
+        for work in self.background:
+            work.advance()
+        self.group.activity.position += 1
+
+    def finish_sends(self, are_all: bool = True) -> None:
+        """Wait until messages are sent: all, or the ones of earlier runs."""
+        done = len(self._sends) if are_all else self._num_earlier
+        for send in self._sends[:done]:
+            send.wait()
+        del self._sends[:done]
 
     def send(self, array: Any, destination: int, tag: int) -> None:
         """Send a message, to be finished at the end of a run."""
@@ -191,27 +226,37 @@ class Executor:
 
     def _forget(self) -> None:
         self.record = Record()
-        self.__dict__.pop("batch", None)
+        self.call = self.batch = None
         self.background.clear()
         for kept in (self._values, *self.graphs.values()):
             kept.clear()
 
     # -- binding --------------------------------------------------------------------------------------------
 
-    def _bound(self, handlers: Handlers, position: int, action: Action) -> Step:
-        """Return the function that runs an action with the values that it takes, and keeps those that it gives."""
-        kind = action.kind.declaration
+    def _bound(self, handlers: Handlers, position: int, action: Action) -> Binding:
+        """Return an action with its handler and values."""
         handler = handlers.get(action.kind)
         if handler is None:
-            message = f"{action} has no handler here: this run has no {kind.words}"
+            message = f"{action} has no handler here: this run has no {action.kind.declaration.words}"
             raise ScheduleError.of(Code.NAME, f"{message}. Run the schedule without such actions.")
-        takes, gives = self._values_of(position)
+        takes, given = self._values_of(position)
         names = list(inspect.signature(handler).parameters)[2:]
-        wanted = [takes[name] for name in names if name in takes]
         returned = getattr(handler, "gives", ())
-        kept_ones = [(place, *gives[name]) for place, name in enumerate(returned) if name in gives]
-        is_only, is_timed = len(returned) == 1, kind.time != "" and kind.lane == "compute"
-        now, stage = perf_counter if self.xp is np else partial(_time_on, self.xp), action.stage
+        return Binding(
+            action,
+            handler,
+            takes=[takes[name] for name in names if name in takes],
+            gives=[(place, given[name]) for place, name in enumerate(returned) if name in given],
+            is_only=len(returned) == 1,
+        )
+
+    def _step(self, binding: Binding) -> Step:
+        """Return the function that runs an action with the values that it takes, and keeps those that it gives."""
+        action, handler, _, _, is_only = binding
+        stage, is_timed = action.stage, binding.is_timed
+        wanted = [(self._dict_of(value), value) for value in binding.takes]
+        kept_ones = [(place, self._dict_of(value), value) for place, value in binding.gives]
+        now = perf_counter if self.xp is np else partial(_time_on, self.xp)
 
         def step(executor: Executor) -> None:
             values = []
@@ -233,21 +278,48 @@ class Executor:
 
         return step
 
-    def _values_of(self, position: int) -> tuple[dict[str, tuple[dict[Any, Any], Any]], ...]:
-        """Return the values that an action takes, and those that it gives: by name, the dict of each and its key."""
+    def _values_of(self, position: int) -> list[dict[str, Any]]:
+        """Return the values that an action takes, and those that it gives, by name."""
         flow = flow_of(self.program)
         numbers = flow.numbers(self.group.rank, position)
         assert numbers is not None  # the program is legal
         found = []
         for part in (numbers.takes, numbers.gives):
-            values = map(flow.value_of, part)
             # Gradients of several microbatches have been added up already; of several sums, the last is the latest.
-            found.append({_ROLES.get(v.name, v.name): (self._dict_of(v.name, v.stage), v) for v in values})
-        return tuple(found)
+            found.append({_ROLES.get(value.name, value.name): value for value in map(flow.value_of, part)})
+        return found
 
-    def _dict_of(self, name: str, stage: int) -> dict[Any, Any]:
-        noun = NOUNS[name]
-        return self.graphs[stage] if noun.keeps_weights and not noun.is_away else self._values
+    def _dict_of(self, value: Any) -> dict[Any, Any]:
+        noun = NOUNS[value.name]
+        return self.graphs[value.stage] if noun.keeps_weights and not noun.is_away else self._values
+
+
+class Binding(NamedTuple):
+    """An action of a row with its handler, and the values of `core/values.py` that it takes and gives.
+
+    Attributes
+    ----------
+    action : Action
+    handler : function
+    takes : list of Value
+        In the order of the handler's parameters.
+    gives : list of (int, Value)
+        Which of the results of the handler is which value.
+    is_only : bool
+        Whether the handler returns one value, and no tuple.
+    """
+
+    action: Action
+    handler: Handler
+    takes: list[Any]
+    gives: list[tuple[int, Any]]
+    is_only: bool
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it is a computation of a stage."""
+        kind = self.action.kind.declaration
+        return kind.time != "" and kind.lane == "compute" and not kind.of_rank
 
 
 def _time_on(xp: ModuleType) -> float:
@@ -388,7 +460,10 @@ def receive_activation(executor: Executor, action: Action) -> Pending:
     return Received(executor, executor.routes[action])  # [3]
 
 
-receive_gradient = gives("g")(partial(receive_activation))
+@gives("g")
+def receive_gradient(executor: Executor, action: Action) -> Pending:
+    """Run a RECV_B, which waits for nothing."""
+    return Received(executor, executor.routes[action])  # [3]
 
 
 HANDLERS: Handlers = {
@@ -404,7 +479,12 @@ HANDLERS: Handlers = {
 """The handlers that any run needs. Others are in ``sums.py``, ``offloading.py`` and ``versions.py``."""
 
 
-def _sent_at(program: Program, action: Action) -> int | None:
+def _schedule_of(row: Sequence[Action]) -> Sequence[Action]:
+    """Return a row without the frame of a step."""
+    return [action for action in row if not action.kind.declaration.of_rank]
+
+
+def _sent_at(rows: Sequence[Sequence[Action]], action: Action) -> int | None:
     """Return at which position of another rank's actions the value that an action consumes is sent."""
     value = Value.consumed_by(action)
-    return next((row.index(value.send) for row in program.actions if value and value.send in row), None)
+    return next((row.index(value.send) for row in rows if value and value.send in row), None)

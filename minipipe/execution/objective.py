@@ -322,7 +322,7 @@ def shares(
         return [1.0] * len(sizes)
     weight = weight or getattr(loss, "weight", None)
     if targets is None or not callable(weight):
-        return [size / sum(sizes) for size in sizes]
+        return _shared_out(sizes)
     weights = [None if part is ABSENT else _weighed(weight(part.rebuilt())) for part in targets]
     return _shared_out(exchange(weights) if exchange else [x for x in weights if x is not None])
 
@@ -334,7 +334,9 @@ def _weighed(found: Any) -> float:
 def _shared_out(weights: Sequence[float]) -> list[float]:
     total = added(weights)
     if not (min(weights) >= 0 and 0 < total < inf):  # NaN is in no range
-        message = f"The targets of this batch count {weights}, by microbatch; expected at least 0, and not 0 for all."
+        message = (
+            f"The targets of this batch count {[*weights]}, by microbatch; expected at least 0, and not 0 for all."
+        )
         raise MicrobatchError("value", f"{message} Is everything ignored, or the loss_weight not a number?")
     return [w / total for w in weights]
 

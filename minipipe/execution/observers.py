@@ -15,9 +15,7 @@ from minipipe.comm import ProcessGroup
 from minipipe.core.values import Value
 from minipipe.execution.executor import HANDLERS, Executor, Handlers, Observer
 from minipipe.execution.offloading import Offloading
-from minipipe.execution.plan import Plan
 from minipipe.execution.stage import Stage
-from minipipe.execution.sums import GradientSums
 from minipipe.functional.over_rows import stacked
 from minipipe.nn.fully_sharded import persistent_arrays
 from minipipe.schedules.action import Action, ActionKind, L, O, R, W
@@ -68,28 +66,6 @@ def handlers_of(row: Sequence[Action]) -> Handlers:
     return Offloading().handlers(HANDLERS) if any(kind in (R, O, L) for _, kind, _ in row) else HANDLERS
 
 
-def trainer_of(plan: Plan, make: Callable[..., Executor], sums: GradientSums, stacks_weights: bool) -> Executor | None:
-    """Return the executor of training steps; None if the schedule updates weights itself, which needs a run.
-
-    Parameters
-    ----------
-    plan : Plan
-    make : function
-        ``(program, handlers=…, observers=…) -> Executor``.
-    sums : GradientSums
-    stacks_weights : bool
-        Whether neighbouring W of a stage are computed together.
-    """
-    if ActionKind.UPDATE in plan.schedule.kinds:
-        return None
-    row = plan.program.numbered[sums.rank]
-    handlers, observers = handlers_of(row), journal()
-    if stacks_weights:
-        stacking = StackedWeights(row)
-        handlers, observers = stacking.handlers(handlers), (*observers, stacking)
-    return make(plan.program, handlers=sums.handlers(handlers), observers=observers)
-
-
 def journal() -> tuple[Observer, ...]:
     """Return the observers that ``MINIPIPE_DEBUG`` requests: a :class:`Journal`, or none."""
     return () if os.environ.get("MINIPIPE_DEBUG", "0") in ("", "0") else (Journal(),)
@@ -115,7 +91,7 @@ class MemoryMeter:
     Parameters
     ----------
     not_counted : sequence of array
-        The batch itself.
+        Arrays that belong to no stage; of an executor, the batch itself.
 
     Attributes
     ----------
@@ -124,14 +100,15 @@ class MemoryMeter:
         recompute).
     """
 
-    def __init__(self, not_counted: Sequence[Array]) -> None:
+    def __init__(self, not_counted: Sequence[Array] = ()) -> None:
         self.held_bytes: dict[Action, tuple[int, int]] = {}
-        self._not_counted = not_counted
+        self._not_counted: Sequence[Array] = not_counted
         self._held: dict[int, int] = {}  # bytes, by stage
         self._recomputed = 0  # the most bytes that the current action's stage held while it recomputed something
 
     def begin(self, executor: Executor, action: Action) -> None:
         """Observe what a backward recomputes."""
+        self._not_counted = executor.batch.arrays
         if action.kind in _BACKWARD:
             stage, graphs = executor.stages[action.stage], executor.graphs[action.stage]
             own = next(held for value, held in graphs.items() if value.microbatch == action.microbatch)

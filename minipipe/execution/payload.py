@@ -1,4 +1,4 @@
-"""The payload between two stages for one microbatch: the arrays of a tensor, or of a tuple, list or dict of them.
+"""The pytree of one microbatch, in a batch or between two stages: arrays, or tuples, lists and dicts of them.
 
 A payload describes itself (shapes, dtypes, names, and which gradients are needed), so ranks agree on nothing
 beforehand. A single array of real numbers travels unchanged; anything else is packed into one array of bytes, behind a
@@ -21,53 +21,61 @@ from minipipe.pytree import Bundle, rebuilt, tensors_in
 
 
 class Payload(NamedTuple):
-    """The arrays between two neighbouring stages: activations forward, or their gradients backward.
+    """The pytree of one microbatch: inputs or targets, activations between two stages, or gradients of them.
 
     Attributes
     ----------
     arrays : list of array or None
         In the order of the pytree. None if there is no gradient.
-    wanted : list of bool
+    requires_grad : list of bool
         For each array, whether its gradient is used.
-    form : tuple, list, dict or None
+    treedef : tuple, list, dict or None
         The structure of their pytree, nested or not, with None for each array; None for a single one.
     replicated : frozenset of int
         In a batch, the positions of arrays that every microbatch gets; they have no samples. It is not sent.
     """
 
     arrays: list[Any]
-    wanted: list[bool]
-    form: Any = None
+    requires_grad: list[bool]
+    treedef: Any = None
     replicated: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, value: Bundle) -> Payload:
         """Return the payload of a stage's result."""
         tensors = tensors_in(value)
-        wanted = [tensor.requires_grad for tensor in tensors]
-        return cls([tensor.data for tensor in tensors], wanted, rebuilt(value, [None] * len(tensors)))
+        arrays = [tensor.data for tensor in tensors]
+        requires_grad = [tensor.requires_grad for tensor in tensors]
+        return cls(arrays, requires_grad, rebuilt(value, [None] * len(tensors)))
 
     def rebuilt(self, items: list[Any] | None = None) -> Any:
-        """Return the arrays, or other items instead of them, in the form of this payload."""
-        return rebuilt(self.form, self.arrays if items is None else items)
+        """Return the arrays, or other items instead of them, as the pytree of this payload."""
+        return rebuilt(self.treedef, self.arrays if items is None else items)
 
     # -- in flight -----------------------------------------------------------------------------------------
 
     def to_message(self, may_be_on_device: bool = False) -> Array:
         """Return the payload as one array, in NumPy's memory unless a single one may stay elsewhere."""
-        first = self.arrays[0]
-        if self.form is None and type(first) is np.ndarray and first.dtype.kind == "f" and self.wanted[0]:
-            return first  # like most of them
-        if self.form is None and first is not None and self._is_plain(first):
-            return first if may_be_on_device else backend.to_numpy(first)
-        arrays = [None if array is None else backend.to_numpy(array) for array in self.arrays]
-        parts = tuple(None if a is None else (backend.dtype_name(a.dtype), a.shape) for a in arrays)
-        description = _written(_as_lists(self.form), tuple(self.wanted), parts)
-        return join(description, [array for array in arrays if array is not None])
+        first, arrays, parts = self.arrays[0], list[np.ndarray](), list[Any]()
+        if self.treedef is None and self._is_plain(first):
+            is_here = may_be_on_device or type(first) is np.ndarray
+            return first if is_here else backend.to_numpy(first)
+        for array in self.arrays:
+            if array is None:
+                parts.append(None)
+            else:
+                arrays.append(backend.to_numpy(array))
+                parts.append((backend.dtype_name(arrays[-1].dtype), array.shape))
+        requires_grad = tuple(self.requires_grad)
+        return join(_written(_as_lists(self.treedef), requires_grad, tuple(parts)), arrays)
 
-    def _is_plain(self, array: Array) -> bool:
+    def _is_plain(self, array: Array | None) -> bool:
         """Return whether an array needs no description. Bytes do: they would be taken for a packed payload."""
-        return backend.numpy_dtype(array.dtype) != np.uint8 and self.wanted[0] == backend.is_floating(array.dtype)
+        if type(array) is np.ndarray and array.dtype.kind == "f":  # like most of them
+            return self.requires_grad[0]
+        if array is None or backend.numpy_dtype(array.dtype) == np.uint8:
+            return False
+        return self.requires_grad[0] == backend.is_floating(array.dtype)
 
     @classmethod
     def from_message(cls, message: Array, xp: ModuleType = np) -> Payload:
@@ -75,35 +83,38 @@ class Payload(NamedTuple):
         if type(message) is np.ndarray and message.dtype.kind == "f" and xp is np:
             return cls([message], [True])  # like most of them
         if backend.numpy_dtype(message.dtype) != np.uint8:
-            return cls([backend.moved(message, xp)], [backend.is_floating(message.dtype)])
+            is_floating = backend.is_floating(message.dtype)
+            return cls([backend.moved(message, xp)], [is_floating])
         description, take = split(backend.to_numpy(message))
-        found = _read(description)
-        arrays = [None if part is None else backend.moved(take(*part), xp) for part in found["parts"]]
-        return cls(arrays, list(found["wanted"]), _as_form(found["form"]))
+        treedef, requires_grad, parts = _read(description)
+        arrays = [part and backend.moved(take(*part), xp) for part in parts]
+        return cls(arrays, list(requires_grad), _as_treedef(treedef))
 
 
 # Payloads of one stage boundary are alike, so each description is written and read once.
 @lru_cache(maxsize=256)
-def _written(form: tuple | None, wanted: tuple[bool, ...], parts: tuple) -> bytes:
-    return json.dumps({"form": form, "wanted": wanted, "parts": parts}).encode()
+def _written(treedef: tuple | None, requires_grad: tuple, parts: tuple) -> bytes:
+    return json.dumps([treedef, requires_grad, parts]).encode()
 
 
 @lru_cache(maxsize=256)
-def _read(description: bytes) -> dict[str, Any]:
+def _read(description: bytes) -> list[Any]:
     return json.loads(description)
 
 
-def _as_lists(form: Any) -> tuple | None:
+def _as_lists(treedef: Any) -> tuple | None:
     """Return the structure of a pytree for JSON: its kind, and its parts."""
-    if isinstance(form, dict):
-        return "dict", *((name, _as_lists(part)) for name, part in form.items())
-    return None if form is None else (type(form).__name__, *map(_as_lists, form))
+    if isinstance(treedef, dict):
+        return "dict", *((name, _as_lists(part)) for name, part in treedef.items())
+    if treedef is None:
+        return None
+    return type(treedef).__name__, *map(_as_lists, treedef)
 
 
-def _as_form(lists: list | None) -> Any:
+def _as_treedef(lists: list | None) -> Any:
     if lists is None:
         return None
     kind, *parts = lists
     if kind == "dict":
-        return {name: _as_form(part) for name, part in parts}
-    return (tuple if kind == "tuple" else list)(map(_as_form, parts))
+        return {name: _as_treedef(part) for name, part in parts}
+    return (tuple if kind == "tuple" else list)(map(_as_treedef, parts))

@@ -98,13 +98,13 @@ class _Last(NamedTuple):
     """The properties of the last microbatch. One with the same properties needs no key."""
 
     how: tuple[Any, ...]
-    form: Any
-    wanted: list[bool]
+    treedef: Any
+    requires_grad: list[bool]
     arrays: list[tuple[Any, ...]]
     kind: Kind
 
     def is_like(self, how: tuple[Any, ...], received: Payload, arrays: Iterable[Array]) -> bool:
-        if how != self.how or received.wanted != self.wanted or received.form != self.form:
+        if how != self.how or received.requires_grad != self.requires_grad or received.treedef != self.treedef:
             return False
         for array, (shape, strides, dtype) in zip(arrays, self.arrays):
             if type(array) is not np.ndarray or array.shape != shape or array.strides != strides:
@@ -143,14 +143,14 @@ class Kinds:
             kind = last.kind
         else:
             forms = [(a.shape, a.strides, a.dtype) for a in arrays]
-            key = how, received.form and repr(received.form), *received.wanted, *map(type, arrays), *forms
+            key = how, received.treedef and repr(received.treedef), *received.requires_grad, *map(type, arrays), *forms
             if key not in self._kinds and len(self._kinds) >= MOST_SCRIPTS:
                 del self._kinds[min(self._kinds, key=lambda each: self._kinds[each].used)]
                 self._last.clear()
             kind = self._kinds.get(key) or Kind(num_inputs=len(received.arrays))
             self._kinds[key] = kind
             if all(type(array) is np.ndarray and array.itemsize != 2 for array in arrays):
-                self._last[microbatch] = _Last(how, received.form, received.wanted, forms, kind)
+                self._last[microbatch] = _Last(how, received.treedef, received.requires_grad, forms, kind)
             else:
                 kind.reason = "gets arrays that are not NumPy's own, or in half precision"
         if kind.used != step:
@@ -370,7 +370,7 @@ def report_of(stages: Mapping[int, Stage]) -> str:
     return "\n".join(lines)
 
 
-def source_of(stages: Mapping[int, Stage], index: int) -> str:
+def replayed_source(stages: Mapping[int, Stage], index: int) -> str:
     """Return the straight-line NumPy that a stage of a rank replays."""
     stage = stages.get(index)
     if stage is None:

@@ -81,8 +81,8 @@ class ReplayingStage(Stage):
             payload, held = super().forward(microbatch, received._replace(arrays=given))
         if trace is None:
             return payload, held
-        kind.is_wanted = payload.wanted[0]
-        if payload.form is not None or (held is not None and not kind.is_wanted):
+        kind.is_wanted = payload.requires_grad[0]
+        if payload.treedef is not None or (held is not None and not kind.is_wanted):
             trace.spoil("the stage passes on a pytree, or a tensor without gradient")
         return payload._replace(arrays=self._returned(microbatch, payload.arrays, is_over=held is None)), held
 
@@ -90,13 +90,13 @@ class ReplayingStage(Stage):
         """F and the loss: see :meth:`Stage.forward_with_loss`."""
         if isinstance(objective, BatchObjective) and objective.is_for_outputs and self._returns_outputs:
             outputs, held = self.forward(microbatch, received)
-            objective.outputs[microbatch] = outputs._replace(wanted=[True] * len(outputs.arrays))
+            objective.outputs[microbatch] = outputs._replace(requires_grad=[True] * len(outputs.arrays))
             return held
         targets = self._targets(microbatch, objective)
         if targets is None or not isinstance(objective, BatchObjective):
             return super().forward_with_loss(microbatch, received, objective)
-        arrays, form = [*received.arrays, *targets.arrays], targets.form and repr(targets.form)
-        kind = self._kind_of(microbatch, received, arrays, self._loss_number, form)
+        arrays, treedef = [*received.arrays, *targets.arrays], targets.treedef and repr(targets.treedef)
+        kind = self._kind_of(microbatch, received, arrays, self._loss_number, treedef)
         if kind is None:
             return super().forward_with_loss(microbatch, received, objective)
         if kind.serves(arrays) and (found := self._replay(kind, arrays)) is not None:

@@ -167,7 +167,7 @@ class Stage:
 
     def _compute(self, k: int, received: Payload) -> tuple[list[StageInput], Any]:
         tensors, inputs = [], []
-        for array, is_wanted in zip(received.arrays, received.wanted):
+        for array, is_wanted in zip(received.arrays, received.requires_grad):
             tensor = record(array)
             tensor.node = stage_input = StageInput(is_wanted, array)
             tensors.append(tensor)

@@ -470,7 +470,9 @@ def _softmax_over_rows(scores: Array, may_see_nothing: bool) -> Array:
 def _largest_of_rows(array: Array) -> Array:
     """Return the maximum over the last axis but one, (..., 1, t), by halving: a third of the time of a reduction."""
     xp = array_module(array)
-    while (count := array.shape[-2]) > 1:
+    count = array.shape[-2]
+    while count > 1:
         half = (count + 1) // 2  # of an odd number of rows the middle one is in both halves
         array = xp.maximum(array[..., :half, :], array[..., count - half :, :])
+        count = half
     return array

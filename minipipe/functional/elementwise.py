@@ -293,9 +293,10 @@ def _sigmoid(x: Array) -> Array:
     xp = array_module(x)
     if backend.is_half(x.dtype):
         return backend.as_array(_sigmoid(backend.as_array(x, xp.float32)), x.dtype)
+    zero, one = backend.scalars(x, 0, 1)
     small = xp.exp(-xp.abs(x))
-    one_or_small = xp.maximum(small, xp.astype(x >= 0, x.dtype))  # np.where takes five times as long
-    return one_or_small / (1 + small)
+    one_or_small = xp.maximum(small, xp.astype(x >= zero, x.dtype))  # np.where takes five times as long
+    return one_or_small / (one + small)
 
 
 @op()

@@ -7,7 +7,7 @@ import math
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
 from minipipe.functional.operands import one_real
-from minipipe.tensor import Operand, Tensor, op
+from minipipe.tensor import op
 
 # Coefficients of polynomials, the constant first. float64: Cody's tables, a ratio of each pair.
 _NEAR_TOP = (
@@ -109,7 +109,7 @@ def _erf_double(x: Array) -> Array:
 
 def _polynomial(x: Array, coefficients: tuple[float, ...]) -> Array:
     """Return c0 + c1 x + c2 x^2 + …, in place except for the first product (Horner's scheme)."""
-    *others, last = coefficients
+    *others, last = backend.scalars(x, *coefficients)
     result = x * last
     for coefficient in reversed(others[1:]):
         result += coefficient
@@ -118,7 +118,8 @@ def _polynomial(x: Array, coefficients: tuple[float, ...]) -> Array:
     return result
 
 
-def gelu(a: Operand, approximate: bool = False) -> Tensor:
+@op(takes=one_real, attributes="approximate", saves="slope", in_float32=True)
+def gelu(a: Array, approximate: bool = False) -> tuple[Array, Array]:
     """Return a times the probability that a standard normal number is smaller than a.
 
     Parameters
@@ -143,27 +144,23 @@ def gelu(a: Operand, approximate: bool = False) -> Tensor:
     >>> functional.gelu(Tensor([0.0, 1.0])).numpy().round(4)
     array([0.    , 0.8413], dtype=float32)
     """
-    return _gelu(a, approximate=approximate)
-
-
-@op(takes=one_real, saves="slope", in_float32=True)
-def _gelu(a: Array, *, approximate: bool) -> tuple[Array, Array]:
     return _gelu_with_tanh(a) if approximate else _gelu_with_erf(a)
 
 
-_gelu.gradients(a=lambda g, slope: g * slope)
+gelu.gradients(a=lambda g, slope: g * slope)
 
 
 def _gelu_with_erf(x: Array) -> tuple[Array, Array]:
     """Return x P(x) and its slope P(x) + x p(x); P is the distribution function of a normal number, p its density."""
-    probability = erf_of_array(x * math.sqrt(0.5))
-    probability += 1
-    probability *= 0.5
+    root, half, minus_half, one, factor = backend.scalars(x, math.sqrt(0.5), 0.5, -0.5, 1, math.sqrt(0.5 / math.pi))
+    probability = erf_of_array(x * root)
+    probability += one
+    probability *= half
     slope = x * x
-    slope *= -0.5
+    slope *= minus_half
     slope = array_module(x).exp(slope)
     slope *= x
-    slope *= math.sqrt(0.5 / math.pi)
+    slope *= factor
     slope += probability
     probability *= x
     return probability, slope

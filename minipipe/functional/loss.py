@@ -9,13 +9,15 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
 from minipipe.errors import ArgumentError, TensorError, shape_error
 from minipipe.functional.distributed import check_whole
-from minipipe.functional.operands import as_real, astype, axis_of, data_of, in_full, one_real, operands
+from minipipe.functional.operands import as_real, astype, axis_of, constant, data_of, in_full, one_real, operands
 from minipipe.functional.reduction import Axis, largest_of, reduced, without_axes
-from minipipe.hints import with_hints
 from minipipe.specs import Spec
-from minipipe.tensor import Operand, Tensor, op, record
+from minipipe.tensor import Operand, Tensor, op
 
 _REDUCTIONS = ("mean", "sum")
+_SMOOTHING = Spec(float, minimum=0, maximum=1)
+_WEIGHT = Spec(float, minimum=0, expected="a finite number, at least 0")
+_SMOOTHED_WEIGHT = Spec(float, above=0, expected="a number above 0, because of label_smoothing")
 
 
 @op(takes=one_real, attributes="axis", in_float32=True)
@@ -113,8 +115,20 @@ logsumexp.gradients(
 )
 
 
-@with_hints
-def mean_squared_error(prediction: Tensor, target: Operand, reduction: str = "mean", weights: Any = None) -> Tensor:
+def _compared(prediction: Operand, target: Operand) -> tuple[Tensor, Tensor]:
+    """Return a prediction and its target as tensors of one dtype, no half, and one shape."""
+    check_whole("mean_squared_error", prediction, target)
+    prediction, target = operands(in_full(prediction), in_full(target))
+    if prediction.data.shape != target.data.shape:
+        expected = "equal shapes, such as target.reshape(prediction.shape) if only an axis of length 1 is missing"
+        raise shape_error("mean_squared_error", expected, prediction=prediction.shape, target=target.shape)
+    return prediction, target
+
+
+@op(takes=_compared, attributes="reduction weights", saves="pull count")
+def mean_squared_error(
+    prediction: Array, target: Array, reduction: str = "mean", weights: Any = None
+) -> tuple[Array, Array, float]:
     """Return the mean of (prediction - target)^2 over all elements; both of the same shape.
 
     Parameters
@@ -145,33 +159,22 @@ def mean_squared_error(prediction: Tensor, target: Operand, reduction: str = "me
     >>> functional.mean_squared_error(Tensor([1.0, 2.0]), Tensor([1.0, 4.0]), weights=[False, True])
     Tensor(4.)
     """
-    check_whole("mean_squared_error", prediction, target)
-    prediction, target = operands(in_full(prediction), in_full(target))
-    if prediction.data.shape != target.data.shape:
-        expected = "equal shapes, such as target.reshape(prediction.shape) if only an axis of length 1 is missing"
-        raise shape_error("mean_squared_error", expected, prediction=prediction.shape, target=target.shape)
     check_reduction("mean_squared_error", reduction)
-    if weights is None:
-        count: float = (backend.prod(prediction.data.shape) or math.nan) if reduction == "mean" else 1
-        return _squared_error(prediction, target, None, count=count)
-    each = broadcast_weights(weights, prediction.data)
-    count = (total_weight(each) or 1) if reduction == "mean" else 1
-    return _squared_error(prediction, target, record(each), count=count)
-
-
-@op(saves="pull")
-def _squared_error(
-    prediction: Array, target: Array, weights: Array | None = None, *, count: float
-) -> tuple[Array, Array]:
     difference = prediction - target
+    count: float = 1
     if weights is None:
-        return backend.sum_of_squares(difference) / count, difference
-    difference = array_module(weights).where(weights == 0, weights, difference)
-    pull = difference * weights
-    return backend.reduce_sum(pull * difference) / count, pull
+        if reduction == "mean":
+            count = backend.prod(difference.shape) or math.nan
+        return backend.sum_of_squares(difference) / count, difference, count
+    each = broadcast_weights(weights, prediction)
+    if reduction == "mean":
+        count = total_weight(each) or 1
+    difference = array_module(each).where(each == 0, each, difference)
+    pull = difference * each
+    return backend.reduce_sum(pull * difference) / count, pull, count
 
 
-_squared_error.gradients(
+mean_squared_error.gradients(
     prediction=lambda g, pull, count: pull * (g * (2 / count)),
     target=lambda g, pull, count: pull * (g * (-2 / count)),
 )
@@ -204,15 +207,28 @@ def broadcast_weights(weights: Any, like: Array) -> Array:
     return each
 
 
-@with_hints
+def _scores_and_labels(logits: Operand, labels: Operand) -> tuple[Tensor, Tensor]:
+    """Return scores as real numbers, no halves, and labels as a constant beside them."""
+    check_whole("cross_entropy", logits)
+    scores = as_real(logits)
+    if backend.is_half(scores.dtype):
+        scores = astype(scores, "float32")
+    return scores, constant(data_of(labels, scores.data))
+
+
+@op(
+    takes=_scores_and_labels,
+    attributes="ignore_index label_smoothing class_weights reduction",
+    saves="log_probabilities wanted total counts_all",
+)
 def cross_entropy(
-    logits: Tensor,
-    labels: Operand,
+    logits: Array,
+    labels: Array,
     ignore_index: int | None = None,
     label_smoothing: float = 0.0,
     class_weights: Any = None,
     reduction: str = "mean",
-) -> Tensor:
+) -> tuple[Array, Array, Array, Any, bool]:
     """Return the mean of -log softmax(logits)[label] over all rows that count.
 
     Parameters
@@ -259,47 +275,21 @@ def cross_entropy(
     >>> round(functional.cross_entropy(scores, [0, 3, -100], ignore_index=-100).item(), 4)
     1.3863
     """
-    check_whole("cross_entropy", logits)
-    logits = as_real(logits)
-    if backend.is_half(logits.dtype):
-        logits = astype(logits, "float32")
-    given = data_of(labels, logits.data)
-    _check_labels(logits, given, ignore_index)
+    _check_labels(logits, labels, ignore_index)
     _check_options(label_smoothing, class_weights, reduction, logits.shape[-1])
-    columns = backend.reshape(given, (-1,))
+    columns = backend.reshape(labels, (-1,))
     counts_all = ignore_index is None and class_weights is None
     total: Any = float(columns.shape[0]) if reduction == "mean" else 1.0
     if reduction == "mean" and not counts_all:
-        total = _total_weight(columns, logits.data, ignore_index, class_weights)
+        total = _total_weight(columns, logits, ignore_index, class_weights)
     if counts_all and not label_smoothing:
-        return _cross_entropy(logits, record(given), total=total)
-    wanted = _distribution(columns, ignore_index, label_smoothing, class_weights, logits.data)
-    return _weighted_cross_entropy(logits, record(wanted), total=total, counts_all=counts_all)
-
-
-@op(saves="log_probabilities")
-def _cross_entropy(logits: Array, labels: Array, *, total: Any) -> tuple[Array, Array]:
-    log_probabilities = log_softmax_of_array(backend.rows_of(logits), -1)
-    picked = backend.one_per_row(log_probabilities, backend.reshape(labels, (-1,)))
-    return -(backend.reduce_sum(picked) / total), log_probabilities
-
-
-def _of_logits(g: Array, log_probabilities: Array, labels: Array, total: Any, shape: tuple[int, ...]) -> Array:
-    xp = array_module(log_probabilities)
-    is_wanted = xp.arange(shape[-1]) == backend.reshape(labels, (-1, 1))
-    difference = xp.exp(log_probabilities) - xp.astype(is_wanted, log_probabilities.dtype)
-    return backend.reshape(difference * (g / total), shape)
-
-
-_cross_entropy.gradients(logits=_of_logits)
-
-
-@op(saves="log_probabilities")
-def _weighted_cross_entropy(logits: Array, wanted: Array, *, total: Any, counts_all: bool) -> tuple[Array, Array]:
-    """Return the cross-entropy with a distribution over the classes for each row."""
-    log_probabilities = log_softmax_of_array(backend.rows_of(logits), -1)
-    losses = wanted * _counted(log_probabilities, wanted, counts_all)
-    return -(backend.reduce_sum(losses) / total), log_probabilities
+        log_probabilities = log_softmax_of_array(backend.rows_of(logits), -1)
+        losses, wanted = backend.one_per_row(log_probabilities, columns), columns
+    else:
+        wanted = _distribution(columns, ignore_index, label_smoothing, class_weights, logits)
+        log_probabilities = log_softmax_of_array(backend.rows_of(logits), -1)
+        losses = wanted * _counted(log_probabilities, wanted, counts_all)
+    return -(backend.reduce_sum(losses) / total), log_probabilities, wanted, total, counts_all
 
 
 def _counted(array: Array, weights: Array, counts_all: bool) -> Array:
@@ -307,16 +297,21 @@ def _counted(array: Array, weights: Array, counts_all: bool) -> Array:
     return array if counts_all else backend.masked(array, weights != 0)
 
 
-def _of_weighted_logits(
+def _of_logits(
     g: Array, log_probabilities: Array, wanted: Array, total: Any, counts_all: bool, shape: tuple[int, ...]
 ) -> Array:
-    weights = backend.reduce_sum(wanted, -1, True)
-    probabilities = array_module(log_probabilities).exp(log_probabilities)
-    difference = _counted(probabilities, weights, counts_all) * weights - wanted
+    xp = array_module(log_probabilities)
+    probabilities = xp.exp(log_probabilities)
+    if wanted.ndim == 1:  # the labels themselves
+        is_wanted = xp.arange(shape[-1]) == wanted[:, None]
+        difference = probabilities - xp.astype(is_wanted, probabilities.dtype)
+    else:
+        weights = backend.reduce_sum(wanted, -1, True)
+        difference = _counted(probabilities, weights, counts_all) * weights - wanted
     return backend.reshape(difference * (g / total), shape)
 
 
-_weighted_cross_entropy.gradients(logits=_of_weighted_logits)
+cross_entropy.gradients(logits=_of_logits)
 
 
 @backend.one_line
@@ -355,19 +350,19 @@ def _distribution(columns: Array, ignore_index: int | None, smoothing: float, cl
 
 def _check_options(label_smoothing: float, class_weights: Any, reduction: str, k: int) -> None:
     check_reduction("cross_entropy", reduction)
-    Spec(float, minimum=0, maximum=1).check("cross_entropy: label_smoothing", label_smoothing)
+    if label_smoothing != 0:
+        _SMOOTHING.check("cross_entropy: label_smoothing", label_smoothing)
     if class_weights is None:
         return
     if len(class_weights) != k:
         raise ArgumentError("value", f"cross_entropy: class_weights has length {len(class_weights)}; expected {k}.")
     # With smoothing a label of weight 0 adds to the sum, but not to its divisor.
-    positive = Spec(float, above=0, expected="a number above 0, because of label_smoothing")
-    spec = positive if label_smoothing else Spec(float, minimum=0, expected="a finite number, at least 0")
+    spec = _SMOOTHED_WEIGHT if label_smoothing else _WEIGHT
     for weight in map(float, class_weights):
         spec.check("cross_entropy: one of the class weights", weight)
 
 
-def _check_labels(logits: Tensor, labels: Array, ignore_index: int | None) -> None:
+def _check_labels(logits: Array, labels: Array, ignore_index: int | None) -> None:
     if not backend.is_integer(labels.dtype):
         message = f"cross_entropy: the labels are {labels.dtype}; expected whole numbers, the indices of classes."
         raise TensorError("dtype", f"{message} One-hot labels become indices by labels.argmax(axis=-1).")

@@ -106,6 +106,10 @@ def real_operands(first: Operand, *others: Operand) -> list[Tensor]:
     >>> real_operands(Tensor([1.0, 2.0]), 2, Tensor([3]))
     [Tensor([1., 2.]), Tensor(2.), Tensor([3.])]
     """
+    tensors = [each for each in (first, *others) if isinstance(each, Tensor)]
+    dtypes = [each.data.dtype for each in tensors]
+    if len(dtypes) > len(others) and dtypes.count(dtypes[0]) == len(dtypes) and backend.is_floating(dtypes[0]):
+        return tensors
     found = []
     for other in others:
         first, other = operands(first, other)

@@ -165,11 +165,13 @@ def contiguous(a: Tensor) -> Tensor:
     >>> turned.data.flags.c_contiguous, functional.contiguous(turned).data.flags.c_contiguous
     (False, True)
     """
-    data = backend.contiguous(a.data)
-    if data is not a.data or isinstance(a.node, Leaf):  # a parameter itself adds up its gradients one by one
+    before, node = a.data, a.node
+    data = backend.contiguous(before)
+    if data is not before or isinstance(node, Leaf):  # a parameter itself adds up its gradients one by one
         a = record(data, (a, unchanged))
-    if a.node is not None:
-        a.node.is_boundary = True
+        node = a.node
+    if node is not None:
+        node.is_boundary = True
     return a
 
 

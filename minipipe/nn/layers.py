@@ -231,7 +231,7 @@ class GELU(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Keep the shape."""
-        return functional.gelu(x, self.approximate)
+        return functional.gelu(x, approximate=self.approximate)
 
     def describe(self) -> str:
         """Say whether it approximates."""

@@ -54,8 +54,14 @@ class CrossEntropyLoss(Module):
 
     def forward(self, scores: Tensor, labels: Operand) -> Tensor:
         """Map scores of shape (..., k) and whole-number labels of shape (...) to a loss of shape ()."""
-        options = self.ignore_index, self.label_smoothing, self.class_weights, self.reduction
-        return functional.cross_entropy(scores, labels, *options)
+        return functional.cross_entropy(
+            scores,
+            labels,
+            ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
+            class_weights=self.class_weights,
+            reduction=self.reduction,
+        )
 
     def weight(self, labels: Operand) -> float:
         """Return the weight of labels: the number not ignored, or the sum of their classes' weights."""
@@ -87,7 +93,7 @@ class MSELoss(Module):
     def forward(self, prediction: Tensor, targets: Operand | tuple[Operand, Any]) -> Tensor:
         """Map two tensors of one shape, the second alone or in a pair with its weights, to a loss of shape ()."""
         target, weights = targets if isinstance(targets, tuple) else (targets, None)
-        return functional.mean_squared_error(prediction, target, self.reduction, weights)
+        return functional.mean_squared_error(prediction, target, reduction=self.reduction, weights=weights)
 
     def weight(self, targets: Operand | tuple[Operand, Any]) -> float:
         """Return the weight of targets: the number of elements, or the sum of their weights."""

@@ -142,8 +142,13 @@ def _is_sequence(layer: Any) -> TypeGuard[Sequential]:
 
 
 def _flat(layers: Iterable[Module]) -> list[Module]:
-    parts = (_flat(layer.layers) if _is_sequence(layer) else [layer] for layer in layers)
-    return [layer for part in parts for layer in part]
+    found: list[Module] = []
+    for layer in layers:  # in every call of a sequence, so no generator
+        if isinstance(layer, Sequential) and _is_sequence(layer):
+            found += _flat(layer.layers)
+        else:
+            found.append(layer)
+    return found
 
 
 def _num_places(layer: Module) -> int:
@@ -155,7 +160,7 @@ def _num_places(layer: Module) -> int:
 
 def _at_next_place(layer: Module, x: Any) -> Any:
     """Apply a flat layer; the layers of a recomputed sequence draw from separate places."""
-    if is_exactly(layer, Recompute) and _is_sequence(layer.module):
+    if isinstance(layer, Recompute) and is_exactly(layer, Recompute) and _is_sequence(layer.module):
         inner = layer.module
         return layer.compute(lambda given: inner._apply(given, inner.flat_layers, _at_next_place), x)
     place = current_place()

@@ -11,12 +11,12 @@ wait for each other before: instructions that meet stand in the same order in al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from minipipe.core.flow import flow_of
-from minipipe.core.values import Site
-from minipipe.passes.kinds import FRAMING
+from minipipe.errors import misuse
+from minipipe.passes.kinds import tied_groups
+from minipipe.passes.shards import shard
 from minipipe.schedules.action import (
     REDUCE_GRAD,
     Action,
@@ -38,6 +38,7 @@ def frame(
     clip: bool = False,
     update: bool = True,
     input_gradients: bool = False,
+    sharded: Collection[int] = (),
 ) -> Program:
     """Return a program with everything that its ranks do in a step.
 
@@ -58,6 +59,13 @@ def frame(
         Whether the step updates the weights.
     input_gradients : bool
         Whether the step returns the gradients of the inputs.
+    sharded : collection of int
+        Stages whose weights are divided among their replicas.
+
+    Raises
+    ------
+    ScheduleError
+        If the program is framed already.
 
     Examples
     --------
@@ -68,13 +76,18 @@ def frame(
     rank 1: HANDSHAKE 1RECV_F0 1F0 1B0 1SEND_B0 FINITE LOSS 1U0
     """
     check_table(program, Program)
+    if program.rank_kinds:
+        there = min(program.rank_kinds)
+        message = f"{program.title} has instructions of a rank already, such as {there}"
+        raise misuse(f"{message}; frame a program that `schedules.lower` returned.")
     trains = not program.is_forward_only and U not in program.kinds
-    framed = handshake(program)
+    is_checked = trains or (bool(program.frozen) and U not in program.kinds)
+    framed = handshake(shard(program, sharded, ahead=1) if sharded else program)
     if trains:
         framed = reduce_tied(reduce(framed), tied)
         framed = gather_input_gradients(framed) if input_gradients else framed
     framed = gather_results(framed)
-    framed = check(framed) if trains and check_finite else framed
+    framed = check(framed) if is_checked and check_finite else framed
     framed = loss(framed)
     framed = norm(framed) if trains and clip else framed
     return updates(framed) if trains and update else framed
@@ -102,32 +115,35 @@ def reduce_tied(program: Program, tied: Tied) -> Program:
     groups = tuple(map(tuple, tied))
     if not groups:
         return program
-    return _with_rank_kind(replace(program, tied=groups), "REDUCE_TIED")
+    noted = replace(program, tied=groups)
+    ranks = {rank for group in tied_groups(noted) for rank in group}
+    return _with_rank_kind(noted, "REDUCE_TIED", ranks)
 
 
 def gather_input_gradients(program: Program) -> Program:
     """Return a program in which one replica gets the gradients of all inputs."""
-    return _with_rank_kind(program, "GATHER_INPUT_GRADS")
+    return _with_rank_kind(program, "GATHER_INPUT_GRADS", _replicas(program, 0))
 
 
 def gather_results(program: Program) -> Program:
     """Return a program in which one replica gets the results of all."""
-    return _with_rank_kind(program, "GATHER_RESULTS")
+    last = program.num_stages - 1
+    return _with_rank_kind(program, "GATHER_RESULTS", _replicas(program, last))
 
 
 def check(program: Program) -> Program:
     """Return a program in which each rank checks whether its gradients are finite."""
-    return _with_rank_kind(program, "FINITE")
+    return _with_rank_kind(program, "FINITE", range(program.num_ranks))
 
 
 def loss(program: Program) -> Program:
     """Return a program that ends with the delivery of the loss to all ranks."""
-    return _with_rank_kind(program, "LOSS")
+    return _with_rank_kind(program, "LOSS", range(program.num_ranks))
 
 
 def norm(program: Program) -> Program:
     """Return a program that then limits the norm of all gradients."""
-    return _with_rank_kind(program, "NORM")
+    return _with_rank_kind(program, "NORM", range(program.num_ranks))
 
 
 def updates(program: Program) -> Program:
@@ -146,14 +162,20 @@ def _of_rank(program: Program, rank: int, kind: ActionKind) -> Action:
     return Action(rank, kind, program.microbatches[0])
 
 
-def _with_rank_kind(program: Program, name: str) -> Program:
-    """Return a program with an instruction at the end of each row that can have it."""
-    kind, uses = ActionKind(name), FRAMING[name].uses
-    flow = flow_of(program)
-    rows = [list(row) for row in program.actions]
-    for rank, row in enumerate(rows):
-        if uses(Site(flow, rank, len(row), rank, 0)) is not None:
-            row.append(_of_rank(program, rank, kind))
+def _replicas(program: Program, stage: int) -> Sequence[int]:
+    """Return the ranks of a stage, if there are several."""
+    ranks = program.ranks_of(stage)
+    return ranks if len(ranks) > 1 else ()
+
+
+def _with_rank_kind(program: Program, name: str, ranks: Collection[int]) -> Program:
+    """Return a program with an instruction of a rank at the end of some rows."""
+    if not ranks:
+        return program
+    kind = ActionKind(name)
+    rows = list(program.actions)
+    for rank in ranks:
+        rows[rank] = (*rows[rank], _of_rank(program, rank, kind))
     return program.with_rows(Program, rows)
 
 

@@ -1,6 +1,7 @@
-"""The instructions that frame a step: what a rank does before and after its schedule.
+"""The instructions that passes add to a schedule.
 
-They belong to a rank, and to no stage and microbatch. A row with all of them::
+Most of them frame a step: what a rank does before and after its schedule. They belong
+to a rank, and to no stage and microbatch. A row with all of them::
 
     HANDSHAKE 0F0 … 0B7 REDUCE_TIED GATHER_INPUT_GRADS GATHER_RESULTS FINITE LOSS NORM …
 
@@ -18,12 +19,18 @@ The value `call` exists from HANDSHAKE until LOSS and covers the schedule: nothi
 batch runs before all ranks have agreed on it. FINITE, LOSS and NORM read the gradients
 of all stages of their rank, which the updates behind them take: so an update cannot
 come before them.
+
+If the weights of a whole stage are divided among its replicas, ``0GATHER0`` makes stage
+0 whole for what follows, and ``0FREE0`` leaves this rank its shard again. The value
+`whole` exists between them and covers the stage: nothing computes with a shard. The
+microbatch tells one such time of a stage from another; it is any number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
+from typing import Protocol
 
 from minipipe.core.values import (
     GRADIENTS,
@@ -59,6 +66,7 @@ _NOUNS = {
     "GATHER_RESULTS": {"results": _of_rank("results of all replicas")},
     "FINITE": {"finite": _of_rank("result of the finite check")},
     "LOSS": {"loss": _of_rank("loss", may_stay=_stays)},
+    "GATHER": {"whole": Noun("whole weights", covers=("F", "R", "B", "I", "W"))},
     "NORM": {"norm": _of_rank("norm of the gradients", may_stay=_stays)},
 }
 
@@ -84,30 +92,36 @@ def _all_gradients(site: Site) -> tuple[Value, ...]:
     found: list[Value] = []
     for stage in site.setting.local_stages(site.rank):
         found += _gradients(site, stage)
-    if "REDUCE_TIED" in site.setting.kinds and len(tied_ranks(site.setting, site.rank)):
+    if "REDUCE_TIED" in site.setting.kinds and _tied_ranks(site):
         found.append(site.value("tied"))
     return tuple(found)
 
 
-def tied_ranks(setting: Setting, rank: int) -> tuple[int, ...]:
-    """Return the ranks with which a rank shares parameters, and itself; or none.
+class _Homes(Protocol):
+    @property
+    def tied(self) -> Sequence[tuple[int, ...]]: ...
+
+    def ranks_of(self, stage: int) -> Sequence[int]: ...
+
+
+def tied_groups(table: _Homes) -> list[tuple[int, ...]]:
+    """Return the groups of ranks that share parameters, each of several ranks.
 
     Replicas of a pipeline share them each among their own ranks.
     """
-    connected = {rank}
-    size = 0
-    while len(connected) > size:
-        size = len(connected)
-        for ranks in _sharing(setting):
-            if not connected.isdisjoint(ranks):
-                connected |= ranks
-    return tuple(sorted(connected)) if size > 1 else ()
+    groups: list[set[int]] = []
+    for stages in table.tied:
+        for ranks in map(set, zip(*map(table.ranks_of, stages))):
+            near = [group for group in groups if not group.isdisjoint(ranks)]
+            groups = [group for group in groups if group.isdisjoint(ranks)]
+            groups.append(ranks.union(*near))
+    return [tuple(sorted(group)) for group in groups if len(group) > 1]
 
 
-def _sharing(setting: Setting) -> Iterator[set[int]]:
-    """Yield the ranks of one pipeline on which stages are that share a parameter."""
-    for stages in setting.tied:
-        yield from map(set, zip(*map(setting.ranks_of, stages)))
+def _tied_ranks(site: Site) -> tuple[int, ...]:
+    """Return the ranks with which a rank shares parameters, and itself; or none."""
+    groups = tied_groups(site.setting)
+    return next((group for group in groups if site.rank in group), ())
 
 
 # -- uses ------------------------------------------------------------------------------
@@ -119,7 +133,7 @@ def _handshake(site: Site) -> Uses:
 
 def _reduce_tied(site: Site) -> Uses | None:
     setting = site.setting
-    if not tied_ranks(setting, site.rank):
+    if not _tied_ranks(site):
         return None
     reads: list[Value] = []
     tied = {stage for stages in setting.tied for stage in stages}
@@ -173,6 +187,14 @@ def _norm(site: Site) -> Uses:
     return Uses(gives=(site.value("norm"),), reads=reads)
 
 
+def _gather(site: Site) -> Uses:
+    return Uses(gives=(site.value("whole"),))
+
+
+def _free(site: Site) -> Uses:
+    return Uses((site.value("whole"),))
+
+
 # -- meetings --------------------------------------------------------------------------
 
 
@@ -185,7 +207,7 @@ def _all_ranks(name: str, site: Site) -> Meeting:
 
 
 def _tied(site: Site) -> Meeting:
-    return _meeting("REDUCE_TIED", tied_ranks(site.setting, site.rank) or (site.rank,))
+    return _meeting("REDUCE_TIED", _tied_ranks(site) or (site.rank,))
 
 
 def _first_stage(site: Site) -> Meeting:
@@ -245,5 +267,13 @@ _KINDS = (
 FRAMING = {kind.name: kind for kind in _KINDS}
 """The kinds that frame a step, by name, in the order of a row."""
 
-for _kind in _KINDS:
-    declare(_kind, _NOUNS[_kind.name])
+_OF_SHARDS = (
+    Kind("GATHER", _gather, "gather of the weights", time="gather"),
+    Kind("FREE", _free, "release of the gathered weights"),
+)
+
+ADDED = {kind.name: kind for kind in (*_KINDS, *_OF_SHARDS)}
+"""All kinds that passes add, by name."""
+
+for _kind in ADDED.values():
+    declare(_kind, _NOUNS.get(_kind.name))

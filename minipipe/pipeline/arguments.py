@@ -14,8 +14,8 @@ from minipipe.comm.agreement import check_agreement
 from minipipe.execution.checks.comparison import check_program
 from minipipe.execution.checks.description import description
 from minipipe.execution.plan import Plan
-from minipipe.pipeline.intake import planned
 from minipipe.pipeline.options import PlanOptions
+from minipipe.pipeline.planning import Planned, planned
 from minipipe.schedules import REGISTRY, Program, Schedule
 from minipipe.schedules.registry import NUM_MICROBATCHES, spelled
 from minipipe.specs import Spec
@@ -32,8 +32,8 @@ def agreed(
     pipeline: type,
     run: Mapping[str, Any],
     **more: Any,
-) -> tuple[Plan, ProcessGroup, Grid | None, bool, bool]:
-    """Return the result of :func:`planned`, the same on all ranks, and whether all calls are compared.
+) -> Planned:
+    """Return the result of :func:`planned`, the same on all ranks.
 
     Collective. Arguments are compared first, and then their results: the actions of a file, the layers of each
     stage.
@@ -51,11 +51,11 @@ def agreed(
         Code ``disagreement``, on every rank; and the errors of :func:`planned`.
     """
     compares = compare_options(model, group, options, {**run, **more})
-    plan, ranks, grid, recompute = planned(model, group, options, pipeline, **run)
+    found = planned(model, group, options, pipeline, **run)
     everyone = _everyone_on(group)
     if everyone.size > 1:
-        check_agreement(everyone, {name: description(value, name) for name, value in plan.description.items()})
-    return plan, ranks, grid, recompute, compares
+        check_agreement(everyone, {name: description(value, name) for name, value in found.plan.description.items()})
+    return found._replace(compares=compares)
 
 
 def _everyone_on(group: ProcessGroup | Grid) -> ProcessGroup:

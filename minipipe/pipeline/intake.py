@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from inspect import signature
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -15,17 +14,15 @@ from minipipe.comm.message import finish
 from minipipe.comm.objects import pack, unpack
 from minipipe.comm.process_group import OwnTag
 from minipipe.data import Share
-from minipipe.errors import ArgumentError, MicrobatchError, ModelError, RankError, counted
+from minipipe.errors import ArgumentError, MicrobatchError, ModelError
 from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
-from minipipe.execution.checks.calls import Calls, check_loss, part_of
-from minipipe.execution.checks.comparison import check_first_values
+from minipipe.execution.checks.calls import Calls, part_of
 from minipipe.execution.checks.finite import StepCheck
 from minipipe.execution.checks.updates import batch_marks
-from minipipe.execution.objective import BatchObjective, Weight
-from minipipe.execution.outputs import output_division
+from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
-from minipipe.execution.plan import Plan, check_model
+from minipipe.execution.plan import Plan
 from minipipe.execution.samples import (
     ABSENT,
     OF_SHARES,
@@ -36,145 +33,9 @@ from minipipe.execution.samples import (
     sizes_of,
     split_microbatches,
 )
-from minipipe.execution.sliced import weight_of_loss
-from minipipe.nn import Sequential, fully_shard, parallelise
-from minipipe.nn.dividing import check_not_sharded
-from minipipe.schedules.action import U
-from minipipe.specs import INDEX
+from minipipe.pipeline.planning import roles_of
 
 _WHOLE = ("evaluate", "predict", "measure_memory")  # calls that take any number of samples, and sequences as they are
-
-
-def planned(
-    model: Sequential | Plan, group: ProcessGroup | Grid, given: Mapping[str, object], pipeline: type, **run: Any
-) -> tuple[Plan, ProcessGroup, Grid | None, bool]:
-    """Return the plan argument, or a plan of a model and options, the group, its mesh, and whether to recompute.
-
-    Collective if the partition or the schedule follows from measurements: ``pipeline`` makes the pipelines that
-    are measured, and ``run`` has their loss, seed, device and recompute. Otherwise local.
-
-    Raises
-    ------
-    ArgumentError
-        Code ``name``, for an option that does not exist. Code ``value``, for a seed that is not a whole number; and for
-        arguments that do not fit a device mesh, see :func:`over_grid`.
-    ModelError
-        Code ``unsupported``, for options together with a plan.
-    RankError
-        Code ``wrong-number``, for a plan with another number of ranks.
-    """
-    options: dict[str, Any] = {**given}
-    for name in ("seed", "dropout_seed"):
-        INDEX.check(name, run[name])
-    grid = group if isinstance(group, Grid) else None
-    if isinstance(group, Grid):
-        model, options = over_grid(model, group, options)
-        group = group.pipeline
-    is_asked = options.get("schedule") == "auto" or str(options.get("partition")) == "measured"
-    if is_asked and not isinstance(model, Plan) and any(one.is_divided for one in model.parameters()):
-        message = 'Tensor-parallel and fully sharded layers cannot be measured on one rank, as schedule="auto" and'
-        advice = 'partition="measured" would; pass the name of a schedule, and a partition or layer_costs.'
-        raise ArgumentError("value", f"{message} {advice}")
-    others = options.keys() - (signature(Plan).parameters.keys() - {"num_ranks"})
-    if (is_asked or others) and not isinstance(model, Plan):
-        from minipipe.tuning.race import decided  # here, because most programs measure nothing
-
-        model, options, run["recompute"] = decided(model, group, options, pipeline, **run)
-    if not isinstance(model, Plan):
-        return _fitting(Plan(model, num_ranks=group.size, **options)), group, grid, run["recompute"]
-    if options:
-        raise ModelError("unsupported", f"The stages determine {', '.join(options)}; leave it out.")
-    if model.schedule.num_ranks != group.size:
-        message = f"The plan is for {counted(model.schedule.num_ranks, 'rank')}, but this group has {group.size}."
-        raise RankError("wrong-number", f"{message} Start as many ranks, or make a plan for {group.size}.")
-    return _fitting(model), group, grid, run["recompute"]
-
-
-def _fitting(plan: Plan) -> Plan:
-    """Return the plan, unless replicas that keep shards cannot run it."""
-    program, name = plan.program, plan.schedule.name
-    sizes = {one.owner.shard.group.size for one in plan.model.parameters() if one.is_summed}
-    for stage in range(program.num_stages) if sizes else ():
-        count = len(program.ranks_of(stage))
-        if {count} != sizes:
-            message = (
-                f"Stage {stage} of {name} is on {counted(count, 'rank')}, but its parameters have {sizes.pop()} shards"
-            )
-            advice = "; pass replicas= or a grid with as many replicas."
-            if count > plan.replicas:
-                advice = ": fully sharded layers do not work with a schedule that has replicas itself. Choose another"
-                advice += " schedule, such as '1f1b', or layers that are not fully sharded."
-            raise ArgumentError("value", message + advice)
-    if sizes and any(action.kind is U for row in program.actions for action in row):
-        message = (
-            f"{name} keeps versions of weights, but a fully sharded replica keeps a shard of the last version only"
-        )
-        raise ArgumentError("value", f"{message}; choose a schedule with a flush, such as '1f1b'.")
-    return plan
-
-
-def over_grid(model: Any, grid: Grid, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return a model whose layers are divided among the tensor-parallel ranks of a mesh, and options with its replicas.
-
-    A plan stays as it is.
-
-    Raises
-    ------
-    ArgumentError
-        Code ``value``: replicas in addition to the mesh's; a plan of a whole model, or of another number of
-        replicas; a fully sharded model together with tensor parallelism.
-    ModelError
-        Code ``type``.
-    """
-    is_shared, is_sharded = grid.tensor.size > 1, grid.fully_sharded and grid.replicas > 1
-    if "replicas" in options:
-        raise ArgumentError("value", f"The grid has {counted(grid.replicas, 'replica')} already; leave replicas out.")
-    if not isinstance(model, Plan):
-        check_model(model)
-        if is_shared:
-            check_not_sharded(model)
-        if is_shared or is_sharded:
-            # Before each rank takes its part; afterwards any part would do.
-            check_first_values(grid.group, dict(model.named_parameters()), of_wholes=True)
-        model = parallelise(model, grid.tensor) if is_shared else model
-        return fully_shard(model, grid.data) if is_sharded else model, {**options, "replicas": grid.replicas}
-    if model.replicas != grid.replicas:
-        message = (
-            f"The plan has {counted(model.replicas, 'replica')}, and the grid {grid.replicas}; make it with replicas="
-        )
-        raise ArgumentError("value", f"{message}{grid.replicas}.")
-    parameters = list(model.model.parameters())
-    wanted = {"nn.parallelise(model, grid.tensor)": is_shared and not any(one.is_divided for one in parameters)}
-    wanted["nn.fully_shard(model, grid.data)"] = is_sharded and not any(one.is_summed for one in parameters)
-    for made in (name for name, is_missing in wanted.items() if is_missing):
-        raise ArgumentError(
-            "value", f"The grid divides the model, but the plan has whole layers; make the plan from {made}."
-        )
-    return model, {**options}
-
-
-def objective_of(plan: Plan, loss: Any, loss_weight: Weight | None, grid: Grid | None) -> partial[BatchObjective]:
-    """Return the function by which every call takes the results of the last stage, after checking the loss.
-
-    Raises
-    ------
-    ModelError
-        Code ``loss``.
-    """
-    division = output_division(plan.model, check_loss(loss), grid)
-    return partial(BatchObjective, loss, weight_of_loss(plan.schedule, loss, loss_weight), division=division)
-
-
-def roles_of(plan: Plan, group: ProcessGroup, grid: Grid | None) -> dict[int, str]:
-    """Return the names of ranks in messages, by their numbers in the world: by mesh coordinates, and by stage."""
-    if grid is None:
-        return {group.name(rank): role for rank, role in plan.roles.items()}
-    places, found = grid.pipeline.size // grid.replicas, {}
-    for rank, (name, role) in enumerate(grid.roles.items()):
-        place, replica, _ = grid.coordinates_of(rank)
-        stages = plan.schedule.stages_of(replica * places + place)
-        found[name] = f"{role}; stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"
-    return found
 
 
 class _Reads(NamedTuple):
@@ -298,15 +159,17 @@ class Intake:
             own[objective.noun] = self._own(targets, objective.noun, "targets", num_slices)
         return own
 
+    def gather_input_gradients(self, own: dict[int, Payload]) -> None:
+        """Gather the gradients of the inputs on the first rank of the first stage. Collective among its replicas."""
+        sent = [(k, payload.to_message()) for k, payload in own.items()]
+        for found in gathered(self._group, self._first_ranks, sent):
+            own.update((k, Payload.from_message(message, self._xp)) for k, message in found)
+
     def input_gradients(self, batch: Batch, own: dict[int, Payload]) -> Any:
-        """Return the gradients of the inputs, if they are requested, on the first rank of the first stage."""
-        if not self._plan.inputs_require_grad:
+        """Return the gradients of the inputs, if they are requested, on the first rank of the first stage. Local."""
+        if not self._plan.inputs_require_grad or self._group.rank != self.first_rank:
             return None
-        if len(self._first_ranks) > 1:
-            sent = [(k, payload.to_message()) for k, payload in own.items()]
-            for found in gathered(self._group, self._first_ranks, sent):
-                own.update((k, Payload.from_message(message, self._xp)) for k, message in found)
-        return batch.input_gradients(own) if self._group.rank == self.first_rank else None
+        return batch.input_gradients(own)
 
     def _check_alike(self, own: Samples, noun: str, num_samples: int, layout: int) -> None:
         if own.num_samples != num_samples:

@@ -20,21 +20,20 @@ from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import (
     check_backward,
-    check_frozen,
     check_inputs_require_grad,
     check_num_steps,
     warn_of_another_order,
-    warn_of_missing_gradients,
 )
 from minipipe.execution.checks.finite import FiniteCheck
 from minipipe.execution.executor import Executor
 from minipipe.execution.objective import BatchObjective, GivenGradient, Loss, Metric, Weight, Where
-from minipipe.execution.observers import MemoryMeter, journal, trainer_of
+from minipipe.execution.observers import MemoryMeter, journal
 from minipipe.execution.outputs import check_given_gradient
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
-from minipipe.execution.replayed import observed, report_of, source_of
+from minipipe.execution.replayed import observed, replayed_source, report_of
 from minipipe.execution.samples import copied, read_ahead
+from minipipe.execution.source import source_of
 from minipipe.execution.sums import GradientSums
 from minipipe.execution.timeline import gather_timeline
 from minipipe.hints import FamiliarPipeline, with_hints
@@ -43,17 +42,11 @@ from minipipe.nn.fully_sharded import kept_whole
 from minipipe.nn.module import modes_of
 from minipipe.optim import LossScale, Optimiser
 from minipipe.pipeline.arguments import agreed, compare_options, of_modules
-from minipipe.pipeline.intake import (
-    Intake,
-    Needs,
-    deliver_loss,
-    deliver_outputs,
-    gather_results,
-    objective_of,
-    over_grid,
-)
+from minipipe.pipeline.framing import Framing, TrainingCall
+from minipipe.pipeline.intake import Intake, Needs, deliver_loss, deliver_outputs, gather_results
 from minipipe.pipeline.options import ModulesOptions, PlanOptions, showing
 from minipipe.pipeline.parameters import AllParameters
+from minipipe.pipeline.planning import objective_of, over_grid
 from minipipe.pipeline.running import RunLosses, Runs, in_turn
 from minipipe.schedules import ActionKind, Costs, Program, Schedule, Timeline, lower
 from minipipe.schedules.sequential import forward_only_through
@@ -201,7 +194,16 @@ class Pipeline(FamiliarPipeline):
     """
 
     __slots__ = (
-        *("_executor", "_finite", "_group", "_input_gradients", "_intake", "_is_training", "_objective", "_parameters"),
+        *(
+            "_executor",
+            "_framing",
+            "_group",
+            "_input_gradients",
+            "_intake",
+            "_is_training",
+            "_objective",
+            "_parameters",
+        ),
         *("_pending", "_plan", "_predictors", "_records", "_runs", "_seeds", "_stages", "_sums", "_trainer", "_xp"),
         *("__weakref__", "_grid", "measures_memory", "num_steps"),
     )
@@ -248,8 +250,9 @@ class Pipeline(FamiliarPipeline):
         self._executor = partial(Executor, stages=self._stages, group=group, xp=self._xp, observers=journal())
         self._is_training, self._predictors, self._input_gradients = plan.model.is_training, dict[int, Executor](), None
         self._sums = GradientSums(plan, self._stages, group, self._xp)
-        self._trainer = trainer_of(plan, self._executor, self._sums, stack_weight_gradients)
-        self._finite = FiniteCheck(check_finite, plan, self._stages, group, self._xp, grid)
+        finite = FiniteCheck(check_finite, plan, self._stages, group, self._xp, grid)
+        self._framing = Framing(plan, group, self._intake, self._parameters, self._sums, finite, self._pending)
+        self._trainer = self._framing.trainer(self._executor, stack_weight_gradients)
         self._runs = Runs(plan, group, self._intake, self._executor, self._objective, check_finite)
 
     @classmethod
@@ -338,6 +341,24 @@ class Pipeline(FamiliarPipeline):
     def schedule(self) -> Schedule:
         """The computations that :meth:`step` runs."""
         return self._plan.schedule
+
+    @property
+    def rows(self) -> Program:
+        """Everything that the ranks do in a training step, instruction by instruction.
+
+        :meth:`step` runs the row of this rank until the loss is delivered. NORM is run by :meth:`clip_grad_norm`,
+        and U by the ``step`` of an optimiser, if the program calls them.
+
+        Examples
+        --------
+        >>> from minipipe import Pipeline, init_process_group, nn
+        >>> with init_process_group() as group:
+        ...     pipeline = Pipeline(nn.Sequential(nn.Linear(2, 1)), group, loss=nn.MSELoss(), num_microbatches=2)
+        >>> print(pipeline.rows)
+        # 1f1b: 1 rank, 1 stage, 2 microbatches
+        rank 0: HANDSHAKE 0F0 0B0 0F1 0B1 FINITE LOSS NORM 0U1
+        """
+        return self._framing.program(clip=True, update=True)
 
     @property
     def partition(self) -> list[range]:
@@ -558,35 +579,28 @@ class Pipeline(FamiliarPipeline):
         check_backward(self.schedule, call)
         begun = perf_counter()
         call += "(accumulate=True)" * bool(accumulate)
-        batch = self._batch(call, inputs, targets, objective, self._is_training)
-        for stage in self._stages.values():
-            check_frozen(stage)
-            stage.begin(accumulate)
-        earlier = self._parameters.shared.take_gradients() if accumulate else {}
-        self._sums.begin(accumulate)
+        given = TrainingCall(
+            call, inputs, targets, objective, self._is_training, self.num_steps, waits=wait, accumulates=accumulate
+        )
         # Frozen stages get no gradient back that shows that their sends, perhaps of the inputs themselves, have
         # finished.
         finishes_sends = wait or self.schedule.first_backward_stage > 0
-        meters = [MemoryMeter(batch.arrays)] if self.measures_memory else []
+        meters = [MemoryMeter()] if self.measures_memory else []
         records, self._records = self._records, deque(maxlen=_KEPT_STEPS)  # none, if it fails
-        with observed(self._stages) if self.measures_memory else nullcontext():
-            assert self._trainer is not None  # check_backward has refused the others
-            record = self._trainer.run(batch, *meters, finishes_sends=finishes_sends)
-        self._sums.finish()
-        self._parameters.shared.exchange_gradients(batch.step, self._sums.last_tag, earlier)
-        if self.num_steps == 0:
-            warn_of_missing_gradients(self._parameters.own)
-        self.num_steps += 1
-        self._input_gradients = self._intake.input_gradients(batch, record.input_gradients)
-        gather_results(self._group, self._intake.last_ranks, batch)
-        loss = deliver_loss(self._group, self._intake.last_rank, batch, self._finite.of_step(batch, wait))
-        self.wait()  # no rank is far behind
-        found = loss.wait() if wait else loss
-        self._pending.extend([] if wait else [loss])
+        try:
+            with observed(self._stages) if self.measures_memory else nullcontext():
+                assert self._trainer is not None  # check_backward has refused the others
+                record = self._trainer.run(given, *meters, finishes_sends=finishes_sends)
+        finally:
+            if given.is_computed:  # perhaps it is not finite
+                self.num_steps += 1
+                self._input_gradients = given.input_gradients
+        if isinstance(given.loss, PendingLoss):
+            self._pending.append(given.loss)
         record.begun, record.left = begun, perf_counter()
         records.append(record)
         self._records = records
-        return found
+        return given.loss
 
     def wait(self) -> None:
         """Wait for the losses of earlier steps with ``wait=False``, and raise the errors of these steps.
@@ -988,18 +1002,49 @@ class Pipeline(FamiliarPipeline):
         """
         return report_of(self._stages)
 
-    def source(self, stage: int) -> str:
-        """Return the straight-line NumPy that a stage of this rank replays. Local.
+    def source(self, stage: int | None = None) -> str:
+        """Return the row of this rank as Python in straight lines; or the NumPy that one of its stages replays. Local.
+
+        Parameters
+        ----------
+        stage : int, optional
+            By default the row: everything that this rank does in a training step, one call for each instruction. The
+            variables are the values that instructions leave for each other, named by stage and microbatch.
 
         Raises
         ------
         ArgumentError
             Code ``value``: when the stage is not on this rank, or replays nothing; the message says why.
+        ScheduleError
+            Code ``updates``: for the row of a schedule that updates weights itself, which is made for each run.
 
         Examples
         --------
+        The row of the first of two ranks, for one microbatch.
+
+        >>> from minipipe import Pipeline, nn, spawn
+        >>> def show(group):
+        ...     layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+        ...     return Pipeline(layers, group, loss=nn.MSELoss(), num_microbatches=1).source()
+        >>> print(spawn(show, num_ranks=2)[0])
+        def step(rank):  # rank 0 of 1f1b
+            handshake(rank, 'HANDSHAKE')
+            with rank.schedule():
+                out0_0, graph0_0 = forward(rank, '0F0')
+                send_activation(rank, '0SEND_F0', out0_0)
+                del out0_0
+                g0_0 = receive_gradient(rank, '0RECV_B0')
+                backward(rank, '0B0', graph0_0, wait(g0_0))
+                del graph0_0, g0_0
+                rank.finish_sends()
+                finite0 = check(rank, 'FINITE')
+                deliver_loss(rank, 'LOSS', finite0)
+                del finite0
+
+        The lines of its first stage, which is replayed from the third step on.
+
         >>> import numpy as np
-        >>> from minipipe import Pipeline, init_process_group, nn
+        >>> from minipipe import init_process_group
         >>> x = np.random.default_rng(0).normal(size=(5, 4, 2)).astype(np.float32)
         >>> with init_process_group() as group:
         ...     model = nn.Sequential(nn.Linear(2, 1))
@@ -1009,7 +1054,11 @@ class Pipeline(FamiliarPipeline):
         ...     pipeline.source(0).splitlines()[3:5]
         ['    v0 = x0.dot(p0)', '    v0 += p1']
         """
-        return source_of(self._stages, stage)
+        if stage is not None:
+            return replayed_source(self._stages, stage)
+        check_backward(self.schedule, "source")
+        assert self._trainer is not None
+        return source_of(self._trainer)
 
     # -- measuring -------------------------------------------------------------------------------------------
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from minipipe.core.values import KINDS
 from minipipe.render.panel import Panel
 from minipipe.schedules import Action, ActionKind, Idle, IdleCause, Message, Timeline
 from minipipe.schedules.simulation.timeline import ONE_UNIT
@@ -57,8 +58,12 @@ def describe_action(action: Action) -> str:
     --------
     >>> describe_action(Action.parse("2F0"))
     '2F0: forward of microbatch 0 on stage 2'
+    >>> describe_action(Action.parse("2LOSS0"))
+    'LOSS: delivery of the loss, outputs and metrics'
     """
     kind = action.kind.declaration
+    if kind.of_rank:
+        return f"{action}: {kind.words}"
     of = "up to" if kind.sums_up else "of"
     return f"{action}: {kind.words} {of} microbatch {action.microbatch} on stage {action.stage}"
 
@@ -102,6 +107,8 @@ def describe_wait(idle: Idle) -> str:
     if idle.awaited.kind is ActionKind.LOAD:
         return f"waits for {idle.awaited}: the activations are on their way"
     kind = idle.awaited.kind
+    if kind.is_of_rank:
+        return f"waits for {idle.awaited} on rank {idle.source} ({kind.declaration.words})"
     payload = f"{_CARRIES.get(kind, kind.declaration.words)} of microbatch {idle.awaited.microbatch}"
     return f"waits for {idle.awaited} on rank {idle.source} ({payload})"
 
@@ -129,7 +136,23 @@ def short_label(action: Action, names_stage: bool) -> str:
     >>> short_label(Action.parse("2F3"), names_stage=False)
     'F3'
     """
-    return str(action) if names_stage else f"{action.kind}{action.microbatch}"
+    return str(action) if names_stage or action.kind.is_of_rank else f"{action.kind}{action.microbatch}"
+
+
+def entries_of(kinds: Collection[ActionKind]) -> list[tuple[list[ActionKind], str]]:
+    """Return the entries of a legend: kinds, in the order of their declarations, and what they are.
+
+    Kinds that belong to a rank have one entry.
+
+    Examples
+    --------
+    >>> entries_of([ActionKind("LOSS"), ActionKind.FORWARD, ActionKind("FINITE")])[1]
+    ([<ActionKind.FINITE: 'FINITE'>, <ActionKind.LOSS: 'LOSS'>], 'frame of the step')
+    """
+    ordered = [kind for kind in map(ActionKind, KINDS) if kind in kinds]
+    entries = [([kind], kind.declaration.words) for kind in ordered if not kind.is_of_rank]
+    frame = [kind for kind in ordered if kind.is_of_rank]
+    return [*entries, (frame, "frame of the step")] if frame else entries
 
 
 def title(timeline: Timeline) -> str:

@@ -54,16 +54,16 @@ class Panel:
     def __init__(self, timeline: Timeline, pairs: int | None = None) -> None:
         self.timeline, self.pairs, self.num_slices = timeline, pairs, timeline.num_slices
         replicas = _replicas(timeline)
-        on_ranks = ({span.action.stage for span in row} for row in timeline.spans)
+        on_ranks = ({span.action.stage for span in row if not span.action.kind.is_of_rank} for row in timeline.spans)
         self.stages = tuple(
             tuple(stage for _, stage in sorted((replicas[stage].index(rank), stage) for stage in stages))
             for rank, stages in enumerate(on_ranks)
         )
         self.has_replicas = any(len(ranks) > 1 for ranks in replicas.values())
 
-    def chunk_of(self, rank: int, stage: int) -> int:
-        """Return the index of a stage among the stages of its rank, from 0."""
-        return self._chunks[rank][stage]
+    def chunk_of(self, rank: int, action: Action) -> int:
+        """Return the index of an action's stage among the stages of its rank, from 0; 0 for one of the rank itself."""
+        return 0 if action.kind.is_of_rank else self._chunks[rank][action.stage]
 
     def beside(self, rank: int) -> list[Beside]:
         """Return the transfers concurrent with the actions of a rank that take some time; one by one for each kind.
@@ -180,7 +180,9 @@ def _replicas(timeline: Timeline) -> dict[int, list[int]]:
     """Return the ranks of each stage, by the lowest microbatch that each of them has."""
     lowest: dict[int, dict[int, int]] = {}
     for rank, row in enumerate(timeline.spans):
-        for (stage, _, k), _, _ in row:
+        for (stage, kind, k), _, _ in row:
+            if kind.is_of_rank:
+                continue
             own = lowest.setdefault(stage, {})
             own[rank] = min(k, own.get(rank, k))
     return {stage: sorted(own, key=own.__getitem__) for stage, own in lowest.items()}
@@ -213,7 +215,7 @@ def shares(drawn: Sequence[ActionTable | Timeline]) -> list[int]:
 def _num_stages(item: ActionTable | Timeline) -> int:
     if isinstance(item, ActionTable):
         return item.num_stages
-    return len({span.action.stage for row in item.spans for span in row})
+    return len({span.action.stage for row in item.spans for span in row if not span.action.kind.is_of_rank})
 
 
 def chunks_of(item: ActionTable | Timeline, share: int) -> int:

@@ -185,9 +185,9 @@ class _Process:
     def about(self, rank: int, index: int) -> Event:
         """Return the details of an action, which viewers show on a click."""
         timeline, action = self.timeline, self.timeline.spans[rank][index].action
+        place = {"stage": action.stage, "microbatch": number_of(action.microbatch, timeline.num_slices)}
         about = {
-            "stage": action.stage,
-            "microbatch": number_of(action.microbatch, timeline.num_slices),
+            **({} if action.kind.is_of_rank else place),
             "kind": action.kind.declaration.words,
             "held activations after it": self.panel.held_activations[rank][index],
             "on the critical path": action in self.critical,

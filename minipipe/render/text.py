@@ -8,10 +8,9 @@ from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
-from minipipe.core.values import KINDS
 from minipipe.errors import ArgumentError
 from minipipe.io import MOST_CHARACTERS
-from minipipe.render.descriptions import caption, figures, title
+from minipipe.render.descriptions import caption, entries_of, figures, title
 from minipipe.render.panel import Panel, panels_of, side_by_side
 from minipipe.render.terminal import IDLE, ground, paint
 from minipipe.render.units import round_step, scale_of
@@ -68,11 +67,13 @@ def labels(panel: Panel, rank: int, action: Action, names_stages: bool) -> list[
     (['3F1', 'f1', 'f'], ['f1', 'f'])
     """
     name = action.kind.value
+    if action.kind.is_of_rank:
+        return [name]
     short = [f"{letter}{action.microbatch}" for letter in dict.fromkeys((name, name[0]))]
     short.append(name[0])
     if not panel.names_stage(rank):
         return short
-    if len(panel.stages[rank]) == 2 and panel.chunk_of(rank, action.stage) == 1:
+    if len(panel.stages[rank]) == 2 and panel.chunk_of(rank, action) == 1:
         short = [label.lower() for label in short]
     return [f"{action.stage}{action.kind}{action.microbatch}", *short] if names_stages else short
 
@@ -134,7 +135,7 @@ def label_width(panels: Sequence[Panel], names_stages: bool) -> int:
         for panel in panels
         for rank, row in enumerate(panel.timeline.spans)
         for span in row
-        if not span.action.kind.is_communication
+        if not (span.action.kind.is_communication or span.action.kind.is_of_rank)
     )
     return max(found, default=1)
 
@@ -307,7 +308,7 @@ def _named_rows(panel: Panel, columns: Columns) -> Iterator[tuple[str, list[Cell
             first, last = (round(columns.column(t - panel.timeline.start)) for t in (start, end))
             cells += [_EMPTY] * (last - len(cells))
             if action.kind is ActionKind.REDUCE_GRAD:
-                filled = ground(action.kind, panel.chunk_of(rank, action.stage), is_label=False)
+                filled = ground(action.kind, panel.chunk_of(rank, action), is_label=False)
                 cells[first:last] = [(FILL[action.kind], filled)] * (last - first)
             else:
                 cells[first:last] = action_cells(panel, rank, action, last - first, columns.names_stages)
@@ -339,7 +340,7 @@ def action_cells(
     rest = length - len(label + mark)
     if not has_begun:
         return [(letter, IDLE) for letter in label] + [_EMPTY] * rest + [(letter, IDLE) for letter in mark]
-    chunk = panel.chunk_of(rank, action.stage)
+    chunk = panel.chunk_of(rank, action)
     text, fill = ground(action.kind, chunk), ground(action.kind, chunk, is_label=False)
     filling = _filling(action.kind) * rest + mark
     return [(letter, text) for letter in label] + [(letter, fill) for letter in filling]
@@ -361,7 +362,11 @@ def legend(panels: Sequence[Panel], columns: Columns, width: int, colour: bool) 
     """
     drawn = {span.action.kind for panel in panels for row in panel.timeline.spans for span in drawn_spans(row)}
     drawn |= {kind for panel in panels for kind in panel.kinds_beside()}
-    entries = [([*_sample(kind)], f" {kind.declaration.words}") for kind in map(ActionKind, KINDS) if kind in drawn]
+    entries: list[tuple[list[Cell], str]] = []
+    for kinds, words in entries_of(drawn):
+        first, *others = kinds
+        name = f"{words}: {first}" if first.is_of_rank else words
+        entries += [([*_sample(first)], f" {name}"), *(([], str(kind)) for kind in others)]
     entries += [([(_IDLE, IDLE)], " idle"), ([], _numbers(panels, columns))]
     lines, length = [""], 0
     for cells, words in entries:
@@ -375,7 +380,7 @@ def legend(panels: Sequence[Panel], columns: Columns, width: int, colour: bool) 
 
 def _sample(kind: ActionKind) -> Iterator[Cell]:
     """Yield how an action of a kind is drawn: its letter and its fill, or the fill of its lane below the actions."""
-    if kind is not ActionKind.REDUCE_GRAD:
+    if kind is not ActionKind.REDUCE_GRAD and not kind.is_of_rank:
         yield _LETTERS.get(kind, kind.value), ground(kind, 0)
     yield _filling(kind), ground(kind, 0, is_label=False)
 

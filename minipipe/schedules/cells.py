@@ -23,9 +23,9 @@ def is_kind(name: object) -> bool:
     """
     if name in KINDS:
         return True
-    from minipipe.passes.kinds import FRAMING  # on demand: it declares them, and most tables have none
+    from minipipe.passes.kinds import ADDED  # on demand: it declares them, and most tables have none
 
-    return name in FRAMING
+    return name in ADDED
 
 
 def is_of_rank(cell: str) -> bool:
@@ -86,6 +86,8 @@ def may_omit_stage(cell: str) -> bool:
 
 
 def expected_cell() -> str:
-    """Return the form of a cell, as the end of an error."""
-    kinds = (name for name, kind in KINDS.items() if not kind.of_rank)
+    """Return the form of a cell, as the end of an error. Passes add further kinds, which people seldom write."""
+    from minipipe.passes.kinds import ADDED  # on demand, as above
+
+    kinds = (name for name, kind in KINDS.items() if not (kind.of_rank or name in ADDED))
     return f"Expected stage, kind and microbatch, such as 2F0; kinds: {', '.join(kinds)}."

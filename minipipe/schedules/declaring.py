@@ -26,7 +26,8 @@ def declare(kind: Kind, nouns: Mapping[str, Noun] | None = None) -> None:
     kind : Kind
         Its name has capital letters and underscores, because numbers stand around it
         in a cell: ``1KEEP3``. It is declared for every stage on which a legal table
-        can have it, and for no other.
+        can have it, and for no other. A kind with ``of_rank=True`` belongs to a rank,
+        of which it is a word: ``KEEP``. The rank stands in the place of the stage.
     nouns : mapping of str to Noun, optional
         The names of values that no other kind gives or takes.
 
@@ -61,7 +62,7 @@ def declare(kind: Kind, nouns: Mapping[str, Noun] | None = None) -> None:
         if name in NOUNS:
             message = f"The value {quoted(name)} is declared already; leave it out."
             raise ArgumentError("name", message)
-    _check_uses(kind, {*NOUNS, *own})
+    _check_uses(kind, {**NOUNS, **own})
     NOUNS.update(own)
     KINDS[kind.name] = kind
 
@@ -158,7 +159,7 @@ def _check_form(given: Kind | Noun, example: Kind | Noun, subject: str) -> None:
                 _FORM._replace(kind=kind).check(f"The {name} {subject}", value)
 
 
-def _check_uses(kind: Kind, names: set[str]) -> None:
+def _check_uses(kind: Kind, nouns: Mapping[str, Noun]) -> None:
     """Refuse a declaration that names what no table has."""
     for num_stages in (3, 2, 1):
         trial = _Trial(num_stages)
@@ -174,7 +175,8 @@ def _check_uses(kind: Kind, names: set[str]) -> None:
                 message = f"{given} for stage {stage}; expected Uses(…), or None."
                 raise ArgumentError("value", message)
             _check_values(kind, site, uses)
-            _check_ranges(kind, site, uses, names, bool(varies))
+            _check_ranges(kind, site, uses, nouns, bool(varies))
+            _check_owners(kind, uses, nouns)
 
 
 def _tried(kind: Kind, name: str, given: object, where: str) -> Any:
@@ -206,15 +208,25 @@ def _check_meeting(kind: Kind, site: Site) -> None:
     _MEETING.check(f"The meeting of {kind.name}", _tried(kind, "meets", site, where))
 
 
-def _check_ranges(kind: Kind, site: Site, uses: Uses, names: set[str], varies: bool) -> None:
+def _check_owners(kind: Kind, uses: Uses, nouns: Mapping[str, Noun]) -> None:
+    """Refuse an instruction of a rank that gives a value of a stage, and the other way round."""
+    for value in uses.gives:
+        if nouns[value.name].of_rank != kind.of_rank:
+            owner = "rank" if kind.of_rank else "stage"
+            where = f"{kind.name} is an instruction of a {owner} and gives the value {value.name!r}"
+            hint = f"expected a Noun with of_rank={kind.of_rank}"
+            raise ArgumentError("value", f"{where} of a {nouns[value.name].owner}; {hint}.")
+
+
+def _check_ranges(kind: Kind, site: Site, uses: Uses, nouns: Mapping[str, Noun], varies: bool) -> None:
     """Refuse values that no noun declares, or that no table has."""
     num_stages = site.setting.num_stages
-    if uses.temporary and uses.temporary not in names:
+    if uses.temporary and uses.temporary not in nouns:
         where = f"{kind.name} has the temporary value {quoted(uses.temporary)}"
         raise ArgumentError("value", f"{where}, which is not declared.")
     for value in (*uses.takes, *uses.gives, *uses.reads):
         where = f"{kind.name} of stage {site.stage} uses the value {value.name!r}"
-        if value.name not in names:
+        if value.name not in nouns:
             hint = f"declare(kind, {{{value.name!r}: Noun(…)}}) adds it"
             message = f"{where}, which is not declared; {hint}."
             raise ArgumentError("value", message)

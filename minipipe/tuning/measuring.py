@@ -160,7 +160,8 @@ def measure_on_this_rank(
             current_place().begin(0)
             values.append(stage_of(index).forward(0, values[-1])[0])
         behind = values[-1] if loss is None else _NOTHING
-        ones = [xp.ones_like(array) if wanted else None for array, wanted in zip(behind.arrays, behind.wanted)]
+        wanted = zip(behind.arrays, behind.requires_grad)
+        ones = [xp.ones_like(array) if requires_grad else None for array, requires_grad in wanted]
         gradients = [Payload(ones, [], ())]
         found = []
         for index in reversed(range(len(layers) + (loss is not None))):

@@ -50,7 +50,7 @@ def row(module: str, operation: Operation) -> tuple[str, ...]:
         first = has_gradient.index(True)
         cells[1] = listed(operation.plan(1 << first | 1 << count).names)
         is_activation = tuple(i == first for i in range(count) if has_gradient[i])
-        cells[2] = listed(plan.halves(is_activation)[1].names)
+        cells[2] = listed(plan.halves(is_activation)[1][0].names)
     shown = ["*" * (operation.is_variadic and name == operation.inputs[-1]) + name for name in operation.inputs]
     shown = [text if name in operation.steps else f"({text})" for text, name in zip(shown, operation.inputs)]
     return (f"{module}.{operation.name}", " ".join(shown), *cells)

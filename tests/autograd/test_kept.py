@@ -34,3 +34,43 @@ def test_the_bytes_follow_from_the_table(operation, after_f, after_i):
     root = operation(x, weight).node
     assert held_bytes([root], []) == after_f
     assert held_bytes([backward_input({root: np.ones((8, 4), np.float32)})], []) == after_i
+
+
+def stage_input(*shape):
+    x = Tensor(np.ones(shape, np.float32))
+    x.node = StageInput(needs_gradient=True, array=x.data)
+    return x
+
+
+def weight(*shape):
+    return Tensor(np.ones(shape, np.float32), requires_grad=True)
+
+
+NUMBER = 4  # bytes
+SMALLER = {
+    # Of 64 queries and 64 keys the score gradient has 64 * 64 numbers, and the values have 64 * 16.
+    "values": (
+        lambda: functional.attention(stage_input(2, 64, 16), weight(2, 64, 16), weight(2, 64, 16)),
+        2 * (64 * 64 + 3 * 64 * 16) * NUMBER,  # weights, scaled queries, values and the gradient
+    ),
+    "the score gradient": (
+        lambda: functional.attention(stage_input(2, 4, 4), weight(2, 4, 4), weight(2, 4, 64)),
+        2 * (2 * 4 * 4 + 4 * 4 + 4 * 64) * NUMBER,  # weights, score gradient, scaled queries and the gradient
+    ),
+    "normalised": (
+        lambda: functional.layer_norm(weight(8, 4), stage_input(4), weight(4)),
+        (2 * 8 * 4 + 8 + 4) * NUMBER,  # normalised, the gradient, scale and the weight
+    ),
+    "products": (
+        lambda: functional.layer_norm(stage_input(8, 4), weight(4), weight(4)),
+        2 * 8 * 4 * NUMBER,  # products and the gradient
+    ),
+}
+
+
+@pytest.mark.parametrize(("compute", "after_i"), SMALLER.values(), ids=SMALLER)
+def test_after_i_the_smaller_of_a_shared_value_and_its_sources_is_kept(compute, after_i):
+    root = compute()
+    work = backward_input({root.node: np.ones(root.shape, np.float32)})
+    assert held_bytes([work], []) == after_i
+    work.run()

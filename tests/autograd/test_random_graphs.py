@@ -129,10 +129,10 @@ def i_and_w_exchanged(patch: pytest.MonkeyPatch) -> None:
 def w_that_keeps_the_values_beside_its_own(patch: pytest.MonkeyPatch) -> None:
     halves = Plan.halves
 
-    def shifted(self: Plan, is_activation: tuple[bool, ...]) -> tuple[Plan, Plan]:
-        first, second = halves(self, is_activation)
+    def shifted(self: Plan, is_activation: tuple[bool, ...]) -> tuple[Plan, list[Plan]]:
+        first, (second, *_) = halves(self, is_activation)
         turned = [*first._values[1:], *first._values[:1]]
-        return first, Plan(self.operation, turned, second._gradients)
+        return first, [Plan(self.operation, turned, second._gradients)]
 
     patch.setattr(Plan, "halves", shifted)
 

@@ -53,7 +53,7 @@ def test_a_half_that_meets_another_dtype_of_two_bytes_is_refused(half):
 def test_packed_among_others_it_arrives_too(half):
     arrays = [halves(half, 3, 5), np.arange(4), halves(half)]
     found = Payload.from_message(Payload(arrays, [True, False, True], [None] * 3).to_message())
-    assert all(map(same_bits, found.arrays, arrays)) and found.wanted == [True, False, True]
+    assert all(map(same_bits, found.arrays, arrays)) and found.requires_grad == [True, False, True]
 
 
 @every_half

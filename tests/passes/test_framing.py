@@ -3,39 +3,15 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from minipipe import Costs, schedules, simulate, verify
+from minipipe import schedules, verify
 from minipipe.errors import ScheduleError
 from minipipe.passes.framing import frame
 from minipipe.passes.kinds import FRAMING
 from minipipe.schedules import Program, data_parallel, lower
-from tests.core.tables import legal_tables, problem
+from tests.passes.framed import framed_programs
 from tests.strategies import examples
 
 _ADDED = {*FRAMING, "U"}
-
-
-@st.composite
-def framed_programs(draw):
-    """Draw a legal schedule, and its program with any of the default frames."""
-    schedule = draw(legal_tables().filter(is_legal))
-    last = schedule.num_stages - 1
-    program = frame(
-        lower(data_parallel(schedule, 1) if _trains(schedule) else schedule),
-        tied=draw(st.sampled_from([(), ((0, last),)])) if last else (),
-        check_finite=draw(st.booleans()),
-        clip=draw(st.booleans()),
-        update=draw(st.booleans()),
-        input_gradients=draw(st.booleans()),
-    )
-    return schedule, program
-
-
-def is_legal(schedule):
-    return problem(schedule) is None
-
-
-def _trains(schedule):
-    return not schedule.is_forward_only
 
 
 def test_the_frame_of_1f1b_stands_around_its_messages_and_computations():
@@ -124,19 +100,14 @@ def _with_row(program, rank, row):
     return program.with_rows(Program, rows)
 
 
-@given(framed_programs())
-@examples(30)
-def test_a_frame_takes_the_time_of_its_messages(drawn):
-    schedule, program = drawn
-    free = Costs(overhead=0.0)
-    assert simulate(program, free).makespan == simulate(schedule, free).makespan
+def test_a_frame_is_put_on_once():
+    program = frame(lower(schedules.gpipe(2, 1)))
+    with pytest.raises(ScheduleError, match="instructions of a rank already, such as"):
+        frame(program)
+    with pytest.raises(ScheduleError, match="a row has each once; repeat the schedule"):
+        schedules.repeat(program, 2)
 
 
-def test_a_handshake_and_a_loss_have_the_latency_of_a_message():
-    schedule, costs = schedules.one_f_one_b(4, 8), Costs(latency=0.25)
-    plain = simulate(schedule, costs).makespan
-    framed = simulate(frame(lower(schedule)), costs)
-    assert framed.makespan == plain + 2 * 0.25
-    first, last = framed.spans[3][0], framed.spans[3][-2]
-    assert (str(first.action), first.start, first.end) == ("HANDSHAKE", 0, 0.25)
-    assert (str(last.action), last.end - last.start) == ("LOSS", 0.25)
+def test_the_schedule_of_a_framed_program_has_its_computations():
+    schedule = schedules.one_f_one_b(2, 3)
+    assert frame(lower(schedule), clip=True, update=False).schedule == schedule

@@ -89,7 +89,7 @@ def test_a_bundle_arrives_as_it_was_sent(bundle):
     form, arrays = bundle
     value = rebuilt(form, list(map(Tensor, arrays)))
     received = Payload.from_message(Payload.of(value).to_message())
-    assert received.form == form
+    assert received.treedef == form
     assert all(same_bits(mine, sent) for mine, sent in zip(received.arrays, arrays))
     leaves, found = flattened(rebuilt(form, arrays))
     assert found == form and all(a is b for a, b in zip(leaves, arrays))
@@ -101,9 +101,9 @@ def test_truth_values_and_whole_numbers_arrive_as_such_and_want_no_gradient(bund
     form, arrays = bundle
     arrays = [(array > 0).astype(dtype) for array, dtype in zip(arrays, dtypes)]
     received = Payload.from_message(Payload.of(rebuilt(form, list(map(Tensor, arrays)))).to_message())
-    assert received.form == form and len(received.arrays) == len(arrays)
+    assert received.treedef == form and len(received.arrays) == len(arrays)
     assert all(same_bits(mine, sent) for mine, sent in zip(received.arrays, arrays))
-    assert not any(want for want, array in zip(received.wanted, arrays) if array.dtype.kind != "f")
+    assert not any(want for want, array in zip(received.requires_grad, arrays) if array.dtype.kind != "f")
 
 
 class Masked(nn.Module):

@@ -145,7 +145,7 @@ def test_what_was_left_behind_does_not_travel():
     model, bundle = translator().initialise(0).eval(), {name: Tensor(array) for name, array in inputs.items()}
     kept = [model[:end](bundle) for end in (5, 6, 8)]
     assert [sorted(value) for value in kept[:2]] == [sorted(inputs), ["source", "source_mask", "target"]]
-    assert [Payload.of(value).wanted for value in kept[1:]] == [[True, True, False], [True]]
+    assert [Payload.of(value).requires_grad for value in kept[1:]] == [[True, True, False], [True]]
 
 
 def test_padding_of_a_pipeline_changes_no_result_of_what_is_not_padding():

@@ -208,5 +208,5 @@ def warn_of_missing_gradients(parameters: Mapping[str, Parameter]) -> None:
         warnings.warn(
             f"The first step left no gradient for {', '.join(names)}. Either no layer uses them, or a layer after "
             "them breaks the graph, as Tensor(np.maximum(x.numpy(), 0)) does; compute with minipipe's own operations.",
-            stacklevel=5,  # where step() was called
+            stacklevel=9,  # where step() was called
         )

@@ -130,7 +130,7 @@ class StepCheck:
             advice += "Pipeline(…, check_finite='warn') continues with a warning."
             raise NotFiniteError(code, f"{words} {end} {advice}")
         if (check.grid or check).group.rank == 0:
-            warnings.warn(f"{words} Training continues, because of check_finite='warn'.", stacklevel=7)
+            warnings.warn(f"{words} Training continues, because of check_finite='warn'.", stacklevel=11)
 
     def _symptom(self, loss: BatchLoss, findings: Sequence[Sequence[float]]) -> str:
         microbatches = [str(k) for k, value in enumerate(loss.losses) if not isfinite(value)]

@@ -25,6 +25,7 @@ from minipipe.render.descriptions import (
     describe_action,
     describe_message,
     describe_wait,
+    entries_of,
     format_memory,
     held_words,
     origin,
@@ -152,7 +153,9 @@ def _rank(panel: Panel, rank: int) -> dict[str, Any]:
     }
 
 
-def _parts(timeline: Timeline, action: Action) -> tuple[int, str, int | str]:
+def _parts(timeline: Timeline, action: Action) -> tuple[int | str, str, int | str]:
+    if action.kind.is_of_rank:
+        return "", action.kind, ""
     return action.stage, action.kind, _written(timeline, action.microbatch)
 
 
@@ -342,20 +345,22 @@ def legend(panels: Sequence[Panel]) -> str:
 def _legend(panels: Sequence[Panel]) -> Iterator[str]:
     """Yield an entry for each kind of action, cause of idle time and kind of line that occurs."""
     boxes = {
-        (span.action.kind, panel.chunk_of(rank, span.action.stage))
+        (span.action.kind, panel.chunk_of(rank, span.action))
         for panel in panels
         for rank, row in enumerate(panel.timeline.spans)
         for span in row
         if span.end > span.start
     }
     boxes |= {
-        (each.action.kind, panel.chunk_of(rank, each.action.stage))
+        (each.action.kind, panel.chunk_of(rank, each.action))
         for panel in panels
         for rank in range(panel.timeline.num_ranks)
         for each in panel.beside(rank)
     }
-    for kind, chunks in chunks_by_kind(boxes).items():
-        yield _entry("".join(_swatch(kind, chunk) for chunk in chunks), f"{kind} {kind.declaration.words}")
+    shades = chunks_by_kind(boxes)
+    for kinds, words in entries_of(shades):
+        swatches = (_swatch(kinds[0], chunk) for chunk in shades[kinds[0]])
+        yield _entry("".join(swatches), f"{', '.join(kinds)} {words}")
     if any(chunk for _, chunk in boxes):
         yield _entry("", darker_words(panels))
     if any(panel.joined for panel in panels):

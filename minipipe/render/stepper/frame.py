@@ -259,7 +259,7 @@ class Frame:
             return paint(text, ALARM)
         if state.activity is Activity.RUNS and state.action is not None:
             length = len(str(state.action))
-            chunk = self.grid.panel.chunk_of(rank, state.action.stage)
+            chunk = self.grid.panel.chunk_of(rank, state.action)
             return paint(text[:length], ground(state.action.kind, chunk)) + text[length:]
         return text
 

@@ -21,7 +21,7 @@ from minipipe.core.order import awaited, order
 from minipipe.core.values import NOUNS
 from minipipe.errors import Problem, ScheduleError
 from minipipe.schedules import Action, Costs, IdleCause, Message, Span, Timeline, lower, simulate, verify
-from minipipe.schedules.action import REDUCE_GRAD, SEND_B, SEND_F, ActionKind, L, O
+from minipipe.schedules.action import SEND_B, SEND_F, ActionKind, L, O
 from minipipe.schedules.action_table import ActionTable, check_table
 from minipipe.schedules.analysis.activations import Footprint, sizes_of, without_copies
 from minipipe.schedules.analysis.dependencies import Value
@@ -158,6 +158,12 @@ def events_of(walked: Walk, timeline: Timeline) -> tuple[Event, ...]:
 
 
 _SENDS = (SEND_F, SEND_B)
+
+
+def _meets(action: Action) -> bool:
+    """Whether an action waits for others of its kind on other ranks."""
+    kind = action.kind.declaration
+    return kind.meets is not None and not kind.message
 
 
 def _value_of(action: Action) -> Value | None:
@@ -349,7 +355,7 @@ class Walkthrough:
         idle = slots[bisect_right(slots, time, key=attrgetter("end"))]
         if idle.cause is IdleCause.SENDING:
             has_come = idle.awaited is None or self._has_begun(idle.awaited, time)
-        elif idle.awaited and idle.awaited.kind in (REDUCE_GRAD, L):
+        elif idle.awaited and (idle.awaited.kind is L or _meets(idle.awaited)):
             has_come = False  # the slot lasts until then
         else:
             pair = (action, self.partners.get(action, action))

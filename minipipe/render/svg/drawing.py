@@ -142,13 +142,11 @@ class _TimelinePage(Page):
         ]
         self.rows = list(chain(*self.lanes))
         self.boxes = {
-            (span.action.kind, lane.panel.chunk_of(lane.rank, span.action.stage))
-            for lane in self.rows
-            for span in lane.spans
+            (span.action.kind, lane.panel.chunk_of(lane.rank, span.action)) for lane in self.rows for span in lane.spans
         }
         self.boxes |= {(ActionKind.UPDATE, 0) for lane in self.rows if lane.instants}
         thin = ((lane, each.action) for lane in self.rows for each in lane.beside)
-        self.boxes |= {(action.kind, lane.panel.chunk_of(lane.rank, action.stage)) for lane, action in thin}
+        self.boxes |= {(action.kind, lane.panel.chunk_of(lane.rank, action)) for lane, action in thin}
         # Panels of one name are compared action by action, so their labels have one form.
         alike = {name: [lane for lane in self.rows if lane.panel.timeline.name == name] for name in self._names()}
         self.labels = {name: Labels(lanes, self.axis, self.size.box, letters) for name, lanes in alike.items()}

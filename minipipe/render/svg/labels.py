@@ -82,7 +82,7 @@ class Labels:
             if action.kind in kinds and self._fits(action.kind, end - start):
                 x = (lane.x(start) + lane.x(end)) / 2
                 text = f"<text {self._place(x, form)}>{_written(lane, action, form)}</text>"
-                drawn[action.kind, lane.panel.chunk_of(lane.rank, action.stage)].append(text)
+                drawn[action.kind, lane.panel.chunk_of(lane.rank, action)].append(text)
         for (kind, chunk), texts in drawn.items():
             yield f"<g {label_paint(kind, chunk)}>{''.join(texts)}</g>"
 
@@ -103,12 +103,15 @@ class Labels:
     def _measure(self, lanes: Sequence[Lane]) -> None:
         """Note the widths of all boxes, and the longest label of each kind in each form."""
         # Measured with the widest letter: otherwise a narrow I would have a longer form than the F next to it.
-        kinds = {span.action.kind for lane in lanes for span in lane.spans}
+        kinds = {span.action.kind for lane in lanes for span in lane.spans if not span.action.kind.is_of_rank}
         widest = max(kinds, key=lambda kind: text_width(kind, 1), default=ActionKind.FORWARD)
         for lane in lanes:
             for action, start, end in lane.spans:
                 self._widths[action.kind].append((end - start) * self._scale)
                 for form in _FORMS:
+                    if action.kind.is_of_rank:
+                        self._longest[action.kind, form] = text_width(action.kind, 1)
+                        continue
                     width = text_width(_written(lane, action._replace(kind=widest), form), 1)
                     self._longest[action.kind, form] = max(self._longest[action.kind, form], width)
 
@@ -123,7 +126,8 @@ class Labels:
         return sum(self._has_room(kind, form, size, width) for width in widths) / len(widths)
 
     def _all_have_room(self, forms: tuple[_Form, ...], size: float) -> bool:
-        return all(any(self._share(kind, form, size) >= _NEARLY_ALL for form in forms) for kind in self._widths)
+        kinds = (kind for kind in self._widths if not kind.is_of_rank)  # their words may be left out
+        return all(any(self._share(kind, form, size) >= _NEARLY_ALL for form in forms) for kind in kinds)
 
     def _form(self, kind: ActionKind, forms: Sequence[_Form]) -> _Form:
         """Return the first form that fits into nearly all boxes of a kind, or the one that fits into the most."""
@@ -132,6 +136,6 @@ class Labels:
 
 
 def _written(lane: Lane, action: Action, form: _Form) -> str:
-    if form.names_kind:
+    if form.names_kind or action.kind.is_of_rank:
         return short_label(action, form.names_stage and lane.panel.names_stage(lane.rank))
     return str(action.microbatch)

@@ -117,8 +117,14 @@ def strip_of(panel: Panel) -> Strip:
     return Strip(tuple(map(panel.activations_over_time, ranks)), "activations")
 
 
+def _computes_behind_update(row: Sequence[Span]) -> bool:
+    kinds = [span.action.kind for span in row if not span.action.kind.is_of_rank]
+    first = kinds.index(ActionKind.UPDATE) if ActionKind.UPDATE in kinds else len(kinds)
+    return any(kind is not ActionKind.UPDATE for kind in kinds[first:])
+
+
 def versions_of(panel: Panel) -> Strip:
-    """Return the versions of weights that the ranks hold; none for a rank without updates.
+    """Return the versions of weights that the ranks hold; none for a rank without updates, or if all steps end in them.
 
     Examples
     --------
@@ -127,7 +133,10 @@ def versions_of(panel: Panel) -> Strip:
     >>> [strip.peak_label(rank) for rank in range(4)]
     ['4 versions', '3 versions', '2 versions', '1 version']
     """
-    timeline, curves = panel.timeline, map(panel.timeline.versions_over_time, range(panel.timeline.num_ranks))
+    timeline = panel.timeline
+    curves = list(map(timeline.versions_over_time, range(timeline.num_ranks)))
+    if not any(map(_computes_behind_update, timeline.spans)):
+        curves = [[] for _ in curves]
     whole = ([(timeline.start, curve[0][1]), *curve, (timeline.end, 0.0)] if curve else [] for curve in curves)
     return Strip(tuple(whole), "versions")
 
@@ -237,7 +246,7 @@ class Lane:
                 joined = f", overlapped with {other.action}" if other else ""
                 whole = (other.start, other.end) if other else None
                 box = self._rectangle(start, end, f"{describe_action(action)}{joined}", after=rounding, whole=whole)
-                boxes[action.kind, self.panel.chunk_of(self.rank, action.stage), width < _THIN].append(box)
+                boxes[action.kind, self.panel.chunk_of(self.rank, action), width < _THIN].append(box)
                 continue
             counts.update(span.action.kind for span in run)
             for kind, band in self._bands(run, following):
@@ -269,7 +278,7 @@ class Lane:
             )
             when = f"{format_number(start - origin, unit)} to {format_time(end - origin, unit)}"
             words = escaped(f"{what}, {when}")
-            colours = box_paint(action.kind, self.panel.chunk_of(self.rank, action.stage))
+            colours = box_paint(action.kind, self.panel.chunk_of(self.rank, action))
             place = f'x="{number(x)}" y="{y}" width="{number(self.x(end) - x)}" height="{self.size.thin}"'
             yield f"<rect {colours} {place}><title>{words}</title></rect>"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from minipipe.render.descriptions import LATE_RECEIPTS, describe_message
+from minipipe.render.descriptions import LATE_RECEIPTS, describe_message, entries_of
 from minipipe.render.layout import Axis, number, wrapped
 from minipipe.render.palette import chunks_by_kind
 from minipipe.render.panel import Panel
@@ -122,14 +122,15 @@ class Legend:
     def kinds(self, boxes: Iterable[tuple[ActionKind, int]], darker: str) -> Iterator[Entry]:
         """Yield the kinds of action, each with the shades of its chunks, and the meaning of darker shades."""
         found = chunks_by_kind(boxes)
-        for kind, chunks in found.items():
+        for kinds, words in entries_of(found):
+            kind, chunks = kinds[0], found[kinds[0]]
             width = self.width / len(chunks)
             shades = (
                 f'<rect {box_paint(kind, chunk)} x="{number(i * width)}" width="{number(width)}" '
                 f'height="{self.height}"/>'
                 for i, chunk in enumerate(chunks)
             )
-            yield Entry("".join(shades), f"{kind} {kind.declaration.words}")
+            yield Entry("".join(shades), f"{', '.join(kinds)} {words}")
         if any(map(any, found.values())):
             yield Entry("", darker)
 

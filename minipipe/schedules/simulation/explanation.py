@@ -213,7 +213,7 @@ class Explanation:
                 if span[1:] == (start, end) and span.action.kind == action.kind:
                     came[other, at] = row[at - 1].end if at else self._timeline.start
         last, at = max(came, key=came.__getitem__)
-        if last != rank:
+        if came[last, at] > came[rank, index]:
             awaited = self._spans[last][at].action
             yield _Origin(start, last, max(at - 1, 0), awaited, awaited, came[last, at])
 

@@ -106,7 +106,8 @@ def _check_alike(timelines: Sequence[Timeline]) -> None:
 
 
 def _stages_of(timeline: Timeline) -> range:
-    return range(1 + max((span.action.stage for span in chain.from_iterable(timeline.spans)), default=0))
+    actions = (span.action for span in chain.from_iterable(timeline.spans))
+    return range(1 + max((action.stage for action in actions if not action.kind.is_of_rank), default=0))
 
 
 def _mean_times(timeline: Timeline) -> dict[tuple[ActionKind, int], float]:
@@ -145,7 +146,7 @@ def _updates(timelines: Sequence[Timeline]) -> float | list[float]:
     times: defaultdict[int, list[float]] = defaultdict(list)
     for timeline in timelines:
         for row, changes in zip(timeline.spans, timeline.step_changes):
-            stages = {span.action.stage for span in row}
+            stages = {span.action.stage for span in row if not span.action.kind.is_of_rank}
             for stage in stages:
                 times[stage] += [(change.begun - change.left) / len(stages) for change in changes]
     return [_median(times[stage]) for stage in _stages_of(timelines[0])] if times else 0.0

@@ -305,12 +305,13 @@ class Timeline(ShownInNotebooks):
         actions = [span.action for span in self.spans[rank]]
         if not any(action.kind is U for action in actions):
             return []
-        versions = {action.stage: 1 for action in actions}
+        versions = {action.stage: 1 for action in actions if not action.kind.is_of_rank}
         levels: list[Level] = []
         for held in copies_held(Flow(Ran([actions], self.num_slices)), 0):
             totals = []
             for copies in held:
-                versions[copies.stage] = copies.versions
+                if copies.stage in versions:
+                    versions[copies.stage] = copies.versions
                 totals.append(sum(versions.values()))
             levels.append((totals[0], totals[1]))
         return list(held_over_time(self.spans[rank], levels))
@@ -355,9 +356,9 @@ class Timeline(ShownInNotebooks):
         return [
             {
                 "rank": rank,
-                "stage": action.stage,
+                "stage": None if action.kind.is_of_rank else action.stage,
                 "kind": action.kind.value,
-                "microbatch": number_of(action.microbatch, self.num_slices),
+                "microbatch": None if action.kind.is_of_rank else number_of(action.microbatch, self.num_slices),
                 "start": start,
                 "end": end,
                 "held_activations": held,
@@ -385,7 +386,7 @@ class Timeline(ShownInNotebooks):
         for row in self.spans:
             stages: dict[int, set[int]] = {}
             for span in row:
-                if not span.action.kind.is_communication:
+                if not (span.action.kind.is_communication or span.action.kind.is_of_rank):
                     stages.setdefault(span.action.microbatch, set()).add(span.action.stage)
             found |= set(map(len, stages.values()))
         return found.pop() * self.num_slices if len(found) == 1 else None

@@ -1,0 +1,109 @@
+"""A rank's row as Python: one function in straight lines, which does what the executor's loop does.
+
+Values are variables. A value that is taken is deleted, so that memory is freed as in the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from operator import methodcaller
+from time import perf_counter
+from typing import Any
+
+from minipipe.core.values import NOUNS
+from minipipe.execution.executor import Binding, Executor
+
+
+def source_of(executor: Executor) -> str:
+    """Return the row of a rank as the source of a function ``step(rank)``.
+
+    Examples
+    --------
+    >>> from minipipe import Pipeline, init_process_group, nn
+    >>> with init_process_group() as group:
+    ...     pipeline = Pipeline(nn.Sequential(nn.Linear(2, 1)), group, loss=nn.MSELoss(), num_microbatches=1)
+    >>> print(pipeline.source())
+    def step(rank):  # rank 0 of 1f1b
+        handshake(rank, 'HANDSHAKE')
+        with rank.schedule():
+            _, graph0_0 = forward(rank, '0F0')
+            backward(rank, '0B0', graph0_0)
+            del graph0_0
+            rank.finish_sends()
+            finite0 = check(rank, 'FINITE')
+            deliver_loss(rank, 'LOSS', finite0)
+            del finite0
+    """
+    return "\n".join(_lines(executor))
+
+
+def function_of(executor: Executor) -> Callable[[Executor], None]:
+    """Return the function with the source of :func:`source_of`."""
+    rank = executor.group.rank
+    cells = dict(zip(map(str, executor.program.actions[rank]), executor.bindings))
+    namespace: dict[str, Any] = {"wait": methodcaller("wait")}
+    for binding in executor.bindings:
+        namespace[name_of(binding)] = _by_cell(binding.handler, cells)
+    exec(compile(source_of(executor), f"<row of rank {rank}>", "exec"), namespace)
+    return namespace["step"]
+
+
+def name_of(binding: Binding) -> str:
+    """Return the name of a handler in the source."""
+    handler: Any = binding.handler
+    return getattr(handler, "__name__", binding.action.kind.lower()).lstrip("_")
+
+
+def _by_cell(handler: Any, cells: dict[str, Binding]) -> Callable[..., Any]:
+    """Return a handler that gets its action by the text of its cell, and notes the times of a computation."""
+
+    def run(executor: Executor, cell: str, *values: Any) -> Any:
+        binding = cells[cell]
+        start = perf_counter()
+        found = handler(executor, binding.action, *values)
+        if binding.is_timed:
+            executor.record.ran.append((start, perf_counter(), 0))
+        if not binding.action.kind.declaration.of_rank:
+            executor.advance()
+        return found
+
+    return run
+
+
+def _lines(executor: Executor) -> Iterator[str]:
+    program, rank = executor.program, executor.group.rank
+    pending: set[Any] = set()
+    yield f"def step(rank):  # rank {rank} of {program.name}"
+    indent, part = "    ", "before"
+    for action, binding in zip(program.actions[rank], executor.bindings):
+        of_rank = binding.action.kind.declaration.of_rank
+        if part == "before" and not of_rank:
+            yield "    with rank.schedule():"
+            indent, part = "        ", "schedule"
+        elif part == "schedule" and of_rank:
+            yield "        rank.finish_sends()"
+            part = "after"
+        arguments = ["rank", repr(str(action))]
+        arguments += [f"wait({_name(v)})" if v in pending else _name(v) for v in binding.takes]
+        call = f"{name_of(binding)}({', '.join(arguments)})"
+        yield f"{indent}{_assigned(binding)}{call}"
+        if binding.takes:
+            yield f"{indent}del {', '.join(map(_name, binding.takes))}"
+        if binding.handler.__annotations__.get("return") == "Pending":
+            pending.update(value for _, value in binding.gives)
+
+
+def _assigned(binding: Binding) -> str:
+    """Return the targets of an assignment; empty if nothing is kept."""
+    if not binding.gives:
+        return ""
+    if binding.is_only:
+        return f"{_name(binding.gives[0][1])} = "
+    kept = {place: _name(value) for place, value in binding.gives}
+    count = len(binding.handler.gives)  # type: ignore[attr-defined]
+    return f"{', '.join(kept.get(place, '_') for place in range(count))} = "
+
+
+def _name(value: Any) -> str:
+    stage = f"{value.name.replace(' ', '_')}{value.stage}"
+    return stage if NOUNS[value.name].of_rank else f"{stage}_{value.microbatch}"

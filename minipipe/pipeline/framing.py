@@ -1,0 +1,189 @@
+"""The handlers of the instructions that frame a step: `passes/kinds.py` declares them.
+
+A call that trains is run from its arguments: the handshake makes the batch of them, the
+other handlers leave their results in the call.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from minipipe.autograd.backend import Array
+from minipipe.comm import ProcessGroup
+from minipipe.execution import BatchLoss, PendingLoss
+from minipipe.execution.checks.calls import check_frozen, warn_of_missing_gradients
+from minipipe.execution.checks.finite import FiniteCheck, StepCheck
+from minipipe.execution.executor import Executor, Handlers, gives
+from minipipe.execution.objective import BatchObjective
+from minipipe.execution.observers import StackedWeights, handlers_of, journal
+from minipipe.execution.plan import Plan
+from minipipe.execution.sums import GradientSums
+from minipipe.passes.framing import frame
+from minipipe.pipeline.intake import Intake, deliver_loss, gather_results
+from minipipe.pipeline.parameters import AllParameters
+from minipipe.schedules.action import Action, ActionKind
+from minipipe.schedules.action_table import Program
+
+
+@dataclass
+class TrainingCall:
+    """The arguments of a call that trains, and its results.
+
+    Attributes
+    ----------
+    name : str
+        The method, for messages.
+    inputs, targets : object
+        As the user has passed them.
+    objective : BatchObjective
+    is_training : bool
+        The mode of the pipeline.
+    num_steps : int
+        How many steps were taken before.
+    waits : bool
+        Whether the call waits for its loss.
+    accumulates : bool
+        Whether gradients are added to the gradients of earlier steps.
+    earlier : dict of str to array
+        The gradients of earlier steps, of parameters that several ranks share.
+    is_computed : bool
+        Whether all gradients of the step are known.
+    input_gradients : array, pytree or None
+    loss : BatchLoss or PendingLoss
+    """
+
+    name: str
+    inputs: Any
+    targets: Any
+    objective: BatchObjective
+    is_training: bool
+    num_steps: int
+    waits: bool
+    accumulates: bool
+    earlier: dict[str, Array | None] | None = None
+    is_computed: bool = False
+    input_gradients: Any = None
+    loss: BatchLoss | PendingLoss | None = None
+
+
+class Framing:
+    """The handlers of a pipeline's training steps.
+
+    Parameters
+    ----------
+    plan : Plan
+    group : ProcessGroup
+    intake : Intake
+    parameters : AllParameters
+    sums : GradientSums
+    finite : FiniteCheck
+    pending : deque of PendingLoss
+        The losses of earlier steps that nothing has waited for.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        group: ProcessGroup,
+        intake: Intake,
+        parameters: AllParameters,
+        sums: GradientSums,
+        finite: FiniteCheck,
+        pending: deque[PendingLoss],
+    ) -> None:
+        self._plan = plan
+        self._group, self._intake, self._parameters = group, intake, parameters
+        self._sums, self._finite, self._pending = sums, finite, pending
+
+    def program(self, clip: bool = False, update: bool = False) -> Program:
+        """Return the program of a training step with everything that its ranks do in it.
+
+        Parameters
+        ----------
+        clip, update : bool
+            Whether to include what the program of the user calls after the step.
+        """
+        plan = self._plan
+        tied = {tuple(sorted({*uses.values()})) for uses in plan.uses.values()}
+        return frame(
+            plan.program,
+            tied=sorted(stages for stages in tied if len(stages) > 1),
+            check_finite=self._finite.when_not_finite != "off",
+            input_gradients=plan.inputs_require_grad,
+            clip=clip,
+            update=update,
+        )
+
+    def trainer(self, make: Callable[..., Executor], stacks_weights: bool) -> Executor | None:
+        """Return the executor of training steps; None if the schedule updates weights itself, which needs a run.
+
+        Parameters
+        ----------
+        make : function
+            ``(program, handlers=…, observers=…) -> Executor``.
+        stacks_weights : bool
+            Whether neighbouring W of a stage are computed together.
+        """
+        if ActionKind.UPDATE in self._plan.schedule.kinds:
+            return None
+        row = self._plan.program.numbered[self._group.rank]
+        handlers, observers = handlers_of(row), journal()
+        if stacks_weights:
+            stacking = StackedWeights(row)
+            handlers, observers = stacking.handlers(handlers), (*observers, stacking)
+        return make(self.program(), handlers=self.handlers(handlers), observers=observers)
+
+    def handlers(self, handlers: Handlers) -> Handlers:
+        """Return handlers that also add gradients up, and run the frame of a step."""
+        return {
+            **self._sums.handlers(handlers),
+            "HANDSHAKE": self._handshake,
+            "REDUCE_TIED": self._reduce_tied,
+            "GATHER_INPUT_GRADS": self._gather_input_gradients,
+            "GATHER_RESULTS": self._gather_results,
+            "FINITE": self._check,
+            "LOSS": self._deliver_loss,
+        }
+
+    def _handshake(self, executor: Executor, action: Action) -> None:
+        call = executor.call
+        given = call.inputs, call.targets, call.objective
+        executor.batch = self._intake.batch(call.name, *given, call.is_training, call.num_steps)
+        for stage in executor.stages.values():
+            check_frozen(stage)
+            stage.begin(call.accumulates)
+        call.earlier = self._parameters.shared.take_gradients() if call.accumulates else {}
+        self._sums.begin(call.accumulates)
+
+    def _reduce_tied(self, executor: Executor, action: Action) -> None:
+        self._sums.finish()
+        shared, earlier = self._parameters.shared, executor.call.earlier
+        shared.exchange_gradients(executor.batch.step, self._sums.last_tag, earlier)
+
+    def _gather_input_gradients(self, executor: Executor, action: Action) -> None:
+        self._sums.finish()
+        self._intake.gather_input_gradients(executor.record.input_gradients)
+
+    def _gather_results(self, executor: Executor, action: Action) -> None:
+        self._sums.finish()
+        gather_results(self._group, self._intake.last_ranks, executor.batch)
+
+    @gives("finite")
+    def _check(self, executor: Executor, action: Action) -> StepCheck | None:
+        self._sums.finish()
+        return self._finite.of_step(executor.batch, executor.call.waits)
+
+    def _deliver_loss(self, executor: Executor, action: Action, finite: StepCheck | None = None) -> None:
+        self._sums.finish()
+        call, batch = executor.call, executor.batch
+        if call.num_steps == 0:
+            warn_of_missing_gradients(self._parameters.own)
+        call.is_computed = True
+        call.input_gradients = self._intake.input_gradients(batch, executor.record.input_gradients)
+        loss = deliver_loss(self._group, self._intake.last_rank, batch, finite)
+        while self._pending:  # no rank is far behind
+            self._pending.popleft().wait()
+        call.loss = loss.wait() if call.waits else loss

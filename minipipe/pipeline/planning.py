@@ -1,0 +1,181 @@
+"""The plan of a pipeline, from the arguments of its constructor: a model or a plan, a group or a mesh, and options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from inspect import signature
+from typing import Any, NamedTuple
+
+from minipipe.comm import Grid, ProcessGroup
+from minipipe.errors import ArgumentError, ModelError, RankError, counted
+from minipipe.execution.checks.calls import check_loss
+from minipipe.execution.checks.comparison import check_first_values
+from minipipe.execution.objective import BatchObjective, Weight
+from minipipe.execution.outputs import output_division
+from minipipe.execution.plan import Plan, check_model
+from minipipe.execution.sliced import weight_of_loss
+from minipipe.nn import Sequential, fully_shard, parallelise
+from minipipe.nn.dividing import check_not_sharded
+from minipipe.schedules.action import U
+from minipipe.specs import INDEX
+
+
+class Planned(NamedTuple):
+    """The result of :func:`planned`.
+
+    Attributes
+    ----------
+    plan : Plan
+    group : ProcessGroup
+        The ranks of one pipeline.
+    grid : Grid or None
+        The device mesh to which they belong.
+    recompute : bool
+        Whether the stages recompute their activations.
+    compares : bool
+        Whether arguments of all calls are compared.
+    """
+
+    plan: Plan
+    group: ProcessGroup
+    grid: Grid | None
+    recompute: bool
+    compares: bool = True
+
+
+def planned(
+    model: Sequential | Plan, group: ProcessGroup | Grid, given: Mapping[str, object], pipeline: type, **run: Any
+) -> Planned:
+    """Return the plan argument, or a plan of a model and options, and the ranks that run it.
+
+    Collective if the partition or the schedule follows from measurements: ``pipeline`` makes the pipelines that
+    are measured, and ``run`` has their loss, seed, device and recompute. Otherwise local.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``name``, for an option that does not exist. Code ``value``, for a seed that is not a whole number; and for
+        arguments that do not fit a device mesh, see :func:`over_grid`.
+    ModelError
+        Code ``unsupported``, for options together with a plan.
+    RankError
+        Code ``wrong-number``, for a plan with another number of ranks.
+    """
+    options: dict[str, Any] = {**given}
+    grid, recompute = group if isinstance(group, Grid) else None, run["recompute"]
+    for name in ("seed", "dropout_seed"):
+        INDEX.check(name, run[name])
+    if isinstance(group, Grid):
+        model, options = over_grid(model, group, options)
+        group = group.pipeline
+    is_asked = options.get("schedule") == "auto" or str(options.get("partition")) == "measured"
+    if not isinstance(model, Plan):
+        if is_asked:
+            _check_measurable(model)
+        if is_asked or options.keys() - (signature(Plan).parameters.keys() - {"num_ranks"}):
+            from minipipe.tuning.race import decided  # here, because most programs measure nothing
+
+            model, options, recompute = decided(model, group, options, pipeline, **run)
+    if not isinstance(model, Plan):
+        model, options = Plan(model, num_ranks=group.size, **options), {}
+    if options:
+        raise ModelError("unsupported", f"The stages determine {', '.join(options)}; leave it out.")
+    if model.schedule.num_ranks != group.size:
+        message = f"The plan is for {counted(model.schedule.num_ranks, 'rank')}, but this group has {group.size}."
+        raise RankError("wrong-number", f"{message} Start as many ranks, or make a plan for {group.size}.")
+    _check_shards(model)
+    return Planned(model, group, grid, recompute)
+
+
+def _check_measurable(model: Sequential) -> None:
+    if any(one.is_divided for one in model.parameters()):
+        message = 'Tensor-parallel and fully sharded layers cannot be measured on one rank, as schedule="auto" and'
+        advice = 'partition="measured" would; pass the name of a schedule, and a partition or layer_costs.'
+        raise ArgumentError("value", f"{message} {advice}")
+
+
+def _check_shards(plan: Plan) -> None:
+    """Refuse a plan that replicas with shards of parameters cannot run."""
+    program, name = plan.program, plan.schedule.name
+    sizes = {one.owner.shard.group.size for one in plan.model.parameters() if one.is_summed}
+    for stage in range(program.num_stages) if sizes else ():
+        count = len(program.ranks_of(stage))
+        if {count} != sizes:
+            message = (
+                f"Stage {stage} of {name} is on {counted(count, 'rank')}, but its parameters have {sizes.pop()} shards"
+            )
+            advice = "; pass replicas= or a grid with as many replicas."
+            if count > plan.replicas:
+                advice = ": fully sharded layers do not work with a schedule that has replicas itself. Choose another"
+                advice += " schedule, such as '1f1b', or layers that are not fully sharded."
+            raise ArgumentError("value", message + advice)
+    if sizes and any(action.kind is U for row in program.actions for action in row):
+        message = (
+            f"{name} keeps versions of weights, but a fully sharded replica keeps a shard of the last version only"
+        )
+        raise ArgumentError("value", f"{message}; choose a schedule with a flush, such as '1f1b'.")
+
+
+def over_grid(model: Any, grid: Grid, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return a model whose layers are divided among the tensor-parallel ranks of a mesh, and options with its replicas.
+
+    A plan stays as it is.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``: replicas in addition to the mesh's; a plan of a whole model, or of another number of
+        replicas; a fully sharded model together with tensor parallelism.
+    ModelError
+        Code ``type``.
+    """
+    is_shared, is_sharded = grid.tensor.size > 1, grid.fully_sharded and grid.replicas > 1
+    if "replicas" in options:
+        raise ArgumentError("value", f"The grid has {counted(grid.replicas, 'replica')} already; leave replicas out.")
+    if not isinstance(model, Plan):
+        check_model(model)
+        if is_shared:
+            check_not_sharded(model)
+        if is_shared or is_sharded:
+            # Before each rank takes its part; afterwards any part would do.
+            check_first_values(grid.group, dict(model.named_parameters()), of_wholes=True)
+        model = parallelise(model, grid.tensor) if is_shared else model
+        return fully_shard(model, grid.data) if is_sharded else model, {**options, "replicas": grid.replicas}
+    if model.replicas != grid.replicas:
+        message = (
+            f"The plan has {counted(model.replicas, 'replica')}, and the grid {grid.replicas}; make it with replicas="
+        )
+        raise ArgumentError("value", f"{message}{grid.replicas}.")
+    parameters = list(model.model.parameters())
+    wanted = {"nn.parallelise(model, grid.tensor)": is_shared and not any(one.is_divided for one in parameters)}
+    wanted["nn.fully_shard(model, grid.data)"] = is_sharded and not any(one.is_summed for one in parameters)
+    for made in (name for name, is_missing in wanted.items() if is_missing):
+        raise ArgumentError(
+            "value", f"The grid divides the model, but the plan has whole layers; make the plan from {made}."
+        )
+    return model, {**options}
+
+
+def objective_of(plan: Plan, loss: Any, loss_weight: Weight | None, grid: Grid | None) -> partial[BatchObjective]:
+    """Return the function by which every call takes the results of the last stage, after checking the loss.
+
+    Raises
+    ------
+    ModelError
+        Code ``loss``.
+    """
+    division = output_division(plan.model, check_loss(loss), grid)
+    return partial(BatchObjective, loss, weight_of_loss(plan.schedule, loss, loss_weight), division=division)
+
+
+def roles_of(plan: Plan, group: ProcessGroup, grid: Grid | None) -> dict[int, str]:
+    """Return the names of ranks in messages, by their numbers in the world: by mesh coordinates, and by stage."""
+    if grid is None:
+        return {group.name(rank): role for rank, role in plan.roles.items()}
+    places, found = grid.pipeline.size // grid.replicas, {}
+    for rank, (name, role) in enumerate(grid.roles.items()):
+        place, replica, _ = grid.coordinates_of(rank)
+        stages = plan.schedule.stages_of(replica * places + place)
+        found[name] = f"{role}; stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"
+    return found
