@@ -80,12 +80,15 @@ class Batch:
         if not parts:
             return None
         if self.is_cut:
-            arrays = [np.array(backend.to_numpy(array)) for part in parts for array in part.arrays]
-            return Payload(arrays, [True] * len(arrays), [part.treedef for part in parts])
-        if self.num_slices > 1:
-            starts = range(0, len(parts), self.num_slices)
-            parts = [concatenated(parts[i : i + self.num_slices], axis=1) for i in starts]
-        _check_shapes(parts, self.sizes[:: self.num_slices])
+            own = [array for part in parts for array in part.arrays]
+            arrays = [np.array(backend.to_numpy(array)) for array in own]
+            treedefs = [part.treedef for part in parts]
+            return Payload(arrays, [True] * len(arrays), treedefs)
+        n = self.num_slices
+        if n > 1:
+            starts = range(0, len(parts), n)
+            parts = [concatenated(parts[i : i + n], axis=1) for i in starts]
+        _check_shapes(parts, self.sizes[::n])
         return concatenated(parts)
 
     def returned(self, outputs: Payload) -> Any:
@@ -103,13 +106,14 @@ class Batch:
         by_microbatch : dict of int to Payload
             The gradients of the arrays; None for an array that was not used.
         """
-        rows = []
-        for k in range(len(self.sizes)):
-            part, own = self.input(k), by_microbatch.pop(k)
-            rows.append(list(map(_gradient, part.arrays, own.arrays)))
+        rows, inputs = [], self.inputs or []
+        for k, part in enumerate(inputs):
+            own = by_microbatch.pop(k).arrays
+            rows.append(list(map(_gradient, part.arrays, own)))
         if self.is_cut:  # copies, since two inputs that were added have one gradient
-            return Microbatches([copied(self.input(k).rebuilt(row)) for k, row in enumerate(rows)])
-        first, columns = self.input(0), list[Any]()
+            found = [part.rebuilt(row) for part, row in zip(inputs, rows)]
+            return Microbatches(list(map(copied, found)))
+        first, columns = inputs[0], list[Any]()
         for i, column in enumerate(zip(*rows)):
             if column[0] is None:
                 columns.append(None)
@@ -135,12 +139,18 @@ def concatenated(parts: Sequence[Payload], axis: int = 0) -> Payload:
 
 def _check_shapes(parts: Sequence[Payload], sizes: Sequence[int]) -> None:
     shapes = [[array.shape for array in part.arrays] for part in parts]
-    if any((n, *first[1:]) != shape for n, row in zip(sizes, shapes) for shape, first in zip(row, shapes[0])):
-        message = f"The outputs of the microbatches have shapes {shapes}, which do not form one array (samples, ...)"
-        raise TensorError("shape", f"{message}; pass the batch as minipipe.Microbatches to get microbatches.")
+    expected = [[(n, *shape[1:]) for shape in shapes[0]] for n in sizes]
+    if shapes != expected:
+        message = (
+            f"The outputs of the microbatches have shapes {shapes}, which do not form one "
+            "array (samples, ...); pass the batch as minipipe.Microbatches to get microbatches."
+        )
+        raise TensorError("shape", message)
 
 
 def _gradient(array: Array, gradient: Array | None) -> np.ndarray | None:
     if not backend.is_floating(array.dtype):
         return None
-    return np.zeros_like(backend.to_numpy(array)) if gradient is None else backend.to_numpy(gradient)
+    if gradient is None:
+        return np.zeros_like(backend.to_numpy(array))
+    return backend.to_numpy(gradient)

@@ -44,8 +44,9 @@ class Payload(NamedTuple):
     def of(cls, value: Bundle) -> Payload:
         """Return the payload of a stage's result."""
         tensors = tensors_in(value)
+        arrays = [tensor.data for tensor in tensors]
         requires_grad = [tensor.requires_grad for tensor in tensors]
-        return cls([tensor.data for tensor in tensors], requires_grad, rebuilt(value, [None] * len(tensors)))
+        return cls(arrays, requires_grad, rebuilt(value, [None] * len(tensors)))
 
     def rebuilt(self, items: list[Any] | None = None) -> Any:
         """Return the arrays, or other items instead of them, as the pytree of this payload."""
@@ -55,21 +56,26 @@ class Payload(NamedTuple):
 
     def to_message(self, may_be_on_device: bool = False) -> Array:
         """Return the payload as one array, in NumPy's memory unless a single one may stay elsewhere."""
-        first = self.arrays[0]
-        if self.treedef is None and type(first) is np.ndarray and first.dtype.kind == "f" and self.requires_grad[0]:
-            return first  # like most of them
-        if self.treedef is None and first is not None and self._is_plain(first):
-            return first if may_be_on_device else backend.to_numpy(first)
-        arrays = [None if array is None else backend.to_numpy(array) for array in self.arrays]
-        parts = tuple(None if a is None else (backend.dtype_name(a.dtype), a.shape) for a in arrays)
-        description = _written(_as_lists(self.treedef), tuple(self.requires_grad), parts)
-        return join(description, [array for array in arrays if array is not None])
+        first, arrays, parts = self.arrays[0], list[np.ndarray](), list[Any]()
+        if self.treedef is None and self._is_plain(first):
+            is_here = may_be_on_device or type(first) is np.ndarray
+            return first if is_here else backend.to_numpy(first)
+        for array in self.arrays:
+            if array is None:
+                parts.append(None)
+            else:
+                arrays.append(backend.to_numpy(array))
+                parts.append((backend.dtype_name(arrays[-1].dtype), array.shape))
+        requires_grad = tuple(self.requires_grad)
+        return join(_written(_as_lists(self.treedef), requires_grad, tuple(parts)), arrays)
 
-    def _is_plain(self, array: Array) -> bool:
+    def _is_plain(self, array: Array | None) -> bool:
         """Return whether an array needs no description. Bytes do: they would be taken for a packed payload."""
-        return backend.numpy_dtype(array.dtype) != np.uint8 and self.requires_grad[0] == backend.is_floating(
-            array.dtype
-        )
+        if type(array) is np.ndarray and array.dtype.kind == "f":  # like most of them
+            return self.requires_grad[0]
+        if array is None or backend.numpy_dtype(array.dtype) == np.uint8:
+            return False
+        return self.requires_grad[0] == backend.is_floating(array.dtype)
 
     @classmethod
     def from_message(cls, message: Array, xp: ModuleType = np) -> Payload:
@@ -77,16 +83,17 @@ class Payload(NamedTuple):
         if type(message) is np.ndarray and message.dtype.kind == "f" and xp is np:
             return cls([message], [True])  # like most of them
         if backend.numpy_dtype(message.dtype) != np.uint8:
-            return cls([backend.moved(message, xp)], [backend.is_floating(message.dtype)])
+            is_floating = backend.is_floating(message.dtype)
+            return cls([backend.moved(message, xp)], [is_floating])
         description, take = split(backend.to_numpy(message))
         treedef, requires_grad, parts = _read(description)
-        arrays = [None if part is None else backend.moved(take(*part), xp) for part in parts]
+        arrays = [part and backend.moved(take(*part), xp) for part in parts]
         return cls(arrays, list(requires_grad), _as_treedef(treedef))
 
 
 # Payloads of one stage boundary are alike, so each description is written and read once.
 @lru_cache(maxsize=256)
-def _written(treedef: tuple | None, requires_grad: tuple[bool, ...], parts: tuple) -> bytes:
+def _written(treedef: tuple | None, requires_grad: tuple, parts: tuple) -> bytes:
     return json.dumps([treedef, requires_grad, parts]).encode()
 
 
@@ -99,7 +106,9 @@ def _as_lists(treedef: Any) -> tuple | None:
     """Return the structure of a pytree for JSON: its kind, and its parts."""
     if isinstance(treedef, dict):
         return "dict", *((name, _as_lists(part)) for name, part in treedef.items())
-    return None if treedef is None else (type(treedef).__name__, *map(_as_lists, treedef))
+    if treedef is None:
+        return None
+    return type(treedef).__name__, *map(_as_lists, treedef)
 
 
 def _as_treedef(lists: list | None) -> Any:

@@ -127,7 +127,9 @@ def copied(given: Any) -> Any:
         return record(backend.copy(given.data))
     if isinstance(given, tuple | list | dict):
         leaves, treedef = flattened(given)
-        return deepcopy(given) if treedef is None else rebuilt(treedef, list(map(copied, leaves)))
+        if treedef is None:  # a list of numbers
+            return deepcopy(given)
+        return rebuilt(treedef, list(map(copied, leaves)))
     return backend.copy(given) if is_array(given) else given
 
 
@@ -172,8 +174,9 @@ class Samples(NamedTuple):
     @property
     def rows(self) -> slice:
         """The samples that are here, as rows of the batch."""
-        before, after = (self.sizes[0], self.sizes[-1]) if self.layout == OF_SHARES else (0, 0)
-        return slice(before, self.num_samples - after)
+        if self.layout == OF_SHARES:
+            return slice(self.sizes[0], self.sizes[0] + self.sizes[1])
+        return slice(0, self.num_samples)
 
     def cut(self, sizes: tuple[int, ...]) -> list[Payload]:
         """Return the microbatches of these sizes, as views; ``ABSENT`` for one that is not here as a whole."""
@@ -191,15 +194,16 @@ class Samples(NamedTuple):
         return cut
 
 
-def _num_samples(part: Payload) -> int:
-    return next(array.shape[0] for i, array in enumerate(part.arrays) if i not in part.replicated)
+def _divided(part: Payload) -> list[Array]:
+    """Return the arrays that have samples."""
+    return [a for i, a in enumerate(part.arrays) if i not in part.replicated]
 
 
 def _view(part: Payload, *where: Any) -> Payload:
     """Return some of the samples, or of their positions; replicated arrays stay as they are."""
     arrays, replicated = part.arrays, part.replicated
     if replicated:
-        views = [array if i in replicated else array[where] for i, array in enumerate(arrays)]
+        views = [a if i in replicated else a[where] for i, a in enumerate(arrays)]
     else:
         views = [array[where] for array in arrays]
     return Payload(views, part.requires_grad, part.treedef, replicated)
@@ -210,7 +214,11 @@ OF_SHARES = 2  # a layout; the layout of microbatches is odd
 
 
 def samples(
-    given: Any, name: str, dtype: Any = None, xp: ModuleType | None = None, requires_grad: bool = False
+    given: Any,
+    name: str,
+    dtype: Any = None,
+    xp: ModuleType | None = None,
+    requires_grad: bool = False,
 ) -> Samples:
     """Return inputs or targets: an array, a pytree of arrays with equally many samples, or microbatches of these.
 
@@ -236,20 +244,21 @@ def samples(
     """
     if isinstance(given, Samples):
         return given
-    rest = dtype, xp, requires_grad
+    how = dtype, xp, requires_grad
     if not isinstance(given, Microbatches):
-        whole = _pytree(given, name, *rest)
-        return Samples([whole], (_num_samples(whole),))
-    parts = [_pytree(part, f"{name}, microbatch {k},", *rest) for k, part in enumerate(given.parts)]
+        whole = _pytree(given, name, *how)
+        return Samples([whole], (_divided(whole)[0].shape[0],))
+    parts = []
+    for k, part in enumerate(given.parts):
+        parts.append(_pytree(part, f"{name}, microbatch {k},", *how))
     if not parts:
-        raise MicrobatchError("wrong-number", f"The {name} contain no microbatches; expected at least one.")
-    sizes = tuple(map(_num_samples, parts))
+        message = f"The {name} contain no microbatches; expected at least one."
+        raise MicrobatchError("wrong-number", message)
+    sizes = tuple(_divided(part)[0].shape[0] for part in parts)
     return Samples(parts, sizes, crc32(repr(sizes).encode()) | 1)
 
 
-def samples_of_share(
-    given: Share, name: str, dtype: Any = None, xp: ModuleType | None = None, requires_grad: bool = False
-) -> Samples:
+def samples_of_share(given: Share, name: str, *how: Any) -> Samples:
     """Return the rows of the inputs or targets that this rank has; parameters and errors are as in :func:`samples`.
 
     Examples
@@ -257,39 +266,54 @@ def samples_of_share(
     >>> samples_of_share(Share(np.ones((4, 2)), slice(4, 8), num_samples=9), "inputs").sizes
     (4, 4, 1)
     """
-    own, rows = samples(given.value, name, dtype, xp, requires_grad), given.rows
+    own, rows = samples(given.value, name, *how), given.rows
     size = rows.stop - rows.start
     if own.is_cut or own.num_samples != size:
         message = f"The {name} are given as {given}, with {counted(own.num_samples, 'sample')}"
         raise MicrobatchError("wrong-number", f"{message}; expected arrays with {size}.")
-    return Samples([ABSENT, *own.parts, ABSENT], (rows.start, size, given.num_samples - rows.stop), OF_SHARES)
+    sizes = rows.start, size, given.num_samples - rows.stop
+    return Samples([ABSENT, *own.parts, ABSENT], sizes, OF_SHARES)
 
 
 def _pytree(given: Any, name: str, dtype: Any, xp: ModuleType | None, requires_grad: bool) -> Payload:
     """Return an array, or a pytree of arrays with equally many samples, in a dtype and a module."""
-    if type(given) is np.ndarray and xp is np and given.ndim and (given.dtype is dtype or given.dtype.kind in "iu"):
-        return Payload([given], [requires_grad and backend.is_floating(given.dtype)])  # as it is, like most batches
+    if type(given) is np.ndarray and xp is np and given.ndim:
+        kind = given.dtype.kind
+        if given.dtype is dtype or kind in "iu":  # as it is, like most batches
+            return Payload([given], [requires_grad and kind not in "iu"])
     leaves, treedef = flattened(given)
-    if any(isinstance(leaf, Microbatches) for leaf in leaves):
-        message = f"The {name} contain Microbatches; expected arrays, or one Microbatches of all arrays."
-        raise MicrobatchError("wrong-number", message)
-    replicated = frozenset(i for i, leaf in enumerate(leaves) if isinstance(leaf, Replicated))
-    arrays = [Tensor(leaf.value if isinstance(leaf, Replicated) else leaf).data for leaf in leaves]
-    _check_lengths([array for i, array in enumerate(arrays) if i not in replicated], name, treedef, bool(replicated))
-    wanted = [requires_grad and backend.is_floating(array.dtype) for array in arrays]
+    arrays, replicated = list[Array](), set[int]()
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, Microbatches):
+            message = f"The {name} contain Microbatches; expected arrays, or one Microbatches of all arrays."
+            raise MicrobatchError("wrong-number", message)
+        if isinstance(leaf, Replicated):
+            replicated.add(i)
+            leaf = leaf.value
+        arrays.append(Tensor(leaf).data)
+    part = Payload(arrays, [], treedef, frozenset(replicated))
+    _check_lengths(part, name)
     for i, array in enumerate(arrays):
-        own_dtype = dtype if backend.is_floating(array.dtype) else None
+        is_floating = backend.is_floating(array.dtype)
+        part.requires_grad.append(requires_grad and is_floating)
+        own_dtype = dtype if is_floating else None
         arrays[i] = backend.moved(array, xp or backend.array_module(array), own_dtype)
-    return Payload(arrays, wanted, treedef, replicated)
+    return part
 
 
-def _check_lengths(divided: list[Array], name: str, treedef: Any, has_replicated: bool) -> None:
+def _check_lengths(part: Payload, name: str) -> None:
     """Refuse arrays without samples, or with unequal numbers of them."""
-    if not divided or any(array.ndim == 0 for array in divided):
-        problem = "or contain a single number" if divided and treedef is not None else "a single number"
-        problem = problem if divided else "replicated" if has_replicated else "empty"
-        hint = "; write minipipe.Replicated(number) for one that all microbatches get" if treedef is not None else ""
-        raise TensorError("shape", f"The {name} are {problem}; expected arrays of shape (samples, ...){hint}.")
+    divided, problem = _divided(part), ""
+    if not divided:
+        problem = "replicated" if part.replicated else "empty"
+    elif any(array.ndim == 0 for array in divided):
+        is_single = part.treedef is None
+        problem = "a single number" if is_single else "or contain a single number"
+    if problem:
+        message = f"The {name} are {problem}; expected arrays of shape (samples, ...)"
+        if part.treedef is not None:
+            message += "; write minipipe.Replicated(number) for one that all microbatches get"
+        raise TensorError("shape", f"{message}.")
     lengths = [array.shape[0] for array in divided]
     if len(set(lengths)) > 1:
         message = f"The arrays of the {name} have {lengths} samples; expected the same number in each."
@@ -304,7 +328,10 @@ def as_given(part: Payload) -> Any:
     >>> as_given(samples((np.ones(2), Replicated(3.0)), "inputs").parts[0])
     (array([1., 1.]), Replicated(array(3., dtype=float32)))
     """
-    return part.rebuilt([Replicated(array) if i in part.replicated else array for i, array in enumerate(part.arrays)])
+    arrays = list(part.arrays)
+    for i in part.replicated:
+        arrays[i] = Replicated(arrays[i])
+    return part.rebuilt(arrays)
 
 
 # -- into microbatches ------------------------------------------------------------------------------------------------
@@ -330,15 +357,17 @@ def into_slices(given: Samples, name: str, num_sequences: int, num_slices: int) 
     if given.is_cut:
         return given
     (whole,) = given.parts
-    lengths = {a.shape[1] if a.ndim > 1 else 0 for i, a in enumerate(whole.arrays) if i not in whole.replicated}
+    lengths = {a.shape[1] if a.ndim > 1 else 0 for a in _divided(whole)}
     if len(lengths) > 1 or min(lengths) < num_slices:
-        message = f"The {name} have {sorted(lengths)} positions on their second axis; expected one number, at least"
-        raise MicrobatchError(
-            "wrong-number", f"{message} {num_slices}, to divide sequences into {counted(num_slices, 'slice')}."
+        message = (
+            f"The {name} have {sorted(lengths)} positions on their second axis; expected one number, "
+            f"at least {num_slices}, to divide sequences into {counted(num_slices, 'slice')}."
         )
-    columns = [slice(part.start, part.stop) for part in partition_evenly(lengths.pop(), num_slices)]
-    sizes = even_sizes(given.num_samples, num_sequences)
-    parts = [_view(part, slice(None), column, ...) for part in given.cut(sizes) for column in columns]
+        raise MicrobatchError("wrong-number", message)
+    columns = split_microbatches(lengths.pop(), num_slices)
+    sizes, parts = even_sizes(given.num_samples, num_sequences), list[Payload]()
+    for part in given.cut(sizes):
+        parts += [_view(part, slice(None), column, ...) for column in columns]
     return Samples(parts, tuple(size for size in sizes for _ in columns))
 
 
@@ -352,8 +381,9 @@ def sizes_of(num_samples: int, count: int, *given: Samples) -> tuple[int, ...]:
     """
     for own in given:
         if own.is_cut and len(own.sizes) != count:
-            message = f"The batch is given as {counted(len(own.sizes), 'microbatch')}, but the schedule has {count}."
-            raise MicrobatchError("wrong-number", f"{message} Give num_microbatches={len(own.sizes)} to the pipeline.")
+            n = len(own.sizes)
+            message = f"The batch is given as {counted(n, 'microbatch')}, but the schedule has {count}."
+            raise MicrobatchError("wrong-number", f"{message} Give num_microbatches={n} to the pipeline.")
         if own.is_cut:
             return own.sizes
     return even_sizes(num_samples, count)

@@ -240,7 +240,7 @@ def test_a_share_of_another_size_is_refused(value):
 def test_too_few_samples_positions_or_microbatches_are_refused():
     with pytest.raises(MicrobatchError, match="A batch of 2 samples cannot make 3 microbatches"):
         even_sizes(2, 3)
-    with pytest.raises(MicrobatchError, match="num_microbatches is 0; expected at least 1"):
+    with pytest.raises(MicrobatchError, match="num_microbatches is 0; expected a whole number, at least 1"):
         even_sizes(2, 0)
     with pytest.raises(MicrobatchError, match=r"have \[3\] positions .* at least 4, to divide sequences into 4 slices"):
         into_slices(samples(ONE, "inputs"), "inputs", 1, 4)
