@@ -102,7 +102,7 @@ def test_a_step_that_is_not_finite_counts_and_one_that_fails_before_does_not():
         optimiser = optim.SGD(pipeline.parameters(), 0.1)
         x = np.ones((8, WIDTH), np.float32)
         counts = [pipeline.num_steps]
-        for inputs, targets in ((x, x), (x * np.inf, x), (x, x[:3]), (x, x)):
+        for inputs, targets in ((x, x), (x * np.inf, x), (x[:1], x[:1]), (x, x)):
             with suppress(MinipipeError), np.errstate(invalid="ignore"):
                 pipeline.step(inputs, targets)
                 optimiser.step()
