@@ -51,6 +51,56 @@ class Code(StrEnum):
     (False, True)
     >>> Code("early-update"), Code.EARLY_UPDATE is Code.ORDER, sorted(Code.ORDER.old)
     (<Code.ORDER: 'order'>, True, ['early-sum', 'early-update', 'slice-order'])
+
+    All codes, each with its old ones:
+
+    >>> for code in Code:
+    ...     print(": ".join(filter(None, [code, ", ".join(sorted(code.old))])))
+    value: costs, invalid-cost, no-weight, not-a-partition, parameters, zero-stages
+    type: not-a-schedule, not-a-sequence, not-a-tensor
+    name: unknown, unknown-task
+    shape: not-scalar
+    dtype
+    out-of-range: range
+    wrong-number: several-tensors, unequal-lengths
+    too-few: too-few-layers, too-few-samples
+    missing: no-gradient, no-partner, no-random-key, no-sum, skipped, uninitialised, unpaired
+    unexpected: mixed-backward
+    duplicate: tag-collision
+    unsupported: beside-layers, forward-only, kinds, no-formula, planned, recompute, replicas, slices, updates, version
+    no-graph: backward-twice
+    changed-in-place
+    not-repeatable
+    divided
+    not-copyable
+    frozen
+    not-finite
+    inputs
+    targets
+    parameter
+    forward
+    loss: loss-with-parameters
+    backward
+    disagreement: not-all-ranks, step
+    timeout: time-limit
+    deadlock: overlap-deadlock
+    rendezvous-deadlock
+    rank-lost: peer-left, values
+    not-a-rank: two-threads
+    closed
+    unavailable: no-fault-tolerance, no-gpu, no-launcher, no-mpi4py, wrong-mpi
+    not-found: no-script, no-source, not-written, wrong-directory
+    unreadable: file, not-a-file, not-text
+    unwritable: not-empty
+    too-large
+    damaged: header, markers
+    mismatch: certificate
+    syntax: empty
+    placement: mixed-cut, other-replica, wrong-rank
+    order: early-sum, early-update, slice-order
+    overlap
+    memory
+    staleness: versions
     """
 
     old: frozenset[str]
@@ -539,17 +589,6 @@ def misuse(message: str, code: Code = Code.VALUE) -> ScheduleError:
     'value'
     """
     return ScheduleError.of(code, message)
-
-
-def unfit(name: str, given: object, expected: str, code: Code = Code.VALUE) -> ScheduleError:
-    """Return the error of an unexpected argument, about schedules.
-
-    Examples
-    --------
-    >>> print(unfit("seconds", -1, "a time above 0"))
-    [value] seconds is -1; expected a time above 0.
-    """
-    return misuse(f"{name} is {quoted(given)}; expected {expected}.", code)
 
 
 def shape_error(operation: str, expected: str, **shapes: tuple[int, ...]) -> TensorError:

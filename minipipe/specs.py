@@ -94,6 +94,8 @@ class Spec(NamedTuple):
         """
         if self.length is not None:
             return self._check_each(name, value)
+        if type(value) is self.kind is int and self._is_within(value):
+            return value  # at once: most arguments, and each action checks some
         if not self.allows(value):
             raise self.refusal(name, value)
         if self.kind is int:
@@ -109,8 +111,7 @@ class Spec(NamedTuple):
 
     def _check_each(self, name: str, values: Any) -> tuple[Any, ...]:
         if not isinstance(values, Sequence) or len(values) != self.length:
-            what = f"{self.length} values, each {self.words}"
-            raise self._replace(expected=what).refusal(name, values)
+            raise self.refusal(name, values, f"{self.length} values, each {self.words}")
         of_one = self._replace(length=None)
         return tuple(of_one.check(f"{name}[{i}]", one) for i, one in enumerate(values))
 
@@ -138,10 +139,18 @@ class Spec(NamedTuple):
             and (self.below is None or number < self.below)
         )
 
-    def refusal(self, name: str, value: Any) -> MinipipeError:
-        """Return the error for a value that is not legal."""
-        message = f"{name} is {quoted(value)}; expected {self.words}.{self._behind}"
-        return self.error(self.code, message)
+    def refusal(self, name: str, value: Any, expected: str = "") -> MinipipeError:
+        """Return the error for a value that is not legal; ``expected`` replaces the words."""
+        message = f"{name} is {quoted(value)}; expected {expected or self.words}."
+        if isinstance(value, str) and (near := self._near(value)):
+            message += f" Did you mean {near!r}?"
+        return self.error(self.code, message + self._behind)
+
+    def _near(self, value: str) -> str | None:
+        """Return the choice that a misspelt value is most like."""
+        from difflib import get_close_matches  # only a refusal needs it
+
+        return next(iter(get_close_matches(value.lower(), self.choices, 1)), None)
 
     def of_class(self, taker: str, value: Any) -> Any:
         """Return an argument of a class; name only the type of another, not its value.

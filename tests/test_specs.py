@@ -90,6 +90,15 @@ def test_each_of_a_fixed_number_of_values_is_checked():
     ):
         with pytest.raises(ArgumentError, match=f"^{re.escape(message)}"):
             spec.check("betas", wrong)
+    with pytest.raises(ArgumentError, match="expected 2 values, each a whole number, at least 1"):
+        COUNT._replace(length=2).check("sizes", 3)
+
+
+@pytest.mark.parametrize(("given", "near"), [("meen", "mean"), ("SUM", "sum"), ("max", None), (3, None)])
+def test_a_misspelt_choice_is_told_the_nearest(given, near):
+    error = Spec(str, choices=("mean", "sum")).refusal("reduction", given)
+    hint = f" Did you mean {near!r}?" if near else ""
+    assert str(error) == f"reduction is {given!r}; expected 'mean' or 'sum'.{hint}"
 
 
 def test_an_error_has_the_class_and_the_code_of_the_declaration():

@@ -25,6 +25,8 @@ function is::
 
 from __future__ import annotations
 
+import itertools
+import linecache
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -166,11 +168,17 @@ def _compiled(source: str, operation: Operation, known: dict[str, Any]) -> Calla
     return _maker(source, tuple(names))(**names)
 
 
+_numbers = itertools.count()  # of sources: each has its own file name
+
+
 @cache
 def _maker(source: str, names: tuple[str, ...]) -> Callable[..., Callable[..., Any]]:
-    lines = [f"def made({', '.join(names)}):", *source.strip().splitlines(), "return call"]
+    text = "\n    ".join([f"def made({', '.join(names)}):", *source.strip().splitlines(), "return call"])
+    # In this folder, so that reports of a user's line leave these frames out; a traceback shows the printed line.
+    file = f"{__file__}: call {next(_numbers)}"
+    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
     namespace: dict[str, Any] = {}
-    exec(compile("\n    ".join(lines), "<call of an operation>", "exec"), namespace)
+    exec(compile(text, file, "exec"), namespace)
     return namespace["made"]
 
 

@@ -15,6 +15,9 @@ from minipipe.specs import Spec
 from minipipe.tensor import Operand, Tensor, op
 
 _REDUCTIONS = ("mean", "sum")
+_SMOOTHING = Spec(float, minimum=0, maximum=1)
+_WEIGHT = Spec(float, minimum=0, expected="a finite number, at least 0")
+_SMOOTHED_WEIGHT = Spec(float, above=0, expected="a number above 0, because of label_smoothing")
 
 
 @op(takes=one_real, attributes="axis", in_float32=True)
@@ -347,14 +350,14 @@ def _distribution(columns: Array, ignore_index: int | None, smoothing: float, cl
 
 def _check_options(label_smoothing: float, class_weights: Any, reduction: str, k: int) -> None:
     check_reduction("cross_entropy", reduction)
-    Spec(float, minimum=0, maximum=1).check("cross_entropy: label_smoothing", label_smoothing)
+    if label_smoothing != 0:
+        _SMOOTHING.check("cross_entropy: label_smoothing", label_smoothing)
     if class_weights is None:
         return
     if len(class_weights) != k:
         raise ArgumentError("value", f"cross_entropy: class_weights has length {len(class_weights)}; expected {k}.")
     # With smoothing a label of weight 0 adds to the sum, but not to its divisor.
-    positive = Spec(float, above=0, expected="a number above 0, because of label_smoothing")
-    spec = positive if label_smoothing else Spec(float, minimum=0, expected="a finite number, at least 0")
+    spec = _SMOOTHED_WEIGHT if label_smoothing else _WEIGHT
     for weight in map(float, class_weights):
         spec.check("cross_entropy: one of the class weights", weight)
 

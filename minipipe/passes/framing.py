@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from minipipe.errors import misuse
 from minipipe.passes.kinds import tied_groups
 from minipipe.passes.shards import shard
 from minipipe.schedules.action import (
@@ -61,6 +62,11 @@ def frame(
     sharded : collection of int
         Stages whose weights are divided among their replicas.
 
+    Raises
+    ------
+    ScheduleError
+        Code ``value``: the program is framed already.
+
     Examples
     --------
     >>> from minipipe import schedules
@@ -70,6 +76,10 @@ def frame(
     rank 1: HANDSHAKE 1RECV_F0 1F0 1B0 1SEND_B0 FINITE LOSS 1U0
     """
     check_table(program, Program)
+    if program.rank_kinds:
+        there = min(program.rank_kinds)
+        message = f"{program.title} has instructions of a rank already, such as {there}"
+        raise misuse(f"{message}; frame a program that `schedules.lower` returned.")
     trains = not program.is_forward_only and U not in program.kinds
     is_checked = trains or (bool(program.frozen) and U not in program.kinds)
     framed = handshake(shard(program, sharded, ahead=1) if sharded else program)

@@ -27,6 +27,7 @@ from minipipe.specs import SCHEDULE_COUNT
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from minipipe.core.values import Kind
     from minipipe.schedules.text import Cells
 
 T = TypeVar("T", bound="ActionTable")
@@ -185,12 +186,15 @@ class ActionTable(Placed, Written):
         return min(set(range(self.num_stages)) - self.frozen, default=self.num_stages)
 
     def without_sums(self) -> Self:
-        """Return the table without its REDUCE_GRADs, and all others but messages that take their ranks no time."""
-        declarations = {kind: kind.declaration for kind in self.kinds}
-        beside = {kind for kind, one in declarations.items() if not (one.lane or one.message)}
-        if not beside:
+        """Return the table without its REDUCE_GRADs, which take their ranks no time."""
+        return self.without_kinds(lambda kind: kind.lane == "" and not kind.message)
+
+    def without_kinds(self, are_left_out: Callable[[Kind], bool]) -> Self:
+        """Return the table without the kinds that a function of their declarations chooses."""
+        left_out = {kind for kind in self.kinds if are_left_out(kind.declaration)}
+        if not left_out:
             return self
-        rows = ((action for action in row if action.kind not in beside) for row in self.actions)
+        rows = ((action for action in row if action.kind not in left_out) for row in self.actions)
         return self.with_rows(type(self), rows)
 
     def as_written(self, action: Action) -> Action:
@@ -446,9 +450,9 @@ class Program(ActionTable):
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The computations alone."""
-        rows = ((action for action in row if not action.kind.is_communication) for row in self.actions)
-        return self.with_rows(Schedule, rows)
+        """The computations alone, without messages and without what a rank does besides."""
+        alone = self.without_kinds(lambda kind: kind.message != "" or kind.of_rank)
+        return self.with_rows(Schedule, alone.actions)
 
     @property
     def message_cuts(self) -> tuple[bool, ...]:

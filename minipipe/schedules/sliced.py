@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import sqrt
 
-from minipipe.errors import unfit
 from minipipe.schedules.action import Action, B, F
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.one_f_one_b import warmup_then_pairs
@@ -146,7 +145,7 @@ def slice_work(cuts: Sequence[int], attention: float) -> tuple[float, ...]:
     28.5
     """
     if len(cuts) < 2 or cuts[0] != 0 or any(b <= a for a, b in zip(cuts, cuts[1:])):
-        raise unfit("cuts", cuts, "ascending numbers of tokens, from 0 to the length of the sequence")
+        raise SCHEDULE_NUMBER.refusal("cuts", cuts, "ascending numbers of tokens, from 0 to the length of the sequence")
     linear = 1 - _share(attention)
     ends = [cut / cuts[-1] for cut in cuts]
     return tuple((b - a) * (linear + attention * (a + b)) for a, b in zip(ends, ends[1:]))

@@ -231,6 +231,15 @@ def repeat(table: T, num_steps: int) -> T:
     (27.0, 24.0, 24.0)
     """
     check_table(table)
+    repeated = steps_of(table, num_steps)
+    if table.rank_kinds and repeated is not table:
+        message = f"{table.title} has instructions of a rank, such as {min(table.rank_kinds)}, and a row has each once;"
+        raise misuse(f"{message} repeat the schedule without them.")
+    return repeated
+
+
+def steps_of(table: T, num_steps: int) -> T:
+    """Return the table of several steps, for a simulation; it may have instructions of a rank once for each step."""
     num_steps = SCHEDULE_COUNT.check("num_steps", num_steps)
     if num_steps == 1:
         return table

@@ -15,13 +15,13 @@ from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
-from minipipe.errors import unfit
 from minipipe.schedules.action import ActionKind, B, F, I, W
 from minipipe.schedules.action_table import Schedule
 from minipipe.schedules.analysis.activations import Footprint
 from minipipe.schedules.analysis.workload import amount_per_rank, check_memory
 from minipipe.schedules.simulation.costs import Costs
 from minipipe.search.clock import Cell, Clock, Facts, schedule_of
+from minipipe.specs import SCHEDULE_NUMBER
 
 
 class EventScheduler(Clock):
@@ -223,11 +223,11 @@ def greedy(
     """
     if not isinstance(placement, Sequence) or not placement:
         expected = "the rank of each stage, such as (0, 1, 2, 3)"
-        raise unfit("placement", placement, expected)
+        raise SCHEDULE_NUMBER.refusal("placement", placement, expected)
     known = ["B", "F"], ["F", "I", "W"]
     if not isinstance(priority, str) or sorted(priority) not in known:
         expected = "an order of B and F, or of F, I and W, such as 'BF' or 'IFW'"
-        raise unfit("priority", priority, expected)
+        raise SCHEDULE_NUMBER.refusal("priority", priority, expected)
     workload = costs.workload(placement, num_microbatches)
     limits = workload.memory_limit
     if memory_limit is not None:

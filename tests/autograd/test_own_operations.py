@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from inspect import signature
+from traceback import extract_tb, walk_tb
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from minipipe.autograd.backend import array_module
 from minipipe.autograd.memory import held_bytes
 from minipipe.autograd.modes import Key
 from minipipe.autograd.replay import Script, Trace
+from minipipe.comm.job.reports import place_of
 from minipipe.errors import ArgumentError, TensorError
 from minipipe.execution import replaying
 from minipipe.execution.offloading import Parked
@@ -262,3 +264,15 @@ def test_record_and_op_give_the_same_bits():
         functional.tanh(operation(x, weight)).backward(X)
         grads.append((x.grad.tobytes(), weight.grad.tobytes()))
     assert grads[0] == grads[1]
+
+
+def test_a_traceback_shows_the_printed_call_and_reports_leave_it_out():
+    @op()
+    def broken(x):
+        return 1 / 0
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        broken(Tensor([1.0]))
+    (_, printed, own), stack = extract_tb(caught.tb), list(walk_tb(caught.tb))
+    assert (printed.line, own.line) == ("data = forward(a0, )", "return 1 / 0")
+    assert place_of(stack[:2][::-1]).startswith("test_own_operations.py, line ")

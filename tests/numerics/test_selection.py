@@ -160,7 +160,7 @@ def test_an_auxiliary_loss_of_weight_0_adds_nothing_and_has_no_gradient():
 
 def test_a_class_weight_that_is_not_finite_is_refused():
     for weight in (INF, NAN):
-        with pytest.raises(ArgumentError, match="expected finite numbers") as caught:
+        with pytest.raises(ArgumentError, match="is (inf|nan); expected a finite number") as caught:
             functional.cross_entropy(Tensor([[1.0, 2.0]]), [0], class_weights=[1.0, weight])
         assert caught.value.code == "value"
 

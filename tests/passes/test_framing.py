@@ -98,3 +98,16 @@ def _with_row(program, rank, row):
     rows = [*program.actions]
     rows[rank] = row
     return program.with_rows(Program, rows)
+
+
+def test_a_frame_is_put_on_once():
+    program = frame(lower(schedules.gpipe(2, 1)))
+    with pytest.raises(ScheduleError, match="instructions of a rank already, such as"):
+        frame(program)
+    with pytest.raises(ScheduleError, match="a row has each once; repeat the schedule"):
+        schedules.repeat(program, 2)
+
+
+def test_the_schedule_of_a_framed_program_has_its_computations():
+    schedule = schedules.one_f_one_b(2, 3)
+    assert frame(lower(schedule), clip=True, update=False).schedule == schedule

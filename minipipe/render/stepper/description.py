@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
-from minipipe.errors import misuse, unfit
+from minipipe.errors import misuse
 from minipipe.render.descriptions import describe_action
 from minipipe.render.stepper.walkthrough import Activity, RankState, Snapshot, Walkthrough
 from minipipe.schedules.action import REDUCE_GRAD, Action, L
 from minipipe.schedules.simulation.span import Message
 from minipipe.schedules.simulation.timeline import format_number, format_time
+from minipipe.specs import SCHEDULE_NUMBER
 
 
 def draw_snapshot(walkthrough: Walkthrough, snapshot: Snapshot) -> str:
@@ -288,7 +289,9 @@ def chosen_snapshots(
     given = ends if at is None else {"--at": at}
     for option, number in given.items():
         if not -count <= number < count:
-            raise unfit(option, number, f"a step from 0 to {count - 1}, or from -1 to {-count} from the end")
+            raise SCHEDULE_NUMBER.refusal(
+                option, number, f"a step from 0 to {count - 1}, or from -1 to {-count} from the end"
+            )
     numbers = [number % count for number in given.values()]
     if numbers[-1] < numbers[0]:
         raise misuse(f"--from is {first} and --to is {last}; expected --from to be before --to.")

@@ -9,7 +9,7 @@ from math import inf
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from minipipe.errors import ScheduleError, counted, misuse, unfit
+from minipipe.errors import ScheduleError, counted, misuse
 from minipipe.schedules.action import ActionKind, L, O, R
 from minipipe.schedules.action_table import ActionTable, Schedule
 from minipipe.schedules.analysis.bounds import Bound, lower_bound
@@ -238,7 +238,7 @@ def sweep(
 def _values(name: str, given: Iterable[Any]) -> list[Any]:
     values = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
     if not values:
-        raise unfit(name, given, "at least one value, in a list")
+        raise SCHEDULE_NUMBER.refusal(name, given, "at least one value, in a list")
     return values
 
 

@@ -12,7 +12,7 @@ from os.path import splitext
 from typing import TYPE_CHECKING, Any
 
 from minipipe.core.values import KINDS
-from minipipe.errors import ArgumentError, ScheduleError, counted, misuse, quoted, unfit
+from minipipe.errors import ArgumentError, ScheduleError, counted, misuse, quoted
 from minipipe.io import MOST_JSON, MOST_STAGES, parse_real, printable, read_text, write_whole
 from minipipe.schedules.action import REDUCE_GRAD, Action, ActionKind, B, F, I, R, U, W
 from minipipe.schedules.action_table import ActionTable, Schedule
@@ -167,15 +167,17 @@ class Costs:
         for name in ("unit", "memory_unit"):
             unit = getattr(self, name)
             if not isinstance(unit, str) or printable(unit) != unit:
-                raise unfit(name, unit, "a name such as 's'")
+                raise SCHEDULE_NUMBER.refusal(name, unit, "a name such as 's'")
         other = {} if self.other is None else self.other
         if not isinstance(other, Mapping) or not other.keys().isdisjoint((*_SPECS, *_OTHERS)):
-            raise unfit("other", self.other, "the times of declared kinds by name, such as {'KEEP': 2}")
+            raise SCHEDULE_NUMBER.refusal(
+                "other", self.other, "the times of declared kinds by name, such as {'KEEP': 2}"
+            )
         for name in (*_SPECS, *other):
             given = self._given(name)
             numbers = given if isinstance(given, list | tuple) else [given]
             if any(isinstance(number, bool | str | bytes) for number in numbers):
-                raise unfit(name, given, "numbers. Costs.parse reads text")
+                raise SCHEDULE_NUMBER.refusal(name, given, "numbers. Costs.parse reads text")
 
     @classmethod
     def measured(cls, *timelines: Timeline) -> Costs:
@@ -597,7 +599,7 @@ class Costs:
         try:
             values = list(map(as_float, [given] * num_stages if isinstance(given, Real) else given))
         except (TypeError, ValueError):
-            raise unfit(name, given, "a number, or one for each stage") from None
+            raise SCHEDULE_NUMBER.refusal(name, given, "a number, or one for each stage") from None
         _check_length(name, values, num_stages, "one number, or one for each stage")
         return _BY_STAGE.check_items(name, given, values)
 

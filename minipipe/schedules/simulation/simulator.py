@@ -29,7 +29,7 @@ from minipipe.schedules.simulation.costs import Costs
 from minipipe.schedules.simulation.slice_work import relative_work
 from minipipe.schedules.simulation.span import GradientSum, Span, StepChange, with_copies
 from minipipe.schedules.simulation.timeline import Timeline
-from minipipe.schedules.transforms import repeat
+from minipipe.schedules.transforms import steps_of
 from minipipe.simulation.hosts import Hosts
 from minipipe.specs import Spec
 
@@ -108,7 +108,7 @@ def timeline_of(step: ActionTable, costs: Costs, num_steps: int, wait: bool, hos
         As for :func:`simulate`.
     hosts : Hosts or None
     """
-    table = repeat(step, num_steps)
+    table = steps_of(step, num_steps)
     flow, rates = flow_of(table), _rates(table, costs)
     if hosts is None:
         rounds = complete_walk(step, sends_are_buffered=not costs.sends_block).rounds
@@ -120,7 +120,8 @@ def timeline_of(step: ActionTable, costs: Costs, num_steps: int, wait: bool, hos
     if not found.latest * table.num_ranks < inf:  # the idle time of all ranks is a part of this sum
         raise misuse(TIMES_TOO_LARGE)
     spans, copies, sent = _parts(table, found, rates)
-    ran = (table if costs.sends_block else table.schedule).without_sums()
+    # The actions with a span: everything that takes its rank time, and messages if sends block.
+    ran = table.without_kinds(lambda kind: not kind.lane and not (kind.message and costs.sends_block))
     if any(copies):
         ran = ran.with_rows(type(ran), map(with_copies, spans, copies))
     levels = _levels(ran, costs)

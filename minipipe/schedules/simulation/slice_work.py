@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from minipipe.errors import counted, unfit
+from minipipe.errors import counted
 from minipipe.specs import SCHEDULE_NUMBER
 
 _MOST = 1e100  # of a part of the work, whose unit is free: sums of them stay finite
@@ -31,5 +31,5 @@ def relative_work(slice_work: Sequence[float] | None, num_slices: int) -> list[f
     if not any(parts):
         raise _PARTS.refusal("slice_work", slice_work)
     if len(parts) != num_slices > 1:
-        raise unfit("slice_work", slice_work, f"{counted(num_slices, 'number')}, one for each slice")
+        raise SCHEDULE_NUMBER.refusal("slice_work", slice_work, f"{counted(num_slices, 'number')}, one for each slice")
     return [num_slices * part / sum(parts) for part in parts] if num_slices > 1 else [1.0]
