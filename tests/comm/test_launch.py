@@ -91,7 +91,7 @@ def test_a_timeout_in_the_environment_that_is_no_number_is_told_by_one_rank():
     """The story: each rank printed a traceback of its own, before any of them knew of the others."""
     done = mpirun(4, "-c", "import minipipe; minipipe.init_process_group()", MINIPIPE_TIMEOUT="abc")
     assert done.code != 0 and done.err.count("Traceback") == 1
-    assert done.err.count("MINIPIPE_TIMEOUT is abc; expected seconds, more than 0.") == 1
+    assert done.err.count("MINIPIPE_TIMEOUT is 'abc'; expected seconds, more than 0.") == 1
 
 
 @needs_mpi

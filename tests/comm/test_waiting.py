@@ -50,7 +50,7 @@ def test_the_timeout_is_the_argument_or_the_variable_or_300_seconds(monkeypatch)
         assert group.timeout == 12.5
     for nonsense in ("0", "-3", "soon", "nan"):
         monkeypatch.setenv("MINIPIPE_TIMEOUT", nonsense)
-        with pytest.raises(ArgumentError, match=f"MINIPIPE_TIMEOUT is {nonsense}; expected seconds, more than 0"):
+        with pytest.raises(ArgumentError, match=f"MINIPIPE_TIMEOUT is {nonsense!r}; expected seconds, more than 0"):
             init_process_group()
 
 

@@ -108,7 +108,7 @@ def test_a_program_that_is_not_there_is_refused():
         ([], "Expected a training program after the options"),
         (["--ranks", "0", "x.py"], "--ranks is 0; expected a whole number, 1 to 4096."),
         (["--memory-limit", "much", "x.py"], "memory_limit is 'much'; expected an amount above 0"),
-        (["--seconds", "-1", "x.py"], "--seconds is -1; expected 0 to 604800, a week."),
+        (["--seconds", "-1", "x.py"], "--seconds is -1.0; expected 0 to 604800, a week."),
         (["--seconds", "inf", "x.py"], "--seconds is inf; expected 0 to 604800, a week."),
         (["nope.py"], "There is no program 'nope.py'"),
     ],
