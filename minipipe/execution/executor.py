@@ -120,6 +120,7 @@ class Executor:
         Code ``name``: an action without a handler.
     """
 
+    call: Any
     batch: Any
 
     def __init__(
@@ -168,13 +169,17 @@ class Executor:
             Of the schedule in this run.
         finishes_sends : bool
         """
-        self.call = self.batch = call
-        steps, observers = self._steps, (*self._observers, *observers)
+        steps, observers, earlier = self._steps, (*self._observers, *observers), (self.call, self.batch)
         if observers:
             steps = [_observed(step, action, observers) for step, action in zip(steps, self._actions)]
+        self.call = self.batch = call
         try:
             for step in self._before:
                 step(self)
+        except BaseException:
+            self.call, self.batch = earlier  # of a run in another thread, which is a reason for a refusal
+            raise
+        try:
             with self.schedule():
                 for step in steps:
                     step(self)

@@ -16,6 +16,7 @@ from minipipe.execution.checks.comparison import check_marks, marks_of, numbers_
 from minipipe.execution.checks.trained import Trained
 from minipipe.execution.checks.updates import Updates
 from minipipe.execution.stage import Stage
+from minipipe.hints import level_outside
 from minipipe.nn import Module, Parameter
 from minipipe.schedules import ActionKind, Schedule
 from minipipe.specs import COUNT
@@ -208,5 +209,5 @@ def warn_of_missing_gradients(parameters: Mapping[str, Parameter]) -> None:
         warnings.warn(
             f"The first step left no gradient for {', '.join(names)}. Either no layer uses them, or a layer after "
             "them breaks the graph, as Tensor(np.maximum(x.numpy(), 0)) does; compute with minipipe's own operations.",
-            stacklevel=9,  # where step() was called
+            stacklevel=level_outside(),
         )

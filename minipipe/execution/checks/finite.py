@@ -27,6 +27,7 @@ from minipipe.execution.executor import Executor
 from minipipe.execution.observers import handlers_of, journal
 from minipipe.execution.plan import Plan
 from minipipe.execution.stage import Stage
+from minipipe.hints import level_outside
 from minipipe.optim import gradients_are_finite
 from minipipe.schedules import Action, ActionKind, Program
 from minipipe.specs import Spec
@@ -130,7 +131,7 @@ class StepCheck:
             advice += "Pipeline(…, check_finite='warn') continues with a warning."
             raise NotFiniteError(code, f"{words} {end} {advice}")
         if (check.grid or check).group.rank == 0:
-            warnings.warn(f"{words} Training continues, because of check_finite='warn'.", stacklevel=11)
+            warnings.warn(f"{words} Training continues, because of check_finite='warn'.", stacklevel=level_outside())
 
     def _symptom(self, loss: BatchLoss, findings: Sequence[Sequence[float]]) -> str:
         microbatches = [str(k) for k, value in enumerate(loss.losses) if not isfinite(value)]
