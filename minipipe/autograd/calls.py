@@ -123,7 +123,6 @@ def calling(operation: Operation, count: int, **known: Any) -> Callable[..., Any
     t, n, a = f"({each('t{i}, ')})", f"({each('n{i}, ')})", f"({each('a{i}, ')})"
     is_converted = operation.takes is not None and not operation.is_variadic  # else they are tensors already
     taken = "takes(*given)" if is_converted else "given"
-    num_required = count if operation.is_variadic else operation.num_required
     is_half = each(" or a{i} is not None and getattr(a{i}.dtype, 'itemsize', 0) == 2")
     widened = _WIDENED.format(is_half=f"(False{is_half})", a=a, t=t) if operation.in_float32 else ""
     others = "**attributes" if operation.attributes else ""
@@ -134,7 +133,7 @@ def call(*given, **attributes):
     if len(given) != {count} or len(attributes) != num_attributes:
         given, attributes = bound(given, attributes)
     try:
-        {t} = {taken}{each(_CONVERTED, num_required)}
+        {t} = {taken}{each(_CONVERTED, operation.num_required)}
         try:
             {n} = ({each("t{i}.node, ")})
         except AttributeError:

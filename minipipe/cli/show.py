@@ -101,12 +101,36 @@ def run(options: argparse.Namespace) -> ExitStatus:
 
 def _written(table: ActionTable, options: argparse.Namespace) -> str:
     """Return a table as text or CSV; for a reader at a terminal, long rows continue in lines below."""
-    if options.rows and options.format == "rows" and options.output is None and is_terminal(sys.stdout):
-        from minipipe.passes.rows import Rows
-        from minipipe.schedules import lower
+    text = _WRITTEN[options.format](table)
+    is_read = options.rows and options.format == "rows" and options.output is None and is_terminal(sys.stdout)
+    return wrapped(text, columns_of_terminal(80)) if is_read else text
 
-        return f"{Rows(lower(table)).wrapped(columns_of_terminal(80))}\n"
-    return _WRITTEN[options.format](table)
+
+def wrapped(text: str, width: int) -> str:
+    """Return the text of a table in lines of at most a width; all rows begin below each other.
+
+    Examples
+    --------
+    >>> print(wrapped("# mine\\nrank 0: 0F0 0F1 0B0 0B1\\nrank 1:\\n", width=20), end="")
+    # mine
+    rank 0: 0F0 0F1 0B0
+            0B1
+    rank 1:
+    """
+    head, *rows = text.splitlines()
+    indent = " " * max(row.index(":") + 2 for row in rows)
+    lines = [head]
+    for row in rows:
+        name, _, cells = row.partition(":")
+        begin, line = f"{name}:".ljust(len(indent)), ""
+        for cell in cells.split():
+            if line and len(indent) + len(f"{line} {cell}") > width:
+                lines.append(begin + line)
+                begin, line = indent, cell
+            else:
+                line = f"{line} {cell}".lstrip()
+        lines.append((begin + line).rstrip())
+    return "\n".join([*lines, ""])
 
 
 def _with_messages(tables: Sequence[ActionTable]) -> list[ActionTable]:

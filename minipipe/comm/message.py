@@ -23,7 +23,7 @@ from minipipe.errors import MessageError, not_copyable
 from minipipe.specs import Spec, as_float
 
 _SECONDS = Spec(float, above=0, maximum=math.inf, expected="seconds, more than 0")
-_MAGIC = b"mnpp"
+MAGIC = b"mnpp"
 _MAX_AXES = 8
 _STEP = struct.Struct("<4sq")  # magic, step
 _FORM = struct.Struct(f"<8sB{_MAX_AXES}q11x")  # dtype, number of axes, lengths
@@ -77,7 +77,7 @@ class Header(NamedTuple):
 def described(dtype: Any, shape: tuple[int, ...], step: int) -> Header:
     """Return the header of an array; see :meth:`Header.of`."""
     dtype = numpy_dtype(dtype)
-    return Header(dtype, shape, step, _STEP.pack(_MAGIC, step) + _written(dtype, shape))
+    return Header(dtype, shape, step, _STEP.pack(MAGIC, step) + _written(dtype, shape))
 
 
 @lru_cache(maxsize=1024)
@@ -99,7 +99,7 @@ def unpacked(data: bytes) -> Header:
     MessageError
         Code ``damaged``, when the bytes are not one.
     """
-    if len(data) < HEADER_SIZE or data[:4] != _MAGIC:
+    if len(data) < HEADER_SIZE or data[:4] != MAGIC:
         raise MessageError(
             "damaged",
             f"{len(data)} bytes arrived that are not the header of a message. Did something else send with this "

@@ -20,7 +20,7 @@ from minipipe.execution.executor import Executor, Handlers, and_then
 from minipipe.execution.plan import Plan
 from minipipe.execution.stage import Stage
 from minipipe.nn.sequential import parameters_of
-from minipipe.parallel.reduction import AllReduce, Channel, finish_all
+from minipipe.parallel.reduction import AllReduce, Channel, equal_parts, finish_all
 from minipipe.schedules.action import REDUCE_GRAD, Action, B, W
 from minipipe.schedules.analysis.replicas import gradient_sums
 
@@ -205,8 +205,8 @@ class _Sum(AllReduce):
         self._leaves = leaves
         self._gradients = [None if gradient is None else backend.contiguous(gradient) for gradient in gradients]
         flat = [None if gradient is None else channel.xp.reshape(gradient, (-1,)) for gradient in self._gradients]
-        sizes = [prod(leaf.shape or ()) for leaf in leaves]
-        super().__init__(channel, ranks, flat, sizes, f"{{}} of the gradients of {action}")
+        parts = equal_parts(tuple(prod(leaf.shape or ()) for leaf in leaves), len(ranks))
+        super().__init__(channel, ranks, flat, parts, f"{{}} of the gradients of {action}")
 
     def go_on(self) -> None:
         """Wait for the messages of the round; behind the last one, give the leaves the sums."""

@@ -27,15 +27,16 @@ from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.comm import ProcessGroup, Request
 from minipipe.comm.message import finish
+from minipipe.comm.objects import pack
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import applied, lifetimes, pairs_of
 from minipipe.execution.executor import Executor, Handler, Handlers
-from minipipe.execution.payload import Payload
 from minipipe.execution.replaying import ReplayingStage
 from minipipe.execution.stage import Stage
 from minipipe.execution.sums import leaves_of
 from minipipe.optim import Optimiser
 from minipipe.parallel.pairwise import sum_in_pairs
+from minipipe.parallel.reduction import Channel, Exchange, opened
 from minipipe.schedules.action import REDUCE_GRAD, Action, B, F, I, R, U, W
 from minipipe.schedules.action_table import Program
 from minipipe.schedules.analysis.replicas import gradient_sums
@@ -71,7 +72,7 @@ class ReplicaSums:
         rank 2   0B3 0REDUCE_GRAD3 ---'-'--- 0F4  0U3 adds both, in the order of the replicas
 
     A U waits only for these messages, which are sent without waiting and which the verifier knows. In the two rounds of
-    ``sums.py``, which send less from three replicas on, it would wait for ranks that may be blocked.
+    an all-reduce, which sends less from three replicas on, it would wait for ranks that may be blocked.
 
     Parameters
     ----------
@@ -86,27 +87,28 @@ class ReplicaSums:
         first_tag = 2 * program.num_stages * program.num_microbatches  # after the executor's tags
         self._tags = {a: first_tag + i for i, each in enumerate(gradient_sums(program)) for a in each}
         self._sends: dict[int, list[Request]] = {}  # by stage, of its last sum: its receivers have received all before
-        self._coming: dict[tuple[int, int], tuple[dict[int, Request], list[float]]] = {}
+        self._under_way: dict[tuple[int, int], tuple[Exchange, list[float]]] = {}
 
     def send(self, action: Action, own: Sequence[Array | None], step: int) -> list[float]:
         """Send this rank's gradients of a REDUCE_GRAD; return its times for the record: now, the end, and the bytes."""
         times = [perf_counter(), 0.0, float(sum(backend.num_bytes(each) for each in own if each is not None))]
-        others = [rank for rank in self._ranks_of(action.stage) if rank != self._group.rank]
-        if own:
-            message, tag = Payload([*own], [False] * len(own), (None,) * len(own)).to_message(), self._tags[action]
-            self._sends[action.stage] = [self._group.isend(message, rank, tag, step=step) for rank in others]
-            words = f"the gradients of another replica for {action}"
-            coming: dict[int, Request] = {rank: self._group.irecv(rank, tag, step=step, what=words) for rank in others}
-            self._coming[action.stage, action.microbatch] = coming, times
+        channel = Channel(self._group, self._tags[action], step, self._xp)
+        others = channel.others(self._ranks_of(action.stage)) if own else []
+        awaited = dict.fromkeys(others, f"the gradients of another replica for {action}")
+        exchange = Exchange(channel, [(pack(own), others)], awaited)
+        self._sends[action.stage] = exchange.sends
+        self._under_way[action.stage, action.microbatch] = exchange, times
         return times
 
     def total(self, update: Action, own: list[Array | None]) -> list[Array | None]:
         """Return the sum that an update applies: this rank's gradients, if the stage has no replicas."""
-        coming, times = self._coming.pop((update.stage, update.microbatch), ({}, [0.0, 0.0]))
-        came = {rank: Payload.from_message(request.wait(), self._xp).arrays for rank, request in coming.items()}
-        came[self._group.rank], times[1] = own, perf_counter()
-        ranks = [rank for rank in self._ranks_of(update.stage) if rank in came]
-        return [sum_in_pairs(each) for each in zip(*(came[rank] for rank in ranks))]
+        if (key := (update.stage, update.microbatch)) not in self._under_way:
+            return own
+        exchange, times = self._under_way.pop(key)
+        found = {rank: opened(message, (), self._xp) for rank, message in exchange.wait().items()}
+        found[self._group.rank], times[1] = own, perf_counter()
+        ranks = [rank for rank in self._ranks_of(update.stage) if rank in found]
+        return [sum_in_pairs(each) for each in zip(*(found[rank] for rank in ranks))]
 
     def finish(self) -> None:
         """Wait until the last gradients were taken."""

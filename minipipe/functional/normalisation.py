@@ -24,7 +24,10 @@ def _fitting(name: str, x: Operand, *vectors: Operand) -> list[Tensor]:
     """Return the input, its weight, and perhaps its bias, as tensors of one dtype whose shapes fit."""
     given = real_operands(x, *vectors)
     width = given[0].data.shape[-1:]
-    if width in ((), (0,)) or [each.data.shape for each in given[1:]] != [width] * len(vectors):
+    fits = width not in ((), (0,))
+    for vector in given[1:]:
+        fits = fits and vector.data.shape == width
+    if not fits:
         shapes = {what: each.shape for what, each in zip(("input", "weight", "bias"), given)}
         raise shape_error(name, "(..., k) and (k,), k above 0", **shapes)
     return given

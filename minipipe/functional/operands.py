@@ -106,10 +106,14 @@ def real_operands(first: Operand, *others: Operand) -> list[Tensor]:
     >>> real_operands(Tensor([1.0, 2.0]), 2, Tensor([3]))
     [Tensor([1., 2.]), Tensor(2.), Tensor([3.])]
     """
-    tensors = [each for each in (first, *others) if isinstance(each, Tensor)]
-    dtypes = [each.data.dtype for each in tensors]
-    if len(dtypes) > len(others) and dtypes.count(dtypes[0]) == len(dtypes) and backend.is_floating(dtypes[0]):
-        return tensors
+    if isinstance(first, Tensor) and getattr(first.data.dtype, "kind", "") == "f":
+        dtype, given = first.data.dtype, [first]
+        for other in others:
+            if not isinstance(other, Tensor) or other.data.dtype is not dtype:
+                break
+            given.append(other)
+        else:
+            return given
     found = []
     for other in others:
         first, other = operands(first, other)

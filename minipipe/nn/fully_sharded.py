@@ -41,8 +41,7 @@ from minipipe.nn.parameter import Parameter
 from minipipe.nn.recompute import Recompute
 from minipipe.nn.sequential import Sequential
 from minipipe.nn.shards import FlatShard, ShardedParameter
-from minipipe.parallel.pairwise import sum_in_pairs
-from minipipe.parallel.reduction import equal_parts
+from minipipe.parallel.reduction import AllGather, Channel, ReduceScatter, equal_parts
 from minipipe.pytree import rebuilt, tensors_in
 from minipipe.specs import Spec
 from minipipe.tensor import Tensor, record
@@ -182,45 +181,37 @@ class FullySharded(Module):
         gradients : dict of int to array
             By the number of a parameter, the gradients that the call of this rank has computed. They are removed.
         """
-        shares, found = self.shares, list[tuple[Leaf, Array]]()
-        for dtype in self.sizes:
-            numbers = [i for i, (kind, *_) in enumerate(self.offsets) if kind == dtype and shares[i].requires_grad]
-            own = [_flat(gradients.pop(i)) if i in gradients else None for i in numbers]
-            sums = self._sums_of_shares(own, [shares[i].shard.pieces for i in numbers], dtype) if numbers else []
-            found += [(shares[i].node, total) for i, total in zip(numbers, sums) if total is not None]
-        return found
-
-    def _sums_of_shares(self, own: list[Array | None], pieces: list[tuple[slice, ...]], dtype: Any) -> list[Any]:
-        group, came, xp = self.workspace.group, dict[int, list[Array | None]](), self.shares[0].xp
-        others = [j for j in range(group.size) if j != group.rank]
-        parts = [[None if g is None else g[cut[j]] for g, cut in zip(own, pieces)] for j in range(group.size)]
-        sends = [group.isend(_packed(parts[j], dtype, xp), j, OwnTag.GATHER) for j in others]
-        sizes = [cut[group.rank].stop - cut[group.rank].start for cut in pieces]
-        for j in others:
-            message = group.irecv(j, OwnTag.GATHER, what="its part of the gradients of a layer").wait()
-            came[j] = _unpacked(message, sizes, xp)
-        finish(sends)
-        came[group.rank] = parts[group.rank]
-        return [sum_in_pairs([came[j][i] for j in range(group.size)]) for i in range(len(own))]
+        trained = {i: share for i, share in enumerate(self.shares) if share.requires_grad}
+        if not trained:
+            return []
+        group, shares = self.workspace.group, list(trained.values())
+        own = [_flat(gradients.pop(i)) if i in gradients else None for i in trained]
+        channel, words = Channel(group, OwnTag.GATHER, xp=shares[0].xp), "its part of the gradients of a layer"
+        reduction = ReduceScatter(channel, range(group.size), own, _parts(shares, group), words)
+        totals = reduction.wait()
+        finish(reduction.sends)
+        return [(share.node, total) for share, total in zip(shares, totals) if total is not None]
 
 
 def _gather(layers: Sequence[FullySharded], into: Sequence[dict[Any, Array]]) -> None:
-    """Write the whole parameters of some layers into arrays, by dtype, with one message for each. Collective."""
-    placed = dict[Any, list[tuple[Any, Array, int]]]()
+    """Write the whole parameters of some layers into arrays, by dtype, with one message for all. Collective."""
+    shares, wholes = list[Any](), list[Array]()
     for layer, arrays in zip(layers, into):
-        for share, (dtype, first, _) in zip(layer.shares, layer.offsets):
-            placed.setdefault(dtype, []).append((share, arrays[dtype], first))
-    for of_dtype in placed.values():
-        xp = of_dtype[0][0].xp
-        own = backend.to_numpy(xp.concat([share.data for share, *_ in of_dtype]))
+        for share, (dtype, first, shape) in zip(layer.shares, layer.offsets):
+            shares.append(share)
+            wholes.append(arrays[dtype][first : first + prod(shape)])
+            wholes[-1][share.shard.pieces[share.shard.group.rank]] = share.data
+    if shares:
         group = layers[0].workspace.group
-        for rank, part in enumerate(group.all_gather(own, what="a shard of the parameters of a layer")):
-            part, done = backend.moved(part, xp), 0
-            for share, array, first in of_dtype:
-                piece = share.shard.pieces[rank]
-                end = done + piece.stop - piece.start
-                array[first + piece.start : first + piece.stop] = part[done:end]
-                done = end
+        channel, words = Channel(group, OwnTag.GATHER, xp=shares[0].xp), "a shard of the parameters of a layer"
+        gathering = AllGather(channel, range(group.size), wholes, _parts(shares, group), words)
+        gathering.wait()
+        finish(gathering.exchange.sends)
+
+
+def _parts(shares: Sequence[Any], group: ProcessGroup) -> list[list[tuple[int, slice]]]:
+    """Return, by rank, the elements of its shards in each of the whole parameters."""
+    return [[(i, share.shard.pieces[rank]) for i, share in enumerate(shares)] for rank in range(group.size)]
 
 
 class _Call:
@@ -394,29 +385,10 @@ class _Shares(Node):
         return super().release(gradient)
 
 
-# -- messages: a gradient that this rank lacks is left out, and then there is a mask, in an array of two axes ---------
-
-
 def _flat(gradient: Array) -> Array:
     """Return the elements in one row; elements of half precision become float32, in which they are added up."""
     wide = array_module(gradient).float32 if backend.is_half(gradient.dtype) else gradient.dtype
     return backend.reshape(backend.as_array(gradient, wide), (-1,))
-
-
-def _packed(parts: list[Array | None], dtype: Any, xp: Any) -> np.ndarray:
-    there = [part for part in parts if part is not None]
-    row = backend.to_numpy(xp.concat(there)) if there else np.zeros(0, dtype)
-    return row if len(there) == len(parts) else np.concatenate([[part is not None for part in parts], row])[None]
-
-
-def _unpacked(message: Any, sizes: list[int], xp: Any) -> list[Array | None]:
-    row = message.reshape(-1)
-    there = [True] * len(sizes) if message.ndim == 1 else row[: len(sizes)] != 0
-    done, parts = len(row) - sum(size for size, is_there in zip(sizes, there) if is_there), list[Array | None]()
-    for size, is_there in zip(sizes, there):
-        parts.append(backend.moved(row[done : done + size], xp) if is_there else None)
-        done += size if is_there else 0
-    return parts
 
 
 # -- places of parameters: an attribute of a module, or an entry of a list or dict in one ---------------------------

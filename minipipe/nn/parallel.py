@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import Any
 
 from minipipe import functional
+from minipipe.autograd import backend
 from minipipe.autograd.backend import array_module
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.errors import ArgumentError
@@ -275,22 +276,22 @@ class ParallelCrossEntropyLoss(CrossEntropyLoss):
         return parallel_cross_entropy(scores, labels, self.group, self.ignore_index, self.reduction)
 
 
-def sums_in(module: Module) -> tuple[list[int], list[int]]:
-    """Return the bytes of each tensor-parallel all-reduce in a module: in a forward, and in a backward. Local.
+def sums_in(module: Module) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Return the elements of each tensor-parallel all-reduce in a module, and the bytes of an element. Local.
 
-    The bytes are for one position, such as a token. A block has two all-reduces each way.
+    First those in a forward, then in a backward, for one position, such as a token. A block has two each way.
 
     Examples
     --------
     >>> from minipipe import nn, spawn
     >>> block = nn.TransformerBlock(width=8, num_heads=2)
     >>> spawn(lambda group: sums_in(nn.parallelise(block, group)), num_ranks=2)[0]
-    ([32, 32], [32, 32])
+    ([(8, 4), (8, 4)], [(8, 4), (8, 4)])
     """
     forward, backward = [], []
     for part in module.modules():
         if isinstance(part, ColumnParallelLinear):  # copy_to(its inputs)
-            backward.append(part.weight.nbytes // part.weight.shape[1])
+            backward.append((part.weight.shape[0], backend.numpy_dtype(part.weight.dtype).itemsize))
         elif isinstance(part, RowParallelLinear | ParallelEmbedding):  # reduce_from(its outputs)
-            forward.append(part.weight.nbytes // part.weight.shape[0])
+            forward.append((part.weight.shape[1], backend.numpy_dtype(part.weight.dtype).itemsize))
     return forward, backward

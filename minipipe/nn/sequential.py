@@ -76,14 +76,15 @@ class Sequential(Module):
     def _apply(self, x: Any, layers: list[Module], compute: Callable[[Module, Any], Any], first: int = 0) -> Any:
         if not isinstance(x, _BUNDLES):
             x = as_tensor(x)
+        hook, last = self.layer_hook, first + len(layers) - 1
         for number, layer in enumerate(layers, first):
             try:
                 x = compute(layer, x)
-                if self.layer_hook is not None:
-                    x = self.layer_hook(number, x)
+                if hook is not None:
+                    x = hook(number, x)
                 if not isinstance(x, Tensor):
                     x = boundary(x)
-                elif number < first + len(layers) - 1:
+                elif number < last:
                     x = functional.contiguous(x)
             except BaseException as error:  # Ctrl-C and sys.exit in a layer get the note too
                 error.add_note(f"in layer {number}, {layer.brief()}")

@@ -65,7 +65,7 @@ def frame(
     Raises
     ------
     ScheduleError
-        If the program is framed already.
+        Code ``value``, if the program is framed already.
 
     Examples
     --------

@@ -79,9 +79,11 @@ class Needs(_Reads):
         >>> spawn(lambda group: Pipeline(layers, group, replicas=2, num_microbatches=2).needs.share(8), num_ranks=2)
         [(slice(0, 4, None), slice(0, 4, None)), (slice(4, 8, None), slice(4, 8, None))]
         """
-        slices = split_microbatches(num_samples, self.num_microbatches)
-        first, last = (slice(slices[ks[0]].start, slices[ks[-1]].stop) if ks else None for ks in self.microbatches)
-        return first, last
+        rows = split_microbatches(num_samples, self.num_microbatches)
+        found: list[slice | None] = []
+        for ks in self.microbatches:
+            found.append(slice(rows[ks[0]].start, rows[ks[-1]].stop) if ks else None)
+        return found[0], found[1]
 
 
 class Intake:
@@ -101,63 +103,113 @@ class Intake:
     """
 
     def __init__(
-        self, plan: Plan, group: ProcessGroup, xp: ModuleType, seed: int, compares: bool, grid: Grid | None
+        self,
+        plan: Plan,
+        group: ProcessGroup,
+        xp: ModuleType,
+        seed: int,
+        compares: bool,
+        grid: Grid | None,
     ) -> None:
-        self._plan, self._group, self._xp, self._seed, self._compares = plan, group, xp, seed, compares
-        self._first_ranks, self.last_ranks = (
-            plan.program.ranks_of(0),
-            plan.program.ranks_of(plan.program.num_stages - 1),
-        )
+        self._plan, self._group = plan, group
+        self._xp, self._seed, self._compares = xp, seed, compares
+        self._first_ranks = plan.program.ranks_of(0)
+        self.last_ranks = plan.program.ranks_of(plan.program.num_stages - 1)
         self.first_rank, self.last_rank = self._first_ranks[0], self.last_ranks[0]
         self.needs = Needs.of(plan, group.rank)
         self.calls = Calls(group, self.first_rank, grid.tensor if grid else None)
         group.describe_ranks(roles_of(plan, group, grid))
 
     def batch(
-        self, call: str, inputs: Any, targets: Any, objective: BatchObjective, is_training: bool, training_step: int
+        self,
+        call: str,
+        inputs: Any,
+        targets: Any,
+        objective: BatchObjective,
+        is_training: bool,
+        training_step: int,
     ) -> Batch:
-        """Agree on the call and on the size of the batch, and divide it. Collective."""
+        """Agree on the call and on the size of the batch, and cut it. Collective."""
         if not objective.has_loss and call != "predict":
             message = f"{call}() needs a loss, but this pipeline has none: Pipeline(…, loss=nn.MSELoss())."
             raise ModelError("loss", message)
         num_slices = 1 if call in _WHOLE else self._plan.schedule.num_slices
         try:
-            own = self._read(inputs, targets, objective, num_slices)
+            own = self._read(call, inputs, targets, objective, num_slices)
         except Exception:
             self.calls.count += 1  # so that no later call is taken for this one
             raise
-        if any(each.layout == OF_SHARES for each in own.values()):
-            self._check_share(call, num_slices)
-        seen = (None if isinstance(given, Share) else given for given in (inputs, targets))  # those differ
-        marks = batch_marks(*seen) if self._compares else {}
-        alike = {"mode": bool(is_training), "number of training steps": training_step, **objective.alike, **marks}
-        first = own.get("inputs")
-        size, own_layout = (0, 0) if first is None else (first.num_samples, first.layout)
-        num_samples, layout = self.calls.begin(call, alike, size, own_layout)
-        for noun, each in own.items():
-            self._check_alike(each, noun, num_samples, layout)
+        alike: dict[str, float | None] = {"mode": bool(is_training)}
+        alike |= {"number of training steps": training_step, **objective.alike}
+        if self._compares:
+            alike |= batch_marks(_compared(inputs), _compared(targets))
+        num_samples, layout = self._agree(call, own, alike)
         count = objective.num_microbatches or self._plan.schedule.num_microbatches
         if call in _WHOLE:  # any number of samples will do, but none
             count = max(1, min(count // self._plan.schedule.num_slices, num_samples))
         sizes = sizes_of(num_samples, count, *own.values())
         parts = {noun: each.cut(sizes) for noun, each in own.items()}
+        exchange = None
         if layout == OF_SHARES:
             self._check_rows(own, parts, sizes)
+            exchange = self._all_weights
         self.calls.check_trained(call)
         if self.needs.targets:
-            exchange = self._all_weights if layout == OF_SHARES else None
             objective.begin(sizes, parts.get(objective.noun), exchange)
-        run: dict[str, Any] = {"step": self.calls.count, "training_step": training_step, "seed": self._seed}
-        return Batch(call, sizes, parts.get("inputs"), objective, **run, is_cut=bool(layout & 1), num_slices=num_slices)
+        of_call = self.calls.count, training_step, self._seed
+        is_cut = bool(layout & 1)
+        return Batch(call, sizes, parts.get("inputs"), objective, *of_call, is_cut, num_slices)
 
-    def _read(self, inputs: Any, targets: Any, objective: BatchObjective, num_slices: int) -> dict[str, Samples]:
+    def _read(
+        self,
+        call: str,
+        inputs: Any,
+        targets: Any,
+        objective: BatchObjective,
+        num_slices: int,
+    ) -> dict[str, Samples]:
         """Return the parts of a batch that this rank reads, by the nouns for them in messages."""
-        own = {}
+        given = {}
         if self.needs.inputs:
-            own["inputs"] = self._own(inputs, "inputs", "inputs", num_slices)
+            given["inputs"] = inputs, "inputs"
         if self.needs.targets and objective.needs_targets:
-            own[objective.noun] = self._own(targets, objective.noun, "targets", num_slices)
+            given[objective.noun] = targets, "targets"
+        own = {}
+        for noun, (value, kind) in given.items():
+            own[noun] = self._own(value, noun, kind, num_slices)
+        if any(isinstance(value, Share) for value, _ in given.values()):
+            self._check_share(call, num_slices)
         return own
+
+    def _own(self, given: Any, noun: str, kind: str, num_slices: int) -> Samples:
+        """Return this rank's part of a batch, in the model's dtype."""
+        if given is None:
+            message = f"Rank {self._group.name()} needs the {noun}, but got None."
+            raise ArgumentError("value", message)
+        requires_grad = kind == "inputs" and self._plan.inputs_require_grad
+        how = noun, self._plan.dtypes[kind], self._xp, requires_grad
+        if isinstance(given, Share):
+            return samples_of_share(given, *how)
+        own = samples(given, *how)
+        if num_slices == 1:
+            return own
+        num_sequences = self._plan.schedule.num_microbatches // num_slices
+        return into_slices(own, noun, num_sequences, num_slices)
+
+    def _agree(
+        self,
+        call: str,
+        own: Mapping[str, Samples],
+        alike: Mapping[str, float | None],
+    ) -> tuple[int, int]:
+        """Return the number of samples of the batch, and its layout, which are the same on all ranks. Collective."""
+        size, layout = 0, 0
+        if "inputs" in own:
+            size, layout = own["inputs"].num_samples, own["inputs"].layout
+        num_samples, layout = self.calls.begin(call, alike, size, layout)
+        for noun, each in own.items():
+            self._check_alike(each, noun, num_samples, layout)
+        return num_samples, layout
 
     def gather_input_gradients(self, own: dict[int, Payload]) -> None:
         """Gather the gradients of the inputs on the first rank of the first stage. Collective among its replicas."""
@@ -172,72 +224,77 @@ class Intake:
         return batch.input_gradients(own)
 
     def _check_alike(self, own: Samples, noun: str, num_samples: int, layout: int) -> None:
+        rank, problem = self._group.name(), ""
         if own.num_samples != num_samples:
-            raise MicrobatchError(
-                "wrong-number",
+            problem = (
                 f"There are {num_samples} inputs (on rank {self._group.name(self.first_rank)}), but "
-                f"{own.num_samples} {noun} (on rank {self._group.name()}); expected equal numbers: pass the same batch "
-                "on every rank.",
+                f"{own.num_samples} {noun} (on rank {rank}); expected equal numbers: pass the same batch on every rank."
             )
-        if OF_SHARES in (own.layout, layout) and own.layout != layout:
+        elif OF_SHARES in (own.layout, layout) and own.layout != layout:
             what = "a share" if own.layout == OF_SHARES else "not a share"
-            message = f"The {noun} on rank {self._group.name()} are {what} of a batch,"
-            hint = "On every rank that reads inputs or targets, pass its Share of both, or the whole batch."
-            raise MicrobatchError("wrong-number", f"{message} unlike the inputs on rank {self.first_rank}. {hint}")
-        if own.layout != layout:
-            message = f"Inputs and {noun} are split into different microbatches; pass both as Microbatches with equal"
-            raise MicrobatchError("wrong-number", f"{message} numbers of samples, or neither.")
+            problem = (
+                f"The {noun} on rank {rank} are {what} of a batch, unlike the inputs on rank {self.first_rank}. "
+                "On every rank that reads inputs or targets, pass its Share of both, or the whole batch."
+            )
+        elif own.layout != layout:
+            problem = (
+                f"Inputs and {noun} are split into different microbatches; pass both as Microbatches with equal "
+                "numbers of samples, or neither."
+            )
+        if problem:
+            raise MicrobatchError("wrong-number", problem)
 
     def _check_share(self, call: str, num_slices: int) -> None:
         """Refuse a part of a batch if this rank may need other rows, or would return some."""
-        why = "it divides the whole batch among the replicas" if call in _WHOLE else ""
-        why = "this schedule splits sequences into slices" if num_slices > 1 else why
-        why = "it returns the gradients of all inputs" if self._plan.inputs_require_grad else why
+        why = ""
+        if self._plan.inputs_require_grad:
+            why = "it returns the gradients of all inputs"
+        elif num_slices > 1:
+            why = "this schedule splits sequences into slices"
+        elif call in _WHOLE:
+            why = "it divides the whole batch among the replicas"
         if why:
-            raise ArgumentError("value", f"{call}() does not take a Share, because {why}; pass the whole batch.")
+            message = f"{call}() does not take a Share, because {why}; pass the whole batch."
+            raise ArgumentError("value", message)
 
     def _check_rows(
-        self, own: Mapping[str, Samples], parts: Mapping[str, Sequence[Payload]], sizes: Sequence[int]
+        self,
+        own: Mapping[str, Samples],
+        parts: Mapping[str, Sequence[Payload]],
+        sizes: Sequence[int],
     ) -> None:
         """Refuse a part of a batch without all rows of this rank's microbatches."""
         for noun, each in own.items():
             numbers = self.needs.microbatches[noun != "inputs"]
             if any(parts[noun][k] is ABSENT for k in numbers):
+                first, end = sum(sizes[: numbers[0]]), sum(sizes[: numbers[-1] + 1])
                 message = (
-                    f"Rank {self._group.name()} has rows {each.rows.start} to {each.rows.stop - 1} of the {noun}, but "
-                    f"its microbatches have rows {sum(sizes[: numbers[0]])} to {sum(sizes[: numbers[-1] + 1]) - 1}"
+                    f"Rank {self._group.name()} has rows {each.rows.start} to {each.rows.stop - 1} of the {noun}, "
+                    f"but its microbatches have rows {first} to {end - 1}; "
+                    f"pipeline.needs.share({each.num_samples}) returns the rows to pass."
                 )
-                advice = f"pipeline.needs.share({each.num_samples}) returns the rows to pass."
-                raise MicrobatchError("out-of-range", f"{message}; {advice}")
+                raise MicrobatchError("out-of-range", message)
 
     def _all_weights(self, own: Sequence[float | None]) -> list[float]:
         """Return the weights of all microbatches. Collective among the ranks of the last stage."""
-        found, stage = dict(enumerate(own)), self._plan.schedule.num_stages - 1
-        table, rank, others = (
-            self._plan.schedule,
-            self._group.rank,
-            [r for r in self.last_ranks if r != self._group.rank],
-        )
-        ks = {r: [k for k in found if table.rank_of(stage, k) == r] for r in self.last_ranks}
-        mine = np.array([found[k] for k in ks[rank]], np.float64)
-        sends = [self._group.isend(mine, other, OwnTag.RESULTS) for other in others]
-        for other in others:
-            words = "the weights of another replica's targets"
-            found.update(zip(ks[other], self._group.irecv(other, OwnTag.RESULTS, what=words).wait().tolist()))
+        table, group = self._plan.schedule, self._group
+        found, stage = dict(enumerate(own)), table.num_stages - 1
+        ks: dict[int, list[int]] = {rank: [] for rank in self.last_ranks}
+        for k in found:
+            ks[table.rank_of(stage, k)].append(k)
+        mine = np.array([found[k] for k in ks.pop(group.rank)], np.float64)
+        sends = [group.isend(mine, other, OwnTag.RESULTS) for other in ks]
+        what = "the weights of another replica's targets"
+        for other, numbers in ks.items():
+            weights = group.irecv(other, OwnTag.RESULTS, what=what).wait()
+            found.update(zip(numbers, weights.tolist()))
         finish(sends)
         return [found[k] for k in sorted(found)]  # type: ignore[misc]
 
-    def _own(self, given: Any, noun: str, kind: str, num_slices: int) -> Samples:
-        """Return this rank's part of a batch, in the model's dtype."""
-        if given is None:
-            raise ArgumentError("value", f"Rank {self._group.name()} needs the {noun}, but got None.")
-        requires_grad = kind == "inputs" and self._plan.inputs_require_grad
-        how = noun, self._plan.dtypes[kind], self._xp, requires_grad
-        if isinstance(given, Share):
-            return samples_of_share(given, *how)
-        own = samples(given, *how)
-        num_sequences = self._plan.schedule.num_microbatches // num_slices
-        return own if num_slices == 1 else into_slices(own, noun, num_sequences, num_slices)
+
+def _compared(given: Any) -> Any:
+    """Return inputs or targets that are compared on all ranks; shares differ."""
+    return None if isinstance(given, Share) else given
 
 
 # -- results ----------------------------------------------------------------------------------------------------------

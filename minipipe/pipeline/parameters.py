@@ -8,6 +8,7 @@ gradients between two batches, such as clipping.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from minipipe.nn.module import check_state
 from minipipe.nn.untrained import warn_of_untrained
 from minipipe.optim import LossScale, clip_gradients, squared_norms, total_norm
 from minipipe.optim.scaling import parts_are_finite
+from minipipe.parallel.reduction import Channel, Exchange
 from minipipe.pipeline.sharding import ShardedOptimiser, check_elementwise, sharings_of
 
 
@@ -195,7 +197,7 @@ class SharedParameters:
         return {name: self._parameters[name].take_grad() for name in self._users if name in self._parameters}
 
     def exchange_gradients(self, step: int, first_tag: int, before: Mapping[str, Array | None]) -> None:
-        """Give every copy the sum over all of them.
+        """Give every copy the sum over all of them, in the order of uses.
 
         Collective among the ranks that share a parameter; each sends to each, all at once.
 
@@ -208,31 +210,29 @@ class SharedParameters:
         before : mapping of str to array
             The gradients of earlier steps, to which the gradients of this step are added.
         """
-        if not self._users:
-            return
-        group, parameters = self._group, self._parameters
-        mine = {name: users for name, users in self._users.items() if name in parameters}
-        uses = [(name, use) for name, users in self._users.items() for use in users]
-        tags = {key: first_tag + i for i, key in enumerate(uses)}
-        sends = []
-        for name, users in mine.items():
-            for use, sources in users.items():
-                others = [rank for rank, source in sources.items() if group.rank == source != rank]
-                if others:
-                    array = _message(parameters[name].grad_of_use(use))
-                    sends += [group.isend(array, other, tags[name, use], step=step) for other in sorted(others)]
-        for name, users in mine.items():
-            parameter, shares = parameters[name], []
-            for use, sources in users.items():
-                share: Array | None = parameter.grad_of_use(use)
-                if (rank := sources[group.rank]) != group.rank:
-                    words = f"the gradient of use {use} of {name}"
-                    received = group.irecv(rank, tags[name, use], step=step, what=words).wait()
-                    share = None if received is None or not received.size else backend.moved(received, parameter.xp)
-                shares.append(share)
-            parameter.grad = sum_of_gradients([before.get(name), sum_of_gradients(shares)])
-        finish(sends)
+        rank, coming = self._group.rank, dict[str, list[tuple[Array | None, int, Exchange]]]()
+        uses = [(name, use, sources) for name, users in self._users.items() for use, sources in users.items()]
+        for tag, (name, use, sources) in enumerate(uses, first_tag):
+            if name in self._parameters:
+                own, source = self._parameters[name].grad_of_use(use), sources[rank]
+                others = [other for other in sources if other != rank == sources[other]]
+                outgoing = [(_message(own), others)] if others else []
+                awaited = {source: f"the gradient of use {use} of {name}"} if source != rank else {}
+                exchange = Exchange(Channel(self._group, tag, step), outgoing, awaited)
+                coming.setdefault(name, []).append((own, source, exchange))
+        for name, of_uses in coming.items():
+            parameter = self._parameters[name]
+            gradients = [
+                own if source == rank else _gradient(exchange.wait()[source], parameter.xp)
+                for own, source, exchange in of_uses
+            ]
+            parameter.grad = sum_of_gradients([before.get(name), sum_of_gradients(gradients)])
+        finish(send for of_uses in coming.values() for *_, exchange in of_uses for send in exchange.sends)
 
 
 def _message(gradient: Array | None) -> np.ndarray:
     return _NOTHING if gradient is None else backend.to_numpy(gradient)
+
+
+def _gradient(message: np.ndarray, xp: ModuleType) -> Array | None:
+    return backend.moved(message, xp) if message.size else None

@@ -45,7 +45,11 @@ class Planned(NamedTuple):
 
 
 def planned(
-    model: Sequential | Plan, group: ProcessGroup | Grid, given: Mapping[str, object], pipeline: type, **run: Any
+    model: Sequential | Plan,
+    group: ProcessGroup | Grid,
+    given: Mapping[str, object],
+    pipeline: type,
+    **run: Any,
 ) -> Planned:
     """Return the plan argument, or a plan of a model and options, and the ranks that run it.
 
@@ -69,18 +73,16 @@ def planned(
     if isinstance(group, Grid):
         model, options = over_grid(model, group, options)
         group = group.pipeline
-    is_asked = options.get("schedule") == "auto" or str(options.get("partition")) == "measured"
-    if not isinstance(model, Plan):
-        if is_asked:
-            _check_measurable(model)
-        if is_asked or options.keys() - (signature(Plan).parameters.keys() - {"num_ranks"}):
-            from minipipe.tuning.race import decided  # here, because most programs measure nothing
+    if not isinstance(model, Plan) and _has_others(options, model):
+        # Imported here, because most programs measure nothing.
+        from minipipe.tuning.race import decided
 
-            model, options, recompute = decided(model, group, options, pipeline, **run)
+        model, options, recompute = decided(model, group, options, pipeline, **run)
     if not isinstance(model, Plan):
         model, options = Plan(model, num_ranks=group.size, **options), {}
     if options:
-        raise ModelError("unsupported", f"The stages determine {', '.join(options)}; leave it out.")
+        message = f"The stages determine {', '.join(options)}; leave it out."
+        raise ModelError("unsupported", message)
     if model.schedule.num_ranks != group.size:
         message = f"The plan is for {counted(model.schedule.num_ranks, 'rank')}, but this group has {group.size}."
         raise RankError("wrong-number", f"{message} Start as many ranks, or make a plan for {group.size}.")
@@ -88,33 +90,50 @@ def planned(
     return Planned(model, group, grid, recompute)
 
 
-def _check_measurable(model: Sequential) -> None:
-    if any(one.is_divided for one in model.parameters()):
-        message = 'Tensor-parallel and fully sharded layers cannot be measured on one rank, as schedule="auto" and'
-        advice = 'partition="measured" would; pass the name of a schedule, and a partition or layer_costs.'
-        raise ArgumentError("value", f"{message} {advice}")
+def _has_others(options: Mapping[str, Any], model: Sequential) -> bool:
+    """Return whether some options are no arguments of a plan, but of the functions that measure one.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``, if the layers of the model cannot be measured on one rank.
+    """
+    is_measured = options.get("schedule") == "auto"
+    is_measured = is_measured or str(options.get("partition")) == "measured"
+    if is_measured and any(one.is_divided for one in model.parameters()):
+        message = (
+            'Tensor-parallel and fully sharded layers cannot be measured on one rank, as schedule="auto" and '
+            'partition="measured" would; pass the name of a schedule, and a partition or layer_costs.'
+        )
+        raise ArgumentError("value", message)
+    of_plan = signature(Plan).parameters.keys() - {"num_ranks"}
+    return is_measured or not options.keys() <= of_plan
 
 
 def _check_shards(plan: Plan) -> None:
     """Refuse a plan that replicas with shards of parameters cannot run."""
-    program, name = plan.program, plan.schedule.name
-    sizes = {one.owner.shard.group.size for one in plan.model.parameters() if one.is_summed}
-    for stage in range(program.num_stages) if sizes else ():
-        count = len(program.ranks_of(stage))
+    name = plan.schedule.name
+    summed = [one for one in plan.model.parameters() if one.is_summed]
+    sizes = {one.owner.shard.group.size for one in summed}
+    if not sizes:
+        return
+    for stage in range(plan.program.num_stages):
+        count = len(plan.program.ranks_of(stage))
         if {count} != sizes:
-            message = (
-                f"Stage {stage} of {name} is on {counted(count, 'rank')}, but its parameters have {sizes.pop()} shards"
-            )
+            message = f"Stage {stage} of {name} is on {counted(count, 'rank')}, but its parameters have"
             advice = "; pass replicas= or a grid with as many replicas."
             if count > plan.replicas:
-                advice = ": fully sharded layers do not work with a schedule that has replicas itself. Choose another"
-                advice += " schedule, such as '1f1b', or layers that are not fully sharded."
-            raise ArgumentError("value", message + advice)
-    if sizes and any(action.kind is U for row in program.actions for action in row):
+                advice = (
+                    ": fully sharded layers do not work with a schedule that has replicas itself. Choose another "
+                    "schedule, such as '1f1b', or layers that are not fully sharded."
+                )
+            raise ArgumentError("value", f"{message} {sizes.pop()} shards{advice}")
+    if U in plan.program.kinds:
         message = (
-            f"{name} keeps versions of weights, but a fully sharded replica keeps a shard of the last version only"
+            f"{name} keeps versions of weights, but a fully sharded replica keeps a shard of the last version "
+            "only; choose a schedule with a flush, such as '1f1b'."
         )
-        raise ArgumentError("value", f"{message}; choose a schedule with a flush, such as '1f1b'.")
+        raise ArgumentError("value", message)
 
 
 def over_grid(model: Any, grid: Grid, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -130,30 +149,34 @@ def over_grid(model: Any, grid: Grid, options: Mapping[str, Any]) -> tuple[Any, 
     ModelError
         Code ``type``.
     """
-    is_shared, is_sharded = grid.tensor.size > 1, grid.fully_sharded and grid.replicas > 1
+    is_shared = grid.tensor.size > 1
+    is_sharded = grid.fully_sharded and grid.replicas > 1
+    replicas = counted(grid.replicas, "replica")
     if "replicas" in options:
-        raise ArgumentError("value", f"The grid has {counted(grid.replicas, 'replica')} already; leave replicas out.")
+        message = f"The grid has {replicas} already; leave replicas out."
+        raise ArgumentError("value", message)
     if not isinstance(model, Plan):
         check_model(model)
         if is_shared:
             check_not_sharded(model)
         if is_shared or is_sharded:
             # Before each rank takes its part; afterwards any part would do.
-            check_first_values(grid.group, dict(model.named_parameters()), of_wholes=True)
+            values = dict(model.named_parameters())
+            check_first_values(grid.group, values, of_wholes=True)
         model = parallelise(model, grid.tensor) if is_shared else model
-        return fully_shard(model, grid.data) if is_sharded else model, {**options, "replicas": grid.replicas}
+        model = fully_shard(model, grid.data) if is_sharded else model
+        return model, {**options, "replicas": grid.replicas}
     if model.replicas != grid.replicas:
-        message = (
-            f"The plan has {counted(model.replicas, 'replica')}, and the grid {grid.replicas}; make it with replicas="
-        )
-        raise ArgumentError("value", f"{message}{grid.replicas}.")
-    parameters = list(model.model.parameters())
-    wanted = {"nn.parallelise(model, grid.tensor)": is_shared and not any(one.is_divided for one in parameters)}
-    wanted["nn.fully_shard(model, grid.data)"] = is_sharded and not any(one.is_summed for one in parameters)
-    for made in (name for name, is_missing in wanted.items() if is_missing):
-        raise ArgumentError(
-            "value", f"The grid divides the model, but the plan has whole layers; make the plan from {made}."
-        )
+        message = f"The plan has {counted(model.replicas, 'replica')}, and the grid {grid.replicas}"
+        raise ArgumentError("value", f"{message}; make it with replicas={grid.replicas}.")
+    parameters, made = list(model.model.parameters()), ""
+    if is_shared and not any(one.is_divided for one in parameters):
+        made = "nn.parallelise(model, grid.tensor)"
+    elif is_sharded and not any(one.is_summed for one in parameters):
+        made = "nn.fully_shard(model, grid.data)"
+    if made:
+        message = "The grid divides the model, but the plan has whole layers; make the plan from"
+        raise ArgumentError("value", f"{message} {made}.")
     return model, {**options}
 
 
@@ -166,7 +189,8 @@ def objective_of(plan: Plan, loss: Any, loss_weight: Weight | None, grid: Grid |
         Code ``loss``.
     """
     division = output_division(plan.model, check_loss(loss), grid)
-    return partial(BatchObjective, loss, weight_of_loss(plan.schedule, loss, loss_weight), division=division)
+    weight = weight_of_loss(plan.schedule, loss, loss_weight)
+    return partial(BatchObjective, loss, weight, division=division)
 
 
 def roles_of(plan: Plan, group: ProcessGroup, grid: Grid | None) -> dict[int, str]:

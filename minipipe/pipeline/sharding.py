@@ -26,11 +26,10 @@ from minipipe.comm import ProcessGroup
 from minipipe.comm.message import finish
 from minipipe.comm.process_group import OwnTag
 from minipipe.errors import ArgumentError, not_copyable
-from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan
 from minipipe.nn import Parameter
 from minipipe.optim import Optimiser, ParameterGroup
-from minipipe.parallel.reduction import equal_parts
+from minipipe.parallel.reduction import AllGather, Channel, equal_parts
 
 
 class Sharing(NamedTuple):
@@ -130,13 +129,11 @@ class ShardedOptimiser(Optimiser):
     def step(self) -> None:
         """Update this rank's shard of all parameters; receive the values of the others. Collective among them."""
         super().step()
-        trained = [[parameter for parameter in one.parameters if parameter.requires_grad] for one in self._sharings]
-        mine = [[_flat(parameter)[self._pieces[id(parameter)][1]] for parameter in each] for each in trained]
-        for sharing, parameters, arrays in zip(self._sharings, trained, self._exchanged(mine, "the values")):
-            for place, pieces in arrays.items():
-                shares = dict(zip(map(id, sharing.parameters), sharing.share(place)))
-                for parameter, piece in zip(parameters, pieces):
-                    _flat(parameter)[shares[id(parameter)]] = piece
+        trained = [
+            [(i, _flat(parameter)) for i, parameter in enumerate(one.parameters) if parameter.requires_grad]
+            for one in self._sharings
+        ]
+        self._gather(trained, "the values")
 
     def _change(self, parameter: Parameter, gradient: Array, group: ParameterGroup) -> None:
         piece, elements = self._pieces[id(parameter)]
@@ -151,18 +148,17 @@ class ShardedOptimiser(Optimiser):
         """Return the state as of a plain optimiser, on every rank. Collective among those that share parameters."""
         pieces = self._sharded.state_dict()["states"]
         states = dict(zip(map(id, self.parameters), pieces))
-        kept = [[states[id(parameter)] for parameter in one.parameters] for one in self._sharings]
-        mine = [[value for own in each for value in own.values() if backend.is_array(value)] for each in kept]
-        for sharing, each, arrays in zip(self._sharings, kept, self._exchanged(mine, "the optimiser's state")):
-            shares, came = map(sharing.share, range(len(sharing.ranks))), {k: iter(v) for k, v in arrays.items()}
-            for parameter, own, elements in zip(sharing.parameters, each, zip(*shares)):
-                for name, value in own.items():
+        wholes: list[list[tuple[int, Array]]] = [[] for _ in self._sharings]
+        for sharing, found in zip(self._sharings, wholes):
+            for i, parameter in enumerate(sharing.parameters):
+                state, elements = states[id(parameter)], self._pieces[id(parameter)][1]
+                for name, value in state.items():
                     if backend.is_array(value):
                         xp = backend.array_module(value)
-                        whole = xp.zeros(parameter.size, dtype=value.dtype)
-                        for place, part in enumerate(elements):
-                            whole[part] = next(came[place]) if place in came else value
-                        own[name] = xp.reshape(whole, parameter.shape)
+                        found.append((i, xp.zeros(parameter.size, dtype=value.dtype)))
+                        found[-1][1][elements] = value
+                        state[name] = xp.reshape(found[-1][1], parameter.shape)  # a view
+        self._gather(wholes, "the optimiser's state")
         return {**super().state_dict(), "states": [states[id(parameter)] for parameter in self.parameters]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -184,24 +180,25 @@ class ShardedOptimiser(Optimiser):
         """Refuse a state of another optimiser, or of other parameters. Local."""
         self._whole.check_state(state)
 
-    def _exchanged(self, mine: list[list[Array]], what: str) -> list[dict[int, list[Array]]]:
-        """Return the arrays of the other ranks of each sharing, by their place in it. Collective."""
-        sends, found = [], list[dict[int, list[Array]]]()
-        for sharing, arrays in zip(self._sharings, mine):
-            others = [rank for rank in sharing.ranks if arrays and rank != self._process_group.rank]
-            if others:
-                message = Payload(arrays, [False] * len(arrays), (None,) * len(arrays)).to_message()
-                sends += [self._process_group.isend(message, rank, OwnTag.COPY) for rank in others]
-        for sharing, arrays in zip(self._sharings, mine):
-            came = {}
-            for place, rank in enumerate(sharing.ranks):
-                if arrays and rank != self._process_group.rank:
-                    words = f"{what} of shard {place} of {len(sharing.ranks)}"
-                    message = self._process_group.irecv(rank, OwnTag.COPY, what=words).wait()
-                    came[place] = Payload.from_message(message, backend.array_module(arrays[0])).arrays
-            found.append(came)
-        finish(sends)
-        return found
+    def _gather(self, wholes: list[list[tuple[int, Array]]], what: str) -> None:
+        """Complete arrays that have this rank's shards. Collective.
+
+        Parameters
+        ----------
+        wholes : list of list of (int, array)
+            For each sharing, arrays of one axis, with the number of the parameter whose size each has.
+        what : str
+        """
+        begun = list[AllGather]()
+        for sharing, arrays in zip(self._sharings, wholes):
+            shares = [sharing.share(place) for place in range(len(sharing.ranks))]
+            parts = [[(k, of_rank[i]) for k, (i, _) in enumerate(arrays)] for of_rank in shares]
+            words = f"{what} of shard {{}} of {len(sharing.ranks)}"
+            channel = Channel(self._process_group, OwnTag.COPY, xp=sharing.parameters[0].xp)
+            begun.append(AllGather(channel, sharing.ranks, [array for _, array in arrays], parts, words))
+        for gathering in begun:
+            gathering.wait()
+        finish(send for gathering in begun for send in gathering.exchange.sends)
 
 
 def check_elementwise(rule: Any) -> type[Optimiser]:

@@ -200,7 +200,7 @@ class _Runner:
         plan: Plan = self._pipeline.plan
         layers = measure_on_this_rank(plan.model, *self._batch, loss, task.microbatches, 1, 0, np)
         sizes_of = Sizes.of(plan, layers, task.positions)
-        traffic = Traffic(grid)
+        traffic = Traffic(grid, plan)
         with traffic.counting():
             losses = [self._step()]
         losses += [self._step() for _ in range(1, _COMPARED_LOSSES)]

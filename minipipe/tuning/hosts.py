@@ -73,10 +73,13 @@ def on_hosts(row: Mapping[str, Any], num_microbatches: int, ranks_of_host: int, 
     def replicas(stage: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         return [((stage, r, k), (stage, other, k)) for k in range(t) for r, other in permutations(range(d), 2)]
 
-    def within(stage: int, sums: Sequence[int], gathers: int) -> float:
+    def within(stage: int, sums: Sequence[tuple[int, int]], gathers: int) -> float:
         """Return the additional time of an action for tensor-parallel all-reduces and gathers of sharded layers."""
         shares = sum(time(replicas(stage), max(layer)) for layer in sizes.shares[stage])
-        return sum(time(parts(stage), size) for size in sums) + gathers * shares
+        # Two rounds of messages with 1 / t of the array; between two ranks, one round with all of it.
+        rounds, fraction = (2, 1 / t) if t > 2 else (1, 1.0)
+        added = (rounds * time(parts(stage), n * size * fraction) for n, size in sums)
+        return sum(added) + gathers * shares
 
     messages, totals = list(costs.message_times(schedule)), [total for _, total in costs.sum_times(schedule)]
     for stage, following in pairwise(range(p)):

@@ -136,6 +136,17 @@ def test_inputs_by_name_and_none_are_as_good():
     assert operation(weight=None, x=X).numpy().tolist() == operation(X, None, factor=2.0).numpy().tolist()
 
 
+def test_one_of_any_number_of_inputs_may_be_none():
+    @op()
+    def total_of(*parts):
+        return sum(part for part in parts if part is not None)
+
+    total_of.gradients(parts=lambda g: g)
+    first, last = (Tensor(X, requires_grad=True) for _ in range(2))
+    total_of(first, None, last).backward(X)
+    assert first.grad.tolist() == last.grad.tolist() == X.tolist()
+
+
 def test_attributes_may_be_given_by_position_by_name_or_not_at_all():
     seen = []
 

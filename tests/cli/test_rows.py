@@ -5,8 +5,8 @@ import json
 import pytest
 
 from minipipe import Costs, schedules, simulate
+from minipipe.cli.show import wrapped
 from minipipe.passes.framing import frame
-from minipipe.passes.rows import Rows
 from minipipe.schedules import Program, data_parallel, lower
 
 _SMALL = ("--ranks", 2, "--microbatches", 2)
@@ -77,18 +77,19 @@ def test_the_frame_is_not_repeated():
 
 
 def test_rows_fit_the_width_that_is_given():
-    rows = Rows(frame(lower(data_parallel(schedules.one_f_one_b(6, 12), 2))))
-    text = rows.wrapped(60)
-    assert max(map(len, text.splitlines()[1:])) <= 60
-    words = " ".join(text.splitlines()[1:]).split()
-    assert words == " ".join(str(rows.program).splitlines()[1:]).split()
-    begins = {line[: len("rank 10: ")].rstrip() for line in text.splitlines()[1:]}
+    program = frame(lower(data_parallel(schedules.one_f_one_b(6, 12), 2)))
+    head, *lines = wrapped(program.to_text(), 60).splitlines()
+    assert max(map(len, lines)) <= 60
+    assert [head, *" ".join(lines).split()] == [head, *program.to_text().partition("\n")[2].split()]
+    begins = {line[: len("rank 10: ")].rstrip() for line in lines}
     assert begins == {"", *(f"rank {rank}:" for rank in range(12))}
 
 
-def test_rows_are_a_sequence_of_rows():
-    program = frame(lower(schedules.gpipe(2, 1)))
-    rows = Rows(program)
-    assert (len(rows), rows[1], tuple(rows)) == (2, program.actions[1], program.actions)
-    assert str(rows) == str(program) and isinstance(rows.program, Program)
-    assert repr(rows) == "<Rows gpipe: 2 ranks, 2 stages, 1 microbatch>"
+def test_only_a_terminal_gets_lines_of_its_width(ask, monkeypatch):
+    arguments = ("show", "1f1b", "--rows")
+    _, plain, _ = ask(*arguments)
+    monkeypatch.setattr("minipipe.cli.show.is_terminal", lambda stream: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    _, shown, _ = ask(*arguments)
+    assert shown == wrapped(plain, 60) != plain
+    assert Program.from_text(plain).actions == frame(lower(schedules.one_f_one_b(4, 8))).actions

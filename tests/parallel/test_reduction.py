@@ -2,7 +2,6 @@
 
 from collections import defaultdict, deque
 from types import SimpleNamespace
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,14 +10,17 @@ from hypothesis import strategies as st
 from minipipe import spawn
 from minipipe.comm.objects import unpack
 from minipipe.errors import MessageError
-from minipipe.parallel import pairwise, reduction
+from minipipe.parallel import pairwise
 from minipipe.parallel.reduction import (
+    AllGather,
     AllReduce,
     Channel,
     ReduceScatter,
     bytes_sent_in_sum,
     equal_parts,
     finish_all,
+    opened,
+    packed,
 )
 from tests.launch import mpirun, needs_mpi, slowly
 
@@ -50,8 +52,8 @@ class PostedGroup:
 
     def isend(self, array, destination, tag, *, step):
         self.post.sent.append(((self.rank, destination, tag), array.copy()))
-        arrays = unpack(array)["arrays"] if array.dtype == np.uint8 else [array]
-        self.post.bytes[self.rank] += sum(a.nbytes for a in arrays if a is not None)
+        arrays = unpack(array) if array.dtype == np.uint8 else [array]
+        self.post.bytes[self.rank] += num_bytes(arrays)
         return SimpleNamespace(wait=lambda timeout=None: None)
 
     def irecv(self, source, tag, *, step, what):
@@ -126,14 +128,15 @@ def test_an_all_reduce_is_the_sum_in_pairs_in_whatever_order_messages_arrive(
 ):
     shapes, rows = case
     n, post = len(rows), Post()
-    sizes = [int(np.prod(shape)) for shape in shapes]
+    sizes = tuple(int(np.prod(shape)) for shape in shapes)
+    parts = equal_parts(sizes, n)
     order = data.draw(st.permutations(range(n)))
     members = {
         rank: AllReduce(
             Channel(PostedGroup(post, rank, n), 0),
             range(n),
             flat(rows[rank]),
-            sizes,
+            parts,
             "",
         )
         for rank in order
@@ -149,7 +152,7 @@ def test_an_all_reduce_is_the_sum_in_pairs_in_whatever_order_messages_arrive(
     for rank, member in members.items():
         assert member.round == 3
         assert_same(member.arrays, expected)
-        own, parts = flat(rows[rank]), equal_parts(tuple(sizes), n)
+        own = flat(rows[rank])
         mine = [(i, elements) for i, elements in parts[rank]]
         first = num_bytes(own) - num_bytes(
             own[i][e] for i, e in mine if own[i] is not None
@@ -163,35 +166,48 @@ def test_an_all_reduce_is_the_sum_in_pairs_in_whatever_order_messages_arrive(
             assert post.bytes[rank] == bytes_sent_in_sum(each, n, rank)
 
 
-@given(contributions(), st.booleans(), st.data())
-def test_a_reduce_scatter_adds_any_parts_in_pairs(case, is_whole, data):
-    shapes, rows = case
-    n, post = len(rows), Post()
-    parts = None if is_whole else [[] for _ in rows]
-    for i, shape in enumerate([] if is_whole else shapes):
+def any_parts(data, shapes, n):
+    """Divide arrays among members, in any proportion."""
+    parts = [[] for _ in range(n)]
+    for i, shape in enumerate(shapes):
         size = int(np.prod(shape))
         numbers = st.lists(st.integers(0, size), min_size=n - 1, max_size=n - 1)
         ends = [0, *sorted(data.draw(numbers)), size]
         for part, start, stop in zip(parts, ends, ends[1:]):
             part.append((i, slice(start, stop)))
+    return parts
+
+
+@given(contributions(), st.data())
+def test_a_reduce_scatter_adds_any_parts_and_an_all_gather_completes_them(case, data):
+    shapes, rows = case
+    n, post = len(rows), Post()
+    parts, channels = any_parts(data, shapes, n), []
+    for rank in range(n):
+        channels.append(Channel(PostedGroup(post, rank, n), 7))
     members = [
-        ReduceScatter(
-            Channel(PostedGroup(post, rank, n), 7),
-            range(n),
-            flat(rows[rank]),
-            parts,
-            "",
-        )
-        for rank in range(n)
+        ReduceScatter(channel, range(n), flat(row), parts, "")
+        for channel, row in zip(channels, rows)
     ]
     while post.sent:
         post.deliver(data.draw(st.integers(0, 100)))
     totals = [added(terms) for terms in zip(*map(flat, rows))]
-    for rank, member in enumerate(members):
-        assert member.exchange.has_arrived()
-        own = parts[rank] if parts else [(i, slice(None)) for i in range(len(shapes))]
-        pieces = [None if totals[i] is None else totals[i][e] for i, e in own]
-        assert_same(member.wait(), pieces)
+    wholes, gathers = [], []
+    for rank, (member, channel) in enumerate(zip(members, channels)):
+        pieces = [None if totals[i] is None else totals[i][e] for i, e in parts[rank]]
+        found = member.wait()
+        assert_same(found, pieces)
+        wholes.append([None if t is None else np.zeros_like(t) for t in totals])
+        for (i, elements), piece in zip(parts[rank], found):
+            if piece is not None:
+                wholes[-1][i][elements] = piece
+        gathers.append(AllGather(channel.of_sums, range(n), wholes[-1], parts, ""))
+    while post.sent:
+        post.deliver(data.draw(st.integers(0, 100)))
+    for gather, whole in zip(gathers, wholes):
+        assert gather.exchange.has_arrived()
+        gather.wait()
+        assert_same(whole, totals)
 
 
 def one_after_the_other(add, terms):
@@ -231,13 +247,13 @@ def reduce_on(group):
     """Compare two all-reduces at once, and group.all_reduce, with the sums in pairs."""
     rows = [case_of(rank) for rank in range(group.size)]
     expected = [added(terms) for terms in zip(*map(flat, rows))]
-    sizes = [7, 0, 1, 30_000]
+    parts = equal_parts((7, 0, 1, 30_000), group.size)
     reductions = [
         AllReduce(
             Channel(group, tag, step=5),
             range(group.size),
             flat(rows[group.rank]),
-            sizes,
+            parts,
             "x",
         )
         for tag in ((3, 5) if group.rank % 2 else (5, 3))
@@ -308,7 +324,7 @@ def test_an_array_that_differs_between_ranks_is_refused_by_all_of_them(num_ranks
 
 PROGRAM = """
 import sys, time, numpy as np, minipipe
-from minipipe.parallel.reduction import AllReduce, Channel, finish_all
+from minipipe.parallel.reduction import AllReduce, Channel, equal_parts, finish_all
 with minipipe.init_process_group(timeout=1.0) as group:
     if group.rank == 1 and "absent" in sys.argv:
         time.sleep(60)
@@ -319,7 +335,8 @@ with minipipe.init_process_group(timeout=1.0) as group:
     if "all_reduce" in sys.argv:
         group.all_reduce(*ones)
     else:
-        finish_all(group, [AllReduce(channel, range(3), ones, [6], "{} of six ones")])
+        parts = equal_parts((6,), 3)
+        finish_all(group, [AllReduce(channel, range(3), ones, parts, "{} of six ones")])
 """
 
 
@@ -356,16 +373,20 @@ def test_a_round_that_failed_is_over():
     assert spawn(fail, 3)[0] == 0
 
 
-def test_the_messages_of_an_all_reduce_are_packed_only_if_they_must_be():
-    packed = []
-
-    def noted(content):
-        packed.append(content["arrays"])
-        return pack(content)
-
-    pack = reduction.pack
-    with mock.patch.object(reduction, "pack", noted):
-        spawn(lambda group: group.all_reduce(np.ones(3)), 2)
-        assert packed == []
-        spawn(lambda group: group.all_reduce(np.ones(3, np.uint8)), 2)
-    assert len(packed) == 2
+@pytest.mark.parametrize(
+    ("arrays", "is_row"),
+    [
+        ([np.ones(2), np.zeros(0)], True),
+        ([np.ones(2), None], False),
+        ([np.ones(2), np.ones(2, np.float32)], False),
+        ([np.ones((2, 1))], False),
+        ([np.ones(2, np.uint8)], False),
+        ([np.ones(2, bool)], True),
+        ([], False),
+    ],
+)
+def test_arrays_are_described_only_if_they_are_no_row(arrays, is_row):
+    message = packed(arrays)
+    assert (message.dtype != np.uint8) == is_row
+    part = [(i, slice(0, len(array))) for i, array in enumerate(arrays) if is_row]
+    assert_same(opened(message, part), arrays)

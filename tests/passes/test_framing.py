@@ -1,5 +1,7 @@
 """The frame of a step: what all ranks do around their schedule."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from minipipe import schedules, verify
 from minipipe.errors import ScheduleError
 from minipipe.passes.framing import frame
 from minipipe.passes.kinds import FRAMING
-from minipipe.schedules import Program, data_parallel, lower
+from minipipe.schedules import Action, Program, data_parallel, lower
 from tests.passes.framed import framed_programs
 from tests.strategies import examples
 
@@ -111,3 +113,80 @@ def test_a_frame_is_put_on_once():
 def test_the_schedule_of_a_framed_program_has_its_computations():
     schedule = schedules.one_f_one_b(2, 3)
     assert frame(lower(schedule), clip=True, update=False).schedule == schedule
+
+
+FRAMED = frame(lower(schedules.gpipe(2, 1)), tied=[(0, 1)], clip=True)
+_ORDER = [
+    (
+        "0F0",
+        "HANDSHAKE",
+        "0F0 comes before HANDSHAKE .*gives the agreement on the call",
+    ),
+    ("FINITE", "REDUCE_TIED", "FINITE comes before REDUCE_TIED .*, which it needs"),
+    ("FINITE", "0B0", "FINITE comes before 0B0"),
+    ("REDUCE_TIED", "0B0", "REDUCE_TIED comes before 0B0"),
+    ("LOSS", "FINITE", "LOSS comes before FINITE"),
+    ("LOSS", "0B0", "0B0 comes after LOSS .*, which takes the agreement on the call"),
+    ("NORM", "LOSS", "NORM comes before LOSS"),
+    ("0U0", "NORM", "NORM comes after 0U0 .*takes the gradients of weights of stage 0"),
+    ("0U0", "LOSS", "LOSS comes after 0U0 .*takes the gradients of weights of stage 0"),
+    ("0U0", "FINITE", "FINITE comes after 0U0 .*takes the gradients of weights"),
+    ("0U0", "REDUCE_TIED", "REDUCE_TIED comes after 0U0 .*takes the gradients of weig"),
+    ("0U0", "0B0", "0U0 comes before 0B0 .*, whose gradient it applies"),
+]
+
+
+@pytest.mark.parametrize(("moved", "before", "words"), _ORDER)
+def test_each_instruction_has_its_place_and_a_message_says_which(moved, before, words):
+    row = list(map(str, FRAMED.actions[0]))
+    row.remove(moved)
+    row.insert(row.index(before), moved)
+    with pytest.raises(ScheduleError) as caught:
+        verify(_with_row(FRAMED, 0, [_action(cell) for cell in row]))
+    assert re.search(words, str(caught.value))
+
+
+def _action(cell):
+    return Action.parse(f"0{cell}0" if cell in FRAMING else cell)
+
+
+_MISSING = {
+    "HANDSHAKE": "HANDSHAKE is missing on rank 0; the others wait for it",
+    "REDUCE_TIED": "REDUCE_TIED is missing on rank 0; the others wait for it",
+    "FINITE": "LOSS needs the result of the finite check of rank 0, which nothing",
+    "LOSS": "LOSS is missing on rank 0; the others wait for it",
+    "NORM": "NORM is missing on rank 0; the others wait for it",
+    "0U0": "0U0 is missing on rank 0: either all stages have a U, or none",
+}
+
+
+@pytest.mark.parametrize(("missing", "words"), _MISSING.items())
+def test_a_message_says_what_is_missing(missing, words):
+    row = [action for action in FRAMED.actions[0] if str(action) != missing]
+    with pytest.raises(ScheduleError) as caught:
+        verify(_with_row(FRAMED, 0, row))
+    assert words in caught.value.problems[0].message
+
+
+def test_a_step_of_one_rank_needs_its_handshake_and_its_loss():
+    program = frame(lower(schedules.sequential(1, 1)))
+    for missing in ("HANDSHAKE", "LOSS"):
+        row = [action for action in program.actions[0] if str(action) != missing]
+        with pytest.raises(ScheduleError, match="agreement on the call"):
+            verify(_with_row(program, 0, row))
+
+
+def test_stages_that_share_parameters_on_one_rank_exchange_nothing():
+    program = lower(schedules.interleaved_1f1b(2, 2))
+    for tied, count in (([(0, 2)], 0), ([(0, 3)], 2), ([(0, 2), (1, 2)], 2)):
+        framed = frame(program, tied=tied)
+        verify(framed)
+        assert str(framed).count("REDUCE_TIED") == count
+
+
+def test_each_pipeline_of_replicas_exchanges_gradients_of_its_own():
+    program = lower(data_parallel(schedules.gpipe(3, 1), 2))
+    framed = frame(program, tied=[(0, 2)])
+    verify(framed)
+    ranks = [r for r, row in enumerate(framed.actions) if "REDUCE_TIED" in str(row)]
+    assert ranks == [0, 2, 3, 5]

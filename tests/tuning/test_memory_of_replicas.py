@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from minipipe import Pipeline, Plan, measure_layers, nn, optim, spawn
-from minipipe.comm.objects import pack, unpack
 from minipipe.execution import versions
-from minipipe.execution.payload import Payload
 from minipipe.parallel import reduction
 from minipipe.pipeline import running
 from tests.pipeline.small_pipelines import mlp
@@ -43,6 +41,27 @@ def test_ranks_with_replicas_take_what_was_predicted_to_the_byte(options, recomp
     assert [rank[:4] for rank in predicted] == found
 
 
+def size_of(arrays):
+    return sum(array.nbytes for array in arrays if array is not None)
+
+
+def counted(monkeypatch, sent, came):
+    """Note, by thread, the bytes of each packed list of arrays that a reduction sends, and that come."""
+
+    def noting(by_thread, act, arrays_of):
+        def noted(*given):
+            found = act(*given)
+            by_thread[current_thread()].append(size_of(arrays_of(found, *given)))
+            return found
+
+        return noted
+
+    opened = noting(came, reduction.opened, lambda arrays, *message: arrays)
+    for module, pack in ((reduction, "packed"), (versions, "pack")):
+        monkeypatch.setattr(module, pack, noting(sent, getattr(module, pack), lambda message, arrays: arrays))
+        monkeypatch.setattr(module, "opened", opened)
+
+
 @pytest.mark.parametrize("replicas", [2, 3, 4])
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_a_sum_sends_and_receives_the_predicted_bytes(replicas, is_frozen, monkeypatch):
@@ -52,26 +71,11 @@ def test_a_sum_sends_and_receives_the_predicted_bytes(replicas, is_frozen, monke
     options = {"num_ranks": 2 * replicas, "replicas": replicas, "num_microbatches": 2}
     plan, layers, inputs = case(model, options)
 
-    def size_of(content):
-        return sum(array.nbytes for array in content["arrays"] if array is not None)
-
-    def packed(content):
-        sent[current_thread()].append(size_of(content))
-        return pack(content)
-
-    def unpacked(message):
-        content = unpack(message)
-        came[current_thread()].append(size_of(content))
-        return content
+    counted(monkeypatch, sent, came)
 
     def step(group):
         pipeline = Pipeline(plan, group, loss=nn.MSELoss())
-        with monkeypatch.context() as patched:
-            patched.setattr(reduction, "pack", packed)
-            patched.setattr(reduction, "unpack", unpacked)
-            group.barrier()
-            pipeline.step(inputs, inputs[:, :2])
-            group.barrier()
+        pipeline.step(inputs, inputs[:, :2])
         return current_thread()
 
     for thread, predicted in zip(spawn(step, 2 * replicas), plan.memory(layers)):
@@ -86,19 +90,7 @@ def test_a_sum_before_an_update_takes_the_predicted_bytes(replicas, monkeypatch)
     options = {"schedule": "pipedream", "num_ranks": 2 * replicas, "replicas": replicas, "num_microbatches": 2}
     plan, layers, inputs = case(mlp(linears=4), options)
 
-    def size_of(arrays):
-        return sum(array.nbytes for array in arrays if array is not None)
-
-    class Counted(Payload):
-        def to_message(self, *device):
-            sent[current_thread()].append(size_of(self.arrays))
-            return super().to_message(*device)
-
-        @classmethod
-        def from_message(cls, *message):
-            found = Payload.from_message(*message)
-            came[current_thread()].append(size_of(found.arrays))
-            return found
+    counted(monkeypatch, sent, came)
 
     class Summing(versions.ReplicaSums):
         def total(self, update, own):
@@ -106,7 +98,6 @@ def test_a_sum_before_an_update_takes_the_predicted_bytes(replicas, monkeypatch)
             totals[current_thread()].append(size_of(found))
             return found
 
-    monkeypatch.setattr(versions, "Payload", Counted)
     monkeypatch.setattr(running, "ReplicaSums", Summing)
 
     def train(group):

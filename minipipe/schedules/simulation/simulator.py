@@ -120,7 +120,7 @@ def timeline_of(step: ActionTable, costs: Costs, num_steps: int, wait: bool, hos
     if not found.latest * table.num_ranks < inf:  # the idle time of all ranks is a part of this sum
         raise misuse(TIMES_TOO_LARGE)
     spans, copies, sent = _parts(table, found, rates)
-    # What has a span: everything that takes its rank time, and messages if sends block.
+    # Everything that takes its rank time has a span, and messages do if sends block.
     ran = table.without_kinds(lambda kind: not kind.lane and not (kind.message and costs.sends_block))
     if any(copies):
         ran = ran.with_rows(type(ran), map(with_copies, spans, copies))
