@@ -577,6 +577,7 @@ class Pipeline(FamiliarPipeline):
     ) -> Any:
         """Run forward and backward of one batch, and leave its gradients."""
         check_backward(self.schedule, call)
+        assert self._trainer is not None  # check_backward has refused the others
         begun = perf_counter()
         call += "(accumulate=True)" * bool(accumulate)
         given = TrainingCall(
@@ -586,11 +587,13 @@ class Pipeline(FamiliarPipeline):
         # finished.
         finishes_sends = wait or self.schedule.first_backward_stage > 0
         meters = [MemoryMeter()] if self.measures_memory else []
-        records, self._records = self._records, deque(maxlen=_KEPT_STEPS)  # none, if it fails
         try:
             with observed(self._stages) if self.measures_memory else nullcontext():
-                assert self._trainer is not None  # check_backward has refused the others
                 record = self._trainer.run(given, *meters, finishes_sends=finishes_sends)
+        except BaseException:
+            if given.is_agreed:  # a call that was refused leaves the steps before it as they are
+                self._records = deque(maxlen=_KEPT_STEPS)
+            raise
         finally:
             if given.is_computed:  # perhaps it is not finite
                 self.num_steps += 1
@@ -598,8 +601,7 @@ class Pipeline(FamiliarPipeline):
         if isinstance(given.loss, PendingLoss):
             self._pending.append(given.loss)
         record.begun, record.left = begun, perf_counter()
-        records.append(record)
-        self._records = records
+        self._records.append(record)
         return given.loss
 
     def wait(self) -> None:
