@@ -19,6 +19,7 @@ from minipipe.errors import not_copyable
 from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import (
+    check_alone,
     check_backward,
     check_inputs_require_grad,
     check_num_steps,
@@ -578,6 +579,7 @@ class Pipeline(FamiliarPipeline):
         """Run forward and backward of one batch, and leave its gradients."""
         check_backward(self.schedule, call)
         assert self._trainer is not None  # check_backward has refused the others
+        check_alone(call, self._trainer.is_running)
         begun = perf_counter()
         call += "(accumulate=True)" * bool(accumulate)
         given = TrainingCall(
@@ -705,12 +707,14 @@ class Pipeline(FamiliarPipeline):
     ) -> Batch:
         batch = self._batch(call, inputs, targets, objective, is_training)
         count = len(batch.sizes)
-        if count not in self._predictors:
+        predictor = self._predictors.get(count)
+        if predictor is None or predictor.is_running:  # a metric of evaluate() may predict
             schedule = forward_only_through(self._plan.pipelines, count, self.schedule.num_ranks)
-            self._predictors[count] = self._executor(lower(schedule))
+            predictor = self._executor(lower(schedule))
+            self._predictors.setdefault(count, predictor)
         modules = [stage.module for stage in self._stages.values()]
         with modes_of(*modules, is_training=is_training), kept_whole(*modules):
-            self._predictors[count].run(batch)
+            predictor.run(batch)
         gather_results(self._group, self._intake.last_ranks, batch)
         return batch
 

@@ -165,6 +165,14 @@ def check_backward(schedule: Schedule, call: str) -> None:
         )
 
 
+def check_alone(call: str, is_running: bool) -> None:
+    """Refuse a training step inside another one: their gradients would mix. Local."""
+    if is_running:
+        message = f"{call}() was called during another training step of this pipeline, by a metric, a loss or a layer,"
+        message += " and their gradients would mix. Call it after that step; evaluate() and predict() may be called"
+        raise ArgumentError("unsupported", f"{message} there on one rank.")
+
+
 def check_num_steps(num_steps: Any, taken: int, kept: int) -> None:
     """Refuse to show steps that were not taken, or are not kept. Local."""
     COUNT.check("timeline: num_steps", num_steps)
