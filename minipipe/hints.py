@@ -309,23 +309,6 @@ def check_options(layer: str, forward: Callable[..., Any], given: Mapping[str, A
     _check_taken(layer, list(signature(forward).parameters.values()), given)
 
 
-def level_outside() -> int:
-    """Return the ``stacklevel`` of a warning that is to name the line outside of minipipe that has led to it.
-
-    Examples
-    --------
-    >>> import warnings
-    >>> with warnings.catch_warnings(record=True) as caught:
-    ...     warnings.warn("Here.", stacklevel=level_outside())
-    >>> "hints" in caught[0].filename
-    False
-    """
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __package__:
-        frame, level = frame.f_back, level + 1
-    return level
-
-
 def with_hints(function: Callable[P, Result]) -> Callable[P, Result]:
     """Let a function name the equivalent of a keyword that it does not take.
 

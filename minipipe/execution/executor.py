@@ -191,6 +191,11 @@ class Executor:
         finally:
             self._forget()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a run has begun and not ended: a layer or a metric asks, or another thread."""
+        return self.call is not None
+
     @contextmanager
     def schedule(self) -> Iterator[None]:
         """Run the schedule of a batch inside this block. An error gets a note of the place, and leaves no gradients."""
