@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
+from threading import get_ident
 from time import perf_counter
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
@@ -154,6 +155,7 @@ class Executor:
         end = begin + len(self._actions)
         self._before, self._steps, self._after = steps[:begin], steps[begin:end], steps[end:]
         self._sends: list[Request] = []  # not finished
+        self._thread = get_ident()  # that of the current run
         self._forget()
 
     def run(self, call: Any, *observers: Observer, finishes_sends: bool = True) -> Record:
@@ -176,6 +178,7 @@ class Executor:
         try:
             for step in self._before:
                 step(self)
+            self._thread = get_ident()
         except BaseException:
             self.call, self.batch = earlier  # of a run in another thread, which is a reason for a refusal
             raise
@@ -193,8 +196,8 @@ class Executor:
 
     @property
     def is_running(self) -> bool:
-        """Whether a run has begun and not ended: a layer or a metric asks, or another thread."""
-        return self.call is not None
+        """Whether a run of this thread has begun and not ended: a layer or a metric asks."""
+        return self.call is not None and self._thread == get_ident()
 
     @contextmanager
     def schedule(self) -> Iterator[None]:
