@@ -234,10 +234,13 @@ def check_table(given: object, kind: type[ActionTable] | None = None) -> None:
         Code ``type``.
     """
     if not isinstance(given, kind or ActionTable):
+        expected = "Schedule"
         how = "schedules.build(name, num_ranks) makes one of a name, Schedule.from_file(path) reads one"
         if isinstance(given, ActionTable):
             how = f"the computations of a {type(given).__name__} are its .schedule"
-        raise ScheduleError.of(Code.TYPE, f"Expected a Schedule, not {quoted(given)}; {how}.")
+            if kind is Program:
+                expected, how = "Program", "schedules.lower(schedule) returns one"
+        raise ScheduleError.of(Code.TYPE, f"Expected a {expected}, not {quoted(given)}; {how}.")
 
 
 def check_range(table: ActionTable) -> None:

@@ -9,6 +9,7 @@ from minipipe import schedules, verify
 from minipipe.errors import ScheduleError
 from minipipe.passes.framing import frame
 from minipipe.passes.kinds import FRAMING
+from minipipe.passes.shards import shard
 from minipipe.schedules import Action, Program, data_parallel, lower
 from tests.passes.framed import framed_programs
 from tests.strategies import examples
@@ -39,6 +40,31 @@ def test_replicas_gather_their_results_and_tied_stages_exchange_their_gradients(
         "1 REDUCE_TIED GATHER_INPUT_GRADS FINITE LOSS 0U1",
         "1 REDUCE_TIED GATHER_RESULTS FINITE LOSS 1U1",
     ]
+
+
+def test_a_schedule_with_updates_of_its_own_gets_neither_a_check_nor_others():
+    program = frame(lower(schedules.pipedream(2, 1)), clip=True)
+    assert [" ".join(map(str, row)) for row in program.actions] == [
+        "HANDSHAKE 0F0 0SEND_F0 0RECV_B0 0B0 0U0 LOSS",
+        "HANDSHAKE 1RECV_F0 1F0 1B0 1SEND_B0 1U0 LOSS",
+    ]
+
+
+def test_updates_stand_in_the_order_of_stages_and_frozen_stages_have_none():
+    schedule = schedules.freeze_stages(schedules.interleaved_1f1b(1, 1, 3), [0])
+    assert str(frame(lower(schedule))).endswith(" FINITE LOSS 1U0 2U0")
+
+
+def test_sharded_stages_are_gathered_inside_of_the_frame():
+    program = frame(lower(schedules.gpipe(1, 1)), sharded=[0], update=False)
+    row = " ".join(map(str, program.actions[0]))
+    assert row == "HANDSHAKE 0GATHER0 0F0 0B0 0FREE0 FINITE LOSS"
+
+
+def test_a_schedule_without_messages_is_no_program():
+    for add in (frame, lambda schedule: shard(schedule, [0])):
+        with pytest.raises(ScheduleError, match="Expected a Program, not .*lower"):
+            add(schedules.gpipe(2, 1))
 
 
 @given(framed_programs())
