@@ -6,6 +6,7 @@ At the end are parts of messages that all packages use. Every package imports th
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from os import PathLike
@@ -560,6 +561,25 @@ def not_copyable(given: object, why: str, instead: str) -> ModelError:
     A builtin_function_or_method cannot be copied or pickled: it is bound to its file. Copy the path.
     """
     return ModelError("not-copyable", f"A {type(given).__name__} cannot be copied or pickled: {why}. {instead}")
+
+
+def warn_caller(message: str) -> None:
+    """Warn, at the line of the program that has called minipipe: however deep inside it this is called.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     warn_caller("Not a good idea.")
+    >>> caught[0].lineno
+    3
+    """
+    inside = __file__.removesuffix("errors.py")
+    frame, level = sys._getframe(1), 2
+    while frame.f_code.co_filename.startswith(inside) and frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
+    warn(message, stacklevel=level)
 
 
 def counted(count: float, noun: str) -> str:

@@ -34,7 +34,7 @@ class Spec(NamedTuple):
     ----------
     kind : type
         ``int`` and ``float`` are also numbers of NumPy, but no truth values. A number
-        is finite, unless an infinite bound is included.
+        is finite, unless an infinite bound is included; ``10**400`` is infinite.
     minimum, maximum : float, optional
         The bounds of a number, both included.
     above, below : float, optional
@@ -128,7 +128,7 @@ class Spec(NamedTuple):
         if not isinstance(value, Real):
             return False
         number = as_float(value)
-        is_number = isfinite(number) or value in (self.minimum, self.maximum)
+        is_number = isfinite(number) or number in (self.minimum, self.maximum)
         return is_number and self._is_within(number)
 
     def _is_within(self, number: float) -> bool:

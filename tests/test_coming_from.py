@@ -102,7 +102,7 @@ def bytes_sent(group, fully_sharded, num_microbatches):
     model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(2)))
     pipeline = Pipeline(model, grid, loss=nn.MSELoss(), num_microbatches=num_microbatches)
     inputs = np.ones((32, 512), np.float32)
-    traffic = Traffic(grid)
+    traffic = Traffic(grid, pipeline.plan)
     with traffic.counting():
         pipeline.step(inputs, inputs)
     return traffic.sent["shares"] + traffic.sent["gradient sums"]

@@ -76,9 +76,10 @@ def test_no_other_type_is_a_number(wrong):
 
 
 @pytest.mark.parametrize("huge", [10**400, -(10**400)])
-def test_a_whole_number_beyond_all_floats_is_no_float(huge):
+def test_a_whole_number_beyond_all_floats_is_infinite(huge):
     assert Spec(int).check("it", huge) == huge
-    assert not Spec(float, minimum=-inf, maximum=inf).allows(huge)
+    assert not Spec(float, minimum=-1e308).allows(huge)
+    assert Spec(float, minimum=-inf, maximum=inf).check("it", huge) == (inf if huge > 0 else -inf)
 
 
 def test_each_of_a_fixed_number_of_values_is_checked():

@@ -59,30 +59,35 @@ def pack(tree: Any) -> np.ndarray:
     {'value': array([1.5, 2.5]), 'kept': {'num_steps': 3}}
     """
     arrays: list[np.ndarray] = []
+    description = _described(tree, arrays)
+    return join(json.dumps(description, default=lambda number: number.item()).encode(), arrays)
 
-    def described(item: Any) -> Any:
-        if backend.is_array(item):
-            arrays.append(backend.to_numpy(item))
-            return {_ARRAY: [backend.dtype_name(arrays[-1].dtype), arrays[-1].shape]}
-        if isinstance(item, Mapping):
-            return {name: described(part) for name, part in item.items()}
-        return [described(part) for part in item] if isinstance(item, list | tuple) else item
 
-    return join(json.dumps(described(tree), default=lambda number: number.item()).encode(), arrays)
+# Not inside pack and unpack: a function that calls itself is in a cycle with its variables, and these are the arrays.
+def _described(item: Any, arrays: list[np.ndarray]) -> Any:
+    """Return a tree for JSON, and add its arrays to others."""
+    if backend.is_array(item):
+        arrays.append(backend.to_numpy(item))
+        return {_ARRAY: [backend.dtype_name(arrays[-1].dtype), arrays[-1].shape]}
+    if isinstance(item, Mapping):
+        return {name: _described(part, arrays) for name, part in item.items()}
+    return [_described(part, arrays) for part in item] if isinstance(item, list | tuple) else item
 
 
 def unpack(message: np.ndarray) -> Any:
     """Return the tree of a message from :func:`pack`."""
     description, take = split(message)
+    return _rebuilt(json.loads(description), take)
 
-    def rebuilt(item: Any) -> Any:
-        if isinstance(item, list):
-            return [rebuilt(part) for part in item]
-        if not isinstance(item, dict):
-            return item
-        return take(*item[_ARRAY]) if list(item) == [_ARRAY] else {name: rebuilt(part) for name, part in item.items()}
 
-    return rebuilt(json.loads(description))
+def _rebuilt(item: Any, take: Callable[[str, Sequence[int]], np.ndarray]) -> Any:
+    if isinstance(item, list):
+        return [_rebuilt(part, take) for part in item]
+    if not isinstance(item, dict):
+        return item
+    if list(item) == [_ARRAY]:
+        return take(*item[_ARRAY])
+    return {name: _rebuilt(part, take) for name, part in item.items()}
 
 
 def broadcast(group: ProcessGroup, root: int, value: Any, call: str) -> Any:

@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
+from threading import get_ident
 from time import perf_counter
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
@@ -120,6 +121,7 @@ class Executor:
         Code ``name``: an action without a handler.
     """
 
+    call: Any
     batch: Any
 
     def __init__(
@@ -153,6 +155,7 @@ class Executor:
         end = begin + len(self._actions)
         self._before, self._steps, self._after = steps[:begin], steps[begin:end], steps[end:]
         self._sends: list[Request] = []  # not finished
+        self._thread = get_ident()  # that of the current run
         self._forget()
 
     def run(self, call: Any, *observers: Observer, finishes_sends: bool = True) -> Record:
@@ -168,13 +171,18 @@ class Executor:
             Of the schedule in this run.
         finishes_sends : bool
         """
-        self.call = self.batch = call
-        steps, observers = self._steps, (*self._observers, *observers)
+        steps, observers, earlier = self._steps, (*self._observers, *observers), (self.call, self.batch)
         if observers:
             steps = [_observed(step, action, observers) for step, action in zip(steps, self._actions)]
+        self.call = self.batch = call
         try:
             for step in self._before:
                 step(self)
+            self._thread = get_ident()
+        except BaseException:
+            self.call, self.batch = earlier  # of a run in another thread, which is a reason for a refusal
+            raise
+        try:
             with self.schedule():
                 for step in steps:
                     step(self)
@@ -185,6 +193,11 @@ class Executor:
             return self.record  # before _forget makes a new one
         finally:
             self._forget()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a run of this thread has begun and not ended: a layer or a metric asks."""
+        return self.call is not None and self._thread == get_ident()
 
     @contextmanager
     def schedule(self) -> Iterator[None]:

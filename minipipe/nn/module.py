@@ -67,7 +67,7 @@ class Module(Familiar):
             for name, parameter in self.named_parameters():
                 if not parameter.is_filled:
                     parameter.fill(0, name)
-            self._note_filled(stacklevel=2)
+            self._note_filled(warns=True)
         try:
             return self.forward(*inputs, **options)
         except TypeError as error:
@@ -87,13 +87,13 @@ class Module(Familiar):
                 part.is_placed = True
         super().__setattr__(name, value)
 
-    def _note_filled(self, stacklevel: int | None = None) -> None:
+    def _note_filled(self, warns: bool = False) -> None:
         """Note that all parameters inside have values, so that calls need not check; warn of untrained arrays."""
         new = [module for module in self.modules() if not module._is_filled]
         for module in new:
             module._is_filled = True
-        if stacklevel is not None:
-            warn_of_untrained(new, stacklevel + 1)
+        if warns:
+            warn_of_untrained(new)
 
     # -- parts ----------------------------------------------------------------------------------------------
 

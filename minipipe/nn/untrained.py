@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from minipipe.autograd import backend
+from minipipe.errors import warn_caller
 from minipipe.nn.parameter import Parameter
 from minipipe.tensor import Tensor
 
 
-def warn_of_untrained(modules: Iterable[Any], stacklevel: int) -> None:
+def warn_of_untrained(modules: Iterable[Any]) -> None:
     """Warn, once for all modules, of attributes that may be weights and are not trained.
 
     The following are reported if they belong to a custom layer: an array or a tensor of real numbers, alone or in a
@@ -23,11 +23,10 @@ def warn_of_untrained(modules: Iterable[Any], stacklevel: int) -> None:
     Parameters
     ----------
     modules : iterable of Module
-    stacklevel : int
-        Of the warning, seen from the caller.
 
     Examples
     --------
+    >>> import warnings
     >>> import numpy as np
     >>> from minipipe import nn
     >>> class Scale(nn.Module):
@@ -36,7 +35,7 @@ def warn_of_untrained(modules: Iterable[Any], stacklevel: int) -> None:
     ...         self.scale, self.offset, self.mask = np.ones(3), np.zeros(3), np.tri(3, dtype=bool)
     >>> with warnings.catch_warnings(record=True) as caught:
     ...     warnings.simplefilter("always")
-    ...     warn_of_untrained([Scale()], stacklevel=1)
+    ...     warn_of_untrained([Scale()])
     >>> print(caught[0].message)
     Scale.scale holds real numbers that are not trained: it is not a parameter. A weight is an nn.Parameter(values), ...
     """
@@ -49,7 +48,7 @@ def warn_of_untrained(modules: Iterable[Any], stacklevel: int) -> None:
             " nn.Parameter(values), in an attribute or in a list, tuple or dict of them. A constant is named by its"
         )
         one = next(iter(found)).partition(".")[2]
-        warnings.warn(f'{message} class: not_trained = ("{one}",).', stacklevel=stacklevel + 1)
+        warn_caller(f'{message} class: not_trained = ("{one}",).')
 
 
 def names_of(given: str | Iterable[str]) -> tuple[str, ...]:

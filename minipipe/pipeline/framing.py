@@ -49,6 +49,8 @@ class TrainingCall:
         Whether gradients are added to the gradients of earlier steps.
     earlier : dict of str to array
         The gradients of earlier steps, of parameters that several ranks share.
+    is_agreed : bool
+        Whether all ranks have agreed on the call, and the step has begun.
     is_computed : bool
         Whether all gradients of the step are known.
     input_gradients : array, pytree or None
@@ -64,6 +66,7 @@ class TrainingCall:
     waits: bool
     accumulates: bool
     earlier: dict[str, Array | None] | None = None
+    is_agreed: bool = False
     is_computed: bool = False
     input_gradients: Any = None
     loss: BatchLoss | PendingLoss | None = None
@@ -157,6 +160,7 @@ class Framing:
             stage.begin(call.accumulates)
         call.earlier = self._parameters.shared.take_gradients() if call.accumulates else {}
         self._sums.begin(call.accumulates)
+        call.is_agreed = True
 
     def _reduce_tied(self, executor: Executor, action: Action) -> None:
         self._sums.finish()

@@ -72,7 +72,7 @@ class AllParameters:
         self._plan, self._group, self._calls = plan, group, calls
         every = grid.group if grid else group
         if every.rank == 0:
-            warn_of_untrained(plan.model.modules(), stacklevel=4)
+            warn_of_untrained(plan.model.modules())
         self.own = {name: p for stage in stages.values() for name, p in stage.parameters.items()}
         updates = Updates(self.own.values()) if compares or group.size > 1 else None
         if compares:

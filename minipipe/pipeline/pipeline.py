@@ -19,6 +19,7 @@ from minipipe.errors import not_copyable
 from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import (
+    check_alone,
     check_backward,
     check_inputs_require_grad,
     check_num_steps,
@@ -577,6 +578,8 @@ class Pipeline(FamiliarPipeline):
     ) -> Any:
         """Run forward and backward of one batch, and leave its gradients."""
         check_backward(self.schedule, call)
+        assert self._trainer is not None  # check_backward has refused the others
+        check_alone(call, self._trainer.is_running)
         begun = perf_counter()
         call += "(accumulate=True)" * bool(accumulate)
         given = TrainingCall(
@@ -586,11 +589,13 @@ class Pipeline(FamiliarPipeline):
         # finished.
         finishes_sends = wait or self.schedule.first_backward_stage > 0
         meters = [MemoryMeter()] if self.measures_memory else []
-        records, self._records = self._records, deque(maxlen=_KEPT_STEPS)  # none, if it fails
         try:
             with observed(self._stages) if self.measures_memory else nullcontext():
-                assert self._trainer is not None  # check_backward has refused the others
                 record = self._trainer.run(given, *meters, finishes_sends=finishes_sends)
+        except BaseException:
+            if given.is_agreed:  # a call that was refused leaves the steps before it as they are
+                self._records = deque(maxlen=_KEPT_STEPS)
+            raise
         finally:
             if given.is_computed:  # perhaps it is not finite
                 self.num_steps += 1
@@ -598,8 +603,7 @@ class Pipeline(FamiliarPipeline):
         if isinstance(given.loss, PendingLoss):
             self._pending.append(given.loss)
         record.begun, record.left = begun, perf_counter()
-        records.append(record)
-        self._records = records
+        self._records.append(record)
         return given.loss
 
     def wait(self) -> None:
@@ -703,12 +707,14 @@ class Pipeline(FamiliarPipeline):
     ) -> Batch:
         batch = self._batch(call, inputs, targets, objective, is_training)
         count = len(batch.sizes)
-        if count not in self._predictors:
+        predictor = self._predictors.get(count)
+        if predictor is None or predictor.is_running:  # a metric of evaluate() may predict
             schedule = forward_only_through(self._plan.pipelines, count, self.schedule.num_ranks)
-            self._predictors[count] = self._executor(lower(schedule))
+            predictor = self._executor(lower(schedule))
+            self._predictors.setdefault(count, predictor)
         modules = [stage.module for stage in self._stages.values()]
         with modes_of(*modules, is_training=is_training), kept_whole(*modules):
-            self._predictors[count].run(batch)
+            predictor.run(batch)
         gather_results(self._group, self._intake.last_ranks, batch)
         return batch
 

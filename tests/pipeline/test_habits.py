@@ -1,5 +1,6 @@
 """What people who know PyTorch's distributed packages write: an error names the equivalent."""
 
+import linecache
 import warnings
 
 import numpy as np
@@ -88,3 +89,42 @@ def test_warnings_of_functions_with_hints_name_the_line_of_the_program():
         Pipeline(model, OneRankGroup(), loss=nn.MSELoss(), schedule=schedule).step(X, Y)
         optim.SGD(model.initialise(0).parameters(), 0.1).step()
     assert [warning.filename for warning in caught] == [__file__] * 3
+
+
+def lines_warned_of(program):
+    """Return the lines to which the warnings of a program on one rank point."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        program(OneRankGroup())
+    return [linecache.getline(one.filename, one.lineno).strip() for one in caught]
+
+
+def test_warnings_of_steps_point_to_the_call():
+    class Unused(nn.Module):
+        def __init__(self):
+            self.used, self.unused, self.constant = nn.Parameter([1.0]), nn.Parameter([1.0]), np.ones(2)
+
+        def forward(self, x):
+            return x * self.used
+
+    bad = np.full_like(X, np.nan)
+
+    def program(group):
+        pipeline = Pipeline.from_modules([Unused()], group, loss=nn.MSELoss(), check_finite="warn")
+        pipeline.step(X, X)
+        pipeline.step(bad, X)
+        loss = pipeline.step(bad, X, wait=False)
+        loss.wait()
+        loss = pipeline.step(bad, X, wait=False)
+        pipeline.wait()
+        loss = pipeline.step(bad, X, wait=False)
+        pipeline.forward_backward(X, X)
+
+    assert lines_warned_of(program) == [
+        'pipeline = Pipeline.from_modules([Unused()], group, loss=nn.MSELoss(), check_finite="warn")',
+        "pipeline.step(X, X)",
+        "pipeline.step(bad, X)",
+        "loss.wait()",
+        "pipeline.wait()",
+        "pipeline.forward_backward(X, X)",  # which waits for the loss of the step before it
+    ]

@@ -6,12 +6,11 @@ other ranks know are not compared.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from minipipe.comm import ProcessGroup
-from minipipe.errors import ArgumentError, Code, MessageError, ModelError, ScheduleError, counted
+from minipipe.errors import ArgumentError, Code, MessageError, ModelError, ScheduleError, counted, warn_caller
 from minipipe.execution.checks.comparison import check_marks, marks_of, numbers_sent, numbers_that_came
 from minipipe.execution.checks.trained import Trained
 from minipipe.execution.checks.updates import Updates
@@ -166,6 +165,14 @@ def check_backward(schedule: Schedule, call: str) -> None:
         )
 
 
+def check_alone(call: str, is_running: bool) -> None:
+    """Refuse a training step inside another one: their gradients would mix. Local."""
+    if is_running:
+        message = f"{call}() was called during another training step of this pipeline, by a metric, a loss or a layer,"
+        message += " and their gradients would mix. Call it after that step; evaluate() and predict() may be called"
+        raise ArgumentError("unsupported", f"{message} there on one rank.")
+
+
 def check_num_steps(num_steps: Any, taken: int, kept: int) -> None:
     """Refuse to show steps that were not taken, or are not kept. Local."""
     COUNT.check("timeline: num_steps", num_steps)
@@ -194,10 +201,9 @@ def check_frozen(stage: Stage) -> None:
 def warn_of_another_order(schedule: Schedule, group: ProcessGroup) -> None:
     """Warn, on rank 0, of a schedule whose gradients may differ in the last bits from one process."""
     if not schedule.is_reproducible and group.rank == 0:
-        warnings.warn(
+        warn_caller(
             f"{schedule.name} adds gradients of some stage in another order than ascending microbatches; "
-            "it runs as written, but its gradients may differ in the last bits from one process.",
-            stacklevel=4,
+            "it runs as written, but its gradients may differ in the last bits from one process."
         )
 
 
@@ -205,8 +211,7 @@ def warn_of_missing_gradients(parameters: Mapping[str, Parameter]) -> None:
     """Warn of parameters of this rank that got no gradient: unused, or not connected to the loss. Local."""
     names = [name for name, parameter in parameters.items() if parameter.grad is None and parameter.requires_grad]
     if names:
-        warnings.warn(
+        warn_caller(
             f"The first step left no gradient for {', '.join(names)}. Either no layer uses them, or a layer after "
-            "them breaks the graph, as Tensor(np.maximum(x.numpy(), 0)) does; compute with minipipe's own operations.",
-            stacklevel=9,  # where step() was called
+            "them breaks the graph, as Tensor(np.maximum(x.numpy(), 0)) does; compute with minipipe's own operations."
         )

@@ -6,7 +6,6 @@ finite, the step is run once more, to locate the first such value (``probe.py``)
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,7 +17,7 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.comm import Grid, ProcessGroup
-from minipipe.errors import Code, NotFiniteError
+from minipipe.errors import Code, NotFiniteError, warn_caller
 from minipipe.execution import BatchLoss
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import part_of
@@ -130,7 +129,7 @@ class StepCheck:
             advice += "Pipeline(…, check_finite='warn') continues with a warning."
             raise NotFiniteError(code, f"{words} {end} {advice}")
         if (check.grid or check).group.rank == 0:
-            warnings.warn(f"{words} Training continues, because of check_finite='warn'.", stacklevel=11)
+            warn_caller(f"{words} Training continues, because of check_finite='warn'.")
 
     def _symptom(self, loss: BatchLoss, findings: Sequence[Sequence[float]]) -> str:
         microbatches = [str(k) for k, value in enumerate(loss.losses) if not isfinite(value)]

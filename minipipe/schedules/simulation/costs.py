@@ -584,8 +584,7 @@ class Costs:
         )
 
     def _number(self, name: str) -> float:
-        given = getattr(self, name)  # a whole number may exceed every float
-        return _SPECS[name].check(name, as_float(given) if isinstance(given, Real) else given)
+        return _SPECS[name].check(name, getattr(self, name))
 
     def by_stage(self, name: str, num_stages: int) -> list[float]:
         """Return the value of an attribute on each stage.

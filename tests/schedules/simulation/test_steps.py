@@ -171,6 +171,16 @@ def test_after_an_error_no_older_step_is_shown_for_the_one_that_failed():
             pipeline.timeline(9)
 
 
+def test_a_call_that_is_refused_before_it_begins_leaves_the_steps_before_it():
+    with init_process_group() as group:
+        pipeline = Pipeline(nn.Sequential(nn.Linear(2, 1)), group, loss=nn.MSELoss(), num_microbatches=2)
+        for _ in range(2):
+            pipeline.step(np.ones((4, 2)), np.ones((4, 1)))
+        with pytest.raises(MinipipeError, match="1 sample"):
+            pipeline.step(np.ones((1, 2)), np.ones((1, 1)))
+        assert pipeline.timeline(2).num_steps == 2
+
+
 def test_several_measured_steps():
     def train(group):
         model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
