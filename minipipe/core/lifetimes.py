@@ -27,6 +27,8 @@ def gone(flow: Flow) -> Iterator[Fault]:
     size = flow.table.num_microbatches
     known = [rule.numbers or Numbered((), (), ()) for rule in flow.rules]
     reads = [{number // size for number in numbers.reads} for numbers in known]
+    if not any(reads):
+        return
     takes = [{number // size for number in numbers.takes} for numbers in known]
     both = set().union(*reads) & set().union(*takes)
     concerned = {
