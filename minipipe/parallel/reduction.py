@@ -35,6 +35,7 @@ from minipipe.autograd.backend import Array
 from minipipe.comm.message import Expectation, Request, described, finish
 from minipipe.comm.objects import pack, unpack
 from minipipe.comm.process_group import OwnTag, ProcessGroup
+from minipipe.errors import MessageError
 from minipipe.parallel.pairwise import in_pairs, sum_in_pairs
 
 Arrays = Sequence[Array | None]
@@ -42,6 +43,8 @@ Part = Sequence[
     tuple[int, slice]
 ]  # the number of an array, and a slice of its elements
 Add = Callable[[Sequence[Any]], Any]
+
+_CONTENT = ("dtype", "shape", "arrays")  # of a packed message
 
 
 class Channel(NamedTuple):
@@ -138,18 +141,30 @@ class Exchange:
         dtype, shape = message.dtype, message.shape
         arrays: list[Array | None] = [message]
         if dtype == np.uint8:
-            content = unpack(message)
-            dtype, shape, arrays = content["dtype"], content["shape"], content["arrays"]
+            try:
+                content = unpack(message)
+                dtype, shape, arrays = [content[name] for name in _CONTENT]
+                dtype, shape = np.dtype(dtype), tuple(shape or ())
+            except (ValueError, LookupError, TypeError):
+                raise self.of_another_call(rank) from None
         group, tag, step, xp = self._channel
         if self._like is not None:
             what, names = self._awaited[rank], group.world_ranks
             expected = Expectation(
                 group.rank, rank, tag, self._like, step, what, names=names
             )
-            expected.check(described(np.dtype(dtype), tuple(shape), step))
+            expected.check(described(dtype, shape, step))
         if xp is np:
             return arrays
         return [None if array is None else backend.moved(array, xp) for array in arrays]
+
+    def of_another_call(self, rank: int) -> MessageError:
+        """Return the error of a message of a rank that is in another collective call."""
+        group = self._channel.group
+        words = f"Rank {group.name(rank)} sent rank {group.name()} a message of another"
+        words += f" call instead of {self._awaited[rank]}."
+        advice = "Every rank must make the same calls in the same order."
+        return MessageError("disagreement", f"{words} {advice}")
 
 
 def _message(arrays: Arrays, like: np.ndarray | None) -> np.ndarray:
@@ -211,6 +226,7 @@ class ReduceScatter:
         like: np.ndarray | None = None,
     ) -> None:
         self._rank, self._ranks, self._add = channel.group.rank, ranks, add
+        self._compares = like is not None
         others = channel.others(ranks)
         if parts is None:
             self._own, outgoing = arrays, [(arrays, others)]
@@ -235,10 +251,19 @@ class ReduceScatter:
             Codes ``timeout``, ``shape`` and ``dtype``, as :meth:`Exchange.wait`.
         """
         contributions = {**self.exchange.wait(), self._rank: self._own}
+        if self._compares:
+            self._check_pieces(contributions)
         in_order = [
             contributions[rank] for rank in self._ranks if rank in contributions
         ]
         return [self._add(terms) for terms in zip(*in_order)]
+
+    def _check_pieces(self, contributions: Mapping[int, Arrays]) -> None:
+        """Refuse a whole array of another call with the same tag, such as a gather."""
+        own = list(map(np.shape, self._own))
+        for rank, pieces in contributions.items():
+            if list(map(np.shape, pieces)) != own:
+                raise self.exchange.of_another_call(rank)
 
 
 class AllReduce:
@@ -385,6 +410,8 @@ def all_reduce(
 ) -> np.ndarray:
     """Return an array combined over all ranks; see :meth:`ProcessGroup.all_reduce`."""
     own, ranks = np.array(array, order="C"), range(group.size)
+    described(own.dtype, own.shape, 0)  # refuses what cannot be sent, also on one rank
+    own = own.astype(own.dtype.newbyteorder("="), copy=False)
     channel, what = Channel(group, OwnTag.GATHER), "its part of an all-reduce"
     in_order = partial(in_pairs, add)
     if group.size > 2:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from minipipe import spawn
-from minipipe.comm.objects import unpack
+from minipipe.comm.objects import pack, unpack
 from minipipe.errors import MessageError
 from minipipe.parallel import pairwise, reduction
 from minipipe.parallel.reduction import (
@@ -304,6 +304,30 @@ def test_an_array_that_differs_between_ranks_is_refused_by_all_of_them(num_ranks
             num_ranks,
         )
     assert caught.value.code == "dtype"
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize(
+    "sent", [np.ones(3), np.zeros(16, np.uint8), pack({"call": "another", "value": 1})]
+)
+def test_a_message_of_another_call_is_refused(num_ranks, sent):
+    own = np.ones(3) if sent.dtype == np.uint8 or num_ranks > 2 else np.ones(2)
+
+    def differ(group):
+        return group.all_reduce(own) if group.rank else group.all_gather(sent)
+
+    with pytest.raises(MessageError) as caught:
+        spawn(differ, num_ranks)
+    assert caught.value.code in ("disagreement", "shape")
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("array", [np.array([None]), np.array(["a"])])
+def test_an_array_that_cannot_be_sent_is_refused_on_any_number_of_ranks(
+    num_ranks, array
+):
+    with pytest.raises(MessageError, match="Numbers and booleans can be sent"):
+        spawn(lambda group: group.all_reduce(array), num_ranks)
 
 
 PROGRAM = """
