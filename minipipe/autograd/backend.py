@@ -228,7 +228,10 @@ def scalars(like: Array, *values: float) -> tuple[Any, ...]:
 
     NumPy converts a number in a third of the time that a small product takes, so these are converted once.
     """
-    return _scalars_in_numpy(like.dtype, *values) if isinstance(like, np.ndarray) else values
+    try:
+        return _scalars_in_numpy(like.dtype, *values) if isinstance(like, np.ndarray) else values
+    except TypeError:  # an array of one number, which has no hash
+        return values
 
 
 @lru_cache(maxsize=256, typed=True)  # a float64 of NumPy's is no number of Python's

@@ -148,7 +148,7 @@ class Plan:
         frozen = [stage for stage in range(len(parts)) if is_any_frozen and not is_trained[stage]]
         _check_frozen(given, parts, is_trained, inputs_require_grad)
         vars(self).update(model=model, program=lower(freeze_stages(given, frozen)), partition=parts, _tied=tied)
-        vars(self).update(inputs_require_grad=inputs_require_grad, pipelines=pipelines)
+        vars(self).update(inputs_require_grad=bool(inputs_require_grad), pipelines=pipelines)
         vars(self).update(gradient_blocks=checked_blocks(gradient_blocks, given), replicas=replicas)
         vars(self).update(built_as=schedule if isinstance(schedule, str) and schedule in REGISTRY else None)
 

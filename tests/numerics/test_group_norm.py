@@ -105,3 +105,9 @@ def test_who_asks_for_batch_norm_is_told_why_there_is_none_and_what_to_take(name
     assert f"has no attribute '{name}'" in message
     for part in ("nn.GroupNorm(num_groups, num_channels)", "nn.LayerNorm", "nn.RMSNorm", "microbatches", "whole batch"):
         assert part in message
+
+
+def test_epsilon_may_be_an_array_of_one_number():
+    x, one, zero = Tensor([[1.0, 3.0]]), Tensor([1.0, 1.0]), Tensor([0.0, 0.0])
+    found = [F.layer_norm(x, one, zero, epsilon).numpy() for epsilon in (0.5, np.array(0.5, np.float32))]
+    assert np.array_equal(*found)

@@ -128,3 +128,9 @@ def test_warnings_of_steps_point_to_the_call():
         "pipeline.wait()",
         "pipeline.forward_backward(X, X)",  # which waits for the loss of the step before it
     ]
+
+
+def test_a_flag_may_be_any_value_that_is_false_or_true():
+    for flag in ([], [1]):
+        pipeline = Pipeline(nn.Sequential(nn.Linear(4, 4)), OneRankGroup(), loss=nn.MSELoss(), inputs_require_grad=flag)
+        assert np.isfinite(pipeline.step(X, X)) and pipeline.plan.inputs_require_grad is bool(flag)
