@@ -42,6 +42,7 @@ from minipipe.comm.message import (
 )
 from minipipe.comm.objects import pack, unpack
 from minipipe.comm.process_group import OwnTag, ProcessGroup
+from minipipe.errors import MessageError
 from minipipe.parallel.pairwise import in_pairs, sum_in_pairs
 
 Arrays = Sequence[Array | None]
@@ -371,6 +372,7 @@ def all_reduce(
     """Return an array combined over all ranks; see :meth:`ProcessGroup.all_reduce`."""
     own, ranks = np.array(array, order="C"), range(group.size)
     channel = Channel(group, OwnTag.GATHER)
+    Header.of(own)  # refuses an array that cannot be sent, also on one rank
     if group.size > 2:
         add = partial(in_pairs, operation)
         finish_all(group, [_LabelledAllReduce(channel, ranks, own, add)])
@@ -399,6 +401,12 @@ class _LabelledAllReduce(AllReduce):
         return np.concatenate([label, *(piece.view(np.uint8) for piece in pieces)])
 
     def _opened(self, message: np.ndarray, rank: int) -> list[Any]:
+        if not has_label(message):
+            group = self._channel.group
+            words = f"Rank {group.name(rank)} sent rank {group.name()} a message of"
+            words += f" another call instead of {self._what}."
+            advice = "Every rank must make the same calls in the same order."
+            raise MessageError("disagreement", f"{words} {advice}")
         header = unpacked(message[:HEADER_SIZE].tobytes())
         _check(self._channel, rank, header, self._whole)
         return [message[HEADER_SIZE:].view(header.dtype)]
