@@ -1,8 +1,7 @@
-"""A rank that reduces while another one gathers learns which rank is in another call."""
+"""A rank that reduces while another gathers learns which rank is in another call."""
 
 import numpy as np
 import pytest
-
 from minipipe import spawn
 from minipipe.comm.objects import pack
 from minipipe.errors import MessageError
