@@ -254,11 +254,13 @@ class Executor:
             raise ScheduleError.of(Code.NAME, f"{message}. Run the schedule without such actions.")
         takes, given = self._values_of(position)
         names = list(inspect.signature(handler).parameters)[2:]
+        taken = [name for name in names if name in takes]
+        assert taken == names[: len(taken)], f"{handler} has a parameter without a value before others: {names}"
         returned = getattr(handler, "gives", ())
         return Binding(
             action,
             handler,
-            takes=[takes[name] for name in names if name in takes],
+            takes=[takes[name] for name in taken],
             gives=[(place, given[name]) for place, name in enumerate(returned) if name in given],
             is_only=len(returned) == 1,
         )
