@@ -47,8 +47,8 @@ assert len(losses) == 8 and max(losses.values()) - min(losses.values()) < 1e-4
 #   reduced shard to all of them.
 # - **Pipeline**: an activation across each stage boundary for each microbatch, and its
 #   gradient back. The depth of the model does not matter.
-# - **Tensor parallel**: all-reduces of activations, four in each block and microbatch.
-#   In this implementation each rank sends its whole partial result to the t - 1 others.
+# - **Tensor parallel**: all-reduces of activations, four in each block and microbatch,
+#   each of which sends 2 (t - 1) / t of an activation.
 # - **Fully sharded**: for each microbatch every rank gathers each layer once for the
 #   forward and once for the backward, and a reduce-scatter gives it the sum of its
 #   shard of the gradients. That is three times (d - 1) / d of N.
@@ -79,11 +79,11 @@ assert (parameters, activation) == (210368, 8192)
 assert sent["data 4"] == 2 * 3 / 4 * 4 * parameters == 1262208
 assert sent["pipeline 4"] == 2 * 16 * activation == 262144  # an inner rank: to both sides
 assert sent["fully sharded 4"] == 3 * 3 / 4 * 4 * parameters * 4 == 7573248  # four microbatches of each replica
-assert sent["tensor 4"] == 3 * 16 * (4 * 4 + 1) * activation == 6684672  # and one sum of the embedding
+assert sent["tensor 4"] == 2 * 3 / 4 * 16 * (4 * 4 + 1) * activation == 3342336  # and one sum of the embedding
 
 # %% [markdown]
-# The pipeline sends least. Tensor parallelism and full sharding send more than 25 times
-# as much.
+# The pipeline sends least. Tensor parallelism sends 13 times as much, and full sharding
+# 29 times.
 #
 # If the batch doubles, everything doubles except the gradient all-reduce. If the width
 # doubles, gradients grow fourfold and activations twofold. So the batch decides whether
