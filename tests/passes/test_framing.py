@@ -85,9 +85,8 @@ def test_a_row_without_any_one_of_its_instructions_is_illegal(drawn, data):
     position = data.draw(st.integers(0, len(row) - 1))
     others = {a.kind for other in program.actions for a in other if a != row[position]}
     short = [*row[:position], *row[position + 1 :]]
-    if row[position].kind not in others:  # without it, the step just does not do that
-        assert row[position].kind in _ADDED
-        return
+    if row[position].kind not in others and row[position].kind != "F":
+        return  # without the only one of its kind, the step just does not do that
     with pytest.raises(ScheduleError):
         verify(_with_row(program, rank, short))
 
