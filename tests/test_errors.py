@@ -5,6 +5,7 @@ import copy
 import functools
 import json
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,16 @@ def raised():
 
 def literal_codes():
     return [(file, name, args[0].value) for file, name, args in raised() if isinstance(args[0], ast.Constant)]
+
+
+_NAMED = re.compile(r"[Cc]odes?\s((?:``[a-z-]+``(?:, (?:and )?| and | or )?)+)")
+
+
+def test_every_code_that_a_docstring_names_is_one_of_today():
+    texts = [" ".join(path.read_text().split()) for path in sorted(PACKAGE.rglob("*.py"))]
+    named = [code for text in texts for found in _NAMED.findall(text) for code in re.findall("``([a-z-]+)``", found)]
+    assert len(named) > 200
+    assert {*named} <= {code.value for code in errors.Code}
 
 
 def test_every_code_that_is_raised_is_one_of_today():

@@ -46,9 +46,8 @@ from minipipe.errors import MessageError
 from minipipe.parallel.pairwise import in_pairs, sum_in_pairs
 
 Arrays = Sequence[Array | None]
-Part = Sequence[
-    tuple[int, slice]
-]  # the number of an array, and a slice of its elements
+Part = Sequence[tuple[int, slice]]
+"""The number of an array, and a slice of its elements."""
 Add = Callable[[Sequence[Any]], Any]
 
 

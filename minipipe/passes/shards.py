@@ -35,7 +35,7 @@ def shard(program: Program, stages: Collection[int], ahead: int = 0) -> Program:
     Raises
     ------
     ScheduleError
-        Code ``parameters``, if `ahead` is not a whole number, at least 0.
+        Code ``value``, if `ahead` is not a whole number, at least 0.
 
     Examples
     --------

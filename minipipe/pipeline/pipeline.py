@@ -1022,7 +1022,7 @@ class Pipeline(FamiliarPipeline):
         ArgumentError
             Code ``value``: when the stage is not on this rank, or replays nothing; the message says why.
         ScheduleError
-            Code ``updates``: for the row of a schedule that updates weights itself, which is made for each run.
+            Code ``unsupported``: for the row of a schedule that updates weights itself, which is made for each run.
 
         Examples
         --------
