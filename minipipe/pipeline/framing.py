@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 from minipipe.autograd.backend import Array
@@ -16,7 +17,7 @@ from minipipe.comm import ProcessGroup
 from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.checks.calls import check_frozen, warn_of_missing_gradients
 from minipipe.execution.checks.finite import FiniteCheck, StepCheck
-from minipipe.execution.executor import Executor, Handlers, gives
+from minipipe.execution.executor import Executor, Handler, Handlers, gives
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.observers import StackedWeights, handlers_of, journal
 from minipipe.execution.plan import Plan
@@ -141,15 +142,25 @@ class Framing:
 
     def handlers(self, handlers: Handlers) -> Handlers:
         """Return handlers that also add gradients up, and run the frame of a step."""
-        return {
-            **self._sums.handlers(handlers),
-            "HANDSHAKE": self._handshake,
+        behind: Handlers = {
             "REDUCE_TIED": self._reduce_tied,
             "GATHER_INPUT_GRADS": self._gather_input_gradients,
             "GATHER_RESULTS": self._gather_results,
             "FINITE": self._check,
             "LOSS": self._deliver_loss,
         }
+        after_sums = {kind: self._after_sums(handler) for kind, handler in behind.items()}
+        return {**self._sums.handlers(handlers), "HANDSHAKE": self._handshake, **after_sums}
+
+    def _after_sums(self, handler: Handler) -> Handler:
+        """Return a handler that first waits for the gradient all-reduces: only the first one of a row has to."""
+
+        @wraps(handler)
+        def run(executor: Executor, action: Action, *values: Any) -> Any:
+            self._sums.finish()
+            return handler(executor, action, *values)
+
+        return run
 
     def _handshake(self, executor: Executor, action: Action) -> None:
         call = executor.call
@@ -163,25 +174,20 @@ class Framing:
         call.is_agreed = True
 
     def _reduce_tied(self, executor: Executor, action: Action) -> None:
-        self._sums.finish()
         shared, earlier = self._parameters.shared, executor.call.earlier
         shared.exchange_gradients(executor.batch.step, self._sums.last_tag, earlier)
 
     def _gather_input_gradients(self, executor: Executor, action: Action) -> None:
-        self._sums.finish()
         self._intake.gather_input_gradients(executor.record.input_gradients)
 
     def _gather_results(self, executor: Executor, action: Action) -> None:
-        self._sums.finish()
         gather_results(self._group, self._intake.last_ranks, executor.batch)
 
     @gives("finite")
     def _check(self, executor: Executor, action: Action) -> StepCheck | None:
-        self._sums.finish()
         return self._finite.of_step(executor.batch, executor.call.waits)
 
     def _deliver_loss(self, executor: Executor, action: Action, finite: StepCheck | None = None) -> None:
-        self._sums.finish()
         call, batch = executor.call, executor.batch
         if call.num_steps == 0:
             warn_of_missing_gradients(self._parameters.own)
