@@ -90,8 +90,8 @@ class MemoryMeter:
 
     Parameters
     ----------
-    not_counted : sequence of array
-        Arrays that belong to no stage; of an executor, the batch itself.
+    not_counted : sequence of array, optional
+        Arrays that belong to no stage; by default the batch of the executor.
 
     Attributes
     ----------
@@ -100,15 +100,16 @@ class MemoryMeter:
         recompute).
     """
 
-    def __init__(self, not_counted: Sequence[Array] = ()) -> None:
+    def __init__(self, not_counted: Sequence[Array] | None = None) -> None:
         self.held_bytes: dict[Action, tuple[int, int]] = {}
-        self._not_counted: Sequence[Array] = not_counted
+        self._not_counted = not_counted
         self._held: dict[int, int] = {}  # bytes, by stage
         self._recomputed = 0  # the most bytes that the current action's stage held while it recomputed something
 
     def begin(self, executor: Executor, action: Action) -> None:
         """Observe what a backward recomputes."""
-        self._not_counted = executor.batch.arrays
+        if self._not_counted is None:
+            self._not_counted = executor.batch.arrays
         if action.kind in _BACKWARD:
             stage, graphs = executor.stages[action.stage], executor.graphs[action.stage]
             own = next(held for value, held in graphs.items() if value.microbatch == action.microbatch)
@@ -152,7 +153,7 @@ class MemoryMeter:
 
     def _bytes_of(self, graphs: Iterable[Any], stage: Stage) -> int:
         """Return the bytes that graphs of a stage hold, without parameters and the batch itself."""
-        return held_bytes(graphs, [*persistent_arrays(stage.module), *self._not_counted])
+        return held_bytes(graphs, [*persistent_arrays(stage.module), *(self._not_counted or ())])
 
 
 def roots_of(held: Iterable[Any]) -> Graphs:
