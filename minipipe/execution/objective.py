@@ -93,6 +93,11 @@ class BatchObjective:
         return self._loss is not None
 
     @property
+    def loss(self) -> Loss | None:
+        """The loss function."""
+        return self._loss
+
+    @property
     def is_for_outputs(self) -> bool:
         """Whether the outputs alone are of interest."""
         is_whole = self._division is None or self._division.is_certain
