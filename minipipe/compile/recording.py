@@ -6,7 +6,7 @@ computes with traced arrays (`trace.py`): its inputs, targets, parameters and gr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from minipipe.compile.guards import (
 )
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
+from minipipe.execution.sliced import SlicedStage
 from minipipe.execution.stage import SeededLoss, Stage
 from minipipe.nn.module import Module
 from minipipe.nn.sequential import parameters_of
@@ -100,8 +101,8 @@ class Recorder:
     Parameters
     ----------
     stage : Stage
-    halved : collection of int
-        The microbatches whose backward is in two halves.
+    kinds : mapping of int to str
+        By microbatch, the kinds of its actions: a row may split some backwards.
 
     Attributes
     ----------
@@ -113,8 +114,8 @@ class Recorder:
         Why the stage cannot be recorded; empty if it can.
     """
 
-    def __init__(self, stage: Stage, halved: Sequence[int]) -> None:
-        self._stage, self._halved = stage, frozenset(halved)
+    def __init__(self, stage: Stage, kinds: Mapping[int, str]) -> None:
+        self._stage, self._kinds = stage, kinds
         uses = {id(p): p for layer in stage.module.layers for p in parameters_of(layer)}
         owners = {id(p.owner): p.owner for p in uses.values()}
         self.uses, self.owners = list(uses.values()), list(owners.values())
@@ -123,6 +124,7 @@ class Recorder:
         self.kind_of: dict[int, Recorded] = {}
         self.reason = reason_against(stage.module) or self.guard.attributes.reason
         self.reason = self.reason or self._reason_against_parameters()
+        self.reason = self.reason or reason_against_stage(stage, kinds)
         self._is_foreign = self.guard.attributes.is_foreign
 
     def __getattr__(self, name: str) -> Any:
@@ -201,6 +203,15 @@ class Recorder:
             payload, work = self._stage.backward_input(microbatch, *given)
         return self._with_gradients(recorded, payload, is_over=False), work
 
+    def recompute(self, microbatch: int, held: Any) -> None:
+        """R: see :meth:`minipipe.execution.stage.Stage.recompute`."""
+        recorded = self._active(microbatch)
+        if recorded is None:
+            self._stage.recompute(microbatch, held)
+            return
+        with self._tracing(recorded, "recompute", [], ""):
+            self._stage.recompute(microbatch, held)
+
     def backward_weight(self, microbatch: int, work: Any) -> None:
         """W: see :meth:`minipipe.execution.stage.Stage.backward_weight`."""
         recorded = self._active(microbatch)
@@ -219,7 +230,7 @@ class Recorder:
         """Return what to record, if this microbatch is the first of its kind."""
         if self.reason:
             return None
-        key = kind_of(received, arrays, microbatch in self._halved, *how)
+        key = kind_of(received, arrays, self._kinds[microbatch], *how)
         recorded = self.kinds.get(key)
         if recorded is not None:
             self.kind_of[microbatch] = recorded
@@ -316,9 +327,7 @@ class Recorder:
         return list(map(recorded.trace.returned, arrays))
 
 
-def kind_of(
-    received: Payload, arrays: Sequence[Array], is_halved: bool, *how: Any
-) -> tuple[Any, ...]:
+def kind_of(received: Payload, arrays: Sequence[Array], *how: Any) -> tuple[Any, ...]:
     """Return everything besides its numbers on which the lines of a microbatch depend.
 
     Parameters
@@ -327,13 +336,21 @@ def kind_of(
         The input of the stage.
     arrays : sequence of array
         All that its lines read: the input, and perhaps the targets.
-    is_halved : bool
     *how : object
-        The structure of the targets.
+        Anything else, such as the structure of the targets.
     """
     forms = [(type(a), a.shape, a.strides, a.dtype) for a in arrays]
     treedef = received.treedef and repr(received.treedef)
-    return (is_halved, treedef, *received.requires_grad, *forms, *how)
+    return (treedef, *received.requires_grad, *forms, *how)
+
+
+def reason_against_stage(stage: Stage, kinds: Mapping[int, str]) -> str:
+    """Return why a stage cannot be recorded, whatever its layers; empty if it can."""
+    if isinstance(stage, SlicedStage):
+        return "it computes sequences in slices"
+    if any("O" in of_one for of_one in kinds.values()):
+        return "its activations are offloaded"
+    return ""
 
 
 def reason_against_loss(objective: BatchObjective) -> str:

@@ -23,10 +23,18 @@ from minipipe.compile.recording import Form, Recorded
 from minipipe.core.values import NOUNS
 from minipipe.errors import MessageError
 from minipipe.execution.executor import HANDLERS, Binding, Executor
+from minipipe.execution.offloading import recompute
 from minipipe.execution.payload import Payload
-from minipipe.schedules.action import B, F, I, W
+from minipipe.execution.samples import Cut
+from minipipe.schedules.action import B, F, I, R, W
 
-SECTIONS = {F: "forward", B: "backward", I: "backward_input", W: "backward_weight"}
+SECTIONS = {
+    F: "forward",
+    R: "recompute",
+    B: "backward",
+    I: "backward_input",
+    W: "backward_weight",
+}
 """The section of a stage that an action runs."""
 
 
@@ -95,6 +103,10 @@ class Row:
     ----------
     names : dict of str to object
         To which the lines refer, besides the sections.
+    inputs : dict of (int, int) to str
+        By stage and microbatch, the name of the value that it gets.
+    forms : dict of str to Form
+        By name, the values whose arrays are allocated once.
     """
 
     def __init__(
@@ -109,8 +121,9 @@ class Row:
         self._reduces = any(b.action.kind == "REDUCE_GRAD" for b in self._bindings)
         self._state: dict[Any, str] = {}  # of a value: "pending", "payload" or "arrays"
         self._begun: set[int] = set()  # stages that have given a weight gradient
-        self._inputs: dict[tuple[int, int], str] = {}  # by stage and microbatch
+        self.inputs: dict[tuple[int, int], str] = {}  # by stage and microbatch
         self._outputs: dict[tuple[int, int], str] = {}
+        self._batch: dict[tuple[str, int], list[str]] = {}  # names of its arrays
         self._form_by_value: dict[Any, Any] = {}
         self.forms: dict[str, Form] = {}  # of the arrays in which results are kept
         self._counts: dict[int, int] = {}  # by stage, the microbatches that it holds
@@ -126,11 +139,13 @@ class Row:
         yield "    seed, step = batch.seed, batch.training_step"
         yield "    activity = rank.group.activity"
         stages = {stage for stage, _ in self._programs}
+        batch, last = self._executor.batch, self._executor.program.num_stages - 1
         if 0 in stages:
-            yield "    inputs = [each.arrays for each in batch.inputs]"
-        if self._executor.program.num_stages - 1 in stages:
+            yield from self._given_arrays("x", "batch.inputs", batch.inputs)
+        if last in stages and batch.objective.has_loss:
             yield "    objective = batch.objective"
-            yield "    targets = [each.arrays for each in objective.targets]"
+            targets = batch.objective.targets
+            yield from self._given_arrays("y", "objective.targets", targets)
         for position, binding in enumerate(self._bindings):
             if position:
                 advance = f"activity.position = {position}"
@@ -138,6 +153,23 @@ class Row:
             for line in self._instruction(position, binding):
                 yield f"    {line}"
         yield "    give_gradients()"
+
+    def _given_arrays(self, letter: str, given: str, parts: Any) -> Iterator[str]:
+        """Yield the lines that name the arrays of a batch, and remember its rows."""
+        if isinstance(parts, Cut):
+            names = [f"{letter}{i}" for i in range(len(parts.whole.arrays))]
+            names = [letter] if len(names) == 1 else names
+            yield f"    {', '.join(names)}, = {given}.whole.arrays"
+            whole = parts.whole.replicated
+            for k, rows in enumerate(parts.rows):
+                own = [f"{name}[{rows.start}:{rows.stop}]" for name in names]
+                own = [name if i in whole else own[i] for i, name in enumerate(names)]
+                self._batch[letter, k] = own
+            return
+        yield f"    {letter} = [each.arrays for each in {given}]"
+        for k, part in enumerate(parts):
+            own = [f"{letter}[{k}][{i}]" for i in range(len(part.arrays))]
+            self._batch[letter, k] = own
 
     # -- instructions ------------------------------------------------------------------
 
@@ -161,14 +193,14 @@ class Row:
                 assert form is not None
                 yield from self._as_arrays(taken[role], form)
         if is_forward and "x" in taken:
-            self._inputs[stage, k] = _name(taken["x"])
+            self.inputs[stage, k] = _name(taken["x"])
         section = SECTIONS[kind]
         if section not in program.sections.parameters:  # an I that is a whole backward
             section = "backward"
         is_loss = is_forward and recorded.result is None
         own, out = given.get("x" if is_forward else "g"), list[str]()
         result = recorded.result if is_forward else recorded.gradient
-        if kind is not W and result is not None:
+        if kind not in (R, W) and result is not None:
             base = (
                 _name(own) if own else f"{'out' if is_forward else 'g_in'}{stage}_{k}"
             )
@@ -227,10 +259,10 @@ class Row:
         """Return the name of an array of a stage's input, or of the targets."""
         count = program.recorded.num_inputs
         if i >= count:
-            return f"targets[{k}][{i - count}]"
+            return self._batch["y", k][i - count]
         if program.stage == 0:
-            return f"inputs[{k}][{i}]"
-        return f"{self._inputs[program.stage, k]}_{i}"
+            return self._batch["x", k][i]
+        return f"{self.inputs[program.stage, k]}_{i}"
 
     def _handler(self, position: int, binding: Binding) -> Iterator[str]:
         """Yield the line of an instruction that its eager handler runs."""
@@ -336,7 +368,7 @@ def arrays_of(payload: Payload, form: Form) -> list[Array]:
 def is_plain(binding: Binding) -> bool:
     """Return whether a computation is run by the handler of all runs."""
     handler = getattr(binding.handler, "__wrapped__", binding.handler)
-    return HANDLERS.get(binding.action.kind) is handler
+    return {**HANDLERS, R: recompute}.get(binding.action.kind) is handler
 
 
 def _role(value: Any) -> str:
