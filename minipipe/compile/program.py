@@ -154,6 +154,9 @@ class CompiledRow:
         names = {"now": perf_counter, "key_of": key_of, "seed_of": Seeds()}
         names |= {"give_gradients": self._give_gradients}
         self._namespace = {**names, **row.names, **allocated(row)}
+        for name, channel in row.channels.items():
+            opened = channel.opened(executor.group)
+            self._namespace |= {name: opened, channel.array: opened.array}
         pool: dict[Any, Any] = {}
         for part in parts:
             self._bind(part, recorders[part.stage], pool)
