@@ -107,14 +107,17 @@ def eager(job: Job, row: Sequence[tuple[str, int]]) -> list[bytes | None]:
 def traced(job: Job, is_split: bool, k: int = 7) -> Trace:
     """Return the trace of a microbatch."""
     trace = Trace(key_of(0, 3, k))
-    kept = [(p, p.data, p.node, p.node.grad) for p in job.parameters]
+    uses = [(p, p.node, p.node.grad) for p in job.parameters]
+    owners = [(owner, owner.data) for owner in owners_of(job)]
+    leaves = [NotingLeaf(node, f"l{i}", trace) for i, (_, node, _) in enumerate(uses)]
     arrays, wanted = zip(*job.inputs(k))
 
     def begin(section: str) -> None:
         trace.begin(section)
-        for i, (p, data, node, _) in enumerate(kept):
-            p.data = trace.named(f"p{i}", data)
-            p.node = NotingLeaf(node, f"l{i}", trace) if node is not None else None
+        for i, (owner, data) in enumerate(owners):
+            owner.data = trace.named(f"p{i}", data)
+        for (p, *_), leaf in zip(uses, leaves):
+            p.node = leaf
 
     try:
         with place(k):
@@ -136,12 +139,20 @@ def traced(job: Job, is_split: bool, k: int = 7) -> Trace:
                 begin("backward_weight")
                 work.run()
     finally:
-        for p, data, node, gradient in kept:
-            p.data, p.node = data, node
+        for owner, data in owners:
+            owner.data = data
+        for p, node, gradient in uses:
+            p.node = node
             node.grad = gradient
     if trace.reason is None and have_changed(trace):
         trace.spoil("a constant was changed")
     return trace
+
+
+def owners_of(job: Job) -> list[Any]:
+    """Return the parameters that have arrays of their own."""
+    owners = [getattr(p, "owner", p) for p in job.parameters]
+    return list({id(owner): owner for owner in owners}.values())
 
 
 class Compiled:
@@ -157,8 +168,9 @@ class Compiled:
         num = [num_in_flight(row, *lifetime) for lifetime in sections.lifetimes]
         self.free = [list(range(n)) for n in num]
         self.num_slots = num
-        arrays = [p.data for p in job.parameters]
-        self.gradients = [np.full_like(array, np.nan) for array in arrays]
+        arrays = [owner.data for owner in owners_of(job)]
+        shapes = [(p.data.shape, p.data.dtype) for p in job.parameters]
+        self.gradients = [np.full(shape, np.nan, dtype) for shape, dtype in shapes]
         self.functions = sections.bind(arrays, self.gradients, num, self.pool)
         self.has_contributed: set[int] = set()
 

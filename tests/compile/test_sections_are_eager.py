@@ -7,6 +7,7 @@ import pytest
 
 from minipipe import nn
 from minipipe.compile.sections import Sections
+from minipipe.nn.sequential import parameters_of
 from tests.compile.driver import Job, compiled, eager, seeds, traced
 
 WIDTH = 8
@@ -76,7 +77,7 @@ def job_of(model, shape, loss=None):
         result = model(tensors[0])
         return [result if loss is None else loss(result, tensors[1])]
 
-    parameters = {id(p): p for _, p in model.named_parameters()}
+    parameters = {id(p): p for layer in model for p in parameters_of(layer)}
     return Job(compute, list(parameters.values()), inputs, seeds)
 
 
