@@ -19,7 +19,6 @@ import numpy as np
 
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import mode
-from minipipe.autograd.replay import key_of
 from minipipe.compile.recording import (
     Recorder,
     attributes_of_loss,
@@ -33,7 +32,8 @@ from minipipe.compile.row import (
     assign_slots,
     is_plain,
 )
-from minipipe.compile.sections import Sections
+from minipipe.compile.sections import Pool, Sections
+from minipipe.compile.trace import key_of
 from minipipe.errors import Code, ModelError, ScheduleError
 from minipipe.execution.batch import Batch
 from minipipe.execution.executor import Executor, Step
@@ -157,13 +157,13 @@ class CompiledRow:
         for name, channel in row.channels.items():
             opened = channel.opened(executor.group)
             self._namespace |= {name: opened, channel.array: opened.array}
-        pool: dict[Any, Any] = {}
+        pool = Pool(max((p.sections.temporary_bytes for p in parts), default=0))
         for part in parts:
             self._bind(part, recorders[part.stage], pool)
         self._counts = list(map(getrefcount, self._gradients))
         self._schedule = self._compiled("\n".join(lines), executor)
 
-    def _bind(self, part: StageProgram, recorder: Recorder, pool: Any) -> None:
+    def _bind(self, part: StageProgram, recorder: Recorder, pool: Pool) -> None:
         """Give the functions of a stage their arrays, and the names of the module."""
         arrays = [owner.data for owner in recorder.owners]
         leaves = [use.node for use in recorder.uses]
@@ -301,8 +301,7 @@ def _stage_programs(
         for k, recorded in recorder.kind_of.items():
             if id(recorded) not in programs:
                 suffix = chr(ord("a") + len(programs)) if programs else ""
-                has_loss = recorded.result is None
-                sections = Sections(recorded.trace, f"stage {stage}", has_loss)
+                sections = Sections(recorded.trace, f"{stage}{suffix}", "leaves")
                 programs[id(recorded)] = StageProgram(stage, suffix, recorded, sections)
             found[stage, k] = programs[id(recorded)]
         for program in programs.values():

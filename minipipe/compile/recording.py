@@ -16,13 +16,13 @@ import numpy as np
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import current_place
-from minipipe.autograd.replay import NotingLeaf, Trace, key_of, noticing_conversions
 from minipipe.compile.guards import (
     Attributes,
     StageGuard,
     is_declared,
     reason_against,
 )
+from minipipe.compile.trace import NotingLeaf, Trace, key_of, noticing_conversions
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
 from minipipe.execution.sliced import SlicedStage
