@@ -101,6 +101,8 @@ class Executor:
         By kind; by default ``HANDLERS``, for forwards, backwards and messages.
     observers : sequence of Observer
         Of every run.
+    run_schedule : function, optional
+        ``(executor, steps)``: runs the schedule of a batch in another way than step by step, unless it is observed.
 
     Attributes
     ----------
@@ -112,6 +114,8 @@ class Executor:
         Work that goes on after each action.
     bindings : list of Binding
         The row, with handlers and values.
+    actions : sequence of Action
+        The schedule in it.
     record : Record
         Of the current run.
 
@@ -132,6 +136,7 @@ class Executor:
         xp: ModuleType,
         handlers: Handlers | None = None,
         observers: Sequence[Observer] = (),
+        run_schedule: Callable[[Executor, Sequence[Step]], None] | None = None,
     ) -> None:
         self.program = program
         self.stages = stages
@@ -143,16 +148,16 @@ class Executor:
         self._name = group.name_of_program()
         self._sent_at = partial(_sent_at, [_schedule_of(row) for row in program.actions])
         row = program.numbered[group.rank]
-        self._row, self._actions = _schedule_of(program.actions[group.rank]), _schedule_of(row)
+        self._row, self.actions = _schedule_of(program.actions[group.rank]), _schedule_of(row)
         self._values: dict[Any, Any] = {}  # all but the graphs
-        messages = (action for action in self._actions if action.kind.is_communication)
+        messages = (action for action in self.actions if action.kind.is_communication)
         self.routes = {action: Route.of(program, action) for action in messages}
-        self._observers = observers
+        self._observers, self._run_schedule = observers, run_schedule
         handlers = HANDLERS if handlers is None else handlers
         self.bindings = [self._bound(handlers, *numbered) for numbered in enumerate(row)]
         steps = [self._step(binding) for binding in self.bindings]
         begin = next((i for i, action in enumerate(row) if not action.kind.declaration.of_rank), len(row))
-        end = begin + len(self._actions)
+        end = begin + len(self.actions)
         self._before, self._steps, self._after = steps[:begin], steps[begin:end], steps[end:]
         self._sends: list[Request] = []  # not finished
         self._thread = get_ident()  # that of the current run
@@ -173,7 +178,7 @@ class Executor:
         """
         steps, observers, earlier = self._steps, (*self._observers, *observers), (self.call, self.batch)
         if observers:
-            steps = [_observed(step, action, observers) for step, action in zip(steps, self._actions)]
+            steps = [_observed(step, action, observers) for step, action in zip(steps, self.actions)]
         self.call = self.batch = call
         try:
             for step in self._before:
@@ -184,15 +189,22 @@ class Executor:
             raise
         try:
             with self.schedule():
-                for step in steps:
-                    step(self)
-                    self.advance()
+                if self._run_schedule is None or observers:
+                    self.run_eagerly(steps)
+                else:
+                    self._run_schedule(self, steps)
                 self.finish_sends(finishes_sends)
                 for step in self._after:
                     step(self)
             return self.record  # before _forget makes a new one
         finally:
             self._forget()
+
+    def run_eagerly(self, steps: Sequence[Step]) -> None:
+        """Run the actions of the schedule, one after the other."""
+        for step in steps:
+            step(self)
+            self.advance()
 
     @property
     def is_running(self) -> bool:
@@ -362,6 +374,7 @@ def and_then(handler: Handler, note: Callable[[Executor, Action], None]) -> Hand
         note(executor, action)
         return found
 
+    run.then = note  # type: ignore[attr-defined]
     return run
 
 

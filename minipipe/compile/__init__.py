@@ -1,0 +1,1 @@
+"""A rank's step as one printed program, recorded from an eager step."""
