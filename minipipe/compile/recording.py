@@ -100,6 +100,13 @@ class Recorded:
     is_over: bool = False
     leaves: dict[int, NotingLeaf] = field(default_factory=dict)
 
+    @property
+    def contributes(self) -> list[int]:
+        """The uses of parameters that get a gradient, by number."""
+        sections = self.trace.sections.values()
+        leaves = {line.leaf for lines in sections for line in lines}
+        return sorted(leaf for leaf in leaves if leaf is not None)
+
 
 class Recorder:
     """Stands in for a stage during a recorded step; it has the methods of one.
