@@ -19,16 +19,43 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.memory import buffer_of
-from minipipe.compile.trace import (
-    Form,
-    Trace,
-    Traced,
-    Untraceable,
-    plain_of,
-    traced_in,
-)
+from minipipe.compile.lines import Form, Untraceable
+
+Trace = Any
+"""The trace of an array (``trace.py``, which imports this file)."""
 
 Write = Callable[[Trace], Form]
+
+
+class Traced(np.ndarray):
+    """An array whose calls a trace notes; without one, NumPy made it unnoticed."""
+
+    __array_priority__ = 1e6
+    trace: Any = None
+    name: str = ""
+    plain: Any = None
+    is_number: bool = False  # NumPy made it as a scalar, which nothing changes in place
+
+
+def traced_in(values: Any) -> Iterator[Traced]:
+    """Yield the traced arrays among values, also inside tuples and lists."""
+    for value in values:
+        if isinstance(value, Traced):
+            if value.trace is not None:
+                yield value
+        elif isinstance(value, tuple | list):
+            yield from traced_in(value)
+
+
+def plain_of(value: Any) -> Any:
+    """Return the plain array behind a traced one, also inside tuples and lists."""
+    if isinstance(value, Traced):
+        if value.trace is not None:
+            return value.plain
+        return np.ndarray.view(value, np.ndarray)
+    if type(value) in (tuple, list):
+        return type(value)(map(plain_of, value))
+    return value
 
 
 def _noted(
@@ -84,8 +111,8 @@ def _is_dense(array: np.ndarray) -> bool:
     return turned.strides == _strides_of(turned.shape, array.itemsize)
 
 
-# Functions of which every element of the result has one right value, that of the
-# elements at its place: whatever path NumPy takes, the bits are the same.
+# Each element of the result has one right value, which follows from the elements at
+# its place: whatever path NumPy takes, the bits are the same.
 _EXACT = """
     add subtract multiply divide negative positive absolute fabs maximum minimum sqrt
     square sign floor ceil rint trunc equal not_equal less less_equal greater

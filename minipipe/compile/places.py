@@ -10,7 +10,7 @@ input         the array that the caller gives
 dynamic       allocated by NumPy each time
 ============  ====================================================================
 
-A view lies where its array does. Arrays of one section that follow each other, each one
+A view lies in the memory of its array. Arrays of one section that follow each other, each one
 computed in place of an operand that is not used again, are one *cell*.
 """
 
@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from minipipe.compile.trace import Line, Trace, Variable
+from minipipe.compile.lines import Line, Variable
+from minipipe.compile.trace import Trace
 
 ALIGNMENT = 64  # bytes, of each temporary: a line of a cache
 
@@ -124,7 +125,7 @@ class Places:
     cells : dict of str to Cell
         By the variable that owns the memory.
     scratch : dict of int to Cell
-        By position, where a contribution is computed that is then added.
+        By position, memory for a contribution that is then added.
     temporary_bytes : int
         The size of the memory of temporaries.
     """
@@ -206,7 +207,7 @@ class Places:
                 steps.append(Step(line, number, position))
                 position += 1
             found.append(steps)
-            self.ends.append(position)  # where the results of the section are used
+            self.ends.append(position)  # the position at which results are used
             position += 1
         return found
 
@@ -350,7 +351,7 @@ class Places:
         return None
 
     def _take_results(self) -> None:
-        """Let results be computed where the caller wants them, where it is possible."""
+        """Let results be computed in the arrays of the caller, if it is possible."""
         for number, section in enumerate(self.sections):
             for i, name in enumerate(self.trace.results[section]):
                 cell = self.cells.get(name)  # of the variable itself, and no view of it

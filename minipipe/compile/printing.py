@@ -375,7 +375,7 @@ class Printer:
     def _results(
         self, number: int, names: Mapping[str, str]
     ) -> tuple[list[str], list[str]]:
-        """Return the lines that copy results to where they go, and what is returned."""
+        """Return the lines that copy results, and what is returned."""
         places, lines, returned = self._places, [], []
         for i, name in enumerate(places.trace.results[places.sections[number]]):
             if name == "None":

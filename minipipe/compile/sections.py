@@ -29,9 +29,10 @@ from weakref import finalize
 
 import numpy as np
 
+from minipipe.compile.lines import Variable
 from minipipe.compile.places import Cell, Places
 from minipipe.compile.printing import Printer
-from minipipe.compile.trace import Trace, Variable
+from minipipe.compile.trace import Trace
 
 Functions = dict[str, Callable[..., Any]]
 
