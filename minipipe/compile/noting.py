@@ -294,7 +294,7 @@ def _written_function(
     if function is np.reshape and isinstance(given[0], np.ndarray):
         return _reshaped(trace, given[0], text)
     if function is np.astype:
-        return Form(text, _copied(trace, given[0], "unsafe"))
+        return Form(text, _copied(trace, given[0], given[1]))
     if function is np.where:
         mask, chosen, other = map(trace.written, given)
         trace.callable(np.copyto)
@@ -306,8 +306,9 @@ def _written_function(
     return Form(text)
 
 
-def _copied(trace: Trace, array: Any, casting: str = "") -> str:
-    option = f', casting="{casting}"' if casting else ""
+def _copied(trace: Trace, array: Any, dtype: Any = None) -> str:
+    is_plain = dtype is None or np.can_cast(array.dtype, dtype, "same_kind")
+    option = "" if is_plain else ', casting="unsafe"'
     return f"{trace.callable(np.copyto)}({{out}}, {trace.written(array)}{option})"
 
 
@@ -427,8 +428,10 @@ def _method(name: str) -> Callable[..., Any]:
                 return _reduced(text, self) if given or options else Form(text)
             if name in ("reshape", "ravel"):
                 return _reshaped(trace, self, text)
-            if name in ("astype", "copy"):
-                return Form(text, _copied(trace, self, "unsafe" * (name == "astype")))
+            if name == "astype":
+                return Form(text, _copied(trace, self, given[0]))
+            if name == "copy":
+                return Form(text, _copied(trace, self))
             return Form(text)
 
         def compute() -> Any:

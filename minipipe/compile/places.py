@@ -10,8 +10,8 @@ input         the array that the caller gives
 dynamic       allocated by NumPy each time
 ============  ====================================================================
 
-A view lies in the memory of its array. Arrays of one section that follow each other, each one
-computed in place of an operand that is not used again, are one *cell*.
+A view lies in the memory of its array. Arrays of one section that follow each other,
+each one computed in place of an operand that is not used again, are one *cell*.
 """
 
 from __future__ import annotations

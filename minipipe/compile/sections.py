@@ -158,7 +158,10 @@ class Sections:
         """
         printer, places = self._printer, self._places
         namespace: dict[str, Any] = {
-            **{name: getattr(np, name) for name in ("add", "copyto", "asarray")},
+            **{
+                name: getattr(np, name)
+                for name in ("add", "copyto", "asarray", "broadcast_to")
+            },
             **self._functions,
             "numpy": np,
             "__name__": __name__,  # for filters of warnings
