@@ -37,6 +37,8 @@ class Line(NamedTuple):
     Attributes
     ----------
     form : Form
+    left : str
+        The names of the results, before the form.
     has_effect : bool
         Whether it counts although its results are never read: a check, a message.
     leaf : int or None
@@ -46,6 +48,7 @@ class Line(NamedTuple):
     """
 
     form: Form
+    left: str
     makes: tuple[str, ...]
     reads: tuple[str, ...]
     changes: tuple[str, ...]
@@ -53,12 +56,14 @@ class Line(NamedTuple):
     leaf: int | None = None
     layer: int | None = None
 
+    @property
+    def makes_one(self) -> bool:
+        """Whether the result is an array, and no tuple of some."""
+        return len(self.makes) == 1 and not self.left.endswith(", = ")
+
     def written(self, names: Mapping[str, str]) -> str:
         """Return the line with other names for its variables."""
-        left = (
-            f"{', '.join(names[name] for name in self.makes)} = " if self.makes else ""
-        )
-        return left + self.form.text.format_map(names)
+        return (self.left + self.form.text).format_map(names)
 
 
 class Variable(NamedTuple):

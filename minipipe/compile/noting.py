@@ -126,7 +126,7 @@ _BY_NAME = {np.maximum, np.minimum}  # NumPy 2.4 warns of a third argument by po
 _STATIC = """
     concat stack where max min amax amin sum mean clip take take_along_axis broadcast_to
     permute_dims transpose matrix_transpose swapaxes expand_dims squeeze tril triu dot
-    astype cumsum reshape zeros_like ones_like pad
+    astype cumsum reshape zeros_like ones_like pad split
 """
 _FUNCTIONS = {getattr(np, name) for name in _STATIC.split()}
 # Those with an argument ``out``, which NumPy computes there in the same order.

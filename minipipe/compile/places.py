@@ -191,7 +191,7 @@ class Places:
     def _is_remade(self, name: str) -> bool:
         """Return whether a view follows from one array, and nothing else."""
         step = self.makers[name]
-        if len(step.line.makes) > 1 or len(step.line.reads) != 1:
+        if not step.line.makes_one or len(step.line.reads) != 1:
             return False
         (base,) = step.line.reads
         is_root = not self.is_view(base)
@@ -256,7 +256,7 @@ class Places:
             not self.is_view(name)
             and maker.section == step.section
             and line.form.into is not None
-            and len(line.makes) == 1
+            and line.makes_one
             and is_in_c_order(variable)
             and not uses.is_result
             and set(uses.positions) == {maker.position, step.position}
@@ -306,7 +306,7 @@ class Places:
         for steps in self.steps:
             for step in steps:
                 form, makes = step.line.form, step.line.makes
-                if form.into is None or len(makes) != 1 or step.leaf is not None:
+                if form.into is None or not step.line.makes_one or step.leaf is not None:
                     continue
                 (name,) = makes
                 variable = self.trace.variables[name]

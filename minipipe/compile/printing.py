@@ -133,7 +133,7 @@ class Printer:
 
     def _is_transpose(self, step: Step) -> bool:
         form, reads = step.line.form, step.line.reads
-        is_one = len(step.line.makes) == 1 == len(reads)
+        is_one = step.line.makes_one and len(reads) == 1
         return is_one and form.text == f"{{{reads[0]}}}.T"
 
     # -- the program -------------------------------------------------------------------
@@ -173,7 +173,7 @@ class Printer:
     def _is_made_once(self, step: Step) -> bool:
         """Return whether a line is computed when the functions are bound."""
         places, makes = self._places, step.line.makes
-        return len(makes) == 1 and (
+        return step.line.makes_one and (
             makes[0] in places.folded
             or (places.is_view(makes[0]) and places.is_static(makes[0]))
         )
@@ -400,7 +400,7 @@ class Printer:
             self._write_fused(step.leaf, step, names, body)
         elif self._is_made_once(step) or any(map(places.is_of_inputs, line.makes)):
             return
-        elif len(line.makes) == 1 and line.makes[0] in places.cells:
+        elif line.makes_one and line.makes[0] in places.cells:
             body.add(_into(step, self._with_whole(step, names), names[line.makes[0]]))
         elif (
             line.changes

@@ -166,8 +166,12 @@ class Trace:
         makes = tuple(each.name for each in results if id(each.plain) not in same)
         has_effect = has_effect or (made is None and not changes)
         if makes or changes or has_effect:
+            left = ""
+            if makes:
+                left = ", ".join(f"{{{each.name}}}" for each in results)
+                left += ", = " if not single and len(results) == 1 else " = "
             layer = current_place().layer
-            line = Line(form, makes, reads, changes, has_effect, None, layer)
+            line = Line(form, left, makes, reads, changes, has_effect, None, layer)
             self.sections[self._section].append(line)
         if made is None:
             return None
@@ -176,7 +180,7 @@ class Trace:
     def note_contribution(self, leaf: int, contribution: Traced) -> None:
         """Note that a variable is added to the gradient of a leaf."""
         name = contribution.name
-        line = Line(Form(""), (), (name,), (), True, leaf, current_place().layer)
+        line = Line(Form(""), "", (), (name,), (), True, leaf, current_place().layer)
         self.sections[self._section].append(line)
 
     def _new(self, array: Any, given: tuple[Any, ...]) -> Traced:
