@@ -188,10 +188,18 @@ class StageGuard:
         self, module: Sequential, owners: list[Parameter], uses: list[Parameter]
     ) -> None:
         self._owners, self._nodes = owners, [use.node for use in uses]
-        self._arrays = list(map(_data_of, owners))
+        self.note_arrays()
         self._trained = list(map(_is_trained, self._nodes))
         self.attributes = Attributes(module.modules())
         self._module = module
+
+    def note_arrays(self) -> None:
+        """Take the arrays that the parameters have now for theirs."""
+        self._arrays = list(map(_data_of, self._owners))
+
+    def forget_arrays(self) -> None:
+        """Refer to no array: somebody is about to move those that nobody refers to."""
+        self._arrays = []
 
     def holds(self) -> bool:
         """Return whether everything is what it was."""

@@ -59,6 +59,12 @@ class Form(NamedTuple):
             payload.treedef,
         )
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is one array that travels as it is (``Payload.to_message``)."""
+        is_one = self.treedef is None and self.requires_grad == (True,)
+        return is_one and np.dtype(self.dtypes[0]).kind == "f"
+
     def payload(self, arrays: Sequence[Array]) -> Payload:
         """Return arrays of this form as a payload."""
         return Payload(list(arrays), list(self.requires_grad), self.treedef)
@@ -93,6 +99,13 @@ class Recorded:
     gradient: Form | None = None
     is_over: bool = False
     leaves: dict[int, NotingLeaf] = field(default_factory=dict)
+
+    @property
+    def contributes(self) -> list[int]:
+        """The uses of parameters that get a gradient, by number."""
+        sections = self.trace.sections.values()
+        leaves = {line.leaf for lines in sections for line in lines}
+        return sorted(leaf for leaf in leaves if leaf is not None)
 
 
 class Recorder:

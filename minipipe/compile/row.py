@@ -14,19 +14,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from minipipe.autograd.backend import Array
+from minipipe.comm import ProcessGroup
 from minipipe.compile.recording import Form, Recorded
 from minipipe.core.values import NOUNS
 from minipipe.errors import MessageError
-from minipipe.execution.executor import HANDLERS, Binding, Executor
+from minipipe.execution.executor import HANDLERS, Binding, Executor, Route
 from minipipe.execution.offloading import recompute
 from minipipe.execution.payload import Payload
+from minipipe.execution.record import Receipt
 from minipipe.execution.samples import Cut
-from minipipe.schedules.action import B, F, I, R, W
+from minipipe.schedules.action import (
+    RECV_B,
+    RECV_F,
+    SEND_B,
+    SEND_F,
+    Action,
+    B,
+    F,
+    I,
+    R,
+    W,
+)
 
 SECTIONS = {
     F: "forward",
@@ -36,6 +49,30 @@ SECTIONS = {
     W: "backward_weight",
 }
 """The section of a stage that an action runs."""
+
+
+class Channel(NamedTuple):
+    """A message of every step.
+
+    Attributes
+    ----------
+    array : str
+        The name of its array.
+    is_send : bool
+    form : Form
+    route : Route
+    """
+
+    array: str
+    is_send: bool
+    form: Form
+    route: Route
+
+    def opened(self, group: ProcessGroup) -> Any:
+        """Return the channel itself."""
+        (shape,), (dtype,) = self.form.shapes, self.form.dtypes
+        make = group.send_channel if self.is_send else group.receive_channel
+        return make(shape, dtype, self.route.peer, self.route.tag, self.route.words)
 
 
 @dataclass
@@ -52,6 +89,10 @@ class StageProgram:
     slots : dict of int to tuple of int
         By microbatch, its slot in each class of kept arrays.
     num_slots : list of int
+    is_static : bool
+        Whether weight gradients are arrays that are there before a step.
+    contributes : list of int
+        The uses of parameters that get a gradient.
     """
 
     stage: int
@@ -60,6 +101,8 @@ class StageProgram:
     sections: Any
     slots: dict[int, tuple[int, ...]] = field(default_factory=dict)
     num_slots: list[int] = field(default_factory=list)
+    is_static: bool = False
+    contributes: list[int] = field(default_factory=list)
 
     def name_of(self, section: str) -> str:
         """Return the name of the function of a section."""
@@ -126,10 +169,21 @@ class Row:
         self._batch: dict[tuple[str, int], list[str]] = {}  # names of its arrays
         self._form_by_value: dict[Any, Any] = {}
         self.forms: dict[str, Form] = {}  # of the arrays in which results are kept
+        self.channels: dict[str, Channel] = {}
+        self._routes = {
+            b.gives[0][1]: i
+            for i, b in enumerate(self._bindings)
+            if b.action.kind in (RECV_F, RECV_B)
+        }
+        self._sends = {
+            b.takes[0] for b in self._bindings if b.action.kind in (SEND_F, SEND_B)
+        }
         self._counts: dict[int, int] = {}  # by stage, the microbatches that it holds
         self.names: dict[str, Any] = {
             "arrays_of": arrays_of,
             "cell": [binding.action for binding in self._bindings],
+            "carried": [_carried(executor, b.action) for b in self._bindings],
+            "Receipt": Receipt,
         }
 
     def lines(self) -> Iterator[str]:
@@ -137,7 +191,8 @@ class Row:
         yield "def schedule(rank):"
         yield "    batch, ran = rank.batch, rank.record.ran.append"
         yield "    seed, step = batch.seed, batch.training_step"
-        yield "    activity = rank.group.activity"
+        yield "    call, activity = batch.step, rank.group.activity"
+        yield "    sent, received = rank.record.sent, rank.record.received"
         stages = {stage for stage, _ in self._programs}
         batch, last = self._executor.batch, self._executor.program.num_stages - 1
         if 0 in stages:
@@ -152,6 +207,9 @@ class Row:
                 yield f"    {'rank.advance()' if self._reduces else advance}"
             for line in self._instruction(position, binding):
                 yield f"    {line}"
+        for name, channel in self.channels.items():
+            if channel.is_send:
+                yield f"    {name}.wait()"
         yield "    give_gradients()"
 
     def _given_arrays(self, letter: str, given: str, parts: Any) -> Iterator[str]:
@@ -178,6 +236,14 @@ class Row:
         program = self._programs.get((action.stage, action.microbatch))
         if program is not None and action.kind in SECTIONS:
             yield from self._section(program, position, binding)
+        elif action.kind in (SEND_F, SEND_B) and self._is_sent_plainly(binding):
+            name = self._channel(binding, self._form_by_value[binding.takes[0]])
+            yield f"sent[carried[{position}]] = now()"
+            yield f"{name}.start(call)"
+        elif action.kind in (RECV_F, RECV_B) and (form := self._plain_form(action)):
+            value = binding.gives[0][1]
+            yield f"{self._channel(binding, form)}.start(call)"
+            self._state[value], self._form_by_value[value] = "channel", form
         else:
             yield from self._handler(position, binding)
 
@@ -212,6 +278,8 @@ class Row:
         for parameter in program.sections.parameters[section]:
             arguments.append(self._argument(parameter, program, k, taken, out))
         call = f"{program.name_of(section)}({', '.join(arguments)})"
+        if own in self._sends and result is not None and result.is_plain:
+            yield f"send_{_name(own)}.wait()"
         yield "begun = now()"
         if is_loss:
             yield f"seed{k} = seed_of(objective, {k}, {call})"
@@ -228,6 +296,35 @@ class Row:
         if section.startswith("backward") and stage == 0 and result is not None:
             value = f"{self._form(result)}.payload([{', '.join(out)}])"
             yield f"rank.record.input_gradients[{k}] = {value}"
+
+    # -- channels ----------------------------------------------------------------------
+
+    def _is_sent_plainly(self, binding: Binding) -> bool:
+        """Return whether a SEND sends one array, which a section has written."""
+        value = binding.takes[0]
+        return (
+            self._state.get(value) == "arrays" and self._form_by_value[value].is_plain
+        )
+
+    def _plain_form(self, action: Action) -> Form | None:
+        """Return the form of the value of a RECV, if it is one array for a section."""
+        program = self._programs.get((action.stage, action.microbatch))
+        if program is None:
+            return None
+        is_forward = action.kind is RECV_F
+        form = program.recorded.received if is_forward else program.recorded.result
+        return form if form is not None and form.is_plain else None
+
+    def _channel(self, binding: Binding, form: Form) -> str:
+        """Return the name of the channel of a message."""
+        is_send = binding.action.kind in (SEND_F, SEND_B)
+        value = binding.takes[0] if is_send else binding.gives[0][1]
+        name = f"{'send' if is_send else 'receive'}_{_name(value)}"
+        route = self._executor.routes[binding.action]
+        self.channels[name] = Channel(f"{_name(value)}_0", is_send, form, route)
+        return name
+
+    # -- arguments ---------------------------------------------------------------------
 
     def _argument(
         self,
@@ -306,6 +403,13 @@ class Row:
     def _as_arrays(self, value: Any, form: Form) -> Iterator[str]:
         """Yield lines behind which the arrays of a value have names."""
         state, name = self._state.get(value, "arrays"), _name(value)
+        if state == "channel":
+            route = self._routes[value]
+            yield "awaited = now()"
+            yield f"receive_{name}.wait()"
+            receipt = f"Receipt(awaited, now(), receive_{name}.array.nbytes)"
+            yield f"received[carried[{route}]] = {receipt}"
+            state = "arrays"
         if state == "pending":
             yield f"{name} = {name}.wait()"
         if state != "arrays":
@@ -317,6 +421,9 @@ class Row:
     def _as_payload(self, value: Any) -> Iterator[str]:
         """Yield lines behind which a value has the form in which handlers take it."""
         state, name = self._state.get(value, "payload"), _name(value)
+        if state == "channel":
+            yield from self._as_arrays(value, self._form_by_value[value])
+            state = "arrays"
         if state == "pending":
             yield f"{name} = {name}.wait()"
         elif state == "arrays":
@@ -369,6 +476,12 @@ def is_plain(binding: Binding) -> bool:
     """Return whether a computation is run by the handler of all runs."""
     handler = getattr(binding.handler, "__wrapped__", binding.handler)
     return {**HANDLERS, R: recompute}.get(binding.action.kind) is handler
+
+
+def _carried(executor: Executor, action: Action) -> Any:
+    """Return the value of a message, as records know it; None for another action."""
+    route = executor.routes.get(action)
+    return None if route is None else route.value
 
 
 def _role(value: Any) -> str:
