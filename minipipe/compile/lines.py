@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -29,6 +30,11 @@ class Form(NamedTuple):
     text: str
     into: str | None = None
     is_exact: bool = False
+
+    @property
+    def constants(self) -> list[str]:
+        """The names of constants that it reads."""
+        return re.findall(r"\{(c\d+)\}", self.text)
 
 
 class Line(NamedTuple):

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -135,12 +136,10 @@ class Places:
         self.sections = list(trace.sections)
         self.ends: list[int] = []
         self.steps = self._numbered(needed_lines(trace))
-        self.makers = {
-            name: step
-            for steps in self.steps
-            for step in steps
-            for name in step.line.makes
-        }
+        self._is_static: dict[str, bool] = {}
+        self._first: dict[int, Step] = {}
+        self.makers = {n: step for step in self.all_steps for n in step.line.makes}
+        self.constants = dict(trace.constants.values())
         self.uses = self._uses()
         self.scratch: dict[int, Cell] = {}
         if has_static_gradients:
@@ -154,6 +153,11 @@ class Places:
         self.temporary_bytes = pack(temporaries)
 
     @property
+    def all_steps(self) -> list[Step]:
+        """The steps of all sections, in their order."""
+        return [step for steps in self.steps for step in steps]
+
+    @cached_property
     def unique_cells(self) -> list[Cell]:
         """Every cell once, in the order in which they are made."""
         return list({id(cell): cell for cell in self.cells.values()}.values())
@@ -173,12 +177,17 @@ class Places:
 
     def is_static(self, name: str) -> bool:
         """Return whether a variable is in the same memory each time, by slot or not."""
+        if name not in self._is_static:
+            self._is_static[name] = self._find_static(name)
+        return self._is_static[name]
+
+    def _find_static(self, name: str) -> bool:
         if name in self.folded or name[0] in "pc":
             return True
-        cell = self.cell(name)
-        if not self.is_view(name):
-            return cell is not None and cell.result is None
-        return self.is_static(self.root(name)) and self._is_remade(name)
+        if self.is_view(name):
+            return self.is_static(self.root(name)) and self._is_remade(name)
+        cell = self.cells.get(name)
+        return cell is not None and cell.result is None
 
     def is_of_inputs(self, name: str) -> bool:
         """Return whether it is a view of an array that the caller gives."""
@@ -187,6 +196,28 @@ class Places:
         root, cell = self.root(name), self.cell(name)
         is_callers = root[0] in "xg" or (cell is not None and cell.result is not None)
         return is_callers and self._is_remade(name)
+
+    def is_dynamic(self, name: str) -> bool:
+        """Return whether NumPy makes it each time."""
+        if name[0] != "v" or name in self.cells:
+            return False
+        return not self.is_static(name) and not self.is_of_inputs(name)
+
+    def is_made_once(self, step: Step) -> bool:
+        """Return whether a line is computed when the functions are bound."""
+        if not step.line.makes_one:
+            return False
+        (name,) = step.line.makes
+        return name in self.folded or (self.is_view(name) and self.is_static(name))
+
+    def first_contribution(self, leaf: int) -> Step:
+        """Return the first step that contributes to the gradient of a leaf."""
+        if not self._first:
+            for step in reversed(self.all_steps):
+                for each in (step.leaf, step.line.leaf):
+                    if each is not None:
+                        self._first[each] = step
+        return self._first[leaf]
 
     def _is_remade(self, name: str) -> bool:
         """Return whether a view follows from one array, and nothing else."""
@@ -220,12 +251,11 @@ class Places:
             found.sections.add(section)
             return found
 
-        for steps in self.steps:
-            for step in steps:
-                for name in (*step.line.makes, *step.line.reads, *step.line.changes):
-                    note(name, step.position, step.section)
-                for name in step.line.changes:
-                    uses[self.root(name)].is_changed = True
+        for step in self.all_steps:
+            for name in (*step.line.makes, *step.line.reads, *step.line.changes):
+                note(name, step.position, step.section)
+            for name in step.line.changes:
+                uses[self.root(name)].is_changed = True
         for number, section in enumerate(self.sections):
             for name in self.trace.results[section]:
                 note(name, self.ends[number], number).is_result = True
@@ -306,7 +336,11 @@ class Places:
         for steps in self.steps:
             for step in steps:
                 form, makes = step.line.form, step.line.makes
-                if form.into is None or not step.line.makes_one or step.leaf is not None:
+                if (
+                    form.into is None
+                    or not step.line.makes_one
+                    or step.leaf is not None
+                ):
                     continue
                 (name,) = makes
                 variable = self.trace.variables[name]
