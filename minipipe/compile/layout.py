@@ -7,14 +7,16 @@ Dynamic variables that a later section reads are kept in lists of the same class
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from textwrap import fill
 
 import numpy as np
 
 from minipipe.compile.lines import Variable
 from minipipe.compile.places import Cell, Places, Step
 
+_WIDTH = 60
 SMALL = 1 << 16
 """Bytes of an array that may be twice in memory, or stay there for a while."""
 
@@ -57,10 +59,10 @@ class Layout:
         self.places, self._stage = places, stage
         self._names = dict(names)
         self._cell_names: dict[int, str] = {}
-        self._scratch: dict[object, tuple[str, Cell]] = {}
+        self._temporaries: dict[object, tuple[str, Cell]] = {}
         self.whole: dict[tuple[str, tuple[int, ...]], str] = {}
+        self._expressions = {name: name for name in names.values()}  # of views, by name
         self._name_variables()
-        self._name_views()
         self.needs = [self._needs(i) for i in range(len(places.sections))]
         spans = {
             self._span(name)
@@ -104,7 +106,14 @@ class Layout:
 
     def scratch(self, step: Step) -> str:
         """Return the name of the array in which a contribution is computed."""
-        return self._scratch[_layout_of(self.places.scratch[step.position])][0]
+        return self._temporary(self.places.scratch[step.position])
+
+    def _temporary(self, cell: Cell) -> str:
+        """Return the name of a temporary: the same for equal arrays in one place."""
+        made = cell.variable
+        layout = cell.offset, made.shape, made.dtype, made.strides
+        new = f"t{len(self._temporaries)}", cell
+        return self._temporaries.setdefault(layout, new)[0]
 
     def constant(self, name: str, shape: tuple[int, ...]) -> str:
         """Return the name of a constant that is repeated up to a shape.
@@ -119,26 +128,43 @@ class Layout:
         number = 0
         for step in self.places.all_steps:
             if step.leaf is not None:
-                cell = self.places.scratch[step.position]
-                name = f"t{len(self._scratch)}"
-                self._scratch.setdefault(_layout_of(cell), (name, cell))
+                self.scratch(step)
                 continue
             for variable in step.line.makes:
-                made = self.places.cells.get(variable)
-                if made is None:
+                cell = self.places.cells.get(variable)
+                if cell is None and not self._name_view(variable, step):
                     self._names[variable] = f"v{number}"
-                elif made.result is None and id(made) not in self._cell_names:
-                    self._cell_names[id(made)] = f"v{number}"
+                elif cell is None or cell.result is not None:
+                    continue
+                elif cell.is_temporary:
+                    self._cell_names[id(cell)] = self._temporary(cell)
+                    continue
+                elif id(cell) not in self._cell_names:
+                    self._cell_names[id(cell)] = f"v{number}"
                 else:
                     continue
                 number += 1
 
-    def _name_views(self) -> None:
-        for step in self.places.all_steps:
-            line = step.line
-            if line.makes_one and line.form.text == f"{{{line.reads[0]}}}.T":
-                base = self.name(line.reads[0], step.section)
-                self._names[line.makes[0]] = f"{base}_T"
+    def _name_view(self, variable: str, step: Step) -> bool:
+        """Name a view after its array, unless another one has the name."""
+        places, line = self.places, step.line
+        is_lasting = places.is_made_once(step) or places.is_of_inputs(variable)
+        if not is_lasting or not line.reads:
+            return False
+        (base,) = line.reads
+        shown = self.name(base, step.section)
+        expression = line.form.text.format_map(Names(self, step.section))
+        made, given = places.trace.variables[variable], places.trace.variables[base]
+        end = "x".join(map(str, made.shape))
+        if line.form.text == f"{{{base}}}.T":
+            end = "T"
+        elif made.dtype != given.dtype:
+            end = made.dtype.name
+        name = f"{shown}_{end}"
+        if self._expressions.setdefault(name, expression) != expression:
+            return False
+        self._names[variable] = name
+        return True
 
     # -- what a section needs ----------------------------------------------------------
 
@@ -203,25 +229,18 @@ class Layout:
     def source(self) -> str:
         """Return the lines that make temporaries, constants, views, and a slot."""
         lines = [
-            *self._temporaries(),
-            *(f"{name} = {text}" for name, text in self._views(None)),
-            *(
-                f"{new} = broadcast_to({name}, {shape}).copy()"
-                for (name, shape), new in self.whole.items()
-            ),
+            f"{name} = {_allocated(f'temporary({cell.offset}, ', cell.variable)}"
+            for name, cell in self._temporaries.values()
         ]
+        lines += [f"{name} = {text}" for name, text in self._views(None)]
+        lines += [
+            f"{new} = broadcast_to({name}, {shape}).copy()"
+            for (name, shape), new in self.whole.items()
+        ]
+        lines = list(dict.fromkeys(lines))
         text = "".join(f"{line}\n" for line in lines)
         slots = map(self._slot, range(len(self.lifetimes)))
         return "\n\n".join(part for part in (text, *slots) if part)
-
-    def _temporaries(self) -> Iterator[str]:
-        cells = [
-            (self._cell_names[id(cell)], cell)
-            for cell in self.places.unique_cells
-            if cell.is_temporary
-        ]
-        for name, cell in (*cells, *self._scratch.values()):
-            yield f"{name} = {_allocated(f'temporary({cell.offset}, ', cell.variable)}"
 
     def _views(self, lifetime: int | None) -> Iterator[tuple[str, str]]:
         """Yield names and expressions of views: of a class, or made once."""
@@ -244,15 +263,28 @@ class Layout:
             allocated = _allocated("empty(", cell.variable)
             lines.append(f"    {self._cell_names[id(cell)]} = {allocated}")
         lines += [f"    {name} = {text}" for name, text in self._views(lifetime)]
-        tuples = [
-            f'"{section}": ({", ".join(names)},)' for section, names in kept.items()
-        ]
-        lines.append(f"    return {{{', '.join(tuples)}}}")
+        lines.append("    return {")
+        for section, names in kept.items():
+            lines += [
+                f"        {line}" for line in wrapped(f'"{section}": ', names, ",")
+            ]
+        lines.append("    }")
         return "".join(f"{line}\n" for line in lines)
 
 
-def _layout_of(cell: Cell) -> object:
-    return cell.offset, cell.variable.shape, cell.variable.dtype
+def wrapped(before: str, names: Sequence[str], after: str) -> list[str]:
+    """Return the lines of a tuple of names.
+
+    Examples
+    --------
+    >>> wrapped("return ", ["a"], "")
+    ['return (a,)']
+    """
+    inner = ", ".join(names) + "," * (len(names) == 1)
+    if len(inner) <= _WIDTH:
+        return [f"{before}({inner}){after}"]
+    lines = fill(inner, _WIDTH).splitlines()
+    return [f"{before}(", *(f"    {line}" for line in lines), f"){after}"]
 
 
 def _allocated(call: str, variable: Variable) -> str:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from textwrap import fill
+from collections.abc import Iterator
 
 import numpy as np
 
-from minipipe.compile.layout import SMALL, Layout, Names
+from minipipe.compile.layout import SMALL, Layout, Names, wrapped
 from minipipe.compile.places import Step, num_bytes
-
-_WIDTH = 88
 
 
 class Printer:
@@ -85,9 +82,8 @@ class Printer:
         for i, kept in enumerate(layout.kept):
             if number in kept:
                 self._slots.add(i)
-                yield from _unpack(
-                    kept[number], f"{layout.list_of_kept(i, number)}[slot{i}]"
-                )
+                kept_list = f"{layout.list_of_kept(i, number)}[slot{i}]"
+                yield from wrapped("", kept[number], f" = {kept_list}")
         needed = {self._names[name] for name in layout.needs[number]}
         for i, names in enumerate(layout.stashes):
             first, last = layout.lifetimes[i]
@@ -96,7 +92,8 @@ class Printer:
             stash = f"{layout.list_of_stashes(i)}[slot{i}]"
             if not needed.isdisjoint(names):
                 self._slots.add(i)
-                yield from _unpack([n if n in needed else "_" for n in names], stash)
+                read = [name if name in needed else "_" for name in names]
+                yield from wrapped("", read, f" = {stash}")
             if number == last:
                 yield f"{stash} = None"
 
@@ -116,8 +113,9 @@ class Printer:
         for i, names in enumerate(layout.stashes):
             if names and layout.lifetimes[i][0] == self._number:
                 self._slots.add(i)
-                values = f"{', '.join(names)}{',' * (len(names) == 1)}"
-                yield f"{layout.list_of_stashes(i)}[slot{i}] = {values}"
+                yield from wrapped(
+                    f"{layout.list_of_stashes(i)}[slot{i}] = ", names, ""
+                )
 
     def _results(self) -> Iterator[str]:
         """Yield the lines that copy results, and return those without axes."""
@@ -240,14 +238,3 @@ class Printer:
 
     def _add(self, text: str) -> None:
         self._parts += text.splitlines()
-
-
-def _unpack(names: Iterable[str], value: str) -> list[str]:
-    names = list(names)
-    if len(names) == 1:
-        return [f"({names[0]},) = {value}"]
-    text = f"{', '.join(names)} = {value}"
-    if len(text) <= _WIDTH - 4:
-        return [text]
-    inner = fill(", ".join(names), _WIDTH - 8)
-    return ["(", *(f"    {line}" for line in inner.splitlines()), f") = {value}"]

@@ -142,6 +142,7 @@ class Sections:
         linecache.cache[file] = len(self.source), None, lines, file
         finalize(self, linecache.cache.pop, file, None)
         self._code = compile(self.source, file, "exec")
+        self._code_of_arrays = compile(self.arrays, f"<arrays of {file[1:]}", "exec")
 
     def kept_bytes(self, lifetime: int) -> int:
         """Return the size of the arrays of one slot of a class."""
@@ -184,7 +185,7 @@ class Sections:
         for letter, given in (("p", arrays), (self._letter, gradients)):
             for i, each in enumerate(given):
                 namespace[name_of(f"{letter}{i}")] = each
-        exec(self.arrays, namespace)
+        exec(self._code_of_arrays, namespace)
         self._make_slots(namespace, num_slots)
         exec(self._code, namespace)
         # Functions leave their globals: no reference cycle keeps arrays alive.
