@@ -138,7 +138,7 @@ def test_tied_parameters_may_have_their_sum_in_an_arena(monkeypatch):
 def remade_as_a_whole(self, one, gradient, group):
     """Make the master values of all neighbours again if those of one parameter were changed by hand."""
     data = one.data
-    master = one.master() if isinstance(one, Run) else self._masters.get(id(one))
+    master = one.master if isinstance(one, Run) else self._masters.get(id(one))
     if master is None or not (master.astype(data.dtype) == data).all():
         master = data.astype(np.float32)
         if isinstance(one, Run):
@@ -155,7 +155,13 @@ MUTANTS = {
     "a change is not noted": (Neighbours, "note_change", lambda self, order: None, "SGD", [FULL]),
     "gradients are not looked at": (Block, "has_gradients", lambda *_: True, "SGD", [FULL, "the_same_have_none"]),
     "values are not looked at": (Block, "has_values", lambda *_: True, "SGD", [FULL, "replace", FULL]),
-    "a divided run goes on": (Run, "is_usable", True, "Adam", [FULL, "the_same_have_none", FULL]),
+    "a divided run goes on": (
+        Run,
+        "is_divided",
+        property(lambda self: False, lambda self, value: None),
+        "Adam",
+        [FULL, "the_same_have_none", FULL],
+    ),
     "all are of one kind": (runs, "_kind", lambda *_: 0, "Adam", [FULL, "the_same_have_none", FULL]),
     "all values are moved": (
         *(arenas, "_references", lambda p: arenas._references_of_one()[0]),
