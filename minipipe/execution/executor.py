@@ -11,8 +11,7 @@ for error messages.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from threading import get_ident
 from time import perf_counter
@@ -101,6 +100,8 @@ class Executor:
         By kind; by default ``HANDLERS``, for forwards, backwards and messages.
     observers : sequence of Observer
         Of every run.
+    run_schedule : function, optional
+        ``(executor, steps)``: runs the schedule of a batch in another way than step by step, unless it is observed.
 
     Attributes
     ----------
@@ -112,6 +113,8 @@ class Executor:
         Work that goes on after each action.
     bindings : list of Binding
         The row, with handlers and values.
+    actions : sequence of Action
+        The schedule in it.
     record : Record
         Of the current run.
 
@@ -132,6 +135,7 @@ class Executor:
         xp: ModuleType,
         handlers: Handlers | None = None,
         observers: Sequence[Observer] = (),
+        run_schedule: Callable[[Executor, Sequence[Step]], None] | None = None,
     ) -> None:
         self.program = program
         self.stages = stages
@@ -143,16 +147,16 @@ class Executor:
         self._name = group.name_of_program()
         self._sent_at = partial(_sent_at, [_schedule_of(row) for row in program.actions])
         row = program.numbered[group.rank]
-        self._row, self._actions = _schedule_of(program.actions[group.rank]), _schedule_of(row)
+        self._row, self.actions = _schedule_of(program.actions[group.rank]), _schedule_of(row)
         self._values: dict[Any, Any] = {}  # all but the graphs
-        messages = (action for action in self._actions if action.kind.is_communication)
+        messages = (action for action in self.actions if action.kind.is_communication)
         self.routes = {action: Route.of(program, action) for action in messages}
-        self._observers = observers
+        self._observers, self._run_schedule = observers, run_schedule
         handlers = HANDLERS if handlers is None else handlers
         self.bindings = [self._bound(handlers, *numbered) for numbered in enumerate(row)]
         steps = [self._step(binding) for binding in self.bindings]
         begin = next((i for i, action in enumerate(row) if not action.kind.declaration.of_rank), len(row))
-        end = begin + len(self._actions)
+        end = begin + len(self.actions)
         self._before, self._steps, self._after = steps[:begin], steps[begin:end], steps[end:]
         self._sends: list[Request] = []  # not finished
         self._thread = get_ident()  # that of the current run
@@ -173,7 +177,7 @@ class Executor:
         """
         steps, observers, earlier = self._steps, (*self._observers, *observers), (self.call, self.batch)
         if observers:
-            steps = [_observed(step, action, observers) for step, action in zip(steps, self._actions)]
+            steps = [_observed(step, action, observers) for step, action in zip(steps, self.actions)]
         self.call = self.batch = call
         try:
             for step in self._before:
@@ -184,9 +188,10 @@ class Executor:
             raise
         try:
             with self.schedule():
-                for step in steps:
-                    step(self)
-                    self.advance()
+                if self._run_schedule is None or observers:
+                    self.run_eagerly(steps)
+                else:
+                    self._run_schedule(self, steps)
                 self.finish_sends(finishes_sends)
                 for step in self._after:
                     step(self)
@@ -194,31 +199,38 @@ class Executor:
         finally:
             self._forget()
 
+    def run_eagerly(self, steps: Sequence[Step]) -> None:
+        """Run the actions of the schedule, one after the other."""
+        for step in steps:
+            step(self)
+            self.advance()
+
     @property
     def is_running(self) -> bool:
         """Whether a run of this thread has begun and not ended: a layer or a metric asks."""
         return self.call is not None and self._thread == get_ident()
 
-    @contextmanager
-    def schedule(self) -> Iterator[None]:
+    def schedule(self) -> Running:
         """Run the schedule of a batch inside this block. An error gets a note of the place, and leaves no gradients."""
-        batch, activity, num_earlier = self.batch, self.group.activity, len(self._sends)
-        self._num_earlier = num_earlier
-        activity.begin(self._name, self._row, batch.step, self._sent_at)
-        try:
-            self.place = RandomKey(batch.seed, batch.training_step)
-            with no_grad() if self.program.is_forward_only else enable_grad(), at(self.place):
-                yield
-        except BaseException as error:  # sys.exit and Ctrl-C in a layer have a place, too
-            for stage in () if self.program.is_forward_only else self.stages.values():
-                stage.begin()  # no half of a gradient
-            del self._sends[num_earlier:]
-            if (action := activity.current) is not None:
-                error.add_note(
-                    f"on rank {self.group.name()}, stage {action.stage}, microbatch "
-                    f"{action.microbatch}, action {action} of {self.program.name}, step {batch.step}"
-                )
-            raise
+        return Running(self)
+
+    def begin_schedule(self) -> RandomKey:
+        """Begin the schedule of a batch; return the key of its random numbers."""
+        self._num_earlier = len(self._sends)
+        self.group.activity.begin(self._name, self._row, self.batch.step, self._sent_at)
+        self.place = RandomKey(self.batch.seed, self.batch.training_step)
+        return self.place
+
+    def fail(self, error: BaseException) -> None:
+        """Give an error a note of the place, and leave no half of a gradient."""
+        for stage in () if self.program.is_forward_only else self.stages.values():
+            stage.begin()
+        del self._sends[self._num_earlier :]
+        if (action := self.group.activity.current) is not None:
+            error.add_note(
+                f"on rank {self.group.name()}, stage {action.stage}, microbatch "
+                f"{action.microbatch}, action {action} of {self.program.name}, step {self.batch.step}"
+            )
 
     def advance(self) -> None:
         """Go on to the next action of the schedule."""
@@ -309,6 +321,26 @@ class Executor:
         return self.graphs[value.stage] if noun.keeps_weights and not noun.is_away else self._values
 
 
+class Running:
+    """The block in which a schedule runs: with or without a graph, and with its random numbers."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def __enter__(self) -> None:
+        executor = self._executor
+        self._place = at(executor.begin_schedule())
+        self._graph = no_grad() if executor.program.is_forward_only else enable_grad()
+        self._place.__enter__()
+        self._graph.__enter__()
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._graph.__exit__()
+        self._place.__exit__()
+        if error is not None:  # sys.exit and Ctrl-C in a layer have a place, too
+            self._executor.fail(error)
+
+
 class Binding(NamedTuple):
     """An action of a row with its handler, and the values of `core/values.py` that it takes and gives.
 
@@ -362,6 +394,7 @@ def and_then(handler: Handler, note: Callable[[Executor, Action], None]) -> Hand
         note(executor, action)
         return found
 
+    run.then = note  # type: ignore[attr-defined]
     return run
 
 

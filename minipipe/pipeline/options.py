@@ -47,6 +47,7 @@ class ModulesOptions(TypedDict, total=False):
     check_finite: Literal["stop", "warn", "off"]
     check_agreement: bool
     replay: bool
+    compile: bool | Literal["where-possible"]
     num_microbatches: int | None
     inputs_require_grad: bool
     replicas: int

@@ -229,6 +229,7 @@ class Pipeline(FamiliarPipeline):
         check_finite: Literal["stop", "warn", "off"] = "stop",
         check_agreement: bool = True,
         replay: bool = True,
+        compile: bool | Literal["where-possible"] = False,  # noqa: A002
         **options: Unpack[PlanOptions],
     ) -> None:
         dropout_seed = seed if dropout_seed is None else dropout_seed
@@ -237,7 +238,7 @@ class Pipeline(FamiliarPipeline):
         run |= {"device": device, "recompute": recompute}
         if self.watcher is not None:
             model, options = self.watcher.begin(self, model, options, run)
-        others = {"replay": replay, "check_agreement": check_agreement}
+        others = {"replay": replay, "compile": compile, "check_agreement": check_agreement}
         plan, group, grid, recompute, compares = agreed(model, group, options, Pipeline, run, **others)
         self._objective = objective_of(plan, loss, loss_weight, grid)
         warn_of_another_order(plan.schedule, grid.group if grid else group)
@@ -246,14 +247,21 @@ class Pipeline(FamiliarPipeline):
         self._seeds, self._grid, self.num_steps, self.measures_memory = (seed, dropout_seed), grid, 0, False
         # Of the last steps, for timeline(); and the loss of the last one, waited for or not.
         self._records, self._pending = deque[Record](maxlen=_KEPT_STEPS), deque[PendingLoss]()
-        self._stages = build_stages(plan, group.rank, seed, recompute, self._xp, replay and not stack_weight_gradients)
+        self._stages = build_stages(
+            plan, group.rank, seed, recompute, self._xp, replay and not compile and not stack_weight_gradients
+        )
         self._parameters = AllParameters(plan, group, self._intake.calls, self._stages, compares, grid)
         self._executor = partial(Executor, stages=self._stages, group=group, xp=self._xp, observers=journal())
         self._is_training, self._predictors, self._input_gradients = plan.model.is_training, dict[int, Executor](), None
         self._sums = GradientSums(plan, self._stages, group, self._xp)
         finite = FiniteCheck(check_finite, plan, self._stages, group, self._xp, grid)
         self._framing = Framing(plan, group, self._intake, self._parameters, self._sums, finite, self._pending)
-        self._trainer = self._framing.trainer(self._executor, stack_weight_gradients)
+        make = self._executor
+        if compile:
+            from minipipe.compile.program import Compiler
+
+            make = partial(make, run_schedule=Compiler(is_strict=compile is True))
+        self._trainer = self._framing.trainer(make, stack_weight_gradients)
         self._runs = Runs(plan, group, self._intake, self._executor, self._objective, check_finite)
 
     @classmethod

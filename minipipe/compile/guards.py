@@ -1,0 +1,244 @@
+"""What a program depends on besides its inputs: attributes of layers, and arrays.
+
+A program (`program.py`) is valid as long as these are what they were.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable
+from functools import partial
+from hashlib import blake2b
+from itertools import chain
+from operator import attrgetter, is_
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from minipipe.nn import Function, Module, Parameter, Sequential
+from minipipe.nn.module import is_exactly
+from minipipe.schedules.action_table import ActionTable
+
+_data_of, _is_trained = attrgetter("data"), attrgetter("needs_gradient")
+_DEEPEST = 9  # nesting of attributes that is searched
+_VALUES = (bool, int, float, complex, str, bytes, type(None))
+_BUILTIN = (*_VALUES, dict, list, tuple, set, frozenset, deque)
+_THEMSELVES = (
+    type | FunctionType | BuiltinFunctionType | np.ufunc | ModuleType | ActionTable
+)  # a table never changes
+
+
+class Undescribed(Exception):
+    """An attribute that cannot be compared with its earlier value."""
+
+
+class Same:
+    """An object that is compared by identity. It is kept, so no other gets its `id`."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+class Attributes:
+    """The current attributes of modules and of the objects that they hold.
+
+    Attributes
+    ----------
+    key : tuple
+        Equal for equal attributes: values and arrays by value; functions, classes,
+        modules, parameters and schedules by identity; others by class and attributes.
+    is_foreign : bool
+        Whether one of their classes is not minipipe's.
+    reason : str
+        Why they cannot be compared, if they cannot.
+
+    Examples
+    --------
+    >>> from minipipe import nn
+    >>> layer = nn.Dropout(0.5)
+    >>> attributes = Attributes([layer])
+    >>> layer.probability = 0.25
+    >>> attributes.still_hold(), attributes.key == Attributes([layer]).key
+    (False, False)
+    """
+
+    def __init__(self, modules: Iterable[Module]) -> None:
+        self._modules, self.reason = list(modules), ""
+        self.key: tuple[Any, ...] = ()
+        self._types = list(map(type, self._modules))
+        self.is_foreign = any(map(is_foreign, self._modules))
+        self._listed = {
+            id(part)
+            for module in self._modules
+            for part in (module, *(p for _, p in module._parts()))
+        }
+        self._looks: list[
+            Collection[Any]
+        ] = []  # names and values of every container, live
+        self._is_quick = True
+        try:
+            self.key = tuple(
+                (Same(type(module)), self._described(vars(module), 0))
+                for module in self._modules
+            )
+        except Undescribed as error:
+            self.reason = str(error)
+        self._lengths, self._items = (
+            list(map(len, self._looks)),
+            list(chain.from_iterable(self._looks)),
+        )
+
+    def still_hold(self) -> bool:
+        """Return whether everything is the same object as before.
+
+        Also False if only a longer comparison can tell.
+        """
+        return (
+            self._is_quick
+            and list(map(len, self._looks)) == self._lengths
+            and all(map(is_, chain.from_iterable(self._looks), self._items))
+            and all(map(is_, map(type, self._modules), self._types))
+        )
+
+    def _described(self, value: Any, depth: int) -> Any:
+        if type(value) in _VALUES or isinstance(value, np.generic | np.dtype):
+            return type(value), repr(value)
+        if id(value) in self._listed or isinstance(value, _THEMSELVES):
+            return Same(value)
+        if isinstance(value, Parameter):
+            raise Undescribed("holds a parameter that is not one of its own")
+        if isinstance(value, MethodType):
+            return Same(value.__func__), self._described(value.__self__, depth + 1)
+        own = getattr(value, "__dict__", {}) if isinstance(value, _BUILTIN) else {}
+        if isinstance(value, _VALUES):  # of a subclass
+            return Same(type(value)), repr(value), self._described(own, depth + 1)
+        if isinstance(value, _BUILTIN):
+            self._looks += (
+                [value, value.values()]
+                if type(value) is dict
+                else [value]
+                if type(value) is list
+                else []
+            )
+            self._is_quick = self._is_quick and type(value) in (
+                dict,
+                list,
+                tuple,
+                frozenset,
+            )
+            items: Any = value
+            if isinstance(value, dict):  # a module's first call leaves a note in it
+                items = [item for item in value.items() if item[0] != "_is_filled"]
+            parts = [*items, *([own] if own else [])]
+            return Same(type(value)), *(
+                self._described(part, depth + 1) for part in parts
+            )
+        if isinstance(value, partial):
+            return type(value), self._described(
+                (value.func, value.args, value.keywords), depth + 1
+            )
+        named = (
+            name
+            for each in type(value).__mro__
+            for name in getattr(each, "__slots__", ())
+        )
+        slots = [name for name in named if hasattr(value, name)]
+        if slots or isinstance(value, np.ndarray):
+            self._is_quick = (
+                False  # their items are not a live view of names and values
+            )
+        if isinstance(value, np.ndarray):
+            return (
+                value.dtype,
+                value.shape,
+                value.strides,
+                blake2b(value.tobytes()).digest(),
+            )
+        if depth == _DEEPEST or not (slots or hasattr(value, "__dict__")):
+            raise Undescribed(
+                f"holds a {type(value).__name__}, which may change unnoticed"
+            )
+        of_slots = [(name, getattr(value, name)) for name in slots if name[:2] != "__"]
+        return Same(type(value)), self._described(
+            (getattr(value, "__dict__", {}), *of_slots), depth + 1
+        )
+
+
+class StageGuard:
+    """What the programs of a stage depend on: parameters, and the state of layers.
+
+    Parameters
+    ----------
+    module : Sequential
+        The layers.
+    owners, uses : list of Parameter
+        Its parameters; and each use of one, with its own gradient.
+    """
+
+    def __init__(
+        self, module: Sequential, owners: list[Parameter], uses: list[Parameter]
+    ) -> None:
+        self._owners, self._nodes = owners, [use.node for use in uses]
+        self.note_arrays()
+        self._trained = list(map(_is_trained, self._nodes))
+        self.attributes = Attributes(module.modules())
+        self._module = module
+
+    def note_arrays(self) -> None:
+        """Take the arrays that the parameters have now for theirs."""
+        self._arrays = list(map(_data_of, self._owners))
+
+    def forget_arrays(self) -> None:
+        """Refer to no array: somebody is about to move those that nobody refers to."""
+        self._arrays = []
+
+    def holds(self) -> bool:
+        """Return whether everything is what it was."""
+        return (
+            all(map(is_, map(_data_of, self._owners), self._arrays))
+            and list(map(_is_trained, self._nodes)) == self._trained
+            and self._module.layer_hook is None
+            and self.attributes.still_hold()
+        )
+
+    def holds_again(self) -> bool:
+        """Return whether it holds after a longer comparison, of values."""
+        if self.holds():
+            return True
+        now = Attributes(self._module.modules())
+        if now.reason or now.key != self.attributes.key:
+            return False
+        self.attributes = now
+        return self.holds()
+
+
+def is_foreign(part: Any) -> bool:
+    """Return whether the class of a layer or a loss is custom, not minipipe's."""
+    return type(part).__module__.partition(".")[0] != "minipipe"
+
+
+def is_declared(part: Any, default: bool) -> bool:
+    """Return whether code may be recorded: of minipipe, or declared by its author."""
+    return bool(getattr(part, "is_compilable", getattr(part, "is_replayable", default)))
+
+
+def reason_against(module: Sequential) -> str:
+    """Return why these layers cannot be recorded; empty if they can."""
+    first = module.first_layer
+    for i, layer in enumerate(module.layers):
+        for part in layer.modules():
+            own = not is_foreign(part) and not isinstance(part, Function)
+            is_listed = is_declared(type(part), own)
+            if not is_listed or not is_exactly(part, type(part)):
+                name = type(part).__name__
+                return f"layer {first + i}, {name}, runs code of its own"
+    return ""

@@ -1,0 +1,388 @@
+"""The compiled schedule of a rank: recorded in one step, and run from then on.
+
+`Compiler` stands behind the handshake of a step. It knows the batch, and decides
+whether its schedule runs eagerly, is recorded, or is run by a program that is there
+already. All three send the same messages, so each rank decides alone.
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable, Sequence
+from itertools import count
+from time import perf_counter
+from typing import Any
+from weakref import finalize
+
+import numpy as np
+
+from minipipe.autograd.backend import Array
+from minipipe.autograd.modes import mode
+from minipipe.compile.gradients import GradientArrays
+from minipipe.compile.recording import (
+    Recorder,
+    attributes_of_loss,
+    kind_of,
+)
+from minipipe.compile.row import (
+    SECTIONS,
+    Row,
+    StageProgram,
+    allocated,
+    assign_slots,
+    is_plain,
+)
+from minipipe.compile.sections import Pool, Sections
+from minipipe.compile.trace import key_of
+from minipipe.errors import Code, ModelError, ScheduleError
+from minipipe.execution.batch import Batch
+from minipipe.execution.executor import Executor, Step
+from minipipe.execution.objective import BatchObjective
+from minipipe.execution.samples import Cut
+from minipipe.schedules.action import Action, F
+
+MOST_PROGRAMS = 8
+"""Programs kept for one schedule: of whole batches, of a last, smaller one, …"""
+
+_REMEDY = (
+    'Compute with operations of minipipe.functional, or pass compile="where-possible", '
+    "which runs such a stage eagerly."
+)
+_numbers = count()  # of programs: each has its own file name
+
+
+class Compiler:
+    """Runs the schedule of an executor: eagerly, recorded, or compiled.
+
+    Parameters
+    ----------
+    is_strict : bool
+        Whether what cannot be compiled is an error. Otherwise its stage runs eagerly.
+
+    Attributes
+    ----------
+    program : CompiledRow or None
+        That ran last.
+    report : str
+        What the last step did, and why.
+
+    Raises
+    ------
+    ModelError
+        Code ``unsupported``, when it meets what it cannot compile.
+    """
+
+    def __init__(self, is_strict: bool) -> None:
+        self._is_strict = is_strict
+        self._programs: dict[Any, CompiledRow | None] = {}
+        self._gradients: GradientArrays | None = None
+        self.program: CompiledRow | None = None
+        self.report = "has not run yet"
+
+    def __call__(self, executor: Executor, steps: Sequence[Step]) -> None:
+        """Run the schedule of the batch that the executor has."""
+        self.program = None
+        self.report = reason_for_eager(executor)
+        if self.report:
+            executor.run_eagerly(steps)
+            return
+        key = form_of(executor)
+        if key not in self._programs:  # its first step fills in parameters and the like
+            while len(self._programs) >= MOST_PROGRAMS:
+                del self._programs[next(iter(self._programs))]
+            self._programs[key] = None
+            self.report = "runs eagerly in the first step of a kind"
+            executor.run_eagerly(steps)
+            return
+        program = self._programs[key]
+        if program is not None and program.holds(executor, self._gradients):
+            self.program, self.report = program, program.report
+            program.run(executor)
+            return
+        self._programs[key] = None
+        self._record(executor, steps, key)
+
+    def _record(self, executor: Executor, steps: Sequence[Step], key: Any) -> None:
+        """Run a step eagerly, and make a program of it."""
+        self.report = "is recorded"
+        stages = executor.stages
+        recorders: dict[int, Any] = {
+            index: Recorder(stage, _kinds_of(executor.actions, index))
+            for index, stage in stages.items()
+        }
+        executor.stages = recorders
+        try:
+            executor.run_eagerly(steps)
+        finally:
+            executor.stages = stages
+        program = CompiledRow(executor, recorders, self._is_strict)
+        program.bind(self._gradients_of(recorders))
+        self._programs[key] = program
+
+    def _gradients_of(self, recorders: dict[int, Recorder]) -> GradientArrays:
+        """Return the gradients of all programs, made anew if parameters have changed.
+
+        Then earlier programs are valid no more.
+        """
+        owners = [owner for each in recorders.values() for owner in each.owners]
+        owners = list({id(owner): owner for owner in owners}.values())
+        if self._gradients is not None and self._gradients.serve(owners):
+            return self._gradients
+        if self._gradients is not None:
+            self._gradients.close()
+        self._programs.clear()  # which refer to the arrays
+        for each in recorders.values():
+            each.guard.forget_arrays()
+        uses = [use for each in recorders.values() for use in each.uses]
+        self._gradients = GradientArrays(owners, uses)
+        for each in recorders.values():
+            each.guard.note_arrays()
+        return self._gradients
+
+
+class CompiledRow:
+    """The compiled schedule of a rank for batches of one form.
+
+    Parameters
+    ----------
+    executor : Executor
+    recorders : dict of int to Recorder
+        By stage, after the recorded step.
+    is_strict : bool
+
+    Attributes
+    ----------
+    source : str
+        That of the whole module.
+    report : str
+    """
+
+    def __init__(
+        self, executor: Executor, recorders: dict[int, Recorder], is_strict: bool
+    ) -> None:
+        self._recorders, self._trained = recorders, mode().is_enabled
+        self.report = "\n".join(_reports(executor, recorders, is_strict))
+        programs = _stage_programs(executor, recorders)
+        row = Row(executor, programs)
+        lines = list(row.lines())
+        self._inputs = row.inputs
+        parts = list({id(program): program for program in programs.values()}.values())
+        self._parts = parts
+        sources = [program.sections.source for program in parts]
+        self.source = "\n\n".join([*sources, "\n".join(lines) + "\n"])
+        self._guards = [recorders[s].guard for s in {part.stage for part in parts}]
+        objective = executor.batch.objective
+        self._loss = attributes_of_loss(objective.loss) if objective.has_loss else None
+        names = {"now": perf_counter, "key_of": key_of, "seed_of": Seeds()}
+        names |= {"give_gradients": self._give_gradients}
+        self._namespace = {**names, **row.names, **allocated(row)}
+        for name, channel in row.channels.items():
+            opened = channel.opened(executor.group)
+            self._namespace |= {name: opened, channel.array: opened.array}
+        self._given: list[tuple[Any, Array]] = []
+        self._schedule = self._compiled("\n".join(lines), executor)
+
+    def bind(self, gradients: GradientArrays) -> None:
+        """Give all functions their arrays."""
+        gradients.make_free()
+        self._gradients, self._version = gradients, gradients.version
+        parts = self._parts
+        pool = Pool(max((p.sections.temporary_bytes for p in parts), default=0))
+        given: dict[int, tuple[Any, Array]] = {}
+        for part in parts:
+            recorder = self._recorders[part.stage]
+            arrays = [owner.data for owner in recorder.owners]
+            leaves = [use.node for use in recorder.uses]
+            own: Sequence[Any] = leaves
+            if part.is_static:
+                own = gradients.of(leaves)
+                for i in part.contributes:
+                    given[id(leaves[i])] = leaves[i], own[i]
+            found = part.sections.bind(arrays, own, part.num_slots, pool)
+            for section, function in found.items():
+                self._namespace[part.name_of(section)] = function
+        self._given = list(given.values())
+        gradients.count_references()
+
+    def _compiled(self, text: str, executor: Executor) -> Callable[[Executor], None]:
+        file = f"<schedule of rank {executor.group.rank}, {next(_numbers)}>"
+        linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
+        finalize(self, linecache.cache.pop, file, None)
+        exec(compile(text, file, "exec"), self._namespace)
+        function = self._namespace.pop("schedule")
+        assert callable(function)
+        return function
+
+    def holds(self, executor: Executor, gradients: GradientArrays | None) -> bool:
+        """Return whether nothing has changed on which the program depends."""
+        loss = self._loss
+        return (
+            gradients is self._gradients
+            and mode().is_enabled == self._trained
+            and all(guard.holds_again() for guard in self._guards)
+            and (loss is None or loss.still_hold())
+        )
+
+    def run(self, executor: Executor) -> None:
+        """Run the schedule of a batch.
+
+        An error in a forward is raised again by the layers, which add their notes.
+        """
+        executor.finish_sends()  # whose arrays are filled again now
+        if not self._gradients.make_free() or self._version != self._gradients.version:
+            self.bind(self._gradients)
+        try:
+            self._schedule(executor)
+        except Exception as error:
+            self._compute_again(executor, error)
+            raise
+
+    def _compute_again(self, executor: Executor, error: Exception) -> None:
+        """Compute the forward that has failed with its layers."""
+        action = executor.group.activity.current
+        if action is None or action.kind is not F:
+            return
+        action = executor.actions[executor.group.activity.position]
+        stage, k = executor.stages[action.stage], action.microbatch
+        name = self._inputs.get((action.stage, k))
+        if name is None:
+            received = executor.batch.input(k)
+        else:
+            values = {**self._namespace, **_locals_of(error, self._schedule)}
+            form = self._recorders[action.stage].kind_of[k].received
+            names = [f"{name}_{i}" for i in range(len(form.shapes))]
+            if any(each not in values for each in names):
+                return  # the message has not come
+            received = form.payload([values[each] for each in names])
+        executor.place.begin(k)
+        if stage.is_last:
+            stage.forward_with_loss(k, received, executor.batch.objective)
+        else:
+            stage.forward(k, received)
+
+    def _give_gradients(self) -> None:
+        for leaf, gradient in self._given:
+            leaf.grad = gradient
+
+
+class Seeds:
+    """Gives the gradient with which the backward of a loss begins, as an array."""
+
+    def __init__(self) -> None:
+        self._seeds: dict[Any, tuple[float, Array]] = {}
+
+    def __call__(self, objective: BatchObjective, microbatch: int, loss: Any) -> Array:
+        """Note the loss of a microbatch, and return its seed."""
+        share = objective.note(microbatch, loss.item())
+        known = self._seeds.get(microbatch)
+        if known is None or known[0] != share or known[1].dtype != loss.dtype:
+            known = share, np.full(loss.shape, share, loss.dtype)
+            self._seeds[microbatch] = known
+        return known[1]
+
+
+def _locals_of(error: Exception, function: Any) -> dict[str, Any]:
+    """Return the variables of a function in which an error was raised."""
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code is function.__code__:
+            return trace.tb_frame.f_locals
+        trace = trace.tb_next
+    return {}
+
+
+def reason_for_eager(executor: Executor) -> str:
+    """Return why this call runs eagerly, whatever is compiled; empty if it need not."""
+    batch: Batch = executor.batch
+    if batch.objective.where or batch.objective.metrics:
+        return "runs eagerly: the call asks for more than the loss"
+    if getattr(executor.call, "accumulates", False):
+        return "runs eagerly: gradients are accumulated"
+    if mode().watch is not None:
+        return "runs eagerly: changes in place are watched"
+    return ""
+
+
+def _kinds_of(row: Sequence[Action], stage: int) -> dict[int, str]:
+    """Return the kinds of actions of each microbatch of a stage, in their order."""
+    found: dict[int, str] = {}
+    for action in row:
+        if action.stage == stage and not action.kind.is_communication:
+            k = action.microbatch
+            found[k] = f"{found.get(k, '')} {action.kind}"
+    return found
+
+
+def form_of(executor: Executor) -> Any:
+    """Return everything about a batch, besides its numbers, on which lines depend."""
+    batch: Batch = executor.batch
+    targets = batch.objective.targets
+    found: list[Any] = [batch.sizes, mode().is_enabled, batch.objective.scale]
+    modes = [stage.module.is_training for stage in executor.stages.values()]
+    for payloads in (batch.inputs, targets):
+        parts = [payloads.whole] if isinstance(payloads, Cut) else payloads or ()
+        found.extend(kind_of(part, part.arrays) for part in parts)
+    return (*found, *modes, batch.objective.loss)
+
+
+def _stage_programs(
+    executor: Executor, recorders: dict[int, Recorder]
+) -> dict[tuple[int, int], StageProgram]:
+    """Return the programs of stages that could be recorded."""
+    found: dict[tuple[int, int], StageProgram] = {}
+    for stage, recorder in recorders.items():
+        if recorder.reason or any(r.trace.reason for r in recorder.kinds.values()):
+            continue
+        programs: dict[int, StageProgram] = {}
+        how = "static" if _is_static(executor, recorder) else "leaves"
+        for k, recorded in recorder.kind_of.items():
+            if id(recorded) not in programs:
+                suffix = chr(ord("a") + len(programs)) if programs else ""
+                sections = Sections(recorded.trace, f"{stage}{suffix}", how)
+                program = StageProgram(stage, suffix, recorded, sections)
+                program.is_static = how == "static"
+                program.contributes = recorded.contributes
+                programs[id(recorded)] = program
+            found[stage, k] = programs[id(recorded)]
+        for program in programs.values():
+            own = {k for (s, k), one in found.items() if one is program}
+            places = {
+                (SECTIONS[action.kind], action.microbatch): position
+                for position, action in enumerate(executor.actions)
+                if action.stage == stage and action.microbatch in own
+                if action.kind in SECTIONS
+            }
+            assign_slots(program, places)
+    return found
+
+
+def _is_static(executor: Executor, recorder: Recorder) -> bool:
+    """Return whether the gradients of a stage are arrays that are written in each step.
+
+    Not if they are taken away in the middle of a step, or if some microbatches give
+    other leaves a gradient.
+    """
+    given = {frozenset(recorded.contributes) for recorded in recorder.kinds.values()}
+    taken = any(hasattr(binding.handler, "then") for binding in executor.bindings)
+    return len(given) == 1 and not taken
+
+
+def _reports(
+    executor: Executor, recorders: dict[int, Recorder], is_strict: bool
+) -> list[str]:
+    """Return a line for each stage; refuse one that cannot be compiled, if strict."""
+    lines = []
+    for binding in executor.bindings:
+        action = binding.action
+        if action.kind in SECTIONS and not is_plain(binding):
+            message = f"compile=True does not work with {action.kind} of this pipeline"
+            raise ScheduleError.of(Code.UNSUPPORTED, message)
+    for stage, recorder in recorders.items():
+        reasons = [recorded.trace.reason for recorded in recorder.kinds.values()]
+        reason = recorder.reason or next(filter(None, reasons), "")
+        if reason and is_strict:
+            message = f"Stage {stage} cannot be compiled: {reason}. {_REMEDY}"
+            raise ModelError("unsupported", message)
+        what = f"runs eagerly: {reason}" if reason else "is compiled"
+        lines.append(f"stage {stage} {what}")
+    return lines

@@ -1,0 +1,383 @@
+"""The recording of one step: the NumPy calls of each kind of microbatch of a stage.
+
+A stage in a recorded step computes as always, but the first microbatch of each kind
+computes with traced arrays (`trace.py`): its inputs, targets, parameters and gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array
+from minipipe.autograd.modes import current_place
+from minipipe.compile.guards import (
+    Attributes,
+    StageGuard,
+    is_declared,
+    reason_against,
+)
+from minipipe.compile.trace import NotingLeaf, Trace, key_of, noticing_conversions
+from minipipe.execution.objective import BatchObjective
+from minipipe.execution.payload import Payload
+from minipipe.execution.sliced import SlicedStage
+from minipipe.execution.stage import SeededLoss, Stage
+from minipipe.nn.module import Module
+from minipipe.nn.sequential import parameters_of
+from minipipe.tensor import Tensor
+
+
+class Form(NamedTuple):
+    """What the value between two stages looks like, without its numbers.
+
+    Attributes
+    ----------
+    shapes : tuple of tuple of int
+    dtypes : tuple of dtype
+    requires_grad : tuple of bool
+    treedef : object
+        As in :class:`minipipe.execution.payload.Payload`.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[Any, ...]
+    requires_grad: tuple[bool, ...]
+    treedef: Any = None
+
+    @classmethod
+    def of(cls, payload: Payload) -> Form:
+        """Return the form of a payload whose arrays are all there."""
+        return cls(
+            tuple(array.shape for array in payload.arrays),
+            tuple(array.dtype for array in payload.arrays),
+            tuple(payload.requires_grad),
+            payload.treedef,
+        )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is one array that travels as it is (``Payload.to_message``)."""
+        is_one = self.treedef is None and self.requires_grad == (True,)
+        return is_one and np.dtype(self.dtypes[0]).kind == "f"
+
+    def payload(self, arrays: Sequence[Array]) -> Payload:
+        """Return arrays of this form as a payload."""
+        return Payload(list(arrays), list(self.requires_grad), self.treedef)
+
+
+@dataclass
+class Recorded:
+    """One kind of microbatch of a stage, and the trace of the first one.
+
+    Attributes
+    ----------
+    trace : Trace
+    microbatch : int
+        Which one was traced.
+    num_inputs : int
+        The number of arrays of the stage's input; those behind them are targets.
+    received : Form
+        Of the stage's input.
+    result : Form or None
+        Of the stage's result; None on the last stage.
+    gradient : Form or None
+        Of the gradients of the inputs, where there are some.
+    is_over : bool
+        Whether its last section has been recorded.
+    """
+
+    trace: Trace
+    microbatch: int
+    num_inputs: int
+    received: Form
+    result: Form | None = None
+    gradient: Form | None = None
+    is_over: bool = False
+    leaves: dict[int, NotingLeaf] = field(default_factory=dict)
+
+    @property
+    def contributes(self) -> list[int]:
+        """The uses of parameters that get a gradient, by number."""
+        sections = self.trace.sections.values()
+        leaves = {line.leaf for lines in sections for line in lines}
+        return sorted(leaf for leaf in leaves if leaf is not None)
+
+
+class Recorder:
+    """Stands in for a stage during a recorded step; it has the methods of one.
+
+    Parameters
+    ----------
+    stage : Stage
+    kinds : mapping of int to str
+        By microbatch, the kinds of its actions: a row may split some backwards.
+
+    Attributes
+    ----------
+    kinds : dict of object to Recorded
+    kind_of : dict of int to Recorded
+        By microbatch.
+    guard : StageGuard
+    reason : str
+        Why the stage cannot be recorded; empty if it can.
+    """
+
+    def __init__(self, stage: Stage, kinds: Mapping[int, str]) -> None:
+        self._stage, self._kinds = stage, kinds
+        uses = {id(p): p for layer in stage.module.layers for p in parameters_of(layer)}
+        owners = {id(p.owner): p.owner for p in uses.values()}
+        self.uses, self.owners = list(uses.values()), list(owners.values())
+        self.guard = StageGuard(stage.module, self.owners, self.uses)
+        self.kinds: dict[Any, Recorded] = {}
+        self.kind_of: dict[int, Recorded] = {}
+        self.reason = reason_against(stage.module) or self.guard.attributes.reason
+        self.reason = self.reason or self._reason_against_parameters()
+        self.reason = self.reason or reason_against_stage(stage, kinds)
+        self._is_foreign = self.guard.attributes.is_foreign
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stage, name)
+
+    def _reason_against_parameters(self) -> str:
+        for owner in self.owners:
+            if type(owner.data) is not np.ndarray:
+                return "its parameters are not NumPy arrays"
+            if owner.data.itemsize == 2:
+                return "it has parameters of half precision"
+        return ""
+
+    # -- the actions -------------------------------------------------------------------
+
+    def forward(self, microbatch: int, received: Payload) -> tuple[Payload, Any]:
+        """F: see :meth:`minipipe.execution.stage.Stage.forward`."""
+        recorded = self._begin(microbatch, received, received.arrays)
+        if recorded is None:
+            return self._stage.forward(microbatch, received)
+        with self._tracing(recorded, "forward", received.arrays, "x") as given:
+            traced = received._replace(arrays=given)
+            payload, held = self._stage.forward(microbatch, traced)
+        arrays = self._returned(recorded, payload.arrays, is_over=held is None)
+        payload = payload._replace(arrays=arrays)
+        recorded.result = Form.of(payload)
+        return payload, held
+
+    def forward_with_loss(
+        self, microbatch: int, received: Payload, objective: SeededLoss
+    ) -> Any:
+        """F and the loss: see :meth:`minipipe.execution.stage.Stage`."""
+        targets = self._targets(microbatch, objective)
+        if targets is None:
+            return self._stage.forward_with_loss(microbatch, received, objective)
+        assert isinstance(objective, BatchObjective)
+        arrays = [*received.arrays, *targets.arrays]
+        how = targets.treedef and repr(targets.treedef)
+        recorded = self._begin(microbatch, received, arrays, how)
+        if recorded is None:
+            return self._stage.forward_with_loss(microbatch, received, objective)
+        losses: list[Array] = []
+        with self._tracing(recorded, "forward", arrays, "x") as given:
+            num_inputs = len(received.arrays)
+
+            def noting(k: int, outputs: Any) -> tuple[Tensor | None, float]:
+                loss, share = objective.of(k, outputs, given[num_inputs:])
+                losses.extend([] if loss is None else [loss.data])
+                return loss, share
+
+            traced = received._replace(arrays=given[:num_inputs])
+            held = self._stage.forward_with_loss(microbatch, traced, noting)
+        self._returned(recorded, losses, is_over=held is None)
+        return held
+
+    def backward(self, microbatch: int, held: Any, gradient: Payload | None) -> Payload:
+        """B: see :meth:`minipipe.execution.stage.Stage.backward`."""
+        recorded = self._active(microbatch)
+        if recorded is None:
+            return self._stage.backward(microbatch, held, gradient)
+        with self._tracing_backward(recorded, "backward", held, gradient) as given:
+            payload = self._stage.backward(microbatch, *given)
+        return self._with_gradients(recorded, payload, is_over=True)
+
+    def backward_input(
+        self, microbatch: int, held: Any, gradient: Payload | None
+    ) -> tuple[Payload, Any]:
+        """I: see :meth:`minipipe.execution.stage.Stage.backward_input`."""
+        if self._stage.is_frozen:
+            return self.backward(microbatch, held, gradient), None
+        recorded = self._active(microbatch)
+        if recorded is None:
+            return self._stage.backward_input(microbatch, held, gradient)
+        section = "backward_input"
+        with self._tracing_backward(recorded, section, held, gradient) as given:
+            payload, work = self._stage.backward_input(microbatch, *given)
+        return self._with_gradients(recorded, payload, is_over=False), work
+
+    def recompute(self, microbatch: int, held: Any) -> None:
+        """R: see :meth:`minipipe.execution.stage.Stage.recompute`."""
+        recorded = self._active(microbatch)
+        if recorded is None:
+            self._stage.recompute(microbatch, held)
+            return
+        with self._tracing(recorded, "recompute", [], ""):
+            self._stage.recompute(microbatch, held)
+
+    def backward_weight(self, microbatch: int, work: Any) -> None:
+        """W: see :meth:`minipipe.execution.stage.Stage.backward_weight`."""
+        recorded = self._active(microbatch)
+        if recorded is None:
+            self._stage.backward_weight(microbatch, work)
+            return
+        with self._tracing(recorded, "backward_weight", [], ""):
+            self._stage.backward_weight(microbatch, work)
+        self._returned(recorded, [], is_over=True)
+
+    # -- kinds -------------------------------------------------------------------------
+
+    def _begin(
+        self, microbatch: int, received: Payload, arrays: Sequence[Array], *how: Any
+    ) -> Recorded | None:
+        """Return what to record, if this microbatch is the first of its kind."""
+        if self.reason:
+            return None
+        key = kind_of(received, arrays, self._kinds[microbatch], *how)
+        recorded = self.kinds.get(key)
+        if recorded is not None:
+            self.kind_of[microbatch] = recorded
+            return None
+        place = current_place()
+        trace = Trace(key_of(place.seed, place.step, place.microbatch))
+        form = Form.of(received)
+        recorded = Recorded(trace, microbatch, len(received.arrays), form)
+        for i, use in enumerate(self.uses):
+            recorded.leaves[id(use)] = NotingLeaf(use.node, f"l{i}", trace)
+        if any(type(a) is not np.ndarray or a.itemsize == 2 for a in arrays):
+            trace.spoil("gets arrays that are not NumPy's own, or in half precision")
+        self.kinds[key] = self.kind_of[microbatch] = recorded
+        return recorded
+
+    def _active(self, microbatch: int) -> Recorded | None:
+        """Return the kind of a microbatch, if it is the one that is recorded."""
+        recorded = self.kind_of.get(microbatch)
+        if recorded is None or recorded.microbatch != microbatch or recorded.is_over:
+            return None
+        return recorded
+
+    def _targets(self, microbatch: int, objective: SeededLoss) -> Payload | None:
+        """Return the targets of a microbatch, if the loss can be recorded."""
+        assert isinstance(objective, BatchObjective)
+        if not self.reason:
+            self.reason = reason_against_loss(objective)
+        if self.reason or objective.targets is None:
+            return None
+        return objective.targets[microbatch]
+
+    # -- traces ------------------------------------------------------------------------
+
+    @contextmanager
+    def _tracing(
+        self,
+        recorded: Recorded,
+        section: str,
+        arrays: Sequence[Array | None],
+        letter: str,
+    ) -> Iterator[list[Any]]:
+        """Compute with traced parameters inside this block; give traced arrays."""
+        trace = recorded.trace
+        trace.begin(section)
+        nodes = [(use, use.node) for use in self.uses]
+        attributes = Attributes(self._stage.module.modules()).key
+        before = [owner.data for owner in self.owners]
+        for i, (owner, data) in enumerate(zip(self.owners, before)):
+            owner.data = trace.named(f"p{i}", data)
+        for use in self.uses:
+            use.node = recorded.leaves[id(use)]
+        try:
+            with noticing_conversions(trace) if self._is_foreign else nullcontext():
+                yield [trace.given(f"{letter}{i}", a) for i, a in enumerate(arrays)]
+        finally:
+            for owner, data in zip(self.owners, before):
+                owner.data = data
+            for use, node in nodes:
+                use.node = node
+        if attributes != Attributes(self._stage.module.modules()).key:
+            trace.spoil("a module sets an attribute during its forward")
+
+    @contextmanager
+    def _tracing_backward(
+        self, recorded: Recorded, section: str, held: Any, gradient: Payload | None
+    ) -> Iterator[tuple[Any, Payload | None]]:
+        arrays = [held.seed] if gradient is None else gradient.arrays
+        arrays = [None if a is None else backend.contiguous(a) for a in arrays]
+        with self._tracing(recorded, section, arrays, "g") as given:
+            if gradient is None:
+                yield held._replace(seed=given[0]), None
+                return
+            if all(array is None for array in arrays):
+                recorded.trace.spoil("no gradient came back")
+            yield held, gradient._replace(arrays=given)
+
+    def _with_gradients(
+        self, recorded: Recorded, payload: Payload, is_over: bool
+    ) -> Payload:
+        payload = payload._replace(
+            arrays=self._returned(recorded, payload.arrays, is_over)
+        )
+        if all(array is not None for array in payload.arrays):
+            recorded.gradient = Form.of(payload)
+        elif any(array is not None for array in payload.arrays):
+            recorded.trace.spoil("has inputs of which only some get a gradient")
+        return payload
+
+    def _returned(
+        self, recorded: Recorded, arrays: Sequence[Array | None], is_over: bool
+    ) -> list[Any]:
+        """Return the results of a section, plain."""
+        recorded.is_over = is_over
+        return list(map(recorded.trace.returned, arrays))
+
+
+def kind_of(received: Payload, arrays: Sequence[Array], *how: Any) -> tuple[Any, ...]:
+    """Return everything besides its numbers on which the lines of a microbatch depend.
+
+    Parameters
+    ----------
+    received : Payload
+        The input of the stage.
+    arrays : sequence of array
+        All that its lines read: the input, and perhaps the targets.
+    *how : object
+        Anything else, such as the structure of the targets.
+    """
+    forms = [(type(a), a.shape, a.strides, a.dtype) for a in arrays]
+    treedef = received.treedef and repr(received.treedef)
+    return (treedef, *received.requires_grad, *forms, *how)
+
+
+def reason_against_stage(stage: Stage, kinds: Mapping[int, str]) -> str:
+    """Return why a stage cannot be recorded, whatever its layers; empty if it can."""
+    if isinstance(stage, SlicedStage):
+        return "it computes sequences in slices"
+    if any("O" in of_one for of_one in kinds.values()):
+        return "its activations are offloaded"
+    return ""
+
+
+def reason_against_loss(objective: BatchObjective) -> str:
+    """Return why the loss of a call cannot be recorded; empty if it can."""
+    loss = objective.loss
+    own = type(loss).__module__ == "minipipe.nn.losses"
+    replaced = {"forward", "compute"} & getattr(loss, "__dict__", {}).keys()
+    if not is_declared(loss, own) or replaced:
+        return "the loss runs code of its own"
+    if objective.targets is None:
+        return "the loss has no targets"
+    return attributes_of_loss(loss).reason
+
+
+def attributes_of_loss(loss: Any) -> Attributes:
+    """Return the attributes of a loss, on which its lines depend."""
+    return Attributes(loss.modules() if isinstance(loss, Module) else [loss])

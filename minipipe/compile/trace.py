@@ -1,0 +1,532 @@
+"""A trace: arrays that compute as NumPy's do, and note each call as a line.
+
+A :class:`Traced` array is an ``ndarray`` with a name. Its operators, methods, ufuncs
+and the functions of NumPy compute on the plain array, and the trace notes the call::
+
+    result = a.data.dot(w)        v0 = x0.dot(p0)         or   x0.dot(p0, v0)
+    result += bias                v0 += p1                or   add(v0, p1, v0)
+
+The second form writes into an array that is there already. Anything that cannot be
+written so, such as ``float(x)`` or a mask as an index, gives the right result and
+*breaks* the trace: everything after it computes on plain arrays, and the lines are
+thrown away. Only calls listed in ``noting.py`` are noted.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import is_dataclass
+from types import FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minipipe.autograd.graph import BackwardWalk, Leaf
+from minipipe.autograd.memory import buffer_of
+from minipipe.autograd.modes import Key, current_place
+
+
+class Form(NamedTuple):
+    """A call in the forms in which a program can write it, with names in braces.
+
+    Attributes
+    ----------
+    text : str
+        The expression, or the statement of a change in place.
+    into : str or None
+        The call that writes its result into ``{out}``, if NumPy can with equal bits.
+    is_exact : bool
+        Whether every element of the result depends on the elements at its place alone,
+        by functions that have one right result: then ``{out}`` may be an operand.
+    """
+
+    text: str
+    into: str | None = None
+    is_exact: bool = False
+
+
+class Line(NamedTuple):
+    """A line of a program, and the variables it makes, reads and changes in place.
+
+    Attributes
+    ----------
+    form : Form
+    has_effect : bool
+        Whether it counts although its results are never read: a check, a message.
+    leaf : int or None
+        The leaf to whose gradient the line adds the variable that it reads.
+    layer : int or None
+        In which layer of the outermost sequence it was noted.
+    """
+
+    form: Form
+    makes: tuple[str, ...]
+    reads: tuple[str, ...]
+    changes: tuple[str, ...]
+    has_effect: bool = False
+    leaf: int | None = None
+    layer: int | None = None
+
+    def written(self, names: Mapping[str, str]) -> str:
+        """Return the line with other names for its variables."""
+        left = (
+            f"{', '.join(names[name] for name in self.makes)} = " if self.makes else ""
+        )
+        return left + self.form.text.format_map(names)
+
+
+class Variable(NamedTuple):
+    """What is known of an array: how it lies in memory, and in whose.
+
+    Attributes
+    ----------
+    root : str
+        The variable that owns its memory: itself, unless it is a view.
+    shape : tuple of int
+    dtype : dtype
+    strides : tuple of int
+    is_number : bool
+        Whether NumPy made a number, which nothing changes in place.
+    is_fresh : bool
+        Whether NumPy has allocated it, and nothing else is in its memory.
+    """
+
+    root: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    strides: tuple[int, ...]
+    is_number: bool
+    is_fresh: bool
+
+
+class _AsNoted(dict[str, str]):
+    """Names of variables as a trace has noted them."""
+
+    def __missing__(self, name: str) -> str:
+        return name
+
+
+AS_NOTED: Mapping[str, str] = _AsNoted()
+
+
+class Trace:
+    """The lines of one microbatch, by section: forward and backward, or its halves.
+
+    It holds no array of the microbatch: only names, and the constants that met them.
+
+    Parameters
+    ----------
+    key : Key
+        That of the random numbers of this microbatch.
+
+    Attributes
+    ----------
+    sections : dict of str to list of Line
+    results : dict of str to tuple of str
+        By section, the names of its results; ``"None"`` if it has none.
+    inputs : dict of str to tuple of str
+        By section, the names of its input arrays.
+    variables : dict of str to Variable
+    constants : dict
+        By their properties (dtype, shape, strides, bytes): name and object.
+    functions : dict of str to object
+        What the lines call, by name.
+    draws : bool
+        Whether a line draws random numbers.
+    reason : str or None
+        Why the trace is broken.
+
+    Examples
+    --------
+    >>> trace = Trace(Key(0, 0, 0, 0, 0))
+    >>> trace.begin("forward")
+    >>> x = trace.given("x0", np.ones(2))
+    >>> y = x * 2 + x
+    >>> [line.written(AS_NOTED) for line in trace.sections["forward"]]
+    ['v0 = x0 * 2', 'v1 = v0 + x0']
+    >>> trace.sections["forward"][0].form.into
+    'multiply({x0}, 2, {out})'
+    >>> float(y[0]), trace.reason.partition(" (")[0]
+    (3.0, 'reads a value, by float')
+    """
+
+    def __init__(self, key: Key) -> None:
+        import minipipe.compile.noting  # noqa: F401 (gives traced arrays their methods)
+
+        self.key = key
+        self.sections: dict[str, list[Line]] = {}
+        self.results: dict[str, tuple[str, ...]] = {}
+        self.inputs: dict[str, tuple[str, ...]] = {}
+        self.variables: dict[str, Variable] = {}
+        self.constants: dict[Any, tuple[str, Any]] = {}
+        self.functions: dict[str, Any] = {}
+        self.draws = False
+        self.reason: str | None = None
+        self._section = ""
+        self._num_variables = 0
+
+    def begin(self, section: str) -> None:
+        """Note lines in a section from now on."""
+        self._section = section
+        self.sections[section] = []
+        self.inputs[section] = ()
+        self.results[section] = ()
+
+    def given(self, name: str, array: Any) -> Any:
+        """Return an input of this section under a name, traced; None for None."""
+        if array is None:
+            return None
+        self.inputs[self._section] += (name,)
+        return self.named(name, array)
+
+    def named(self, name: str, array: Any, root: str | None = None) -> Traced:
+        """Return a plain array, traced under a name."""
+        plain = np.asarray(array)
+        self.variables[name] = Variable(
+            root=name if root is None else root,
+            shape=plain.shape,
+            dtype=plain.dtype,
+            strides=plain.strides,
+            is_number=not isinstance(array, np.ndarray),
+            is_fresh=root is None and array is plain,
+        )
+        traced = plain.view(Traced)
+        traced.trace, traced.name, traced.plain = self, name, plain
+        traced.is_number = self.variables[name].is_number
+        return traced
+
+    def returned(self, array: Any) -> Any:
+        """Note that this section returns an array; return it, plain."""
+        if array is None:
+            self.results[self._section] += ("None",)
+        elif isinstance(array, Traced) and array.trace is self:
+            self.results[self._section] += (array.name,)
+        elif self.reason is None:
+            self.spoil(
+                "returns an array that does not come from its input, "
+                "or came past the trace"
+            )
+        return plain_of(array)
+
+    def spoil(self, what: str) -> None:
+        """Break the trace, and keep the reason: what, in which layer, in which line."""
+        if self.reason is None:
+            layer = current_place().layer
+            where = "" if layer is None else f"layer {layer} "
+            self.reason = f"{where}{what}{_outside()}"
+            self.sections, self.constants = {}, {}
+
+    # -- lines -------------------------------------------------------------------------
+
+    def note(
+        self,
+        form: Form,
+        made: Any,
+        given: tuple[Any, ...],
+        changed: tuple[Any, ...] = (),
+        has_effect: bool = False,
+    ) -> Any:
+        """Note a line, and return its result, traced."""
+        reads = tuple(dict.fromkeys(name for each in given for name in _names_in(each)))
+        changes = tuple(each.name for each in changed)
+        if any(self.variables[name].root[0] not in "v" for name in changes):
+            raise Untraceable("changes its input, a parameter or a gradient in place")
+        single = not isinstance(made, tuple | list)
+        arrays = made
+        if single:
+            arrays = [] if made is None else [made]
+        if not all(isinstance(array, np.ndarray | np.generic) for array in arrays):
+            raise Untraceable("reads a value")
+        same = {id(each.plain): each for each in traced_in(given)}
+        results = [
+            same[id(array)] if id(array) in same else self._new(array, given)
+            for array in arrays
+        ]
+        makes = tuple(each.name for each in results if id(each.plain) not in same)
+        has_effect = has_effect or (made is None and not changes)
+        if makes or changes or has_effect:
+            layer = current_place().layer
+            line = Line(form, makes, reads, changes, has_effect, None, layer)
+            self.sections[self._section].append(line)
+        if made is None:
+            return None
+        return results[0] if single else type(made)(results)
+
+    def note_contribution(self, leaf: int, contribution: Traced) -> None:
+        """Note that a variable is added to the gradient of a leaf."""
+        name = contribution.name
+        line = Line(Form(""), (), (name,), (), True, leaf, current_place().layer)
+        self.sections[self._section].append(line)
+
+    def _new(self, array: Any, given: tuple[Any, ...]) -> Traced:
+        name, self._num_variables = f"v{self._num_variables}", self._num_variables + 1
+        root = None
+        if isinstance(array, np.ndarray) and array.base is not None:
+            owner = buffer_of(array)
+            roots = (
+                self.variables[each.name].root
+                for each in traced_in(given)
+                if buffer_of(each.plain) is owner
+            )
+            root = next(roots, None)
+        return self.named(name, array, root)
+
+    def written(self, value: Any) -> str:
+        """Return an argument as a form writes it: names in braces."""
+        if isinstance(value, Traced):
+            if value.trace is not self:
+                raise Untraceable("uses an array that came past the trace")
+            return f"{{{value.name}}}"
+        if isinstance(value, Key):
+            return self._written_key(value)
+        if isinstance(value, tuple | list):
+            inner = ", ".join(map(self.written, value))
+            if isinstance(value, list):
+                return f"[{inner}]"
+            return f"({inner},)" if len(value) == 1 else f"({inner})"
+        if value is None or type(value) in (bool, int):
+            return repr(value)
+        if type(value) is float and math.isfinite(value):
+            return repr(value)
+        if type(value) is str:
+            return repr(value).replace("{", "{{").replace("}", "}}")
+        if isinstance(value, int) and not isinstance(value, np.generic):  # an IntEnum
+            return repr(int(value))
+        if value is Ellipsis:
+            return "..."
+        if isinstance(value, slice):
+            parts = value.start, value.stop, value.step
+            return f"slice({', '.join(map(self.written, parts))})"
+        if value is np:
+            return "numpy"
+        if isinstance(value, type) and (
+            issubclass(value, np.generic) or value in (bool, int, float)
+        ):
+            return self.callable(value)
+        if isinstance(value, np.dtype) and value == np.dtype(value.type):
+            return self.callable(value.type)
+        return self._constant(value)
+
+    def _written_key(self, key: Key) -> str:
+        own = self.key
+        if key[0] != own.seed or (key.step, key.microbatch) != (
+            own.step,
+            own.microbatch,
+        ):
+            raise Untraceable("draws random numbers under another key")
+        self.draws = True
+        return f"{{key}}._replace(layer={key.layer}, draw={key.draw})"
+
+    def _constant(self, value: Any) -> str:
+        key: Any
+        if isinstance(value, np.ndarray):
+            key = value.dtype, value.shape, value.strides, value.tobytes()
+        elif isinstance(value, np.generic | float | np.dtype):
+            key = type(value), repr(value)
+        elif is_dataclass(value) and isinstance(value, Hashable):  # a frozen one
+            key = type(value), value
+        else:
+            raise Untraceable(f"calls NumPy with a {type(value).__name__}")
+        name = f"c{len(self.constants)}"
+        return f"{{{self.constants.setdefault(key, (name, value))[0]}}}"
+
+    def callable(self, function: Any) -> str:
+        """Return the name under which lines call a function."""
+        name = function.__name__.lstrip("_")
+        if self.functions.setdefault(name, function) is not function:
+            raise Untraceable(f"calls two functions with the name {name}")
+        return name
+
+    def item(self, key: Any) -> str:
+        """Return an index as a line writes it between brackets."""
+        parts = key if isinstance(key, tuple) else (key,)
+        if any(map(_depends_on_values, parts)):
+            raise Untraceable(
+                "takes elements by a mask or a list, so a shape depends on values"
+            )
+        return ", ".join(map(self._part_of_index, parts)) or "()"
+
+    def _part_of_index(self, part: Any) -> str:
+        if not isinstance(part, slice):
+            return self.written(part)
+        start, stop, step = (
+            "" if each is None else self.written(each)
+            for each in (part.start, part.stop, part.step)
+        )
+        return f"{start}:{stop}" + (f":{step}" if step else "")
+
+
+def _depends_on_values(part: Any) -> bool:
+    return isinstance(part, list) or getattr(part, "dtype", np.dtype(int)).kind == "b"
+
+
+class Traced(np.ndarray):
+    """An array whose calls a trace notes; without one, NumPy made it unnoticed."""
+
+    __array_priority__ = 1e6
+    trace: Any = None
+    name: str = ""
+    plain: Any = None
+    is_number: bool = False  # NumPy made it as a scalar, which nothing changes in place
+
+
+class Untraceable(Exception):
+    """Raised for an operation that no line can express."""
+
+
+_CONVERSIONS = {
+    np.asarray,
+    np.asanyarray,
+    np.ascontiguousarray,
+    np.array,
+    np.frombuffer,
+}
+
+
+@contextmanager
+def noticing_conversions(trace: Trace) -> Iterator[None]:
+    """Break a trace if a program's own code makes a plain array of a traced one.
+
+    NumPy does not call the subclass in that case. So a profiler, for the time of a
+    capture, sees which functions are called.
+
+    Examples
+    --------
+    minipipe's own code may do it, as in this example.
+
+    >>> trace = Trace(Key(0, 0, 0, 0, 0))
+    >>> trace.begin("forward")
+    >>> with noticing_conversions(trace):
+    ...     _ = np.asarray(trace.given("x0", np.ones(2)))
+    >>> print(trace.reason)
+    None
+    """
+
+    def look(frame: FrameType, event: str, function: Any) -> None:
+        is_conversion = event == "c_call" and function in _CONVERSIONS
+        if is_conversion and not _is_library(frame):
+            trace.spoil(f"calls numpy.{function.__name__}")
+
+    sys.setprofile(look)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+def _is_library(frame: FrameType) -> bool:
+    name = frame.f_globals.get("__name__", "")
+    return name.partition(".")[0] in ("minipipe", "numpy", "contextlib", "threading")
+
+
+def _outside() -> str:
+    """Return where in the user's program the current call comes from, if it does."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if not _is_library(frame):
+            file = frame.f_code.co_filename.rpartition("/")[2]
+            return f" ({file}, line {frame.f_lineno})"
+        frame = frame.f_back
+    return ""
+
+
+def traced_in(values: Any) -> Iterator[Traced]:
+    """Yield the traced arrays among values, also inside tuples and lists."""
+    for value in values:
+        if isinstance(value, Traced):
+            if value.trace is not None:
+                yield value
+        elif isinstance(value, tuple | list):
+            yield from traced_in(value)
+
+
+def _names_in(value: Any) -> Iterator[str]:
+    yield from (each.name for each in traced_in((value,)))
+    parts = value if isinstance(value, tuple) else ()
+    if isinstance(value, Key) or any(isinstance(part, Key) for part in parts):
+        yield "key"
+
+
+def plain_of(value: Any) -> Any:
+    """Return the plain array behind a traced one, also inside tuples and lists."""
+    if isinstance(value, Traced):
+        if value.trace is not None:
+            return value.plain
+        return np.ndarray.view(value, np.ndarray)
+    if type(value) in (tuple, list):
+        return type(value)(map(plain_of, value))
+    return value
+
+
+def key_of(seed: int | None, step: int, microbatch: int) -> Key:
+    """Return the part of the key of each draw that a program fills in.
+
+    Examples
+    --------
+    >>> key_of(seed=0, step=3, microbatch=1)
+    Key(seed=0, layer=0, step=3, microbatch=1, draw=0)
+    """
+    return Key(seed, 0, step, microbatch, 0)
+
+
+def have_changed(trace: Trace) -> bool:
+    """Return whether a constant has changed since a line used it.
+
+    Examples
+    --------
+    >>> trace, constant = Trace(key_of(0, 0, 0)), np.ones(2)
+    >>> trace.begin("forward")
+    >>> _ = trace.given("x0", np.ones(2)) * constant
+    >>> constant[0] = 2.0
+    >>> have_changed(trace)
+    True
+    """
+    return any(
+        value.tobytes() != key[-1]
+        for key, (_, value) in trace.constants.items()
+        if isinstance(value, np.ndarray)
+    )
+
+
+class NotingLeaf(Leaf):
+    """Stands in for a parameter's leaf: notes each contribution, and hands it on.
+
+    Parameters
+    ----------
+    leaf : Leaf
+    name : str
+        ``"l"`` and the number of the leaf.
+    trace : Trace
+
+    Examples
+    --------
+    >>> trace = Trace(Key(0, 0, 0, 0, 0))
+    >>> trace.begin("backward")
+    >>> leaf = NotingLeaf(Leaf((2,)), "l0", trace)
+    >>> leaf.add(trace.given("g0", np.ones(2)) * 3, BackwardWalk())
+    >>> leaf.leaf.grad, trace.sections["backward"][-1].leaf
+    (array([3., 3.]), 0)
+    """
+
+    __slots__ = ("_number", "_trace", "leaf")
+
+    def __init__(self, leaf: Leaf, name: str, trace: Trace) -> None:
+        super().__init__(leaf.shape or (), leaf.dtype)
+        self.shape, self.needs_gradient = leaf.shape, leaf.needs_gradient
+        self.leaf, self._number, self._trace = leaf, int(name[1:]), trace
+
+    def add(self, contribution: Any, walk: BackwardWalk) -> None:
+        """Add a contribution to the leaf itself, in the order of the walk."""
+        trace = self._trace
+        if trace.reason is None:
+            if isinstance(contribution, Traced) and contribution.trace is trace:
+                trace.note_contribution(self._number, contribution)
+            else:
+                trace.spoil(
+                    "returns a gradient that does not come from its result, "
+                    "or came past the trace"
+                )
+        self.leaf.add(np.array(plain_of(contribution), order="C"), walk)
