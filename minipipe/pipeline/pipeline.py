@@ -585,7 +585,8 @@ class Pipeline(FamiliarPipeline):
         self, call: str, inputs: Any, targets: Any, objective: BatchObjective, wait: bool, accumulate: bool
     ) -> Any:
         """Run forward and backward of one batch, and leave its gradients."""
-        check_backward(self.schedule, call)
+        if self._trainer is None:
+            check_backward(self.schedule, call)
         assert self._trainer is not None  # check_backward has refused the others
         check_alone(call, self._trainer.is_running)
         begun = perf_counter()
