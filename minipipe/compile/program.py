@@ -19,7 +19,6 @@ import numpy as np
 
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import mode
-from minipipe.autograd.replay import key_of
 from minipipe.compile.recording import (
     Recorder,
     attributes_of_loss,
@@ -34,6 +33,7 @@ from minipipe.compile.row import (
     is_plain,
 )
 from minipipe.compile.sections import Sections
+from minipipe.compile.trace import key_of
 from minipipe.errors import Code, ModelError, ScheduleError
 from minipipe.execution.batch import Batch
 from minipipe.execution.executor import Executor, Step
@@ -75,6 +75,12 @@ class Compiler:
         self._programs: dict[Any, CompiledRow | None] = {}
         self.program: CompiledRow | None = None
         self.report = "has not run yet"
+
+    @property
+    def latest(self) -> CompiledRow | None:
+        """The newest program, whether or not it ran last."""
+        programs = [program for program in self._programs.values() if program]
+        return self.program or (programs[-1] if programs else None)
 
     def __call__(self, executor: Executor, steps: Sequence[Step]) -> None:
         """Run the schedule of the batch that the executor has."""
@@ -130,6 +136,8 @@ class CompiledRow:
     ----------
     source : str
         That of the whole module.
+    sources : dict of int to str
+        Of the sections of each compiled stage.
     report : str
     """
 
@@ -144,6 +152,10 @@ class CompiledRow:
         parts = list({id(program): program for program in programs.values()}.values())
         sources = [program.sections.source for program in parts]
         self.source = "\n\n".join([*sources, "\n".join(lines) + "\n"])
+        self.sources: dict[int, str] = {}
+        for part, source in zip(parts, sources):
+            earlier = self.sources.get(part.stage)
+            self.sources[part.stage] = f"{earlier}\n\n{source}" if earlier else source
         self._leaves: list[Any] = []
         self._gradients: list[Array] = []
         self._guards = [recorders[s].guard for s in {part.stage for part in parts}]

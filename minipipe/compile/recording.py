@@ -16,13 +16,14 @@ import numpy as np
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import current_place
-from minipipe.autograd.replay import NotingLeaf, Trace, key_of, noticing_conversions
+from minipipe.compile import noting  # noqa: F401 - which lets traced arrays note calls
 from minipipe.compile.guards import (
     Attributes,
     StageGuard,
     is_declared,
     reason_against,
 )
+from minipipe.compile.trace import NotingLeaf, Trace, key_of, noticing_conversions
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
 from minipipe.execution.stage import SeededLoss, Stage
@@ -340,11 +341,13 @@ def reason_against_loss(objective: BatchObjective) -> str:
     """Return why the loss of a call cannot be recorded; empty if it can."""
     loss = objective.loss
     own = type(loss).__module__ == "minipipe.nn.losses"
-    replaced = {"forward", "compute"} & getattr(loss, "__dict__", {}).keys()
+    replaced = {"forward", "compute", "__call__"} & getattr(loss, "__dict__", {}).keys()
     if not is_declared(loss, own) or replaced:
         return "the loss runs code of its own"
     if objective.targets is None:
         return "the loss has no targets"
+    if not objective.is_whole:
+        return "tensor-parallel ranks compare or gather outputs"
     return attributes_of_loss(loss).reason
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.autograd.replay import Script, Trace
-from minipipe.autograd.replay.script import Section
+from minipipe.compile.script import Script, Section
+from minipipe.compile.trace import Trace
 
 
 class Sections:

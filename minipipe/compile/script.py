@@ -16,8 +16,7 @@ from weakref import finalize
 
 import numpy as np
 
-from minipipe.autograd.modes import Key
-from minipipe.autograd.replay.trace import Line, Trace
+from minipipe.compile.trace import Line, Trace
 
 Section = Callable[..., tuple[tuple[Any, ...], list[Any]]]
 """``(parameters, leaves, kept, *inputs) -> (results, kept)``; the forward takes ``(parameters, key, *inputs)``."""
@@ -48,7 +47,7 @@ class Script:
 
     Examples
     --------
-    >>> from minipipe.autograd.replay import Trace
+    >>> from minipipe.compile.trace import Trace, key_of
     >>> trace = Trace(key_of(0, 0, 0))
     >>> trace.begin("forward")
     >>> x = trace.given("x0", np.ones(2))
@@ -65,33 +64,33 @@ class Script:
     def __init__(self, trace: Trace, name: str) -> None:
         self.source = written(trace)
         self.constants, self.draws = trace.constants, trace.draws
-        namespace: dict[str, Any] = {**trace.functions, "numpy": np, "__name__": __name__}  # for filters of warnings
+        namespace: dict[str, Any] = {
+            **trace.functions,
+            "numpy": np,
+            "__name__": __name__,
+        }  # for filters of warnings
         namespace |= dict(trace.constants.values())
         file = f"<{name}, {next(_numbers)}>"
-        linecache.cache[file] = len(self.source), None, self.source.splitlines(keepends=True), file
+        linecache.cache[file] = (
+            len(self.source),
+            None,
+            self.source.splitlines(keepends=True),
+            file,
+        )
         finalize(self, linecache.cache.pop, file, None)
-        exec(compile(self.source, file, "exec"), namespace)  # the functions leave the namespace: no reference cycle
-        self.sections: dict[str, Section] = {section: namespace.pop(section) for section in trace.sections}
+        exec(
+            compile(self.source, file, "exec"), namespace
+        )  # the functions leave the namespace: no reference cycle
+        self.sections: dict[str, Section] = {
+            section: namespace.pop(section) for section in trace.sections
+        }
 
     def is_like(self, other: Script) -> bool:
         """Return whether two captures have left the same lines and the same constants."""
-        return self.source == other.source and self.constants.keys() == other.constants.keys()
-
-
-def have_changed(trace: Trace) -> bool:
-    """Return whether a constant has changed since a line used it.
-
-    Examples
-    --------
-    >>> trace, constant = Trace(key_of(0, 0, 0)), np.ones(2)
-    >>> trace.begin("forward")
-    >>> _ = trace.given("x0", np.ones(2)) * constant
-    >>> constant[0] = 2.0
-    >>> have_changed(trace)
-    True
-    """
-    found = ((key, value) for key, (_, value) in trace.constants.items() if isinstance(value, np.ndarray))
-    return any(value.tobytes() != key[-1] for key, value in found)
+        return (
+            self.source == other.source
+            and self.constants.keys() == other.constants.keys()
+        )
 
 
 def written(trace: Trace) -> str:
@@ -101,10 +100,21 @@ def written(trace: Trace) -> str:
     functions = []
     kept: list[str] = []
     for i, section in enumerate(names):
-        known = [*kept, *trace.inputs[section], *(["key"] if i == 0 else []), *_made(lines[section])]
-        later = {name for each in names[i + 1 :] for name in _used(lines[each], trace.results[each])}
+        known = [
+            *kept,
+            *trace.inputs[section],
+            *(["key"] if i == 0 else []),
+            *_made(lines[section]),
+        ]
+        later = {
+            name
+            for each in names[i + 1 :]
+            for name in _used(lines[each], trace.results[each])
+        }
         coming = [name for name in dict.fromkeys(known) if name in later]
-        functions.append(_function(section, lines[section], trace, kept, coming, is_first=i == 0))
+        functions.append(
+            _function(section, lines[section], trace, kept, coming, is_first=i == 0)
+        )
         kept = coming
     return _renumbered("\n\n".join(functions))
 
@@ -117,11 +127,15 @@ def needed_lines(trace: Trace) -> dict[str, list[Line]]:
     for section in reversed(trace.sections):
         found = []
         for line in reversed(trace.sections[section]):
-            is_read = not live.isdisjoint(line.makes) or any(trace.roots[name] in roots for name in line.changes)
+            is_read = not live.isdisjoint(line.makes) or any(
+                trace.roots[name] in roots for name in line.changes
+            )
             if line.has_effect or is_read:
                 found.append(line)
                 live.update(line.reads)
-                roots |= {trace.roots[name] for name in line.reads if name in trace.roots}
+                roots |= {
+                    trace.roots[name] for name in line.reads if name in trace.roots
+                }
         needed[section] = found[::-1]
     return {section: needed[section] for section in trace.sections}
 
@@ -134,7 +148,14 @@ def _used(lines: Iterable[Line], results: Iterable[str]) -> set[str]:
     return {name for line in lines for name in line.reads} | set(results)
 
 
-def _function(section: str, lines: list[Line], trace: Trace, kept: list[str], coming: list[str], is_first: bool) -> str:
+def _function(
+    section: str,
+    lines: list[Line],
+    trace: Trace,
+    kept: list[str],
+    coming: list[str],
+    is_first: bool,
+) -> str:
     results, inputs = trace.results[section], trace.inputs[section]
     body = []
     if is_first:
@@ -146,29 +167,35 @@ def _function(section: str, lines: list[Line], trace: Trace, kept: list[str], co
     for letter, given in (("p", "parameters"), ("l", "leaves")):
         used = sorted(set(re.findall(rf"\b{letter}(\d+)\b", text)), key=int)
         body += [f"{letter}{number} = {given}[{number}]" for number in used]
-    last = {name: i for i, line in enumerate(lines) for name in (*line.makes, *line.reads)}
+    last = {
+        name: i for i, line in enumerate(lines) for name in (*line.makes, *line.reads)
+    }
     stays = {*results, *coming, "key"}
-    unread = [name for name in (*kept, *inputs) if name not in last and name not in stays]
+    unread = [
+        name for name in (*kept, *inputs) if name not in last and name not in stays
+    ]
     body += [f"del {', '.join(unread)}"] if unread else []
     for i, line in enumerate(lines):
         body.append(line.text)
-        over = [n for n in dict.fromkeys((*line.reads, *line.makes)) if last[n] == i and n not in stays and n[0] != "p"]
+        over = [
+            n
+            for n in dict.fromkeys((*line.reads, *line.makes))
+            if last[n] == i and n not in stays and n[0] != "p"
+        ]
         body += [f"del {', '.join(over)}"] if over else []
-    body.append(f"return ({', '.join(results)}{',' * (len(results) == 1)}), [{', '.join(coming)}]")
-    return "".join(f"{line}\n" for line in (f"def {section}({head}):", *(f"    {line}" for line in body)))
+    body.append(
+        f"return ({', '.join(results)}{',' * (len(results) == 1)}), [{', '.join(coming)}]"
+    )
+    return "".join(
+        f"{line}\n"
+        for line in (f"def {section}({head}):", *(f"    {line}" for line in body))
+    )
 
 
 def _renumbered(source: str) -> str:
     numbers: dict[str, int] = {}
-    return re.sub(r"\bv(\d+)\b", lambda match: f"v{numbers.setdefault(match[1], len(numbers))}", source)
-
-
-def key_of(seed: int | None, step: int, microbatch: int) -> Key:
-    """Return the part of the key of each draw that a program fills in.
-
-    Examples
-    --------
-    >>> key_of(seed=0, step=3, microbatch=1)
-    Key(seed=0, layer=0, step=3, microbatch=1, draw=0)
-    """
-    return Key(seed, 0, step, microbatch, 0)
+    return re.sub(
+        r"\bv(\d+)\b",
+        lambda match: f"v{numbers.setdefault(match[1], len(numbers))}",
+        source,
+    )

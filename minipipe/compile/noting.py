@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.autograd.replay.trace import Trace, Traced, Untraceable, plain_of, traced_in
+from minipipe.compile.trace import Trace, Traced, Untraceable, plain_of, traced_in
 
 
 def _noted(
@@ -33,7 +33,9 @@ def _noted(
     made = compute()
     try:
         if any(not isinstance(each, Traced) or each.is_number for each in changed):
-            raise Untraceable("changes an array in place that was made outside of the trace")
+            raise Untraceable(
+                "changes an array in place that was made outside of the trace"
+            )
         return trace.note(text, made, given, changed, has_effect)
     except Untraceable as error:
         trace.spoil(str(error))
@@ -54,7 +56,16 @@ _LOOKS = """
     __array_namespace__ __array_finalize__ __array_wrap__ __delattr__
 """
 _SYMBOLS = {
-    **{"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**", "matmul": "@"},
+    **{
+        "add": "+",
+        "sub": "-",
+        "mul": "*",
+        "truediv": "/",
+        "floordiv": "//",
+        "mod": "%",
+        "pow": "**",
+        "matmul": "@",
+    },
     **{"and": "&", "or": "|", "xor": "^"},
 }
 _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
@@ -65,15 +76,32 @@ class _Noting:
     """Methods of :class:`Traced` arrays that replace NumPy's."""
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
-        if self.trace is not None and name in ("shape", "strides", "dtype", "flat", "real", "imag"):
+        if self.trace is not None and name in (
+            "shape",
+            "strides",
+            "dtype",
+            "flat",
+            "real",
+            "imag",
+        ):
             self.trace.spoil(f"sets {name}")
             setattr(self.plain, name, value)
         object.__setattr__(self, name, value)
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *given: Any, out: Any = (), **options: Any) -> Any:
+    def __array_ufunc__(
+        self, ufunc: Any, method: str, *given: Any, out: Any = (), **options: Any
+    ) -> Any:
         def write(trace: Trace) -> str:
-            call = trace.callable(ufunc) + ("" if method == "__call__" else f".{method}")
-            shown = {**options, "out": out[0]} if len(out) == 1 else {**options, "out": out} if out else options
+            call = trace.callable(ufunc) + (
+                "" if method == "__call__" else f".{method}"
+            )
+            shown = (
+                {**options, "out": out[0]}
+                if len(out) == 1
+                else {**options, "out": out}
+                if out
+                else options
+            )
             return f"{call}({_arguments(trace, given, shown)})"
 
         def compute() -> Any:
@@ -84,16 +112,29 @@ class _Noting:
 
         return _noted(write, compute, (*given, *out, *options.values()), tuple(out))
 
-    def __array_function__(self, function: Any, types: Any, given: Any, options: Any) -> Any:
+    def __array_function__(
+        self, function: Any, types: Any, given: Any, options: Any
+    ) -> Any:
         def write(trace: Trace) -> str:
-            if function not in _FUNCTIONS or "out" in options or (function is np.where and len(given) != 3):
+            if (
+                function not in _FUNCTIONS
+                or "out" in options
+                or (function is np.where and len(given) != 3)
+            ):
                 raise Untraceable(f"calls numpy.{function.__name__}")
-            if function is np.dot and len(given) == 2 and isinstance(given[0], np.ndarray):
+            if (
+                function is np.dot
+                and len(given) == 2
+                and isinstance(given[0], np.ndarray)
+            ):
                 return f"{trace.written(given[0])}.dot({trace.written(given[1])})"  # a call less, the same product
             return f"{trace.callable(function)}({_arguments(trace, given, options)})"
 
         def compute() -> Any:
-            return function(*plain_of(given), **{name: plain_of(value) for name, value in options.items()})
+            return function(
+                *plain_of(given),
+                **{name: plain_of(value) for name, value in options.items()},
+            )
 
         return _noted(write, compute, (*given, *options.values()))
 
@@ -136,7 +177,9 @@ def _operator(name: str, symbol: str, is_reflected: bool = False) -> Callable[..
     def method(self: Any, other: Any) -> Any:
         left, right = (other, self) if is_reflected else (self, other)
         return _noted(
-            lambda trace: f"{_in_brackets(trace.written(left))} {symbol} {trace.written(right)}",
+            lambda trace: (
+                f"{_in_brackets(trace.written(left))} {symbol} {trace.written(right)}"
+            ),
             lambda: function(plain_of(left), plain_of(right)),
             (left, right),
         )
@@ -145,7 +188,9 @@ def _operator(name: str, symbol: str, is_reflected: bool = False) -> Callable[..
 
 
 def _in_brackets(text: str) -> str:
-    return f"({text})" if text.startswith("-") else text  # -2.0 ** v0 would be -(2.0 ** v0)
+    return (
+        f"({text})" if text.startswith("-") else text
+    )  # -2.0 ** v0 would be -(2.0 ** v0)
 
 
 def _in_place(name: str, symbol: str) -> Callable[..., Any]:
@@ -166,7 +211,11 @@ def _sign(name: str, symbol: str) -> Callable[[Traced], Any]:
     function = getattr(operator, name)
 
     def method(self: Any) -> Any:
-        return _noted(lambda trace: f"{symbol}{trace.written(self)}", lambda: function(plain_of(self)), (self,))
+        return _noted(
+            lambda trace: f"{symbol}{trace.written(self)}",
+            lambda: function(plain_of(self)),
+            (self,),
+        )
 
     return method
 
@@ -175,7 +224,9 @@ def _method(name: str) -> Callable[..., Any]:
     def method(self: Any, *given: Any, **options: Any) -> Any:
         plain = {key: plain_of(value) for key, value in options.items()}
         return _noted(
-            lambda trace: f"{trace.written(self)}.{name}({_arguments(trace, given, options)})",
+            lambda trace: (
+                f"{trace.written(self)}.{name}({_arguments(trace, given, options)})"
+            ),
             lambda: getattr(plain_of(self), name)(*plain_of(given), **plain),
             (self, *given, *options.values()),
         )
@@ -185,7 +236,11 @@ def _method(name: str) -> Callable[..., Any]:
 
 def _view(name: str) -> property:
     def view(self: Any) -> Any:
-        return _noted(lambda trace: f"{trace.written(self)}.{name}", lambda: getattr(plain_of(self), name), (self,))
+        return _noted(
+            lambda trace: f"{trace.written(self)}.{name}",
+            lambda: getattr(plain_of(self), name),
+            (self,),
+        )
 
     return property(view)
 
@@ -206,10 +261,24 @@ def attach() -> None:
     made: dict[str, Any] = {"T": _view("T"), "mT": _view("mT")}
     made |= {name: _method(name) for name in _METHODS.split()}
     for name, symbol in _SYMBOLS.items():
-        made[f"__{name}__"], made[f"__r{name}__"] = _operator(name, symbol), _operator(name, symbol, True)
+        made[f"__{name}__"], made[f"__r{name}__"] = (
+            _operator(name, symbol),
+            _operator(name, symbol, True),
+        )
         made[f"__i{name}__"] = _in_place(name, symbol)
-    made |= {f"__{name}__": _operator(name, symbol) for name, symbol in _COMPARISONS.items()}
+    made |= {
+        f"__{name}__": _operator(name, symbol) for name, symbol in _COMPARISONS.items()
+    }
     made |= {f"__{name}__": _sign(name, symbol) for name, symbol in _SIGNS.items()}
-    made |= {name: value for name, value in vars(_Noting).items() if callable(value) or isinstance(value, staticmethod)}
-    for name in {*dir(np.ndarray), "note_call"} - set(_LOOKS.split()) - set(vars(Traced)):
+    made |= {
+        name: value
+        for name, value in vars(_Noting).items()
+        if callable(value) or isinstance(value, staticmethod)
+    }
+    for name in (
+        {*dir(np.ndarray), "note_call"} - set(_LOOKS.split()) - set(vars(Traced))
+    ):
         setattr(Traced, name, made.get(name) or _spoiling(name))
+
+
+attach()

@@ -117,7 +117,12 @@ class Trace:
         is_number = not isinstance(array, np.ndarray)
         plain = np.asarray(array)
         traced = plain.view(Traced)
-        traced.trace, traced.name, traced.plain, traced.is_number = self, name, plain, is_number
+        traced.trace, traced.name, traced.plain, traced.is_number = (
+            self,
+            name,
+            plain,
+            is_number,
+        )
         return traced
 
     def returned(self, array: Any) -> Any:
@@ -127,7 +132,9 @@ class Trace:
         elif isinstance(array, Traced) and array.trace is self:
             self.results[self._section] += (array.name,)
         elif self.reason is None:
-            self.spoil("returns an array that does not come from its input, or came past the trace")
+            self.spoil(
+                "returns an array that does not come from its input, or came past the trace"
+            )
         return plain_of(array)
 
     def spoil(self, what: str) -> None:
@@ -141,7 +148,12 @@ class Trace:
     # -- lines ----------------------------------------------------------------------------------------------
 
     def note(
-        self, text: str, made: Any, given: tuple[Any, ...], changed: tuple[Any, ...] = (), has_effect: bool = False
+        self,
+        text: str,
+        made: Any,
+        given: tuple[Any, ...],
+        changed: tuple[Any, ...] = (),
+        has_effect: bool = False,
     ) -> Any:
         """Note a line, and return its result, traced."""
         reads = tuple(dict.fromkeys(name for each in given for name in _names_in(each)))
@@ -153,12 +165,17 @@ class Trace:
         if not all(isinstance(array, np.ndarray | np.generic) for array in arrays):
             raise Untraceable("reads a value")
         same = {id(each.plain): each for each in traced_in(given)}
-        results = [same[id(array)] if id(array) in same else self._new(array, given) for array in arrays]
+        results = [
+            same[id(array)] if id(array) in same else self._new(array, given)
+            for array in arrays
+        ]
         makes = tuple(result.name for result in results if id(result.plain) not in same)
         has_effect = has_effect or made is None
         if makes or changes or has_effect:
             left = f"{', '.join(result.name for result in results)} = " if makes else ""
-            line = Line(left + text, makes, reads, changes, has_effect, current_place().layer)
+            line = Line(
+                left + text, makes, reads, changes, has_effect, current_place().layer
+            )
             self.sections[self._section].append(line)
         return None if made is None else results[0] if single else type(made)(results)
 
@@ -167,7 +184,14 @@ class Trace:
         root = None
         if isinstance(array, np.ndarray) and array.base is not None:
             owner = buffer_of(array)
-            root = next((self.roots[each.name] for each in traced_in(given) if buffer_of(each.plain) is owner), None)
+            root = next(
+                (
+                    self.roots[each.name]
+                    for each in traced_in(given)
+                    if buffer_of(each.plain) is owner
+                ),
+                None,
+            )
         return self.named(name, array, root)
 
     def written(self, value: Any) -> str:
@@ -177,14 +201,28 @@ class Trace:
                 raise Untraceable("uses an array that came past the trace")
             return value.name
         if isinstance(value, Key):
-            if (value.seed, value.step, value.microbatch) != (self.key.seed, self.key.step, self.key.microbatch):
+            if (value.seed, value.step, value.microbatch) != (
+                self.key.seed,
+                self.key.step,
+                self.key.microbatch,
+            ):
                 raise Untraceable("draws random numbers under another key")
             self.draws = True
             return f"key._replace(layer={value.layer}, draw={value.draw})"
         if isinstance(value, tuple | list):
             inner = ", ".join(map(self.written, value))
-            return f"[{inner}]" if isinstance(value, list) else f"({inner},)" if len(value) == 1 else f"({inner})"
-        if value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
+            return (
+                f"[{inner}]"
+                if isinstance(value, list)
+                else f"({inner},)"
+                if len(value) == 1
+                else f"({inner})"
+            )
+        if (
+            value is None
+            or type(value) in (bool, int, str)
+            or (type(value) is float and math.isfinite(value))
+        ):
             return repr(value)
         if isinstance(value, int) and not isinstance(value, np.generic):  # an IntEnum
             return repr(int(value))
@@ -194,7 +232,9 @@ class Trace:
             return f"slice({', '.join(map(self.written, (value.start, value.stop, value.step)))})"
         if value is np:
             return "numpy"
-        if isinstance(value, type) and (issubclass(value, np.generic) or value in (bool, int, float)):
+        if isinstance(value, type) and (
+            issubclass(value, np.generic) or value in (bool, int, float)
+        ):
             return self.callable(value)
         return self._constant(value)
 
@@ -219,14 +259,22 @@ class Trace:
     def item(self, key: Any) -> str:
         """Return an index as a line writes it between brackets."""
         parts = key if isinstance(key, tuple) else (key,)
-        if any(isinstance(part, list) or getattr(part, "dtype", np.dtype(int)).kind == "b" for part in parts):
-            raise Untraceable("takes elements by a mask or a list, so a shape depends on values")
+        if any(
+            isinstance(part, list) or getattr(part, "dtype", np.dtype(int)).kind == "b"
+            for part in parts
+        ):
+            raise Untraceable(
+                "takes elements by a mask or a list, so a shape depends on values"
+            )
         return ", ".join(map(self._part_of_index, parts)) or "()"
 
     def _part_of_index(self, part: Any) -> str:
         if not isinstance(part, slice):
             return self.written(part)
-        start, stop, step = ("" if each is None else self.written(each) for each in (part.start, part.stop, part.step))
+        start, stop, step = (
+            "" if each is None else self.written(each)
+            for each in (part.start, part.stop, part.step)
+        )
         return f"{start}:{stop}" + (f":{step}" if step else "")
 
 
@@ -244,7 +292,13 @@ class Untraceable(Exception):
     """Raised for an operation that no line can express."""
 
 
-_CONVERSIONS = {np.asarray, np.asanyarray, np.ascontiguousarray, np.array, np.frombuffer}
+_CONVERSIONS = {
+    np.asarray,
+    np.asanyarray,
+    np.ascontiguousarray,
+    np.array,
+    np.frombuffer,
+}
 
 
 @contextmanager
@@ -304,14 +358,20 @@ def traced_in(values: Any) -> Iterator[Traced]:
 
 def _names_in(value: Any) -> Iterator[str]:
     yield from (each.name for each in traced_in((value,)))
-    if isinstance(value, Key) or (isinstance(value, tuple) and any(isinstance(part, Key) for part in value)):
+    if isinstance(value, Key) or (
+        isinstance(value, tuple) and any(isinstance(part, Key) for part in value)
+    ):
         yield "key"
 
 
 def plain_of(value: Any) -> Any:
     """Return the plain array behind a traced one, also inside tuples and lists; anything else as it is."""
     if isinstance(value, Traced):
-        return value.plain if value.trace is not None else np.ndarray.view(value, np.ndarray)
+        return (
+            value.plain
+            if value.trace is not None
+            else np.ndarray.view(value, np.ndarray)
+        )
     if type(value) in (tuple, list):
         return type(value)(map(plain_of, value))
     return value
@@ -348,11 +408,19 @@ class NotingLeaf(Leaf):
         trace = self._trace
         if trace.reason is None:
             if not isinstance(contribution, Traced) or contribution.trace is not trace:
-                trace.spoil("returns a gradient that does not come from its result, or came past the trace")
+                trace.spoil(
+                    "returns a gradient that does not come from its result, or came past the trace"
+                )
             else:
                 # The walk's own gradient may also be passed to others: only a copy may be kept (graph.py).
-                is_shared = contribution is walk.gradient or not backend.is_fresh(contribution.plain)
-                own, name, add = f"{self._name}.grad", contribution.name, trace.callable(np.add)
+                is_shared = contribution is walk.gradient or not backend.is_fresh(
+                    contribution.plain
+                )
+                own, name, add = (
+                    f"{self._name}.grad",
+                    contribution.name,
+                    trace.callable(np.add),
+                )
                 first = f"{name}.copy()" if is_shared else name
                 more = f"{add}({own}, {name}, {own})"
                 if contribution.is_number:
@@ -361,3 +429,34 @@ class NotingLeaf(Leaf):
                 text = f"{own} = {first} if {own} is None else {more}"
                 trace.note(text, None, (contribution,), has_effect=True)
         self.leaf.add(np.array(plain_of(contribution), order="C"), walk)
+
+
+def have_changed(trace: Trace) -> bool:
+    """Return whether a constant has changed since a line used it.
+
+    Examples
+    --------
+    >>> trace, constant = Trace(key_of(0, 0, 0)), np.ones(2)
+    >>> trace.begin("forward")
+    >>> _ = trace.given("x0", np.ones(2)) * constant
+    >>> constant[0] = 2.0
+    >>> have_changed(trace)
+    True
+    """
+    found = (
+        (key, value)
+        for key, (_, value) in trace.constants.items()
+        if isinstance(value, np.ndarray)
+    )
+    return any(value.tobytes() != key[-1] for key, value in found)
+
+
+def key_of(seed: int | None, step: int, microbatch: int) -> Key:
+    """Return the part of the key of each draw that a program fills in.
+
+    Examples
+    --------
+    >>> key_of(seed=0, step=3, microbatch=1)
+    Key(seed=0, layer=0, step=3, microbatch=1, draw=0)
+    """
+    return Key(seed, 0, step, microbatch, 0)
