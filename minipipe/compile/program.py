@@ -19,6 +19,7 @@ import numpy as np
 
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import mode
+from minipipe.compile.guards import Same
 from minipipe.compile.recording import (
     Recorder,
     attributes_of_loss,
@@ -198,6 +199,7 @@ class CompiledRow:
 
     def run(self, executor: Executor) -> None:
         """Run the schedule of a batch."""
+        executor.finish_sends()  # of an earlier step, from the arrays of this program
         self._schedule(executor)
 
     def _give_gradients(self) -> None:
@@ -224,7 +226,8 @@ class Seeds:
 def reason_for_eager(executor: Executor) -> str:
     """Return why this call runs eagerly, whatever is compiled; empty if it need not."""
     batch: Batch = executor.batch
-    if batch.objective.where or batch.objective.metrics:
+    objective = batch.objective
+    if (objective.where or objective.metrics) and not objective.is_for_outputs:
         return "runs eagerly: the call asks for more than the loss"
     if getattr(executor.call, "accumulates", False):
         return "runs eagerly: gradients are accumulated"
@@ -237,12 +240,12 @@ def form_of(executor: Executor) -> Any:
     """Return everything about a batch, besides its numbers, on which lines depend."""
     batch: Batch = executor.batch
     targets = batch.objective.targets
-    found: list[Any] = [batch.sizes, mode().is_enabled, batch.objective.scale]
+    found: list[Any] = [batch.sizes, mode().is_enabled]
     modes = [stage.module.is_training for stage in executor.stages.values()]
     for payloads in (batch.inputs, targets):
         for payload in payloads or ():
             found.append(kind_of(payload, payload.arrays, False))
-    return (*found, *modes, batch.objective.loss)
+    return (*found, *modes, Same(batch.objective.loss))
 
 
 def _stage_programs(

@@ -26,7 +26,9 @@ from minipipe.compile.guards import (
 from minipipe.compile.trace import NotingLeaf, Trace, key_of, noticing_conversions
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
+from minipipe.execution.sliced import SlicedStage
 from minipipe.execution.stage import SeededLoss, Stage
+from minipipe.nn.auxiliary_loss import AuxiliaryLoss
 from minipipe.nn.module import Module
 from minipipe.nn.sequential import parameters_of
 from minipipe.tensor import Tensor
@@ -59,6 +61,10 @@ class Form(NamedTuple):
             payload.treedef,
         )
 
+    def new(self) -> list[Array]:
+        """Return new arrays of this form."""
+        return list(map(np.empty, self.shapes, self.dtypes))
+
     def payload(self, arrays: Sequence[Array]) -> Payload:
         """Return arrays of this form as a payload."""
         return Payload(list(arrays), list(self.requires_grad), self.treedef)
@@ -78,7 +84,7 @@ class Recorded:
     received : Form
         Of the stage's input.
     result : Form or None
-        Of the stage's result; None on the last stage.
+        Of the stage's result; None on the last stage, unless outputs are asked for.
     gradient : Form or None
         Of the gradients of the inputs, where there are some.
     is_over : bool
@@ -93,6 +99,13 @@ class Recorded:
     gradient: Form | None = None
     is_over: bool = False
     leaves: dict[int, NotingLeaf] = field(default_factory=dict)
+
+    @property
+    def outputs(self) -> Form:
+        """The form of the stage's result as outputs for the user."""
+        assert self.result is not None
+        wanted = (True,) * len(self.result.shapes)
+        return self.result._replace(requires_grad=wanted)
 
 
 class Recorder:
@@ -123,13 +136,17 @@ class Recorder:
         self.kinds: dict[Any, Recorded] = {}
         self.kind_of: dict[int, Recorded] = {}
         self.reason = reason_against(stage.module) or self.guard.attributes.reason
-        self.reason = self.reason or self._reason_against_parameters()
+        self.reason = self.reason or self._reason_against_stage()
         self._is_foreign = self.guard.attributes.is_foreign
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stage, name)
 
-    def _reason_against_parameters(self) -> str:
+    def _reason_against_stage(self) -> str:
+        if isinstance(self._stage, SlicedStage):
+            return "its microbatches are slices of sequences"
+        if any(isinstance(part, AuxiliaryLoss) for part in self._stage.module.modules()):
+            return "it has auxiliary losses"
         for owner in self.owners:
             if type(owner.data) is not np.ndarray:
                 return "its parameters are not NumPy arrays"
@@ -156,6 +173,11 @@ class Recorder:
         self, microbatch: int, received: Payload, objective: SeededLoss
     ) -> Any:
         """F and the loss: see :meth:`minipipe.execution.stage.Stage`."""
+        if isinstance(objective, BatchObjective) and objective.is_for_outputs:
+            outputs, held = self.forward(microbatch, received)
+            wanted = [True] * len(outputs.arrays)
+            objective.outputs[microbatch] = outputs._replace(requires_grad=wanted)
+            return held
         targets = self._targets(microbatch, objective)
         if targets is None:
             return self._stage.forward_with_loss(microbatch, received, objective)

@@ -214,8 +214,7 @@ class Executor:
     @contextmanager
     def schedule(self) -> Iterator[None]:
         """Run the schedule of a batch inside this block. An error gets a note of the place, and leaves no gradients."""
-        batch, activity, num_earlier = self.batch, self.group.activity, len(self._sends)
-        self._num_earlier = num_earlier
+        batch, activity, self._num_earlier = self.batch, self.group.activity, len(self._sends)
         activity.begin(self._name, self._row, batch.step, self._sent_at)
         try:
             self.place = RandomKey(batch.seed, batch.training_step)
@@ -224,7 +223,7 @@ class Executor:
         except BaseException as error:  # sys.exit and Ctrl-C in a layer have a place, too
             for stage in () if self.program.is_forward_only else self.stages.values():
                 stage.begin()  # no half of a gradient
-            del self._sends[num_earlier:]
+            del self._sends[self._num_earlier :]
             if (action := activity.current) is not None:
                 error.add_note(
                     f"on rank {self.group.name()}, stage {action.stage}, microbatch "
@@ -244,6 +243,7 @@ class Executor:
         for send in self._sends[:done]:
             send.wait()
         del self._sends[:done]
+        self._num_earlier = max(0, self._num_earlier - done)
 
     def send(self, array: Any, destination: int, tag: int) -> None:
         """Send a message, to be finished at the end of a run."""
