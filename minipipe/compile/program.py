@@ -44,8 +44,9 @@ MOST_PROGRAMS = 8
 """Programs kept for one schedule: of whole batches, of a last, smaller one, …"""
 
 _REMEDY = (
-    'Compute with operations of minipipe.functional, or pass compile="where-possible", '
-    "which runs such a stage eagerly."
+    "Compute with operations of minipipe.functional, and declare a class of your own "
+    "with is_compilable = True (see Pipeline); or pass "
+    'compile="where-possible", which runs such a stage eagerly.'
 )
 _numbers = count()  # of programs: each has its own file name
 
@@ -223,6 +224,12 @@ class Seeds:
         return known[1]
 
 
+def refused(stage: int, reason: str) -> ModelError:
+    """Return the error for a stage that cannot be compiled, where that is asked for."""
+    message = f"Stage {stage} cannot be compiled: {reason}. {_REMEDY}"
+    return ModelError("unsupported", message)
+
+
 def reason_for_eager(executor: Executor) -> str:
     """Return why this call runs eagerly, whatever is compiled; empty if it need not."""
     batch: Batch = executor.batch
@@ -290,8 +297,7 @@ def _reports(
         reasons = [recorded.trace.reason for recorded in recorder.kinds.values()]
         reason = recorder.reason or next(filter(None, reasons), "")
         if reason and is_strict:
-            message = f"Stage {stage} cannot be compiled: {reason}. {_REMEDY}"
-            raise ModelError("unsupported", message)
+            raise refused(stage, reason)
         what = f"runs eagerly: {reason}" if reason else "is compiled"
         lines.append(f"stage {stage} {what}")
     return lines

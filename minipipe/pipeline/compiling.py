@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from minipipe.errors import ArgumentError, quoted, warn_caller
 from minipipe.execution.executor import Executor
+from minipipe.execution.plan import Plan
 from minipipe.execution.source import source_of
 
 if TYPE_CHECKING:
@@ -64,11 +65,25 @@ class Compiling:
     Parameters
     ----------
     how : bool or "where-possible"
+    plan : Plan
+
+    Raises
+    ------
+    ModelError
+        Code ``unsupported``, on every rank: a layer that cannot be compiled. What only a step shows is refused there.
     """
 
-    def __init__(self, how: How) -> None:
+    def __init__(self, how: How, plan: Plan) -> None:
         self._how = how
         self._compilers: dict[str, Compiler] = {}
+        if how is True:
+            from minipipe.compile.guards import reason_against
+            from minipipe.compile.program import refused
+
+            for stage in range(plan.schedule.num_stages):
+                reason = reason_against(plan.part(stage))
+                if reason:
+                    raise refused(stage, reason)
 
     def compiler(self, call: str) -> Compiler | None:
         """Return a compiler for the executor of a call, which runs schedules in its way; None without compilation.

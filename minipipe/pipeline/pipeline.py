@@ -261,7 +261,7 @@ class Pipeline(FamiliarPipeline):
         self._sums = GradientSums(plan, self._stages, group, self._xp)
         finite = FiniteCheck(check_finite, plan, self._stages, group, self._xp, grid)
         self._framing = Framing(plan, group, self._intake, self._parameters, self._sums, finite, self._pending)
-        self._compiling = Compiling(compile)
+        self._compiling = Compiling(compile, plan)
         compiled = partial(self._executor, run_schedule=self._compiling.compiler("step"))
         self._trainer = self._framing.trainer(compiled, stack_weight_gradients)
         self._runs = Runs(plan, group, self._intake, self._executor, self._objective, check_finite)

@@ -1,4 +1,4 @@
-"""Which layers replay, which stay eager, and what the report says of them."""
+"""Which layers are compiled, which are refused or run eagerly, and what the error and the report say."""
 
 from functools import partial
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from minipipe import Pipeline, functional, init_process_group, nn, optim, spawn
+from minipipe.errors import ModelError
 
 WIDTH, CLASSES = 8, 5
 
@@ -44,13 +45,13 @@ REASONS = {
 }
 
 
-def trained(name, replay, loss):
+def trained(name, compile, loss):
     make, draw = LAYERS[name]
     with init_process_group() as group:
         width = {"Conv1d": 32, "Conv2d": 128, "pooling": 9, "means": 9}.get(name, WIDTH)
         turn = [nn.Flatten()] if width != WIDTH else []
         model = nn.Sequential(*make(), *turn, nn.Linear(width, CLASSES))
-        pipeline = Pipeline(model, group, loss=loss, num_microbatches=2, replay=replay)
+        pipeline = Pipeline(model, group, loss=loss, num_microbatches=2, compile=compile)
         optimiser, random, found = optim.SGD(pipeline.parameters(), 0.05), np.random.default_rng(0), []
         for _ in range(6):
             x = draw(random)
@@ -59,71 +60,86 @@ def trained(name, replay, loss):
             found.append(pipeline.step(x, labels))
             found += [p.grad.tobytes() for p in pipeline.parameters()]
             optimiser.step()
-        return found, pipeline.replay_report()
+        return found, pipeline.compile_report()
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_layer_replays_or_says_why_not(name):
-    replayed, report = trained(name, True, nn.CrossEntropyLoss())
-    assert replayed == trained(name, False, nn.CrossEntropyLoss())[0], report
-    assert report.startswith(f"stage 0: {REASONS.get(name, 'replays 1 kind of microbatch')}"), report
+def test_a_layer_is_compiled_or_runs_eagerly_and_says_why(name):
+    compiled, report = trained(name, "where-possible", nn.CrossEntropyLoss())
+    assert compiled == trained(name, False, nn.CrossEntropyLoss())[0], report
+    reason = REASONS.get(name)
+    assert report == (f"step: stage 0 runs eagerly: {reason}" if reason else "step: stage 0 is compiled")
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_a_layer_that_cannot_be_compiled_is_refused_with_a_remedy(name):
+    with pytest.raises(ModelError) as caught:
+        trained(name, True, nn.CrossEntropyLoss())
+    assert caught.value.code == "unsupported"
+    message = str(caught.value)
+    assert message.startswith(f"Stage 0 cannot be compiled: {REASONS[name]}")
+    assert "is_compilable = True" in message and 'compile="where-possible"' in message
 
 
 @pytest.mark.parametrize(
     "options", [{"ignore_index": 1}, {"class_weights": [1.0, 0.5, 2.0, 3.0, 0.0]}, {"label_smoothing": 0.1}]
 )
-def test_a_loss_that_counts_labels_differently_replays(options):
+def test_a_loss_that_counts_labels_differently_is_compiled(options):
     loss = nn.CrossEntropyLoss(**options)
-    replayed, report = trained("SiLU", True, loss)
-    assert replayed == trained("SiLU", False, loss)[0], report
-    assert report == "stage 0: replays 1 kind of microbatch"
+    compiled, report = trained("SiLU", True, loss)
+    assert compiled == trained("SiLU", False, loss)[0], report
+    assert report == "step: stage 0 is compiled"
 
 
 class Both(nn.Module):
-    """Hands on a bundle."""
+    """Passes on a pytree."""
 
-    is_replayable = True
+    is_compilable = True
 
     def forward(self, x):
         return x, functional.tanh(x)
 
 
 class Added(nn.Module):
-    is_replayable = True
+    is_compilable = True
 
     def forward(self, both):
         return both[0] + both[1] * 2
 
 
-def test_a_stage_that_hands_on_a_bundle_stays_eager_and_gets_all_gradients():
-    """The story: while such a microbatch was captured, all gradients but the first were lost."""
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_a_stage_that_passes_on_a_pytree_gets_all_gradients(schedule):
+    """The story: while such a microbatch was recorded, all gradients but the first were lost."""
 
-    def run(replay, group):
+    def run(compile, group):
         stages = nn.Sequential(nn.Linear(WIDTH, WIDTH), Both()), nn.Sequential(Added(), nn.Linear(WIDTH, CLASSES))
-        options = {"loss": nn.CrossEntropyLoss(), "num_microbatches": 2, "replay": replay}
+        options = {"loss": nn.CrossEntropyLoss(), "num_microbatches": 2, "schedule": schedule, "compile": compile}
         pipeline, random = Pipeline.from_modules(stages, group, **options), np.random.default_rng(0)
-        losses = [pipeline.step(numbers(WIDTH)(random), random.integers(0, CLASSES, 8)) for _ in range(6)]
-        return losses, [p.grad.tobytes() for p in pipeline.parameters()], pipeline.replay_report()
+        found = []
+        for _ in range(6):
+            found.append(pipeline.step(numbers(WIDTH)(random), random.integers(0, CLASSES, 8)))
+            found += [p.grad.tobytes() for p in pipeline.parameters()]
+        return found, pipeline.compile_report()
 
-    replayed, eager = (spawn(partial(run, replay), 2, take_turns=True) for replay in (True, False))
-    assert [rank[:2] for rank in replayed] == [rank[:2] for rank in eager]
-    assert replayed[0][2].startswith("stage 0: the stage passes on a pytree")
+    compiled, eager = (spawn(partial(run, compile), 2, take_turns=True) for compile in (True, False))
+    assert [rank[0] for rank in compiled] == [rank[0] for rank in eager]
+    assert [rank[1] for rank in compiled] == [f"step: stage {stage} is compiled" for stage in range(2)]
 
 
-def test_a_stage_that_replays_may_be_followed_by_one_that_cannot():
-    def run(replay, group):
+def test_a_compiled_stage_may_be_followed_by_one_that_runs_eagerly():
+    def run(compile, group):
         model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), Taught(), nn.Linear(WIDTH, CLASSES))
         options = {
             "loss": nn.CrossEntropyLoss(),
             "partition": [range(2), range(2, 4)],
             "num_microbatches": 2,
-            "replay": replay,
+            "compile": compile,
         }
         pipeline, random = Pipeline(model, group, **options), np.random.default_rng(0)
         losses = [pipeline.step(numbers(WIDTH)(random), random.integers(0, CLASSES, 8)) for _ in range(6)]
-        return losses, pipeline.replay_report()
+        return losses, pipeline.compile_report()
 
-    (first, of_first), (_, of_last) = spawn(partial(run, True), 2, take_turns=True)
+    (first, of_first), (_, of_last) = spawn(partial(run, "where-possible"), 2, take_turns=True)
     assert first == spawn(partial(run, False), 2, take_turns=True)[0][0]
-    assert of_first == "stage 0: replays 1 kind of microbatch"
-    assert of_last.startswith("stage 1: layer 2, Taught, runs code of its own")
+    assert of_first == "step: stage 0 is compiled"
+    assert of_last == "step: stage 1 runs eagerly: layer 2, Taught, runs code of its own"
