@@ -198,7 +198,7 @@ def spawn(
         switchboard.activities[rank].thread = threading.get_ident()
         try:
             with ThreadGroup(switchboard, members, rank, limit) as group:
-                switchboard.wait(rank, Wait(lambda: True, "its turn"), limit)
+                switchboard.wait(rank, Wait(lambda: True, lambda: "its turn"), limit)
                 results[rank] = contextvars.Context().run(function, group)
         except Cancelled:
             pass

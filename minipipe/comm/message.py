@@ -32,6 +32,8 @@ HEADER_SIZE = _STEP.size + _FORM.size
 DEFAULT_TIMEOUT = 300.0
 """Seconds that a rank waits for another before it gives up with an error."""
 _NOT_YET = ("timeout", "rank-lost", "deadlock")  # codes of waits in which no message arrived
+Label = str | Callable[[], str]
+"""A description for errors, or a function that composes it for them."""
 
 
 class Header(NamedTuple):
@@ -77,11 +79,29 @@ class Header(NamedTuple):
 def described(dtype: Any, shape: tuple[int, ...], step: int) -> Header:
     """Return the header of an array; see :meth:`Header.of`."""
     dtype = numpy_dtype(dtype)
-    return Header(dtype, shape, step, _STEP.pack(MAGIC, step) + _written(dtype, shape))
+    return Header(dtype, shape, step, packed_step(step) + packed_form(dtype, shape))
+
+
+def packed_step(step: int) -> bytes:
+    """Return the beginning of a header, which differs from step to step.
+
+    Examples
+    --------
+    >>> packed_step(3) + packed_form(np.dtype("f4"), (2,)) == described(np.dtype("f4"), (2,), 3).packed
+    True
+    """
+    return _STEP.pack(MAGIC, step)
 
 
 @lru_cache(maxsize=1024)
-def _written(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
+def packed_form(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
+    """Return the rest of a header, which describes the array.
+
+    Raises
+    ------
+    MessageError
+        Codes ``dtype`` and ``shape``.
+    """
     if dtype.kind not in "biuc" and not is_floating(dtype):
         raise MessageError("dtype", f"Numbers and booleans can be sent; this array is {dtype}.")
     if len(shape) > _MAX_AXES:
@@ -136,7 +156,7 @@ class Expectation(NamedTuple):
         An array of the expected shape and dtype, if they are known.
     step : int or None
         The number of the call, if it is to be compared.
-    what : str
+    what : str or function
         A description, for error messages.
     allocate : function
         ``(shape, dtype) -> array`` for the array that arrives, such as one in a GPU's memory.
@@ -149,7 +169,7 @@ class Expectation(NamedTuple):
     tag: int
     like: np.ndarray | None = None
     step: int | None = None
-    what: str = ""
+    what: Label = ""
     allocate: Callable[..., Array] = np.empty
     names: Sequence[int] = ()
 
@@ -186,7 +206,8 @@ class Expectation(NamedTuple):
         return self.names[rank] if self.names else rank
 
     def __str__(self) -> str:
-        return self.what or f"a message with tag {self.tag}"
+        what = self.what() if callable(self.what) else self.what
+        return what or f"a message with tag {self.tag}"
 
 
 # -- requests ---------------------------------------------------------------------------------------------------
@@ -261,7 +282,7 @@ class Receive(Request):
                     if self._settled is not None:
                         self._settled()
                 raise
-            if out is not None:
+            if out is not None and out is not array:
                 out[...] = array
                 array = out
             self._array = array

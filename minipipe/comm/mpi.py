@@ -35,12 +35,12 @@ from minipipe.comm.job.mpi_job import MPI, MPIJob, start_mpi, the_job
 from minipipe.comm.job.process import RankProcess
 from minipipe.comm.job.reports import Patience, exit_code_of
 from minipipe.comm.job.verdict import titled, verdict
-from minipipe.comm.message import HEADER_SIZE, Done, Expectation, Header, Request, as_buffer, unpacked
-from minipipe.comm.process_group import ProcessGroup
+from minipipe.comm.message import HEADER_SIZE, Done, Expectation, Header, Label, Request, as_buffer, unpacked
+from minipipe.comm.persistent import LONGEST, PERSISTENT, PersistentRequests, Posted
+from minipipe.comm.process_group import Channel, ProcessGroup
 from minipipe.errors import ArgumentError, MessageError
 
 _YIELDS = 400  # polls before the sleeps begin (100 made two ranks 10 % slower)
-_INLINE = 1 << 15  # bytes of an array that travels with its header, in one message
 _SPARE = 16  # buffers of finished receives, kept for the next ones
 _DONE = Done()
 _SLEEPS = (20e-6, 100e-6)  # seconds, shortest and longest
@@ -66,9 +66,9 @@ class MPIGroup(ProcessGroup):
         self.job = job
         job.timeout = max(job.timeout, timeout)
         self.comm = comm
-        self._posted: dict[tuple[int, int], tuple[MPI.Request, bytearray]] = {}  # by source and MPI's tag
-        self._spare: list[bytearray] = []
-        self._status = MPI.Status()
+        self.posted: dict[tuple[int, int], Posted] = {}  # by source and MPI's tag
+        self.persistent = PersistentRequests(job.keep)
+        self._spare: list[Posted] = []
         job.groups.append(self)
         self._resources.callback(comm.Free)
         self._resources.callback(self.withdraw)
@@ -80,8 +80,8 @@ class MPIGroup(ProcessGroup):
         self._largest_tag = int(comm.Get_attr(MPI.TAG_UB) or 32767) - _TAGS_BELOW_ZERO  # MPI promises 32767
 
     def _post_send(self, header: Header, array: np.ndarray, destination: int, tag: int) -> Request:
-        mpi_tag, array = self._mpi_tag(tag), as_buffer(array) if array.dtype.kind == "V" else array
-        if isinstance(array, np.ndarray) and array.nbytes <= _INLINE:
+        mpi_tag, array = self.mpi_tag(tag), as_buffer(array) if array.dtype.kind == "V" else array
+        if isinstance(array, np.ndarray) and array.nbytes <= LONGEST:
             buffers: list[Any] = [header.packed + array.tobytes()]
             parts = [self.comm.Isend(buffers[0], destination, mpi_tag)]
             if parts[0].Test():
@@ -89,71 +89,131 @@ class MPIGroup(ProcessGroup):
         else:
             buffers = [header.packed, *([[array, header.nbytes, MPI.BYTE]] if header.nbytes else [])]
             parts = [self.comm.Isend(buffer, destination, mpi_tag) for buffer in buffers]
-        words = lambda: f"rank {self.world_ranks[destination]} to take {header} with tag {tag}"  # noqa: E731
+        return self.unfinished(parts, buffers, header, header.nbytes, destination, tag)
+
+    def unfinished(
+        self,
+        parts: list[MPI.Request],
+        buffers: list[Any],
+        what: Header | Label,
+        num_bytes: int,
+        destination: int,
+        tag: int,
+    ) -> Request:
+        """Return the request of a send that was started and is not over. Local.
+
+        Parameters
+        ----------
+        parts : list of MPI.Request
+            Of one message.
+        buffers : list
+            What they send.
+        what : Header, str or function
+            A description of the message, for errors.
+        num_bytes : int
+        destination, tag : int
+        """
+
+        def words() -> str:
+            told = what() if callable(what) else what
+            return f"rank {self.world_ranks[destination]} to take {told} with tag {tag}"
+
         request = _Send(self, parts, buffers, destination, words)
         # MPI reads from the buffers until the send is done, even if the program drops the request and the group.
         self.job.keep(request.is_over)
-        if (destination, mpi_tag) not in self._posted or self.has_arrived(destination, tag):
-            request.progress(_SEND_PATIENCE * header.nbytes)
+        if (destination, self.mpi_tag(tag)) not in self.posted or self.has_arrived(destination, tag):
+            request.progress(_SEND_PATIENCE * num_bytes)
         return request
 
     def _post_receive(self, expected: Expectation) -> Expectation:
         """Post a receive for the next message of a source and a tag, unless one is posted already."""
-        channel = expected.source, self._mpi_tag(expected.tag)
-        if channel not in self._posted:
-            buffer = self._spare.pop() if self._spare else bytearray(HEADER_SIZE + _INLINE)
-            self._posted[channel] = self.comm.Irecv(buffer, *channel), buffer
+        key = expected.source, self.mpi_tag(expected.tag)
+        if key not in self.posted:
+            self._post(key)
         return expected
 
+    def _post(self, key: tuple[int, int]) -> None:
+        posted = self._spare.pop() if self._spare else Posted(bytearray(HEADER_SIZE + LONGEST), is_spare=True)
+        posted.request, posted.is_over = self.comm.Irecv(posted.memory, *key), False
+        self.posted[key] = posted
+
     def _take(self, expected: Expectation, timeout: float | None) -> np.ndarray:
+        key = expected.source, expected.tag + _TAGS_BELOW_ZERO
+        posted, length = self.arrival(key, expected.awaited, timeout)
+        return self.contents(expected, posted.memory, length, timeout)
+
+    def arrival(self, key: tuple[int, int], words: Callable[[], str], timeout: float | None) -> tuple[Posted, int]:
+        """Wait for the next message of a source and a tag; return its receive, and how many bytes have arrived. Local.
+
+        Parameters
+        ----------
+        key : tuple of int
+            The source, and MPI's tag.
+        words : function
+            Describes the message and its sender.
+        timeout : float or None
+        """
         self._check_open()
-        channel, status = (expected.source, expected.tag + _TAGS_BELOW_ZERO), self._status
-        if channel not in self._posted:
-            self._post_receive(expected)
-        request, buffer = self._posted.pop(channel)
+        if key not in self.posted:
+            self._post(key)
+        posted = self.posted.pop(key)
         try:
-            if not request.Test(status):
-                # Called again after completion, Test would return an empty status.
-                is_over = lambda: request == MPI.REQUEST_NULL or request.Test(status)  # noqa: E731
-                self._wait_until(is_over, expected.source, expected.awaited, timeout)
-            length = status.Get_count(MPI.BYTE)
-        except MPI.Exception as error:
-            if error.Get_error_class() != MPI.ERR_TRUNCATE:
-                raise
-            length = 0  # longer than any message in one piece
-        except BaseException:  # too late, or interrupted: the message may still arrive
-            self._posted[channel] = request, buffer
+            if not posted.has_arrived():
+                self._wait_until(posted.has_arrived, key[0], words, timeout)
+        except MPI.Exception:
             raise
-        if len(self._spare) < _SPARE:
-            self._spare.append(buffer)
-        header = unpacked(bytes(buffer[: min(length, HEADER_SIZE)]))
+        except BaseException:  # too late, or interrupted: the message may still arrive
+            self.posted[key] = posted
+            raise
+        if posted.is_spare and len(self._spare) < _SPARE:
+            self._spare.append(posted)
+        return posted, posted.status.Get_count(MPI.BYTE)
+
+    def contents(
+        self, expected: Expectation, memory: bytearray | memoryview, length: int, timeout: float | None
+    ) -> np.ndarray:
+        """Return the array of a message that has arrived in memory, or whose header has; check it. Local.
+
+        Raises
+        ------
+        MessageError
+            Codes ``damaged``, ``shape``, ``dtype`` and ``disagreement``.
+        """
+        header = unpacked(bytes(memory[: min(length, HEADER_SIZE)]))
         array = expected.allocate(header.shape, header.dtype)
         if type(array) is not np.ndarray:
             backend.synchronise(backend.array_module(array))  # a GPU may still use the memory's previous contents
         if length > HEADER_SIZE:
-            arrived = np.ndarray(header.shape, header.dtype, buffer, HEADER_SIZE)
+            arrived = np.ndarray(header.shape, header.dtype, memory, HEADER_SIZE)
             array[...] = arrived if type(array) is np.ndarray else backend.moved(arrived, backend.array_module(array))
         elif header.nbytes:
+            key = expected.source, expected.tag + _TAGS_BELOW_ZERO
             peer, words = self.world_ranks[expected.source], lambda: f"the bytes of {expected.awaited()}"
             with self.job.watching(self._limit(timeout) + header.nbytes / _SLOWEST, peer, words):
-                self.comm.Recv([as_buffer(array), header.nbytes, MPI.BYTE], *channel)
+                self.comm.Recv([as_buffer(array), header.nbytes, MPI.BYTE], *key)
         if expected.like is not None or header.step != expected.step:
             expected.check(header)
         return array
 
+    def _channel(self, kind: type[Channel], array: np.ndarray, peer: int, tag: int, what: Label) -> Channel:
+        if type(array) is np.ndarray and array.nbytes <= LONGEST:
+            return PERSISTENT[kind](self, array, peer, tag, what)
+        return super()._channel(kind, array, peer, tag, what)
+
     def has_arrived(self, source: int, tag: int) -> bool:
         """Return whether a message has arrived for which a receive was started."""
-        posted = self._posted.get((source, self._mpi_tag(tag)))
-        return posted is not None and posted[0].Get_status()
+        posted = self.posted.get((source, self.mpi_tag(tag)))
+        return posted is not None and posted.has_arrived()
 
     def withdraw(self) -> None:
-        """Cancel the receives that are posted."""
-        for request, _ in self._posted.values():
+        """Cancel the receives that are posted, and free the requests of channels."""
+        for posted in self.posted.values():
             with suppress(MPI.Exception):  # the group may be revoked
-                request.Cancel()
-                request.Wait()
-        self._posted.clear()
+                posted.request.Cancel()
+                posted.request.Wait()
+        self.posted.clear()
         self._spare.clear()
+        self.persistent.free()
 
     def revoke(self) -> None:
         """Let every call of any rank fail in this group, close it, and forget its receives. ULFM only."""
@@ -167,7 +227,8 @@ class MPIGroup(ProcessGroup):
         """Call a function when this group is closed."""
         self._resources.callback(act)
 
-    def _mpi_tag(self, tag: int) -> int:
+    def mpi_tag(self, tag: int) -> int:
+        """Return the tag that MPI gets. Local."""
         if tag > self._largest_tag:
             raise ArgumentError("value", f"tag is {tag}; this MPI allows at most {self._largest_tag}.")
         return tag + _TAGS_BELOW_ZERO
@@ -234,6 +295,7 @@ class MPIGroup(ProcessGroup):
         """Stop using MPI, as a forked child must."""
         self.is_closed = True
         self._under_way.clear()
+        self.posted.clear()
         self._resources.pop_all()
 
     def abort(self, code: int = 1) -> NoReturn:

@@ -13,19 +13,33 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from enum import IntEnum
 from threading import get_ident
-from types import TracebackType
-from typing import NoReturn, Self
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.comm.job.reports import RankActivity
-from minipipe.comm.message import DEFAULT_TIMEOUT, Expectation, Given, Header, Receive, Request, described, finish
+from minipipe.comm.message import (
+    DEFAULT_TIMEOUT,
+    Expectation,
+    Given,
+    Header,
+    Label,
+    Receive,
+    Request,
+    described,
+    finish,
+)
 from minipipe.errors import ArgumentError, LaunchError, MessageError, RankError, counted, not_copyable
 from minipipe.hints import Familiar, explain, with_hints
 from minipipe.specs import Spec
 
+if TYPE_CHECKING:
+    from minipipe.comm.channel import ReceiveChannel, SendChannel
+
+Channel = TypeVar("Channel", "SendChannel", "ReceiveChannel")
 _COLOR = Spec(
     int,
     minimum=0,
@@ -126,6 +140,10 @@ class ProcessGroup(Familiar, ABC):
     def _take(self, expected: Expectation, timeout: float | None) -> np.ndarray:
         """Wait for a message, check it, and return its array."""
 
+    def _channel(self, kind: type[Channel], array: Array, peer: int, tag: int, what: Label) -> Channel:
+        """Return a channel for arrays of the shape and dtype of this one, which it may use."""
+        return kind(self, array, peer, tag, what)
+
     def has_arrived(self, source: int, tag: int) -> bool:
         """Return whether a message has arrived for which a receive was started; False if this is unknown. Local.
 
@@ -200,7 +218,7 @@ class ProcessGroup(Familiar, ABC):
         out: np.ndarray | None = None,
         *,
         step: int | None = None,
-        what: str = "",
+        what: Label = "",
         allocate: Callable[..., Array] = np.empty,
     ) -> Receive:
         """Start to receive a message; ``wait()`` returns its array.
@@ -218,8 +236,8 @@ class ProcessGroup(Familiar, ABC):
             Filled with the array that arrives, which must have the same shape and dtype.
         step : int, optional
             Compared with the sender's.
-        what : str
-            A description of the message, for the error of a timeout.
+        what : str or function
+            A description of the message, for errors; a function that returns it is called only then.
         allocate : function
             ``(shape, dtype) -> array`` for the arriving array.
 
@@ -310,6 +328,89 @@ class ProcessGroup(Familiar, ABC):
         [None, True]
         """
         return self.irecv(source, tag, out).wait(timeout)
+
+    def send_channel(
+        self,
+        shape: tuple[int, ...],
+        dtype: Any,
+        destination: int,
+        tag: int = 0,
+        what: Label = "",
+        xp: ModuleType = np,
+    ) -> SendChannel:
+        """Return a message that is sent in every step, from one buffer: what ``isend`` sends, with less work.
+
+        Local; the partner is ``destination``, which receives with the same tag, by a channel or by ``irecv``.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            At most 8 axes.
+        dtype : dtype
+        destination : int
+            A rank; the sender itself is allowed.
+        tag : int
+            At least 0.
+        what : str or function
+            A description of the message, for errors; a function that returns it is called only then.
+        xp : module
+            The array module of the buffer.
+
+        Examples
+        --------
+        >>> from minipipe import spawn
+        >>> def count(group):
+        ...     if group.rank == 0:
+        ...         channel = group.send_channel((2,), "float32", destination=1)
+        ...         for step in range(3):
+        ...             channel.wait()
+        ...             channel.array[:] = step
+        ...             channel.start(step)
+        ...         return channel.wait()
+        ...     channel, received = group.receive_channel((2,), "float32", source=0), []
+        ...     for step in range(3):
+        ...         channel.start(step)
+        ...         channel.wait()
+        ...         received.append(channel.array.tolist())
+        ...     return received
+        >>> spawn(count, num_ranks=2)
+        [None, [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]]
+        """
+        from minipipe.comm.channel import SendChannel, empty
+
+        self._check("destination", destination, tag)
+        return self._channel(SendChannel, empty(shape, dtype, xp), destination, tag, what)
+
+    def receive_channel(
+        self,
+        shape: tuple[int, ...],
+        dtype: Any,
+        source: int,
+        tag: int = 0,
+        what: Label = "",
+        xp: ModuleType = np,
+    ) -> ReceiveChannel:
+        """Return a message that is received in every step, into one buffer: what ``irecv`` takes, with less work.
+
+        Local; the partner is ``source``, which sends with the same tag, by a channel or by ``isend``. Parameters are as
+        in :meth:`send_channel`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from minipipe import init_process_group
+        >>> with init_process_group() as group:
+        ...     channel = group.receive_channel((2,), "float64", source=0)
+        ...     channel.start(step=1)
+        ...     group.isend(np.array([1.0, 2.0]), destination=0, step=1).wait()
+        ...     channel.wait()
+        ...     print(channel.array)
+        [1. 2.]
+        """
+        from minipipe.comm.channel import ReceiveChannel, empty
+
+        self._check("source", source, tag)
+        return self._channel(ReceiveChannel, empty(shape, dtype, xp), source, tag, what)
 
     # -- all ranks -----------------------------------------------------------------------------------------
 

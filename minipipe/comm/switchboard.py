@@ -21,10 +21,10 @@ class Cancelled(BaseException):
 
 
 class Wait(NamedTuple):
-    """A wait: a condition, asked under the switchboard's lock; a description; and the sender of the message."""
+    """A wait: a condition, asked under the switchboard's lock; its description, for errors; and the sender."""
 
     is_over: Callable[[], bool]
-    words: str
+    words: Callable[[], str]
     peer: int | None = None
 
 
@@ -63,7 +63,7 @@ class Switchboard:
         """Return once the condition holds and, if ranks take turns, it is this one's turn."""
         patience, activity = Patience(timeout), self.activities[rank]
         activity.claim()
-        with self.changed, activity.waiting(patience, wait.peer, lambda: wait.words):
+        with self.changed, activity.waiting(patience, wait.peer, wait.words):
             self.waits[rank] = wait
             try:
                 while not (wait.is_over() and self.turn in (None, rank)):
@@ -76,7 +76,7 @@ class Switchboard:
                     if patience.look() and self.turn is None:
                         began = time.strftime("%H:%M:%S", time.localtime(time.time() - timeout))
                         who = titled(rank, activity.roles)
-                        sentence = f"Rank {who} has waited {timeout:g} s, since {began}, for {wait.words}."
+                        sentence = f"Rank {who} has waited {timeout:g} s, since {began}, for {wait.words()}."
                         reports = [other.report(number) for number, other in enumerate(self.activities)]
                         raise MessageError("timeout", f"{sentence}\n{verdict(reports, activity.roles)}")
                     self.changed.wait(min(patience.left, LONGEST_GAP))
@@ -87,7 +87,7 @@ class Switchboard:
         """Raise if all running ranks wait and no condition holds: none ever will."""
         if self.running - self.waits.keys() or any(wait.is_over() for wait in self.waits.values()):
             return
-        waits = "; ".join(f"rank {r} waits for {wait.words}" for r, wait in sorted(self.waits.items()))
+        waits = "; ".join(f"rank {r} waits for {wait.words()}" for r, wait in sorted(self.waits.items()))
         gone = "".join(f"; rank {r} has returned" for r in self.everyone if r not in self.running)
         left = "".join(
             f"; a message from rank {source} to rank {destination} with tag {tag} is never received"

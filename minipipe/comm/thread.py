@@ -51,8 +51,9 @@ class ThreadGroup(ProcessGroup):
         return Done()
 
     def _take(self, expected: Expectation, timeout: float | None) -> np.ndarray:
+        self._check_open()
         letters = self._switchboard.letters(self._name, self.name(expected.source), self.name(), expected.tag)
-        wait = Wait(lambda: bool(letters), expected.awaited(), self._members[expected.source])
+        wait = Wait(lambda: bool(letters), expected.awaited, self._members[expected.source])
         self._switchboard.wait(self._members[self.rank], wait, self._limit(timeout))
         header, array = letters.popleft()  # without the lock: only this rank takes from this box
         expected.check(header)

@@ -33,12 +33,14 @@ from minipipe.compile.row import (
     assign_slots,
     is_plain,
 )
-from minipipe.compile.sections import Sections
+from minipipe.compile.sections import Pool, Sections
 from minipipe.compile.trace import key_of
 from minipipe.errors import Code, ModelError, ScheduleError
 from minipipe.execution.batch import Batch
 from minipipe.execution.executor import Executor, Step
 from minipipe.execution.objective import BatchObjective
+from minipipe.execution.samples import Cut
+from minipipe.schedules.action import Action, F
 
 MOST_PROGRAMS = 8
 """Programs kept for one schedule: of whole batches, of a last, smaller one, …"""
@@ -111,9 +113,8 @@ class Compiler:
         """Run a step eagerly, and make a program of it."""
         self.report = "is recorded"
         stages = executor.stages
-        halved = [a for a in executor.actions if a.kind == "I"]
         recorders: dict[int, Any] = {
-            index: Recorder(stage, [a.microbatch for a in halved if a.stage == index])
+            index: Recorder(stage, _kinds_of(executor.actions, index))
             for index, stage in stages.items()
         }
         executor.stages = recorders
@@ -151,6 +152,7 @@ class CompiledRow:
         programs = _stage_programs(executor, recorders)
         row = Row(executor, programs)
         lines = list(row.lines())
+        self._inputs = row.inputs
         parts = list({id(program): program for program in programs.values()}.values())
         sources = [program.sections.source for program in parts]
         self.source = "\n\n".join([*sources, "\n".join(lines) + "\n"])
@@ -166,13 +168,16 @@ class CompiledRow:
         names = {"now": perf_counter, "key_of": key_of, "seed_of": Seeds()}
         names |= {"give_gradients": self._give_gradients}
         self._namespace = {**names, **row.names, **allocated(row)}
-        pool: dict[Any, Any] = {}
+        for name, channel in row.channels.items():
+            opened = channel.opened(executor.group)
+            self._namespace |= {name: opened, channel.array: opened.array}
+        pool = Pool(max((p.sections.temporary_bytes for p in parts), default=0))
         for part in parts:
             self._bind(part, recorders[part.stage], pool)
         self._counts = list(map(getrefcount, self._gradients))
         self._schedule = self._compiled("\n".join(lines), executor)
 
-    def _bind(self, part: StageProgram, recorder: Recorder, pool: Any) -> None:
+    def _bind(self, part: StageProgram, recorder: Recorder, pool: Pool) -> None:
         """Give the functions of a stage their arrays, and the names of the module."""
         arrays = [owner.data for owner in recorder.owners]
         leaves = [use.node for use in recorder.uses]
@@ -199,9 +204,39 @@ class CompiledRow:
         )
 
     def run(self, executor: Executor) -> None:
-        """Run the schedule of a batch."""
-        executor.finish_sends()  # of an earlier step, from the arrays of this program
-        self._schedule(executor)
+        """Run the schedule of a batch.
+
+        An error in a forward is raised again by the layers, which add their notes.
+        """
+        executor.finish_sends()  # whose arrays are filled again now
+        try:
+            self._schedule(executor)
+        except Exception as error:
+            self._compute_again(executor, error)
+            raise
+
+    def _compute_again(self, executor: Executor, error: Exception) -> None:
+        """Compute the forward that has failed with its layers."""
+        action = executor.group.activity.current
+        if action is None or action.kind is not F:
+            return
+        action = executor.actions[executor.group.activity.position]
+        stage, k = executor.stages[action.stage], action.microbatch
+        name = self._inputs.get((action.stage, k))
+        if name is None:
+            received = executor.batch.input(k)
+        else:
+            values = {**self._namespace, **_locals_of(error, self._schedule)}
+            form = self._recorders[action.stage].kind_of[k].received
+            names = [f"{name}_{i}" for i in range(len(form.shapes))]
+            if any(each not in values for each in names):
+                return  # the message has not come
+            received = form.payload([values[each] for each in names])
+        executor.place.begin(k)
+        if stage.is_last:
+            stage.forward_with_loss(k, received, executor.batch.objective)
+        else:
+            stage.forward(k, received)
 
     def _give_gradients(self) -> None:
         for leaf, gradient in zip(self._leaves, self._gradients):
@@ -230,6 +265,16 @@ def refused(stage: int, reason: str) -> ModelError:
     return ModelError("unsupported", message)
 
 
+def _locals_of(error: Exception, function: Any) -> dict[str, Any]:
+    """Return the variables of a function in which an error was raised."""
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code is function.__code__:
+            return trace.tb_frame.f_locals
+        trace = trace.tb_next
+    return {}
+
+
 def reason_for_eager(executor: Executor) -> str:
     """Return why this call runs eagerly, whatever is compiled; empty if it need not."""
     batch: Batch = executor.batch
@@ -243,6 +288,16 @@ def reason_for_eager(executor: Executor) -> str:
     return ""
 
 
+def _kinds_of(row: Sequence[Action], stage: int) -> dict[int, str]:
+    """Return the kinds of actions of each microbatch of a stage, in their order."""
+    found: dict[int, str] = {}
+    for action in row:
+        if action.stage == stage and not action.kind.is_communication:
+            k = action.microbatch
+            found[k] = f"{found.get(k, '')} {action.kind}"
+    return found
+
+
 def form_of(executor: Executor) -> Any:
     """Return everything about a batch, besides its numbers, on which lines depend."""
     batch: Batch = executor.batch
@@ -250,8 +305,8 @@ def form_of(executor: Executor) -> Any:
     found: list[Any] = [batch.sizes, mode().is_enabled]
     modes = [stage.module.is_training for stage in executor.stages.values()]
     for payloads in (batch.inputs, targets):
-        for payload in payloads or ():
-            found.append(kind_of(payload, payload.arrays, False))
+        parts = [payloads.whole] if isinstance(payloads, Cut) else payloads or ()
+        found.extend(kind_of(part, part.arrays) for part in parts)
     return (*found, *modes, Same(batch.objective.loss))
 
 
@@ -267,8 +322,7 @@ def _stage_programs(
         for k, recorded in recorder.kind_of.items():
             if id(recorded) not in programs:
                 suffix = chr(ord("a") + len(programs)) if programs else ""
-                has_loss = recorded.result is None
-                sections = Sections(recorded.trace, f"stage {stage}", has_loss)
+                sections = Sections(recorded.trace, f"{stage}{suffix}", "leaves")
                 programs[id(recorded)] = StageProgram(stage, suffix, recorded, sections)
             found[stage, k] = programs[id(recorded)]
         for program in programs.values():

@@ -6,7 +6,7 @@ computes with traced arrays (`trace.py`): its inputs, targets, parameters and gr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -16,11 +16,11 @@ import numpy as np
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import current_place
-from minipipe.compile import noting  # noqa: F401 - which lets traced arrays note calls
 from minipipe.compile.guards import (
     Attributes,
     StageGuard,
     is_declared,
+    is_foreign,
     reason_against,
 )
 from minipipe.compile.trace import NotingLeaf, Trace, key_of, noticing_conversions
@@ -64,6 +64,12 @@ class Form(NamedTuple):
     def new(self) -> list[Array]:
         """Return new arrays of this form."""
         return list(map(np.empty, self.shapes, self.dtypes))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is one array that travels as it is (``Payload.to_message``)."""
+        is_one = self.treedef is None and self.requires_grad == (True,)
+        return is_one and np.dtype(self.dtypes[0]).kind == "f"
 
     def payload(self, arrays: Sequence[Array]) -> Payload:
         """Return arrays of this form as a payload."""
@@ -114,8 +120,8 @@ class Recorder:
     Parameters
     ----------
     stage : Stage
-    halved : collection of int
-        The microbatches whose backward is in two halves.
+    kinds : mapping of int to str
+        By microbatch, the kinds of its actions: a row may split some backwards.
 
     Attributes
     ----------
@@ -127,8 +133,8 @@ class Recorder:
         Why the stage cannot be recorded; empty if it can.
     """
 
-    def __init__(self, stage: Stage, halved: Sequence[int]) -> None:
-        self._stage, self._halved = stage, frozenset(halved)
+    def __init__(self, stage: Stage, kinds: Mapping[int, str]) -> None:
+        self._stage, self._kinds = stage, kinds
         uses = {id(p): p for layer in stage.module.layers for p in parameters_of(layer)}
         owners = {id(p.owner): p.owner for p in uses.values()}
         self.uses, self.owners = list(uses.values()), list(owners.values())
@@ -136,17 +142,14 @@ class Recorder:
         self.kinds: dict[Any, Recorded] = {}
         self.kind_of: dict[int, Recorded] = {}
         self.reason = reason_against(stage.module) or self.guard.attributes.reason
-        self.reason = self.reason or self._reason_against_stage()
+        self.reason = self.reason or self._reason_against_parameters()
+        self.reason = self.reason or reason_against_stage(stage, kinds)
         self._is_foreign = self.guard.attributes.is_foreign
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stage, name)
 
-    def _reason_against_stage(self) -> str:
-        if isinstance(self._stage, SlicedStage):
-            return "its microbatches are slices of sequences"
-        if any(isinstance(part, AuxiliaryLoss) for part in self._stage.module.modules()):
-            return "it has auxiliary losses"
+    def _reason_against_parameters(self) -> str:
         for owner in self.owners:
             if type(owner.data) is not np.ndarray:
                 return "its parameters are not NumPy arrays"
@@ -224,6 +227,15 @@ class Recorder:
             payload, work = self._stage.backward_input(microbatch, *given)
         return self._with_gradients(recorded, payload, is_over=False), work
 
+    def recompute(self, microbatch: int, held: Any) -> None:
+        """R: see :meth:`minipipe.execution.stage.Stage.recompute`."""
+        recorded = self._active(microbatch)
+        if recorded is None:
+            self._stage.recompute(microbatch, held)
+            return
+        with self._tracing(recorded, "recompute", [], ""):
+            self._stage.recompute(microbatch, held)
+
     def backward_weight(self, microbatch: int, work: Any) -> None:
         """W: see :meth:`minipipe.execution.stage.Stage.backward_weight`."""
         recorded = self._active(microbatch)
@@ -242,7 +254,7 @@ class Recorder:
         """Return what to record, if this microbatch is the first of its kind."""
         if self.reason:
             return None
-        key = kind_of(received, arrays, microbatch in self._halved, *how)
+        key = kind_of(received, arrays, self._kinds[microbatch], *how)
         recorded = self.kinds.get(key)
         if recorded is not None:
             self.kind_of[microbatch] = recorded
@@ -270,6 +282,7 @@ class Recorder:
         assert isinstance(objective, BatchObjective)
         if not self.reason:
             self.reason = reason_against_loss(objective)
+            self._is_foreign = self._is_foreign or is_foreign(objective.loss)
         if self.reason or objective.targets is None:
             return None
         return objective.targets[microbatch]
@@ -339,9 +352,7 @@ class Recorder:
         return list(map(recorded.trace.returned, arrays))
 
 
-def kind_of(
-    received: Payload, arrays: Sequence[Array], is_halved: bool, *how: Any
-) -> tuple[Any, ...]:
+def kind_of(received: Payload, arrays: Sequence[Array], *how: Any) -> tuple[Any, ...]:
     """Return everything besides its numbers on which the lines of a microbatch depend.
 
     Parameters
@@ -350,13 +361,23 @@ def kind_of(
         The input of the stage.
     arrays : sequence of array
         All that its lines read: the input, and perhaps the targets.
-    is_halved : bool
     *how : object
-        The structure of the targets.
+        Anything else, such as the structure of the targets.
     """
     forms = [(type(a), a.shape, a.strides, a.dtype) for a in arrays]
     treedef = received.treedef and repr(received.treedef)
-    return (is_halved, treedef, *received.requires_grad, *forms, *how)
+    return (treedef, *received.requires_grad, *forms, *how)
+
+
+def reason_against_stage(stage: Stage, kinds: Mapping[int, str]) -> str:
+    """Return why a stage cannot be recorded, whatever its layers; empty if it can."""
+    if isinstance(stage, SlicedStage):
+        return "it computes sequences in slices"
+    if any(isinstance(part, AuxiliaryLoss) for part in stage.module.modules()):
+        return "it has auxiliary losses"
+    if any("O" in of_one for of_one in kinds.values()):
+        return "its activations are offloaded"
+    return ""
 
 
 def reason_against_loss(objective: BatchObjective) -> str:

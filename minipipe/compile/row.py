@@ -14,20 +14,65 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from minipipe.autograd.backend import Array
+from minipipe.comm import ProcessGroup
 from minipipe.compile.recording import Form, Recorded
 from minipipe.core.values import NOUNS
 from minipipe.errors import MessageError
-from minipipe.execution.executor import HANDLERS, Binding, Executor
+from minipipe.execution.executor import HANDLERS, Binding, Executor, Route
+from minipipe.execution.offloading import recompute
 from minipipe.execution.payload import Payload
-from minipipe.schedules.action import B, F, I, W
+from minipipe.execution.record import Receipt
+from minipipe.execution.samples import Cut
+from minipipe.schedules.action import (
+    RECV_B,
+    RECV_F,
+    SEND_B,
+    SEND_F,
+    Action,
+    B,
+    F,
+    I,
+    R,
+    W,
+)
 
-SECTIONS = {F: "forward", B: "backward", I: "backward_input", W: "backward_weight"}
+SECTIONS = {
+    F: "forward",
+    R: "recompute",
+    B: "backward",
+    I: "backward_input",
+    W: "backward_weight",
+}
 """The section of a stage that an action runs."""
+
+
+class Channel(NamedTuple):
+    """A message of every step.
+
+    Attributes
+    ----------
+    array : str
+        The name of its array.
+    is_send : bool
+    form : Form
+    route : Route
+    """
+
+    array: str
+    is_send: bool
+    form: Form
+    route: Route
+
+    def opened(self, group: ProcessGroup) -> Any:
+        """Return the channel itself."""
+        (shape,), (dtype,) = self.form.shapes, self.form.dtypes
+        make = group.send_channel if self.is_send else group.receive_channel
+        return make(shape, dtype, self.route.peer, self.route.tag, self.route.words)
 
 
 @dataclass
@@ -95,6 +140,10 @@ class Row:
     ----------
     names : dict of str to object
         To which the lines refer, besides the sections.
+    inputs : dict of (int, int) to str
+        By stage and microbatch, the name of the value that it gets.
+    forms : dict of str to Form
+        By name, the values whose arrays are allocated once.
     """
 
     def __init__(
@@ -110,14 +159,26 @@ class Row:
         self._reduces = any(b.action.kind == "REDUCE_GRAD" for b in self._bindings)
         self._state: dict[Any, str] = {}  # of a value: "pending", "payload" or "arrays"
         self._begun: set[int] = set()  # stages that have given a weight gradient
-        self._inputs: dict[tuple[int, int], str] = {}  # by stage and microbatch
+        self.inputs: dict[tuple[int, int], str] = {}  # by stage and microbatch
         self._outputs: dict[tuple[int, int], str] = {}
+        self._batch: dict[tuple[str, int], list[str]] = {}  # names of its arrays
         self._form_by_value: dict[Any, Any] = {}
         self.forms: dict[str, Form] = {}  # of the arrays in which results are kept
+        self.channels: dict[str, Channel] = {}
+        self._routes = {
+            b.gives[0][1]: i
+            for i, b in enumerate(self._bindings)
+            if b.action.kind in (RECV_F, RECV_B)
+        }
+        self._sends = {
+            b.takes[0] for b in self._bindings if b.action.kind in (SEND_F, SEND_B)
+        }
         self._counts: dict[int, int] = {}  # by stage, the microbatches that it holds
         self.names: dict[str, Any] = {
             "arrays_of": arrays_of,
             "cell": [binding.action for binding in self._bindings],
+            "carried": [_carried(executor, b.action) for b in self._bindings],
+            "Receipt": Receipt,
         }
 
     def lines(self) -> Iterator[str]:
@@ -125,21 +186,44 @@ class Row:
         yield "def schedule(rank):"
         yield "    batch, ran = rank.batch, rank.record.ran.append"
         yield "    seed, step = batch.seed, batch.training_step"
-        yield "    activity = rank.group.activity"
+        yield "    call, activity = batch.step, rank.group.activity"
+        yield "    sent, received = rank.record.sent, rank.record.received"
         stages = {stage for stage, _ in self._programs}
+        batch = self._executor.batch
         if 0 in stages:
-            yield "    inputs = [each.arrays for each in batch.inputs]"
+            yield from self._given_arrays("x", "batch.inputs", batch.inputs)
         if self._last_stage in stages:
             yield "    objective = batch.objective"
-            if self._executor.batch.objective.has_loss:
-                yield "    targets = [each.arrays for each in objective.targets]"
+        if self._last_stage in stages and batch.objective.has_loss:
+            targets = batch.objective.targets
+            yield from self._given_arrays("y", "objective.targets", targets)
         for position, binding in enumerate(self._bindings):
             if position:
                 advance = f"activity.position = {position}"
                 yield f"    {'rank.advance()' if self._reduces else advance}"
             for line in self._instruction(position, binding):
                 yield f"    {line}"
+        for name, channel in self.channels.items():
+            if channel.is_send:
+                yield f"    {name}.wait()"
         yield "    give_gradients()"
+
+    def _given_arrays(self, letter: str, given: str, parts: Any) -> Iterator[str]:
+        """Yield the lines that name the arrays of a batch, and remember its rows."""
+        if isinstance(parts, Cut):
+            names = [f"{letter}{i}" for i in range(len(parts.whole.arrays))]
+            names = [letter] if len(names) == 1 else names
+            yield f"    {', '.join(names)}, = {given}.whole.arrays"
+            whole = parts.whole.replicated
+            for k, rows in enumerate(parts.rows):
+                own = [f"{name}[{rows.start}:{rows.stop}]" for name in names]
+                own = [name if i in whole else own[i] for i, name in enumerate(names)]
+                self._batch[letter, k] = own
+            return
+        yield f"    {letter} = [each.arrays for each in {given}]"
+        for k, part in enumerate(parts):
+            own = [f"{letter}[{k}][{i}]" for i in range(len(part.arrays))]
+            self._batch[letter, k] = own
 
     # -- instructions ------------------------------------------------------------------
 
@@ -148,6 +232,14 @@ class Row:
         program = self._programs.get((action.stage, action.microbatch))
         if program is not None and action.kind in SECTIONS:
             yield from self._section(program, position, binding)
+        elif action.kind in (SEND_F, SEND_B) and self._is_sent_plainly(binding):
+            name = self._channel(binding, self._form_by_value[binding.takes[0]])
+            yield f"sent[carried[{position}]] = now()"
+            yield f"{name}.start(call)"
+        elif action.kind in (RECV_F, RECV_B) and (form := self._plain_form(action)):
+            value = binding.gives[0][1]
+            yield f"{self._channel(binding, form)}.start(call)"
+            self._state[value], self._form_by_value[value] = "channel", form
         else:
             yield from self._handler(position, binding)
 
@@ -163,7 +255,7 @@ class Row:
                 assert form is not None
                 yield from self._as_arrays(taken[role], form)
         if is_forward and "x" in taken:
-            self._inputs[stage, k] = _name(taken["x"])
+            self.inputs[stage, k] = _name(taken["x"])
         section = SECTIONS[kind]
         if section not in program.sections.parameters:  # an I that is a whole backward
             section = "backward"
@@ -171,7 +263,7 @@ class Row:
         is_output = is_forward and stage == self._last_stage and not is_loss
         own, out = given.get("x" if is_forward else "g"), list[str]()
         result = recorded.result if is_forward else recorded.gradient
-        if kind is not W and result is not None:
+        if kind not in (R, W) and result is not None:
             base = (
                 _name(own) if own else f"{'out' if is_forward else 'g_in'}{stage}_{k}"
             )
@@ -186,6 +278,8 @@ class Row:
         for parameter in program.sections.parameters[section]:
             arguments.append(self._argument(parameter, program, k, taken, out))
         call = f"{program.name_of(section)}({', '.join(arguments)})"
+        if own in self._sends and result is not None and result.is_plain:
+            yield f"send_{_name(own)}.wait()"
         yield "begun = now()"
         if is_loss:
             yield f"seed{k} = seed_of(objective, {k}, {call})"
@@ -205,6 +299,35 @@ class Row:
         if section.startswith("backward") and stage == 0 and result is not None:
             value = f"{self._form(result)}.payload([{', '.join(out)}])"
             yield f"rank.record.input_gradients[{k}] = {value}"
+
+    # -- channels ----------------------------------------------------------------------
+
+    def _is_sent_plainly(self, binding: Binding) -> bool:
+        """Return whether a SEND sends one array, which a section has written."""
+        value = binding.takes[0]
+        return (
+            self._state.get(value) == "arrays" and self._form_by_value[value].is_plain
+        )
+
+    def _plain_form(self, action: Action) -> Form | None:
+        """Return the form of the value of a RECV, if it is one array for a section."""
+        program = self._programs.get((action.stage, action.microbatch))
+        if program is None:
+            return None
+        is_forward = action.kind is RECV_F
+        form = program.recorded.received if is_forward else program.recorded.result
+        return form if form is not None and form.is_plain else None
+
+    def _channel(self, binding: Binding, form: Form) -> str:
+        """Return the name of the channel of a message."""
+        is_send = binding.action.kind in (SEND_F, SEND_B)
+        value = binding.takes[0] if is_send else binding.gives[0][1]
+        name = f"{'send' if is_send else 'receive'}_{_name(value)}"
+        route = self._executor.routes[binding.action]
+        self.channels[name] = Channel(f"{_name(value)}_0", is_send, form, route)
+        return name
+
+    # -- arguments ---------------------------------------------------------------------
 
     def _argument(
         self,
@@ -236,10 +359,10 @@ class Row:
         """Return the name of an array of a stage's input, or of the targets."""
         count = program.recorded.num_inputs
         if i >= count:
-            return f"targets[{k}][{i - count}]"
+            return self._batch["y", k][i - count]
         if program.stage == 0:
-            return f"inputs[{k}][{i}]"
-        return f"{self._inputs[program.stage, k]}_{i}"
+            return self._batch["x", k][i]
+        return f"{self.inputs[program.stage, k]}_{i}"
 
     def _handler(self, position: int, binding: Binding) -> Iterator[str]:
         """Yield the line of an instruction that its eager handler runs."""
@@ -283,6 +406,13 @@ class Row:
     def _as_arrays(self, value: Any, form: Form) -> Iterator[str]:
         """Yield lines behind which the arrays of a value have names."""
         state, name = self._state.get(value, "arrays"), _name(value)
+        if state == "channel":
+            route = self._routes[value]
+            yield "awaited = now()"
+            yield f"receive_{name}.wait()"
+            receipt = f"Receipt(awaited, now(), receive_{name}.array.nbytes)"
+            yield f"received[carried[{route}]] = {receipt}"
+            state = "arrays"
         if state == "pending":
             yield f"{name} = {name}.wait()"
         if state != "arrays":
@@ -294,6 +424,9 @@ class Row:
     def _as_payload(self, value: Any) -> Iterator[str]:
         """Yield lines behind which a value has the form in which handlers take it."""
         state, name = self._state.get(value, "payload"), _name(value)
+        if state == "channel":
+            yield from self._as_arrays(value, self._form_by_value[value])
+            state = "arrays"
         if state == "pending":
             yield f"{name} = {name}.wait()"
         elif state == "arrays":
@@ -345,7 +478,13 @@ def arrays_of(payload: Payload, form: Form) -> list[Array]:
 def is_plain(binding: Binding) -> bool:
     """Return whether a computation is run by the handler of all runs."""
     handler = getattr(binding.handler, "__wrapped__", binding.handler)
-    return HANDLERS.get(binding.action.kind) is handler
+    return {**HANDLERS, R: recompute}.get(binding.action.kind) is handler
+
+
+def _carried(executor: Executor, action: Action) -> Any:
+    """Return the value of a message, as records know it; None for another action."""
+    route = executor.routes.get(action)
+    return None if route is None else route.value
 
 
 def _role(value: Any) -> str:

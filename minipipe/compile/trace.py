@@ -1,20 +1,22 @@
-"""A trace: arrays that compute as NumPy's do, and note each call as one line of a program.
+"""A trace: arrays that compute as NumPy's do, and note each call as a line.
 
-A :class:`Traced` array is an ``ndarray`` with a name. Its operators, methods, ufuncs and the functions of NumPy compute
-on the plain array, and the trace notes the call::
+A :class:`Traced` array is an ``ndarray`` with a name. Its operators, methods, ufuncs
+and the functions of NumPy compute on the plain array, and the trace notes the call::
 
-    result = a.data.dot(w)        v0 = x0.dot(p0)
-    result += bias                v0 += p1
+    result = a.data.dot(w)        v0 = x0.dot(p0)         or   x0.dot(p0, v0)
+    result += bias                v0 += p1                or   add(v0, p1, v0)
 
-Anything that cannot be written so, such as ``float(x)`` or a mask as an index, gives the right result and *breaks* the
-trace: everything after it computes on plain arrays, and the lines are thrown away. Only calls listed here are noted.
+The second form writes into an array that is there already. Anything that cannot be
+written so, such as ``float(x)`` or a mask as an index, gives the right result and
+*breaks* the trace: everything after it computes on plain arrays, and the lines are
+thrown away. Only calls listed in ``noting.py`` are noted.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from types import FrameType
@@ -22,33 +24,96 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minipipe.autograd import backend
 from minipipe.autograd.graph import BackwardWalk, Leaf
 from minipipe.autograd.memory import buffer_of
 from minipipe.autograd.modes import Key, current_place
 
 
-class Line(NamedTuple):
-    """One line of a program, and the variables that it makes, reads and changes in place.
+class Form(NamedTuple):
+    """A call in the forms in which a program can write it, with names in braces.
 
     Attributes
     ----------
+    text : str
+        The expression, or the statement of a change in place.
+    into : str or None
+        The call that writes its result into ``{out}``, if NumPy can with equal bits.
+    is_exact : bool
+        Whether every element of the result depends on the elements at its place alone,
+        by functions that have one right result: then ``{out}`` may be an operand.
+    """
+
+    text: str
+    into: str | None = None
+    is_exact: bool = False
+
+
+class Line(NamedTuple):
+    """A line of a program, and the variables it makes, reads and changes in place.
+
+    Attributes
+    ----------
+    form : Form
     has_effect : bool
-        Whether it counts although its results are never read: a check, a contribution to a leaf.
+        Whether it counts although its results are never read: a check, a message.
+    leaf : int or None
+        The leaf to whose gradient the line adds the variable that it reads.
     layer : int or None
         In which layer of the outermost sequence it was noted.
     """
 
-    text: str
+    form: Form
     makes: tuple[str, ...]
     reads: tuple[str, ...]
     changes: tuple[str, ...]
-    has_effect: bool
-    layer: int | None
+    has_effect: bool = False
+    leaf: int | None = None
+    layer: int | None = None
+
+    def written(self, names: Mapping[str, str]) -> str:
+        """Return the line with other names for its variables."""
+        left = (
+            f"{', '.join(names[name] for name in self.makes)} = " if self.makes else ""
+        )
+        return left + self.form.text.format_map(names)
+
+
+class Variable(NamedTuple):
+    """What is known of an array: how it lies in memory, and in whose.
+
+    Attributes
+    ----------
+    root : str
+        The variable that owns its memory: itself, unless it is a view.
+    shape : tuple of int
+    dtype : dtype
+    strides : tuple of int
+    is_number : bool
+        Whether NumPy made a number, which nothing changes in place.
+    is_fresh : bool
+        Whether NumPy has allocated it, and nothing else is in its memory.
+    """
+
+    root: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    strides: tuple[int, ...]
+    is_number: bool
+    is_fresh: bool
+
+
+class _AsNoted(dict[str, str]):
+    """Names of variables as a trace has noted them."""
+
+    def __missing__(self, name: str) -> str:
+        return name
+
+
+AS_NOTED: Mapping[str, str] = _AsNoted()
 
 
 class Trace:
-    """The lines of one microbatch, by section: forward and backward, or forward and the halves of the backward.
+    """The lines of one microbatch, by section: forward and backward, or its halves.
 
     It holds no array of the microbatch: only names, and the constants that met them.
 
@@ -64,8 +129,7 @@ class Trace:
         By section, the names of its results; ``"None"`` if it has none.
     inputs : dict of str to tuple of str
         By section, the names of its input arrays.
-    roots : dict of str to str
-        By variable, the variable that owns its memory: itself, unless it is a view.
+    variables : dict of str to Variable
     constants : dict
         By their properties (dtype, shape, strides, bytes): name and object.
     functions : dict of str to object
@@ -81,28 +145,35 @@ class Trace:
     >>> trace.begin("forward")
     >>> x = trace.given("x0", np.ones(2))
     >>> y = x * 2 + x
-    >>> [line.text for line in trace.sections["forward"]]
+    >>> [line.written(AS_NOTED) for line in trace.sections["forward"]]
     ['v0 = x0 * 2', 'v1 = v0 + x0']
+    >>> trace.sections["forward"][0].form.into
+    'multiply({x0}, 2, {out})'
     >>> float(y[0]), trace.reason.partition(" (")[0]
     (3.0, 'reads a value, by float')
     """
 
     def __init__(self, key: Key) -> None:
+        import minipipe.compile.noting  # noqa: F401 (gives traced arrays their methods)
+
         self.key = key
         self.sections: dict[str, list[Line]] = {}
         self.results: dict[str, tuple[str, ...]] = {}
         self.inputs: dict[str, tuple[str, ...]] = {}
-        self.roots: dict[str, str] = {}
+        self.variables: dict[str, Variable] = {}
         self.constants: dict[Any, tuple[str, Any]] = {}
         self.functions: dict[str, Any] = {}
         self.draws = False
         self.reason: str | None = None
-        self._section, self._num_variables = "", 0
+        self._section = ""
+        self._num_variables = 0
 
     def begin(self, section: str) -> None:
         """Note lines in a section from now on."""
         self._section = section
-        self.sections[section], self.inputs[section], self.results[section] = [], (), ()
+        self.sections[section] = []
+        self.inputs[section] = ()
+        self.results[section] = ()
 
     def given(self, name: str, array: Any) -> Any:
         """Return an input of this section under a name, traced; None for None."""
@@ -113,16 +184,18 @@ class Trace:
 
     def named(self, name: str, array: Any, root: str | None = None) -> Traced:
         """Return a plain array, traced under a name."""
-        self.roots[name] = name if root is None else root
-        is_number = not isinstance(array, np.ndarray)
         plain = np.asarray(array)
-        traced = plain.view(Traced)
-        traced.trace, traced.name, traced.plain, traced.is_number = (
-            self,
-            name,
-            plain,
-            is_number,
+        self.variables[name] = Variable(
+            root=name if root is None else root,
+            shape=plain.shape,
+            dtype=plain.dtype,
+            strides=plain.strides,
+            is_number=not isinstance(array, np.ndarray),
+            is_fresh=root is None and array is plain,
         )
+        traced = plain.view(Traced)
+        traced.trace, traced.name, traced.plain = self, name, plain
+        traced.is_number = self.variables[name].is_number
         return traced
 
     def returned(self, array: Any) -> Any:
@@ -133,23 +206,24 @@ class Trace:
             self.results[self._section] += (array.name,)
         elif self.reason is None:
             self.spoil(
-                "returns an array that does not come from its input, or came past the trace"
+                "returns an array that does not come from its input, "
+                "or came past the trace"
             )
         return plain_of(array)
 
     def spoil(self, what: str) -> None:
-        """Break the trace, and keep the reason: the operation, in which layer, in which line of whose program."""
+        """Break the trace, and keep the reason: what, in which layer, in which line."""
         if self.reason is None:
             layer = current_place().layer
             where = "" if layer is None else f"layer {layer} "
             self.reason = f"{where}{what}{_outside()}"
             self.sections, self.constants = {}, {}
 
-    # -- lines ----------------------------------------------------------------------------------------------
+    # -- lines -------------------------------------------------------------------------
 
     def note(
         self,
-        text: str,
+        form: Form,
         made: Any,
         given: tuple[Any, ...],
         changed: tuple[Any, ...] = (),
@@ -158,10 +232,12 @@ class Trace:
         """Note a line, and return its result, traced."""
         reads = tuple(dict.fromkeys(name for each in given for name in _names_in(each)))
         changes = tuple(each.name for each in changed)
-        if any(self.roots[name][0] not in "v" for name in changes):
+        if any(self.variables[name].root[0] not in "v" for name in changes):
             raise Untraceable("changes its input, a parameter or a gradient in place")
         single = not isinstance(made, tuple | list)
-        arrays = [] if made is None else [made] if single else made
+        arrays = made
+        if single:
+            arrays = [] if made is None else [made]
         if not all(isinstance(array, np.ndarray | np.generic) for array in arrays):
             raise Untraceable("reads a value")
         same = {id(each.plain): each for each in traced_in(given)}
@@ -169,85 +245,93 @@ class Trace:
             same[id(array)] if id(array) in same else self._new(array, given)
             for array in arrays
         ]
-        makes = tuple(result.name for result in results if id(result.plain) not in same)
-        has_effect = has_effect or made is None
+        makes = tuple(each.name for each in results if id(each.plain) not in same)
+        has_effect = has_effect or (made is None and not changes)
         if makes or changes or has_effect:
-            left = f"{', '.join(result.name for result in results)} = " if makes else ""
-            line = Line(
-                left + text, makes, reads, changes, has_effect, current_place().layer
-            )
+            layer = current_place().layer
+            line = Line(form, makes, reads, changes, has_effect, None, layer)
             self.sections[self._section].append(line)
-        return None if made is None else results[0] if single else type(made)(results)
+        if made is None:
+            return None
+        return results[0] if single else type(made)(results)
+
+    def note_contribution(self, leaf: int, contribution: Traced) -> None:
+        """Note that a variable is added to the gradient of a leaf."""
+        name = contribution.name
+        line = Line(Form(""), (), (name,), (), True, leaf, current_place().layer)
+        self.sections[self._section].append(line)
 
     def _new(self, array: Any, given: tuple[Any, ...]) -> Traced:
         name, self._num_variables = f"v{self._num_variables}", self._num_variables + 1
         root = None
         if isinstance(array, np.ndarray) and array.base is not None:
             owner = buffer_of(array)
-            root = next(
-                (
-                    self.roots[each.name]
-                    for each in traced_in(given)
-                    if buffer_of(each.plain) is owner
-                ),
-                None,
+            roots = (
+                self.variables[each.name].root
+                for each in traced_in(given)
+                if buffer_of(each.plain) is owner
             )
+            root = next(roots, None)
         return self.named(name, array, root)
 
     def written(self, value: Any) -> str:
-        """Return an argument as a line writes it."""
+        """Return an argument as a form writes it: names in braces."""
         if isinstance(value, Traced):
             if value.trace is not self:
                 raise Untraceable("uses an array that came past the trace")
-            return value.name
+            return f"{{{value.name}}}"
         if isinstance(value, Key):
-            if (value.seed, value.step, value.microbatch) != (
-                self.key.seed,
-                self.key.step,
-                self.key.microbatch,
-            ):
-                raise Untraceable("draws random numbers under another key")
-            self.draws = True
-            return f"key._replace(layer={value.layer}, draw={value.draw})"
+            return self._written_key(value)
         if isinstance(value, tuple | list):
             inner = ", ".join(map(self.written, value))
-            return (
-                f"[{inner}]"
-                if isinstance(value, list)
-                else f"({inner},)"
-                if len(value) == 1
-                else f"({inner})"
-            )
-        if (
-            value is None
-            or type(value) in (bool, int, str)
-            or (type(value) is float and math.isfinite(value))
-        ):
+            if isinstance(value, list):
+                return f"[{inner}]"
+            return f"({inner},)" if len(value) == 1 else f"({inner})"
+        if value is None or type(value) in (bool, int):
             return repr(value)
+        if type(value) is float and math.isfinite(value):
+            return repr(value)
+        if type(value) is str:
+            return repr(value).replace("{", "{{").replace("}", "}}")
         if isinstance(value, int) and not isinstance(value, np.generic):  # an IntEnum
             return repr(int(value))
         if value is Ellipsis:
             return "..."
         if isinstance(value, slice):
-            return f"slice({', '.join(map(self.written, (value.start, value.stop, value.step)))})"
+            parts = value.start, value.stop, value.step
+            return f"slice({', '.join(map(self.written, parts))})"
         if value is np:
             return "numpy"
         if isinstance(value, type) and (
             issubclass(value, np.generic) or value in (bool, int, float)
         ):
             return self.callable(value)
+        if isinstance(value, np.dtype) and value == np.dtype(value.type):
+            return self.callable(value.type)
         return self._constant(value)
 
+    def _written_key(self, key: Key) -> str:
+        own = self.key
+        if key[0] != own.seed or (key.step, key.microbatch) != (
+            own.step,
+            own.microbatch,
+        ):
+            raise Untraceable("draws random numbers under another key")
+        self.draws = True
+        return f"{{key}}._replace(layer={key.layer}, draw={key.draw})"
+
     def _constant(self, value: Any) -> str:
+        key: Any
         if isinstance(value, np.ndarray):
-            key: Any = value.dtype, value.shape, value.strides, value.tobytes()
+            key = value.dtype, value.shape, value.strides, value.tobytes()
         elif isinstance(value, np.generic | float | np.dtype):
             key = type(value), repr(value)
         elif is_dataclass(value) and isinstance(value, Hashable):  # a frozen one
             key = type(value), value
         else:
             raise Untraceable(f"calls NumPy with a {type(value).__name__}")
-        return self.constants.setdefault(key, (f"c{len(self.constants)}", value))[0]
+        name = f"c{len(self.constants)}"
+        return f"{{{self.constants.setdefault(key, (name, value))[0]}}}"
 
     def callable(self, function: Any) -> str:
         """Return the name under which lines call a function."""
@@ -259,10 +343,7 @@ class Trace:
     def item(self, key: Any) -> str:
         """Return an index as a line writes it between brackets."""
         parts = key if isinstance(key, tuple) else (key,)
-        if any(
-            isinstance(part, list) or getattr(part, "dtype", np.dtype(int)).kind == "b"
-            for part in parts
-        ):
+        if any(map(_depends_on_values, parts)):
             raise Untraceable(
                 "takes elements by a mask or a list, so a shape depends on values"
             )
@@ -278,8 +359,12 @@ class Trace:
         return f"{start}:{stop}" + (f":{step}" if step else "")
 
 
+def _depends_on_values(part: Any) -> bool:
+    return isinstance(part, list) or getattr(part, "dtype", np.dtype(int)).kind == "b"
+
+
 class Traced(np.ndarray):
-    """An array whose calls a :class:`Trace` notes (``noting.py``). One that NumPy made unnoticed has no trace."""
+    """An array whose calls a trace notes; without one, NumPy made it unnoticed."""
 
     __array_priority__ = 1e6
     trace: Any = None
@@ -303,10 +388,10 @@ _CONVERSIONS = {
 
 @contextmanager
 def noticing_conversions(trace: Trace) -> Iterator[None]:
-    """Break a trace inside this block if a program's own code makes a plain array of a traced one.
+    """Break a trace if a program's own code makes a plain array of a traced one.
 
-    NumPy does not call the subclass in that case. So a profiler, for the time of a capture, sees which functions are
-    called.
+    NumPy does not call the subclass in that case. So a profiler, for the time of a
+    capture, sees which functions are called.
 
     Examples
     --------
@@ -321,7 +406,8 @@ def noticing_conversions(trace: Trace) -> Iterator[None]:
     """
 
     def look(frame: FrameType, event: str, function: Any) -> None:
-        if event == "c_call" and function in _CONVERSIONS and not _is_library(frame):
+        is_conversion = event == "c_call" and function in _CONVERSIONS
+        if is_conversion and not _is_library(frame):
             trace.spoil(f"calls numpy.{function.__name__}")
 
     sys.setprofile(look)
@@ -341,7 +427,8 @@ def _outside() -> str:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if not _is_library(frame):
-            return f" ({frame.f_code.co_filename.rpartition('/')[2]}, line {frame.f_lineno})"
+            file = frame.f_code.co_filename.rpartition("/")[2]
+            return f" ({file}, line {frame.f_lineno})"
         frame = frame.f_back
     return ""
 
@@ -358,77 +445,31 @@ def traced_in(values: Any) -> Iterator[Traced]:
 
 def _names_in(value: Any) -> Iterator[str]:
     yield from (each.name for each in traced_in((value,)))
-    if isinstance(value, Key) or (
-        isinstance(value, tuple) and any(isinstance(part, Key) for part in value)
-    ):
+    parts = value if isinstance(value, tuple) else ()
+    if isinstance(value, Key) or any(isinstance(part, Key) for part in parts):
         yield "key"
 
 
 def plain_of(value: Any) -> Any:
-    """Return the plain array behind a traced one, also inside tuples and lists; anything else as it is."""
+    """Return the plain array behind a traced one, also inside tuples and lists."""
     if isinstance(value, Traced):
-        return (
-            value.plain
-            if value.trace is not None
-            else np.ndarray.view(value, np.ndarray)
-        )
+        if value.trace is not None:
+            return value.plain
+        return np.ndarray.view(value, np.ndarray)
     if type(value) in (tuple, list):
         return type(value)(map(plain_of, value))
     return value
 
 
-class NotingLeaf(Leaf):
-    """Stands in for a parameter's leaf during a capture: notes each contribution, and hands it on.
-
-    Parameters
-    ----------
-    leaf : Leaf
-    name : str
-    trace : Trace
+def key_of(seed: int | None, step: int, microbatch: int) -> Key:
+    """Return the part of the key of each draw that a program fills in.
 
     Examples
     --------
-    >>> trace = Trace(Key(0, 0, 0, 0, 0))
-    >>> trace.begin("backward")
-    >>> leaf = NotingLeaf(Leaf((2,)), "l0", trace)
-    >>> leaf.add(trace.given("g0", np.ones(2)) * 3, BackwardWalk())
-    >>> leaf.leaf.grad, trace.sections["backward"][-1].text
-    (array([3., 3.]), 'l0.grad = v0 if l0.grad is None else add(l0.grad, v0, l0.grad)')
+    >>> key_of(seed=0, step=3, microbatch=1)
+    Key(seed=0, layer=0, step=3, microbatch=1, draw=0)
     """
-
-    __slots__ = ("_name", "_trace", "leaf")
-
-    def __init__(self, leaf: Leaf, name: str, trace: Trace) -> None:
-        super().__init__(leaf.shape or (), leaf.dtype)
-        self.shape, self.needs_gradient = leaf.shape, leaf.needs_gradient
-        self.leaf, self._name, self._trace = leaf, name, trace
-
-    def add(self, contribution: Any, walk: BackwardWalk) -> None:
-        """Add a contribution to the leaf itself, in the order of the walk."""
-        trace = self._trace
-        if trace.reason is None:
-            if not isinstance(contribution, Traced) or contribution.trace is not trace:
-                trace.spoil(
-                    "returns a gradient that does not come from its result, or came past the trace"
-                )
-            else:
-                # The walk's own gradient may also be passed to others: only a copy may be kept (graph.py).
-                is_shared = contribution is walk.gradient or not backend.is_fresh(
-                    contribution.plain
-                )
-                own, name, add = (
-                    f"{self._name}.grad",
-                    contribution.name,
-                    trace.callable(np.add),
-                )
-                first = f"{name}.copy()" if is_shared else name
-                more = f"{add}({own}, {name}, {own})"
-                if contribution.is_number:
-                    asarray = trace.callable(np.asarray)
-                    first, more = f"{asarray}({name})", f"{asarray}({own} + {name})"
-                text = f"{own} = {first} if {own} is None else {more}"
-                trace.note(text, None, (contribution,), has_effect=True)
-        self.leaf.add(np.array(plain_of(contribution), order="C"), walk)
+    return Key(seed, 0, step, microbatch, 0)
 
 
 def have_changed(trace: Trace) -> bool:
@@ -443,20 +484,49 @@ def have_changed(trace: Trace) -> bool:
     >>> have_changed(trace)
     True
     """
-    found = (
-        (key, value)
+    return any(
+        value.tobytes() != key[-1]
         for key, (_, value) in trace.constants.items()
         if isinstance(value, np.ndarray)
     )
-    return any(value.tobytes() != key[-1] for key, value in found)
 
 
-def key_of(seed: int | None, step: int, microbatch: int) -> Key:
-    """Return the part of the key of each draw that a program fills in.
+class NotingLeaf(Leaf):
+    """Stands in for a parameter's leaf: notes each contribution, and hands it on.
+
+    Parameters
+    ----------
+    leaf : Leaf
+    name : str
+        ``"l"`` and the number of the leaf.
+    trace : Trace
 
     Examples
     --------
-    >>> key_of(seed=0, step=3, microbatch=1)
-    Key(seed=0, layer=0, step=3, microbatch=1, draw=0)
+    >>> trace = Trace(Key(0, 0, 0, 0, 0))
+    >>> trace.begin("backward")
+    >>> leaf = NotingLeaf(Leaf((2,)), "l0", trace)
+    >>> leaf.add(trace.given("g0", np.ones(2)) * 3, BackwardWalk())
+    >>> leaf.leaf.grad, trace.sections["backward"][-1].leaf
+    (array([3., 3.]), 0)
     """
-    return Key(seed, 0, step, microbatch, 0)
+
+    __slots__ = ("_number", "_trace", "leaf")
+
+    def __init__(self, leaf: Leaf, name: str, trace: Trace) -> None:
+        super().__init__(leaf.shape or (), leaf.dtype)
+        self.shape, self.needs_gradient = leaf.shape, leaf.needs_gradient
+        self.leaf, self._number, self._trace = leaf, int(name[1:]), trace
+
+    def add(self, contribution: Any, walk: BackwardWalk) -> None:
+        """Add a contribution to the leaf itself, in the order of the walk."""
+        trace = self._trace
+        if trace.reason is None:
+            if isinstance(contribution, Traced) and contribution.trace is trace:
+                trace.note_contribution(self._number, contribution)
+            else:
+                trace.spoil(
+                    "returns a gradient that does not come from its result, "
+                    "or came past the trace"
+                )
+        self.leaf.add(np.array(plain_of(contribution), order="C"), walk)

@@ -27,7 +27,7 @@ class Batch:
         The method that received it.
     sizes : tuple of int
         The numbers of samples of its microbatches.
-    inputs : list of Payload or None
+    inputs : sequence of Payload or None
         By microbatch, if this rank has the first stage; ``ABSENT`` for those that only other replicas have.
     objective : BatchObjective
         Processes the outputs on the last stage; if this rank has that stage, it also holds the targets.
@@ -45,7 +45,7 @@ class Batch:
 
     call: str
     sizes: tuple[int, ...]
-    inputs: list[Payload] | None
+    inputs: Sequence[Payload] | None
     objective: BatchObjective
     step: int
     training_step: int
@@ -61,7 +61,8 @@ class Batch:
     @property
     def arrays(self) -> list[Array]:
         """The memory of the inputs and targets that this rank has; microbatches are views of it."""
-        parts = [*(self.inputs or ()), *(self.objective.targets or ())]
+        read = self.inputs, self.objective.targets
+        parts = [part for given in read for part in (given or ())]
         buffers = [buffer_of(array) for part in parts for array in part.arrays]
         return [*{id(buffer): buffer for buffer in buffers}.values()]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from functools import reduce
+from functools import lru_cache, reduce
 from math import inf, nan
 from operator import add
 from typing import Any, Literal, NoReturn
@@ -20,7 +20,7 @@ from minipipe.autograd import backend
 from minipipe.errors import ArgumentError, MicrobatchError, TensorError
 from minipipe.execution.outputs import OutputDivision
 from minipipe.execution.payload import Payload
-from minipipe.execution.samples import ABSENT, copied
+from minipipe.execution.samples import ABSENT, Cut, copied
 from minipipe.hints import Familiar
 from minipipe.nn.auxiliary_loss import AuxiliaryLosses, WithLosses
 from minipipe.pytree import Bundle, leaves_like, rebuilt, tensors_in
@@ -77,7 +77,8 @@ class BatchObjective:
         scale: float = 1.0,
         division: OutputDivision | None = None,
     ) -> None:
-        _check_asked(metrics, outputs, scale)
+        if metrics is not None or outputs is not False or type(scale) is not float:
+            _check_asked(metrics, outputs, scale)
         self._loss, self._loss_weight, self.scale = loss, loss_weight, float(scale)
         self.metrics: dict[str, Metric] = dict(metrics or {})
         self.where: Where = outputs
@@ -320,14 +321,26 @@ def shares(
     if weight is None and getattr(loss, "reduction", "mean") == "sum":
         return [1.0] * len(sizes)
     weight = weight or getattr(loss, "weight", None)
-    if targets is None or not callable(weight):
-        return _shared_out(sizes)
+    if targets is None or not callable(weight) or _weighs_by_size(weight, targets):
+        return list(_shares_of_sizes(tuple(sizes)))
     weights = [None if part is ABSENT else _weighed(weight(part.rebuilt())) for part in targets]
     return _shared_out(exchange(weights) if exchange else [x for x in weights if x is not None])
 
 
 def _weighed(found: Any) -> float:
     return found if type(found) in (int, float) else _measured("the weight of a loss", found)[0]
+
+
+def _weighs_by_size(weight: Weight, targets: Sequence[Payload]) -> bool:
+    """Return whether weights are known to be in proportion to the numbers of samples: all these have equal items."""
+    if not getattr(weight, "weighs_items", False) or not isinstance(targets, Cut):
+        return False
+    return targets.whole.treedef is None and targets.whole.arrays[0].size > 0
+
+
+@lru_cache(maxsize=64)  # batches are often alike
+def _shares_of_sizes(sizes: tuple[int, ...]) -> list[float]:
+    return _shared_out(sizes)
 
 
 def _shared_out(weights: Sequence[float]) -> list[float]:

@@ -26,7 +26,6 @@ import numpy as np
 from minipipe.autograd import Node
 from minipipe.autograd.memory import behind, buffer_of, inputs_again, saved_by
 from minipipe.autograd.modes import current_place
-from minipipe.autograd.recompute import RecomputedNode
 from minipipe.execution.executor import Executor, Handlers, Pending, gives
 from minipipe.nn import Module, Recompute
 from minipipe.nn.fully_sharded import persistent_arrays
@@ -43,9 +42,7 @@ def recomputing(module: Module, row: Iterable[Action], stage: int) -> Callable[[
 @gives("graph")
 def recompute(executor: Executor, action: Action, graph: Any) -> Any:
     """Run an R: compute the graph whose inputs its forward has kept."""
-    for node in behind(graph.graph):
-        if isinstance(node, RecomputedNode) and node.recomputation is not None:
-            node.recomputation.root(node.number)
+    executor.stages[action.stage].recompute(action.microbatch, graph)
     return graph
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from functools import lru_cache
 from itertools import accumulate
@@ -178,20 +178,44 @@ class Samples(NamedTuple):
             return slice(self.sizes[0], self.sizes[0] + self.sizes[1])
         return slice(0, self.num_samples)
 
-    def cut(self, sizes: tuple[int, ...]) -> list[Payload]:
+    def cut(self, sizes: tuple[int, ...]) -> Sequence[Payload]:
         """Return the microbatches of these sizes, as views; ``ABSENT`` for one that is not here as a whole."""
         if sizes == self.sizes:
             return self.parts
         rows = rows_of(sizes)
         if self.layout != OF_SHARES:
-            (whole,) = self.parts
-            return [_view(whole, part, ...) for part in rows]
+            return Cut(self.parts[0], rows)
         (_, own, _), here, cut = self.parts, self.rows, list[Payload]()
         for part in rows:
             is_here = here.start <= part.start and part.stop <= here.stop
             own_rows = slice(part.start - here.start, part.stop - here.start)
             cut.append(_view(own, own_rows, ...) if is_here else ABSENT)
         return cut
+
+
+class Cut(Sequence[Payload]):
+    """The microbatches of one pytree: views, each made when it is read.
+
+    Parameters
+    ----------
+    whole : Payload
+        Arrays of shape (samples, ...).
+    rows : list of slice
+        By microbatch.
+    """
+
+    __slots__ = ("rows", "whole")
+
+    def __init__(self, whole: Payload, rows: list[slice]) -> None:
+        self.whole, self.rows = whole, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, microbatch: Any) -> Any:
+        if isinstance(microbatch, slice):
+            return [self[k] for k in range(len(self))[microbatch]]
+        return _view(self.whole, self.rows[microbatch], ...)
 
 
 def _divided(part: Payload) -> list[Array]:

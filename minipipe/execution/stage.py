@@ -13,7 +13,9 @@ from typing import Any, NamedTuple, NoReturn
 from minipipe import autograd
 from minipipe.autograd import Node, StageInput, backend
 from minipipe.autograd.backend import Array
+from minipipe.autograd.memory import behind
 from minipipe.autograd.modes import is_grad_enabled
+from minipipe.autograd.recompute import RecomputedNode
 from minipipe.errors import MessageError, not_copyable
 from minipipe.execution.payload import Payload
 from minipipe.nn import Parameter, Sequential
@@ -160,6 +162,12 @@ class Stage:
             return self.backward(microbatch, held, gradient), None
         work = autograd.backward_input(self._roots(microbatch, held, gradient))
         return self._gradients(held), work
+
+    def recompute(self, microbatch: int, held: Any) -> None:
+        """R: compute the graph of a forward that has kept only its inputs."""
+        for node in behind(held.graph):
+            if isinstance(node, RecomputedNode) and node.recomputation is not None:
+                node.recomputation.root(node.number)
 
     def backward_weight(self, microbatch: int, work: Any) -> None:
         """W: add this microbatch's weight gradients, from what I has returned."""

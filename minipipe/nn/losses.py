@@ -101,3 +101,5 @@ class MSELoss(Module):
         if weights is None:
             return math.prod(target.shape if hasattr(target, "shape") else as_tensor(target).shape)
         return total_weight(broadcast_weights(weights, as_tensor(in_full(target)).data))
+
+    vars()["weight"].weighs_items = True  # of an array, the number of elements

@@ -139,10 +139,10 @@ class Intake:
         except Exception:
             self.calls.count += 1  # so that no later call is taken for this one
             raise
-        alike: dict[str, float | None] = {"mode": bool(is_training)}
-        alike |= {"number of training steps": training_step, **objective.alike}
-        if self._compares:
-            alike |= batch_marks(_compared(inputs), _compared(targets))
+        alike: dict[str, float | None] = {}
+        if not self.calls.is_alone:
+            alike |= {"mode": bool(is_training), "number of training steps": training_step, **objective.alike}
+            alike |= batch_marks(_compared(inputs), _compared(targets)) if self._compares else {}
         num_samples, layout = self._agree(call, own, alike)
         count = objective.num_microbatches or self._plan.schedule.num_microbatches
         if call in _WHOLE:  # any number of samples will do, but none
@@ -169,15 +169,12 @@ class Intake:
         num_slices: int,
     ) -> dict[str, Samples]:
         """Return the parts of a batch that this rank reads, by the nouns for them in messages."""
-        given = {}
-        if self.needs.inputs:
-            given["inputs"] = inputs, "inputs"
-        if self.needs.targets and objective.needs_targets:
-            given[objective.noun] = targets, "targets"
         own = {}
-        for noun, (value, kind) in given.items():
-            own[noun] = self._own(value, noun, kind, num_slices)
-        if any(isinstance(value, Share) for value, _ in given.values()):
+        if self.needs.inputs:
+            own["inputs"] = self._own(inputs, "inputs", "inputs", num_slices)
+        if self.needs.targets and objective.needs_targets:
+            own[objective.noun] = self._own(targets, objective.noun, "targets", num_slices)
+        if any(each.layout == OF_SHARES for each in own.values()):
             self._check_share(call, num_slices)
         return own
 

@@ -26,13 +26,17 @@ LAYERS = {
     "rms": lambda: nn.RMSNorm(WIDTH),
     "dropout": lambda: nn.Dropout(0.4),
     "residual": lambda: nn.Residual(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.2)),
-    "recompute": lambda: nn.Recompute(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.3), nn.Tanh())),
+    "recompute": lambda: nn.Recompute(
+        nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.3), nn.Tanh())
+    ),
     "function": lambda: nn.Function(functional.tanh),
 }
 
 
 def parts_of(pipeline):
-    return [part for stage in pipeline._stages.values() for part in stage.module.modules()]
+    return [
+        part for stage in pipeline._stages.values() for part in stage.module.modules()
+    ]
 
 
 def dropout(pipeline, number):
@@ -53,7 +57,12 @@ def replace(pipeline, number):
 
 
 def load(pipeline, number):
-    pipeline.load_state_dict({name: array * (1 + number / 8) for name, array in pipeline.state_dict().items()})
+    pipeline.load_state_dict(
+        {
+            name: array * (1 + number / 8)
+            for name, array in pipeline.state_dict().items()
+        }
+    )
 
 
 CHANGES = {
@@ -67,10 +76,25 @@ CHANGES = {
 
 
 def trained(group, replay, layers, schedule, recompute, changes, loss, num_steps):
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), *(LAYERS[name]() for name in layers), nn.Linear(WIDTH, WIDTH))
-    options = {"loss": loss, "num_microbatches": 4, "schedule": schedule, "recompute": recompute, "replay": replay}
+    model = nn.Sequential(
+        nn.Linear(WIDTH, WIDTH),
+        *(LAYERS[name]() for name in layers),
+        nn.Linear(WIDTH, WIDTH),
+    )
+    options = {
+        "loss": loss,
+        "num_microbatches": 4,
+        "schedule": schedule,
+        "recompute": recompute,
+        "replay": replay,
+    }
     pipeline = Pipeline(model, group, **options)
-    optimiser, random, found, num_samples = optim.Adam(pipeline.parameters(), 0.01), np.random.default_rng(0), [], 12
+    optimiser, random, found, num_samples = (
+        optim.Adam(pipeline.parameters(), 0.01),
+        np.random.default_rng(0),
+        [],
+        12,
+    )
     for step in range(num_steps):
         for name, number in changes.get(step, ()):
             if name == "lengths":
@@ -78,9 +102,15 @@ def trained(group, replay, layers, schedule, recompute, changes, loss, num_steps
             else:
                 CHANGES[name](pipeline, number)
         x = random.normal(size=(num_samples, WIDTH)).astype(np.float32)
-        y = np.argmax(x, axis=1) if isinstance(loss, nn.CrossEntropyLoss) else x[:, ::-1].copy()
+        y = (
+            np.argmax(x, axis=1)
+            if isinstance(loss, nn.CrossEntropyLoss)
+            else x[:, ::-1].copy()
+        )
         found.append(pipeline.step(x, y, accumulate=step % 5 == 4))
-        found += [None if p.grad is None else p.grad.tobytes() for p in pipeline.parameters()]
+        found += [
+            None if p.grad is None else p.grad.tobytes() for p in pipeline.parameters()
+        ]
         optimiser.step()
     found += [values.tobytes() for values in pipeline.state_dict().values()]
     return found, pipeline.replay_report()
@@ -94,11 +124,22 @@ change = st.tuples(st.sampled_from(sorted(CHANGES)), st.integers(0, 2))
     st.lists(st.sampled_from(sorted(LAYERS)), min_size=0, max_size=5),
     st.sampled_from(["gpipe", "1f1b", "zb-h1"]),
     st.booleans(),
-    st.dictionaries(st.integers(3, 11), st.lists(change, min_size=1, max_size=2), max_size=4),
-    st.sampled_from([nn.MSELoss(), nn.MSELoss("sum"), nn.CrossEntropyLoss(), nn.CrossEntropyLoss(ignore_index=1)]),
+    st.dictionaries(
+        st.integers(3, 11), st.lists(change, min_size=1, max_size=2), max_size=4
+    ),
+    st.sampled_from(
+        [
+            nn.MSELoss(),
+            nn.MSELoss("sum"),
+            nn.CrossEntropyLoss(),
+            nn.CrossEntropyLoss(ignore_index=1),
+        ]
+    ),
     st.integers(1, 2),
 )
-def test_replayed_and_eager_steps_have_the_same_bits(layers, schedule, recompute, changes, loss, num_ranks):
+def test_replayed_and_eager_steps_have_the_same_bits(
+    layers, schedule, recompute, changes, loss, num_ranks
+):
     def both(group):
         given = layers, schedule, recompute, changes, loss, 12
         eager, _ = trained(group, False, *given)
@@ -110,14 +151,22 @@ def test_replayed_and_eager_steps_have_the_same_bits(layers, schedule, recompute
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
-@pytest.mark.parametrize("layers", [["relu"], ["gelu", "norm"], ["dropout", "tanh"], ["recompute"], ["residual"]])
+@pytest.mark.parametrize(
+    "layers",
+    [["relu"], ["gelu", "norm"], ["dropout", "tanh"], ["recompute"], ["residual"]],
+)
 def test_stages_of_own_layers_replay(layers, schedule):
-    reports = spawn(lambda g: trained(g, True, layers, schedule, False, {}, nn.MSELoss(), 4)[1], num_ranks=2)
+    reports = spawn(
+        lambda g: trained(g, True, layers, schedule, False, {}, nn.MSELoss(), 4)[1],
+        num_ranks=2,
+    )
     assert all("replays 1 kind" in report for report in reports), reports
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
-@pytest.mark.parametrize("layers", [["relu"], ["gelu", "norm"], ["dropout", "tanh"], ["recompute"]])
+@pytest.mark.parametrize(
+    "layers", [["relu"], ["gelu", "norm"], ["dropout", "tanh"], ["recompute"]]
+)
 def test_a_script_holds_the_bytes_of_the_graph(layers, schedule):
     class Meter:
         def __init__(self):
@@ -128,7 +177,9 @@ def test_a_script_holds_the_bytes_of_the_graph(layers, schedule):
 
         def end(self, executor: Executor, action):
             if not action.kind.is_communication:
-                parameters = [p.data for p in executor.stages[action.stage].parameters.values()]
+                parameters = [
+                    p.data for p in executor.stages[action.stage].parameters.values()
+                ]
                 kept = executor.graphs[action.stage].values()
                 self.num_tapes += any(isinstance(each, Replayed) for each in kept)
                 nodes = [node for each in kept for node in as_graph(each)]
@@ -144,9 +195,24 @@ def test_a_script_holds_the_bytes_of_the_graph(layers, schedule):
         return [Node(None, (), tuple(arrays), 0)]
 
     def measure(group, replay):
-        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), *(LAYERS[name]() for name in layers), nn.Linear(WIDTH, WIDTH))
-        pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=4, schedule=schedule, replay=replay)
-        optimiser, random, trainer = optim.SGD(pipeline.parameters(), 0.1), np.random.default_rng(0), pipeline._trainer
+        model = nn.Sequential(
+            nn.Linear(WIDTH, WIDTH),
+            *(LAYERS[name]() for name in layers),
+            nn.Linear(WIDTH, WIDTH),
+        )
+        pipeline = Pipeline(
+            model,
+            group,
+            loss=nn.MSELoss(),
+            num_microbatches=4,
+            schedule=schedule,
+            replay=replay,
+        )
+        optimiser, random, trainer = (
+            optim.SGD(pipeline.parameters(), 0.1),
+            np.random.default_rng(0),
+            pipeline._trainer,
+        )
         for _ in range(4):
             meter = Meter()
             trainer._observers = (meter,)
@@ -190,9 +256,12 @@ class Counts(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("layer", "reason"), [(Reads, "reads a value"), (Bakes, "different"), (Counts, "sets an attribute")]
+    ("layer", "reason"),
+    [(Reads, "reads a value"), (Bakes, "different"), (Counts, "sets an attribute")],
 )
-def test_what_cannot_be_replayed_stays_eager_with_its_reason(layer, reason, monkeypatch):
+def test_what_cannot_be_replayed_stays_eager_with_its_reason(
+    layer, reason, monkeypatch
+):
     monkeypatch.setitem(LAYERS, "odd", layer)
 
     def both(group):
@@ -214,6 +283,10 @@ def tape_of(mask):
 
 
 def test_two_captures_are_alike_only_with_equal_lines_and_constants():
-    assert tape_of(np.array([1.0, 0.0, 1.0])).is_like(tape_of(np.array([1.0, 0.0, 1.0])))
-    assert not tape_of(np.array([1.0, 0.0, 1.0])).is_like(tape_of(np.array([1.0, 1.0, 1.0])))
+    assert tape_of(np.array([1.0, 0.0, 1.0])).is_like(
+        tape_of(np.array([1.0, 0.0, 1.0]))
+    )
+    assert not tape_of(np.array([1.0, 0.0, 1.0])).is_like(
+        tape_of(np.array([1.0, 1.0, 1.0]))
+    )
     assert not tape_of(np.array([1.0, 0.0, 1.0])).is_like(tape_of(2.0))

@@ -55,19 +55,32 @@ class Outer(nn.Module):
         return ((outputs - targets) * self.inner.factor).sum() * 0.1
 
 
-def results(compile, layer, loss=None, change=None, num_microbatches=2):
+def results(how, layer, loss=None, change=None, num_microbatches=2):
     """Return what some steps leave, and the pipeline; ``change`` is called before the sixth of nine."""
     with init_process_group() as group:
         model = nn.Sequential(nn.Linear(WIDTH, WIDTH), *layer())
-        options = {"loss": loss or nn.MSELoss(), "num_microbatches": num_microbatches, "compile": compile}
-        pipeline = Pipeline(model, group, loss_weight=lambda targets: len(targets), **options)
-        optimiser, random, found = optim.SGD(pipeline.parameters(), 0.01), np.random.default_rng(0), []
+        options = {
+            "loss": loss or nn.MSELoss(),
+            "num_microbatches": num_microbatches,
+            "compile": how,
+        }
+        pipeline = Pipeline(
+            model, group, loss_weight=lambda targets: len(targets), **options
+        )
+        optimiser, random, found = (
+            optim.SGD(pipeline.parameters(), 0.01),
+            np.random.default_rng(0),
+            [],
+        )
         for step in range(9):
             if step == 5 and change is not None:
                 change(pipeline)
             x = random.normal(size=(4, 3, WIDTH)).astype(np.float32)
             found.append(pipeline.step(x, x))
-            found += [(type(p.grad), np.asarray(p.grad).tobytes()) for p in pipeline.parameters()]
+            found += [
+                (type(p.grad), np.asarray(p.grad).tobytes())
+                for p in pipeline.parameters()
+            ]
             optimiser.step()
         return found, pipeline
 
@@ -89,7 +102,12 @@ CASES = {
     "a power of a negative number": (lambda: [Own(powers)], None),
     "a scalar parameter": (lambda: [Scalar()], None),
     "a module in an object": (
-        lambda: [Own(lambda s, x: s.held.layer(x), held=SimpleNamespace(layer=nn.Dropout(0.25)))],
+        lambda: [
+            Own(
+                lambda s, x: s.held.layer(x),
+                held=SimpleNamespace(layer=nn.Dropout(0.25)),
+            )
+        ],
         another_rate,
     ),
 }
@@ -111,9 +129,9 @@ def test_a_gradient_for_a_tensor_outside_of_the_model_is_refused_and_not_lost():
         return [Own(lambda s, x: x * outside)]
 
     found = []
-    for compile in ("where-possible", False):
+    for how in ("where-possible", False):
         outside.zero_grad()
-        losses, pipeline = results(compile, layer)
+        losses, pipeline = results(how, layer)
         found.append((losses, outside.grad.tobytes()))
     assert found[0] == found[1]
     with pytest.raises(ModelError, match="outside"):
@@ -137,24 +155,33 @@ def test_a_patched_loss_is_refused_or_runs_eagerly():
 
     loss = nn.MSELoss()
     compiled, pipeline = results("where-possible", lambda: [nn.Tanh()], loss, patched)
-    assert pipeline.compile_report() == "step: stage 0 runs eagerly: the loss runs code of its own"
+    assert (
+        pipeline.compile_report()
+        == "step: stage 0 runs eagerly: the loss runs code of its own"
+    )
     loss = nn.MSELoss()
     assert compiled == results(False, lambda: [nn.Tanh()], loss, patched)[0]
     loss = nn.MSELoss()
-    with pytest.raises(ModelError, match="Stage 0 cannot be compiled: the loss runs code of its own"):
+    with pytest.raises(
+        ModelError, match="Stage 0 cannot be compiled: the loss runs code of its own"
+    ):
         results(True, lambda: [nn.Tanh()], loss, patched)
 
 
 def test_under_a_profiler_a_step_runs_as_without():
     profiler = cProfile.Profile()
-    compiled, _ = profiler.runcall(results, True, lambda: [Own(lambda s, x: x * 2), nn.Tanh()])
+    compiled, _ = profiler.runcall(
+        results, True, lambda: [Own(lambda s, x: x * 2), nn.Tanh()]
+    )
     assert compiled == results(False, lambda: [Own(lambda s, x: x * 2), nn.Tanh()])[0]
 
 
 def test_values_that_were_replaced_are_kept_until_the_next_step_at_most():
     with init_process_group() as group:
         model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
-        pipeline = Pipeline(model, group, loss=nn.MSELoss(), num_microbatches=1, compile=True)
+        pipeline = Pipeline(
+            model, group, loss=nn.MSELoss(), num_microbatches=1, compile=True
+        )
         x = np.ones((4, WIDTH), np.float32)
         for _ in range(3):
             pipeline.step(x, x)

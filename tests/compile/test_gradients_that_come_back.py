@@ -1,48 +1,63 @@
-"""A gradient that comes back to a replayed microbatch: what does not fit is refused, and none at all goes on."""
+"""A gradient that comes back to a compiled stage from one that runs eagerly."""
 
 import numpy as np
 import pytest
 
-from minipipe import nn, schedules
+from minipipe import Pipeline, Tensor, functional, nn, spawn
 from minipipe.errors import MinipipeError
-from minipipe.execution.payload import Payload
-from minipipe.execution.replayed import Replayed
-from minipipe.execution.replaying import ReplayingStage
-from minipipe.execution.stage import Stage
 
 WIDTH = 4
 
 
-def stepped(kind, gradient, is_split):
-    """Return what the backward of a seventh step returns for a gradient, and the weight's gradient."""
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()).initialise()
-    schedule = schedules.gpipe(2, 1)
-    schedule = schedules.split_backward(schedule) if is_split else schedule
-    stage = kind(model, 0, schedule, dict(model.named_parameters()))
-    random = np.random.default_rng(0)
-    for step in range(7):
-        stage.begin()
-        _, held = stage.forward(0, Payload([random.normal(size=(3, WIDTH)).astype(np.float32)], [True], None))
-        given = Payload([gradient if step == 6 else np.ones((3, WIDTH), np.float32)], [True], None)
-        assert kind is Stage or step < 6 or isinstance(held, Replayed)
-        if is_split:
-            result, work = stage.backward_input(0, held, given)
-            stage.backward_weight(0, work)
-        else:
-            result = stage.backward(0, held, given)
-    grad = model[0].weight.grad
-    return [None if array is None else array.tobytes() for array in (*result.arrays, grad)]
+def trained(group, how, layer, schedule):
+    """Return losses and gradients of steps whose second stage is never compiled."""
+    last = nn.Sequential(layer, nn.Linear(WIDTH, WIDTH))
+    stages = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()), last
+    options = {"loss": nn.MSELoss(), "num_microbatches": 2, "schedule": schedule}
+    pipeline = Pipeline.from_modules(stages, group, compile=how, **options)
+    found = []
+    for x in np.random.default_rng(0).normal(size=(6, 4, WIDTH)).astype(np.float32):
+        found.append(pipeline.step(x, x))
+        found += [None if p.grad is None else p.grad.tobytes() for p in pipeline.parameters()]
+    return found, pipeline.compile_report()
 
 
-@pytest.mark.parametrize("is_split", [False, True])
-@pytest.mark.parametrize("kind", [Stage, ReplayingStage])
-@pytest.mark.parametrize("wrong", [np.ones((3, WIDTH)), np.ones((2, WIDTH), np.float32), np.ones(WIDTH, np.float32)])
-def test_a_gradient_of_another_dtype_or_shape_is_refused(kind, wrong, is_split):
+class Turned(nn.Module):
+    """Returns a gradient in Fortran order."""
+
+    def forward(self, x):
+        return x.T.reshape(WIDTH, -1).T
+
+
+class Unrelated(nn.Module):
+    """Has results that do not depend on its input, which gets no gradient."""
+
+    def forward(self, x):
+        return Tensor(np.ones(x.shape, np.float32))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+@pytest.mark.parametrize("layer", [Turned, Unrelated, lambda: nn.Function(functional.tanh)])
+def test_gradients_in_any_order_and_none_at_all_have_the_bits_of_eager_steps(layer, schedule):
+    compiled, eager = (
+        spawn(lambda group, how=how: trained(group, how, layer(), schedule), 2)
+        for how in ("where-possible", False)
+    )
+    assert [found for found, _ in compiled] == [found for found, _ in eager]
+    assert compiled[1][1].startswith("step: stage 1 runs eagerly: layer 2,")
+
+
+class Sometimes(nn.Module):
+    """Gives its input a gradient in the first steps alone."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x * 2 if self.calls <= 6 else Tensor(np.ones(x.shape, np.float32))
+
+
+def test_a_gradient_that_stops_to_come_is_an_error_and_no_wrong_number():
     with pytest.raises(MinipipeError):
-        stepped(kind, wrong, is_split)
-
-
-@pytest.mark.parametrize("is_split", [False, True])
-@pytest.mark.parametrize("gradient", [None, np.full((3, WIDTH), 2, np.float32), np.ones((WIDTH, 3), np.float32).T])
-def test_no_gradient_and_one_in_another_order_go_on_as_with_graphs(gradient, is_split):
-    assert stepped(ReplayingStage, gradient, is_split) == stepped(Stage, gradient, is_split)
+        spawn(lambda group: trained(group, "where-possible", Sometimes(), "1f1b"), 2)

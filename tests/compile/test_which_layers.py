@@ -26,9 +26,21 @@ def ids(random):
 
 LAYERS = {
     "attention": (lambda: [nn.MultiHeadAttention(WIDTH, 2)], numbers(4, WIDTH)),
-    "causal block": (lambda: [nn.TransformerBlock(WIDTH, 2, is_causal=True, dropout=0.1)], numbers(4, WIDTH)),
-    "embedding": (lambda: [nn.Embedding(CLASSES, WIDTH), nn.PositionalEmbedding(4, WIDTH)], ids),
-    "language model": (lambda: [nn.Embedding(CLASSES, WIDTH), nn.TransformerBlock(WIDTH, 2, is_causal=True)], ids),
+    "causal block": (
+        lambda: [nn.TransformerBlock(WIDTH, 2, is_causal=True, dropout=0.1)],
+        numbers(4, WIDTH),
+    ),
+    "embedding": (
+        lambda: [nn.Embedding(CLASSES, WIDTH), nn.PositionalEmbedding(4, WIDTH)],
+        ids,
+    ),
+    "language model": (
+        lambda: [
+            nn.Embedding(CLASSES, WIDTH),
+            nn.TransformerBlock(WIDTH, 2, is_causal=True),
+        ],
+        ids,
+    ),
     "SiLU": (lambda: [nn.Linear(WIDTH, WIDTH), nn.SiLU()], numbers(WIDTH)),
     "RMSNorm": (lambda: [nn.RMSNorm(WIDTH)], numbers(WIDTH)),
     "LSTM": (lambda: [nn.LSTM(WIDTH, WIDTH)], numbers(4, WIDTH)),
@@ -45,14 +57,20 @@ REASONS = {
 }
 
 
-def trained(name, compile, loss):
+def trained(name, how, loss):
     make, draw = LAYERS[name]
     with init_process_group() as group:
         width = {"Conv1d": 32, "Conv2d": 128, "pooling": 9, "means": 9}.get(name, WIDTH)
         turn = [nn.Flatten()] if width != WIDTH else []
         model = nn.Sequential(*make(), *turn, nn.Linear(width, CLASSES))
-        pipeline = Pipeline(model, group, loss=loss, num_microbatches=2, compile=compile)
-        optimiser, random, found = optim.SGD(pipeline.parameters(), 0.05), np.random.default_rng(0), []
+        pipeline = Pipeline(
+            model, group, loss=loss, num_microbatches=2, compile=how
+        )
+        optimiser, random, found = (
+            optim.SGD(pipeline.parameters(), 0.05),
+            np.random.default_rng(0),
+            [],
+        )
         for _ in range(6):
             x = draw(random)
             leading = 2 if x.dtype == int or (x.ndim == 3 and not turn) else 1
@@ -68,7 +86,11 @@ def test_a_layer_is_compiled_or_runs_eagerly_and_says_why(name):
     compiled, report = trained(name, "where-possible", nn.CrossEntropyLoss())
     assert compiled == trained(name, False, nn.CrossEntropyLoss())[0], report
     reason = REASONS.get(name)
-    assert report == (f"step: stage 0 runs eagerly: {reason}" if reason else "step: stage 0 is compiled")
+    assert report == (
+        f"step: stage 0 runs eagerly: {reason}"
+        if reason
+        else "step: stage 0 is compiled"
+    )
 
 
 @pytest.mark.parametrize("name", REASONS)
@@ -82,7 +104,12 @@ def test_a_layer_that_cannot_be_compiled_is_refused_with_a_remedy(name):
 
 
 @pytest.mark.parametrize(
-    "options", [{"ignore_index": 1}, {"class_weights": [1.0, 0.5, 2.0, 3.0, 0.0]}, {"label_smoothing": 0.1}]
+    "options",
+    [
+        {"ignore_index": 1},
+        {"class_weights": [1.0, 0.5, 2.0, 3.0, 0.0]},
+        {"label_smoothing": 0.1},
+    ],
 )
 def test_a_loss_that_counts_labels_differently_is_compiled(options):
     loss = nn.CrossEntropyLoss(**options)
@@ -111,35 +138,61 @@ class Added(nn.Module):
 def test_a_stage_that_passes_on_a_pytree_gets_all_gradients(schedule):
     """The story: while such a microbatch was recorded, all gradients but the first were lost."""
 
-    def run(compile, group):
-        stages = nn.Sequential(nn.Linear(WIDTH, WIDTH), Both()), nn.Sequential(Added(), nn.Linear(WIDTH, CLASSES))
-        options = {"loss": nn.CrossEntropyLoss(), "num_microbatches": 2, "schedule": schedule, "compile": compile}
-        pipeline, random = Pipeline.from_modules(stages, group, **options), np.random.default_rng(0)
+    def run(how, group):
+        stages = (
+            nn.Sequential(nn.Linear(WIDTH, WIDTH), Both()),
+            nn.Sequential(Added(), nn.Linear(WIDTH, CLASSES)),
+        )
+        options = {
+            "loss": nn.CrossEntropyLoss(),
+            "num_microbatches": 2,
+            "schedule": schedule,
+            "compile": how,
+        }
+        pipeline, random = (
+            Pipeline.from_modules(stages, group, **options),
+            np.random.default_rng(0),
+        )
         found = []
         for _ in range(6):
-            found.append(pipeline.step(numbers(WIDTH)(random), random.integers(0, CLASSES, 8)))
+            found.append(
+                pipeline.step(numbers(WIDTH)(random), random.integers(0, CLASSES, 8))
+            )
             found += [p.grad.tobytes() for p in pipeline.parameters()]
         return found, pipeline.compile_report()
 
-    compiled, eager = (spawn(partial(run, compile), 2, take_turns=True) for compile in (True, False))
+    compiled, eager = (
+        spawn(partial(run, how), 2, take_turns=True) for how in (True, False)
+    )
     assert [rank[0] for rank in compiled] == [rank[0] for rank in eager]
-    assert [rank[1] for rank in compiled] == [f"step: stage {stage} is compiled" for stage in range(2)]
+    assert [rank[1] for rank in compiled] == [
+        f"step: stage {stage} is compiled" for stage in range(2)
+    ]
 
 
 def test_a_compiled_stage_may_be_followed_by_one_that_runs_eagerly():
-    def run(compile, group):
-        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), Taught(), nn.Linear(WIDTH, CLASSES))
+    def run(how, group):
+        model = nn.Sequential(
+            nn.Linear(WIDTH, WIDTH), nn.Tanh(), Taught(), nn.Linear(WIDTH, CLASSES)
+        )
         options = {
             "loss": nn.CrossEntropyLoss(),
             "partition": [range(2), range(2, 4)],
             "num_microbatches": 2,
-            "compile": compile,
+            "compile": how,
         }
         pipeline, random = Pipeline(model, group, **options), np.random.default_rng(0)
-        losses = [pipeline.step(numbers(WIDTH)(random), random.integers(0, CLASSES, 8)) for _ in range(6)]
+        losses = [
+            pipeline.step(numbers(WIDTH)(random), random.integers(0, CLASSES, 8))
+            for _ in range(6)
+        ]
         return losses, pipeline.compile_report()
 
-    (first, of_first), (_, of_last) = spawn(partial(run, "where-possible"), 2, take_turns=True)
+    (first, of_first), (_, of_last) = spawn(
+        partial(run, "where-possible"), 2, take_turns=True
+    )
     assert first == spawn(partial(run, False), 2, take_turns=True)[0][0]
     assert of_first == "step: stage 0 is compiled"
-    assert of_last == "step: stage 1 runs eagerly: layer 2, Taught, runs code of its own"
+    assert (
+        of_last == "step: stage 1 runs eagerly: layer 2, Taught, runs code of its own"
+    )

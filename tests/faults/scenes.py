@@ -7,6 +7,7 @@ import itertools
 import random
 import sys
 import time
+from contextlib import suppress
 
 import numpy as np
 
@@ -244,6 +245,44 @@ raises_in_a_layer = _in_a_layer(deeds.raises)
 exits_in_a_layer = _in_a_layer(deeds.exits)
 stops_in_a_layer = _in_a_layer(deeds.stops)
 sleeps_in_a_layer = _in_a_layer(deeds.sleeps)
+
+
+# -- channels: every rank passes something on to the next one ------------------------------------------------------
+
+
+def _beside_channels(deed):
+    """Return a scene in which a deed is done by the culprit in a step, while the others wait in a channel."""
+
+    def scene(group, culprit):
+        sending = group.send_channel((3,), np.float32, (group.rank + 1) % group.size, 4)
+        receiving = group.receive_channel((3,), np.float32, (group.rank - 1) % group.size, 4)
+        for step in range(100):
+            receiving.start(step)
+            if group.rank == culprit and step == 50:
+                deed(group, None)
+            sending.wait()
+            sending.start(step)
+            receiving.wait()
+
+    return scene
+
+
+def _makes_a_call_alone(group, array):
+    stamp()
+    group.barrier()
+
+
+is_killed_beside_channels = _beside_channels(deeds.is_killed)
+raises_beside_channels = _beside_channels(deeds.raises)
+exits_beside_channels = _beside_channels(deeds.exits)
+stops_beside_channels = _beside_channels(deeds.stops)
+sleeps_beside_channels = _beside_channels(deeds.sleeps)
+makes_another_call_beside_channels = _beside_channels(_makes_a_call_alone)
+
+
+def returns_early_beside_channels(group, culprit):
+    with suppress(deeds.Return):
+        _beside_channels(deeds.returns_early)(group, culprit)
 
 
 # -- what cannot work ---------------------------------------------------------------------------------------------

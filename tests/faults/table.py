@@ -264,6 +264,14 @@ FAULTS = (
     Fault("sleeps_in_a_sum", 4, last=_in_replica(BUSY), limit=SILENT),
     Fault("loses_a_part_of_a_sum", 6, last=_in_replica(WAITED, "{peer}"), limit=SILENT),
     Fault("differs_in_replicas", 8, last=r"The replicas of rank {rank} differs .*: 1\", on rank \d .replicas: 2"),
+    # Ranks that wait in a channel.
+    Fault("is_killed_beside_channels", 1, code=None, last=UNEXPLAINED, limit=KILLED),
+    Fault("raises_beside_channels", 2, last=rf"{SPEAKS}ValueError: boom$"),
+    Fault("exits_beside_channels", 3, code=7, last=SPEAKS),
+    Fault("returns_early_beside_channels", 3, last=r"[Rr]ank {rank} has exited"),
+    Fault("stops_beside_channels", 4, last=SILENCE, limit=SILENT),
+    Fault("sleeps_beside_channels", 4, last=BUSY, limit=SILENT),
+    Fault("makes_another_call_beside_channels", 8, last=rf"{NAMED}.* a barrier", limit=SILENT),
     # A grid of 2 x 2 x 2: the messages name coordinates.
     Fault("is_killed_in_a_layer", 1, code=None, last=_on_grid(UNEXPLAINED), limit=KILLED, **ON_GRID),
     Fault("raises_in_a_layer", 2, last=SPEAKS, also=(r"{coordinates}:$", "ValueError: boom$"), **ON_GRID),

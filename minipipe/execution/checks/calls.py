@@ -45,6 +45,8 @@ class Calls:
         How many calls were begun.
     updates : Updates or None
         What optimisers did since the pipeline was made, if that is compared.
+    is_alone : bool
+        Whether there is no other rank.
     trained : Trained or None
         Compares which parameters are trained, in every call that computes gradients.
 
@@ -64,6 +66,7 @@ class Calls:
         self.trained: Trained | None = None
         self._roots = [(tensor, 0)] if tensor else []
         self._roots += [(group, first_rank)]
+        self.is_alone = all(ranks.size == 1 for ranks, _ in self._roots)
         self._pipeline = group.next_serial()
 
     def begin(
@@ -89,6 +92,8 @@ class Calls:
             Code ``disagreement``, naming the difference from the first rank.
         """
         self.count += 1
+        if self.is_alone:
+            return size, layout
         values = {**(given or {}), **(self.updates.marks() if self.updates else {})}
         mine = [self._pipeline, self.count, _NAMES.index(call), size, layout, *marks_of(values)]
         words = self.updates.words if self.updates else dict

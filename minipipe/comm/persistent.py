@@ -1,0 +1,247 @@
+"""Channels between MPI processes for messages in one piece: persistent requests, made once and started in every step.
+
+Header and array lie side by side in one buffer, so nothing is copied but by MPI, and a message that is as expected
+costs one comparison of its header. All others take the way of ``irecv``, with its errors.
+
+MPI gives the messages of a source and a tag to receives in the order in which these were started. So an active request
+stands among the receives that the group has posted, where an ``irecv`` may take its message. If one is posted already,
+the request stays idle, and the channel takes the message of that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+import numpy as np
+
+from minipipe.comm.channel import ReceiveChannel, SendChannel
+from minipipe.comm.job.mpi_job import MPI
+from minipipe.comm.message import HEADER_SIZE, Expectation, Header, Label, packed_form, packed_step
+
+if TYPE_CHECKING:
+    from minipipe.comm.mpi import MPIGroup
+
+LONGEST = 1 << 15
+"""Bytes of an array that travels with its header, in one message."""
+_ALIGNMENT = 64  # bytes: a cache line, and the widest vector registers
+
+
+class Posted:
+    """A receive that was posted: the request, and the memory that its message arrives in.
+
+    Parameters
+    ----------
+    memory : bytearray or memoryview
+    is_spare : bool
+        Whether the memory is for any message, and not that of a channel.
+
+    Attributes
+    ----------
+    request : MPI.Request
+    status : MPI.Status
+        Of the message that has arrived; empty if it was longer than the memory.
+    is_over : bool
+        Whether the message has arrived, as far as was asked.
+    """
+
+    __slots__ = ("is_over", "is_spare", "memory", "request", "status")
+
+    def __init__(self, memory: bytearray | memoryview, is_spare: bool) -> None:
+        self.memory, self.is_spare = memory, is_spare
+        self.request: Any = MPI.REQUEST_NULL
+        self.status, self.is_over = MPI.Status(), False
+
+    def has_arrived(self) -> bool:
+        """Return whether the message has arrived. It may be called again after that, and MPI's Test may not.
+
+        MPICH 5.0 forgets the message of a persistent request that was asked by Get_status.
+        """
+        try:
+            self.is_over = self.is_over or self.request.Test(self.status)
+        except MPI.Exception as error:
+            if error.Get_error_class() != MPI.ERR_TRUNCATE:
+                raise
+            self.is_over, self.status = True, MPI.Status()  # longer than any message in one piece: none of ours
+        return self.is_over
+
+
+class _Buffer:
+    """Memory of a message in one piece: a header, then an array that begins at a cache line.
+
+    Parameters
+    ----------
+    like : array
+        Of the same shape and dtype.
+    capacity : int
+        The bytes for the array, at least its own.
+    """
+
+    def __init__(self, like: np.ndarray, capacity: int) -> None:
+        length = HEADER_SIZE + capacity
+        self.memory = bytearray(_ALIGNMENT + length)
+        address = np.frombuffer(self.memory, np.uint8).ctypes.data
+        self.start = -(address + HEADER_SIZE) % _ALIGNMENT
+        self.message = memoryview(self.memory)[self.start : self.start + length]
+        self.array = np.ndarray(like.shape, like.dtype, self.message, HEADER_SIZE)
+
+
+class PersistentSend(SendChannel):
+    """A channel that sends by a persistent request.
+
+    Parameters
+    ----------
+    group : MPIGroup
+    like : array
+        Of the shape and dtype of the payload.
+    destination, tag : int
+    what : str or function
+        A description of the message, for errors.
+    """
+
+    _group: MPIGroup
+
+    def __init__(self, group: MPIGroup, like: np.ndarray, destination: int, tag: int, what: Label) -> None:
+        buffer = _Buffer(like, capacity=like.nbytes)
+        super().__init__(group, buffer.array, destination, tag, what)
+        self._header = Header.of(like)
+        buffer.message[:HEADER_SIZE] = self._header.packed
+        self._message = buffer.message
+        self._persistent = group.comm.Send_init(buffer.message, destination, group.mpi_tag(tag))
+        group.persistent.add(self, self._persistent, self._persistent.Test)
+
+    def start(self, step: int = 0) -> None:
+        """Start to send the array; return at once, or once the message before has been taken."""
+        self._group._check("destination", self._destination)
+        if self._request is not None:
+            self.wait()
+        head = packed_step(step)
+        self._message[: len(head)] = head
+        self._persistent.Start()
+        if self._persistent.Test():
+            self._request = None
+        else:
+            what, num_bytes = self._what or self._header, self._header.nbytes
+            self._request = self._group.unfinished(
+                [self._persistent], [self._message], what, num_bytes, self._destination, self._tag
+            )
+
+
+class PersistentReceive(ReceiveChannel):
+    """A channel that receives by a persistent request.
+
+    Parameters
+    ----------
+    group : MPIGroup
+    like : array
+        Of the shape and dtype of the payload.
+    source, tag : int
+    what : str or function
+        A description of the message, for errors.
+    """
+
+    _group: MPIGroup
+
+    def __init__(self, group: MPIGroup, like: np.ndarray, source: int, tag: int, what: Label) -> None:
+        # An array of another shape arrives whole, and the error says which.
+        buffer = _Buffer(like, capacity=LONGEST)
+        super().__init__(group, buffer.array, source, tag, what)
+        self._posted, self._key = group.posted, (source, group.mpi_tag(tag))
+        self._buffer = buffer
+        self._form, self._length = packed_form(like.dtype, like.shape), HEADER_SIZE + like.nbytes
+        self._step, self._expected_header = 0, b""
+        self._own = Posted(buffer.message, is_spare=False)
+        self._own.request = group.comm.Recv_init(buffer.message, *self._key)
+        group.persistent.add(self, self._own.request, _is_not_posted(group.posted, self._key, self._own))
+
+    def start(self, step: int = 0) -> None:
+        """Start to receive the next message, unless a receive is posted already; return at once."""
+        self._group._check("source", self._source)
+        self._step, self._expected_header = step, packed_step(step) + self._form
+        if self._key not in self._posted:
+            self._own.request.Start()
+            self._own.is_over = False
+            self._posted[self._key] = self._own
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the message has arrived in ``array``."""
+        posted, length = self._group.arrival(self._key, self._awaited, timeout)
+        if (
+            posted is self._own
+            and length == self._length
+            and self._buffer.memory.startswith(self._expected_header, self._buffer.start)
+        ):
+            return
+        array = self._group.contents(self._expectation(), posted.memory, length, timeout)
+        if array is not self.array:
+            self.array[...] = array
+
+    def _expectation(self) -> Expectation:
+        group = self._group
+        where = group.rank, self._source, self._tag
+        return Expectation(*where, self.array, self._step, self._what, self._allocate, group.world_ranks)
+
+    def _awaited(self) -> str:
+        return self._expectation().awaited()
+
+
+def _is_not_posted(posted: dict[tuple[int, int], Posted], key: tuple[int, int], own: Posted) -> Callable[[], bool]:
+    """Return a function that says whether a receive is idle; it does not hold the channel."""
+    return lambda: posted.get(key) is not own
+
+
+PERSISTENT: dict[type, Any] = {SendChannel: PersistentSend, ReceiveChannel: PersistentReceive}
+
+
+class PersistentRequests:
+    """The persistent requests of a group: those of channels that were dropped are freed, and all at the end.
+
+    Parameters
+    ----------
+    keep : function
+        Holds a function until it returns True, by calling it now and then: :meth:`MPIJob.keep`.
+    """
+
+    def __init__(self, keep: Callable[[Callable[[], bool]], object]) -> None:
+        self._keep = keep
+        self._requests: list[tuple[ref[Any], MPI.Request, Callable[[], bool]]] = []
+
+    def add(self, channel: SendChannel | ReceiveChannel, request: MPI.Request, is_idle: Callable[[], bool]) -> None:
+        """Add the request of a channel, and free those of channels that were dropped.
+
+        Not when they are dropped: garbage is collected in any thread, and MPI may not allow calls of another one.
+        """
+        alive = []
+        for entry in self._requests:
+            owner, dropped, is_free = entry
+            if owner() is None and is_free():
+                dropped.Free()
+            else:
+                alive.append(entry)
+        self._requests = [*alive, (ref(channel), request, is_idle)]
+
+    def free(self) -> None:
+        """Free all; a send that is not over once it is. No receive may be active any more."""
+        for _, request, is_idle in self._requests:
+            with suppress(MPI.Exception):  # the group may be revoked
+                if is_idle():
+                    request.Free()
+                else:
+                    self._keep(_freed_once(request, is_idle))
+        self._requests = []
+
+
+def _freed_once(request: MPI.Request, is_idle: Callable[[], bool]) -> Callable[[], bool]:
+    """Return a function that frees a request if it is idle, and says whether it is freed."""
+
+    def is_over() -> bool:
+        try:
+            if request != MPI.REQUEST_NULL and is_idle():
+                request.Free()
+        except MPI.Exception:  # the group is revoked
+            return True
+        return request == MPI.REQUEST_NULL
+
+    return is_over

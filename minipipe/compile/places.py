@@ -1,0 +1,431 @@
+"""Where each array of a traced stage lies: decided once, from who uses it until when.
+
+============  ====================================================================
+parameter     the array given to ``bind``, and a gradient
+constant      computed when the functions are bound: it depends on no value
+temporary     used in one section alone; its memory is shared by all sections
+kept          made in one section, used in a later one: an array for each slot
+result        the array in which the caller wants it
+input         the array that the caller gives
+dynamic       allocated by NumPy each time
+============  ====================================================================
+
+A view lies where its array does. Arrays of one section that follow each other, each one
+computed in place of an operand that is not used again, are one *cell*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from minipipe.compile.trace import Line, Trace, Variable
+
+ALIGNMENT = 64  # bytes, of each temporary: a line of a cache
+
+
+@dataclass
+class Cell:
+    """Memory that one array, or several that follow each other, are computed in.
+
+    Attributes
+    ----------
+    members : list of str
+        The variables that own it, one after the other.
+    variable : Variable
+        The layout of all of them.
+    section : int
+        In which they are made.
+    born, dies : int
+        The positions of the first and the last use.
+    last_section : int
+        That of the last use.
+    result : int or None
+        The number of the result that is computed here.
+    offset : int
+        Of a temporary, in the shared memory.
+    """
+
+    members: list[str]
+    variable: Variable
+    section: int
+    born: int
+    dies: int
+    last_section: int
+    result: int | None = None
+    offset: int = 0
+
+    @property
+    def is_temporary(self) -> bool:
+        """Whether the memory is free again at the end of the section."""
+        return self.result is None and self.section == self.last_section
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether there is an array for each slot."""
+        return self.result is None and self.section < self.last_section
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the array."""
+        return num_bytes(self.variable)
+
+
+def num_bytes(variable: Variable) -> int:
+    """Return the size of an array."""
+    return int(np.prod(variable.shape, dtype=int)) * variable.dtype.itemsize
+
+
+@dataclass
+class Step:
+    """A line of a section, at a position that is counted through all sections.
+
+    Attributes
+    ----------
+    line : Line
+    section, position : int
+    leaf : int or None
+        The leaf to whose gradient the result of the line is added at once.
+    """
+
+    line: Line
+    section: int
+    position: int
+    leaf: int | None = None
+
+
+@dataclass
+class Uses:
+    """The uses of the memory of a variable, through any view of it."""
+
+    positions: list[int] = field(default_factory=list)
+    sections: set[int] = field(default_factory=set)
+    is_changed: bool = False
+    is_result: bool = False
+
+
+class Places:
+    """The places of all variables of a trace.
+
+    Parameters
+    ----------
+    trace : Trace
+    has_static_gradients : bool
+        Whether contributions are added to arrays, and not handed over to leaves.
+
+    Attributes
+    ----------
+    steps : list of list of Step
+        By section, the lines that matter.
+    folded : set of str
+        The variables that are constants, and views of these.
+    cells : dict of str to Cell
+        By the variable that owns the memory.
+    scratch : dict of int to Cell
+        By position, where a contribution is computed that is then added.
+    temporary_bytes : int
+        The size of the memory of temporaries.
+    """
+
+    def __init__(self, trace: Trace, has_static_gradients: bool = True) -> None:
+        self.trace = trace
+        self.sections = list(trace.sections)
+        self.ends: list[int] = []
+        self.steps = self._numbered(needed_lines(trace))
+        self.makers = {
+            name: step
+            for steps in self.steps
+            for step in steps
+            for name in step.line.makes
+        }
+        self.uses = self._uses()
+        self.scratch: dict[int, Cell] = {}
+        if has_static_gradients:
+            self._fuse_contributions()
+        self.folded = self._folded()
+        self.cells: dict[str, Cell] = {}
+        self._make_cells(has_static_gradients)
+        self._take_results()
+        temporaries = [c for c in self.unique_cells if c.is_temporary]
+        temporaries += self.scratch.values()
+        self.temporary_bytes = pack(temporaries)
+
+    @property
+    def unique_cells(self) -> list[Cell]:
+        """Every cell once, in the order in which they are made."""
+        return list({id(cell): cell for cell in self.cells.values()}.values())
+
+    def root(self, name: str) -> str:
+        """Return the variable that owns the memory of another."""
+        variable = self.trace.variables.get(name)
+        return name if variable is None else variable.root
+
+    def cell(self, name: str) -> Cell | None:
+        """Return the cell in which a variable lies, if it lies in one."""
+        return self.cells.get(self.root(name))
+
+    def is_view(self, name: str) -> bool:
+        """Return whether a variable is a view of another."""
+        return self.root(name) != name
+
+    def is_static(self, name: str) -> bool:
+        """Return whether a variable is in the same memory each time, by slot or not."""
+        if name in self.folded or name[0] in "pc":
+            return True
+        cell = self.cell(name)
+        if not self.is_view(name):
+            return cell is not None and cell.result is None
+        return self.is_static(self.root(name)) and self._is_remade(name)
+
+    def is_of_inputs(self, name: str) -> bool:
+        """Return whether it is a view of an array that the caller gives."""
+        if not self.is_view(name):
+            return False
+        root, cell = self.root(name), self.cell(name)
+        is_callers = root[0] in "xg" or (cell is not None and cell.result is not None)
+        return is_callers and self._is_remade(name)
+
+    def _is_remade(self, name: str) -> bool:
+        """Return whether a view follows from one array, and nothing else."""
+        step = self.makers[name]
+        if len(step.line.makes) > 1 or len(step.line.reads) != 1:
+            return False
+        (base,) = step.line.reads
+        is_root = not self.is_view(base)
+        return self.root(base) == self.root(name) and (is_root or self._is_remade(base))
+
+    # -- analysis ----------------------------------------------------------------------
+
+    def _numbered(self, lines: dict[str, list[Line]]) -> list[list[Step]]:
+        found, position = [], 0
+        for number, section in enumerate(self.sections):
+            steps = []
+            for line in lines[section]:
+                steps.append(Step(line, number, position))
+                position += 1
+            found.append(steps)
+            self.ends.append(position)  # where the results of the section are used
+            position += 1
+        return found
+
+    def _uses(self) -> dict[str, Uses]:
+        uses: dict[str, Uses] = {}
+
+        def note(name: str, position: int, section: int) -> Uses:
+            found = uses.setdefault(self.root(name), Uses())
+            found.positions.append(position)
+            found.sections.add(section)
+            return found
+
+        for steps in self.steps:
+            for step in steps:
+                for name in (*step.line.makes, *step.line.reads, *step.line.changes):
+                    note(name, step.position, step.section)
+                for name in step.line.changes:
+                    uses[self.root(name)].is_changed = True
+        for number, section in enumerate(self.sections):
+            for name in self.trace.results[section]:
+                note(name, self.ends[number], number).is_result = True
+        return uses
+
+    def _fuse_contributions(self) -> None:
+        """Let a line that makes nothing but a contribution add it to the gradient."""
+        for steps in self.steps:
+            before: dict[int, int] = {}  # by leaf, the last contribution
+            for step in list(steps):
+                leaf = step.line.leaf
+                if leaf is None:
+                    continue
+                (name,) = step.line.reads
+                maker, last = self.makers.get(name), before.get(leaf, -1)
+                before[leaf] = step.position
+                if maker is None or last > maker.position:
+                    continue
+                if self._is_alone(name, maker, step):
+                    steps.remove(step)
+                    self._fuse(name, maker, leaf)
+
+    def _is_alone(self, name: str, maker: Step, step: Step) -> bool:
+        """Return whether a variable is made for one contribution."""
+        line, uses = maker.line, self.uses[self.root(name)]
+        variable = self.trace.variables[name]
+        return (
+            not self.is_view(name)
+            and maker.section == step.section
+            and line.form.into is not None
+            and len(line.makes) == 1
+            and is_in_c_order(variable)
+            and not uses.is_result
+            and set(uses.positions) == {maker.position, step.position}
+        )
+
+    def _fuse(self, name: str, maker: Step, leaf: int) -> None:
+        maker.leaf = leaf
+        variable, position = self.trace.variables[name], maker.position
+        number = maker.section
+        cell = Cell([name], variable, number, position, position, number)
+        self.scratch[position] = cell
+
+    def _folded(self) -> set[str]:
+        """Return the variables that depend on no value."""
+        folded: set[str] = set()
+        for steps in self.steps:
+            for step in steps:
+                line = step.line
+                if (
+                    line.has_effect
+                    or line.changes
+                    or not line.makes
+                    or step.leaf is not None
+                ):
+                    continue
+                if not folded.issuperset(line.reads):
+                    continue
+                if not any(
+                    self.uses[self.root(name)].is_changed for name in line.makes
+                ):
+                    folded.update(line.makes)
+        return folded
+
+    def _make_cells(self, has_static_gradients: bool) -> None:
+        handed_over = set()
+        if not has_static_gradients:
+            lines = (step.line for steps in self.steps for step in steps)
+            reads = (line.reads[0] for line in lines if line.leaf is not None)
+            handed_over = {self.root(name) for name in reads}
+        unsafe = {
+            self.root(name)
+            for steps in self.steps
+            for step in steps
+            for name in step.line.changes
+            if step.line.form.into is None
+        }
+        for steps in self.steps:
+            for step in steps:
+                form, makes = step.line.form, step.line.makes
+                if form.into is None or len(makes) != 1 or step.leaf is not None:
+                    continue
+                (name,) = makes
+                variable = self.trace.variables[name]
+                is_owner = variable.is_fresh and not variable.is_number
+                if is_owner and name not in {*self.folded, *handed_over, *unsafe}:
+                    self._add_to_cell(name, variable, step)
+
+    def _add_to_cell(self, name: str, variable: Variable, step: Step) -> None:
+        """Put a variable into the cell of an operand that dies, or into a new one."""
+        uses = self.uses[name]
+        cell = (
+            self._cell_of_operand(variable, step) if step.line.form.is_exact else None
+        )
+        if cell is None:
+            cell = Cell([], variable, step.section, step.position, 0, step.section)
+        cell.members.append(name)
+        cell.dies, cell.last_section = max(uses.positions), max(uses.sections)
+        self.cells[name] = cell
+
+    def _cell_of_operand(self, variable: Variable, step: Step) -> Cell | None:
+        for name in step.line.reads:
+            cell = self.cells.get(name)
+            if (
+                cell is None
+                or cell.section != step.section
+                or cell.dies != step.position
+            ):
+                continue
+            layout = cell.variable
+            if (layout.shape, layout.dtype, layout.strides) != (
+                variable.shape,
+                variable.dtype,
+                variable.strides,
+            ):
+                continue
+            if not any(
+                self.cells.get(self.root(each)) is cell
+                for each in step.line.reads
+                if each != name
+            ):
+                return cell
+        return None
+
+    def _take_results(self) -> None:
+        """Let results be computed where the caller wants them, where it is possible."""
+        for number, section in enumerate(self.sections):
+            for i, name in enumerate(self.trace.results[section]):
+                cell = self.cells.get(name)  # of the variable itself, and no view of it
+                if cell is None or cell.section != number or cell.result is not None:
+                    continue
+                if number > 0 and cell.last_section > number:
+                    continue  # only results of the first section are read later
+                if is_in_c_order(cell.variable) and not self._is_changed_later(cell):
+                    cell.result = i
+
+    def _is_changed_later(self, cell: Cell) -> bool:
+        return any(
+            self.cell(name) is cell
+            for steps in self.steps[cell.section + 1 :]
+            for step in steps
+            for name in step.line.changes
+        )
+
+
+def is_in_c_order(variable: Variable) -> bool:
+    """Return whether an array has the strides of a new one."""
+    new = np.empty(variable.shape, f"V{variable.dtype.itemsize}")
+    return new.strides == variable.strides
+
+
+def needed_lines(trace: Trace) -> dict[str, list[Line]]:
+    """Return the lines, by section, on which results and effects depend.
+
+    Changes in place count for all views of the memory.
+    """
+    live = {name for results in trace.results.values() for name in results}
+    roots = _roots_of(live, trace.variables)
+    needed: dict[str, list[Line]] = {}
+    for section in reversed(trace.sections):
+        found = []
+        for line in reversed(trace.sections[section]):
+            changes = _roots_of(line.changes, trace.variables)
+            is_read = not live.isdisjoint(line.makes) or not roots.isdisjoint(changes)
+            if line.has_effect or is_read:
+                found.append(line)
+                live.update(line.reads)
+                roots |= _roots_of(line.reads, trace.variables)
+        needed[section] = found[::-1]
+    return {section: needed[section] for section in trace.sections}
+
+
+def _roots_of(names: Iterable[str], variables: Mapping[str, Variable]) -> set[str]:
+    return {variables[name].root for name in names if name in variables}
+
+
+def pack(cells: list[Cell]) -> int:
+    """Give cells offsets, such that none overlaps another one at the same time.
+
+    Returns the size of the memory. Larger cells choose first.
+
+    Examples
+    --------
+    The first and the last are never used at the same time.
+
+    >>> one = Variable("v0", (16,), np.dtype("f4"), (4,), False, True)
+    >>> cells = [Cell([], one, 0, i, i + 1, 0) for i in range(3)]
+    >>> pack(cells), [cell.offset for cell in cells]
+    (128, [0, 64, 0])
+    """
+    placed: list[Cell] = []
+    for cell in sorted(cells, key=lambda cell: (-cell.num_bytes, cell.born)):
+        meets = [o for o in placed if o.born <= cell.dies and cell.born <= o.dies]
+        cell.offset = 0
+        for other in sorted(meets, key=lambda other: other.offset):
+            if other.offset >= cell.offset + cell.num_bytes:
+                break
+            cell.offset = max(cell.offset, _aligned(other.offset + other.num_bytes))
+        placed.append(cell)
+    return max((_aligned(cell.offset + cell.num_bytes) for cell in cells), default=0)
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
