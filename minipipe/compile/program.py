@@ -10,7 +10,6 @@ from __future__ import annotations
 import linecache
 from collections.abc import Callable, Sequence
 from itertools import count
-from sys import getrefcount
 from time import perf_counter
 from typing import Any
 from weakref import finalize
@@ -19,6 +18,7 @@ import numpy as np
 
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import mode
+from minipipe.compile.gradients import GradientArrays
 from minipipe.compile.guards import Same
 from minipipe.compile.recording import (
     Recorder,
@@ -77,6 +77,7 @@ class Compiler:
     def __init__(self, is_strict: bool) -> None:
         self._is_strict = is_strict
         self._programs: dict[Any, CompiledRow | None] = {}
+        self._gradients: GradientArrays | None = None
         self.program: CompiledRow | None = None
         self.report = "has not run yet"
 
@@ -102,7 +103,7 @@ class Compiler:
             executor.run_eagerly(steps)
             return
         program = self._programs[key]
-        if program is not None and program.holds(executor):
+        if program is not None and program.holds(executor, self._gradients):
             self.program, self.report = program, program.report
             program.run(executor)
             return
@@ -122,7 +123,27 @@ class Compiler:
             executor.run_eagerly(steps)
         finally:
             executor.stages = stages
-        self._programs[key] = CompiledRow(executor, recorders, self._is_strict)
+        program = CompiledRow(executor, recorders, self._is_strict)
+        is_trained = not executor.program.is_forward_only
+        program.bind(self._gradients_of(recorders) if is_trained else None)
+        self._programs[key] = program
+
+    def _gradients_of(self, recorders: dict[int, Recorder]) -> GradientArrays:
+        """Return the gradients of all programs, made anew if parameters have changed.
+
+        Then earlier programs are valid no more.
+        """
+        owners = [owner for each in recorders.values() for owner in each.owners]
+        owners = list({id(owner): owner for owner in owners}.values())
+        if self._gradients is not None and self._gradients.serve(owners):
+            return self._gradients
+        if self._gradients is not None:
+            self._gradients.close()
+        uses = [use for each in recorders.values() for use in each.uses]
+        self._gradients = GradientArrays(owners, uses)
+        for each in recorders.values():
+            each.guard.note_arrays()
+        return self._gradients
 
 
 class CompiledRow:
@@ -154,14 +175,13 @@ class CompiledRow:
         lines = list(row.lines())
         self._inputs = row.inputs
         parts = list({id(program): program for program in programs.values()}.values())
+        self._parts = parts
         sources = [program.sections.source for program in parts]
         self.source = "\n\n".join([*sources, "\n".join(lines) + "\n"])
         self.sources: dict[int, str] = {}
         for part, source in zip(parts, sources):
             earlier = self.sources.get(part.stage)
             self.sources[part.stage] = f"{earlier}\n\n{source}" if earlier else source
-        self._leaves: list[Any] = []
-        self._gradients: list[Array] = []
         self._guards = [recorders[s].guard for s in {part.stage for part in parts}]
         objective = executor.batch.objective
         self._loss = attributes_of_loss(objective.loss) if objective.has_loss else None
@@ -171,19 +191,33 @@ class CompiledRow:
         for name, channel in row.channels.items():
             opened = channel.opened(executor.group)
             self._namespace |= {name: opened, channel.array: opened.array}
-        pool = Pool(max((p.sections.temporary_bytes for p in parts), default=0))
-        for part in parts:
-            self._bind(part, recorders[part.stage], pool)
-        self._counts = list(map(getrefcount, self._gradients))
+        self._given: list[tuple[Any, Array]] = []
         self._schedule = self._compiled("\n".join(lines), executor)
 
-    def _bind(self, part: StageProgram, recorder: Recorder, pool: Pool) -> None:
-        """Give the functions of a stage their arrays, and the names of the module."""
-        arrays = [owner.data for owner in recorder.owners]
-        leaves = [use.node for use in recorder.uses]
-        found = part.sections.bind(arrays, leaves, part.num_slots, pool)
-        for section, function in found.items():
-            self._namespace[part.name_of(section)] = function
+    def bind(self, gradients: GradientArrays | None) -> None:
+        """Give all functions their arrays; without gradients, if it is forward only."""
+        self._gradients = gradients
+        if gradients is not None:
+            gradients.make_free()
+            self._version = gradients.version
+        parts = self._parts
+        pool = Pool(max((p.sections.temporary_bytes for p in parts), default=0))
+        given: dict[int, tuple[Any, Array]] = {}
+        for part in parts:
+            recorder = self._recorders[part.stage]
+            arrays = [owner.data for owner in recorder.owners]
+            leaves = [use.node for use in recorder.uses]
+            own: Sequence[Any] = leaves
+            if part.is_static and gradients is not None:
+                own = gradients.of(leaves)
+                for i in part.contributes:
+                    given[id(leaves[i])] = leaves[i], own[i]
+            found = part.sections.bind(arrays, own, part.num_slots, pool)
+            for section, function in found.items():
+                self._namespace[part.name_of(section)] = function
+        self._given = list(given.values())
+        if gradients is not None:
+            gradients.count_references()
 
     def _compiled(self, text: str, executor: Executor) -> Callable[[Executor], None]:
         file = f"<schedule of rank {executor.group.rank}, {next(_numbers)}>"
@@ -194,13 +228,14 @@ class CompiledRow:
         assert callable(function)
         return function
 
-    def holds(self, executor: Executor) -> bool:
+    def holds(self, executor: Executor, gradients: GradientArrays | None) -> bool:
         """Return whether nothing has changed on which the program depends."""
         loss = self._loss
         return (
-            mode().is_enabled == self._trained
-            and all(guard.holds_again() for guard in self._guards)
-            and (loss is None or loss.still_hold())
+            gradients is self._gradients
+            and mode().is_enabled == self._trained
+            and all(guard.holds() for guard in self._guards)
+            and (loss is None or loss.hold_again())
         )
 
     def run(self, executor: Executor) -> None:
@@ -209,6 +244,11 @@ class CompiledRow:
         An error in a forward is raised again by the layers, which add their notes.
         """
         executor.finish_sends()  # whose arrays are filled again now
+        gradients = self._gradients
+        if gradients is not None:
+            is_free = gradients.make_free()
+            if not is_free or self._version != gradients.version:
+                self.bind(gradients)
         try:
             self._schedule(executor)
         except Exception as error:
@@ -239,7 +279,7 @@ class CompiledRow:
             stage.forward(k, received)
 
     def _give_gradients(self) -> None:
-        for leaf, gradient in zip(self._leaves, self._gradients):
+        for leaf, gradient in self._given:
             leaf.grad = gradient
 
 
@@ -319,11 +359,15 @@ def _stage_programs(
         if recorder.reason or any(r.trace.reason for r in recorder.kinds.values()):
             continue
         programs: dict[int, StageProgram] = {}
+        how = "static" if _is_static(executor, recorder) else "leaves"
         for k, recorded in recorder.kind_of.items():
             if id(recorded) not in programs:
                 suffix = chr(ord("a") + len(programs)) if programs else ""
-                sections = Sections(recorded.trace, f"{stage}{suffix}", "leaves")
-                programs[id(recorded)] = StageProgram(stage, suffix, recorded, sections)
+                sections = Sections(recorded.trace, f"{stage}{suffix}", how)
+                program = StageProgram(stage, suffix, recorded, sections)
+                program.is_static = how == "static"
+                program.contributes = recorded.contributes
+                programs[id(recorded)] = program
             found[stage, k] = programs[id(recorded)]
         for program in programs.values():
             own = {k for (s, k), one in found.items() if one is program}
@@ -335,6 +379,17 @@ def _stage_programs(
             }
             assign_slots(program, places)
     return found
+
+
+def _is_static(executor: Executor, recorder: Recorder) -> bool:
+    """Return whether the gradients of a stage are arrays that are written in each step.
+
+    Not if they are taken away in the middle of a step, or if some microbatches give
+    other leaves a gradient.
+    """
+    given = {frozenset(recorded.contributes) for recorded in recorder.kinds.values()}
+    taken = any(hasattr(binding.handler, "then") for binding in executor.bindings)
+    return len(given) == 1 and not taken
 
 
 def _reports(

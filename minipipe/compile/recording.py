@@ -113,6 +113,13 @@ class Recorded:
         wanted = (True,) * len(self.result.shapes)
         return self.result._replace(requires_grad=wanted)
 
+    @property
+    def contributes(self) -> list[int]:
+        """The uses of parameters that get a gradient, by number."""
+        sections = self.trace.sections.values()
+        leaves = {line.leaf for lines in sections for line in lines}
+        return sorted(leaf for leaf in leaves if leaf is not None)
+
 
 class Recorder:
     """Stands in for a stage during a recorded step; it has the methods of one.

@@ -89,6 +89,10 @@ class StageProgram:
     slots : dict of int to tuple of int
         By microbatch, its slot in each class of kept arrays.
     num_slots : list of int
+    is_static : bool
+        Whether weight gradients are arrays that are there before a step.
+    contributes : list of int
+        The uses of parameters that get a gradient.
     """
 
     stage: int
@@ -97,6 +101,8 @@ class StageProgram:
     sections: Any
     slots: dict[int, tuple[int, ...]] = field(default_factory=dict)
     num_slots: list[int] = field(default_factory=list)
+    is_static: bool = False
+    contributes: list[int] = field(default_factory=list)
 
     def name_of(self, section: str) -> str:
         """Return the name of the function of a section."""

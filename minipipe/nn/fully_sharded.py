@@ -360,7 +360,7 @@ class _Whole(Parameter):
         leaves: Any = {0: node}
         self.data, self.node, self.leaves, self.initialiser = values, leaves[0], leaves, None
         self.shape, self.dtype, self.xp, self.updates = values.shape, share.dtype, share.xp, None
-        self.num_uses, self.is_placed = 1, True
+        self.num_uses, self.is_placed, self.arena = 1, True, None
 
 
 class _Shares(Node):

@@ -10,7 +10,7 @@ from numbers import Integral
 from operator import attrgetter
 from types import ModuleType
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import ReferenceType, WeakValueDictionary
 
 import numpy as np
 
@@ -83,7 +83,7 @@ class Parameter(Tensor):
                [0.5, 0.5, 0.5]], requires_grad=True)
     """
 
-    __slots__ = ("dtype", "initialiser", "is_placed", "leaves", "num_uses", "shape", "updates", "xp")
+    __slots__ = ("arena", "dtype", "initialiser", "is_placed", "leaves", "num_uses", "shape", "updates", "xp")
 
     @with_hints
     def __init__(
@@ -110,6 +110,7 @@ class Parameter(Tensor):
         self.num_uses = 1
         self.is_placed = False  # whether a module holds it; every further attribute becomes an alias
         self.updates: Any = None  # the record of its updates, in a pipeline over several ranks
+        self.arena: ReferenceType[Any] | None = None  # to the arena that has its gradient, and perhaps its values
         if values is not None:
             self.data = backend.copy(values)
 
@@ -302,7 +303,7 @@ class Parameter(Tensor):
         self.xp = import_module(state["xp"])
         self.node = _leaf(self.shape, self.dtype)
         self.node.needs_gradient = state["requires_grad"]
-        self.leaves, self.updates = {0: self.node}, None
+        self.leaves, self.updates, self.arena = {0: self.node}, None, None
         if "data" in state:
             self.data = state["data"]
 
@@ -335,6 +336,8 @@ class Alias(Parameter):
         if isinstance(owner.leaves, dict):
             owner.leaves = WeakValueDictionary(owner.leaves)  # the leaf of an alias goes with it
         owner.leaves[use] = self.node
+        if owner.arena is not None and (arena := owner.arena()) is not None:
+            arena.close()  # it has one gradient for each parameter, not one for each use
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Alias:
         twin = memo[id(self)] = Alias(copy.deepcopy(self.owner, memo), self.use)

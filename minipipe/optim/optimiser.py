@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from math import inf
 from types import SimpleNamespace
@@ -19,6 +19,7 @@ from minipipe.errors import ArgumentError, ModelError, ParameterError, counted
 from minipipe.hints import Familiar, check_keywords, instead_of, missing, with_hints
 from minipipe.nn.module import Module
 from minipipe.nn.parameter import HalfLeaf, Parameter
+from minipipe.optim.runs import Run, Walk
 from minipipe.specs import Spec
 
 
@@ -144,7 +145,8 @@ class Optimiser(Familiar, ABC):
         it before it is loaded. None for a rule that does not declare it: its states are loaded unchecked.
     is_elementwise : bool
         Class attribute, not inherited: whether each element of a parameter is changed by its own value, gradient and
-        state alone. Then several ranks may update a shard each (:meth:`minipipe.Pipeline.sharded`).
+        state alone. Then several ranks may update a shard each (:meth:`minipipe.Pipeline.sharded`), and parameters that
+        lie side by side are updated as one array of one axis.
     groups : list of ParameterGroup
         Their hyper-parameters may be changed between steps: ``optimiser.groups[0].learning_rate = 0.01``. No other
         attribute can be set, except the attributes of a custom rule.
@@ -184,7 +186,7 @@ class Optimiser(Familiar, ABC):
 
     __slots__ = (
         *("__weakref__", "_defaults", "_followers", "_is_one_group", "_masters", "_states", "groups", "history"),
-        *("first", "rate_factor"),
+        *("_walks", "first", "rate_factor"),
     )
     kept: ClassVar[Mapping[str, float] | None] = None
     is_elementwise: ClassVar[bool] = False
@@ -206,6 +208,7 @@ class Optimiser(Familiar, ABC):
         self._followers = _followers_of(self.parameters)
         self._states: dict[int, dict[str, Any]] = {id(parameter): {} for parameter in self.parameters}
         self._masters: dict[int, Array] = {}  # of parameters in half precision
+        self._walks: dict[int, Walk] = {}  # by group
         self.first: list[dict[str, Any]] = []
         self.history, self.rate_factor = (0, 0), 1.0
 
@@ -293,27 +296,50 @@ class Optimiser(Familiar, ABC):
         """Change every parameter that has a gradient, as a part of a step that was counted; return whether one has."""
         now, has_changed = next_order(), False
         for group in self.groups:
-            for parameter in group.parameters:
-                gradient = parameter.grad
+            for one in self._units_of(group.parameters):
+                gradient = one.grad
                 if gradient is not None:
-                    self._change(parameter, gradient, group)
-                    parameter.note_change(now)
+                    self._change(one, gradient, group)
+                    one.note_change(now)
                     has_changed = True
         return has_changed
 
-    def _change(self, parameter: Parameter, gradient: Array, group: ParameterGroup) -> None:
-        if isinstance(parameter.node, HalfLeaf):
-            self._update_half(parameter, gradient, group)
-        else:
-            self._update(parameter.data, gradient, self._states[id(parameter)], group)
+    def _units_of(self, parameters: tuple[Parameter, ...]) -> Sequence[Parameter | Run]:
+        """Return what this step changes as one array each: a parameter, or a run of them."""
+        if not vars(type(self)).get("is_elementwise"):
+            return parameters
+        walk = self._walks.get(id(parameters))
+        if walk is None or not walk.is_current(parameters):
+            walk = self._walks[id(parameters)] = Walk(parameters, self._states, self._masters)
+        return walk.units()
 
-    def _update_half(self, parameter: Parameter, gradient: Array, group: ParameterGroup) -> None:
+    def _change(self, one: Parameter | Run, gradient: Array, group: ParameterGroup) -> None:
+        if isinstance(one.node, HalfLeaf):
+            self._update_half(one, gradient, group)
+        else:
+            self._update(one.data, gradient, self._state_of(one), group)
+
+    def _state_of(self, one: Parameter | Run) -> dict[str, Any]:
+        return one.state if isinstance(one, Run) else self._states[id(one)]
+
+    def _update_half(self, one: Parameter | Run, gradient: Array, group: ParameterGroup) -> None:
         """Change the master values, and round them into the parameter."""
-        data, xp = parameter.data, backend.array_module(parameter.data)
-        master = self._masters.get(id(parameter))
-        if master is None or not xp.all(xp.astype(master, data.dtype) == data):  # loaded, or changed by hand
-            master = self._masters[id(parameter)] = xp.astype(data, xp.float32)
-        self._update(master, backend.as_array(gradient, xp.float32), self._states[id(parameter)], group)
+        data = one.data
+        xp = backend.array_module(data)
+        master = one.master() if isinstance(one, Run) else self._masters.get(id(one))
+        is_known = master is not None and xp.all(xp.astype(master, data.dtype) == data)
+        if not is_known and isinstance(one, Run) and master is not None:  # of some parameters only
+            one.is_divided = True
+            for parameter in one.parameters:
+                self._update_half(parameter, cast(Array, parameter.grad), group)
+            return
+        if not is_known:  # loaded, or changed by hand
+            master = xp.astype(data, xp.float32)
+            if isinstance(one, Run):
+                one.set_master(master)
+            else:
+                self._masters[id(one)] = master
+        self._update(master, backend.as_array(gradient, xp.float32), self._state_of(one), group)
         data[...] = master
 
     @abstractmethod
@@ -384,6 +410,7 @@ class Optimiser(Familiar, ABC):
             if "master" in kept:
                 self._masters[id(parameter)] = kept.pop("master")
             self._states[id(parameter)] = kept
+        self._walks.clear()
         self.history = (state.get("num_steps", 0), self.history[1] + 1)
 
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -435,7 +462,7 @@ class Optimiser(Familiar, ABC):
     def __getstate__(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the state of a deep copy or a pickle: the parameters and, in their order, the optimiser state."""
         attributes, slots = cast(tuple[dict[str, Any] | None, dict[str, Any]], super().__getstate__())
-        state = {name: value for name, value in slots.items() if name != "_followers"}
+        state = {name: value for name, value in slots.items() if name not in ("_followers", "_walks")}
         state["_states"] = [self._states[id(parameter)] for parameter in self.parameters]
         state["_masters"] = [self._masters.get(id(parameter)) for parameter in self.parameters]
         return dict(attributes or {}), state
@@ -449,6 +476,7 @@ class Optimiser(Familiar, ABC):
         self._states = dict(zip(names, state[1]["_states"]))
         self._masters = {name: array for name, array in masters if array is not None}
         self._followers = _followers_of(self.parameters)
+        self._walks = {}
 
     @with_hints
     def zero_grad(self) -> None:

@@ -135,7 +135,7 @@ class ShardedOptimiser(Optimiser):
         ]
         self._gather(trained, "the values")
 
-    def _change(self, parameter: Parameter, gradient: Array, group: ParameterGroup) -> None:
+    def _change(self, parameter: Any, gradient: Array, group: ParameterGroup) -> None:
         piece, elements = self._pieces[id(parameter)]
         piece.data = _flat(parameter)[elements]  # a view
         xp = backend.array_module(gradient)

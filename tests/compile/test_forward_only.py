@@ -17,7 +17,7 @@ def model():
     )
 
 
-def results(calls, num_ranks, compile, make=model, rows=ROWS):
+def results(calls, num_ranks, how, make=model, rows=ROWS):
     """Return what these calls give, by turns on three batches, and the reports of all ranks at the end."""
     x, y = np.random.default_rng(0).normal(size=(2, 3, rows, WIDTH)).astype(np.float32)
 

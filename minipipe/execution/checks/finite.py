@@ -12,10 +12,12 @@ from dataclasses import replace
 from math import isfinite
 from types import ModuleType
 from typing import Literal
+from weakref import ref
 
 import numpy as np
 
-from minipipe.autograd import backend
+from minipipe.autograd import Leaf, backend
+from minipipe.autograd.backend import Array
 from minipipe.comm import Grid, ProcessGroup
 from minipipe.errors import Code, NotFiniteError, warn_caller
 from minipipe.execution import BatchLoss
@@ -26,6 +28,7 @@ from minipipe.execution.executor import Executor
 from minipipe.execution.observers import handlers_of, journal
 from minipipe.execution.plan import Plan
 from minipipe.execution.stage import Stage
+from minipipe.nn.arena import Arena
 from minipipe.optim import gradients_are_finite
 from minipipe.schedules import Action, ActionKind, Program
 from minipipe.specs import Spec
@@ -54,6 +57,9 @@ class FiniteCheck:
         self.stages, self.group, self.xp = stages, group, xp
         self.names = list(plan.owners)
         self._parameters = {name: p for stage in stages.values() for name, p in stage.parameters.items()}
+        self._trained = next((each for each in self._parameters.values() if each.requires_grad), None)
+        self._arena: ref[Arena] | None = None
+        self._outside: list[Leaf] = []  # the leaves whose gradients are not in the arena
         self._leaves = [leaf for parameter in self._parameters.values() for leaf in parameter.leaves.values()]
         dtypes = {backend.numpy_dtype(parameter.dtype) for parameter in plan.model.parameters()}
         self._may_overflow = np.dtype(np.float16) in dtypes
@@ -71,14 +77,23 @@ class FiniteCheck:
     def first_not_finite(self) -> int:
         """Return which parameter of the model has the first gradient that is not finite here; -1 without one."""
         total = 0.0
-        for leaf in self._leaves:
-            if leaf.grad is not None:
-                total += float(backend.sum_of_squares(leaf.grad))
+        for gradient in self._gradients():
+            total += float(backend.sum_of_squares(gradient))
         if not isfinite(total):  # large gradients have squares that overflow: check again
             for name, parameter in self._parameters.items():
                 if not gradients_are_finite([parameter]):
                     return self.names.index(name)
         return -1
+
+    def _gradients(self) -> list[Array]:
+        """Return all gradients: in a few arrays if they lie side by side."""
+        reference = None if self._trained is None else self._trained.arena
+        arena = None if reference is None else reference()
+        if arena is not None and (joined := arena.joined_gradients()) is not None:
+            if reference is not self._arena:
+                self._arena, self._outside = reference, arena.leaves_outside(self._leaves)
+            return [*joined, *(leaf.grad for leaf in self._outside if leaf.grad is not None)]
+        return [leaf.grad for leaf in self._leaves if leaf.grad is not None]
 
 
 class StepCheck:

@@ -1,0 +1,514 @@
+"""An arena: the trained parameters of a rank side by side, and their gradients.
+
+::
+
+    values     | weight 0        | bias 0 |gap| weight 1        | bias 1 |
+    gradients  | of weight 0     | of b 0 |gap| of weight 1     | of b 1 |
+
+A parameter's ``data`` is a view of the values. A rule that changes each element alone
+can then change many parameters by a few calls of NumPy, with the same bits. On small
+layers it would spend most of its time between the calls.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import cache
+from itertools import pairwise
+from math import prod
+from operator import attrgetter, is_, le
+from sys import getrefcount
+from typing import Any
+from weakref import ref
+
+import numpy as np
+
+from minipipe.autograd import Leaf, backend
+from minipipe.autograd.backend import Array
+from minipipe.nn.parameter import HalfLeaf, Parameter
+from minipipe.nn.shards import ShardedParameter
+
+_DATA = attrgetter("data")
+_GRAD = attrgetter("grad")
+_ALL = slice(None)
+# A parameter begins at a multiple of so many bytes. The rounding of a product may
+# depend on it, and allocators promise as much: malloc 16 bytes, CuPy's pool 512.
+_HOST_ALIGNMENT = 16
+_DEVICE_ALIGNMENT = 512
+
+
+class Arena:
+    """The trained parameters of a rank side by side, and arrays for their gradients.
+
+    Local; no messages. A parameter is moved only if nobody can notice: its values are
+    in C order and may be written, and nothing else refers to them or their memory. The
+    others keep their values where they are, and have a gradient here too. A parameter
+    is in one arena at a time: an earlier one is closed.
+
+    In every step the caller
+
+    1. removes the gradients of the last step, as ``Stage.begin`` does;
+    2. calls :meth:`is_intact`. If it is False, ``close()`` the arena and make another;
+    3. calls :meth:`gradients_are_free`. If it is False, somebody keeps a gradient of an
+       earlier step: call :meth:`renew_gradients`, and let all that writes gradients
+       write into the new :attr:`gradients`, then call :meth:`count_references` again;
+    4. writes into each array of :attr:`gradients` whose parameter gets a gradient in
+       this step: all elements, since it has those of an earlier step;
+    5. assigns these, ``parameter.grad = arena.gradients[i]``, or all at once by
+       :meth:`assign_gradients`. A parameter without a gradient keeps None.
+
+    Then optimisers and the finite check find the arrays by themselves. If a parameter
+    has another array as its gradient, or none, they go parameter by parameter in that
+    step.
+
+    Parameters
+    ----------
+    parameters : iterable of Parameter
+        With values. Those that are frozen get no gradient here.
+
+    Attributes
+    ----------
+    parameters : tuple of Parameter
+    gradients : list of array or None
+        By parameter, an array of its shape in C order, in float32 for halves; None for
+        a frozen one. The elements are 0 at first.
+
+    Raises
+    ------
+    ParameterError
+        Code ``missing``, for a parameter without values.
+
+    Examples
+    --------
+    >>> from minipipe import nn, optim
+    >>> layer = nn.Linear(2, 2).initialise(0)
+    >>> arena = Arena(layer.parameters())
+    >>> layer.bias.data.base is layer.weight.data.base
+    True
+    >>> for gradient in arena.gradients:
+    ...     gradient[...] = 1.0
+    >>> arena.assign_gradients()
+    >>> optim.SGD(layer.parameters(), learning_rate=0.5).step()
+    >>> layer.bias.data
+    array([-0.5, -0.5], dtype=float32)
+    """
+
+    def __init__(self, parameters: Iterable[Parameter]) -> None:
+        self.parameters = tuple(parameters)
+        trained = _trained(self.parameters)
+        for each in trained:
+            earlier = None if each.arena is None else each.arena()
+            if earlier is not None:
+                earlier.close()
+        movable = _movable(trained)
+        kinds: dict[tuple[Hashable, bool], list[Parameter]] = {}
+        for each in trained:
+            kinds.setdefault((_kind(each), id(each) in movable), []).append(each)
+        self._blocks = [Block(kinds[kind], is_moved=kind[1]) for kind in kinds]
+        self._places = {
+            id(each): (number, position)
+            for number, block in enumerate(self._blocks)
+            for position, each in enumerate(block.parameters)
+        }
+        self._neighbours: dict[tuple[int, int, int], Neighbours] = {}
+        self._is_open = True
+        self._reference = ref(self)
+        for each in trained:
+            each.arena = self._reference
+        self.gradients = self._all_gradients()
+        self.count_references()
+
+    def _all_gradients(self) -> list[Array | None]:
+        by_parameter: dict[int, Array] = {}
+        for block in self._blocks:
+            by_parameter.update(zip(map(id, block.parameters), block.gradient_views))
+        return [by_parameter.get(id(each.owner)) for each in self.parameters]
+
+    # -- what has changed since --------------------------------------------------------
+
+    def is_intact(self) -> bool:
+        """Return whether every moved parameter has its values here. Local.
+
+        Loading, moving to another device and ``parameter.data = array`` replace them.
+        Another use of a parameter (``alias``) closes the arena.
+        """
+        return self._is_open and all(block.has_values() for block in self._blocks)
+
+    def close(self) -> None:
+        """Use the arena no more. Its parameters keep their values. Local."""
+        for each in _trained(self.parameters):
+            if each.arena is self._reference:
+                each.arena = None
+        self._is_open = False
+        self._blocks = []
+        self._places = {}
+        self._neighbours = {}
+        self.gradients = []
+
+    def count_references(self) -> None:
+        """Take all references to the gradients that exist now for the caller's own.
+
+        Local. Call it when everything that writes into the gradients refers to them,
+        and before a user can: after the arena was made or its gradients were renewed.
+        """
+        self._counts = self._references()
+
+    def gradients_are_free(self) -> bool:
+        """Return whether nobody has come to refer to a gradient, or to a part of one.
+
+        Local. Call it when the parameters have lost their gradients. A view of a view
+        counts too, as does a memoryview.
+        """
+        if not all(block.has_views for block in self._blocks):
+            return False
+        now = self._references()
+        return now == self._counts or all(map(le, now, self._counts))
+
+    def _references(self) -> list[int]:
+        counts: list[int] = []
+        for block in self._blocks:
+            counts.append(getrefcount(block.gradients))  # views of a view refer to it
+            counts += map(getrefcount, block.gradient_views)
+        return counts
+
+    def renew_gradients(self) -> None:
+        """Make new arrays for the gradients; whoever keeps an old one has it alone."""
+        for block in self._blocks:
+            block.make_gradients()
+        self.gradients = self._all_gradients()
+        self.count_references()
+
+    # -- gradients ---------------------------------------------------------------------
+
+    def assign_gradients(self) -> None:
+        """Give every trained parameter its array as its gradient. Local."""
+        for block in self._blocks:
+            for holder, view in zip(block.holders, block.gradient_views):
+                holder.grad = view
+
+    def leaves_outside(self, leaves: Iterable[Leaf]) -> list[Leaf]:
+        """Return the leaves whose gradients are not among the joined ones. Local."""
+        owners = [each for block in self._blocks for each in block.parameters]
+        inside = {id(leaf) for each in owners for leaf in each.leaves.values()}
+        return [leaf for leaf in leaves if id(leaf) not in inside]
+
+    def joined_gradients(self) -> list[Array] | None:
+        """Return all gradients as a few flat arrays; None unless all are in the arena.
+
+        Local. Between two gradients there may be elements of an earlier step.
+        """
+        for block in self._blocks:
+            if not block.has_gradients():
+                return None
+        return [array for block in self._blocks for array in block.joined_gradients]
+
+    # -- neighbours --------------------------------------------------------------------
+
+    def place_of(self, parameter: Parameter) -> tuple[int, int] | None:
+        """Return the block and the position of a moved parameter, or None."""
+        place = self._places.get(id(parameter.owner))
+        if place is None or self._blocks[place[0]].values is None:
+            return None
+        return place
+
+    def neighbours(self, parameters: Sequence[Parameter]) -> Neighbours:
+        """Return parameters that follow each other here as one array."""
+        number, first = self._places[id(parameters[0].owner)]
+        key = (number, first, first + len(parameters))
+        found = self._neighbours.get(key)
+        if found is None:
+            found = Neighbours(self._blocks[number], first, key[2])
+            self._neighbours[key] = found
+        return found
+
+
+class Block:
+    """The parameters of an arena that have one array module and dtype.
+
+    Attributes
+    ----------
+    parameters : list of Parameter
+    places : list of slice
+        Their elements, in ``values`` and ``gradients`` alike.
+    holders : list of Leaf or Parameter
+        The objects whose ``grad`` is the gradient. If a parameter has only one leaf, it
+        is the leaf, which is read in a third of the time.
+    values : array of shape (elements,), or None
+        None if the parameters were not moved.
+    value_views : list of array
+    gradients : array of shape (elements,), or None
+        None if the array module has no views: each gradient is an array of its own.
+    gradient_views : list of array
+    has_views : bool
+        Whether a slice is a view that refers to the array whose memory it has: then
+        references show whether somebody keeps a gradient.
+    """
+
+    def __init__(self, parameters: list[Parameter], is_moved: bool) -> None:
+        self.parameters = parameters
+        self.holders = list(map(_holder, parameters))
+        data = parameters[0].data
+        self._xp = backend.array_module(data)
+        is_half = isinstance(parameters[0].node, HalfLeaf)
+        self._gradient_dtype = self._xp.float32 if is_half else data.dtype
+        self.has_views = _has_views(data)
+        self.places = _places(parameters, _step(data))
+        self.size = self.places[-1].stop
+        self.values: Array | None = None
+        self.value_views: list[Array] = []
+        if is_moved:
+            self._move(data.dtype)
+        self.make_gradients()
+
+    def _move(self, dtype: Any) -> None:
+        self.values = self._xp.zeros(self.size, dtype=dtype)
+        self.value_views = self._views(self.values)
+        for each, view in zip(self.parameters, self.value_views):
+            view[...] = each.data
+        for each, view in zip(self.parameters, self.value_views):
+            each.data = view
+
+    def make_gradients(self) -> None:
+        """Make arrays for the gradients."""
+        xp, dtype = self._xp, self._gradient_dtype
+        if self.has_views:
+            self.gradients = xp.zeros(self.size, dtype=dtype)
+            self.gradient_views = self._views(self.gradients)
+            self.joined_gradients = [self.gradients]
+        else:
+            shapes = [each.shape for each in self.parameters]
+            self.gradients = None
+            self.gradient_views = [xp.zeros(shape, dtype=dtype) for shape in shapes]
+            self.joined_gradients = self.gradient_views
+
+    def _views(self, flat: Array) -> list[Array]:
+        parts = zip(self.places, self.parameters)
+        return [flat[place].reshape(each.shape) for place, each in parts]
+
+    def has_values(self, part: slice = _ALL) -> bool:
+        """Return whether these parameters have their values here, or were not moved."""
+        views = self.value_views[part]  # if not, there is nothing to compare
+        return all(map(is_, map(_DATA, self.parameters[part]), views))
+
+    def has_gradients(self, part: slice = _ALL) -> bool:
+        """Return whether these parameters have their gradients here."""
+        views = self.gradient_views[part]
+        return all(map(is_, map(_GRAD, self.holders[part]), views))
+
+    def gaps(self, part: slice) -> tuple[Array, Array] | None:
+        """Return the elements between these parameters, and which to repeat there.
+
+        Positions count from the first of these parameters on; None without gaps.
+        """
+        places = self.places[part]
+        start = places[0].start
+        targets: list[int] = []
+        sources: list[int] = []
+        for before, after in pairwise(places):
+            gap = range(before.stop - start, after.start - start)
+            targets += gap
+            sources += [gap.start - 1] * len(gap)
+        if not targets:
+            return None
+        return self._xp.asarray(targets), self._xp.asarray(sources)
+
+
+class Neighbours:
+    """Parameters that follow each other in an arena: their values and gradients as one.
+
+    A gap repeats the last element before it, so that a rule meets nothing there that it
+    does not meet in a parameter.
+
+    Attributes
+    ----------
+    parameters : list of Parameter
+    places : list of slice
+        Their elements.
+    size : int
+        Elements, with the gaps.
+    """
+
+    def __init__(self, block: Block, first: int, last: int) -> None:
+        self._block = block
+        self._members = slice(first, last)
+        self.parameters = block.parameters[self._members]
+        places = block.places[self._members]
+        start, stop = places[0].start, places[-1].stop
+        self._elements = slice(start, stop)
+        self.size = stop - start
+        self.places = [slice(at.start - start, at.stop - start) for at in places]
+        self._gaps = block.gaps(self._members)
+        self._holders = block.holders[self._members]
+        self._leaves: list[Leaf] = []
+        self._tied: list[Parameter] = []
+        for each in self._holders:
+            if isinstance(each, Parameter):
+                self._tied.append(each)
+            else:
+                self._leaves.append(each)
+
+    def are_joined(self) -> bool:
+        """Return whether all have their values and gradients in the arena."""
+        block, part = self._block, self._members
+        return block.has_gradients(part) and block.has_values(part)
+
+    def have_gradients(self) -> bool:
+        """Return whether any has a gradient, in the arena or elsewhere."""
+        return any(each.grad is not None for each in self._holders)
+
+    def values(self) -> Array:
+        """Return a view of the values, of shape (size,)."""
+        values: Any = self._block.values
+        return self.filled(values[self._elements])
+
+    def gradient(self) -> Array:
+        """Return a view of the gradients, of shape (size,)."""
+        gradients: Any = self._block.gradients
+        return self.filled(gradients[self._elements])
+
+    def filled(self, array: Array) -> Array:
+        """Repeat the element before each gap of an array in it; return the array."""
+        if self._gaps is not None:
+            targets, sources = self._gaps
+            array[targets] = array[sources]
+        return array
+
+    def parts_of(self, array: Array) -> list[Array]:
+        """Return the part of each parameter in an array of shape (size,), a view."""
+        parts = zip(self.places, self.parameters)
+        return [array[place].reshape(each.shape) for place, each in parts]
+
+    def note_change(self, order: int) -> None:
+        """Note that the values have changed, as :meth:`Parameter.note_change` does."""
+        for leaf in self._leaves:
+            leaf.changed = order
+        for parameter in self._tied:
+            parameter.note_change(order)
+
+
+def side_by_side(
+    parameters: Iterable[Parameter],
+    kind: Callable[[Parameter], Hashable],
+) -> Iterator[list[Parameter]]:
+    """Yield parameters in lists: neighbours of one kind in an arena, others alone.
+
+    Parameters
+    ----------
+    parameters : iterable of Parameter
+    kind : function
+        Returns a value that neighbours have in common; None for one to be alone.
+    """
+    placed: dict[Any, list[tuple[Any, Hashable, Parameter]]] = {}
+    for each in parameters:
+        arena = None if each.arena is None else each.arena()
+        place = None if arena is None else arena.place_of(each)
+        own_kind = None if place is None else kind(each)
+        if own_kind is None:
+            yield [each]
+        else:
+            placed.setdefault(arena, []).append((place, own_kind, each))
+    for members in placed.values():
+        members.sort(key=lambda member: member[0])
+        runs: list[list[Any]] = []
+        last = None
+        for (number, position), own_kind, each in members:
+            if last != (number, position - 1, own_kind):
+                runs.append([])
+            runs[-1].append(each)
+            last = number, position, own_kind
+        yield from runs
+
+
+# -- which parameters can be moved -----------------------------------------------------
+
+
+def _trained(parameters: Iterable[Parameter]) -> list[Parameter]:
+    """Return the owners of trained parameters, each once."""
+    owners = {id(each.owner): each.owner for each in parameters if each.requires_grad}
+    return list(owners.values())
+
+
+def _holder(parameter: Parameter) -> Leaf | Parameter:
+    return parameter.node if len(parameter.leaves) == 1 else parameter
+
+
+def _kind(parameter: Parameter) -> Hashable:
+    data = parameter.data
+    is_half = isinstance(parameter.node, HalfLeaf)
+    return backend.array_module(data).__name__, data.dtype, is_half
+
+
+def _has_views(array: Array) -> bool:
+    """Return whether a slice is a view, and refers to the array whose memory it has."""
+    return type(array) is np.ndarray or hasattr(array, "__cuda_array_interface__")
+
+
+def _step(data: Array) -> int:
+    """Return the multiple of elements at which a parameter may begin."""
+    is_host = isinstance(data, np.ndarray)
+    alignment = _HOST_ALIGNMENT if is_host else _DEVICE_ALIGNMENT
+    return max(1, alignment // backend.numpy_dtype(data.dtype).itemsize)
+
+
+def _places(parameters: Iterable[Parameter], step: int) -> list[slice]:
+    places = []
+    stop = 0
+    for each in parameters:
+        start = -(-stop // step) * step
+        stop = start + prod(each.shape)
+        places.append(slice(start, stop))
+    return places
+
+
+def _movable(parameters: Sequence[Parameter]) -> set[int]:
+    """Return which parameters can get other memory without anybody noticing, by id."""
+    to_data, to_base = _references_of_one()
+    alone = [each for each in parameters if _is_plain(each)]
+    alone = [each for each in alone if _references(each) == to_data]
+    # Of views of a closed arena: all that refers to its memory must be among them.
+    num_views = Counter(id(each.data.base) for each in alone)
+
+    def is_movable(parameter: Parameter) -> bool:
+        if parameter.data.base is None:
+            return True
+        others = num_views[id(parameter.data.base)] - 1
+        return _references_to_base(parameter) == to_base + others
+
+    return {id(each) for each in alone if is_movable(each)}
+
+
+def _is_plain(parameter: Parameter) -> bool:
+    """Return whether the values are as an allocation leaves them, or a view of one."""
+    data = parameter.data
+    if type(parameter) not in (Parameter, ShardedParameter) or not _has_views(data):
+        return False
+    if data.base is not None and type(data.base) is not type(data):
+        return False  # memory of something else, such as a file
+    if isinstance(data, np.ndarray) and not data.flags.writeable:
+        return False
+    # Also the strides of an axis of length one, on which bits of a product depend.
+    stride = backend.numpy_dtype(data.dtype).itemsize
+    strides: list[int] = []
+    for length in reversed(data.shape):
+        strides.insert(0, stride)
+        stride *= max(length, 1)
+    has_strides = data.strides == tuple(strides) or data.size == 0
+    return data.shape == parameter.shape and has_strides
+
+
+def _references(parameter: Parameter) -> int:
+    return getrefcount(parameter.data)
+
+
+def _references_to_base(parameter: Parameter) -> int:
+    return getrefcount(parameter.data.base)
+
+
+@cache
+def _references_of_one() -> tuple[int, int]:
+    """Return how many references a parameter alone has to its data, and to a base."""
+    probe = Parameter(np.zeros(2))
+    to_data = _references(probe)
+    probe.data = np.zeros(4)[:2]
+    return to_data, _references_to_base(probe)
