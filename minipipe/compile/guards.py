@@ -207,6 +207,10 @@ class StageGuard:
         """Take the arrays that the parameters have now for theirs."""
         self._arrays = list(map(_data_of, self._owners))
 
+    def forget_arrays(self) -> None:
+        """Refer to no array: somebody is about to move those that nobody refers to."""
+        self._arrays = []
+
     def holds(self) -> bool:
         """Return whether everything is what it was."""
         return (

@@ -139,6 +139,9 @@ class Compiler:
             return self._gradients
         if self._gradients is not None:
             self._gradients.close()
+        self._programs.clear()  # which refer to the arrays
+        for each in recorders.values():
+            each.guard.forget_arrays()
         uses = [use for each in recorders.values() for use in each.uses]
         self._gradients = GradientArrays(owners, uses)
         for each in recorders.values():

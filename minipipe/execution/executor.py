@@ -11,8 +11,7 @@ for error messages.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from threading import get_ident
 from time import perf_counter
@@ -211,25 +210,27 @@ class Executor:
         """Whether a run of this thread has begun and not ended: a layer or a metric asks."""
         return self.call is not None and self._thread == get_ident()
 
-    @contextmanager
-    def schedule(self) -> Iterator[None]:
+    def schedule(self) -> Running:
         """Run the schedule of a batch inside this block. An error gets a note of the place, and leaves no gradients."""
-        batch, activity, self._num_earlier = self.batch, self.group.activity, len(self._sends)
-        activity.begin(self._name, self._row, batch.step, self._sent_at)
-        try:
-            self.place = RandomKey(batch.seed, batch.training_step)
-            with no_grad() if self.program.is_forward_only else enable_grad(), at(self.place):
-                yield
-        except BaseException as error:  # sys.exit and Ctrl-C in a layer have a place, too
-            for stage in () if self.program.is_forward_only else self.stages.values():
-                stage.begin()  # no half of a gradient
-            del self._sends[self._num_earlier :]
-            if (action := activity.current) is not None:
-                error.add_note(
-                    f"on rank {self.group.name()}, stage {action.stage}, microbatch "
-                    f"{action.microbatch}, action {action} of {self.program.name}, step {batch.step}"
-                )
-            raise
+        return Running(self)
+
+    def begin_schedule(self) -> RandomKey:
+        """Begin the schedule of a batch; return the key of its random numbers."""
+        self._num_earlier = len(self._sends)
+        self.group.activity.begin(self._name, self._row, self.batch.step, self._sent_at)
+        self.place = RandomKey(self.batch.seed, self.batch.training_step)
+        return self.place
+
+    def fail(self, error: BaseException) -> None:
+        """Give an error a note of the place, and leave no half of a gradient."""
+        for stage in () if self.program.is_forward_only else self.stages.values():
+            stage.begin()
+        del self._sends[self._num_earlier :]
+        if (action := self.group.activity.current) is not None:
+            error.add_note(
+                f"on rank {self.group.name()}, stage {action.stage}, microbatch "
+                f"{action.microbatch}, action {action} of {self.program.name}, step {self.batch.step}"
+            )
 
     def advance(self) -> None:
         """Go on to the next action of the schedule."""
@@ -319,6 +320,26 @@ class Executor:
     def _dict_of(self, value: Any) -> dict[Any, Any]:
         noun = NOUNS[value.name]
         return self.graphs[value.stage] if noun.keeps_weights and not noun.is_away else self._values
+
+
+class Running:
+    """The block in which a schedule runs: with or without a graph, and with its random numbers."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def __enter__(self) -> None:
+        executor = self._executor
+        self._place = at(executor.begin_schedule())
+        self._graph = no_grad() if executor.program.is_forward_only else enable_grad()
+        self._place.__enter__()
+        self._graph.__enter__()
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._graph.__exit__()
+        self._place.__exit__()
+        if error is not None:  # sys.exit and Ctrl-C in a layer have a place, too
+            self._executor.fail(error)
 
 
 class Binding(NamedTuple):

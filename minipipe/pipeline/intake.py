@@ -26,8 +26,10 @@ from minipipe.execution.plan import Plan
 from minipipe.execution.samples import (
     ABSENT,
     OF_SHARES,
+    Cut,
     Samples,
     into_slices,
+    rows_of,
     samples,
     samples_of_share,
     sizes_of,
@@ -86,6 +88,60 @@ class Needs(_Reads):
         return found[0], found[1]
 
 
+class PlainBatch:
+    """A batch of at most one array of inputs and one of targets, as they were given: others are often like it.
+
+    Attributes
+    ----------
+    agreed : (int, int)
+        The number of samples, and the layout.
+    """
+
+    def __init__(self, batch: Batch, parts: Mapping[str, Payload], agreed: tuple[int, int], begins: bool) -> None:
+        self.agreed = agreed
+        self._parts, self._rows = parts, rows_of(batch.sizes)
+        self._of_call = batch.call, batch.sizes
+        self._seed = batch.seed
+        self._begins = begins
+        self._loss, self._kind = batch.objective.loss, type(batch.objective)
+        arrays = [part.arrays[0] for part in parts.values()]
+        self._forms = [(array.shape, array.dtype) for array in arrays]
+
+    @classmethod
+    def of(
+        cls, batch: Batch, own: Mapping[str, Samples], given: tuple[Any, Any], agreed: tuple[int, int], begins: bool
+    ) -> PlainBatch | None:
+        """Return what is known of a batch for others like it; None if it is not plain."""
+        parts = {noun: each.parts[0] for noun, each in own.items()}
+        for noun, part in parts.items():
+            array = given[noun != "inputs"]
+            if agreed[1] or type(array) is not np.ndarray or part.arrays[0] is not array:
+                return None
+        is_whole = batch.num_slices == 1 and batch.objective.num_microbatches is None
+        return cls(batch, parts, agreed, begins) if is_whole and len(batch.sizes) > 1 else None
+
+    def like(self, call: str, inputs: Any, targets: Any, objective: BatchObjective) -> dict[str, Samples] | None:
+        """Return the parts of another batch, if it has the same form and is given in the same call."""
+        if call != self._of_call[0] or objective.loss is not self._loss or type(objective) is not self._kind:
+            return None
+        own = {}
+        for (noun, part), (shape, dtype) in zip(self._parts.items(), self._forms):
+            array = inputs if noun == "inputs" else targets
+            if type(array) is not np.ndarray or array.shape != shape or array.dtype != dtype:
+                return None
+            own[noun] = Samples([Payload([array], part.requires_grad)], self.agreed[:1])
+        return own
+
+    def batch(self, step: int, training_step: int, own: Mapping[str, Samples], objective: BatchObjective) -> Batch:
+        """Return a batch of the same form."""
+        cut = {noun: Cut(each.parts[0], self._rows) for noun, each in own.items()}
+        call, sizes = self._of_call
+        inputs = cut.pop("inputs", None)
+        if self._begins:
+            objective.begin(sizes, next(iter(cut.values()), None))
+        return Batch(call, sizes, inputs, objective, step, training_step, self._seed)
+
+
 class Intake:
     """Makes a batch of the arguments of a call, and counts the calls.
 
@@ -116,6 +172,7 @@ class Intake:
         self._first_ranks = plan.program.ranks_of(0)
         self.last_ranks = plan.program.ranks_of(plan.program.num_stages - 1)
         self.first_rank, self.last_rank = self._first_ranks[0], self.last_ranks[0]
+        self._last: PlainBatch | None = None
         self.needs = Needs.of(plan, group.rank)
         self.calls = Calls(group, self.first_rank, grid.tensor if grid else None)
         group.describe_ranks(roles_of(plan, group, grid))
@@ -134,16 +191,23 @@ class Intake:
             message = f"{call}() needs a loss, but this pipeline has none: Pipeline(…, loss=nn.MSELoss())."
             raise ModelError("loss", message)
         num_slices = 1 if call in _WHOLE else self._plan.schedule.num_slices
-        try:
-            own = self._read(call, inputs, targets, objective, num_slices)
-        except Exception:
-            self.calls.count += 1  # so that no later call is taken for this one
-            raise
+        last = self._last
+        own = None if last is None else last.like(call, inputs, targets, objective)
+        if own is None:
+            last = None
+            try:
+                own = self._read(call, inputs, targets, objective, num_slices)
+            except Exception:
+                self.calls.count += 1  # so that no later call is taken for this one
+                raise
         alike: dict[str, float | None] = {}
         if not self.calls.is_alone:
             alike |= {"mode": bool(is_training), "number of training steps": training_step, **objective.alike}
             alike |= batch_marks(_compared(inputs), _compared(targets)) if self._compares else {}
         num_samples, layout = self._agree(call, own, alike)
+        if last is not None and (num_samples, layout) == last.agreed:
+            self.calls.check_trained(call)
+            return last.batch(self.calls.count, training_step, own, objective)
         count = objective.num_microbatches or self._plan.schedule.num_microbatches
         if call in _WHOLE:  # any number of samples will do, but none
             count = max(1, min(count // self._plan.schedule.num_slices, num_samples))
@@ -158,7 +222,9 @@ class Intake:
             objective.begin(sizes, parts.get(objective.noun), exchange)
         of_call = self.calls.count, training_step, self._seed
         is_cut = bool(layout & 1)
-        return Batch(call, sizes, parts.get("inputs"), objective, *of_call, is_cut, num_slices)
+        batch = Batch(call, sizes, parts.get("inputs"), objective, *of_call, is_cut, num_slices)
+        self._last = PlainBatch.of(batch, own, (inputs, targets), (num_samples, layout), self.needs.targets)
+        return batch
 
     def _read(
         self,
