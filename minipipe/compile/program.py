@@ -97,7 +97,7 @@ class Compiler:
         key = form_of(executor)
         if key not in self._programs:  # its first step fills in parameters and the like
             while len(self._programs) >= MOST_PROGRAMS:
-                del self._programs[next(iter(self._programs))]
+                self._drop(next(iter(self._programs)))
             self._programs[key] = None
             self.report = "runs eagerly in the first step of a kind"
             executor.run_eagerly(steps)
@@ -107,11 +107,21 @@ class Compiler:
             self.program, self.report = program, program.report
             program.run(executor)
             return
-        self._programs[key] = None
+        del program  # which would count as a reference to the gradients
+        self._drop(key)
         self._record(executor, steps, key)
+
+    def _drop(self, key: Any) -> None:
+        """Forget a program.
+
+        Its references to gradients go, and would hide as many that a user keeps.
+        """
+        if self._programs.pop(key) is not None and self._gradients is not None:
+            self._gradients.renew()
 
     def _record(self, executor: Executor, steps: Sequence[Step], key: Any) -> None:
         """Run a step eagerly, and make a program of it."""
+        self._programs[key] = None
         self.report = "is recorded"
         stages = executor.stages
         recorders: dict[int, Any] = {
@@ -189,12 +199,12 @@ class CompiledRow:
         objective = executor.batch.objective
         self._loss = attributes_of_loss(objective.loss) if objective.has_loss else None
         names = {"now": perf_counter, "key_of": key_of, "seed_of": Seeds()}
-        names |= {"give_gradients": self._give_gradients}
+        self._given = GivenGradients()
+        names |= {"give_gradients": self._given}
         self._namespace = {**names, **row.names, **allocated(row)}
         for name, channel in row.channels.items():
             opened = channel.opened(executor.group)
             self._namespace |= {name: opened, channel.array: opened.array}
-        self._given: list[tuple[Any, Array]] = []
         self._schedule = self._compiled("\n".join(lines), executor)
 
     def bind(self, gradients: GradientArrays | None) -> None:
@@ -202,7 +212,12 @@ class CompiledRow:
         self._gradients = gradients
         if gradients is not None:
             gradients.make_free()
+        self._bind_parts(gradients)
+        if gradients is not None:  # no variable refers to them now
+            gradients.count_references()
             self._version = gradients.version
+
+    def _bind_parts(self, gradients: GradientArrays | None) -> None:
         parts = self._parts
         pool = Pool(max((p.sections.temporary_bytes for p in parts), default=0))
         given: dict[int, tuple[Any, Array]] = {}
@@ -218,9 +233,7 @@ class CompiledRow:
             found = part.sections.bind(arrays, own, part.num_slots, pool)
             for section, function in found.items():
                 self._namespace[part.name_of(section)] = function
-        self._given = list(given.values())
-        if gradients is not None:
-            gradients.count_references()
+        self._given.pairs = list(given.values())
 
     def _compiled(self, text: str, executor: Executor) -> Callable[[Executor], None]:
         file = f"<schedule of rank {executor.group.rank}, {next(_numbers)}>"
@@ -281,8 +294,21 @@ class CompiledRow:
         else:
             stage.forward(k, received)
 
-    def _give_gradients(self) -> None:
-        for leaf, gradient in self._given:
+
+class GivenGradients:
+    """Gives leaves the gradients that a program has written.
+
+    Attributes
+    ----------
+    pairs : list of (Leaf, array)
+    """
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[Any, Array]] = []
+
+    def __call__(self) -> None:
+        """Give them."""
+        for leaf, gradient in self.pairs:
             leaf.grad = gradient
 
 

@@ -139,13 +139,30 @@ def test_a_dropped_pipeline_goes_with_its_programs_and_without_the_collector(how
         gc.enable()
 
 
-def test_gradients_that_a_user_keeps_are_not_overwritten_by_later_steps():
+def with_two_forms(pipeline, step):
+    return 4 + 2 * (step % 3 == 2)
+
+
+def with_changes(pipeline, step):
+    if step in (4, 9):
+        pipeline._stages[0].module.layers[2].probability = 0.1 * step
+    return 4
+
+
+def with_many_forms(pipeline, step):
+    return 2 + step // 3
+
+
+@pytest.mark.parametrize("rows", [with_two_forms, with_changes, with_many_forms])
+def test_gradients_that_a_user_keeps_are_not_overwritten_by_later_steps(rows):
+    """The story: references of functions that were dropped since hid those of a user."""
     with init_process_group() as group:
         options = {"loss": nn.MSELoss(), "num_microbatches": 2, "compile": True}
         pipeline = Pipeline(layers(), group, **options)
         random, kept = np.random.default_rng(0), []
-        for _ in range(6):
-            x = random.normal(size=(4, WIDTH)).astype(np.float32)
+        for step in range(3 * MOST_PROGRAMS + 6):
+            shape = rows(pipeline, step), WIDTH
+            x = random.normal(size=shape).astype(np.float32)
             pipeline.step(x, x)
             arrays = [p.grad for p in pipeline.parameters()]
             kept.append((arrays, [array.tobytes() for array in arrays]))
@@ -210,7 +227,7 @@ def test_the_source_is_the_program_that_runs():
             pipeline.step(x, x)
         whole, sections = pipeline.source(), pipeline.source(0)
         assert sections in whole and "def forward_0(" in sections
-        assert "def schedule(rank):" in whole and "    forward_0(" in whole
+        assert "def schedule(rank):" in whole and "    backward_0(" in whole
         frame = whole[whole.index("def step(rank):") :].splitlines()
         assert frame == [
             "def step(rank):  # rank 0 of 1f1b",
