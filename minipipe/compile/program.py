@@ -385,7 +385,7 @@ def _stage_programs(
     """Return the programs of stages that could be recorded."""
     found: dict[tuple[int, int], StageProgram] = {}
     for stage, recorder in recorders.items():
-        if recorder.reason or any(r.trace.reason for r in recorder.kinds.values()):
+        if recorder.reason or any(r.reason for r in recorder.kinds.values()):
             continue
         programs: dict[int, StageProgram] = {}
         how = "static" if _is_static(executor, recorder) else "leaves"
@@ -432,7 +432,7 @@ def _reports(
             message = f"compile=True does not work with {action.kind} of this pipeline"
             raise ScheduleError.of(Code.UNSUPPORTED, message)
     for stage, recorder in recorders.items():
-        reasons = [recorded.trace.reason for recorded in recorder.kinds.values()]
+        reasons = [recorded.reason for recorded in recorder.kinds.values()]
         reason = recorder.reason or next(filter(None, reasons), "")
         if reason and is_strict:
             raise refused(stage, reason)

@@ -95,6 +95,8 @@ class Recorded:
         Of the gradients of the inputs, where there are some.
     is_over : bool
         Whether its last section has been recorded.
+    twin : Recorded or None
+        Another microbatch, if there is one and code of a user's runs.
     """
 
     trace: Trace
@@ -105,6 +107,18 @@ class Recorded:
     gradient: Form | None = None
     is_over: bool = False
     leaves: dict[int, NotingLeaf] = field(default_factory=dict)
+    twin: Recorded | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """Why it cannot be compiled, if it cannot."""
+        if self.twin is None or self.trace.reason is not None:
+            return self.trace.reason
+        own, other = self.trace, self.twin.trace
+        is_like = own.sections == other.sections and own.functions == other.functions
+        if is_like and own.constants.keys() == other.constants.keys():
+            return None
+        return other.reason or "two microbatches of a kind compute differently"
 
     @property
     def outputs(self) -> Form:
@@ -148,6 +162,7 @@ class Recorder:
         self.guard = StageGuard(stage.module, self.owners, self.uses)
         self.kinds: dict[Any, Recorded] = {}
         self.kind_of: dict[int, Recorded] = {}
+        self._recording: dict[int, Recorded] = {}  # by microbatch
         self.reason = reason_against(stage.module) or self.guard.attributes.reason
         self.reason = self.reason or self._reason_against_parameters()
         self.reason = self.reason or reason_against_stage(stage, kinds)
@@ -265,7 +280,19 @@ class Recorder:
         recorded = self.kinds.get(key)
         if recorded is not None:
             self.kind_of[microbatch] = recorded
-            return None
+            if not self._is_foreign or recorded.twin is not None:
+                return None
+        new = self._new(microbatch, received, arrays)
+        if recorded is None:
+            self.kinds[key] = self.kind_of[microbatch] = new
+        else:
+            recorded.twin = new
+        self._recording[microbatch] = new
+        return new
+
+    def _new(
+        self, microbatch: int, received: Payload, arrays: Sequence[Array]
+    ) -> Recorded:
         place = current_place()
         trace = Trace(key_of(place.seed, place.step, place.microbatch))
         form = Form.of(received)
@@ -274,15 +301,12 @@ class Recorder:
             recorded.leaves[id(use)] = NotingLeaf(use.node, f"l{i}", trace)
         if any(type(a) is not np.ndarray or a.itemsize == 2 for a in arrays):
             trace.spoil("gets arrays that are not NumPy's own, or in half precision")
-        self.kinds[key] = self.kind_of[microbatch] = recorded
         return recorded
 
     def _active(self, microbatch: int) -> Recorded | None:
-        """Return the kind of a microbatch, if it is the one that is recorded."""
-        recorded = self.kind_of.get(microbatch)
-        if recorded is None or recorded.microbatch != microbatch or recorded.is_over:
-            return None
-        return recorded
+        """Return the recording of a microbatch, unless there is none or it is over."""
+        recorded = self._recording.get(microbatch)
+        return None if recorded is None or recorded.is_over else recorded
 
     def _targets(self, microbatch: int, objective: SeededLoss) -> Payload | None:
         """Return the targets of a microbatch, if the loss can be recorded."""

@@ -65,7 +65,9 @@ def layers():
 
 
 def parts_of(pipeline, kind):
-    modules = (part for stage in pipeline._stages.values() for part in stage.module.modules())
+    modules = (
+        part for stage in pipeline._stages.values() for part in stage.module.modules()
+    )
     return [part for part in modules if isinstance(part, kind)]
 
 
@@ -274,7 +276,9 @@ class Counts(nn.Module):
     ("layer", "reason"),
     [(Draws, "may change unnoticed"), (Counts, "sets an attribute")],
 )
-def test_a_layer_whose_state_cannot_be_compared_is_refused_or_runs_eagerly(layer, reason):
+def test_a_layer_whose_state_cannot_be_compared_is_refused_or_runs_eagerly(
+    layer, reason
+):
     def model():
         return nn.Sequential(nn.Linear(WIDTH, WIDTH), layer())
 

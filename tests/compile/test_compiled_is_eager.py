@@ -1,18 +1,12 @@
-"""A replayed step has the bits of an eager one, whatever changes between steps; a script that lies is noticed."""
+"""Random layers, schedules and changes between steps: compiled steps have eager bits."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minipipe import Pipeline, Tensor, functional, nn, optim, spawn
-from minipipe.autograd import Node
-from minipipe.autograd.memory import held_bytes
-from minipipe.autograd.modes import Key
-from minipipe.autograd.replay import Script, Trace
-from minipipe.execution.executor import Executor
-from minipipe.execution.replayed import Replayed
-from minipipe.execution.stage import Held
+from minipipe import Pipeline, Tensor, nn, optim, spawn
+from minipipe.errors import ModelError
 from tests.strategies import examples
 
 WIDTH = 6
@@ -29,14 +23,12 @@ LAYERS = {
     "recompute": lambda: nn.Recompute(
         nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.3), nn.Tanh())
     ),
-    "function": lambda: nn.Function(functional.tanh),
 }
 
 
 def parts_of(pipeline):
-    return [
-        part for stage in pipeline._stages.values() for part in stage.module.modules()
-    ]
+    stages = pipeline._stages.values()
+    return [part for stage in stages for part in stage.module.modules()]
 
 
 def dropout(pipeline, number):
@@ -57,16 +49,13 @@ def replace(pipeline, number):
 
 
 def load(pipeline, number):
-    pipeline.load_state_dict(
-        {
-            name: array * (1 + number / 8)
-            for name, array in pipeline.state_dict().items()
-        }
-    )
+    state = pipeline.state_dict()
+    pipeline.load_state_dict({name: a * (1 + number / 8) for name, a in state.items()})
 
 
 CHANGES = {
     "dropout": dropout,
+    "freeze": freeze,
     "mode": lambda pipeline, number: pipeline.train(number != 1),
     "replace": replace,
     "load": load,
@@ -75,26 +64,16 @@ CHANGES = {
 }
 
 
-def trained(group, replay, layers, schedule, recompute, changes, loss, num_steps):
-    model = nn.Sequential(
-        nn.Linear(WIDTH, WIDTH),
-        *(LAYERS[name]() for name in layers),
-        nn.Linear(WIDTH, WIDTH),
-    )
-    options = {
-        "loss": loss,
-        "num_microbatches": 4,
-        "schedule": schedule,
-        "recompute": recompute,
-        "replay": replay,
-    }
-    pipeline = Pipeline(model, group, **options)
-    optimiser, random, found, num_samples = (
-        optim.Adam(pipeline.parameters(), 0.01),
-        np.random.default_rng(0),
-        [],
-        12,
-    )
+def trained(group, how, layers, schedule, recompute, changes, loss, num_steps):
+    """Return losses, gradients and values, and the report."""
+    middle = (LAYERS[name]() for name in layers)
+    ends = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+    model = nn.Sequential(ends[0], *middle, ends[1])
+    options = {"loss": loss, "num_microbatches": 4, "schedule": schedule}
+    options |= {"recompute": recompute, "compile": how}
+    pipeline, found, num_samples = Pipeline(model, group, **options), [], 12
+    optimiser = optim.Adam(pipeline.parameters(), 0.01)
+    random = np.random.default_rng(0)
     for step in range(num_steps):
         for name, number in changes.get(step, ()):
             if name == "lengths":
@@ -102,21 +81,24 @@ def trained(group, replay, layers, schedule, recompute, changes, loss, num_steps
             else:
                 CHANGES[name](pipeline, number)
         x = random.normal(size=(num_samples, WIDTH)).astype(np.float32)
-        y = (
-            np.argmax(x, axis=1)
-            if isinstance(loss, nn.CrossEntropyLoss)
-            else x[:, ::-1].copy()
-        )
+        is_for_classes = isinstance(loss, nn.CrossEntropyLoss)
+        y = np.argmax(x, axis=1) if is_for_classes else x[:, ::-1].copy()
         found.append(pipeline.step(x, y, accumulate=step % 5 == 4))
-        found += [
-            None if p.grad is None else p.grad.tobytes() for p in pipeline.parameters()
-        ]
+        for parameter in pipeline.parameters():
+            gradient = parameter.grad
+            found.append(None if gradient is None else gradient.tobytes())
         optimiser.step()
     found += [values.tobytes() for values in pipeline.state_dict().values()]
-    return found, pipeline.replay_report()
+    return found, pipeline.compile_report()
 
 
 change = st.tuples(st.sampled_from(sorted(CHANGES)), st.integers(0, 2))
+losses = st.sampled_from(
+    [
+        *(nn.MSELoss(), nn.MSELoss("sum"), nn.CrossEntropyLoss()),
+        nn.CrossEntropyLoss(ignore_index=1),
+    ]
+)
 
 
 @examples(25)
@@ -127,166 +109,71 @@ change = st.tuples(st.sampled_from(sorted(CHANGES)), st.integers(0, 2))
     st.dictionaries(
         st.integers(3, 11), st.lists(change, min_size=1, max_size=2), max_size=4
     ),
-    st.sampled_from(
-        [
-            nn.MSELoss(),
-            nn.MSELoss("sum"),
-            nn.CrossEntropyLoss(),
-            nn.CrossEntropyLoss(ignore_index=1),
-        ]
-    ),
+    losses,
     st.integers(1, 2),
 )
-def test_replayed_and_eager_steps_have_the_same_bits(
+def test_compiled_and_eager_steps_have_the_same_bits(
     layers, schedule, recompute, changes, loss, num_ranks
 ):
     def both(group):
-        given = layers, schedule, recompute, changes, loss, 12
-        eager, _ = trained(group, False, *given)
-        replayed, report = trained(group, True, *given)
-        return eager == replayed, report
+        training = layers, schedule, recompute, changes, loss, 12
+        eager, _ = trained(group, False, *training)
+        compiled, report = trained(group, True, *training)
+        return eager == compiled, report
 
     for is_same, report in spawn(both, num_ranks, take_turns=True):
         assert is_same, report
 
 
+SOME = [["relu"], ["gelu", "norm"], ["dropout", "tanh"], ["recompute"], ["residual"]]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
-@pytest.mark.parametrize(
-    "layers",
-    [["relu"], ["gelu", "norm"], ["dropout", "tanh"], ["recompute"], ["residual"]],
-)
-def test_stages_of_own_layers_replay(layers, schedule):
-    reports = spawn(
-        lambda g: trained(g, True, layers, schedule, False, {}, nn.MSELoss(), 4)[1],
-        num_ranks=2,
-    )
-    assert all("replays 1 kind" in report for report in reports), reports
-
-
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
-@pytest.mark.parametrize(
-    "layers", [["relu"], ["gelu", "norm"], ["dropout", "tanh"], ["recompute"]]
-)
-def test_a_script_holds_the_bytes_of_the_graph(layers, schedule):
-    class Meter:
-        def __init__(self):
-            self.found, self.num_tapes = [], 0
-
-        def begin(self, executor: Executor, action):
-            pass
-
-        def end(self, executor: Executor, action):
-            if not action.kind.is_communication:
-                parameters = [
-                    p.data for p in executor.stages[action.stage].parameters.values()
-                ]
-                kept = executor.graphs[action.stage].values()
-                self.num_tapes += any(isinstance(each, Replayed) for each in kept)
-                nodes = [node for each in kept for node in as_graph(each)]
-                held = held_bytes(nodes, [*parameters, *executor.batch.arrays])
-                self.found.append((str(action), held))
-
-    def as_graph(held):
-        if isinstance(held, Held):
-            return [node for node, _ in held.results]
-        if not isinstance(held, Replayed):
-            return [held]
-        arrays = [each for each in held.kept if isinstance(each, np.ndarray)]
-        return [Node(None, (), tuple(arrays), 0)]
-
-    def measure(group, replay):
-        model = nn.Sequential(
-            nn.Linear(WIDTH, WIDTH),
-            *(LAYERS[name]() for name in layers),
-            nn.Linear(WIDTH, WIDTH),
-        )
-        pipeline = Pipeline(
-            model,
-            group,
-            loss=nn.MSELoss(),
-            num_microbatches=4,
-            schedule=schedule,
-            replay=replay,
-        )
-        optimiser, random, trainer = (
-            optim.SGD(pipeline.parameters(), 0.1),
-            np.random.default_rng(0),
-            pipeline._trainer,
-        )
-        for _ in range(4):
-            meter = Meter()
-            trainer._observers = (meter,)
-            x = random.normal(size=(12, WIDTH)).astype(np.float32)
-            pipeline.step(x, x)
-            optimiser.step()
-        assert bool(meter.num_tapes) == replay, pipeline.replay_report()
-        assert meter.found
-        return meter.found
-
-    for group_size in (1, 2):
-        replayed = spawn(lambda group: measure(group, True), group_size)
-        assert replayed == spawn(lambda group: measure(group, False), group_size)
-
-
-class Reads(nn.Module):
-    is_replayable = True
-
-    def forward(self, x):
-        return x * 2 if float(x.data.max()) > 0 else x
+@pytest.mark.parametrize("layers", SOME)
+def test_stages_of_minipipes_layers_are_compiled(layers, schedule, recompute):
+    training = layers, schedule, recompute, {}, nn.MSELoss(), 4
+    found = spawn(lambda group: trained(group, True, *training), num_ranks=2)
+    expected = spawn(lambda group: trained(group, False, *training), num_ranks=2)
+    for stage, ((compiled, report), (eager, _)) in enumerate(zip(found, expected)):
+        assert compiled == eager
+        assert report == f"step: stage {stage} is compiled"
 
 
 class Bakes(nn.Module):
-    is_replayable = True
+    """Writes values into a plain array, which the trace takes for a constant."""
+
+    is_compilable = True
 
     def forward(self, x):
         own = np.empty(x.shape, np.float32)
         own[:] = x.data
-        return x * Tensor(own > 0).data.astype(np.float32)
+        return x * Tensor((own > 0).astype(np.float32))
 
 
-class Counts(nn.Module):
-    is_replayable = True
+class Looks(nn.Module):
+    """Gets rows of a plain array by its inputs."""
 
-    def __init__(self):
-        self.calls = 0
+    is_compilable = True
+    table = np.array([0.5, 2.0], np.float32)
 
     def forward(self, x):
-        self.calls += 1
-        return x * float(self.calls % 3)
+        return x * Tensor(self.table[(x.data > 0).astype(np.int64)])
 
 
-@pytest.mark.parametrize(
-    ("layer", "reason"),
-    [(Reads, "reads a value"), (Bakes, "different"), (Counts, "sets an attribute")],
-)
-def test_what_cannot_be_replayed_stays_eager_with_its_reason(
-    layer, reason, monkeypatch
-):
+@pytest.mark.parametrize("layer", [Bakes, Looks])
+def test_a_broken_promise_is_noticed_if_two_microbatches_show_it(layer, monkeypatch):
+    """Code of a user's is recorded twice: lines and constants must be the same."""
     monkeypatch.setitem(LAYERS, "odd", layer)
 
-    def both(group):
-        given = ["odd", "relu"], "1f1b", False, {}, nn.MSELoss(), 6
-        return trained(group, True, *given), trained(group, False, *given)
+    def train(how):
+        training = ["odd", "relu"], "1f1b", False, {}, nn.MSELoss(), 6
+        return spawn(lambda group: trained(group, how, *training), num_ranks=1)[0]
 
-    (((replayed, report), (eager, _)),) = spawn(both, num_ranks=1)
-    assert replayed == eager
-    assert reason in report, report
-
-
-def tape_of(mask):
-    """Return the script of one forward, x * mask + x."""
-    trace = Trace(Key(0, 0, 0, 0, 0))
-    trace.begin("forward")
-    x = trace.given("x0", np.ones(3))
-    trace.returned(x * mask + x)
-    return Script(trace, "test")
-
-
-def test_two_captures_are_alike_only_with_equal_lines_and_constants():
-    assert tape_of(np.array([1.0, 0.0, 1.0])).is_like(
-        tape_of(np.array([1.0, 0.0, 1.0]))
+    compiled, report = train("where-possible")
+    assert compiled == train(False)[0]
+    assert report == (
+        "step: stage 0 runs eagerly: two microbatches of a kind compute differently"
     )
-    assert not tape_of(np.array([1.0, 0.0, 1.0])).is_like(
-        tape_of(np.array([1.0, 1.0, 1.0]))
-    )
-    assert not tape_of(np.array([1.0, 0.0, 1.0])).is_like(tape_of(2.0))
+    with pytest.raises(ModelError, match="two microbatches of a kind"):
+        train(True)

@@ -18,7 +18,9 @@ def trained(group, how, layer, schedule):
     found = []
     for x in np.random.default_rng(0).normal(size=(6, 4, WIDTH)).astype(np.float32):
         found.append(pipeline.step(x, x))
-        found += [None if p.grad is None else p.grad.tobytes() for p in pipeline.parameters()]
+        found += [
+            None if p.grad is None else p.grad.tobytes() for p in pipeline.parameters()
+        ]
     return found, pipeline.compile_report()
 
 
@@ -38,8 +40,12 @@ class Unrelated(nn.Module):
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 @pytest.mark.filterwarnings("ignore:The first step left no gradient")
-@pytest.mark.parametrize("layer", [Turned, Unrelated, lambda: nn.Function(functional.tanh)])
-def test_gradients_in_any_order_and_none_at_all_have_the_bits_of_eager_steps(layer, schedule):
+@pytest.mark.parametrize(
+    "layer", [Turned, Unrelated, lambda: nn.Function(functional.tanh)]
+)
+def test_gradients_in_any_order_and_none_at_all_have_the_bits_of_eager_steps(
+    layer, schedule
+):
     compiled, eager = (
         spawn(lambda group, how=how: trained(group, how, layer(), schedule), 2)
         for how in ("where-possible", False)

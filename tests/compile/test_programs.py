@@ -106,7 +106,9 @@ def test_a_mutant_of_a_program_has_other_bits(mutant):
 
 def test_a_pipeline_has_few_programs_and_each_a_file_of_its_own():
     def files():
-        return {name for name in linecache.cache if name.startswith("<schedule of rank")}
+        return {
+            name for name in linecache.cache if name.startswith("<schedule of rank")
+        }
 
     gc.collect()
     earlier = files()

@@ -63,9 +63,7 @@ def trained(name, how, loss):
         width = {"Conv1d": 32, "Conv2d": 128, "pooling": 9, "means": 9}.get(name, WIDTH)
         turn = [nn.Flatten()] if width != WIDTH else []
         model = nn.Sequential(*make(), *turn, nn.Linear(width, CLASSES))
-        pipeline = Pipeline(
-            model, group, loss=loss, num_microbatches=2, compile=how
-        )
+        pipeline = Pipeline(model, group, loss=loss, num_microbatches=2, compile=how)
         optimiser, random, found = (
             optim.SGD(pipeline.parameters(), 0.05),
             np.random.default_rng(0),
