@@ -104,7 +104,11 @@ def eager(job: Job, row: Sequence[tuple[str, int]]) -> list[bytes | None]:
     return [None if each is None else np.asarray(each).tobytes() for each in found]
 
 
-def traced(job: Job, is_split: bool, k: int = 7) -> Trace:
+TRACED = 7
+"""The microbatch that is traced, unless another is named."""
+
+
+def traced(job: Job, is_split: bool, k: int = TRACED) -> Trace:
     """Return the trace of a microbatch."""
     trace = Trace(key_of(0, 3, k))
     uses = [(p, p.node, p.node.grad) for p in job.parameters]
