@@ -101,7 +101,8 @@ class PlainBatch:
 
     def __init__(self, batch: Batch, parts: Mapping[str, Payload], agreed: tuple[int, int], begins: bool) -> None:
         self.agreed = agreed
-        self._parts, self._rows = parts, rows_of(batch.sizes)
+        self._rows = rows_of(batch.sizes)
+        self._requires_grad = {noun: part.requires_grad for noun, part in parts.items()}
         self._of_call = batch.call, batch.sizes
         self._seed = batch.seed
         self._begins = begins
@@ -114,13 +115,13 @@ class PlainBatch:
         if call != self._of_call[0] or objective.loss is not self.loss or type(objective) is not self._kind:
             return None
         own = {}
-        for (noun, part), (shape, strides, dtype) in zip(self._parts.items(), self._forms):
+        for (noun, flags), (shape, strides, dtype) in zip(self._requires_grad.items(), self._forms):
             array = inputs if noun == "inputs" else targets
             if type(array) is not np.ndarray or array.shape != shape:
                 return None
             if array.strides != strides or array.dtype != dtype:
                 return None
-            own[noun] = Samples([Payload([array], part.requires_grad)], self.agreed[:1])
+            own[noun] = Samples([Payload([array], flags)], self.agreed[:1])
         return own
 
     def batch(self, step: int, training_step: int, own: Mapping[str, Samples], objective: BatchObjective) -> Batch:
