@@ -91,6 +91,8 @@ class Recorded:
         Of the stage's input.
     result : Form or None
         Of the stage's result; None on the last stage, unless outputs are asked for.
+    loss_dtype : dtype or None
+        Of the loss, on the last stage.
     gradient : Form or None
         Of the gradients of the inputs, where there are some.
     is_over : bool
@@ -104,6 +106,7 @@ class Recorded:
     num_inputs: int
     received: Form
     result: Form | None = None
+    loss_dtype: Any = None
     gradient: Form | None = None
     is_over: bool = False
     leaves: dict[int, NotingLeaf] = field(default_factory=dict)
@@ -223,7 +226,10 @@ class Recorder:
 
             traced = received._replace(arrays=given[:num_inputs])
             held = self._stage.forward_with_loss(microbatch, traced, noting)
+        if any(loss.ndim for loss in losses):
+            recorded.trace.spoil("returns a loss that has axes, so is no number,")
         self._returned(recorded, losses, is_over=held is None)
+        recorded.loss_dtype = losses[0].dtype
         return held
 
     def backward(self, microbatch: int, held: Any, gradient: Payload | None) -> Payload:
