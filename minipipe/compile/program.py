@@ -23,6 +23,8 @@ from minipipe.compile.recording import (
     Recorder,
     attributes_of_loss,
     kind_of,
+    kinds_in,
+    refused,
 )
 from minipipe.compile.row import (
     SECTIONS,
@@ -34,20 +36,16 @@ from minipipe.compile.row import (
 )
 from minipipe.compile.sections import Pool, Sections
 from minipipe.compile.trace import key_of
-from minipipe.errors import Code, ModelError, ScheduleError
+from minipipe.errors import Code, ScheduleError
 from minipipe.execution.batch import Batch
 from minipipe.execution.executor import Executor, Step
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.samples import Cut
-from minipipe.schedules.action import Action, F
+from minipipe.schedules.action import F
 
 MOST_PROGRAMS = 8
 """Programs kept for one schedule: of whole batches, of a last, smaller one, …"""
 
-_REMEDY = (
-    'Compute with operations of minipipe.functional, or pass compile="where-possible", '
-    "which runs such a stage eagerly."
-)
 _numbers = count()  # of programs: each has its own file name
 
 
@@ -107,7 +105,7 @@ class Compiler:
         self.report = "is recorded"
         stages = executor.stages
         recorders: dict[int, Any] = {
-            index: Recorder(stage, _kinds_of(executor.actions, index))
+            index: Recorder(stage, kinds_in(executor.actions, index))
             for index, stage in stages.items()
         }
         executor.stages = recorders
@@ -303,16 +301,6 @@ def reason_for_eager(executor: Executor) -> str:
     return ""
 
 
-def _kinds_of(row: Sequence[Action], stage: int) -> dict[int, str]:
-    """Return the kinds of actions of each microbatch of a stage, in their order."""
-    found: dict[int, str] = {}
-    for action in row:
-        if action.stage == stage and not action.kind.is_communication:
-            k = action.microbatch
-            found[k] = f"{found.get(k, '')} {action.kind}"
-    return found
-
-
 def form_of(executor: Executor) -> Any:
     """Return everything about a batch, besides its numbers, on which lines depend."""
     batch: Batch = executor.batch
@@ -382,8 +370,7 @@ def _reports(
         reasons = [recorded.trace.reason for recorded in recorder.kinds.values()]
         reason = recorder.reason or next(filter(None, reasons), "")
         if reason and is_strict:
-            message = f"Stage {stage} cannot be compiled: {reason}. {_REMEDY}"
-            raise ModelError("unsupported", message)
+            raise refused(stage, reason)
         what = f"runs eagerly: {reason}" if reason else "is compiled"
         lines.append(f"stage {stage} {what}")
     return lines

@@ -256,13 +256,15 @@ class Pipeline(FamiliarPipeline):
         self._sums = GradientSums(plan, self._stages, group, self._xp)
         finite = FiniteCheck(check_finite, plan, self._stages, group, self._xp, grid)
         self._framing = Framing(plan, group, self._intake, self._parameters, self._sums, finite, self._pending)
-        make = self._executor
+        make, compiled = self._executor, None
         if compile:
             from minipipe.compile.program import Compiler
+            from minipipe.compile.stage import CompiledStages
 
             make = partial(make, run_schedule=Compiler(is_strict=compile is True))
+            compiled = CompiledStages(self._stages, is_strict=compile is True)
         self._trainer = self._framing.trainer(make, stack_weight_gradients)
-        self._runs = Runs(plan, group, self._intake, self._executor, self._objective, check_finite)
+        self._runs = Runs(plan, group, self._intake, self._executor, self._objective, check_finite, compiled)
 
     @classmethod
     @showing(ModulesOptions, __init__)
