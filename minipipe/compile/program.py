@@ -117,6 +117,8 @@ class Compiler:
             executor.stages = stages
         program = CompiledRow(executor, recorders, self._is_strict)
         program.bind(self._gradients_of(recorders))
+        if self._gradients is not None:
+            self._gradients.count_references()
         self._programs[key] = program
 
     def _gradients_of(self, recorders: dict[int, Recorder]) -> GradientArrays:
@@ -202,7 +204,6 @@ class CompiledRow:
             for section, function in found.items():
                 self._namespace[part.name_of(section)] = function
         self._given = list(given.values())
-        gradients.count_references()
 
     def _compiled(self, text: str, executor: Executor) -> Callable[[Executor], None]:
         file = f"<schedule of rank {executor.group.rank}, {next(_numbers)}>"
@@ -231,6 +232,8 @@ class CompiledRow:
         executor.finish_sends()  # whose arrays are filled again now
         if not self._gradients.make_free() or self._version != self._gradients.version:
             self.bind(self._gradients)
+            # Not in bind, whose variables refer to the arrays.
+            self._gradients.count_references()
         try:
             self._schedule(executor)
         except Exception as error:
