@@ -46,9 +46,13 @@ class GradientArrays:
         """Return whether nobody else refers to an array; make new arrays if not."""
         if self._arena.gradients_are_free():
             return True
+        self.renew()
+        return False
+
+    def renew(self) -> None:
+        """Make new arrays: programs are to be bound again."""
         self._arena.renew_gradients()
         self.version += 1
-        return False
 
 
 def _trained(owners: Iterable[Parameter]) -> list[Parameter]:

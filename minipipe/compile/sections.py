@@ -81,6 +81,8 @@ class Sections:
         The text of all functions.
     arrays : str
         The text that makes the arrays behind their names.
+    has_leaves : bool
+        Whether gradients belong to leaves.
     lifetimes : list of (str, str)
         The classes of kept arrays: the section that makes them, and the last that reads
         them.
@@ -124,7 +126,7 @@ class Sections:
         self._layout = Layout(places, stage, names or {})
         sections = places.sections
         printed = [Printer(self._layout, i, is_static) for i in range(len(sections))]
-        self._letter = "d" if is_static else "l"
+        self.has_leaves = not is_static
         self.source = "\n\n".join(each.source for each in printed)
         self.arrays = self._layout.source()
         self.parameters = {
@@ -181,10 +183,10 @@ class Sections:
             "temporary": temporary,
             "__name__": __name__,  # for filters of warnings
         }
-        name_of = self._layout.name
-        for letter, given in (("p", arrays), (self._letter, gradients)):
+        of_gradients = "l" if self.has_leaves else "d"
+        for letter, given in (("p", arrays), (of_gradients, gradients)):
             for i, each in enumerate(given):
-                namespace[name_of(f"{letter}{i}")] = each
+                namespace[self._layout.name(f"{letter}{i}")] = each
         exec(self._code_of_arrays, namespace)
         self._make_slots(namespace, num_slots)
         exec(self._code, namespace)
