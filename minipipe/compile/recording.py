@@ -444,10 +444,12 @@ def kinds_in(row: Sequence[Action], stage: int) -> dict[int, str]:
 
 
 def refused(stage: int, reason: str) -> ModelError:
-    """Return the error for a stage that cannot be compiled."""
+    """Return the error for a stage that cannot be compiled, where that is asked for."""
     message = f"Stage {stage} cannot be compiled: {reason}. Compute with operations of"
-    message += ' minipipe.functional, or pass compile="where-possible", which runs such'
-    return ModelError("unsupported", f"{message} a stage eagerly.")
+    message += " minipipe.functional, and declare a class of your own with"
+    message += " is_compilable = True (see Pipeline); or pass"
+    message += ' compile="where-possible", which runs such a stage eagerly.'
+    return ModelError("unsupported", message)
 
 
 def reason_against_stage(stage: Stage, kinds: Mapping[int, str]) -> str:
