@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from minipipe.autograd.backend import as_array
 from minipipe.autograd.graph import BackwardWalk, Leaf
 from minipipe.autograd.memory import buffer_of
 from minipipe.autograd.modes import Key, current_place
@@ -31,6 +32,7 @@ from minipipe.comm.process_group import ProcessGroup
 from minipipe.compile.forms import Traced, plain_of, traced_in
 from minipipe.compile.lines import Form, Line, Untraceable, Variable
 from minipipe.compile.noting import attach
+from minipipe.nn.parameter import HalfLeaf
 
 attach()  # traced arrays get the methods that note their lines
 
@@ -421,6 +423,8 @@ class NotingLeaf(Leaf):
     def add(self, contribution: Any, walk: BackwardWalk) -> None:
         """Add a contribution to the leaf itself, in the order of the walk."""
         trace = self._trace
+        if isinstance(self.leaf, HalfLeaf):
+            contribution = as_array(contribution, np.float32)
         if trace.reason is None:
             if isinstance(contribution, Traced) and contribution.trace is trace:
                 trace.note_contribution(self._number, contribution)
