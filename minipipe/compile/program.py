@@ -24,6 +24,8 @@ from minipipe.compile.recording import (
     Recorder,
     attributes_of_loss,
     kind_of,
+    kinds_in,
+    refused,
 )
 from minipipe.compile.row import (
     SECTIONS,
@@ -35,21 +37,16 @@ from minipipe.compile.row import (
 )
 from minipipe.compile.sections import Pool, Sections
 from minipipe.compile.trace import key_of
-from minipipe.errors import Code, ModelError, ScheduleError
+from minipipe.errors import Code, ScheduleError
 from minipipe.execution.batch import Batch
 from minipipe.execution.executor import Executor, Step
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.samples import Cut
-from minipipe.schedules.action import Action, F
+from minipipe.schedules.action import F
 
 MOST_PROGRAMS = 8
 """Programs kept for one schedule: of whole batches, of a last, smaller one, …"""
 
-_REMEDY = (
-    "Compute with operations of minipipe.functional, and declare a class of your own "
-    "with is_compilable = True (see Pipeline); or pass "
-    'compile="where-possible", which runs such a stage eagerly.'
-)
 _numbers = count()  # of programs: each has its own file name
 
 
@@ -125,7 +122,7 @@ class Compiler:
         self.report = "is recorded"
         stages = executor.stages
         recorders: dict[int, Any] = {
-            index: Recorder(stage, _kinds_of(executor.actions, index))
+            index: Recorder(stage, kinds_in(executor.actions, index))
             for index, stage in stages.items()
         }
         executor.stages = recorders
@@ -335,12 +332,6 @@ class Seeds:
         return self._seeds
 
 
-def refused(stage: int, reason: str) -> ModelError:
-    """Return the error for a stage that cannot be compiled, where that is asked for."""
-    message = f"Stage {stage} cannot be compiled: {reason}. {_REMEDY}"
-    return ModelError("unsupported", message)
-
-
 def _locals_of(error: Exception, function: Any) -> dict[str, Any]:
     """Return the variables of a function in which an error was raised."""
     trace = error.__traceback__
@@ -362,16 +353,6 @@ def reason_for_eager(executor: Executor) -> str:
     if mode().watch is not None:
         return "runs eagerly: changes in place are watched"
     return ""
-
-
-def _kinds_of(row: Sequence[Action], stage: int) -> dict[int, str]:
-    """Return the kinds of actions of each microbatch of a stage, in their order."""
-    found: dict[int, str] = {}
-    for action in row:
-        if action.stage == stage and not action.kind.is_communication:
-            k = action.microbatch
-            found[k] = f"{found.get(k, '')} {action.kind}"
-    return found
 
 
 def form_of(executor: Executor) -> Any:

@@ -24,6 +24,7 @@ from minipipe.compile.guards import (
     reason_against,
 )
 from minipipe.compile.trace import NotingLeaf, Trace, key_of, noticing_conversions
+from minipipe.errors import ModelError
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
 from minipipe.execution.sliced import SlicedStage
@@ -31,6 +32,7 @@ from minipipe.execution.stage import SeededLoss, Stage
 from minipipe.nn.auxiliary_loss import AuxiliaryLoss
 from minipipe.nn.module import Module
 from minipipe.nn.sequential import parameters_of
+from minipipe.schedules.action import Action, B, F, I, L, O, R, W
 from minipipe.tensor import Tensor
 
 
@@ -70,6 +72,10 @@ class Form(NamedTuple):
         """Whether it is one array that travels as it is (``Payload.to_message``)."""
         is_one = self.treedef is None and self.requires_grad == (True,)
         return is_one and np.dtype(self.dtypes[0]).kind == "f"
+
+    def empty(self) -> list[Array]:
+        """Return arrays of this form."""
+        return list(map(np.empty, self.shapes, self.dtypes))
 
     def payload(self, arrays: Sequence[Array]) -> Payload:
         """Return arrays of this form as a payload."""
@@ -137,6 +143,12 @@ class Recorded:
         leaves = {line.leaf for lines in sections for line in lines}
         return sorted(leaf for leaf in leaves if leaf is not None)
 
+    def empty_losses(self) -> list[Array]:
+        """Return arrays for the results of the last stage's forward."""
+        names = self.trace.results["forward"]
+        made = [self.trace.variables[name] for name in names]
+        return [np.empty(each.shape, each.dtype) for each in made]
+
 
 class Recorder:
     """Stands in for a stage during a recorded step; it has the methods of one.
@@ -146,6 +158,8 @@ class Recorder:
     stage : Stage
     kinds : mapping of int to str
         By microbatch, the kinds of its actions: a row may split some backwards.
+    guard : type
+        That of its guard.
 
     Attributes
     ----------
@@ -157,12 +171,17 @@ class Recorder:
         Why the stage cannot be recorded; empty if it can.
     """
 
-    def __init__(self, stage: Stage, kinds: Mapping[int, str]) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        kinds: Mapping[int, str],
+        guard: type[StageGuard] = StageGuard,
+    ) -> None:
         self._stage, self._kinds = stage, kinds
         uses = {id(p): p for layer in stage.module.layers for p in parameters_of(layer)}
         owners = {id(p.owner): p.owner for p in uses.values()}
         self.uses, self.owners = list(uses.values()), list(owners.values())
-        self.guard = StageGuard(stage.module, self.owners, self.uses)
+        self.guard = guard(stage.module, self.owners, self.uses)
         self.kinds: dict[Any, Recorded] = {}
         self.kind_of: dict[int, Recorded] = {}
         self._recording: dict[int, Recorded] = {}  # by microbatch
@@ -173,6 +192,11 @@ class Recorder:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stage, name)
+
+    def begin_row(self, kinds: Mapping[int, str]) -> None:
+        """Record another row; what is half recorded is forgotten."""
+        self._kinds, self.kind_of = kinds, {}
+        self.kinds = {key: each for key, each in self.kinds.items() if each.is_over}
 
     def _reason_against_parameters(self) -> str:
         for owner in self.owners:
@@ -404,6 +428,28 @@ def kind_of(received: Payload, arrays: Sequence[Array], *how: Any) -> tuple[Any,
     forms = [(type(a), a.shape, a.strides, a.dtype) for a in arrays]
     treedef = received.treedef and repr(received.treedef)
     return (treedef, *received.requires_grad, *forms, *how)
+
+
+_OF_MICROBATCHES = (F, B, I, W, R, O, L)
+
+
+def kinds_in(row: Sequence[Action], stage: int) -> dict[int, str]:
+    """Return the kinds of actions of each microbatch of a stage, in their order."""
+    found: dict[int, str] = {}
+    for action in row:
+        if action.stage == stage and action.kind in _OF_MICROBATCHES:
+            k = action.microbatch
+            found[k] = f"{found.get(k, '')} {action.kind}"
+    return found
+
+
+def refused(stage: int, reason: str) -> ModelError:
+    """Return the error for a stage that cannot be compiled, where that is asked for."""
+    message = f"Stage {stage} cannot be compiled: {reason}. Compute with operations of"
+    message += " minipipe.functional, and declare a class of your own with"
+    message += " is_compilable = True (see Pipeline); or pass"
+    message += ' compile="where-possible", which runs such a stage eagerly.'
+    return ModelError("unsupported", message)
 
 
 def reason_against_stage(stage: Stage, kinds: Mapping[int, str]) -> str:

@@ -265,7 +265,12 @@ class Pipeline(FamiliarPipeline):
         self._compiling = Compiling(compile, plan)
         compiled = partial(self._executor, run_schedule=self._compiling.compiler("step"))
         self._trainer = self._framing.trainer(compiled, stack_weight_gradients)
-        self._runs = Runs(plan, group, self._intake, self._executor, self._objective, check_finite)
+        stages = None
+        if compile:
+            from minipipe.compile.stage import CompiledStages
+
+            stages = CompiledStages(self._stages, is_strict=compile is True)
+        self._runs = Runs(plan, group, self._intake, self._executor, self._objective, check_finite, stages)
 
     @classmethod
     @showing(ModulesOptions, __init__)
