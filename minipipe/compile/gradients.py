@@ -70,10 +70,14 @@ class GradientArrays:
         """Return whether nobody else refers to an array; make new arrays if not."""
         if self._arena.gradients_are_free() and self._own_are_free():
             return True
+        self.renew()
+        return False
+
+    def renew(self) -> None:
+        """Make new arrays: programs are to be bound again."""
         self._arena.renew_gradients()
         self._allocate()
         self.version += 1
-        return False
 
     def _own_are_free(self) -> bool:
         return all(map(le, map(getrefcount, self._own), self._counts))

@@ -281,6 +281,8 @@ def wrapped(before: str, names: Sequence[str], after: str) -> list[str]:
     ['return (a,)']
     """
     inner = ", ".join(names) + "," * (len(names) == 1)
+    if not before and len(names) > 1 and len(inner) <= _WIDTH:
+        return [f"{inner}{after}"]
     if len(inner) <= _WIDTH:
         return [f"{before}({inner}){after}"]
     lines = fill(inner, _WIDTH).splitlines()

@@ -20,6 +20,7 @@ from minipipe.compile.guards import (
     Attributes,
     StageGuard,
     is_declared,
+    is_foreign,
     reason_against,
 )
 from minipipe.compile.trace import NotingLeaf, Trace, key_of, noticing_conversions
@@ -28,10 +29,17 @@ from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
 from minipipe.execution.sliced import SlicedStage
 from minipipe.execution.stage import SeededLoss, Stage
+from minipipe.nn.auxiliary_loss import AuxiliaryLoss
 from minipipe.nn.module import Module
 from minipipe.nn.sequential import parameters_of
 from minipipe.schedules.action import Action, B, F, I, L, O, R, W
 from minipipe.tensor import Tensor
+
+_REMEDY = (
+    "Compute with operations of minipipe.functional, and declare a class of your own "
+    "with is_compilable = True (see Pipeline); or pass "
+    'compile="where-possible", which runs such a stage eagerly.'
+)
 
 
 class Form(NamedTuple):
@@ -61,15 +69,15 @@ class Form(NamedTuple):
             payload.treedef,
         )
 
+    def new(self) -> list[Array]:
+        """Return new arrays of this form."""
+        return list(map(np.empty, self.shapes, self.dtypes))
+
     @property
     def is_plain(self) -> bool:
         """Whether it is one array that travels as it is (``Payload.to_message``)."""
         is_one = self.treedef is None and self.requires_grad == (True,)
         return is_one and np.dtype(self.dtypes[0]).kind == "f"
-
-    def empty(self) -> list[Array]:
-        """Return arrays of this form."""
-        return list(map(np.empty, self.shapes, self.dtypes))
 
     def payload(self, arrays: Sequence[Array]) -> Payload:
         """Return arrays of this form as a payload."""
@@ -90,11 +98,13 @@ class Recorded:
     received : Form
         Of the stage's input.
     result : Form or None
-        Of the stage's result; None on the last stage.
+        Of the stage's result; None on the last stage, unless outputs are asked for.
     gradient : Form or None
         Of the gradients of the inputs, where there are some.
     is_over : bool
         Whether its last section has been recorded.
+    twin : Recorded or None
+        Another microbatch, if there is one and code of a user's runs.
     """
 
     trace: Trace
@@ -105,6 +115,25 @@ class Recorded:
     gradient: Form | None = None
     is_over: bool = False
     leaves: dict[int, NotingLeaf] = field(default_factory=dict)
+    twin: Recorded | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """Why it cannot be compiled, if it cannot."""
+        if self.twin is None or self.trace.reason is not None:
+            return self.trace.reason
+        own, other = self.trace, self.twin.trace
+        is_like = own.sections == other.sections and own.functions == other.functions
+        if is_like and own.constants.keys() == other.constants.keys():
+            return None
+        return other.reason or "two microbatches of a kind compute differently"
+
+    @property
+    def outputs(self) -> Form:
+        """The form of the stage's result as outputs for the user."""
+        assert self.result is not None
+        wanted = (True,) * len(self.result.shapes)
+        return self.result._replace(requires_grad=wanted)
 
     @property
     def contributes(self) -> list[int]:
@@ -154,6 +183,7 @@ class Recorder:
         self.guard = guard(stage.module, self.owners, self.uses)
         self.kinds: dict[Any, Recorded] = {}
         self.kind_of: dict[int, Recorded] = {}
+        self._recording: dict[int, Recorded] = {}  # by microbatch
         self.reason = reason_against(stage.module) or self.guard.attributes.reason
         self.reason = self.reason or self._reason_against_parameters()
         self.reason = self.reason or reason_against_stage(stage, kinds)
@@ -164,8 +194,21 @@ class Recorder:
 
     def begin_row(self, kinds: Mapping[int, str]) -> None:
         """Record another row; what is half recorded is forgotten."""
-        self._kinds, self.kind_of = kinds, {}
+        self._kinds, self.kind_of, self._recording = kinds, {}, {}
         self.kinds = {key: each for key, each in self.kinds.items() if each.is_over}
+        for each in self.kinds.values():
+            if each.twin is not None and not each.twin.is_over:
+                each.twin = None
+
+    def finished(self, key: Any) -> Recorded | None:
+        """Return the recording of a kind that has ended, with that of its twin."""
+        recorded = self.kinds.get(key)
+        if recorded is None or not recorded.is_over:
+            return None
+        twin = recorded.twin
+        if self._is_foreign and (twin is None or not twin.is_over):
+            return None
+        return recorded
 
     def _reason_against_parameters(self) -> str:
         for owner in self.owners:
@@ -194,6 +237,11 @@ class Recorder:
         self, microbatch: int, received: Payload, objective: SeededLoss
     ) -> Any:
         """F and the loss: see :meth:`minipipe.execution.stage.Stage`."""
+        if isinstance(objective, BatchObjective) and objective.is_for_outputs:
+            outputs, held = self.forward(microbatch, received)
+            wanted = [True] * len(outputs.arrays)
+            objective.outputs[microbatch] = outputs._replace(requires_grad=wanted)
+            return held
         targets = self._targets(microbatch, objective)
         if targets is None:
             return self._stage.forward_with_loss(microbatch, received, objective)
@@ -271,7 +319,19 @@ class Recorder:
         recorded = self.kinds.get(key)
         if recorded is not None:
             self.kind_of[microbatch] = recorded
-            return None
+            if not self._is_foreign or recorded.twin is not None:
+                return None
+        new = self._new(microbatch, received, arrays)
+        if recorded is None:
+            self.kinds[key] = self.kind_of[microbatch] = new
+        else:
+            recorded.twin = new
+        self._recording[microbatch] = new
+        return new
+
+    def _new(
+        self, microbatch: int, received: Payload, arrays: Sequence[Array]
+    ) -> Recorded:
         place = current_place()
         trace = Trace(key_of(place.seed, place.step, place.microbatch))
         form = Form.of(received)
@@ -280,21 +340,19 @@ class Recorder:
             recorded.leaves[id(use)] = NotingLeaf(use.node, f"l{i}", trace)
         if any(type(a) is not np.ndarray or a.itemsize == 2 for a in arrays):
             trace.spoil("gets arrays that are not NumPy's own, or in half precision")
-        self.kinds[key] = self.kind_of[microbatch] = recorded
         return recorded
 
     def _active(self, microbatch: int) -> Recorded | None:
-        """Return the kind of a microbatch, if it is the one that is recorded."""
-        recorded = self.kind_of.get(microbatch)
-        if recorded is None or recorded.microbatch != microbatch or recorded.is_over:
-            return None
-        return recorded
+        """Return the recording of a microbatch, unless there is none or it is over."""
+        recorded = self._recording.get(microbatch)
+        return None if recorded is None or recorded.is_over else recorded
 
     def _targets(self, microbatch: int, objective: SeededLoss) -> Payload | None:
         """Return the targets of a microbatch, if the loss can be recorded."""
         assert isinstance(objective, BatchObjective)
         if not self.reason:
             self.reason = reason_against_loss(objective)
+            self._is_foreign = self._is_foreign or is_foreign(objective.loss)
         if self.reason or objective.targets is None:
             return None
         return objective.targets[microbatch]
@@ -395,16 +453,17 @@ def kinds_in(row: Sequence[Action], stage: int) -> dict[int, str]:
 
 
 def refused(stage: int, reason: str) -> ModelError:
-    """Return the error for a stage that cannot be compiled."""
-    message = f"Stage {stage} cannot be compiled: {reason}. Compute with operations of"
-    message += ' minipipe.functional, or pass compile="where-possible", which runs such'
-    return ModelError("unsupported", f"{message} a stage eagerly.")
+    """Return the error for a stage that cannot be compiled, where that is asked for."""
+    message = f"Stage {stage} cannot be compiled: {reason}. {_REMEDY}"
+    return ModelError("unsupported", message)
 
 
 def reason_against_stage(stage: Stage, kinds: Mapping[int, str]) -> str:
     """Return why a stage cannot be recorded, whatever its layers; empty if it can."""
     if isinstance(stage, SlicedStage):
         return "it computes sequences in slices"
+    if any(isinstance(part, AuxiliaryLoss) for part in stage.module.modules()):
+        return "it has auxiliary losses"
     if any("O" in of_one for of_one in kinds.values()):
         return "its activations are offloaded"
     return ""
@@ -414,11 +473,13 @@ def reason_against_loss(objective: BatchObjective) -> str:
     """Return why the loss of a call cannot be recorded; empty if it can."""
     loss = objective.loss
     own = type(loss).__module__ == "minipipe.nn.losses"
-    replaced = {"forward", "compute"} & getattr(loss, "__dict__", {}).keys()
+    replaced = {"forward", "compute", "__call__"} & getattr(loss, "__dict__", {}).keys()
     if not is_declared(loss, own) or replaced:
         return "the loss runs code of its own"
     if objective.targets is None:
         return "the loss has no targets"
+    if not objective.is_whole:
+        return "tensor-parallel ranks compare or gather outputs"
     return attributes_of_loss(loss).reason
 
 

@@ -161,6 +161,7 @@ class Row:
             for binding in executor.bindings
             if not binding.action.kind.declaration.of_rank
         ]
+        self._last_stage = executor.program.num_stages - 1
         self._reduces = any(b.action.kind == "REDUCE_GRAD" for b in self._bindings)
         self._state: dict[Any, str] = {}  # of a value: "pending", "payload" or "arrays"
         self._begun: set[int] = set()  # stages that have given a weight gradient
@@ -194,11 +195,12 @@ class Row:
         yield "    call, activity = batch.step, rank.group.activity"
         yield "    sent, received = rank.record.sent, rank.record.received"
         stages = {stage for stage, _ in self._programs}
-        batch, last = self._executor.batch, self._executor.program.num_stages - 1
+        batch = self._executor.batch
         if 0 in stages:
             yield from self._given_arrays("x", "batch.inputs", batch.inputs)
-        if last in stages and batch.objective.has_loss:
+        if self._last_stage in stages:
             yield "    objective = batch.objective"
+        if self._last_stage in stages and batch.objective.has_loss:
             targets = batch.objective.targets
             yield from self._given_arrays("y", "objective.targets", targets)
         for position, binding in enumerate(self._bindings):
@@ -264,6 +266,7 @@ class Row:
         if section not in program.sections.parameters:  # an I that is a whole backward
             section = "backward"
         is_loss = is_forward and recorded.result is None
+        is_output = is_forward and stage == self._last_stage and not is_loss
         own, out = given.get("x" if is_forward else "g"), list[str]()
         result = recorded.result if is_forward else recorded.gradient
         if kind not in (R, W) and result is not None:
@@ -271,7 +274,10 @@ class Row:
                 _name(own) if own else f"{'out' if is_forward else 'g_in'}{stage}_{k}"
             )
             out = [f"{base}_{i}" for i in range(len(result.shapes))]
-            self.forms[base] = result
+            if is_output:  # not in arrays of the program: the user keeps them
+                yield f"{', '.join(out)}, = {self._form(result)}.new()"
+            else:
+                self.forms[base] = result
             if is_forward:
                 self._outputs[stage, k] = base
         arguments = []
@@ -286,6 +292,9 @@ class Row:
         else:
             yield call
         yield f"ran((begun, now(), {self._held(binding)}))"
+        if is_output:
+            value = f"{self._form(recorded.outputs)}.payload([{', '.join(out)}])"
+            yield f"objective.outputs[{k}] = {value}"
         if own is not None and out:
             self._state[own], self._form_by_value[own] = "arrays", result
         if section in ("backward", "backward_weight"):

@@ -83,6 +83,8 @@ class Sections:
         The text of all functions.
     arrays : str
         The text that makes the arrays behind their names.
+    has_leaves : bool
+        Whether gradients belong to leaves.
     lifetimes : list of (str, str)
         The classes of kept arrays: the section that makes them, and the last that reads
         them.
@@ -127,7 +129,7 @@ class Sections:
         self._layout = Layout(places, stage, names or {})
         sections = places.sections
         printed = [Printer(self._layout, i, is_static) for i in range(len(sections))]
-        self._letter = "d" if is_static else "l"
+        self.has_leaves = not is_static
         self.source = "\n\n".join(each.source for each in printed)
         self.arrays = self._layout.source()
         self.parameters = {
@@ -188,7 +190,7 @@ class Sections:
         for i, each in enumerate(arrays):
             namespace[f"owner{i}" if self._reads else name_of(f"p{i}")] = each
         for i, each in enumerate(gradients):
-            namespace[name_of(f"{self._letter}{i}")] = each
+            namespace[name_of(f"{'l' if self.has_leaves else 'd'}{i}")] = each
         exec(self._code_of_arrays, namespace)
         self._make_slots(namespace, num_slots)
         exec(self._code, namespace)

@@ -122,7 +122,9 @@ class Framing:
         )
 
     def trainer(self, make: Callable[..., Executor], stacks_weights: bool) -> Executor | None:
-        """Return the executor of training steps; None if the schedule updates weights itself, which needs a run.
+        """Return the executor of training steps.
+
+        None if the schedule updates weights itself, which needs a run, or has no backward.
 
         Parameters
         ----------
@@ -131,7 +133,8 @@ class Framing:
         stacks_weights : bool
             Whether neighbouring W of a stage are computed together.
         """
-        if ActionKind.UPDATE in self._plan.schedule.kinds:
+        schedule = self._plan.schedule
+        if ActionKind.UPDATE in schedule.kinds or (schedule.is_forward_only and not schedule.frozen):
             return None
         row = self._plan.program.numbered[self._group.rank]
         handlers, observers = handlers_of(row), journal()

@@ -110,7 +110,7 @@ class PlainBatch:
         arrays = [part.arrays[0] for part in parts.values()]
         self._forms = [(array.shape, array.strides, array.dtype) for array in arrays]
 
-    def like(self, call: str, inputs: Any, targets: Any, objective: BatchObjective) -> dict[str, Samples] | None:
+    def like(self, call: str, inputs: Any, targets: Any, objective: BatchObjective) -> dict[str, Payload] | None:
         """Return the parts of another batch, if it has the same form and is given in the same call."""
         if call != self._of_call[0] or objective.loss is not self.loss or type(objective) is not self._kind:
             return None
@@ -121,12 +121,12 @@ class PlainBatch:
                 return None
             if array.strides != strides or array.dtype != dtype:
                 return None
-            own[noun] = Samples([Payload([array], flags)], self.agreed[:1])
+            own[noun] = Payload([array], flags)
         return own
 
-    def batch(self, step: int, training_step: int, own: Mapping[str, Samples], objective: BatchObjective) -> Batch:
+    def batch(self, step: int, training_step: int, own: Mapping[str, Payload], objective: BatchObjective) -> Batch:
         """Return a batch of the same form."""
-        cut = {noun: Cut(each.parts[0], self._rows) for noun, each in own.items()}
+        cut = {noun: Cut(part, self._rows) for noun, part in own.items()}
         call, sizes = self._of_call
         inputs = cut.pop("inputs", None)
         if self._begins:
@@ -187,22 +187,31 @@ class Intake:
             raise ModelError("loss", message)
         num_slices = 1 if call in _WHOLE else self._plan.schedule.num_slices
         last = self._last
-        own = None if last is None else last.like(call, inputs, targets, objective)
-        if own is None:
-            last = None
+        like = None if last is None else last.like(call, inputs, targets, objective)
+        own: dict[str, Samples] = {}
+        size, layout = 0, 0
+        if last is not None and like is not None:
+            size, layout = last.agreed if "inputs" in like else (0, 0)
+        else:
             try:
                 own = self._read(call, inputs, targets, objective, num_slices)
             except Exception:
                 self.calls.count += 1  # so that no later call is taken for this one
                 raise
+            if "inputs" in own:
+                size, layout = own["inputs"].num_samples, own["inputs"].layout
         alike: dict[str, float | None] = {}
         if not self.calls.is_alone:
             alike |= {"mode": bool(is_training), "number of training steps": training_step, **objective.alike}
             alike |= batch_marks(_compared(inputs), _compared(targets)) if self._compares else {}
-        num_samples, layout = self._agree(call, own, alike)
-        if last is not None and (num_samples, layout) == last.agreed:
-            self.calls.check_trained(call)
-            return last.batch(self.calls.count, training_step, own, objective)
+        num_samples, layout = self.calls.begin(call, alike, size, layout)
+        if last is not None and like is not None:
+            if (num_samples, layout) == last.agreed:
+                self.calls.check_trained(call)
+                return last.batch(self.calls.count, training_step, like, objective)
+            own = self._read(call, inputs, targets, objective, num_slices)
+        for noun, each in own.items():
+            self._check_alike(each, noun, num_samples, layout)
         count = objective.num_microbatches or self._plan.schedule.num_microbatches
         if call in _WHOLE:  # any number of samples will do, but none
             count = max(1, min(count // self._plan.schedule.num_slices, num_samples))
@@ -275,21 +284,6 @@ class Intake:
             return own
         num_sequences = self._plan.schedule.num_microbatches // num_slices
         return into_slices(own, noun, num_sequences, num_slices)
-
-    def _agree(
-        self,
-        call: str,
-        own: Mapping[str, Samples],
-        alike: Mapping[str, float | None],
-    ) -> tuple[int, int]:
-        """Return the number of samples of the batch, and its layout, which are the same on all ranks. Collective."""
-        size, layout = 0, 0
-        if "inputs" in own:
-            size, layout = own["inputs"].num_samples, own["inputs"].layout
-        num_samples, layout = self.calls.begin(call, alike, size, layout)
-        for noun, each in own.items():
-            self._check_alike(each, noun, num_samples, layout)
-        return num_samples, layout
 
     def gather_input_gradients(self, own: dict[int, Payload]) -> None:
         """Gather the gradients of the inputs on the first rank of the first stage. Collective among its replicas."""

@@ -32,7 +32,6 @@ def train(group, how, schedule, model=mlp, sizes=(16, 13), stash=None, **options
         num_microbatches=12 if isinstance(schedule, Schedule) else 4,
         schedule=schedule,
         compile=how,
-        replay=False,
         **options,
     )
     optimise = optimiser(pipeline.parameters(), 0.05)
@@ -61,7 +60,7 @@ def check(schedule, num_ranks, **options):
     compiled = spawn(both, num_ranks=num_ranks)
     for each in compiled:
         assert all(line.endswith("is compiled") for line in each.report.splitlines())
-        assert each.source
+        assert each.sources
     return compiled
 
 
@@ -121,7 +120,6 @@ def test_a_changed_layer_is_compiled_anew():
                 schedule="2bw",
                 num_microbatches=4,
                 compile=how,
-                replay=False,
             )
             optimiser = optim.SGD(pipeline.parameters(), 0.1)
             batch = np.ones((8, WIDTH), np.float32), np.zeros((8, WIDTH), np.float32)
