@@ -43,7 +43,7 @@ _REMEDY = (
 
 
 class Form(NamedTuple):
-    """What the value between two stages looks like, without its numbers.
+    """The form of a value between two stages: everything but its numbers.
 
     Attributes
     ----------

@@ -42,7 +42,7 @@ MOST_KINDS = 32
 
 
 class Held:
-    """What the compiled forward of a microbatch leaves for its backward.
+    """Values that the compiled forward of a microbatch leaves for its backward.
 
     Attributes
     ----------
@@ -363,7 +363,7 @@ class CompiledStages:
 
     @property
     def report(self) -> str:
-        """What the last row did on each stage, and why."""
+        """Return a line for each stage: compiled or not, and why."""
         return "\n".join(stage.report for stage in self._stages.values())
 
     @property
