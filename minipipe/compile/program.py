@@ -8,7 +8,7 @@ already. All three send the same messages, so each rank decides alone.
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from time import perf_counter
 from typing import Any
@@ -195,7 +195,7 @@ class CompiledRow:
         self._guards = [recorders[s].guard for s in {part.stage for part in parts}]
         objective = executor.batch.objective
         self._loss = attributes_of_loss(objective.loss) if objective.has_loss else None
-        names = {"now": perf_counter, "key_of": key_of, "seed_of": Seeds()}
+        names = {"now": perf_counter, "key_of": key_of, "seeds_of": Seeds(row.losses)}
         self._given = GivenGradients()
         names |= {"give_gradients": self._given}
         self._namespace = {**names, **row.names, **allocated(row)}
@@ -310,19 +310,26 @@ class GivenGradients:
 
 
 class Seeds:
-    """Gives the gradient with which the backward of a loss begins, as an array."""
+    """The gradients with which the backwards of the losses begin, as arrays.
 
-    def __init__(self) -> None:
-        self._seeds: dict[Any, tuple[float, Array]] = {}
+    Parameters
+    ----------
+    dtypes : mapping of int to dtype
+        Of the losses, by microbatch.
+    """
 
-    def __call__(self, objective: BatchObjective, microbatch: int, loss: Any) -> Array:
-        """Note the loss of a microbatch, and return its seed."""
-        share = objective.note(microbatch, loss.item())
-        known = self._seeds.get(microbatch)
-        if known is None or known[0] != share or known[1].dtype != loss.dtype:
-            known = share, np.full(loss.shape, share, loss.dtype)
-            self._seeds[microbatch] = known
-        return known[1]
+    def __init__(self, dtypes: Mapping[int, Any]) -> None:
+        self._seeds = {k: np.empty((), dtype) for k, dtype in dtypes.items()}
+        self._last: tuple[list[float], float] = [], 0.0
+
+    def __call__(self, objective: BatchObjective) -> dict[int, Array]:
+        """Return the seeds of a batch, by microbatch."""
+        now = objective.shares, objective.scale
+        if now != self._last:
+            for k, seed in self._seeds.items():
+                seed[...] = objective.shares[k] * objective.scale
+            self._last = now
+        return self._seeds
 
 
 def _locals_of(error: Exception, function: Any) -> dict[str, Any]:

@@ -35,12 +35,6 @@ from minipipe.nn.sequential import parameters_of
 from minipipe.schedules.action import Action, B, F, I, L, O, R, W
 from minipipe.tensor import Tensor
 
-_REMEDY = (
-    "Compute with operations of minipipe.functional, and declare a class of your own "
-    "with is_compilable = True (see Pipeline); or pass "
-    'compile="where-possible", which runs such a stage eagerly.'
-)
-
 
 class Form(NamedTuple):
     """The form of a value between two stages: everything but its numbers.
@@ -99,6 +93,8 @@ class Recorded:
         Of the stage's input.
     result : Form or None
         Of the stage's result; None on the last stage, unless outputs are asked for.
+    loss_dtype : dtype or None
+        Of the loss, on the last stage.
     gradient : Form or None
         Of the gradients of the inputs, where there are some.
     is_over : bool
@@ -112,6 +108,7 @@ class Recorded:
     num_inputs: int
     received: Form
     result: Form | None = None
+    loss_dtype: Any = None
     gradient: Form | None = None
     is_over: bool = False
     leaves: dict[int, NotingLeaf] = field(default_factory=dict)
@@ -262,7 +259,10 @@ class Recorder:
 
             traced = received._replace(arrays=given[:num_inputs])
             held = self._stage.forward_with_loss(microbatch, traced, noting)
+        if any(loss.ndim for loss in losses):
+            recorded.trace.spoil("returns a loss that has axes, so is no number,")
         self._returned(recorded, losses, is_over=held is None)
+        recorded.loss_dtype = losses[0].dtype
         return held
 
     def backward(self, microbatch: int, held: Any, gradient: Payload | None) -> Payload:
@@ -454,7 +454,10 @@ def kinds_in(row: Sequence[Action], stage: int) -> dict[int, str]:
 
 def refused(stage: int, reason: str) -> ModelError:
     """Return the error for a stage that cannot be compiled, where that is asked for."""
-    message = f"Stage {stage} cannot be compiled: {reason}. {_REMEDY}"
+    message = f"Stage {stage} cannot be compiled: {reason}. Compute with operations of"
+    message += " minipipe.functional, and declare a class of your own with"
+    message += " is_compilable = True (see Pipeline); or pass"
+    message += ' compile="where-possible", which runs such a stage eagerly.'
     return ModelError("unsupported", message)
 
 

@@ -189,8 +189,9 @@ class Sections:
         name_of = self._layout.name
         for i, each in enumerate(arrays):
             namespace[f"owner{i}" if self._reads else name_of(f"p{i}")] = each
+        of_gradients = "l" if self.has_leaves else "d"
         for i, each in enumerate(gradients):
-            namespace[name_of(f"{'l' if self.has_leaves else 'd'}{i}")] = each
+            namespace[name_of(f"{of_gradients}{i}")] = each
         exec(self._code_of_arrays, namespace)
         self._make_slots(namespace, num_slots)
         exec(self._code, namespace)

@@ -1,9 +1,8 @@
-"""The arguments and results of a call: each rank reads its part of the batch, and all ranks get the loss."""
+"""The arguments of a call, of which each rank reads its part of the batch; and the results of replicas."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -15,10 +14,8 @@ from minipipe.comm.objects import pack, unpack
 from minipipe.comm.process_group import OwnTag
 from minipipe.data import Share
 from minipipe.errors import ArgumentError, MicrobatchError, ModelError
-from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
-from minipipe.execution.checks.calls import Calls, part_of
-from minipipe.execution.checks.finite import StepCheck
+from minipipe.execution.checks.calls import Calls
 from minipipe.execution.checks.updates import batch_marks
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
@@ -35,6 +32,7 @@ from minipipe.execution.samples import (
     sizes_of,
     split_microbatches,
 )
+from minipipe.pipeline.delivery import LossDelivery
 from minipipe.pipeline.planning import roles_of
 
 _MOST_FORMS = 16  # of batches that are remembered
@@ -169,6 +167,7 @@ class Intake:
         self._last: PlainBatch | None = None
         self._plain_batches: dict[Any, PlainBatch] = {}
         self.needs = Needs.of(plan, group.rank)
+        self.delivery = LossDelivery(group, self.last_rank)
         self.calls = Calls(group, self.first_rank, grid.tensor if grid else None)
         group.describe_ranks(roles_of(plan, group, grid))
 
@@ -400,50 +399,3 @@ def gather_results(group: ProcessGroup, ranks: Sequence[int], batch: Batch) -> N
     if len(ranks) > 1 and group.rank in ranks:
         for found in gathered(group, ranks, batch.objective.found()):
             batch.objective.take(found)
-
-
-def deliver_outputs(group: ProcessGroup, root: int, batch: Batch) -> Any:
-    """Return the outputs of a batch on the ranks that are to have them.
-
-    Collective, where that is all of them.
-
-    Parameters
-    ----------
-    group : ProcessGroup
-    root : int
-        The rank of the last stage.
-    batch : Batch
-    """
-    found = batch.outputs() if group.rank == root else None
-    if batch.objective.where == "everywhere":
-        message = None if found is None else found.to_message()
-        found = Payload.from_message(group.broadcast(message, root, what=part_of(batch.call)))
-        found = found._replace(arrays=[a if a.flags.writeable else a.copy() for a in found.arrays])
-    return None if found is None else batch.returned(found)
-
-
-def deliver_loss(group: ProcessGroup, root: int, batch: Batch, check: StepCheck | None = None) -> PendingLoss:
-    """Begin to give the loss of a batch to every rank, and its outputs to those that are to have them.
-
-    Collective; parameters are as in :func:`deliver_outputs`, and a check of the loss. Each rank
-    sends its findings to all others, the root with the loss. So when the slowest rank finishes, the findings of all
-    others have arrived already.
-    """
-    outputs = deliver_outputs(group, root, batch)
-    own = () if check is None else check.findings
-    numbers = batch.objective.numbers(*own) if group.rank == root else None
-    tell = partial(group.ibroadcast, step=batch.step, what=part_of(batch.call))
-    request = tell(numbers, root)
-    others = [rank for rank in range(group.size) if rank != root] if own else []
-    arriving = [tell(np.array(own) if rank == group.rank else None, rank) for rank in others]
-
-    def receive() -> BatchLoss:
-        numbers = request.wait().tolist()
-        loss = BatchLoss.read(numbers, len(batch.sizes), list(batch.objective.metrics), outputs)
-        if check is not None:
-            findings = [one.wait().tolist() for one in arriving]
-            findings.insert(root, numbers[-len(own) :])
-            check.judge(loss, findings)
-        return loss
-
-    return PendingLoss(receive, batch.training_step + 1)

@@ -41,8 +41,9 @@ from minipipe.nn.module import modes_of
 from minipipe.optim import LossScale, Optimiser
 from minipipe.pipeline.arguments import agreed, compare_options, of_modules
 from minipipe.pipeline.compiling import Compiling, without_replay
+from minipipe.pipeline.delivery import deliver_loss, deliver_outputs
 from minipipe.pipeline.framing import Framing, TrainingCall
-from minipipe.pipeline.intake import Intake, Needs, deliver_loss, deliver_outputs, gather_results
+from minipipe.pipeline.intake import Intake, Needs, gather_results
 from minipipe.pipeline.options import ModulesOptions, PlanOptions, showing
 from minipipe.pipeline.parameters import AllParameters
 from minipipe.pipeline.planning import objective_of, over_grid
@@ -679,7 +680,7 @@ class Pipeline(FamiliarPipeline):
         [1.0, 1.0]
         """
         batch = self._forward_only("evaluate", inputs, targets, self._objective(metrics, outputs), is_training)
-        return deliver_loss(self._group, self._intake.last_rank, batch).wait()
+        return deliver_loss(self._intake.delivery, batch).wait()
 
     @with_hints
     def predict(self, inputs: Any, *, is_training: bool = False) -> Any:
