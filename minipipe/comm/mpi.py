@@ -153,7 +153,7 @@ class MPIGroup(ProcessGroup):
             Describes the message and its sender.
         timeout : float or None
         """
-        self._check_open()
+        self.check_open()
         if key not in self.posted:
             self._post(key)
         posted = self.posted.pop(key)

@@ -495,7 +495,7 @@ class ProcessGroup(Familiar, ABC):
             expected = Expectation(self.rank, root, OwnTag.IBROADCAST, None, step, what, np.empty, self.world_ranks)
 
             def take(expected: Expectation, timeout: float | None) -> np.ndarray:
-                self._check_open()
+                self.check_open()
                 while (first := self._under_way[0]) is not request:
                     try:
                         first.wait(timeout)
@@ -530,7 +530,7 @@ class ProcessGroup(Familiar, ABC):
         >>> spawn(lambda group: [len(array) for array in group.all_gather(np.zeros(group.rank))], num_ranks=3)
         [[0, 1, 2], [0, 1, 2], [0, 1, 2]]
         """
-        self._check_open()
+        self.check_open()
         own = np.array(array)
         behind = [own, *exchange(self, own, range(1, self.size), OwnTag.GATHER, what)]  # the nearest first
         return [behind[(self.rank - rank) % self.size] for rank in range(self.size)]
@@ -586,7 +586,7 @@ class ProcessGroup(Familiar, ABC):
         >>> log
         ['before', 'before', 'before', 'after', 'after', 'after']
         """
-        self._check_open()
+        self.check_open()
         distances = [1 << k for k in range((self.size - 1).bit_length())]
         exchange(self, np.zeros(0), distances, OwnTag.BARRIER, "a barrier")
 
@@ -736,7 +736,7 @@ class ProcessGroup(Familiar, ABC):
             Code ``out-of-range``.
         """
         if self.is_closed or self._parent is not None or get_ident() != self.activity.thread:
-            self._check_open()
+            self.check_open()
         if not 0 <= rank < self.size:
             raise RankError(
                 "out-of-range", f"{name} is {rank}, but the group has {counted(self.size, 'rank')}, counted from 0."
@@ -744,9 +744,10 @@ class ProcessGroup(Familiar, ABC):
         if tag < 0 and not isinstance(tag, OwnTag):
             raise ArgumentError("value", f"tag is {tag}; expected at least 0.")
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Refuse a call on a closed group. Local."""
         if self._parent is not None:
-            self._parent._check_open()
+            self._parent.check_open()
         if get_ident() != self.activity.thread:
             self.activity.claim()
         if self.is_closed:

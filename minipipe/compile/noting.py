@@ -19,16 +19,43 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.autograd.memory import buffer_of
-from minipipe.compile.trace import (
-    Form,
-    Trace,
-    Traced,
-    Untraceable,
-    plain_of,
-    traced_in,
-)
+from minipipe.compile.lines import Form, Untraceable
+
+Trace = Any
+"""The trace of an array (``trace.py``, which imports this file)."""
 
 Write = Callable[[Trace], Form]
+
+
+class Traced(np.ndarray):
+    """An array whose calls a trace notes; without one, NumPy made it unnoticed."""
+
+    __array_priority__ = 1e6
+    trace: Any = None
+    name: str = ""
+    plain: Any = None
+    is_number: bool = False  # NumPy made it as a scalar, which nothing changes in place
+
+
+def traced_in(values: Any) -> Iterator[Traced]:
+    """Yield the traced arrays among values, also inside tuples and lists."""
+    for value in values:
+        if isinstance(value, Traced):
+            if value.trace is not None:
+                yield value
+        elif isinstance(value, tuple | list):
+            yield from traced_in(value)
+
+
+def plain_of(value: Any) -> Any:
+    """Return the plain array behind a traced one, also inside tuples and lists."""
+    if isinstance(value, Traced):
+        if value.trace is not None:
+            return value.plain
+        return np.ndarray.view(value, np.ndarray)
+    if type(value) in (tuple, list):
+        return type(value)(map(plain_of, value))
+    return value
 
 
 def _noted(
@@ -84,8 +111,8 @@ def _is_dense(array: np.ndarray) -> bool:
     return turned.strides == _strides_of(turned.shape, array.itemsize)
 
 
-# Functions of which every element of the result has one right value, that of the
-# elements at its place: whatever path NumPy takes, the bits are the same.
+# Each element of the result has one right value, which follows from the elements at
+# its place: whatever path NumPy takes, the bits are the same.
 _EXACT = """
     add subtract multiply divide negative positive absolute fabs maximum minimum sqrt
     square sign floor ceil rint trunc equal not_equal less less_equal greater
@@ -99,7 +126,7 @@ _BY_NAME = {np.maximum, np.minimum}  # NumPy 2.4 warns of a third argument by po
 _STATIC = """
     concat stack where max min amax amin sum mean clip take take_along_axis broadcast_to
     permute_dims transpose matrix_transpose swapaxes expand_dims squeeze tril triu dot
-    astype cumsum reshape zeros_like ones_like pad
+    astype cumsum reshape zeros_like ones_like pad split
 """
 _FUNCTIONS = {getattr(np, name) for name in _STATIC.split()}
 # Those with an argument ``out``, which NumPy computes there in the same order.
@@ -267,7 +294,7 @@ def _written_function(
     if function is np.reshape and isinstance(given[0], np.ndarray):
         return _reshaped(trace, given[0], text)
     if function is np.astype:
-        return Form(text, _copied(trace, given[0], "unsafe"))
+        return Form(text, _copied(trace, given[0], given[1]))
     if function is np.where:
         mask, chosen, other = map(trace.written, given)
         trace.callable(np.copyto)
@@ -279,8 +306,9 @@ def _written_function(
     return Form(text)
 
 
-def _copied(trace: Trace, array: Any, casting: str = "") -> str:
-    option = f', casting="{casting}"' if casting else ""
+def _copied(trace: Trace, array: Any, dtype: Any = None) -> str:
+    is_plain = dtype is None or np.can_cast(array.dtype, dtype, "same_kind")
+    option = "" if is_plain else ', casting="unsafe"'
     return f"{trace.callable(np.copyto)}({{out}}, {trace.written(array)}{option})"
 
 
@@ -400,8 +428,10 @@ def _method(name: str) -> Callable[..., Any]:
                 return _reduced(text, self) if given or options else Form(text)
             if name in ("reshape", "ravel"):
                 return _reshaped(trace, self, text)
-            if name in ("astype", "copy"):
-                return Form(text, _copied(trace, self, "unsafe" * (name == "astype")))
+            if name == "astype":
+                return Form(text, _copied(trace, self, given[0]))
+            if name == "copy":
+                return Form(text, _copied(trace, self))
             return Form(text)
 
         def compute() -> Any:

@@ -370,13 +370,15 @@ def _kinds_of(row: Sequence[Action], stage: int) -> dict[int, str]:
 def form_of(executor: Executor) -> Any:
     """Return everything about a batch, besides its numbers, on which lines depend."""
     batch: Batch = executor.batch
-    targets = batch.objective.targets
-    found: list[Any] = [batch.sizes, mode().is_enabled]
     modes = [stage.module.is_training for stage in executor.stages.values()]
-    for payloads in (batch.inputs, targets):
+    if batch.form is not None:
+        return (batch.form, mode().is_enabled, *modes)
+    loss = Same(batch.objective.loss)
+    found: list[Any] = [batch.sizes, loss, mode().is_enabled, *modes]
+    for payloads in (batch.inputs, batch.objective.targets):
         parts = [payloads.whole] if isinstance(payloads, Cut) else payloads or ()
         found.extend(kind_of(part, part.arrays) for part in parts)
-    return (*found, *modes, Same(batch.objective.loss))
+    return tuple(found)
 
 
 def _stage_programs(

@@ -223,7 +223,7 @@ class Recorder:
 
             traced = received._replace(arrays=given[:num_inputs])
             held = self._stage.forward_with_loss(microbatch, traced, noting)
-        self._returned(recorded, losses, is_over=held is None)
+        self._returned(recorded, losses, is_over=held is None, is_loss=True)
         return held
 
     def backward(self, microbatch: int, held: Any, gradient: Payload | None) -> Payload:
@@ -376,10 +376,16 @@ class Recorder:
         return payload
 
     def _returned(
-        self, recorded: Recorded, arrays: Sequence[Array | None], is_over: bool
+        self,
+        recorded: Recorded,
+        arrays: Sequence[Array | None],
+        is_over: bool,
+        is_loss: bool = False,
     ) -> list[Any]:
         """Return the results of a section, plain."""
         recorded.is_over = is_over
+        if not is_loss and any(a is not None and a.shape == () for a in arrays):
+            recorded.trace.spoil("the stage passes on a tensor without axes")
         return list(map(recorded.trace.returned, arrays))
 
 

@@ -29,12 +29,14 @@ from weakref import finalize
 
 import numpy as np
 
-from minipipe.compile.places import Cell, Places
+from minipipe.compile.layout import Layout
+from minipipe.compile.places import Places
 from minipipe.compile.printing import Printer
-from minipipe.compile.trace import Trace, Variable
+from minipipe.compile.trace import Trace
 
 Functions = dict[str, Callable[..., Any]]
 
+_FUNCTIONS = ("add", "asarray", "broadcast_to", "copyto", "empty")
 _numbers = count()  # of programs: each has its own file name
 
 
@@ -76,7 +78,9 @@ class Sections:
     Attributes
     ----------
     source : str
-        That of all functions.
+        The text of all functions.
+    arrays : str
+        The text that makes the arrays behind their names.
     lifetimes : list of (str, str)
         The classes of kept arrays: the section that makes them, and the last that reads
         them.
@@ -115,26 +119,34 @@ class Sections:
         gradients: str = "static",
         names: Mapping[str, str] | None = None,
     ) -> None:
-        self._places = Places(trace, gradients == "static")
-        self._printer = Printer(self._places, stage, gradients == "static", names or {})
-        self._printer.print_all()
-        self._is_static = gradients == "static"
-        self.source = self._printer.source
-        self.lifetimes = self._printer.lifetimes
-        self.parameters = self._printer.parameters
-        self.temporary_bytes = self._places.temporary_bytes
-        self.constants = trace.constants
+        is_static = gradients == "static"
+        places = Places(trace, is_static)
+        self._layout = Layout(places, stage, names or {})
+        sections = places.sections
+        printed = [Printer(self._layout, i, is_static) for i in range(len(sections))]
+        self._letter = "d" if is_static else "l"
+        self.source = "\n\n".join(each.source for each in printed)
+        self.arrays = self._layout.source()
+        self.parameters = {
+            section: each.parameters for section, each in zip(sections, printed)
+        }
+        self.lifetimes = [
+            (sections[first], sections[last]) for first, last in self._layout.lifetimes
+        ]
+        self.temporary_bytes = places.temporary_bytes
+        self.constants = places.constants
         self._functions = dict(trace.functions)
+        self._dtypes = {v.dtype.name: v.dtype.type for v in trace.variables.values()}
         file = f"<stage {stage}, {next(_numbers)}>"
         lines = self.source.splitlines(keepends=True)
         linecache.cache[file] = len(self.source), None, lines, file
         finalize(self, linecache.cache.pop, file, None)
         self._code = compile(self.source, file, "exec")
+        self._code_of_arrays = compile(self.arrays, f"<arrays of {file[1:]}", "exec")
 
     def kept_bytes(self, lifetime: int) -> int:
         """Return the size of the arrays of one slot of a class."""
-        kept = self._printer.kept_cells(lifetime)
-        return sum(cell.num_bytes for cell in kept)
+        return sum(cell.num_bytes for cell in self._layout.kept_cells(lifetime))
 
     def bind(
         self,
@@ -155,50 +167,44 @@ class Sections:
             By class of ``lifetimes``, how many microbatches are in flight.
         pool : Pool
         """
-        printer, places = self._printer, self._places
+        memory = pool.memory(self.temporary_bytes)
+
+        def temporary(offset: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+            return np.ndarray(shape, dtype, memory, offset)
+
         namespace: dict[str, Any] = {
-            **{name: getattr(np, name) for name in ("add", "copyto", "asarray")},
+            **{name: getattr(np, name) for name in _FUNCTIONS},
             **self._functions,
+            **self._dtypes,
+            **self.constants,
             "numpy": np,
+            "temporary": temporary,
             "__name__": __name__,  # for filters of warnings
         }
-        namespace |= dict(self.constants.values())
-        display = printer.display
-        for letter, given in (("p", arrays), (printer.letter, gradients)):
+        name_of = self._layout.name
+        for letter, given in (("p", arrays), (self._letter, gradients)):
             for i, each in enumerate(given):
-                namespace[display(f"{letter}{i}")] = each
-        memory = pool.memory(places.temporary_bytes)
-        for name, cell in printer.temporaries.items():
-            namespace[name] = _in_memory(memory, cell)
-        for name, expression in printer.views:
-            namespace[name] = eval(expression, namespace)
-        namespace.pop("__builtins__", None)
-        for i, (kept, num) in enumerate(zip(printer.kept, num_slots, strict=True)):
-            slots = [self._slot(i, namespace) for _ in range(num)]
-            for section, names in kept.items():
-                namespace[printer.kept_name(i, section)] = [
-                    tuple([slot[name] for name in names]) for slot in slots
-                ]
-        for name, i in printer.stashes.items():
-            namespace[name] = [None] * num_slots[i]
+                namespace[name_of(f"{letter}{i}")] = each
+        exec(self._code_of_arrays, namespace)
+        self._make_slots(namespace, num_slots)
         exec(self._code, namespace)
-        functions: Functions = {}
-        for section in places.sections:  # out of the namespace: no reference cycle
-            functions[section] = namespace.pop(printer.function_name(section))
-        return functions
+        # Functions leave their globals: no reference cycle keeps arrays alive.
+        return {
+            section: namespace.pop(self._layout.function(section))
+            for section in self.parameters
+        }
 
-    def _slot(self, lifetime: int, namespace: dict[str, Any]) -> dict[str, Any]:
-        """Return the arrays of a slot, and their views, by name."""
-        slot: dict[str, Any] = {}
-        cells = self._printer.kept_cells(lifetime)
-        sizes = [-(-cell.num_bytes // 64) * 64 for cell in cells]
-        memory, start = _aligned(sum(sizes)), 0
-        for cell, size in zip(cells, sizes):
-            slot[self._printer.cell_name(cell)] = _in_memory(memory, cell, start)
-            start += size
-        for name, expression in self._printer.kept_views(lifetime):
-            slot[name] = eval(expression, namespace, slot)
-        return slot
+    def _make_slots(self, namespace: dict[str, Any], num_slots: Sequence[int]) -> None:
+        layout = self._layout
+        for i, num in enumerate(num_slots):
+            make = namespace.pop(layout.slot_function(i))
+            slots = [make() for _ in range(num)]
+            for number in layout.kept[i]:
+                section = layout.places.sections[number]
+                kept = [slot[section] for slot in slots]
+                namespace[layout.list_of_kept(i, number)] = kept
+            if layout.stashes[i]:
+                namespace[layout.list_of_stashes(i)] = [None] * num
 
 
 def _aligned(num_bytes: int) -> np.ndarray:
@@ -206,18 +212,3 @@ def _aligned(num_bytes: int) -> np.ndarray:
     memory = np.empty(num_bytes + 64, np.uint8)
     start = -memory.ctypes.data % 64
     return memory[start : start + num_bytes]
-
-
-def _in_memory(memory: np.ndarray, cell: Cell, offset: int | None = None) -> np.ndarray:
-    """Return the array of a cell, at its offset."""
-    start = cell.offset if offset is None else offset
-    part = memory[start : start + cell.num_bytes]
-    return _laid_out(part, cell.variable)
-
-
-def _laid_out(memory: np.ndarray, variable: Variable) -> np.ndarray:
-    """Return the bytes as an array of the variable's shape, dtype and strides."""
-    array = np.ndarray(variable.shape, variable.dtype, memory, 0, variable.strides)
-    if array.nbytes > memory.nbytes or array.base is None:
-        raise AssertionError(f"{variable} does not lie in its memory")
-    return array

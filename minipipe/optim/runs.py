@@ -45,6 +45,7 @@ class Run:
         The leaf of one of them.
     state : dict
         The state of all; what it keeps for each element has shape (elements,).
+    master : array of shape (elements,), or None
     is_divided : bool
         Whether the state is not joined, or some parameters were changed alone since.
     """
@@ -60,12 +61,12 @@ class Run:
         self._neighbours = ref(arena().neighbours(parameters))
         self.parameters = parameters
         self.node = parameters[0].node
-        self._states = [states[id(each)] for each in self.parameters]
+        self._states = [states[id(each)] for each in parameters]
         self._masters = masters
         self.state: dict[str, Any] = {}
         self._handed_out: dict[str, Any] = {}
-        self._master: Array | None = None
-        self.is_divided = not self.can_step()
+        self.master: Array | None = None
+        self.is_divided = self.have_gradients() and not self.are_joined()
         if not self.is_divided:
             self._join()
 
@@ -88,25 +89,25 @@ class Run:
             part[...] = array
         return neighbours.filled(flat)
 
-    @property
-    def is_usable(self) -> bool:
-        """Whether the arena exists, and the state is joined if this step needs it."""
-        if self._neighbours() is None:
-            return False
-        return not (self.is_divided and self.can_step())
+    def exists(self) -> bool:
+        """Return whether the arena is still in use."""
+        return self._neighbours() is not None
 
-    def can_step(self) -> bool:
-        """Return whether this step treats all parameters alike: all change, or none."""
-        neighbours = self._neighbours()
-        if neighbours is None:
-            return False
-        return neighbours.are_joined() or not neighbours.have_gradients()
-
-    @property
-    def grad(self) -> Array | None:
-        """The gradients as one array; None if there are none."""
+    def are_joined(self) -> bool:
+        """Return whether all have their values and gradients in the arena."""
         neighbours: Any = self._neighbours()
-        return neighbours.gradient() if neighbours.have_gradients() else None
+        return neighbours.are_joined()
+
+    def have_gradients(self) -> bool:
+        """Return whether any has a gradient, in the arena or elsewhere."""
+        neighbours: Any = self._neighbours()
+        return neighbours.have_gradients()
+
+    @property
+    def grad(self) -> Array:
+        """The gradients as one array."""
+        neighbours: Any = self._neighbours()
+        return neighbours.gradient()
 
     @property
     def data(self) -> Array:
@@ -140,14 +141,10 @@ class Run:
         for state, part in zip(self._states, parts):
             state[name] = part
 
-    def master(self) -> Array | None:
-        """Return the master values as one array; None if there are none yet."""
-        return self._master
-
     def set_master(self, master: Array) -> None:
         """Take master values, and give each parameter its part of them."""
         neighbours: Any = self._neighbours()
-        self._master = master
+        self.master = master
         for each, part in zip(self.parameters, neighbours.parts_of(master)):
             self._masters[id(each)] = part
 
@@ -182,23 +179,22 @@ class Walk:
                 self._runs.append(Run(each, states, masters))
         self._arenas = [each.arena for each in self._alone]
 
-    def is_current(self, parameters: tuple[Parameter, ...]) -> bool:
-        """Return whether the walk need not be planned again."""
-        if parameters is not self._parameters:
-            return False
-        if not all(run.is_usable for run in self._runs):
-            return False
-        return [each.arena for each in self._alone] == self._arenas
+    def units(self, parameters: tuple[Parameter, ...]) -> Sequence[Run | Parameter] | None:
+        """Return what this step changes as one array each: runs, and parameters.
 
-    def units(self) -> Sequence[Run | Parameter]:
-        """Return what this step changes as one array: runs, and parameters."""
-        if not self._runs:
-            return self._parameters
+        None if the walk must be planned again, because something has changed since.
+        """
+        if parameters is not self._parameters or not all(run.exists() for run in self._runs):
+            return None
+        if [each.arena for each in self._alone] != self._arenas:
+            return None
         units: list[Run | Parameter] = []
         for run in self._runs:
-            if run.can_step():
+            if run.are_joined():
+                if run.is_divided:
+                    return None
                 units.append(run)
-            else:
+            elif run.have_gradients():
                 run.is_divided = True
                 units += run.parameters
         return units + self._alone

@@ -37,6 +37,7 @@ from minipipe.execution.samples import (
 )
 from minipipe.pipeline.planning import roles_of
 
+_MOST_FORMS = 16  # of batches that are remembered
 _WHOLE = ("evaluate", "predict", "measure_memory")  # calls that take any number of samples, and sequences as they are
 
 
@@ -95,41 +96,32 @@ class PlainBatch:
     ----------
     agreed : (int, int)
         The number of samples, and the layout.
+    loss : function or None
     """
 
     def __init__(self, batch: Batch, parts: Mapping[str, Payload], agreed: tuple[int, int], begins: bool) -> None:
         self.agreed = agreed
-        self._parts, self._rows = parts, rows_of(batch.sizes)
+        self._rows = rows_of(batch.sizes)
+        self._requires_grad = {noun: part.requires_grad for noun, part in parts.items()}
         self._of_call = batch.call, batch.sizes
         self._seed = batch.seed
         self._begins = begins
-        self._loss, self._kind = batch.objective.loss, type(batch.objective)
+        self.loss, self._kind = batch.objective.loss, type(batch.objective)
         arrays = [part.arrays[0] for part in parts.values()]
-        self._forms = [(array.shape, array.dtype) for array in arrays]
-
-    @classmethod
-    def of(
-        cls, batch: Batch, own: Mapping[str, Samples], given: tuple[Any, Any], agreed: tuple[int, int], begins: bool
-    ) -> PlainBatch | None:
-        """Return what is known of a batch for others like it; None if it is not plain."""
-        parts = {noun: each.parts[0] for noun, each in own.items()}
-        for noun, part in parts.items():
-            array = given[noun != "inputs"]
-            if agreed[1] or type(array) is not np.ndarray or part.arrays[0] is not array:
-                return None
-        is_whole = batch.num_slices == 1 and batch.objective.num_microbatches is None
-        return cls(batch, parts, agreed, begins) if is_whole and len(batch.sizes) > 1 else None
+        self._forms = [(array.shape, array.strides, array.dtype) for array in arrays]
 
     def like(self, call: str, inputs: Any, targets: Any, objective: BatchObjective) -> dict[str, Samples] | None:
         """Return the parts of another batch, if it has the same form and is given in the same call."""
-        if call != self._of_call[0] or objective.loss is not self._loss or type(objective) is not self._kind:
+        if call != self._of_call[0] or objective.loss is not self.loss or type(objective) is not self._kind:
             return None
         own = {}
-        for (noun, part), (shape, dtype) in zip(self._parts.items(), self._forms):
+        for (noun, flags), (shape, strides, dtype) in zip(self._requires_grad.items(), self._forms):
             array = inputs if noun == "inputs" else targets
-            if type(array) is not np.ndarray or array.shape != shape or array.dtype != dtype:
+            if type(array) is not np.ndarray or array.shape != shape:
                 return None
-            own[noun] = Samples([Payload([array], part.requires_grad)], self.agreed[:1])
+            if array.strides != strides or array.dtype != dtype:
+                return None
+            own[noun] = Samples([Payload([array], flags)], self.agreed[:1])
         return own
 
     def batch(self, step: int, training_step: int, own: Mapping[str, Samples], objective: BatchObjective) -> Batch:
@@ -139,7 +131,9 @@ class PlainBatch:
         inputs = cut.pop("inputs", None)
         if self._begins:
             objective.begin(sizes, next(iter(cut.values()), None))
-        return Batch(call, sizes, inputs, objective, step, training_step, self._seed)
+        batch = Batch(call, sizes, inputs, objective, step, training_step, self._seed)
+        batch.form = self
+        return batch
 
 
 class Intake:
@@ -173,6 +167,7 @@ class Intake:
         self.last_ranks = plan.program.ranks_of(plan.program.num_stages - 1)
         self.first_rank, self.last_rank = self._first_ranks[0], self.last_ranks[0]
         self._last: PlainBatch | None = None
+        self._plain_batches: dict[Any, PlainBatch] = {}
         self.needs = Needs.of(plan, group.rank)
         self.calls = Calls(group, self.first_rank, grid.tensor if grid else None)
         group.describe_ranks(roles_of(plan, group, grid))
@@ -223,8 +218,30 @@ class Intake:
         of_call = self.calls.count, training_step, self._seed
         is_cut = bool(layout & 1)
         batch = Batch(call, sizes, parts.get("inputs"), objective, *of_call, is_cut, num_slices)
-        self._last = PlainBatch.of(batch, own, (inputs, targets), (num_samples, layout), self.needs.targets)
+        self._last = self._plain(batch, own, (inputs, targets), (num_samples, layout))
+        batch.form = self._last
         return batch
+
+    def _plain(
+        self, batch: Batch, own: Mapping[str, Samples], given: tuple[Any, Any], agreed: tuple[int, int]
+    ) -> PlainBatch | None:
+        """Return what is known of a batch for others like it, the same for batches of one form; None if not plain."""
+        for noun, each in own.items():
+            array = given[noun != "inputs"]
+            if agreed[1] or type(array) is not np.ndarray or each.parts[0].arrays[0] is not array:
+                return None
+        if batch.num_slices > 1 or batch.objective.num_microbatches is not None or len(batch.sizes) == 1:
+            return None
+        arrays = {noun: each.parts[0].arrays[0] for noun, each in own.items()}
+        forms = [(noun, array.shape, array.strides, array.dtype) for noun, array in arrays.items()]
+        key = batch.call, batch.sizes, *forms
+        known = self._plain_batches.get(key)
+        if known is None or batch.objective.loss is not known.loss:
+            if len(self._plain_batches) >= _MOST_FORMS:
+                self._plain_batches.clear()
+            parts = {noun: each.parts[0] for noun, each in own.items()}
+            known = self._plain_batches[key] = PlainBatch(batch, parts, agreed, self.needs.targets)
+        return known
 
     def _read(
         self,

@@ -193,7 +193,8 @@ class Compiled:
             for name, kept in function.__globals__.items():
                 if name.startswith(f"kept{i}_"):
                     for array in kept[slot]:
-                        array.fill(np.nan if array.dtype.kind == "f" else 1)
+                        if array.flags.writeable:
+                            array.fill(np.nan if array.dtype.kind == "f" else 1)
 
     def call(self, section: str, k: int, known: dict[str, Any]) -> Any:
         """Call a function with what it names."""

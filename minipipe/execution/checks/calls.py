@@ -93,6 +93,7 @@ class Calls:
         """
         self.count += 1
         if self.is_alone:
+            self._roots[-1][0].check_open()
             return size, layout
         values = {**(given or {}), **(self.updates.marks() if self.updates else {})}
         mine = [self._pipeline, self.count, _NAMES.index(call), size, layout, *marks_of(values)]

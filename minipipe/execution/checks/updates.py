@@ -63,7 +63,7 @@ class Updates:
     """
 
     def __init__(self, parameters: Iterable[Parameter]) -> None:
-        self._num_steps = self._digest = self._loaded = 0
+        self._num_steps = self._digest = self._described_digest = self._loaded = 0
         self._rate: float | None = None
         self._settings: dict[str, Any] = {}
         self._described, self._history = "", (0, 0)
@@ -79,10 +79,11 @@ class Updates:
         settings = _settings_of(optimiser)
         if settings != self._settings:  # seldom: another optimiser has its turn, or the learning rate has changed
             self._settings, self._described = settings, description(settings, "optimiser")
+            self._described_digest = crc32(self._described.encode())
             self._rate = settings.get("learning_rate")
         self._num_steps += 1
         self._history = optimiser.history
-        self._digest = crc32(f"{self._described} {self._history}".encode(), self._digest)
+        self._digest = crc32(b"%d %d" % self._history, self._digest ^ self._described_digest)
 
     def of_run(self, optimiser: Optimiser) -> dict[str, int | None]:
         """Return what of the optimiser of a run is to be compared before it steps, by name; None if it trains none.
