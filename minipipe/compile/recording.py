@@ -26,12 +26,17 @@ from minipipe.compile.guards import (
 from minipipe.compile.trace import NotingLeaf, Trace, key_of, noticing_conversions
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
+from minipipe.execution.plan import Plan
 from minipipe.execution.sliced import SlicedStage
 from minipipe.execution.stage import SeededLoss, Stage
 from minipipe.nn.auxiliary_loss import AuxiliaryLoss
 from minipipe.nn.module import Module
 from minipipe.nn.sequential import parameters_of
 from minipipe.tensor import Tensor
+
+_SLICES = "it computes sequences in slices"
+_AUXILIARY = "the model has auxiliary losses"
+_HALF = "it has parameters of half precision"
 
 
 class Form(NamedTuple):
@@ -176,7 +181,7 @@ class Recorder:
             if type(owner.data) is not np.ndarray:
                 return "its parameters are not NumPy arrays"
             if owner.data.itemsize == 2:
-                return "it has parameters of half precision"
+                return _HALF
         return ""
 
     # -- the actions -------------------------------------------------------------------
@@ -406,12 +411,24 @@ def kind_of(received: Payload, arrays: Sequence[Array], *how: Any) -> tuple[Any,
     return (treedef, *received.requires_grad, *forms, *how)
 
 
+def reason_against_plan(plan: Plan, stage: int) -> str:
+    """Return why a stage of a plan can never be recorded; empty if it may be."""
+    if plan.schedule.num_slices > 1:
+        return _SLICES
+    layers = plan.part(stage)
+    if any(backend.is_half(parameter.dtype) for parameter in layers.parameters()):
+        return _HALF
+    if any(isinstance(part, AuxiliaryLoss) for part in plan.model.modules()):
+        return _AUXILIARY
+    return reason_against(layers)
+
+
 def reason_against_stage(stage: Stage, kinds: Mapping[int, str]) -> str:
     """Return why a stage cannot be recorded, whatever its layers; empty if it can."""
     if isinstance(stage, SlicedStage):
-        return "it computes sequences in slices"
+        return _SLICES
     if any(isinstance(part, AuxiliaryLoss) for part in stage.module.modules()):
-        return "it has auxiliary losses"
+        return _AUXILIARY
     if any("O" in of_one for of_one in kinds.values()):
         return "its activations are offloaded"
     return ""

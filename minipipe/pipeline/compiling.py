@@ -77,11 +77,11 @@ class Compiling:
         self._how = how
         self._compilers: dict[str, Compiler] = {}
         if how is True:
-            from minipipe.compile.guards import reason_against
             from minipipe.compile.program import refused
+            from minipipe.compile.recording import reason_against_plan
 
             for stage in range(plan.schedule.num_stages):
-                reason = reason_against(plan.part(stage))
+                reason = reason_against_plan(plan, stage)
                 if reason:
                     raise refused(stage, reason)
 
