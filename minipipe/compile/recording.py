@@ -338,7 +338,10 @@ class Recorder:
         self, microbatch: int, received: Payload, arrays: Sequence[Array]
     ) -> Recorded:
         place = current_place()
-        trace = Trace(key_of(place.seed, place.step, place.microbatch))
+        module = self._stage.module
+        names = [type(layer).__name__ for layer in module.layers]
+        layers = dict(enumerate(names, module.first_layer))
+        trace = Trace(key_of(place.seed, place.step, place.microbatch), layers)
         form = Form.of(received)
         recorded = Recorded(trace, microbatch, len(received.arrays), form)
         for i, use in enumerate(self.uses):
@@ -391,7 +394,7 @@ class Recorder:
             for use, node in nodes:
                 use.node = node
         if attributes != Attributes(self._stage.module.modules()).key:
-            trace.spoil("a module sets an attribute during its forward")
+            trace.spoil("sets an attribute of a module during its forward")
 
     @contextmanager
     def _tracing_backward(
@@ -404,7 +407,7 @@ class Recorder:
                 yield held._replace(seed=given[0]), None
                 return
             if all(array is None for array in arrays):
-                recorded.trace.spoil("no gradient came back")
+                recorded.trace.spoil("gets no gradient back")
             yield held, gradient._replace(arrays=given)
 
     def _with_gradients(
@@ -429,7 +432,7 @@ class Recorder:
         """Return the results of a section, plain."""
         recorded.is_over = is_over
         if not is_loss and any(a is not None and a.shape == () for a in arrays):
-            recorded.trace.spoil("the stage passes on a tensor without axes")
+            recorded.trace.spoil("passes on a tensor without axes")
         return list(map(recorded.trace.returned, arrays))
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from types import FrameType
@@ -46,6 +46,8 @@ class Trace:
     ----------
     key : Key
         That of the random numbers of this microbatch.
+    layers : mapping of int to str, optional
+        The names of layers by their numbers, for the reason.
 
     Attributes
     ----------
@@ -76,11 +78,12 @@ class Trace:
     >>> trace.sections["forward"][0].form.into
     'multiply({x0}, 2, {out})'
     >>> float(y[0]), trace.reason.partition(" (")[0]
-    (3.0, 'reads a value, by float')
+    (3.0, 'it reads a value, by float')
     """
 
-    def __init__(self, key: Key) -> None:
+    def __init__(self, key: Key, layers: Mapping[int, str] | None = None) -> None:
         self.key = key
+        self._layers = dict(layers or {})
         self.sections: dict[str, list[Line]] = {}
         self.results: dict[str, tuple[str, ...]] = {}
         self.inputs: dict[str, tuple[str, ...]] = {}
@@ -138,9 +141,12 @@ class Trace:
     def spoil(self, what: str) -> None:
         """Break the trace, and keep the reason: what, in which layer, in which line."""
         if self.reason is None:
-            layer = current_place().layer
-            where = "" if layer is None else f"layer {layer} "
-            self.reason = f"{where}{what}{_outside()}"
+            number = current_place().layer
+            who = "it"
+            if number is not None:
+                name = self._layers.get(number)
+                who = f"layer {number}, {name}," if name else f"layer {number}"
+            self.reason = f"{who} {what}{_outside()}"
             self.sections, self.constants = {}, {}
 
     # -- lines -------------------------------------------------------------------------
