@@ -38,7 +38,6 @@ from minipipe.tensor import Tensor
 
 _SLICES = "it computes sequences in slices"
 _AUXILIARY = "the model has auxiliary losses"
-_HALF = "it has parameters of half precision"
 
 
 class Form(NamedTuple):
@@ -216,8 +215,6 @@ class Recorder:
         for owner in self.owners:
             if type(owner.data) is not np.ndarray:
                 return "its parameters are not NumPy arrays"
-            if owner.data.itemsize == 2:
-                return _HALF
         return ""
 
     # -- the actions -------------------------------------------------------------------
@@ -346,8 +343,8 @@ class Recorder:
         recorded = Recorded(trace, microbatch, len(received.arrays), form)
         for i, use in enumerate(self.uses):
             recorded.leaves[id(use)] = NotingLeaf(use.node, f"l{i}", trace)
-        if any(type(a) is not np.ndarray or a.itemsize == 2 for a in arrays):
-            trace.spoil("gets arrays that are not NumPy's own, or in half precision")
+        if any(type(a) is not np.ndarray for a in arrays):
+            trace.spoil("gets arrays that are not NumPy's own")
         return recorded
 
     def _active(self, microbatch: int) -> Recorded | None:
@@ -480,8 +477,6 @@ def reason_against_plan(plan: Plan, stage: int) -> str:
     if plan.schedule.num_slices > 1:
         return _SLICES
     layers = plan.part(stage)
-    if any(backend.is_half(parameter.dtype) for parameter in layers.parameters()):
-        return _HALF
     if any(isinstance(part, AuxiliaryLoss) for part in plan.model.modules()):
         return _AUXILIARY
     return reason_against(layers)
