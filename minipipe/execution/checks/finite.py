@@ -73,6 +73,12 @@ class FiniteCheck:
             return None
         return StepCheck(self, batch, waits, not self._may_overflow and batch.objective.scale <= 1)
 
+    def looks_finite(self, scale: float) -> bool:
+        """Return whether all gradients here are certainly finite, or not to be checked. Local."""
+        if self._may_overflow or scale > 1:
+            return True
+        return all(isfinite(np.vdot(gradient, gradient)) for gradient in self._gradients())  # vdot does not warn
+
     @backend.quietly  # NumPy would warn of the values that this looks for
     def first_not_finite(self) -> int:
         """Return which parameter of the model has the first gradient that is not finite here; -1 without one."""
