@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from minipipe.comm.process_group import ProcessGroup
 from minipipe.nn import Function, Module, Parameter, Sequential
+from minipipe.nn.fully_sharded import Workspace
 from minipipe.nn.module import is_exactly
 from minipipe.schedules.action_table import ActionTable
 
@@ -25,8 +27,10 @@ _DEEPEST = 9  # nesting of attributes that is searched
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
 _BUILTIN = (*_VALUES, dict, list, tuple, set, frozenset, deque)
 _THEMSELVES = (
-    type | FunctionType | BuiltinFunctionType | np.ufunc | ModuleType | ActionTable
-)  # a table never changes
+    *(type, FunctionType, BuiltinFunctionType, np.ufunc, ModuleType),
+    ActionTable,  # which never changes
+    *(ProcessGroup, Workspace),  # lines name them, and not what is in them
+)
 
 
 class Undescribed(Exception):
