@@ -172,9 +172,9 @@ def trained(group, how, is_sharded, schedule):
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 def test_steps_over_a_grid_of_ranks_have_the_bits_of_eager_ones(is_sharded, schedule):
     def both(group):
-        eager, _ = trained(group, False, is_sharded, schedule)
-        return eager, *trained(group, True, is_sharded, schedule)
+        expected, _ = trained(group, False, is_sharded, schedule)
+        return expected, *trained(group, True, is_sharded, schedule)
 
-    for eager, compiled, report in spawn(both, num_ranks=4):
-        assert compiled == eager, report
+    for expected, found, report in spawn(both, num_ranks=4):
+        assert found == expected, report
         assert report.endswith("is compiled"), report
