@@ -688,7 +688,9 @@ class Pipeline(FamiliarPipeline):
         [1.0, 1.0]
         """
         batch = self._forward_only("evaluate", inputs, targets, self._objective(metrics, outputs), is_training)
-        return deliver_loss(self._intake.delivery, batch).wait()
+        loss = deliver_loss(self._intake.delivery, batch)
+        assert isinstance(loss, BatchLoss)
+        return loss
 
     @with_hints
     def predict(self, inputs: Any, *, is_training: bool = False) -> Any:

@@ -112,9 +112,11 @@ class StepCheck:
     """
 
     def __init__(self, check: FiniteCheck, batch: Batch, waits: bool, with_gradients: bool) -> None:
-        found = np.array([check.first_not_finite() if with_gradients else -1, -waits], np.float64)
-        number, busy = (found if check.grid is None else check.grid.tensor.all_reduce(found, "max")).tolist()
-        self.findings = (number, -busy)
+        number, busy = check.first_not_finite() if with_gradients else -1, -waits
+        if check.grid is not None:
+            found = np.array([number, busy], np.float64)
+            number, busy = check.grid.tensor.all_reduce(found, "max").tolist()
+        self.findings = (float(number), float(-busy))
         self._check, self._batch, self._with_gradients = check, batch, with_gradients
 
     def judge(self, loss: BatchLoss, findings: Sequence[Sequence[float]]) -> None:
@@ -132,7 +134,10 @@ class StepCheck:
             Any of its codes, for the place of the first value that is not finite.
         """
         losses = () if self._batch.objective.is_given else (loss, *loss.losses)
-        if all(map(isfinite, losses)) and all(parameter < 0 for parameter, _ in findings):
+        is_finite = all(map(isfinite, losses))
+        for parameter, _ in findings:
+            is_finite = is_finite and parameter < 0
+        if is_finite:
             return
         check, step = self._check, self._batch.training_step + 1
         if all(waits for _, waits in findings):
