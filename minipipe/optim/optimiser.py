@@ -313,7 +313,10 @@ class Optimiser(Familiar, ABC):
         walk = self._walks.get(id(parameters))
         units = None if walk is None else walk.units(parameters)
         if units is None:
-            walk = self._walks[id(parameters)] = Walk(parameters, self._states, self._masters)
+            walk = Walk(parameters, self._states, self._masters)
+            # It may join states anew that a walk over a group of earlier steps has joined.
+            kept = {id(group.parameters) for group in self.groups} & self._walks.keys()
+            self._walks = {key: self._walks[key] for key in kept} | {id(parameters): walk}
             units = walk.units(parameters)
         assert units is not None  # of a new walk
         return units

@@ -10,7 +10,7 @@ from minipipe.autograd import backend
 from minipipe.nn import arena as arenas
 from minipipe.nn.arena import Arena, Block, Neighbours
 from minipipe.optim import runs
-from minipipe.optim.runs import Run
+from minipipe.optim.runs import Run, Walk
 from tests.numerics.two_layouts import CHANGES, DTYPES, RULES, STEPS, Inherited, Training, compare
 
 # Now and then no parameter at all has a gradient, on purpose.
@@ -149,6 +149,23 @@ def remade_as_a_whole(self, one, gradient, group):
     data[...] = master
 
 
+def without_new_walks(self, state, load=optim.Optimiser.load_state_dict):
+    """Load a state, and go on with the arrays that were joined before."""
+    walks = dict(self._walks)
+    load(self, state)
+    self._walks = walks
+
+
+def walks_of_all_groups(self, parameters):
+    """Keep the walks over groups that are not trained any more."""
+    walk = self._walks.get(id(parameters))
+    units = None if walk is None else walk.units(parameters)
+    if units is None:
+        walk = self._walks[id(parameters)] = Walk(parameters, self._states, self._masters)
+        units = walk.units(parameters)
+    return units
+
+
 MUTANTS = {
     "a gap has any element": (Neighbours, "filled", lambda self, array: array, "sign", [FULL]),
     "numbers stay in the run": (Run, "note_change", lambda self, order: None, "Adam", [FULL]),
@@ -181,19 +198,15 @@ MUTANTS = {
         [FULL, "some_have_none"],
     ),
     "a state that was loaded is not used": (
-        *(optim.Optimiser, "_walks", property(lambda self: KEPT_WALKS, lambda self, walks: None)),
+        *(optim.Optimiser, "load_state_dict", without_new_walks),
         *("SGD, momentum", [FULL, "save", FULL, "restore_state", FULL]),
+    ),
+    "groups of earlier steps go on": (
+        *(optim.Optimiser, "_units_of", walks_of_all_groups),
+        *("SGD, momentum", [FULL, "regroup", FULL, "regroup", FULL]),
     ),
     "a rule inherits that it is elementwise": (Inherited, "is_elementwise", True, "inherited", [FULL]),
 }
-
-
-class KeptForEver(dict):
-    def clear(self):
-        pass
-
-
-KEPT_WALKS = KeptForEver()
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -201,7 +214,6 @@ def test_a_mutant_is_noticed(name, monkeypatch):
     owner, attribute, mutated, rule, acts = MUTANTS[name]
     dtype = "float16" if "masters" in name else "float32"
     compare(rule, [dtype], acts)
-    KEPT_WALKS.__init__()
     monkeypatch.setattr(owner, attribute, mutated, raising=False)
     with pytest.raises((AssertionError, FloatingPointError)):
         compare(rule, [dtype], acts)
