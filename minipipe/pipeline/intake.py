@@ -1,9 +1,8 @@
-"""The arguments and results of a call: each rank reads its part of the batch, and all ranks get the loss."""
+"""The arguments of a call, of which each rank reads its part of the batch; and the results of replicas."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -15,10 +14,8 @@ from minipipe.comm.objects import pack, unpack
 from minipipe.comm.process_group import OwnTag
 from minipipe.data import Share
 from minipipe.errors import ArgumentError, MicrobatchError, ModelError
-from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
-from minipipe.execution.checks.calls import Calls, part_of
-from minipipe.execution.checks.finite import StepCheck
+from minipipe.execution.checks.calls import Calls
 from minipipe.execution.checks.updates import batch_marks
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
@@ -35,6 +32,7 @@ from minipipe.execution.samples import (
     sizes_of,
     split_microbatches,
 )
+from minipipe.pipeline.delivery import LossDelivery
 from minipipe.pipeline.planning import roles_of
 
 _MOST_FORMS = 16  # of batches that are remembered
@@ -94,12 +92,12 @@ class PlainBatch:
 
     Attributes
     ----------
-    agreed : (int, int)
-        The number of samples, and the layout.
+    agreed : (int, int, int)
+        The number of samples, the layout, and the form of the inputs on the first rank.
     loss : function or None
     """
 
-    def __init__(self, batch: Batch, parts: Mapping[str, Payload], agreed: tuple[int, int], begins: bool) -> None:
+    def __init__(self, batch: Batch, parts: Mapping[str, Payload], agreed: tuple[int, ...], begins: bool) -> None:
         self.agreed = agreed
         self._rows = rows_of(batch.sizes)
         self._requires_grad = {noun: part.requires_grad for noun, part in parts.items()}
@@ -169,6 +167,7 @@ class Intake:
         self._last: PlainBatch | None = None
         self._plain_batches: dict[Any, PlainBatch] = {}
         self.needs = Needs.of(plan, group.rank)
+        self.delivery = LossDelivery(group, self.last_rank)
         self.calls = Calls(group, self.first_rank, grid.tensor if grid else None)
         group.describe_ranks(roles_of(plan, group, grid))
 
@@ -189,9 +188,9 @@ class Intake:
         last = self._last
         like = None if last is None else last.like(call, inputs, targets, objective)
         own: dict[str, Samples] = {}
-        size, layout = 0, 0
+        of_batch: tuple[int, ...] = (0, 0, 0)
         if last is not None and like is not None:
-            size, layout = last.agreed if "inputs" in like else (0, 0)
+            of_batch = last.agreed if "inputs" in like else of_batch
         else:
             try:
                 own = self._read(call, inputs, targets, objective, num_slices)
@@ -199,14 +198,16 @@ class Intake:
                 self.calls.count += 1  # so that no later call is taken for this one
                 raise
             if "inputs" in own:
-                size, layout = own["inputs"].num_samples, own["inputs"].layout
+                read = own["inputs"]
+                of_batch = read.num_samples, read.layout, read.form
         alike: dict[str, float | None] = {}
         if not self.calls.is_alone:
             alike |= {"mode": bool(is_training), "number of training steps": training_step, **objective.alike}
             alike |= batch_marks(_compared(inputs), _compared(targets)) if self._compares else {}
-        num_samples, layout = self.calls.begin(call, alike, size, layout)
+        agreed = self.calls.begin(call, alike, of_batch)
+        num_samples, layout, form = agreed
         if last is not None and like is not None:
-            if (num_samples, layout) == last.agreed:
+            if agreed == last.agreed:
                 self.calls.check_trained(call)
                 return last.batch(self.calls.count, training_step, like, objective)
             own = self._read(call, inputs, targets, objective, num_slices)
@@ -227,12 +228,13 @@ class Intake:
         of_call = self.calls.count, training_step, self._seed
         is_cut = bool(layout & 1)
         batch = Batch(call, sizes, parts.get("inputs"), objective, *of_call, is_cut, num_slices)
-        self._last = self._plain(batch, own, (inputs, targets), (num_samples, layout))
+        batch.form_of_inputs = form
+        self._last = self._plain(batch, own, (inputs, targets), agreed)
         batch.form = self._last
         return batch
 
     def _plain(
-        self, batch: Batch, own: Mapping[str, Samples], given: tuple[Any, Any], agreed: tuple[int, int]
+        self, batch: Batch, own: Mapping[str, Samples], given: tuple[Any, Any], agreed: tuple[int, ...]
     ) -> PlainBatch | None:
         """Return what is known of a batch for others like it, the same for batches of one form; None if not plain."""
         for noun, each in own.items():
@@ -243,7 +245,7 @@ class Intake:
             return None
         arrays = {noun: each.parts[0].arrays[0] for noun, each in own.items()}
         forms = [(noun, array.shape, array.strides, array.dtype) for noun, array in arrays.items()]
-        key = batch.call, batch.sizes, *forms
+        key = batch.call, batch.sizes, agreed, *forms
         known = self._plain_batches.get(key)
         if known is None or batch.objective.loss is not known.loss:
             if len(self._plain_batches) >= _MOST_FORMS:
@@ -400,50 +402,3 @@ def gather_results(group: ProcessGroup, ranks: Sequence[int], batch: Batch) -> N
     if len(ranks) > 1 and group.rank in ranks:
         for found in gathered(group, ranks, batch.objective.found()):
             batch.objective.take(found)
-
-
-def deliver_outputs(group: ProcessGroup, root: int, batch: Batch) -> Any:
-    """Return the outputs of a batch on the ranks that are to have them.
-
-    Collective, where that is all of them.
-
-    Parameters
-    ----------
-    group : ProcessGroup
-    root : int
-        The rank of the last stage.
-    batch : Batch
-    """
-    found = batch.outputs() if group.rank == root else None
-    if batch.objective.where == "everywhere":
-        message = None if found is None else found.to_message()
-        found = Payload.from_message(group.broadcast(message, root, what=part_of(batch.call)))
-        found = found._replace(arrays=[a if a.flags.writeable else a.copy() for a in found.arrays])
-    return None if found is None else batch.returned(found)
-
-
-def deliver_loss(group: ProcessGroup, root: int, batch: Batch, check: StepCheck | None = None) -> PendingLoss:
-    """Begin to give the loss of a batch to every rank, and its outputs to those that are to have them.
-
-    Collective; parameters are as in :func:`deliver_outputs`, and a check of the loss. Each rank
-    sends its findings to all others, the root with the loss. So when the slowest rank finishes, the findings of all
-    others have arrived already.
-    """
-    outputs = deliver_outputs(group, root, batch)
-    own = () if check is None else check.findings
-    numbers = batch.objective.numbers(*own) if group.rank == root else None
-    tell = partial(group.ibroadcast, step=batch.step, what=part_of(batch.call))
-    request = tell(numbers, root)
-    others = [rank for rank in range(group.size) if rank != root] if own else []
-    arriving = [tell(np.array(own) if rank == group.rank else None, rank) for rank in others]
-
-    def receive() -> BatchLoss:
-        numbers = request.wait().tolist()
-        loss = BatchLoss.read(numbers, len(batch.sizes), list(batch.objective.metrics), outputs)
-        if check is not None:
-            findings = [one.wait().tolist() for one in arriving]
-            findings.insert(root, numbers[-len(own) :])
-            check.judge(loss, findings)
-        return loss
-
-    return PendingLoss(receive, batch.training_step + 1)

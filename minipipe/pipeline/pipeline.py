@@ -41,8 +41,9 @@ from minipipe.nn.module import modes_of
 from minipipe.optim import LossScale, Optimiser
 from minipipe.pipeline.arguments import agreed, compare_options, of_modules
 from minipipe.pipeline.compiling import Compiling, without_replay
+from minipipe.pipeline.delivery import deliver_loss, deliver_outputs
 from minipipe.pipeline.framing import Framing, TrainingCall
-from minipipe.pipeline.intake import Intake, Needs, deliver_loss, deliver_outputs, gather_results
+from minipipe.pipeline.intake import Intake, Needs, gather_results
 from minipipe.pipeline.options import ModulesOptions, PlanOptions, showing
 from minipipe.pipeline.parameters import AllParameters
 from minipipe.pipeline.planning import objective_of, over_grid
@@ -262,9 +263,10 @@ class Pipeline(FamiliarPipeline):
         finite = FiniteCheck(check_finite, plan, self._stages, group, self._xp, grid)
         self._framing = Framing(plan, group, self._intake, self._parameters, self._sums, finite, self._pending)
         self._compiling = Compiling(compile, plan)
-        compiled = partial(self._executor, run_schedule=self._compiling.compiler("step"))
-        self._trainer = self._framing.trainer(compiled, stack_weight_gradients)
-        self._runs = Runs(plan, group, self._intake, self._executor, self._objective, check_finite)
+        made = partial(self._executor, run_schedule=self._compiling.compiler("step"))
+        self._trainer = self._framing.trainer(made, stack_weight_gradients)
+        compiled = self._compiling.stages(self._stages)
+        self._runs = Runs(plan, group, self._intake, self._executor, self._objective, check_finite, compiled)
 
     @classmethod
     @showing(ModulesOptions, __init__)
@@ -678,7 +680,7 @@ class Pipeline(FamiliarPipeline):
         [1.0, 1.0]
         """
         batch = self._forward_only("evaluate", inputs, targets, self._objective(metrics, outputs), is_training)
-        return deliver_loss(self._group, self._intake.last_rank, batch).wait()
+        return deliver_loss(self._intake.delivery, batch).wait()
 
     @with_hints
     def predict(self, inputs: Any, *, is_training: bool = False) -> Any:
