@@ -333,10 +333,8 @@ class Optimiser(Familiar, ABC):
         if isinstance(one.node, HalfLeaf):
             self._update_half(one, gradient, group)
         else:
-            self._update(one.data, gradient, self._state_of(one), group)
-
-    def _state_of(self, one: Parameter | Run) -> dict[str, Any]:
-        return one.state if isinstance(one, Run) else self._states[id(one)]
+            state = one.state if isinstance(one, Run) else self._states[id(one)]
+            self._update(one.data, gradient, state, group)
 
     def _update_half(self, one: Parameter | Run, gradient: Array, group: ParameterGroup) -> None:
         """Change the master values, and round them into the parameter."""
@@ -355,7 +353,8 @@ class Optimiser(Familiar, ABC):
                 one.set_master(master)
             else:
                 self._masters[id(one)] = master
-        self._update(master, backend.as_array(gradient, xp.float32), self._state_of(one), group)
+        state = one.state if isinstance(one, Run) else self._states[id(one)]
+        self._update(master, backend.as_array(gradient, xp.float32), state, group)
         data[...] = master
 
     @abstractmethod
