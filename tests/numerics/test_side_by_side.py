@@ -24,7 +24,7 @@ FULL = "all_have_gradients"
 def test_every_rule_leaves_the_bits_of_an_update_one_by_one(rule, dtype):
     for act in STEPS:
         compare(rule, [dtype], [FULL, act, act, FULL])
-        compare(rule, [dtype], [act, FULL, FULL])
+        compare(rule, [dtype], [act, "make_arena", FULL, FULL])
 
 
 @given(
