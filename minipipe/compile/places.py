@@ -401,6 +401,8 @@ class Places:
                 cell = self.cells.get(name)  # of the variable itself, and no view of it
                 if cell is None or cell.section != number or cell.result is not None:
                     continue
+                if cell.variable.shape == ():
+                    continue  # it is returned
                 if number > 0 and cell.last_section > number:
                     continue  # only results of the first section are read later
                 if is_in_c_order(cell.variable) and not self._is_changed_later(cell):

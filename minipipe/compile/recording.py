@@ -27,6 +27,7 @@ from minipipe.compile.trace import NotingLeaf, Trace, key_of, noticing_conversio
 from minipipe.errors import ModelError
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
+from minipipe.execution.plan import Plan
 from minipipe.execution.sliced import SlicedStage
 from minipipe.execution.stage import SeededLoss, Stage
 from minipipe.nn.auxiliary_loss import AuxiliaryLoss
@@ -34,6 +35,10 @@ from minipipe.nn.module import Module
 from minipipe.nn.sequential import parameters_of
 from minipipe.schedules.action import Action, B, F, I, R, W
 from minipipe.tensor import Tensor
+
+_SLICES = "it computes sequences in slices"
+_AUXILIARY = "the model has auxiliary losses"
+_HALF = "it has parameters of half precision"
 
 
 class Form(NamedTuple):
@@ -212,7 +217,7 @@ class Recorder:
             if type(owner.data) is not np.ndarray:
                 return "its parameters are not NumPy arrays"
             if owner.data.itemsize == 2:
-                return "it has parameters of half precision"
+                return _HALF
         return ""
 
     # -- the actions -------------------------------------------------------------------
@@ -261,7 +266,7 @@ class Recorder:
             held = self._stage.forward_with_loss(microbatch, traced, noting)
         if any(loss.ndim for loss in losses):
             recorded.trace.spoil("returns a loss that has axes, so is no number,")
-        self._returned(recorded, losses, is_over=held is None)
+        self._returned(recorded, losses, is_over=held is None, is_loss=True)
         recorded.loss_dtype = losses[0].dtype
         return held
 
@@ -415,10 +420,16 @@ class Recorder:
         return payload
 
     def _returned(
-        self, recorded: Recorded, arrays: Sequence[Array | None], is_over: bool
+        self,
+        recorded: Recorded,
+        arrays: Sequence[Array | None],
+        is_over: bool,
+        is_loss: bool = False,
     ) -> list[Any]:
         """Return the results of a section, plain."""
         recorded.is_over = is_over
+        if not is_loss and any(a is not None and a.shape == () for a in arrays):
+            recorded.trace.spoil("the stage passes on a tensor without axes")
         return list(map(recorded.trace.returned, arrays))
 
 
@@ -461,12 +472,24 @@ def refused(stage: int, reason: str) -> ModelError:
     return ModelError("unsupported", message)
 
 
+def reason_against_plan(plan: Plan, stage: int) -> str:
+    """Return why a stage of a plan can never be recorded; empty if it may be."""
+    if plan.schedule.num_slices > 1:
+        return _SLICES
+    layers = plan.part(stage)
+    if any(backend.is_half(parameter.dtype) for parameter in layers.parameters()):
+        return _HALF
+    if any(isinstance(part, AuxiliaryLoss) for part in plan.model.modules()):
+        return _AUXILIARY
+    return reason_against(layers)
+
+
 def reason_against_stage(stage: Stage) -> str:
     """Return why a stage cannot be recorded, whatever its layers; empty if it can."""
     if isinstance(stage, SlicedStage):
-        return "it computes sequences in slices"
+        return _SLICES
     if any(isinstance(part, AuxiliaryLoss) for part in stage.module.modules()):
-        return "it has auxiliary losses"
+        return _AUXILIARY
     return ""
 
 

@@ -307,7 +307,7 @@ class Row:
         if then := getattr(binding.handler, "then", None):
             self.names[f"after_{kind}"] = then
             yield f"after_{kind}(rank, cell[{position}])"
-        if section.startswith("backward") and stage == 0 and result is not None:
+        if kind in (B, I) and stage == 0 and result is not None:
             value = f"{self._form(result)}.payload([{', '.join(out)}])"
             yield f"rank.record.input_gradients[{k}] = {value}"
 

@@ -81,11 +81,10 @@ class Compiling:
         self._compilers: dict[str, Compiler | CompiledStages] = {}
         self._has_updates = ActionKind.UPDATE in plan.schedule.kinds
         if how is True:
-            from minipipe.compile.guards import reason_against
-            from minipipe.compile.recording import refused
+            from minipipe.compile.recording import reason_against_plan, refused
 
             for stage in range(plan.schedule.num_stages):
-                reason = reason_against(plan.part(stage))
+                reason = reason_against_plan(plan, stage)
                 if reason:
                     raise refused(stage, reason)
 

@@ -192,7 +192,7 @@ class Called(nn.Module):
 
 
 def called_with_two_functions(how):
-    """Return the losses of a function, and of one that has its id if nothing keeps it."""
+    """Return the losses of a function, and of one with its id if nothing keeps it."""
     with init_process_group() as group:
         model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Called())
         options = {"loss": nn.MSELoss(), "num_microbatches": 1, "compile": how}

@@ -1,4 +1,4 @@
-"""Random layers, schedules and changes between steps: compiled steps have eager bits."""
+"""Compiled steps have eager bits: random layers, schedules, changes between steps."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Evaluations and predictions are compiled, with the same bits, between steps that train."""
+"""Evaluations and predictions are compiled, between steps that train."""
 
 import numpy as np
 import pytest
@@ -11,14 +11,14 @@ CALLS = ["step", "evaluate", "predict", "evaluate in training", "predict in trai
 
 
 def model():
-    """Return a model in which masks differ by step, and attributes between training and evaluation."""
+    """Return a model with masks that differ by step, and attributes by mode."""
     return nn.Sequential(
         nn.Linear(WIDTH, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, WIDTH), nn.Tanh()
     )
 
 
 def results(calls, num_ranks, how, make=model, rows=ROWS):
-    """Return what these calls give, by turns on three batches, and the reports of all ranks at the end."""
+    """Return the results of calls, by turns on three batches, and all reports."""
     x, y = np.random.default_rng(0).normal(size=(2, 3, rows, WIDTH)).astype(np.float32)
 
     def run(group):
@@ -62,7 +62,8 @@ def test_evaluations_and_predictions_between_steps_have_the_bits_of_eager_ones(
     compiled, reports = results(calls, num_ranks, True)
     assert compiled == results(calls, num_ranks, False)[0]
     for stage, report in enumerate(reports):
-        expected = f"step: stage {stage} is compiled\nforward only, 4 microbatches: stage {stage} is compiled"
+        words = f"stage {stage} is compiled"
+        expected = f"step: {words}\nforward only, 4 microbatches: {words}"
         assert report == expected, report
 
 
@@ -79,7 +80,7 @@ def test_a_batch_with_fewer_samples_than_microbatches_has_a_program_of_its_own()
 def test_outputs_that_a_user_keeps_are_not_overwritten_by_later_predictions(
     num_microbatches,
 ):
-    """The arrays of a program are used again in each step; those of outputs are the user's."""
+    """The arrays of a program are used again in each step, unlike outputs."""
 
     def run(group):
         pipeline = Pipeline(
@@ -95,7 +96,7 @@ def test_outputs_that_a_user_keeps_are_not_overwritten_by_later_predictions(
 
 
 def test_steps_and_evaluations_by_turns_describe_the_layers_once(monkeypatch):
-    """Both modes of the layers are kept; describing them anew costs as much as a step."""
+    """Both modes are kept: describing layers anew costs as much as a step."""
     described = []
     attributes = guards.Attributes
     for module in (guards, recording):
@@ -155,7 +156,7 @@ def test_a_metric_that_predicts_while_an_evaluation_runs_has_the_bits_of_eager_c
 
 
 def test_a_stage_without_parameters_is_guarded():
-    """With no parameter to compare it seemed to be as before, so that a new probability was not noticed."""
+    """The story: without a parameter to compare, no change was noticed."""
 
     def run(group, how):
         model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5))

@@ -1,4 +1,4 @@
-"""Kinds of microbatch come and go in any order: a batch of another form gets another program, or runs eagerly."""
+"""Kinds of microbatch come and go: a batch of another form has another program."""
 
 import subprocess
 import sys
@@ -29,7 +29,7 @@ def layers():
 
 
 def microbatch(content, shape, dtype, weights):
-    """Return the inputs and labels of a microbatch: a few of each kind, so that they come again."""
+    """Return inputs and labels of a microbatch: a few of each kind."""
     random = np.random.default_rng(content)
     ids, labels = random.integers(0, CLASSES, (2, *shape)).astype(dtype)
     if weights:
@@ -82,7 +82,7 @@ CHANGES = {
 def test_one_batch_many_times_and_then_one_with_another_microbatch(
     num_ranks, name, change, which
 ):
-    """The story: the second microbatch withdrew the program of the first, whose backward then found none."""
+    """The story: the second one withdrew the code of the first before its backward."""
     other = [CHANGES[change] if k == which else ONE for k in range(NUM_MICROBATCHES)]
     check_same(
         num_ranks,
@@ -102,7 +102,7 @@ few_kinds = st.lists(kind_of_microbatch, min_size=1, max_size=3, unique=True)
 
 @st.composite
 def sequences(draw, most_batches):
-    """Draw batches of few kinds of microbatch, each of them several times: programs come, serve and are replaced."""
+    """Draw batches of few kinds of microbatch, each of them several times."""
     kinds = draw(few_kinds)
     found = []
     for _ in range(draw(st.integers(2, most_batches))):
@@ -139,7 +139,8 @@ def test_no_correct_step_relies_on_assertions():
                 model = nn.Sequential(nn.Linear(2, 2))
                 options = {"schedule": "gpipe", "num_microbatches": 2, "compile": how}
                 pipeline = Pipeline(model, group, loss=nn.MSELoss(), **options)
-                found.append([float(pipeline.step(x, same)) for x in [*[same] * 7, other, same]])
+                batches = [*[same] * 7, other, same]
+                found.append([float(pipeline.step(x, same)) for x in batches])
         print(found[0] == found[1])
     """
     command = [sys.executable, "-O", "-c", dedent(program)]

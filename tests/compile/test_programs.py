@@ -157,7 +157,7 @@ def with_many_forms(pipeline, step):
 
 @pytest.mark.parametrize("rows", [with_two_forms, with_changes, with_many_forms])
 def test_gradients_that_a_user_keeps_are_not_overwritten_by_later_steps(rows):
-    """The story: references of functions that were dropped since hid those of a user."""
+    """The story: references of a dropped program hid as many of a user."""
     with init_process_group() as group:
         options = {"loss": nn.MSELoss(), "num_microbatches": 2, "compile": True}
         pipeline = Pipeline(layers(), group, **options)

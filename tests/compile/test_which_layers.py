@@ -1,4 +1,4 @@
-"""Which layers are compiled, which are refused or run eagerly, and what the error and the report say."""
+"""Which layers are compiled, and how an error or a report says why others are not."""
 
 from functools import partial
 
@@ -134,7 +134,7 @@ class Added(nn.Module):
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 def test_a_stage_that_passes_on_a_pytree_gets_all_gradients(schedule):
-    """The story: while such a microbatch was recorded, all gradients but the first were lost."""
+    """The story: in the recorded microbatch all gradients but the first were lost."""
 
     def run(how, group):
         stages = (
@@ -194,3 +194,38 @@ def test_a_compiled_stage_may_be_followed_by_one_that_runs_eagerly():
     assert (
         of_last == "step: stage 1 runs eagerly: layer 2, Taught, runs code of its own"
     )
+
+
+class Total(nn.Module):
+    is_compilable = True
+
+    def forward(self, x):
+        return x, x.sum()
+
+
+class Spread(nn.Module):
+    is_compilable = True
+
+    def forward(self, both):
+        return both[0] + both[1]
+
+
+def test_a_stage_that_passes_on_a_tensor_without_axes_runs_eagerly():
+    def run(how, group):
+        first = nn.Sequential(nn.Linear(WIDTH, WIDTH), Total())
+        stages = first, nn.Sequential(Spread(), nn.Linear(WIDTH, CLASSES))
+        options = {"loss": nn.CrossEntropyLoss(), "num_microbatches": 2}
+        pipeline = Pipeline.from_modules(stages, group, compile=how, **options)
+        random, found = np.random.default_rng(0), []
+        for _ in range(5):
+            labels = random.integers(0, CLASSES, 8)
+            found.append(pipeline.step(numbers(WIDTH)(random), labels))
+            found += [p.grad.tobytes() for p in pipeline.parameters()]
+        return found, pipeline.compile_report()
+
+    compiled, eager = (
+        spawn(partial(run, how), 2, take_turns=True)
+        for how in ("where-possible", False)
+    )
+    assert [rank[0] for rank in compiled] == [rank[0] for rank in eager]
+    assert all("a tensor without axes" in report for _, report in compiled), compiled

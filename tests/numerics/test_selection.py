@@ -92,7 +92,11 @@ def test_so_does_a_compiled_section():
         lambda k, i, result: -infinite,
     )
     row = [("F", 0), ("B", 0)]
-    assert compiled(job, traced(job, is_split=False), row) == eager(job, row)
+
+    def is_same(group):
+        return compiled(job, traced(job, is_split=False), row) == eager(job, row)
+
+    assert spawn(is_same, 1) == [True]  # not watched there
 
 
 # -- what several ranks share -----------------------------------------------------------------------------------------
