@@ -444,22 +444,36 @@ class ProcessGroup(Familiar, ABC):
         [[7, 8], [7, 8], [7, 8]]
         """
         self._check("root", root)
-        place = (self.rank - root) % self.size  # in the tree, whose root is 0
-        if place:
-            parent = (place & (place - 1)) + root
-            array = self.irecv(parent % self.size, OwnTag.BROADCAST, array, what=what).wait()
+        parent, children = self.tree(root)
+        if parent is not None:
+            array = self.irecv(parent, OwnTag.BROADCAST, array, what=what).wait()
         elif array is None:
             raise ArgumentError("value", f"broadcast: rank {self.name(root)} is the root and must give an array.")
         else:
             array = np.array(array)
+        finish([self.isend(array, child, OwnTag.BROADCAST) for child in children])
+        return array
+
+    def tree(self, root: int) -> tuple[int | None, list[int]]:
+        """Return from which rank this one gets what the root broadcasts, None for the root; and to which it sends it.
+
+        Local.
+
+        Examples
+        --------
+        >>> from minipipe import spawn
+        >>> spawn(lambda group: group.tree(root=1), num_ranks=4)
+        [(3, []), (None, [3, 2]), (1, []), (1, [0])]
+        """
+        place = (self.rank - root) % self.size  # in a binomial tree, whose root is 0
         reach = place & -place if place else 1 << (self.size - 1).bit_length()
-        sends = []
+        children = []
         while reach > 1:
             reach >>= 1
             if place + reach < self.size:
-                sends.append(self.isend(array, (place + reach + root) % self.size, OwnTag.BROADCAST))
-        finish(sends)
-        return array
+                children.append((place + reach + root) % self.size)
+        parent = ((place & (place - 1)) + root) % self.size
+        return parent if place else None, children
 
     def ibroadcast(
         self, array: np.ndarray | None = None, root: int = 0, *, step: int = 0, what: str = "the broadcast array"
@@ -511,6 +525,11 @@ class ProcessGroup(Familiar, ABC):
             raise ArgumentError("value", f"ibroadcast: rank {self.name(root)} is the root and must give an array.")
         others = [rank for rank in range(self.size) if rank != root]
         return Given(array, [self.isend(array, other, OwnTag.IBROADCAST, step=step) for other in others])
+
+    @property
+    def num_under_way(self) -> int:
+        """How many broadcasts were started here and have not arrived, as far as was asked."""
+        return len(self._under_way)
 
     def all_gather(self, array: np.ndarray, *, what: str = "its part of a gather") -> list[np.ndarray]:
         """Return the arrays of all ranks, by rank; their shapes may differ.

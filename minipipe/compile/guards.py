@@ -214,11 +214,30 @@ class StageGuard:
     def holds(self) -> bool:
         """Return whether everything is what it was."""
         return (
-            all(map(is_, map(_data_of, self._owners), self._arrays))
+            self._arrays_hold()
             and list(map(_is_trained, self._nodes)) == self._trained
             and self._module.layer_hook is None
             and self.attributes.hold_again()
         )
+
+    def _arrays_hold(self) -> bool:
+        return all(map(is_, map(_data_of, self._owners), self._arrays))
+
+
+class MovingGuard(StageGuard):
+    """A guard of programs that read their parameters: other arrays of the same form."""
+
+    def note_arrays(self) -> None:
+        """Take the forms that the parameters have now for theirs."""
+        self._forms = list(map(_form_of, self._owners))
+
+    def _arrays_hold(self) -> bool:
+        return list(map(_form_of, self._owners)) == self._forms
+
+
+def _form_of(owner: Parameter) -> tuple[Any, ...]:
+    array = owner.data
+    return type(array), array.shape, array.strides, array.dtype
 
 
 def is_foreign(part: Any) -> bool:

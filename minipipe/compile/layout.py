@@ -239,7 +239,7 @@ class Layout:
         ]
         lines = list(dict.fromkeys(lines))
         text = "".join(f"{line}\n" for line in lines)
-        slots = map(self._slot, range(len(self.lifetimes)))
+        slots = map(self.slot_source, range(len(self.lifetimes)))
         return "\n\n".join(part for part in (text, *slots) if part)
 
     def _views(self, lifetime: int | None) -> Iterator[tuple[str, str]]:
@@ -253,7 +253,7 @@ class Layout:
                 names = Names(self, step.section)
                 yield names[name], step.line.form.text.format_map(names)
 
-    def _slot(self, lifetime: int) -> str:
+    def slot_source(self, lifetime: int) -> str:
         """Return the function that makes a slot of a class."""
         kept = {
             self.places.sections[i]: names for i, names in self.kept[lifetime].items()
@@ -281,6 +281,8 @@ def wrapped(before: str, names: Sequence[str], after: str) -> list[str]:
     ['return (a,)']
     """
     inner = ", ".join(names) + "," * (len(names) == 1)
+    if not before and len(names) > 1 and len(inner) <= _WIDTH:
+        return [f"{inner}{after}"]
     if len(inner) <= _WIDTH:
         return [f"{before}({inner}){after}"]
     lines = fill(inner, _WIDTH).splitlines()

@@ -116,6 +116,8 @@ class Places:
     trace : Trace
     has_static_gradients : bool
         Whether contributions are added to arrays, and not handed over to leaves.
+    has_static_parameters : bool
+        Whether parameters are the same arrays each time.
 
     Attributes
     ----------
@@ -131,8 +133,15 @@ class Places:
         The size of the memory of temporaries.
     """
 
-    def __init__(self, trace: Trace, has_static_gradients: bool = True) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        has_static_gradients: bool = True,
+        has_static_parameters: bool = True,
+    ) -> None:
         self.trace = trace
+        self._lasting = "pc" if has_static_parameters else "c"
+        self._given = "xg" if has_static_parameters else "xgp"
         self.sections = list(trace.sections)
         self.ends: list[int] = []
         self.steps = self._numbered(needed_lines(trace))
@@ -182,7 +191,7 @@ class Places:
         return self._is_static[name]
 
     def _find_static(self, name: str) -> bool:
-        if name in self.folded or name[0] in "pc":
+        if name in self.folded or name[0] in self._lasting:
             return True
         if self.is_view(name):
             return self.is_static(self.root(name)) and self._is_remade(name)
@@ -194,7 +203,8 @@ class Places:
         if not self.is_view(name):
             return False
         root, cell = self.root(name), self.cell(name)
-        is_callers = root[0] in "xg" or (cell is not None and cell.result is not None)
+        is_result = cell is not None and cell.result is not None
+        is_callers = is_result or root[0] in self._given
         return is_callers and self._is_remade(name)
 
     def is_dynamic(self, name: str) -> bool:

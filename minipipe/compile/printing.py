@@ -36,7 +36,7 @@ class Printer:
         self._parts: list[tuple[list[str], list[str]] | str] = []
         self._freed = self._last_reads()
         section = self._places.sections[number]
-        head = [*self._unpacked(), *self._views_of_inputs()]
+        head = [*self._unpacked(), *self._parameters_read(), *self._views_of_inputs()]
         for step in self._places.steps[number]:
             self._write(step)
             if step.position in self._freed:
@@ -96,6 +96,14 @@ class Printer:
                 yield from wrapped("", read, f" = {stash}")
             if number == last:
                 yield f"{stash} = None"
+
+    def _parameters_read(self) -> Iterator[str]:
+        """Yield the lines that take parameters from their owners, if they move."""
+        if self._places.is_static("p0"):
+            return
+        for name in self._layout.needs[self._number]:
+            if name[0] == "p":
+                yield f"{self._names[name]} = owner{name[1:]}.data"
 
     def _views_of_inputs(self) -> Iterator[str]:
         """Yield the lines of views of arrays of the caller, in each section anew."""

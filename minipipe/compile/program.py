@@ -8,7 +8,7 @@ already. All three send the same messages, so each rank decides alone.
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from time import perf_counter
 from typing import Any
@@ -24,6 +24,8 @@ from minipipe.compile.recording import (
     Recorder,
     attributes_of_loss,
     kind_of,
+    kinds_in,
+    refused,
 )
 from minipipe.compile.row import (
     SECTIONS,
@@ -35,21 +37,16 @@ from minipipe.compile.row import (
 )
 from minipipe.compile.sections import Pool, Sections
 from minipipe.compile.trace import key_of
-from minipipe.errors import Code, ModelError, ScheduleError
+from minipipe.errors import Code, ScheduleError
 from minipipe.execution.batch import Batch
 from minipipe.execution.executor import Executor, Step
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.samples import Cut
-from minipipe.schedules.action import Action, F
+from minipipe.schedules.action import F
 
 MOST_PROGRAMS = 8
 """Programs kept for one schedule: of whole batches, of a last, smaller one, …"""
 
-_REMEDY = (
-    "Compute with operations of minipipe.functional, and declare a class of your own "
-    "with is_compilable = True (see Pipeline); or pass "
-    'compile="where-possible", which runs such a stage eagerly.'
-)
 _numbers = count()  # of programs: each has its own file name
 
 
@@ -125,7 +122,7 @@ class Compiler:
         self.report = "is recorded"
         stages = executor.stages
         recorders: dict[int, Any] = {
-            index: Recorder(stage, _kinds_of(executor.actions, index))
+            index: Recorder(stage, kinds_in(executor.actions, index))
             for index, stage in stages.items()
         }
         executor.stages = recorders
@@ -198,7 +195,7 @@ class CompiledRow:
         self._guards = [recorders[s].guard for s in {part.stage for part in parts}]
         objective = executor.batch.objective
         self._loss = attributes_of_loss(objective.loss) if objective.has_loss else None
-        names = {"now": perf_counter, "key_of": key_of, "seed_of": Seeds()}
+        names = {"now": perf_counter, "key_of": key_of, "seeds_of": Seeds(row.losses)}
         self._given = GivenGradients()
         names |= {"give_gradients": self._given}
         self._namespace = {**names, **row.names, **allocated(row)}
@@ -313,25 +310,26 @@ class GivenGradients:
 
 
 class Seeds:
-    """Gives the gradient with which the backward of a loss begins, as an array."""
+    """The gradients with which the backwards of the losses begin, as arrays.
 
-    def __init__(self) -> None:
-        self._seeds: dict[Any, tuple[float, Array]] = {}
+    Parameters
+    ----------
+    dtypes : mapping of int to dtype
+        Of the losses, by microbatch.
+    """
 
-    def __call__(self, objective: BatchObjective, microbatch: int, loss: Any) -> Array:
-        """Note the loss of a microbatch, and return its seed."""
-        share = objective.note(microbatch, loss.item())
-        known = self._seeds.get(microbatch)
-        if known is None or known[0] != share or known[1].dtype != loss.dtype:
-            known = share, np.full(loss.shape, share, loss.dtype)
-            self._seeds[microbatch] = known
-        return known[1]
+    def __init__(self, dtypes: Mapping[int, Any]) -> None:
+        self._seeds = {k: np.empty((), dtype) for k, dtype in dtypes.items()}
+        self._last: tuple[list[float], float] = [], 0.0
 
-
-def refused(stage: int, reason: str) -> ModelError:
-    """Return the error for a stage that cannot be compiled, where that is asked for."""
-    message = f"Stage {stage} cannot be compiled: {reason}. {_REMEDY}"
-    return ModelError("unsupported", message)
+    def __call__(self, objective: BatchObjective) -> dict[int, Array]:
+        """Return the seeds of a batch, by microbatch."""
+        now = objective.shares, objective.scale
+        if now != self._last:
+            for k, seed in self._seeds.items():
+                seed[...] = objective.shares[k] * objective.scale
+            self._last = now
+        return self._seeds
 
 
 def _locals_of(error: Exception, function: Any) -> dict[str, Any]:
@@ -355,16 +353,6 @@ def reason_for_eager(executor: Executor) -> str:
     if mode().watch is not None:
         return "runs eagerly: changes in place are watched"
     return ""
-
-
-def _kinds_of(row: Sequence[Action], stage: int) -> dict[int, str]:
-    """Return the kinds of actions of each microbatch of a stage, in their order."""
-    found: dict[int, str] = {}
-    for action in row:
-        if action.stage == stage and not action.kind.is_communication:
-            k = action.microbatch
-            found[k] = f"{found.get(k, '')} {action.kind}"
-    return found
 
 
 def form_of(executor: Executor) -> Any:

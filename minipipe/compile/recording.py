@@ -24,6 +24,7 @@ from minipipe.compile.guards import (
     reason_against,
 )
 from minipipe.compile.trace import NotingLeaf, Trace, key_of, noticing_conversions
+from minipipe.errors import ModelError
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan
@@ -32,6 +33,7 @@ from minipipe.execution.stage import SeededLoss, Stage
 from minipipe.nn.auxiliary_loss import AuxiliaryLoss
 from minipipe.nn.module import Module
 from minipipe.nn.sequential import parameters_of
+from minipipe.schedules.action import Action, B, F, I, L, O, R, W
 from minipipe.tensor import Tensor
 
 _SLICES = "it computes sequences in slices"
@@ -76,6 +78,10 @@ class Form(NamedTuple):
         is_one = self.treedef is None and self.requires_grad == (True,)
         return is_one and np.dtype(self.dtypes[0]).kind == "f"
 
+    def empty(self) -> list[Array]:
+        """Return arrays of this form."""
+        return list(map(np.empty, self.shapes, self.dtypes))
+
     def payload(self, arrays: Sequence[Array]) -> Payload:
         """Return arrays of this form as a payload."""
         return Payload(list(arrays), list(self.requires_grad), self.treedef)
@@ -96,6 +102,8 @@ class Recorded:
         Of the stage's input.
     result : Form or None
         Of the stage's result; None on the last stage, unless outputs are asked for.
+    loss_dtype : dtype or None
+        Of the loss, on the last stage.
     gradient : Form or None
         Of the gradients of the inputs, where there are some.
     is_over : bool
@@ -109,6 +117,7 @@ class Recorded:
     num_inputs: int
     received: Form
     result: Form | None = None
+    loss_dtype: Any = None
     gradient: Form | None = None
     is_over: bool = False
     leaves: dict[int, NotingLeaf] = field(default_factory=dict)
@@ -139,6 +148,12 @@ class Recorded:
         leaves = {line.leaf for lines in sections for line in lines}
         return sorted(leaf for leaf in leaves if leaf is not None)
 
+    def empty_losses(self) -> list[Array]:
+        """Return arrays for the results of the last stage's forward."""
+        names = self.trace.results["forward"]
+        made = [self.trace.variables[name] for name in names]
+        return [np.empty(each.shape, each.dtype) for each in made]
+
 
 class Recorder:
     """Stands in for a stage during a recorded step; it has the methods of one.
@@ -148,6 +163,8 @@ class Recorder:
     stage : Stage
     kinds : mapping of int to str
         By microbatch, the kinds of its actions: a row may split some backwards.
+    guard : type
+        That of its guard.
 
     Attributes
     ----------
@@ -159,12 +176,17 @@ class Recorder:
         Why the stage cannot be recorded; empty if it can.
     """
 
-    def __init__(self, stage: Stage, kinds: Mapping[int, str]) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        kinds: Mapping[int, str],
+        guard: type[StageGuard] = StageGuard,
+    ) -> None:
         self._stage, self._kinds = stage, kinds
         uses = {id(p): p for layer in stage.module.layers for p in parameters_of(layer)}
         owners = {id(p.owner): p.owner for p in uses.values()}
         self.uses, self.owners = list(uses.values()), list(owners.values())
-        self.guard = StageGuard(stage.module, self.owners, self.uses)
+        self.guard = guard(stage.module, self.owners, self.uses)
         self.kinds: dict[Any, Recorded] = {}
         self.kind_of: dict[int, Recorded] = {}
         self._recording: dict[int, Recorded] = {}  # by microbatch
@@ -175,6 +197,11 @@ class Recorder:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stage, name)
+
+    def begin_row(self, kinds: Mapping[int, str]) -> None:
+        """Record another row; what is half recorded is forgotten."""
+        self._kinds, self.kind_of = kinds, {}
+        self.kinds = {key: each for key, each in self.kinds.items() if each.is_over}
 
     def _reason_against_parameters(self) -> str:
         for owner in self.owners:
@@ -228,7 +255,10 @@ class Recorder:
 
             traced = received._replace(arrays=given[:num_inputs])
             held = self._stage.forward_with_loss(microbatch, traced, noting)
+        if any(loss.ndim for loss in losses):
+            recorded.trace.spoil("returns a loss that has axes, so is no number,")
         self._returned(recorded, losses, is_over=held is None, is_loss=True)
+        recorded.loss_dtype = losses[0].dtype
         return held
 
     def backward(self, microbatch: int, held: Any, gradient: Payload | None) -> Payload:
@@ -421,6 +451,28 @@ def reason_against_plan(plan: Plan, stage: int) -> str:
     if any(isinstance(part, AuxiliaryLoss) for part in plan.model.modules()):
         return _AUXILIARY
     return reason_against(layers)
+
+
+_OF_MICROBATCHES = (F, B, I, W, R, O, L)
+
+
+def kinds_in(row: Sequence[Action], stage: int) -> dict[int, str]:
+    """Return the kinds of actions of each microbatch of a stage, in their order."""
+    found: dict[int, str] = {}
+    for action in row:
+        if action.stage == stage and action.kind in _OF_MICROBATCHES:
+            k = action.microbatch
+            found[k] = f"{found.get(k, '')} {action.kind}"
+    return found
+
+
+def refused(stage: int, reason: str) -> ModelError:
+    """Return the error for a stage that cannot be compiled, where that is asked for."""
+    message = f"Stage {stage} cannot be compiled: {reason}. Compute with operations of"
+    message += " minipipe.functional, and declare a class of your own with"
+    message += " is_compilable = True (see Pipeline); or pass"
+    message += ' compile="where-possible", which runs such a stage eagerly.'
+    return ModelError("unsupported", message)
 
 
 def reason_against_stage(stage: Stage, kinds: Mapping[int, str]) -> str:

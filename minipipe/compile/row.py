@@ -146,6 +146,8 @@ class Row:
     ----------
     names : dict of str to object
         To which the lines refer, besides the sections.
+    losses : dict of int to dtype
+        By microbatch, of those that this rank computes.
     inputs : dict of (int, int) to str
         By stage and microbatch, the name of the value that it gets.
     forms : dict of str to Form
@@ -165,6 +167,7 @@ class Row:
         self._reduces = any(b.action.kind == "REDUCE_GRAD" for b in self._bindings)
         self._state: dict[Any, str] = {}  # of a value: "pending", "payload" or "arrays"
         self._begun: set[int] = set()  # stages that have given a weight gradient
+        self.losses: dict[int, Any] = {}
         self.inputs: dict[tuple[int, int], str] = {}  # by stage and microbatch
         self._outputs: dict[tuple[int, int], str] = {}
         self._batch: dict[tuple[str, int], list[str]] = {}  # names of its arrays
@@ -201,6 +204,7 @@ class Row:
         if self._last_stage in stages:
             yield "    objective = batch.objective"
         if self._last_stage in stages and batch.objective.has_loss:
+            yield "    losses, seeds = objective.losses, seeds_of(objective)"
             targets = batch.objective.targets
             yield from self._given_arrays("y", "objective.targets", targets)
         for position, binding in enumerate(self._bindings):
@@ -288,7 +292,8 @@ class Row:
             yield f"send_{_name(own)}.wait()"
         yield "begun = now()"
         if is_loss:
-            yield f"seed{k} = seed_of(objective, {k}, {call})"
+            yield f"losses[{k}] = {call}.item()"
+            self.losses[k] = recorded.loss_dtype
         else:
             yield call
         yield f"ran((begun, now(), {self._held(binding)}))"
@@ -355,7 +360,7 @@ class Row:
         if letter == "x":
             return self._input(program, k, i)
         if letter == "g":
-            return f"{_name(taken['g'])}_{i}" if "g" in taken else f"seed{k}"
+            return f"{_name(taken['g'])}_{i}" if "g" in taken else f"seeds[{k}]"
         if letter == "out":
             return out[i]
         assert letter == "y", parameter

@@ -72,6 +72,8 @@ class Sections:
     gradients : {"static", "leaves"}
         Whether weight gradients are arrays, written by the first contribution of a
         step, or belong to leaves, as in an eager step.
+    parameters : {"static", "read"}
+        Whether parameters are arrays, or are taken from their owners in each call.
     names : mapping of str to str, optional
         Names of the program for parameters and gradients, such as ``{"p0": "weight"}``.
 
@@ -81,6 +83,8 @@ class Sections:
         The text of all functions.
     arrays : str
         The text that makes the arrays behind their names.
+    has_leaves : bool
+        Whether gradients belong to leaves.
     lifetimes : list of (str, str)
         The classes of kept arrays: the section that makes them, and the last that reads
         them.
@@ -117,14 +121,15 @@ class Sections:
         trace: Trace,
         stage: int | str,
         gradients: str = "static",
+        parameters: str = "static",
         names: Mapping[str, str] | None = None,
     ) -> None:
-        is_static = gradients == "static"
-        places = Places(trace, is_static)
+        is_static, self._reads = gradients == "static", parameters == "read"
+        places = Places(trace, is_static, not self._reads)
         self._layout = Layout(places, stage, names or {})
         sections = places.sections
         printed = [Printer(self._layout, i, is_static) for i in range(len(sections))]
-        self._letter = "d" if is_static else "l"
+        self.has_leaves = not is_static
         self.source = "\n\n".join(each.source for each in printed)
         self.arrays = self._layout.source()
         self.parameters = {
@@ -150,7 +155,7 @@ class Sections:
 
     def bind(
         self,
-        arrays: Sequence[np.ndarray],
+        arrays: Sequence[Any],
         gradients: Sequence[Any],
         num_slots: Sequence[int],
         pool: Pool,
@@ -159,8 +164,8 @@ class Sections:
 
         Parameters
         ----------
-        arrays : sequence of array
-            The parameters.
+        arrays : sequence of array, or of Parameter
+            The parameters, or their owners if functions read them.
         gradients : sequence of array, or of Leaf
             By leaf, where contributions are added.
         num_slots : sequence of int
@@ -182,9 +187,11 @@ class Sections:
             "__name__": __name__,  # for filters of warnings
         }
         name_of = self._layout.name
-        for letter, given in (("p", arrays), (self._letter, gradients)):
-            for i, each in enumerate(given):
-                namespace[name_of(f"{letter}{i}")] = each
+        for i, each in enumerate(arrays):
+            namespace[f"owner{i}" if self._reads else name_of(f"p{i}")] = each
+        of_gradients = "l" if self.has_leaves else "d"
+        for i, each in enumerate(gradients):
+            namespace[name_of(f"{of_gradients}{i}")] = each
         exec(self._code_of_arrays, namespace)
         self._make_slots(namespace, num_slots)
         exec(self._code, namespace)
@@ -197,14 +204,28 @@ class Sections:
     def _make_slots(self, namespace: dict[str, Any], num_slots: Sequence[int]) -> None:
         layout = self._layout
         for i, num in enumerate(num_slots):
+            lists = [layout.list_of_kept(i, number) for number in layout.kept[i]]
+            lists += [layout.list_of_stashes(i)] * bool(layout.stashes[i])
+            namespace |= {name: list[Any]() for name in lists}
             make = namespace.pop(layout.slot_function(i))
-            slots = [make() for _ in range(num)]
-            for number in layout.kept[i]:
-                section = layout.places.sections[number]
-                kept = [slot[section] for slot in slots]
-                namespace[layout.list_of_kept(i, number)] = kept
-            if layout.stashes[i]:
-                namespace[layout.list_of_stashes(i)] = [None] * num
+            for _ in range(num):
+                self._append(namespace, i, make())
+
+    def add_slot(self, functions: Functions, lifetime: int) -> None:
+        """Give functions that ``bind`` has returned one more slot of a class."""
+        (function, *_) = functions.values()
+        namespace = function.__globals__
+        exec(self._layout.slot_source(lifetime), namespace)
+        make = namespace.pop(self._layout.slot_function(lifetime))
+        self._append(namespace, lifetime, make())
+
+    def _append(self, namespace: Any, lifetime: int, slot: dict[str, Any]) -> None:
+        layout = self._layout
+        for number in layout.kept[lifetime]:
+            kept = slot[layout.places.sections[number]]
+            namespace[layout.list_of_kept(lifetime, number)].append(kept)
+        if layout.stashes[lifetime]:
+            namespace[layout.list_of_stashes(lifetime)].append(None)
 
 
 def _aligned(num_bytes: int) -> np.ndarray:

@@ -99,6 +99,11 @@ class BatchObjective:
         return self._loss
 
     @property
+    def shares(self) -> list[float]:
+        """The weight of each microbatch in the loss of the batch."""
+        return self._shares
+
+    @property
     def is_for_outputs(self) -> bool:
         """Whether the outputs alone are of interest."""
         return self._loss is None and bool(self.where) and not self.metrics and self.is_whole

@@ -269,6 +269,14 @@ class Optimiser(Familiar, ABC):
         return {"class": type(self), **numbers}
 
     @property
+    def numbers(self) -> list[Any]:
+        """The values of ``settings`` without the class: quick to read and to compare."""
+        if not self._is_one_group:
+            return list(self._defaults.values())
+        _, *numbers = vars(self.groups[0]).values()  # the parameters come first
+        return numbers
+
+    @property
     def nbytes(self) -> int:
         """The bytes of the arrays that this rank keeps in addition to the parameters, including master values."""
         kept = [*self._masters.values(), *(value for state in self._states.values() for value in state.values())]

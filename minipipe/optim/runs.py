@@ -16,6 +16,7 @@ from minipipe.nn.parameter import Parameter
 
 States = MutableMapping[int, dict[str, Any]]
 Masters = MutableMapping[int, Array]
+Units = Sequence["Run | Parameter"]
 
 # Values that no rule changes in place.
 _NUMBERS = (int, float, complex, str, np.generic, type(None))
@@ -41,6 +42,7 @@ class Run:
     Attributes
     ----------
     parameters : list of Parameter
+    neighbours : weak reference to Neighbours
     node : Leaf
         The leaf of one of them.
     state : dict
@@ -58,7 +60,7 @@ class Run:
     ) -> None:
         arena: Any = parameters[0].arena
         # A weak reference: the memory of an arena that is not used any more is freed.
-        self._neighbours = ref(arena().neighbours(parameters))
+        self.neighbours = ref(arena().neighbours(parameters))
         self.parameters = parameters
         self.node = parameters[0].node
         self._states = [states[id(each)] for each in parameters]
@@ -66,7 +68,8 @@ class Run:
         self.state: dict[str, Any] = {}
         self._handed_out: dict[str, Any] = {}
         self.master: Array | None = None
-        self.is_divided = self.have_gradients() and not self.are_joined()
+        neighbours: Any = self.neighbours()
+        self.is_divided = neighbours.have_gradients() and not neighbours.are_joined()
         if not self.is_divided:
             self._join()
 
@@ -82,42 +85,28 @@ class Run:
             self.set_master(self._joined(masters))
 
     def _joined(self, arrays: Sequence[Array]) -> Array:
-        neighbours: Any = self._neighbours()
+        neighbours: Any = self.neighbours()
         xp = backend.array_module(arrays[0])
         flat = xp.zeros(neighbours.size, dtype=arrays[0].dtype)
         for part, array in zip(neighbours.parts_of(flat), arrays):
             part[...] = array
         return neighbours.filled(flat)
 
-    def exists(self) -> bool:
-        """Return whether the arena is still in use."""
-        return self._neighbours() is not None
-
-    def are_joined(self) -> bool:
-        """Return whether all have their values and gradients in the arena."""
-        neighbours: Any = self._neighbours()
-        return neighbours.are_joined()
-
-    def have_gradients(self) -> bool:
-        """Return whether any has a gradient, in the arena or elsewhere."""
-        neighbours: Any = self._neighbours()
-        return neighbours.have_gradients()
-
     @property
     def grad(self) -> Array:
         """The gradients as one array."""
-        neighbours: Any = self._neighbours()
+        neighbours: Any = self.neighbours()
         return neighbours.gradient()
 
     @property
     def data(self) -> Array:
         """The values as one array."""
-        neighbours: Any = self._neighbours()
+        neighbours: Any = self.neighbours()
         return neighbours.values()
 
     def note_change(self, order: int) -> None:
         """Note that the values have changed, and give each parameter its new state."""
-        neighbours: Any = self._neighbours()
+        neighbours: Any = self.neighbours()
         neighbours.note_change(order)
         for name, value in self.state.items():
             if self._handed_out.get(name, _NOTHING) is not value:
@@ -129,7 +118,7 @@ class Run:
         self._handed_out = dict(self.state)
 
     def _hand_out(self, name: str, value: Any) -> None:
-        neighbours: Any = self._neighbours()
+        neighbours: Any = self.neighbours()
         if backend.is_array(value) and value.shape == (neighbours.size,):
             parts = neighbours.parts_of(value)
         elif isinstance(value, _NUMBERS):
@@ -143,7 +132,7 @@ class Run:
 
     def set_master(self, master: Array) -> None:
         """Take master values, and give each parameter its part of them."""
-        neighbours: Any = self._neighbours()
+        neighbours: Any = self.neighbours()
         self.master = master
         for each, part in zip(self.parameters, neighbours.parts_of(master)):
             self._masters[id(each)] = part
@@ -179,22 +168,25 @@ class Walk:
                 self._runs.append(Run(each, states, masters))
         self._arenas = [each.arena for each in self._alone]
 
-    def units(self, parameters: tuple[Parameter, ...]) -> Sequence[Run | Parameter] | None:
+    def units(self, parameters: tuple[Parameter, ...]) -> Units | None:
         """Return what this step changes as one array each: runs, and parameters.
 
         None if the walk must be planned again, because something has changed since.
         """
-        if parameters is not self._parameters or not all(run.exists() for run in self._runs):
+        if parameters is not self._parameters:
             return None
         if [each.arena for each in self._alone] != self._arenas:
             return None
         units: list[Run | Parameter] = []
         for run in self._runs:
-            if run.are_joined():
+            neighbours = run.neighbours()
+            if neighbours is None:
+                return None
+            if neighbours.are_joined():
                 if run.is_divided:
                     return None
                 units.append(run)
-            elif run.have_gradients():
+            elif neighbours.have_gradients():
                 run.is_divided = True
                 units += run.parameters
         return units + self._alone

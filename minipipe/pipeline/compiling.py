@@ -77,8 +77,7 @@ class Compiling:
         self._how = how
         self._compilers: dict[str, Compiler] = {}
         if how is True:
-            from minipipe.compile.program import refused
-            from minipipe.compile.recording import reason_against_plan
+            from minipipe.compile.recording import reason_against_plan, refused
 
             for stage in range(plan.schedule.num_stages):
                 reason = reason_against_plan(plan, stage)

@@ -1,9 +1,8 @@
-"""The arguments and results of a call: each rank reads its part of the batch, and all ranks get the loss."""
+"""The arguments of a call, of which each rank reads its part of the batch; and the results of replicas."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -15,10 +14,8 @@ from minipipe.comm.objects import pack, unpack
 from minipipe.comm.process_group import OwnTag
 from minipipe.data import Share
 from minipipe.errors import ArgumentError, MicrobatchError, ModelError
-from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
-from minipipe.execution.checks.calls import Calls, part_of
-from minipipe.execution.checks.finite import StepCheck
+from minipipe.execution.checks.calls import Calls
 from minipipe.execution.checks.updates import batch_marks
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
@@ -35,6 +32,7 @@ from minipipe.execution.samples import (
     sizes_of,
     split_microbatches,
 )
+from minipipe.pipeline.delivery import LossDelivery
 from minipipe.pipeline.planning import roles_of
 
 _MOST_FORMS = 16  # of batches that are remembered
@@ -110,7 +108,7 @@ class PlainBatch:
         arrays = [part.arrays[0] for part in parts.values()]
         self._forms = [(array.shape, array.strides, array.dtype) for array in arrays]
 
-    def like(self, call: str, inputs: Any, targets: Any, objective: BatchObjective) -> dict[str, Samples] | None:
+    def like(self, call: str, inputs: Any, targets: Any, objective: BatchObjective) -> dict[str, Payload] | None:
         """Return the parts of another batch, if it has the same form and is given in the same call."""
         if call != self._of_call[0] or objective.loss is not self.loss or type(objective) is not self._kind:
             return None
@@ -121,12 +119,12 @@ class PlainBatch:
                 return None
             if array.strides != strides or array.dtype != dtype:
                 return None
-            own[noun] = Samples([Payload([array], flags)], self.agreed[:1])
+            own[noun] = Payload([array], flags)
         return own
 
-    def batch(self, step: int, training_step: int, own: Mapping[str, Samples], objective: BatchObjective) -> Batch:
+    def batch(self, step: int, training_step: int, own: Mapping[str, Payload], objective: BatchObjective) -> Batch:
         """Return a batch of the same form."""
-        cut = {noun: Cut(each.parts[0], self._rows) for noun, each in own.items()}
+        cut = {noun: Cut(part, self._rows) for noun, part in own.items()}
         call, sizes = self._of_call
         inputs = cut.pop("inputs", None)
         if self._begins:
@@ -169,6 +167,7 @@ class Intake:
         self._last: PlainBatch | None = None
         self._plain_batches: dict[Any, PlainBatch] = {}
         self.needs = Needs.of(plan, group.rank)
+        self.delivery = LossDelivery(group, self.last_rank)
         self.calls = Calls(group, self.first_rank, grid.tensor if grid else None)
         group.describe_ranks(roles_of(plan, group, grid))
 
@@ -187,22 +186,31 @@ class Intake:
             raise ModelError("loss", message)
         num_slices = 1 if call in _WHOLE else self._plan.schedule.num_slices
         last = self._last
-        own = None if last is None else last.like(call, inputs, targets, objective)
-        if own is None:
-            last = None
+        like = None if last is None else last.like(call, inputs, targets, objective)
+        own: dict[str, Samples] = {}
+        size, layout = 0, 0
+        if last is not None and like is not None:
+            size, layout = last.agreed if "inputs" in like else (0, 0)
+        else:
             try:
                 own = self._read(call, inputs, targets, objective, num_slices)
             except Exception:
                 self.calls.count += 1  # so that no later call is taken for this one
                 raise
+            if "inputs" in own:
+                size, layout = own["inputs"].num_samples, own["inputs"].layout
         alike: dict[str, float | None] = {}
         if not self.calls.is_alone:
             alike |= {"mode": bool(is_training), "number of training steps": training_step, **objective.alike}
             alike |= batch_marks(_compared(inputs), _compared(targets)) if self._compares else {}
-        num_samples, layout = self._agree(call, own, alike)
-        if last is not None and (num_samples, layout) == last.agreed:
-            self.calls.check_trained(call)
-            return last.batch(self.calls.count, training_step, own, objective)
+        num_samples, layout = self.calls.begin(call, alike, size, layout)
+        if last is not None and like is not None:
+            if (num_samples, layout) == last.agreed:
+                self.calls.check_trained(call)
+                return last.batch(self.calls.count, training_step, like, objective)
+            own = self._read(call, inputs, targets, objective, num_slices)
+        for noun, each in own.items():
+            self._check_alike(each, noun, num_samples, layout)
         count = objective.num_microbatches or self._plan.schedule.num_microbatches
         if call in _WHOLE:  # any number of samples will do, but none
             count = max(1, min(count // self._plan.schedule.num_slices, num_samples))
@@ -275,21 +283,6 @@ class Intake:
             return own
         num_sequences = self._plan.schedule.num_microbatches // num_slices
         return into_slices(own, noun, num_sequences, num_slices)
-
-    def _agree(
-        self,
-        call: str,
-        own: Mapping[str, Samples],
-        alike: Mapping[str, float | None],
-    ) -> tuple[int, int]:
-        """Return the number of samples of the batch, and its layout, which are the same on all ranks. Collective."""
-        size, layout = 0, 0
-        if "inputs" in own:
-            size, layout = own["inputs"].num_samples, own["inputs"].layout
-        num_samples, layout = self.calls.begin(call, alike, size, layout)
-        for noun, each in own.items():
-            self._check_alike(each, noun, num_samples, layout)
-        return num_samples, layout
 
     def gather_input_gradients(self, own: dict[int, Payload]) -> None:
         """Gather the gradients of the inputs on the first rank of the first stage. Collective among its replicas."""
@@ -406,50 +399,3 @@ def gather_results(group: ProcessGroup, ranks: Sequence[int], batch: Batch) -> N
     if len(ranks) > 1 and group.rank in ranks:
         for found in gathered(group, ranks, batch.objective.found()):
             batch.objective.take(found)
-
-
-def deliver_outputs(group: ProcessGroup, root: int, batch: Batch) -> Any:
-    """Return the outputs of a batch on the ranks that are to have them.
-
-    Collective, where that is all of them.
-
-    Parameters
-    ----------
-    group : ProcessGroup
-    root : int
-        The rank of the last stage.
-    batch : Batch
-    """
-    found = batch.outputs() if group.rank == root else None
-    if batch.objective.where == "everywhere":
-        message = None if found is None else found.to_message()
-        found = Payload.from_message(group.broadcast(message, root, what=part_of(batch.call)))
-        found = found._replace(arrays=[a if a.flags.writeable else a.copy() for a in found.arrays])
-    return None if found is None else batch.returned(found)
-
-
-def deliver_loss(group: ProcessGroup, root: int, batch: Batch, check: StepCheck | None = None) -> PendingLoss:
-    """Begin to give the loss of a batch to every rank, and its outputs to those that are to have them.
-
-    Collective; parameters are as in :func:`deliver_outputs`, and a check of the loss. Each rank
-    sends its findings to all others, the root with the loss. So when the slowest rank finishes, the findings of all
-    others have arrived already.
-    """
-    outputs = deliver_outputs(group, root, batch)
-    own = () if check is None else check.findings
-    numbers = batch.objective.numbers(*own) if group.rank == root else None
-    tell = partial(group.ibroadcast, step=batch.step, what=part_of(batch.call))
-    request = tell(numbers, root)
-    others = [rank for rank in range(group.size) if rank != root] if own else []
-    arriving = [tell(np.array(own) if rank == group.rank else None, rank) for rank in others]
-
-    def receive() -> BatchLoss:
-        numbers = request.wait().tolist()
-        loss = BatchLoss.read(numbers, len(batch.sizes), list(batch.objective.metrics), outputs)
-        if check is not None:
-            findings = [one.wait().tolist() for one in arriving]
-            findings.insert(root, numbers[-len(own) :])
-            check.judge(loss, findings)
-        return loss
-
-    return PendingLoss(receive, batch.training_step + 1)

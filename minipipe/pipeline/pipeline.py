@@ -41,8 +41,9 @@ from minipipe.nn.module import modes_of
 from minipipe.optim import LossScale, Optimiser
 from minipipe.pipeline.arguments import agreed, compare_options, of_modules
 from minipipe.pipeline.compiling import Compiling, without_replay
+from minipipe.pipeline.delivery import deliver_loss, deliver_outputs
 from minipipe.pipeline.framing import Framing, TrainingCall
-from minipipe.pipeline.intake import Intake, Needs, deliver_loss, deliver_outputs, gather_results
+from minipipe.pipeline.intake import Intake, Needs, gather_results
 from minipipe.pipeline.options import ModulesOptions, PlanOptions, showing
 from minipipe.pipeline.parameters import AllParameters
 from minipipe.pipeline.planning import objective_of, over_grid
@@ -264,7 +265,12 @@ class Pipeline(FamiliarPipeline):
         self._compiling = Compiling(compile, plan)
         compiled = partial(self._executor, run_schedule=self._compiling.compiler("step"))
         self._trainer = self._framing.trainer(compiled, stack_weight_gradients)
-        self._runs = Runs(plan, group, self._intake, self._executor, self._objective, check_finite)
+        stages = None
+        if compile:
+            from minipipe.compile.stage import CompiledStages
+
+            stages = CompiledStages(self._stages, is_strict=compile is True)
+        self._runs = Runs(plan, group, self._intake, self._executor, self._objective, check_finite, stages)
 
     @classmethod
     @showing(ModulesOptions, __init__)
@@ -587,7 +593,8 @@ class Pipeline(FamiliarPipeline):
         self, call: str, inputs: Any, targets: Any, objective: BatchObjective, wait: bool, accumulate: bool
     ) -> Any:
         """Run forward and backward of one batch, and leave its gradients."""
-        check_backward(self.schedule, call)
+        if self._trainer is None:
+            check_backward(self.schedule, call)
         assert self._trainer is not None  # check_backward has refused the others
         check_alone(call, self._trainer.is_running)
         begun = perf_counter()
@@ -677,7 +684,7 @@ class Pipeline(FamiliarPipeline):
         [1.0, 1.0]
         """
         batch = self._forward_only("evaluate", inputs, targets, self._objective(metrics, outputs), is_training)
-        return deliver_loss(self._group, self._intake.last_rank, batch).wait()
+        return deliver_loss(self._intake.delivery, batch).wait()
 
     @with_hints
     def predict(self, inputs: Any, *, is_training: bool = False) -> Any:

@@ -175,7 +175,9 @@ class Compiled:
         arrays = [owner.data for owner in owners_of(job)]
         shapes = [(p.data.shape, p.data.dtype) for p in job.parameters]
         self.gradients = [np.full(shape, np.nan, dtype) for shape, dtype in shapes]
-        self.functions = sections.bind(arrays, self.gradients, num, self.pool)
+        self.is_static = not sections.has_leaves
+        given = self.gradients if self.is_static else [p.node for p in job.parameters]
+        self.functions = sections.bind(arrays, given, num, self.pool)
         self.has_contributed: set[int] = set()
 
     def slot(self, i: int, section: str, k: int) -> int:
@@ -223,6 +225,8 @@ def compiled(
     """Return the bits of all results and gradients, in the order of :func:`eager`."""
     assert trace.reason is None, trace.reason
     sections = sections or Sections(trace, 0)
+    for p in job.parameters:
+        p.node.grad = None
     program = Compiled(job, sections, row)
     found: list[Any] = []
     known: dict[int, dict[str, Any]] = {}
@@ -246,6 +250,8 @@ def compiled(
                 known[k][f"g{i}"] = job.seed_of(k, i, np.asarray(value))
         if kind != "W":
             found += [None if value is None else value.copy() for value in values]
+    if not program.is_static:
+        program.gradients = [p.node.grad for p in job.parameters]
     contributed = leaves_of(trace)
     found += [
         gradient if i in contributed else None

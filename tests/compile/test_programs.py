@@ -74,8 +74,10 @@ def one_mask_for_all(names):
 
 
 def another_seed(names):
-    seed_of = names["seed_of"]
-    names["seed_of"] = lambda *given: seed_of(*given) * 2
+    seeds_of = names["seeds_of"]
+    names["seeds_of"] = lambda *given: {
+        k: seed * 2 for k, seed in seeds_of(*given).items()
+    }
 
 
 def earlier_inputs(names):
