@@ -362,7 +362,13 @@ def form_of(executor: Executor) -> Any:
     if batch.form is not None:
         return (batch.form, mode().is_enabled, *modes)
     loss = Same(batch.objective.loss)
-    found: list[Any] = [batch.sizes, loss, mode().is_enabled, *modes]
+    found: list[Any] = [
+        batch.sizes,
+        batch.form_of_inputs,
+        loss,
+        mode().is_enabled,
+        *modes,
+    ]
     for payloads in (batch.inputs, batch.objective.targets):
         parts = [payloads.whole] if isinstance(payloads, Cut) else payloads or ()
         found.extend(kind_of(part, part.arrays) for part in parts)

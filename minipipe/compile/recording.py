@@ -42,7 +42,7 @@ _HALF = "it has parameters of half precision"
 
 
 class Form(NamedTuple):
-    """What the value between two stages looks like, without its numbers.
+    """The form of a value between two stages: everything but its numbers.
 
     Attributes
     ----------
@@ -77,10 +77,6 @@ class Form(NamedTuple):
         """Whether it is one array that travels as it is (``Payload.to_message``)."""
         is_one = self.treedef is None and self.requires_grad == (True,)
         return is_one and np.dtype(self.dtypes[0]).kind == "f"
-
-    def empty(self) -> list[Array]:
-        """Return arrays of this form."""
-        return list(map(np.empty, self.shapes, self.dtypes))
 
     def payload(self, arrays: Sequence[Array]) -> Payload:
         """Return arrays of this form as a payload."""
@@ -200,8 +196,21 @@ class Recorder:
 
     def begin_row(self, kinds: Mapping[int, str]) -> None:
         """Record another row; what is half recorded is forgotten."""
-        self._kinds, self.kind_of = kinds, {}
+        self._kinds, self.kind_of, self._recording = kinds, {}, {}
         self.kinds = {key: each for key, each in self.kinds.items() if each.is_over}
+        for each in self.kinds.values():
+            if each.twin is not None and not each.twin.is_over:
+                each.twin = None
+
+    def finished(self, key: Any) -> Recorded | None:
+        """Return the recording of a kind that has ended, with that of its twin."""
+        recorded = self.kinds.get(key)
+        if recorded is None or not recorded.is_over:
+            return None
+        twin = recorded.twin
+        if self._is_foreign and (twin is None or not twin.is_over):
+            return None
+        return recorded
 
     def _reason_against_parameters(self) -> str:
         for owner in self.owners:
@@ -441,18 +450,6 @@ def kind_of(received: Payload, arrays: Sequence[Array], *how: Any) -> tuple[Any,
     return (treedef, *received.requires_grad, *forms, *how)
 
 
-def reason_against_plan(plan: Plan, stage: int) -> str:
-    """Return why a stage of a plan can never be recorded; empty if it may be."""
-    if plan.schedule.num_slices > 1:
-        return _SLICES
-    layers = plan.part(stage)
-    if any(backend.is_half(parameter.dtype) for parameter in layers.parameters()):
-        return _HALF
-    if any(isinstance(part, AuxiliaryLoss) for part in plan.model.modules()):
-        return _AUXILIARY
-    return reason_against(layers)
-
-
 _OF_MICROBATCHES = (F, B, I, W, R, O, L)
 
 
@@ -473,6 +470,18 @@ def refused(stage: int, reason: str) -> ModelError:
     message += " is_compilable = True (see Pipeline); or pass"
     message += ' compile="where-possible", which runs such a stage eagerly.'
     return ModelError("unsupported", message)
+
+
+def reason_against_plan(plan: Plan, stage: int) -> str:
+    """Return why a stage of a plan can never be recorded; empty if it may be."""
+    if plan.schedule.num_slices > 1:
+        return _SLICES
+    layers = plan.part(stage)
+    if any(backend.is_half(parameter.dtype) for parameter in layers.parameters()):
+        return _HALF
+    if any(isinstance(part, AuxiliaryLoss) for part in plan.model.modules()):
+        return _AUXILIARY
+    return reason_against(layers)
 
 
 def reason_against_stage(stage: Stage, kinds: Mapping[int, str]) -> str:

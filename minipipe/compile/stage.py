@@ -42,7 +42,7 @@ MOST_KINDS = 32
 
 
 class Held:
-    """What the compiled forward of a microbatch leaves for its backward.
+    """Values that the compiled forward of a microbatch leaves for its backward.
 
     Attributes
     ----------
@@ -188,7 +188,7 @@ class CompiledStage:
         """Return what happens on this stage, and why."""
         reason = "its first microbatch has not come" if self._recorder is None else ""
         if self._recorder is not None:
-            reasons = (each.trace.reason for each in self._recorder.kinds.values())
+            reasons = (each.reason for each in self._recorder.kinds.values())
             reason = self._recorder.reason or next(filter(None, reasons), "")
         what = f"runs eagerly: {reason}" if reason else "is compiled"
         return f"stage {self._stage.index} {what}"
@@ -223,7 +223,7 @@ class CompiledStage:
             return self._eager().forward(microbatch, received)
         form = program.recorded.result
         assert form is not None
-        held, results = _begun(program, received.arrays), form.empty()
+        held, results = _begun(program, received.arrays), form.new()
         try:
             program.run("forward", held, results)
         except Exception:
@@ -292,7 +292,7 @@ class CompiledStage:
         if gradient is not None:
             held.program.take_gradient(held, gradient)
         form = held.program.recorded.gradient
-        results = [] if form is None else form.empty()
+        results = [] if form is None else form.new()
         held.program.run(section, held, results)
         count = held.program.recorded.num_inputs
         arrays: list[Any] = results or [None] * count
@@ -311,17 +311,17 @@ class CompiledStage:
         if recorder is None:
             return None
         key = kind_of(received, arrays, self._kinds[microbatch], *how)
-        recorded = recorder.kinds.get(key)
-        if recorded is None or not recorded.is_over:
+        recorded = recorder.finished(key)
+        if recorded is None:
             return None
         if id(recorded) not in self._programs:
             self._programs[id(recorded)] = self._made(recorded, recorder)
         return self._programs[id(recorded)]
 
     def _made(self, recorded: Recorded, recorder: Recorder) -> KindProgram | None:
-        if recorded.trace.reason:
+        if recorded.reason:
             if self._is_strict:
-                raise refused(self._stage.index, recorded.trace.reason)
+                raise refused(self._stage.index, recorded.reason)
             return None
         number = len(self.programs)
         suffix = chr(ord("a") + number) if number else ""
@@ -363,7 +363,7 @@ class CompiledStages:
 
     @property
     def report(self) -> str:
-        """What the last row did on each stage, and why."""
+        """Return a line for each stage: compiled or not, and why."""
         return "\n".join(stage.report for stage in self._stages.values())
 
     @property
@@ -373,9 +373,18 @@ class CompiledStages:
         return [program for stage in stages for program in stage.programs]
 
     @property
-    def source(self) -> str:
-        """The functions of all stages."""
-        return "\n\n".join(program.source for program in self.programs)
+    def sources(self) -> dict[int, str]:
+        """The functions of each stage so far."""
+        return {
+            index: "\n\n".join(program.source for program in stage.programs)
+            for index, stage in self._stages.items()
+            if stage.programs
+        }
+
+    @property
+    def latest(self) -> CompiledStages:
+        """These, as what a compiler has made last."""
+        return self
 
     def begin_row(self, row: Sequence[Action]) -> Mapping[int, Any]:
         """Begin a row; return its stages."""

@@ -27,8 +27,12 @@ import numpy as np
 from minipipe.autograd.graph import BackwardWalk, Leaf
 from minipipe.autograd.memory import buffer_of
 from minipipe.autograd.modes import Key, current_place
+from minipipe.comm.process_group import ProcessGroup
+from minipipe.compile.forms import Traced, plain_of, traced_in
 from minipipe.compile.lines import Form, Line, Untraceable, Variable
-from minipipe.compile.noting import Traced, plain_of, traced_in
+from minipipe.compile.noting import attach
+
+attach()  # traced arrays get the methods that note their lines
 
 
 class Trace:
@@ -153,29 +157,36 @@ class Trace:
         if any(self.variables[name].root[0] not in "v" for name in changes):
             raise Untraceable("changes its input, a parameter or a gradient in place")
         single = not isinstance(made, tuple | list)
-        arrays = made
+        values = made
         if single:
-            arrays = [] if made is None else [made]
-        if not all(isinstance(array, np.ndarray | np.generic) for array in arrays):
-            raise Untraceable("reads a value")
-        same = {id(each.plain): each for each in traced_in(given)}
-        results = [
-            same[id(array)] if id(array) in same else self._new(array, given)
-            for array in arrays
-        ]
-        makes = tuple(each.name for each in results if id(each.plain) not in same)
+            values = [] if made is None else [made]
+        results = [self._result(value, given, single) for value in values]
+        makes = tuple(name for _, name in results if name)
         has_effect = has_effect or (made is None and not changes)
         if makes or changes or has_effect:
             left = ""
             if makes:
-                left = ", ".join(f"{{{each.name}}}" for each in results)
-                left += ", = " if not single and len(results) == 1 else " = "
+                names = [f"{{{name}}}" if name else "_" for _, name in results]
+                left = f"{', '.join(names)}{',' * (not single and len(names) == 1)} = "
             layer = current_place().layer
             line = Line(form, left, makes, reads, changes, has_effect, None, layer)
             self.sections[self._section].append(line)
         if made is None:
             return None
-        return results[0] if single else type(made)(results)
+        found = [result for result, _ in results]
+        return found[0] if single else type(made)(found)
+
+    def _result(self, value: Any, given: tuple[Any, ...], single: bool) -> Any:
+        """Return a result, traced, and its name; no name if it is known already."""
+        if type(value) is int and not single:  # it follows from shapes alone
+            return value, ""
+        if not isinstance(value, np.ndarray | np.generic):
+            raise Untraceable("reads a value")
+        for each in traced_in(given):
+            if each.plain is value:
+                return each, ""
+        result = self._new(value, given)
+        return result, result.name
 
     def note_contribution(self, leaf: int, contribution: Traced) -> None:
         """Note that a variable is added to the gradient of a leaf."""
@@ -248,6 +259,8 @@ class Trace:
             key = value.dtype, value.shape, value.strides, value.tobytes()
         elif isinstance(value, np.generic | float | np.dtype):
             key = type(value), repr(value)
+        elif isinstance(value, ProcessGroup):
+            key = ProcessGroup, id(value)
         elif is_dataclass(value) and isinstance(value, Hashable):  # a frozen one
             key = type(value), value
         else:

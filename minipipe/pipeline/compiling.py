@@ -9,9 +9,12 @@ from minipipe.errors import ArgumentError, quoted, warn_caller
 from minipipe.execution.executor import Executor
 from minipipe.execution.plan import Plan
 from minipipe.execution.source import source_of
+from minipipe.execution.stage import Stage
+from minipipe.schedules.action import ActionKind
 
 if TYPE_CHECKING:
     from minipipe.compile.program import Compiler
+    from minipipe.compile.stage import CompiledStages
 
 WHERE_POSSIBLE: Literal["where-possible"] = "where-possible"
 How = bool | Literal["where-possible"]
@@ -75,7 +78,8 @@ class Compiling:
 
     def __init__(self, how: How, plan: Plan) -> None:
         self._how = how
-        self._compilers: dict[str, Compiler] = {}
+        self._compilers: dict[str, Compiler | CompiledStages] = {}
+        self._has_updates = ActionKind.UPDATE in plan.schedule.kinds
         if how is True:
             from minipipe.compile.recording import reason_against_plan, refused
 
@@ -98,6 +102,15 @@ class Compiling:
 
         self._compilers[call] = compiler = Compiler(is_strict=self._how is True)
         return compiler
+
+    def stages(self, stages: Mapping[int, Stage]) -> CompiledStages | None:
+        """Return stages that compile themselves, for runs that update weights; None without these or compilation."""
+        if not self._how or not self._has_updates:
+            return None
+        from minipipe.compile.stage import CompiledStages
+
+        self._compilers = {"run": (compiled := CompiledStages(stages, is_strict=self._how is True))}
+        return compiled
 
     def report(self) -> str:
         """Return a line for each call and stage: compiled or not, and why."""
@@ -131,5 +144,5 @@ class Compiling:
         return program.sources[stage]
 
     def _latest(self) -> Any:
-        compiler = self._compilers.get("step")
+        compiler = self._compilers.get("run" if self._has_updates else "step")
         return None if compiler is None else compiler.latest

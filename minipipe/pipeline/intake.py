@@ -92,12 +92,12 @@ class PlainBatch:
 
     Attributes
     ----------
-    agreed : (int, int)
-        The number of samples, and the layout.
+    agreed : (int, int, int)
+        The number of samples, the layout, and the form of the inputs on the first rank.
     loss : function or None
     """
 
-    def __init__(self, batch: Batch, parts: Mapping[str, Payload], agreed: tuple[int, int], begins: bool) -> None:
+    def __init__(self, batch: Batch, parts: Mapping[str, Payload], agreed: tuple[int, ...], begins: bool) -> None:
         self.agreed = agreed
         self._rows = rows_of(batch.sizes)
         self._requires_grad = {noun: part.requires_grad for noun, part in parts.items()}
@@ -188,9 +188,9 @@ class Intake:
         last = self._last
         like = None if last is None else last.like(call, inputs, targets, objective)
         own: dict[str, Samples] = {}
-        size, layout = 0, 0
+        of_batch: tuple[int, ...] = (0, 0, 0)
         if last is not None and like is not None:
-            size, layout = last.agreed if "inputs" in like else (0, 0)
+            of_batch = last.agreed if "inputs" in like else of_batch
         else:
             try:
                 own = self._read(call, inputs, targets, objective, num_slices)
@@ -198,14 +198,16 @@ class Intake:
                 self.calls.count += 1  # so that no later call is taken for this one
                 raise
             if "inputs" in own:
-                size, layout = own["inputs"].num_samples, own["inputs"].layout
+                read = own["inputs"]
+                of_batch = read.num_samples, read.layout, read.form
         alike: dict[str, float | None] = {}
         if not self.calls.is_alone:
             alike |= {"mode": bool(is_training), "number of training steps": training_step, **objective.alike}
             alike |= batch_marks(_compared(inputs), _compared(targets)) if self._compares else {}
-        num_samples, layout = self.calls.begin(call, alike, size, layout)
+        agreed = self.calls.begin(call, alike, of_batch)
+        num_samples, layout, form = agreed
         if last is not None and like is not None:
-            if (num_samples, layout) == last.agreed:
+            if agreed == last.agreed:
                 self.calls.check_trained(call)
                 return last.batch(self.calls.count, training_step, like, objective)
             own = self._read(call, inputs, targets, objective, num_slices)
@@ -226,12 +228,13 @@ class Intake:
         of_call = self.calls.count, training_step, self._seed
         is_cut = bool(layout & 1)
         batch = Batch(call, sizes, parts.get("inputs"), objective, *of_call, is_cut, num_slices)
-        self._last = self._plain(batch, own, (inputs, targets), (num_samples, layout))
+        batch.form_of_inputs = form
+        self._last = self._plain(batch, own, (inputs, targets), agreed)
         batch.form = self._last
         return batch
 
     def _plain(
-        self, batch: Batch, own: Mapping[str, Samples], given: tuple[Any, Any], agreed: tuple[int, int]
+        self, batch: Batch, own: Mapping[str, Samples], given: tuple[Any, Any], agreed: tuple[int, ...]
     ) -> PlainBatch | None:
         """Return what is known of a batch for others like it, the same for batches of one form; None if not plain."""
         for noun, each in own.items():
@@ -242,7 +245,7 @@ class Intake:
             return None
         arrays = {noun: each.parts[0].arrays[0] for noun, each in own.items()}
         forms = [(noun, array.shape, array.strides, array.dtype) for noun, array in arrays.items()]
-        key = batch.call, batch.sizes, *forms
+        key = batch.call, batch.sizes, agreed, *forms
         known = self._plain_batches.get(key)
         if known is None or batch.objective.loss is not known.loss:
             if len(self._plain_batches) >= _MOST_FORMS:

@@ -263,14 +263,10 @@ class Pipeline(FamiliarPipeline):
         finite = FiniteCheck(check_finite, plan, self._stages, group, self._xp, grid)
         self._framing = Framing(plan, group, self._intake, self._parameters, self._sums, finite, self._pending)
         self._compiling = Compiling(compile, plan)
-        compiled = partial(self._executor, run_schedule=self._compiling.compiler("step"))
-        self._trainer = self._framing.trainer(compiled, stack_weight_gradients)
-        stages = None
-        if compile:
-            from minipipe.compile.stage import CompiledStages
-
-            stages = CompiledStages(self._stages, is_strict=compile is True)
-        self._runs = Runs(plan, group, self._intake, self._executor, self._objective, check_finite, stages)
+        made = partial(self._executor, run_schedule=self._compiling.compiler("step"))
+        self._trainer = self._framing.trainer(made, stack_weight_gradients)
+        compiled = self._compiling.stages(self._stages)
+        self._runs = Runs(plan, group, self._intake, self._executor, self._objective, check_finite, compiled)
 
     @classmethod
     @showing(ModulesOptions, __init__)

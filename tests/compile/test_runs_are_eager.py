@@ -60,7 +60,7 @@ def check(schedule, num_ranks, **options):
     compiled = spawn(both, num_ranks=num_ranks)
     for each in compiled:
         assert all(line.endswith("is compiled") for line in each.report.splitlines())
-        assert each.source
+        assert each.sources
     return compiled
 
 

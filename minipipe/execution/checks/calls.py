@@ -32,6 +32,9 @@ _NAMES = (
 _TRAINING = {name for name in _NAMES if name.startswith(("step", "forward_backward", "measure", "run"))}
 
 
+_NO_BATCH = (0, 0, 0)
+
+
 class Calls:
     """Counts the collective calls of one pipeline, so that no rank takes messages of another call for its own.
 
@@ -76,9 +79,9 @@ class Calls:
         self._channels: dict[tuple[int, ProcessGroup, int], BroadcastChannel] = {}
 
     def begin(
-        self, call: str, given: Mapping[str, float | None] | None = None, size: int = 0, layout: int = 0
-    ) -> tuple[int, int]:
-        """Return the first rank's ``size`` and ``layout``; check that all ranks begin the same call of one pipeline.
+        self, call: str, given: Mapping[str, float | None] | None = None, of_batch: tuple[int, ...] = _NO_BATCH
+    ) -> tuple[int, ...]:
+        """Return what the first rank gives of the batch; check that all ranks begin the same call of one pipeline.
 
         Collective. 8 bytes for each number travel.
 
@@ -87,8 +90,8 @@ class Calls:
         call : str
         given : mapping of str to number, optional
             Arguments of this call, which must be the same on all ranks, under the same names; None to skip them.
-        size, layout : int
-            Of the batch; known to the first rank.
+        of_batch : (int, int, int)
+            Its size, layout and form (``samples.py``); known to the first rank.
 
         Raises
         ------
@@ -100,15 +103,15 @@ class Calls:
         self.count += 1
         if self.is_alone:
             self._roots[-1][0].check_open()
-            return size, layout
+            return of_batch
         values = {**(given or {}), **(self.updates.marks() if self.updates else {})}
-        mine = (self._pipeline, self.count, _NAMES.index(call), size, layout, *marks_of(values))
+        mine = (self._pipeline, self.count, _NAMES.index(call), *of_batch, *marks_of(values))
         first: Sequence[float] = mine
         for group, root in self._roots:
             first = self._numbers_of(group, root, call, mine)
             if first != mine:
                 self._compare((group.name(), group.name(root)), values, (mine, first))
-        return int(first[3]), int(first[4])
+        return tuple(map(int, first[3:6]))
 
     def _numbers_of(self, group: ProcessGroup, root: int, call: str, mine: tuple[float, ...]) -> Sequence[float]:
         """Return the numbers of a rank, which are ``mine`` on that rank. Collective."""
@@ -140,7 +143,7 @@ class Calls:
                 f"but rank {ranks[1]} in {_described(*first[:3])}. "
                 "Every rank must make the same calls of the same pipelines in the same order.",
             )
-        check_marks(ranks, values, (mine[5:], first[5:]), self.updates.words if self.updates else dict)
+        check_marks(ranks, values, (mine[6:], first[6:]), self.updates.words if self.updates else dict)
 
     def check_trained(self, call: str) -> None:
         """Compare which parameters are trained, if the call computes gradients. Collective among ranks that share some.
