@@ -1038,7 +1038,16 @@ class Pipeline(FamiliarPipeline):
         return self._compiling.report()
 
     def replay_report(self) -> str:
-        """Return :meth:`compile_report`: the name before the next release."""
+        """Return :meth:`compile_report`, which has this name until the next release, too. Local.
+
+        Examples
+        --------
+        >>> import warnings
+        >>> from minipipe import Pipeline, init_process_group, nn
+        >>> with init_process_group() as group, warnings.catch_warnings(action="ignore"):
+        ...     Pipeline(nn.Sequential(nn.Linear(2, 1)), group, loss=nn.MSELoss()).replay_report()
+        'all stages run eagerly: compile=False'
+        """
         warn_caller("replay_report() is now compile_report().", DeprecationWarning)
         return self.compile_report()
 
