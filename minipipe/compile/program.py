@@ -182,6 +182,11 @@ class CompiledRow:
         self._given: list[tuple[Any, Array]] = []
         self._schedule = self._compiled("\n".join(lines), executor)
 
+    @property
+    def recorders(self) -> dict[int, Recorder]:
+        """By stage, what was recorded."""
+        return self._recorders
+
     def bind(self, gradients: GradientArrays) -> None:
         """Give all functions their arrays."""
         gradients.make_free()

@@ -166,6 +166,7 @@ class Row:
         self._begun: set[int] = set()  # stages that have given a weight gradient
         self.inputs: dict[tuple[int, int], str] = {}  # by stage and microbatch
         self._outputs: dict[tuple[int, int], str] = {}
+        self._came_back: dict[tuple[int, int], str] = {}  # gradients, also for a W
         self._batch: dict[tuple[str, int], list[str]] = {}  # names of its arrays
         self._form_by_value: dict[Any, Any] = {}
         self.forms: dict[str, Form] = {}  # of the arrays in which results are kept
@@ -260,6 +261,8 @@ class Row:
                 yield from self._as_arrays(taken[role], form)
         if is_forward and "x" in taken:
             self.inputs[stage, k] = _name(taken["x"])
+        if "g" in taken:
+            self._came_back[stage, k] = _name(taken["g"])
         section = SECTIONS[kind]
         if section not in program.sections.parameters:  # an I that is a whole backward
             section = "backward"
@@ -346,7 +349,8 @@ class Row:
         if letter == "x":
             return self._input(program, k, i)
         if letter == "g":
-            return f"{_name(taken['g'])}_{i}" if "g" in taken else f"seed{k}"
+            name = self._came_back.get((program.stage, k))
+            return f"seed{k}" if name is None else f"{name}_{i}"
         if letter == "out":
             return out[i]
         assert letter == "y", parameter

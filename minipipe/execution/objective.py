@@ -99,6 +99,11 @@ class BatchObjective:
         return self._loss
 
     @property
+    def weights(self) -> list[float]:
+        """The weights of the losses of all microbatches; empty without a loss."""
+        return self._shares
+
+    @property
     def is_for_outputs(self) -> bool:
         """Whether the outputs alone are of interest."""
         is_whole = self._division is None or self._division.is_certain

@@ -209,7 +209,7 @@ class Pipeline(FamiliarPipeline):
         *("__weakref__", "_grid", "measures_memory", "num_steps"),
     )
 
-    # The seam of ``minipipe advise``: sees the arguments of each pipeline of a program, and takes its first step.
+    # The seam of ``minipipe advise`` and ``export``: sees the arguments of each pipeline of a program, and its steps.
     watcher: ClassVar[Any] = None
 
     @with_hints
@@ -238,6 +238,7 @@ class Pipeline(FamiliarPipeline):
         run |= {"device": device, "recompute": recompute}
         if self.watcher is not None:
             model, options = self.watcher.begin(self, model, options, run)
+            compile = self.watcher.compile or compile  # noqa: A001
         others = {"replay": replay, "compile": compile, "check_agreement": check_agreement}
         plan, group, grid, recompute, compares = agreed(model, group, options, Pipeline, run, **others)
         self._objective = objective_of(plan, loss, loss_weight, grid)
