@@ -563,7 +563,7 @@ def not_copyable(given: object, why: str, instead: str) -> ModelError:
     return ModelError("not-copyable", f"A {type(given).__name__} cannot be copied or pickled: {why}. {instead}")
 
 
-def warn_caller(message: str) -> None:
+def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn, at the line of the program that has called minipipe: however deep inside it this is called.
 
     Examples
@@ -579,7 +579,7 @@ def warn_caller(message: str) -> None:
     frame, level = sys._getframe(1), 2
     while frame.f_code.co_filename.startswith(inside) and frame.f_back is not None:
         frame, level = frame.f_back, level + 1
-    warn(message, stacklevel=level)
+    warn(message, category, stacklevel=level)
 
 
 def counted(count: float, noun: str) -> str:

@@ -30,6 +30,7 @@ FLOORS = [
         search data nn
         render optim
         render.stepper render.editor execution
+        compile
         tuning
         pipeline
         pipeline.checkpoint

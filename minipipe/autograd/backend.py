@@ -33,10 +33,10 @@ def array_module(array: Array) -> ModuleType:
 
 
 def one_line(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that a captured step calls in one line, without noting its inside (``replay/trace.py``).
+    """Return a function that a captured step calls in one line, without noting its inside (``compile/trace.py``).
 
     It takes arrays by position, and what follows from shapes alone; changes none of them; and returns a new array, or a
-    tuple of these, or nothing if it checks their values.
+    tuple of these and of integers that follow from shapes alone, or nothing if it checks their values.
     """
 
     plain = np.ndarray
@@ -49,6 +49,15 @@ def one_line(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*given)
 
     return call
+
+
+def collective(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function as :func:`one_line` does, which is called even if nothing reads its result: ranks wait for it.
+
+    The group of ranks is one of its arguments.
+    """
+    function.is_collective = True  # type: ignore[attr-defined]
+    return one_line(function)
 
 
 def plain(array: Array) -> Array:
@@ -162,7 +171,6 @@ def is_fresh(array: Array) -> bool:
 _INTEGERS = {2: np.int16, 4: np.int32, 8: np.int64}  # by size in bytes
 
 
-@one_line
 def masked(array: Array, mask: Array) -> Array:
     """Return the array with 0 wherever the mask is false, even if the array is infinite or NaN there.
 

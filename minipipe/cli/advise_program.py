@@ -51,8 +51,6 @@ class _Left(BaseException):
 class _Watcher:
     """Records the arguments of a program's pipelines, and leaves the program at its first step."""
 
-    compile = False
-
     def __init__(self, leave: Leave, limits: Mapping[str, Any]) -> None:
         self._leave, self._limits = leave, limits
         self._given: dict[int, tuple[Sequential, dict[str, Any]]] = {}

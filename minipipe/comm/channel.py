@@ -1,7 +1,7 @@
 """Channels: a message that is sent or received again in every step, over one buffer.
 
 A channel is described and checked once; then ``start`` and ``wait`` alternate, as with the persistent requests of MPI
-(``persistent.py``). Its messages are those of ``isend`` and ``irecv``, so either end may use these instead::
+(``persistent.py``). It sends the same messages as ``isend``, so either end may use ``isend`` or ``irecv`` instead::
 
     sender     fill array, start(step) … wait(), fill array, start(step) …
     receiver   start(step) … wait(), read array, start(step) …
@@ -9,13 +9,17 @@ A channel is described and checked once; then ``start`` and ``wait`` alternate, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from minipipe.autograd.backend import Array
-from minipipe.comm.message import Label, Receive, Request, described
+from minipipe.comm.message import Expectation, Header, Label, Receive, Request, described
+from minipipe.errors import MessageError
 
 if TYPE_CHECKING:
     from minipipe.comm.process_group import ProcessGroup
@@ -92,7 +96,9 @@ class ReceiveChannel:
     def __init__(self, group: ProcessGroup, array: Array, source: int, tag: int, what: Label = "") -> None:
         self.array = array
         self._group, self._source, self._tag, self._what = group, source, tag, what
+        self._allocate = partial(_allocated, array)  # without this channel, which has the receive that has this
         self._request: Receive | None = None
+        self._step = 0
 
     def start(self, step: int = 0) -> None:
         """Start to receive the next message; return at once. Local; the partner is the source.
@@ -105,9 +111,8 @@ class ReceiveChannel:
         step : int
             Compared with the sender's.
         """
-        self._request = self._group.irecv(
-            self._source, self._tag, self.array, step=step, what=self._what, allocate=self._allocate
-        )
+        self._step = step
+        self._request = self._group.irecv(self._source, self._tag, step=step, what=self._what, allocate=self._allocate)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until the message has arrived in ``array``.
@@ -122,13 +127,130 @@ class ReceiveChannel:
         MessageError
             Codes ``shape``, ``dtype``, ``disagreement`` (another step), ``damaged``, ``timeout`` and ``rank-lost``.
         """
-        assert self._request is not None, "start() comes before wait()"
-        self._request.wait(timeout)
+        array = self.take(timeout)
+        if array is not self.array:
+            self._expectation().check(Header.of(array, self._step))
+            self.array[...] = array
 
-    def _allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Return memory for a message that arrives: where it is as expected, the array of this channel."""
-        is_expected = (tuple(self.array.shape), described(self.array.dtype, shape, 0).dtype) == (shape, dtype)
-        return self.array if is_expected else np.empty(shape, dtype)
+    def take(self, timeout: float | None = None) -> Array:
+        """Wait until the message has arrived, of whatever shape and dtype; return its array: ``array``, or another one.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            In seconds; the group's timeout by default.
+
+        Raises
+        ------
+        MessageError
+            As ``wait``, but not codes ``shape`` and ``dtype``.
+        """
+        assert self._request is not None, "start() comes before wait()"
+        return self._request.wait(timeout)
+
+    def _expectation(self) -> Expectation:
+        group = self._group
+        where = group.rank, self._source, self._tag
+        return Expectation(*where, self.array, self._step, self._what, self._allocate, group.world_ranks)
+
+
+def _allocated(own: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Return memory for a message that arrives: a channel's own array if it is as expected."""
+    is_expected = (tuple(own.shape), described(own.dtype, shape, 0).dtype) == (shape, dtype)
+    return own if is_expected else np.empty(shape, dtype)
+
+
+class BroadcastChannel:
+    """A small array that one rank gives to all others, again in every call; what ``broadcast`` sends, with less work.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+    shape : tuple of int
+    dtype : dtype
+    root : int
+        A rank.
+    tag : int
+    what : str or function
+        A description of the message, for errors; a function that returns it is called only then.
+
+    Attributes
+    ----------
+    array : array
+        On the root, the array to send.
+    """
+
+    def __init__(
+        self, group: ProcessGroup, shape: tuple[int, ...], dtype: Any, root: int, tag: int, what: Label = ""
+    ) -> None:
+        parent, children = group.tree(root)
+        self._group, self._tag = group, tag
+        self._children = {child: group.send_channel(shape, dtype, child, tag, what) for child in children}
+        self._receiving = None if parent is None else group.receive_channel(shape, dtype, parent, tag, what)
+        self.array = empty(shape, dtype, np) if self._receiving is None else self._receiving.array
+
+    def run(self) -> Array:
+        """Return the array that the root has sent, of whatever shape and dtype it is. Collective."""
+        array = self.array
+        if self._receiving is not None:
+            self._receiving.start()
+            array = self._receiving.take()
+        sends: list[SendChannel | Request] = []
+        for child, channel in self._children.items():
+            if array is self.array:
+                channel.array[...] = array
+                channel.start()
+                sends.append(channel)
+            else:
+                sends.append(self._group.isend(array, child, self._tag))
+        for send in sends:
+            send.wait()
+        return array
+
+
+class ExchangeChannel:
+    """Some numbers that ranks give to all others, again in every call; each sends them itself, without waiting.
+
+    Parameters
+    ----------
+    group : ProcessGroup
+    lengths : mapping of int to int
+        By sender, how many numbers it sends.
+    tag : int
+    what : str or function
+        A description of the messages, for errors; a function that returns it is called only then.
+    """
+
+    def __init__(self, group: ProcessGroup, lengths: Mapping[int, int], tag: int, what: Label = "") -> None:
+        own = group.rank
+        self._sending, self._receiving = list[SendChannel](), dict[int, ReceiveChannel]()
+        self._is_open = False
+        for other in range(group.size):
+            if own in lengths and other != own:
+                self._sending.append(group.send_channel((lengths[own],), np.float64, other, tag, what))
+            if other in lengths and other != own:
+                self._receiving[other] = group.receive_channel((lengths[other],), np.float64, other, tag, what)
+
+    def start(self, numbers: np.ndarray, step: int) -> None:
+        """Start to send the numbers of this rank, if it is a sender, and to receive all others. Collective."""
+        if self._is_open:  # a call that has failed, and whose messages nobody has read
+            with suppress(MessageError):
+                self.wait()
+        self._is_open = True
+        for sending in self._sending:
+            sending.array[:] = numbers
+            sending.start(step)
+        for receiving in self._receiving.values():
+            receiving.start(step)
+
+    def wait(self) -> dict[int, list[float]]:
+        """Return the numbers of the other ranks, by sender."""
+        for receiving in self._receiving.values():
+            receiving.wait()
+        for sending in self._sending:
+            sending.wait()
+        self._is_open = False
+        return {source: receiving.array.tolist() for source, receiving in self._receiving.items()}
 
 
 def empty(shape: tuple[int, ...], dtype: Any, xp: ModuleType) -> Array:

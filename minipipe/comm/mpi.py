@@ -153,7 +153,7 @@ class MPIGroup(ProcessGroup):
             Describes the message and its sender.
         timeout : float or None
         """
-        self._check_open()
+        self.check_open()
         if key not in self.posted:
             self._post(key)
         posted = self.posted.pop(key)
@@ -250,20 +250,22 @@ class MPIGroup(ProcessGroup):
                 yield_core()
         began, patience, pause, next_look = time.localtime(), Patience(self._limit(timeout)), _SLEEPS[0], 0.0
         world_peer, peer_is_gone, roles = self.world_ranks[peer], False, self.activity.roles
+
+        def waited() -> str:
+            who, since = titled(self.name(), roles), time.strftime("%H:%M:%S", began)
+            return f"Rank {who} has waited {patience.spent:.1f} s, since {since}, for {words()}"
+
         with self.activity.waiting(patience, world_peer, words):
             while not is_over():
                 is_late = patience.look()
                 if is_late or patience.spent > next_look:
                     next_look = patience.spent + _LOOK_AROUND
-                    since = time.strftime("%H:%M:%S", began)
-                    who, lasted = titled(self.name(), roles), f"{patience.spent:.1f} s"
-                    waited = f"Rank {who} has waited {lasted}, since {since}, for {words()}"
                     if is_late:
-                        self._give_up(waited, is_over, timeout)
+                        self._give_up(waited(), is_over, timeout)
                         patience.renew()
                     self.job.attend()
                     if peer_is_gone:  # and still no message, a while after its shutdown handshake
-                        sentence = f"{waited}; but rank {titled(world_peer, roles)} has exited."
+                        sentence = f"{waited()}; but rank {titled(world_peer, roles)} has exited."
                         self.job.complain(world_peer, sentence)
                         raise MessageError("rank-lost", sentence)
                     peer_is_gone = world_peer in self.job.departed  # [4]

@@ -4,7 +4,7 @@ Header and array lie side by side in one buffer, so nothing is copied but by MPI
 costs one comparison of its header. All others take the way of ``irecv``, with its errors.
 
 MPI gives the messages of a source and a tag to receives in the order in which these were started. So an active request
-stands among the receives that the group has posted, where an ``irecv`` may take its message. If one is posted already,
+stands among the receives that the group has posted, and an ``irecv`` may take its message. If one is posted already,
 the request stays idle, and the channel takes the message of that one.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from minipipe.comm.channel import ReceiveChannel, SendChannel
 from minipipe.comm.job.mpi_job import MPI
-from minipipe.comm.message import HEADER_SIZE, Expectation, Header, Label, packed_form, packed_step
+from minipipe.comm.message import HEADER_SIZE, Header, Label, packed_form, packed_step
 
 if TYPE_CHECKING:
     from minipipe.comm.mpi import MPIGroup
@@ -36,7 +36,7 @@ class Posted:
     ----------
     memory : bytearray or memoryview
     is_spare : bool
-        Whether the memory is for any message, and not that of a channel.
+        Whether the memory is for any message, and belongs to no channel.
 
     Attributes
     ----------
@@ -151,7 +151,7 @@ class PersistentReceive(ReceiveChannel):
         self._posted, self._key = group.posted, (source, group.mpi_tag(tag))
         self._buffer = buffer
         self._form, self._length = packed_form(like.dtype, like.shape), HEADER_SIZE + like.nbytes
-        self._step, self._expected_header = 0, b""
+        self._expected_header = b""
         self._own = Posted(buffer.message, is_spare=False)
         self._own.request = group.comm.Recv_init(buffer.message, *self._key)
         group.persistent.add(self, self._own.request, _is_not_posted(group.posted, self._key, self._own))
@@ -165,23 +165,17 @@ class PersistentReceive(ReceiveChannel):
             self._own.is_over = False
             self._posted[self._key] = self._own
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait until the message has arrived in ``array``."""
+    def take(self, timeout: float | None = None) -> np.ndarray:
+        """Wait until the message has arrived, of whatever shape and dtype, and return its array."""
         posted, length = self._group.arrival(self._key, self._awaited, timeout)
         if (
             posted is self._own
             and length == self._length
             and self._buffer.memory.startswith(self._expected_header, self._buffer.start)
         ):
-            return
-        array = self._group.contents(self._expectation(), posted.memory, length, timeout)
-        if array is not self.array:
-            self.array[...] = array
-
-    def _expectation(self) -> Expectation:
-        group = self._group
-        where = group.rank, self._source, self._tag
-        return Expectation(*where, self.array, self._step, self._what, self._allocate, group.world_ranks)
+            return self.array
+        expected = self._expectation()._replace(like=None)
+        return self._group.contents(expected, posted.memory, length, timeout)
 
     def _awaited(self) -> str:
         return self._expectation().awaited()
@@ -196,7 +190,7 @@ PERSISTENT: dict[type, Any] = {SendChannel: PersistentSend, ReceiveChannel: Pers
 
 
 class PersistentRequests:
-    """The persistent requests of a group: those of channels that were dropped are freed, and all at the end.
+    """The persistent requests of a group: freed when their channels have been dropped, or at the end.
 
     Parameters
     ----------
@@ -209,7 +203,7 @@ class PersistentRequests:
         self._requests: list[tuple[ref[Any], MPI.Request, Callable[[], bool]]] = []
 
     def add(self, channel: SendChannel | ReceiveChannel, request: MPI.Request, is_idle: Callable[[], bool]) -> None:
-        """Add the request of a channel, and free those of channels that were dropped.
+        """Add the request of a channel, and free the requests of channels that were dropped.
 
         Not when they are dropped: garbage is collected in any thread, and MPI may not allow calls of another one.
         """

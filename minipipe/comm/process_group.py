@@ -444,22 +444,36 @@ class ProcessGroup(Familiar, ABC):
         [[7, 8], [7, 8], [7, 8]]
         """
         self._check("root", root)
-        place = (self.rank - root) % self.size  # in the tree, whose root is 0
-        if place:
-            parent = (place & (place - 1)) + root
-            array = self.irecv(parent % self.size, OwnTag.BROADCAST, array, what=what).wait()
+        parent, children = self.tree(root)
+        if parent is not None:
+            array = self.irecv(parent, OwnTag.BROADCAST, array, what=what).wait()
         elif array is None:
             raise ArgumentError("value", f"broadcast: rank {self.name(root)} is the root and must give an array.")
         else:
             array = np.array(array)
+        finish([self.isend(array, child, OwnTag.BROADCAST) for child in children])
+        return array
+
+    def tree(self, root: int) -> tuple[int | None, list[int]]:
+        """Return from which rank this one gets what the root broadcasts, None for the root; and to which it sends it.
+
+        Local.
+
+        Examples
+        --------
+        >>> from minipipe import spawn
+        >>> spawn(lambda group: group.tree(root=1), num_ranks=4)
+        [(3, []), (None, [3, 2]), (1, []), (1, [0])]
+        """
+        place = (self.rank - root) % self.size  # in a binomial tree, whose root is 0
         reach = place & -place if place else 1 << (self.size - 1).bit_length()
-        sends = []
+        children = []
         while reach > 1:
             reach >>= 1
             if place + reach < self.size:
-                sends.append(self.isend(array, (place + reach + root) % self.size, OwnTag.BROADCAST))
-        finish(sends)
-        return array
+                children.append((place + reach + root) % self.size)
+        parent = ((place & (place - 1)) + root) % self.size
+        return parent if place else None, children
 
     def ibroadcast(
         self, array: np.ndarray | None = None, root: int = 0, *, step: int = 0, what: str = "the broadcast array"
@@ -495,7 +509,7 @@ class ProcessGroup(Familiar, ABC):
             expected = Expectation(self.rank, root, OwnTag.IBROADCAST, None, step, what, np.empty, self.world_ranks)
 
             def take(expected: Expectation, timeout: float | None) -> np.ndarray:
-                self._check_open()
+                self.check_open()
                 while (first := self._under_way[0]) is not request:
                     try:
                         first.wait(timeout)
@@ -511,6 +525,11 @@ class ProcessGroup(Familiar, ABC):
             raise ArgumentError("value", f"ibroadcast: rank {self.name(root)} is the root and must give an array.")
         others = [rank for rank in range(self.size) if rank != root]
         return Given(array, [self.isend(array, other, OwnTag.IBROADCAST, step=step) for other in others])
+
+    @property
+    def num_under_way(self) -> int:
+        """How many broadcasts were started here and have not arrived, as far as was asked."""
+        return len(self._under_way)
 
     def all_gather(self, array: np.ndarray, *, what: str = "its part of a gather") -> list[np.ndarray]:
         """Return the arrays of all ranks, by rank; their shapes may differ.
@@ -530,7 +549,7 @@ class ProcessGroup(Familiar, ABC):
         >>> spawn(lambda group: [len(array) for array in group.all_gather(np.zeros(group.rank))], num_ranks=3)
         [[0, 1, 2], [0, 1, 2], [0, 1, 2]]
         """
-        self._check_open()
+        self.check_open()
         own = np.array(array)
         behind = [own, *exchange(self, own, range(1, self.size), OwnTag.GATHER, what)]  # the nearest first
         return [behind[(self.rank - rank) % self.size] for rank in range(self.size)]
@@ -586,7 +605,7 @@ class ProcessGroup(Familiar, ABC):
         >>> log
         ['before', 'before', 'before', 'after', 'after', 'after']
         """
-        self._check_open()
+        self.check_open()
         distances = [1 << k for k in range((self.size - 1).bit_length())]
         exchange(self, np.zeros(0), distances, OwnTag.BARRIER, "a barrier")
 
@@ -736,7 +755,7 @@ class ProcessGroup(Familiar, ABC):
             Code ``out-of-range``.
         """
         if self.is_closed or self._parent is not None or get_ident() != self.activity.thread:
-            self._check_open()
+            self.check_open()
         if not 0 <= rank < self.size:
             raise RankError(
                 "out-of-range", f"{name} is {rank}, but the group has {counted(self.size, 'rank')}, counted from 0."
@@ -744,9 +763,10 @@ class ProcessGroup(Familiar, ABC):
         if tag < 0 and not isinstance(tag, OwnTag):
             raise ArgumentError("value", f"tag is {tag}; expected at least 0.")
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Refuse a call on a closed group. Local."""
         if self._parent is not None:
-            self._parent._check_open()
+            self._parent.check_open()
         if get_ident() != self.activity.thread:
             self.activity.claim()
         if self.is_closed:

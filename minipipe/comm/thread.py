@@ -51,7 +51,7 @@ class ThreadGroup(ProcessGroup):
         return Done()
 
     def _take(self, expected: Expectation, timeout: float | None) -> np.ndarray:
-        self._check_open()
+        self.check_open()
         letters = self._switchboard.letters(self._name, self.name(expected.source), self.name(), expected.tag)
         wait = Wait(lambda: bool(letters), expected.awaited, self._members[expected.source])
         self._switchboard.wait(self._members[self.rank], wait, self._limit(timeout))

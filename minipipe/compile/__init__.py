@@ -4,4 +4,8 @@
 which memory each array lies, and ``sections.py`` has the functions of the stage.
 """
 
+from minipipe.hints import refuse_calls
+
+refuse_calls(__name__, "Pipeline(model, group, …, compile=True)")
+
 __all__: list[str] = []

@@ -109,6 +109,16 @@ class Attributes:
             and all(map(is_, map(type, self._modules), self._types))
         )
 
+    def hold_again(self) -> bool:
+        """Return whether everything is as before, if need be by comparing values."""
+        if self.still_hold():
+            return True
+        now = Attributes(self._modules)
+        if now.reason or now.key != self.key:
+            return False
+        vars(self).update(vars(now))
+        return True
+
     def _described(self, value: Any, depth: int) -> Any:
         if type(value) in _VALUES or isinstance(value, np.generic | np.dtype):
             return type(value), repr(value)
@@ -204,21 +214,30 @@ class StageGuard:
     def holds(self) -> bool:
         """Return whether everything is what it was."""
         return (
-            all(map(is_, map(_data_of, self._owners), self._arrays))
+            self._arrays_hold()
             and list(map(_is_trained, self._nodes)) == self._trained
             and self._module.layer_hook is None
-            and self.attributes.still_hold()
+            and self.attributes.hold_again()
         )
 
-    def holds_again(self) -> bool:
-        """Return whether it holds after a longer comparison, of values."""
-        if self.holds():
-            return True
-        now = Attributes(self._module.modules())
-        if now.reason or now.key != self.attributes.key:
-            return False
-        self.attributes = now
-        return self.holds()
+    def _arrays_hold(self) -> bool:
+        return all(map(is_, map(_data_of, self._owners), self._arrays))
+
+
+class MovingGuard(StageGuard):
+    """A guard of programs that read their parameters: other arrays of the same form."""
+
+    def note_arrays(self) -> None:
+        """Take the forms that the parameters have now for theirs."""
+        self._forms = list(map(_form_of, self._owners))
+
+    def _arrays_hold(self) -> bool:
+        return list(map(_form_of, self._owners)) == self._forms
+
+
+def _form_of(owner: Parameter) -> tuple[Any, ...]:
+    array = owner.data
+    return type(array), array.shape, array.strides, array.dtype
 
 
 def is_foreign(part: Any) -> bool:

@@ -2,11 +2,6 @@
 
 Every attribute of ``numpy.ndarray`` is noted, harmless, or breaks the trace: no method
 reads a value unnoticed.
-
-A form that writes into an array must have the bits of the one that allocates it.
-NumPy computes an exact function (a sum, a product, a maximum) alike wherever its result
-lies. Other functions may take another path for other strides, so they are only written
-into an array with the strides of the one that was allocated, and never into an operand.
 """
 
 from __future__ import annotations
@@ -17,16 +12,24 @@ from typing import Any
 
 import numpy as np
 
-from minipipe.autograd import backend
-from minipipe.autograd.memory import buffer_of
-from minipipe.compile.trace import (
-    Form,
+from minipipe.compile.forms import (
+    STATIC,
     Trace,
     Traced,
-    Untraceable,
+    arguments,
+    copied,
+    in_brackets,
+    kept,
     plain_of,
+    product,
+    reduced,
+    reshaped,
     traced_in,
+    with_out,
+    written_function,
+    written_ufunc,
 )
+from minipipe.compile.lines import Form, Untraceable
 
 Write = Callable[[Trace], Form]
 
@@ -52,65 +55,17 @@ def _noted(
         if any(not isinstance(each, Traced) or each.is_number for each in changed):
             raise Untraceable("changes an array in place that was made outside of it")
         if not changed:
-            form = _kept(form, made, given)
+            form = kept(form, made, given)
         return trace.note(form, made, given, changed, has_effect)
     except Untraceable as error:
         trace.spoil(str(error))
         return made
 
 
-def _kept(form: Form, made: Any, given: tuple[Any, ...]) -> Form:
-    """Return a form without the one into an array, if no such array can be made."""
-    if form.into is None:
-        return form
-    is_owner = type(made) is np.ndarray and not any(
-        buffer_of(made) is buffer_of(each.plain) for each in traced_in(given)
-    )
-    if is_owner and made.strides == _strides_of(made.shape, made.itemsize):
-        return form
-    is_dense = is_owner and form.is_exact and _is_dense(made)
-    return form if is_dense else Form(form.text)
-
-
-def _strides_of(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """Return the strides of a new array in C order."""
-    return np.empty(shape, f"V{size}").strides
-
-
-def _is_dense(array: np.ndarray) -> bool:
-    """Return whether another order of its axes makes it a new array in C order."""
-    order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
-    turned = array.transpose(order)
-    return turned.strides == _strides_of(turned.shape, array.itemsize)
-
-
-# Functions of which every element of the result has one right value, that of the
-# elements at its place: whatever path NumPy takes, the bits are the same.
-_EXACT = """
-    add subtract multiply divide negative positive absolute fabs maximum minimum sqrt
-    square sign floor ceil rint trunc equal not_equal less less_equal greater
-    greater_equal logical_and logical_or logical_not logical_xor bitwise_and bitwise_or
-    bitwise_xor invert isnan isinf isfinite copysign
-"""
-_IS_EXACT = {getattr(np, name) for name in _EXACT.split()}
-_BY_NAME = {np.maximum, np.minimum}  # NumPy 2.4 warns of a third argument by position
-
-# Functions whose result's shape depends on the shapes of their arguments alone.
-_STATIC = """
-    concat stack where max min amax amin sum mean clip take take_along_axis broadcast_to
-    permute_dims transpose matrix_transpose swapaxes expand_dims squeeze tril triu dot
-    astype cumsum reshape zeros_like ones_like pad
-"""
-_FUNCTIONS = {getattr(np, name) for name in _STATIC.split()}
-# Those with an argument ``out``, which NumPy computes there in the same order.
-_WITH_OUT = {np.concat, np.stack, np.clip}
-_REDUCTIONS = {np.max, np.min, np.amax, np.amin, np.sum, np.mean, np.cumsum}
 _METHODS = """
     dot reshape astype transpose copy sum max min mean ravel swapaxes squeeze take clip
     cumsum repeat view
 """
-# Functions of ``backend.one_line`` whose lines are faster than a call.
-_INLINE = {backend.masked.__wrapped__}  # type: ignore[attr-defined]
 # Attributes that do not depend on the values.
 _LOOKS = """
     shape strides dtype ndim size itemsize nbytes flags base device __len__ __class__
@@ -146,12 +101,6 @@ _SIGNS: dict[str, tuple[str, Any]] = {
 }
 
 
-def _with_out(trace: Trace, ufunc: Any, given: str, text: str) -> Form:
-    """Return the form of a ufunc of one result."""
-    into = f"{trace.callable(ufunc)}({given}, {'out=' * (ufunc in _BY_NAME)}{{out}})"
-    return Form(text, into, ufunc in _IS_EXACT)
-
-
 class _Noting:
     """Methods of :class:`Traced` arrays that replace NumPy's."""
 
@@ -166,7 +115,7 @@ class _Noting:
         self, ufunc: Any, method: str, *given: Any, out: Any = (), **options: Any
     ) -> Any:
         def write(trace: Trace) -> Form:
-            return _written_ufunc(trace, ufunc, method, given, out, options)
+            return written_ufunc(trace, ufunc, method, given, out, options)
 
         def compute() -> Any:
             plain = {name: plain_of(value) for name, value in options.items()}
@@ -181,10 +130,10 @@ class _Noting:
         self, function: Any, types: Any, given: Any, options: Any
     ) -> Any:
         def write(trace: Trace) -> Form:
-            is_listed = function in _FUNCTIONS and "out" not in options
+            is_listed = function in STATIC and "out" not in options
             if not is_listed or (function is np.where and len(given) != 3):
                 raise Untraceable(f"calls numpy.{function.__name__}")
-            return _written_function(trace, function, given, options)
+            return written_function(trace, function, given, options)
 
         def compute() -> Any:
             plain = {name: plain_of(value) for name, value in options.items()}
@@ -198,13 +147,14 @@ class _Noting:
     @staticmethod
     def note_call(function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
         """Note a call of a function of :func:`backend.one_line` as one line."""
-        if function in _INLINE:
-            return function(*given)
 
         def write(trace: Trace) -> Form:
-            return Form(f"{trace.callable(function)}({_arguments(trace, given, {})})")
+            return Form(f"{trace.callable(function)}({arguments(trace, given, {})})")
 
-        return _noted(write, lambda: function(*plain_of(given)), given)
+        is_collective = getattr(function, "is_collective", False)
+        return _noted(
+            write, lambda: function(*plain_of(given)), given, has_effect=is_collective
+        )
 
     def __getitem__(self: Any, key: Any) -> Any:
         def write(trace: Trace) -> Form:
@@ -225,76 +175,6 @@ class _Noting:
 
     def __iter__(self: Any) -> Iterator[Any]:
         return (self[i] for i in range(len(self)))
-
-
-def _written_ufunc(
-    trace: Trace,
-    ufunc: Any,
-    method: str,
-    given: tuple[Any, ...],
-    out: tuple[Any, ...],
-    options: dict[str, Any],
-) -> Form:
-    call = trace.callable(ufunc) + ("" if method == "__call__" else f".{method}")
-    if out:
-        shown = {**options, "out": out[0] if len(out) == 1 else out}
-        text = f"{call}({_arguments(trace, given, shown)})"
-        return Form(text, text)
-    arguments = _arguments(trace, given, options)
-    text = f"{call}({arguments})"
-    if method == "__call__" and ufunc.nout == 1 and not options:
-        return _with_out(trace, ufunc, arguments, text)
-    if method == "reduce" and options.keys() <= {"axis", "keepdims", "dtype"}:
-        return _reduced(text, given[0])
-    return Form(text)
-
-
-def _reduced(text: str, array: Any) -> Form:
-    """Return the form of a sum and the like, whose order depends on the strides."""
-    plain = plain_of(array)
-    is_plain = plain.strides == _strides_of(plain.shape, plain.itemsize)
-    return Form(text, f"{text[:-1]}, out={{out}})" if is_plain else None)
-
-
-def _written_function(
-    trace: Trace, function: Any, given: tuple[Any, ...], options: dict[str, Any]
-) -> Form:
-    if function is np.dot and len(given) == 2 and isinstance(given[0], np.ndarray):
-        return _product(trace, *given)  # a call less, the same product
-    text = f"{trace.callable(function)}({_arguments(trace, given, options)})"
-    if function in _REDUCTIONS and isinstance(given[0], np.ndarray):
-        return _reduced(text, given[0])
-    if function is np.reshape and isinstance(given[0], np.ndarray):
-        return _reshaped(trace, given[0], text)
-    if function is np.astype:
-        return Form(text, _copied(trace, given[0], "unsafe"))
-    if function is np.where:
-        mask, chosen, other = map(trace.written, given)
-        trace.callable(np.copyto)
-        into = f"copyto({{out}}, {other})\ncopyto({{out}}, {chosen}, where={mask})"
-        return Form(text, into)
-    is_whole = all(each is not None for each in given) and "dtype" not in options
-    if function in _WITH_OUT and is_whole:
-        return Form(text, f"{text[:-1]}, out={{out}})")
-    return Form(text)
-
-
-def _copied(trace: Trace, array: Any, casting: str = "") -> str:
-    option = f', casting="{casting}"' if casting else ""
-    return f"{trace.callable(np.copyto)}({{out}}, {trace.written(array)}{option})"
-
-
-def _reshaped(trace: Trace, array: Any, text: str) -> Form:
-    """Return the form of other axes: a view, or else a copy with the old axes."""
-    shape = trace.written(plain_of(array).shape)
-    return Form(
-        text, _copied(trace, array).replace("{out}", f"{{out}}.reshape({shape})")
-    )
-
-
-def _product(trace: Trace, left: Any, right: Any) -> Form:
-    call = f"{trace.written(left)}.dot({trace.written(right)}"
-    return Form(f"{call})", f"{call}, {{out}})")
 
 
 def _noted_filling(
@@ -322,12 +202,7 @@ def _noted_filling(
     except Untraceable as error:
         trace.spoil(str(error))
         return compute()
-    return trace.note(_kept(form, made[0], ()), made[0], ())
-
-
-def _arguments(trace: Trace, given: tuple[Any, ...], options: dict[str, Any]) -> str:
-    named = [f"{name}={trace.written(value)}" for name, value in options.items()]
-    return ", ".join([*map(trace.written, given), *named])
+    return trace.note(kept(form, made[0], ()), made[0], ())
 
 
 def _operator(
@@ -340,10 +215,10 @@ def _operator(
 
         def write(trace: Trace) -> Form:
             a, b = trace.written(left), trace.written(right)
-            text = f"{_in_brackets(a)} {symbol} {b}"
+            text = f"{in_brackets(a)} {symbol} {b}"
             if ufunc is None:
                 return Form(text)
-            return _with_out(trace, ufunc, f"{a}, {b}", text)
+            return with_out(trace, ufunc, f"{a}, {b}", text)
 
         def compute() -> Any:
             return function(plain_of(left), plain_of(right))
@@ -351,10 +226,6 @@ def _operator(
         return _noted(write, compute, (left, right))
 
     return method
-
-
-def _in_brackets(text: str) -> str:
-    return f"({text})" if text.startswith("-") else text  # -2.0 ** v0 is -(2.0 ** v0)
 
 
 def _in_place(name: str, symbol: str, ufunc: Any) -> Callable[..., Any]:
@@ -382,7 +253,7 @@ def _sign(name: str, symbol: str, ufunc: Any) -> Callable[[Traced], Any]:
     def method(self: Any) -> Any:
         def write(trace: Trace) -> Form:
             array = trace.written(self)
-            return _with_out(trace, ufunc, array, f"{symbol}{array}")
+            return with_out(trace, ufunc, array, f"{symbol}{array}")
 
         return _noted(write, lambda: function(plain_of(self)), (self,))
 
@@ -393,15 +264,17 @@ def _method(name: str) -> Callable[..., Any]:
     def method(self: Any, *given: Any, **options: Any) -> Any:
         def write(trace: Trace) -> Form:
             call = f"{trace.written(self)}.{name}"
-            text = f"{call}({_arguments(trace, given, options)})"
+            text = f"{call}({arguments(trace, given, options)})"
             if name == "dot" and len(given) == 1 and not options:
-                return _product(trace, self, given[0])
+                return product(trace, self, given[0])
             if name in ("sum", "max", "min", "mean", "cumsum"):
-                return _reduced(text, self) if given or options else Form(text)
+                return reduced(text, self) if given or options else Form(text)
             if name in ("reshape", "ravel"):
-                return _reshaped(trace, self, text)
-            if name in ("astype", "copy"):
-                return Form(text, _copied(trace, self, "unsafe" * (name == "astype")))
+                return reshaped(trace, self, text)
+            if name == "astype":
+                return Form(text, copied(trace, self, given[0]))
+            if name == "copy":
+                return Form(text, copied(trace, self))
             return Form(text)
 
         def compute() -> Any:
@@ -452,6 +325,3 @@ def attach() -> None:
     looks = {*_LOOKS.split(), *vars(Traced)}
     for name in {*dir(np.ndarray), "note_call"} - looks:
         setattr(Traced, name, made.get(name) or _spoiling(name))
-
-
-attach()

@@ -10,18 +10,20 @@ input         the array that the caller gives
 dynamic       allocated by NumPy each time
 ============  ====================================================================
 
-A view lies where its array does. Arrays of one section that follow each other, each one
-computed in place of an operand that is not used again, are one *cell*.
+A view lies in the memory of its array. Arrays of one section that follow each other,
+each one computed in place of an operand that is not used again, are one *cell*.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
-from minipipe.compile.trace import Line, Trace, Variable
+from minipipe.compile.lines import Line, Variable
+from minipipe.compile.trace import Trace
 
 ALIGNMENT = 64  # bytes, of each temporary: a line of a cache
 
@@ -114,6 +116,8 @@ class Places:
     trace : Trace
     has_static_gradients : bool
         Whether contributions are added to arrays, and not handed over to leaves.
+    has_static_parameters : bool
+        Whether parameters are the same arrays each time.
 
     Attributes
     ----------
@@ -124,22 +128,27 @@ class Places:
     cells : dict of str to Cell
         By the variable that owns the memory.
     scratch : dict of int to Cell
-        By position, where a contribution is computed that is then added.
+        By position, memory for a contribution that is then added.
     temporary_bytes : int
         The size of the memory of temporaries.
     """
 
-    def __init__(self, trace: Trace, has_static_gradients: bool = True) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        has_static_gradients: bool = True,
+        has_static_parameters: bool = True,
+    ) -> None:
         self.trace = trace
+        self._lasting = "pc" if has_static_parameters else "c"
+        self._given = "xg" if has_static_parameters else "xgp"
         self.sections = list(trace.sections)
         self.ends: list[int] = []
         self.steps = self._numbered(needed_lines(trace))
-        self.makers = {
-            name: step
-            for steps in self.steps
-            for step in steps
-            for name in step.line.makes
-        }
+        self._is_static: dict[str, bool] = {}
+        self._first: dict[int, Step] = {}
+        self.makers = {n: step for step in self.all_steps for n in step.line.makes}
+        self.constants = dict(trace.constants.values())
         self.uses = self._uses()
         self.scratch: dict[int, Cell] = {}
         if has_static_gradients:
@@ -153,6 +162,11 @@ class Places:
         self.temporary_bytes = pack(temporaries)
 
     @property
+    def all_steps(self) -> list[Step]:
+        """The steps of all sections, in their order."""
+        return [step for steps in self.steps for step in steps]
+
+    @cached_property
     def unique_cells(self) -> list[Cell]:
         """Every cell once, in the order in which they are made."""
         return list({id(cell): cell for cell in self.cells.values()}.values())
@@ -172,25 +186,53 @@ class Places:
 
     def is_static(self, name: str) -> bool:
         """Return whether a variable is in the same memory each time, by slot or not."""
-        if name in self.folded or name[0] in "pc":
+        if name not in self._is_static:
+            self._is_static[name] = self._find_static(name)
+        return self._is_static[name]
+
+    def _find_static(self, name: str) -> bool:
+        if name in self.folded or name[0] in self._lasting:
             return True
-        cell = self.cell(name)
-        if not self.is_view(name):
-            return cell is not None and cell.result is None
-        return self.is_static(self.root(name)) and self._is_remade(name)
+        if self.is_view(name):
+            return self.is_static(self.root(name)) and self._is_remade(name)
+        cell = self.cells.get(name)
+        return cell is not None and cell.result is None
 
     def is_of_inputs(self, name: str) -> bool:
         """Return whether it is a view of an array that the caller gives."""
         if not self.is_view(name):
             return False
         root, cell = self.root(name), self.cell(name)
-        is_callers = root[0] in "xg" or (cell is not None and cell.result is not None)
+        is_result = cell is not None and cell.result is not None
+        is_callers = is_result or root[0] in self._given
         return is_callers and self._is_remade(name)
+
+    def is_dynamic(self, name: str) -> bool:
+        """Return whether NumPy makes it each time."""
+        if name[0] != "v" or name in self.cells:
+            return False
+        return not self.is_static(name) and not self.is_of_inputs(name)
+
+    def is_made_once(self, step: Step) -> bool:
+        """Return whether a line is computed when the functions are bound."""
+        if not step.line.makes_one:
+            return False
+        (name,) = step.line.makes
+        return name in self.folded or (self.is_view(name) and self.is_static(name))
+
+    def first_contribution(self, leaf: int) -> Step:
+        """Return the first step that contributes to the gradient of a leaf."""
+        if not self._first:
+            for step in reversed(self.all_steps):
+                for each in (step.leaf, step.line.leaf):
+                    if each is not None:
+                        self._first[each] = step
+        return self._first[leaf]
 
     def _is_remade(self, name: str) -> bool:
         """Return whether a view follows from one array, and nothing else."""
         step = self.makers[name]
-        if len(step.line.makes) > 1 or len(step.line.reads) != 1:
+        if not step.line.makes_one or len(step.line.reads) != 1:
             return False
         (base,) = step.line.reads
         is_root = not self.is_view(base)
@@ -206,7 +248,7 @@ class Places:
                 steps.append(Step(line, number, position))
                 position += 1
             found.append(steps)
-            self.ends.append(position)  # where the results of the section are used
+            self.ends.append(position)  # the position at which results are used
             position += 1
         return found
 
@@ -219,12 +261,11 @@ class Places:
             found.sections.add(section)
             return found
 
-        for steps in self.steps:
-            for step in steps:
-                for name in (*step.line.makes, *step.line.reads, *step.line.changes):
-                    note(name, step.position, step.section)
-                for name in step.line.changes:
-                    uses[self.root(name)].is_changed = True
+        for step in self.all_steps:
+            for name in (*step.line.makes, *step.line.reads, *step.line.changes):
+                note(name, step.position, step.section)
+            for name in step.line.changes:
+                uses[self.root(name)].is_changed = True
         for number, section in enumerate(self.sections):
             for name in self.trace.results[section]:
                 note(name, self.ends[number], number).is_result = True
@@ -255,7 +296,7 @@ class Places:
             not self.is_view(name)
             and maker.section == step.section
             and line.form.into is not None
-            and len(line.makes) == 1
+            and line.makes_one
             and is_in_c_order(variable)
             and not uses.is_result
             and set(uses.positions) == {maker.position, step.position}
@@ -305,7 +346,11 @@ class Places:
         for steps in self.steps:
             for step in steps:
                 form, makes = step.line.form, step.line.makes
-                if form.into is None or len(makes) != 1 or step.leaf is not None:
+                if (
+                    form.into is None
+                    or not step.line.makes_one
+                    or step.leaf is not None
+                ):
                     continue
                 (name,) = makes
                 variable = self.trace.variables[name]
@@ -350,12 +395,14 @@ class Places:
         return None
 
     def _take_results(self) -> None:
-        """Let results be computed where the caller wants them, where it is possible."""
+        """Let results be computed in the arrays of the caller, if it is possible."""
         for number, section in enumerate(self.sections):
             for i, name in enumerate(self.trace.results[section]):
                 cell = self.cells.get(name)  # of the variable itself, and no view of it
                 if cell is None or cell.section != number or cell.result is not None:
                     continue
+                if cell.variable.shape == ():
+                    continue  # it is returned
                 if number > 0 and cell.last_section > number:
                     continue  # only results of the first section are read later
                 if is_in_c_order(cell.variable) and not self._is_changed_later(cell):

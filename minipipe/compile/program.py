@@ -8,7 +8,7 @@ already. All three send the same messages, so each rank decides alone.
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from time import perf_counter
 from typing import Any
@@ -19,10 +19,13 @@ import numpy as np
 from minipipe.autograd.backend import Array
 from minipipe.autograd.modes import mode
 from minipipe.compile.gradients import GradientArrays
+from minipipe.compile.guards import Same
 from minipipe.compile.recording import (
     Recorder,
     attributes_of_loss,
     kind_of,
+    kinds_in,
+    refused,
 )
 from minipipe.compile.row import (
     SECTIONS,
@@ -34,20 +37,16 @@ from minipipe.compile.row import (
 )
 from minipipe.compile.sections import Pool, Sections
 from minipipe.compile.trace import key_of
-from minipipe.errors import Code, ModelError, ScheduleError
+from minipipe.errors import Code, ScheduleError
 from minipipe.execution.batch import Batch
 from minipipe.execution.executor import Executor, Step
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.samples import Cut
-from minipipe.schedules.action import Action, F
+from minipipe.schedules.action import F
 
 MOST_PROGRAMS = 8
 """Programs kept for one schedule: of whole batches, of a last, smaller one, …"""
 
-_REMEDY = (
-    'Compute with operations of minipipe.functional, or pass compile="where-possible", '
-    "which runs such a stage eagerly."
-)
 _numbers = count()  # of programs: each has its own file name
 
 
@@ -79,6 +78,12 @@ class Compiler:
         self.program: CompiledRow | None = None
         self.report = "has not run yet"
 
+    @property
+    def latest(self) -> CompiledRow | None:
+        """The newest program, whether or not it ran last."""
+        programs = [program for program in self._programs.values() if program]
+        return self.program or (programs[-1] if programs else None)
+
     def __call__(self, executor: Executor, steps: Sequence[Step]) -> None:
         """Run the schedule of the batch that the executor has."""
         self.program = None
@@ -89,7 +94,7 @@ class Compiler:
         key = form_of(executor)
         if key not in self._programs:  # its first step fills in parameters and the like
             while len(self._programs) >= MOST_PROGRAMS:
-                del self._programs[next(iter(self._programs))]
+                self._drop(next(iter(self._programs)))
             self._programs[key] = None
             self.report = "runs eagerly in the first step of a kind"
             executor.run_eagerly(steps)
@@ -99,15 +104,30 @@ class Compiler:
             self.program, self.report = program, program.report
             program.run(executor)
             return
-        self._programs[key] = None
+        del program  # which would count as a reference to the gradients
+        self._drop(key)
         self._record(executor, steps, key)
+
+    def still_holds(self, executor: Executor) -> bool:
+        """Return whether the program that ran last may run again."""
+        program = self.program
+        return program is not None and program.holds(executor, self._gradients)
+
+    def _drop(self, key: Any) -> None:
+        """Forget a program.
+
+        Its references to gradients go, and would hide as many that a user keeps.
+        """
+        if self._programs.pop(key) is not None and self._gradients is not None:
+            self._gradients.renew()
 
     def _record(self, executor: Executor, steps: Sequence[Step], key: Any) -> None:
         """Run a step eagerly, and make a program of it."""
+        self._programs[key] = None
         self.report = "is recorded"
         stages = executor.stages
         recorders: dict[int, Any] = {
-            index: Recorder(stage, _kinds_of(executor.actions, index))
+            index: Recorder(stage, kinds_in(executor.actions, index))
             for index, stage in stages.items()
         }
         executor.stages = recorders
@@ -116,7 +136,8 @@ class Compiler:
         finally:
             executor.stages = stages
         program = CompiledRow(executor, recorders, self._is_strict)
-        program.bind(self._gradients_of(recorders))
+        is_trained = not executor.program.is_forward_only
+        program.bind(self._gradients_of(recorders) if is_trained else None)
         self._programs[key] = program
 
     def _gradients_of(self, recorders: dict[int, Recorder]) -> GradientArrays:
@@ -154,7 +175,11 @@ class CompiledRow:
     ----------
     source : str
         That of the whole module.
+    sources : dict of int to str
+        Of the sections of each compiled stage.
     report : str
+    is_whole : bool
+        Whether nothing in it runs eagerly.
     """
 
     def __init__(
@@ -170,27 +195,39 @@ class CompiledRow:
         self._parts = parts
         sources = [program.sections.source for program in parts]
         self.source = "\n\n".join([*sources, "\n".join(lines) + "\n"])
+        self.sources: dict[int, str] = {}
+        for part, source in zip(parts, sources):
+            earlier = self.sources.get(part.stage)
+            self.sources[part.stage] = f"{earlier}\n\n{source}" if earlier else source
         self._guards = [recorders[s].guard for s in {part.stage for part in parts}]
         objective = executor.batch.objective
         self._loss = attributes_of_loss(objective.loss) if objective.has_loss else None
-        names = {"now": perf_counter, "key_of": key_of, "seed_of": Seeds()}
-        names |= {"give_gradients": self._give_gradients}
+        names = {"now": perf_counter, "key_of": key_of, "seeds_of": Seeds(row.losses)}
+        self._given = GivenGradients()
+        names |= {"give_gradients": self._given}
         self._namespace = {**names, **row.names, **allocated(row)}
         for name, channel in row.channels.items():
             opened = channel.opened(executor.group)
             self._namespace |= {name: opened, channel.array: opened.array}
-        self._given: list[tuple[Any, Array]] = []
         self._schedule = self._compiled("\n".join(lines), executor)
+        self.is_whole = _is_whole(executor, programs)
 
     @property
     def recorders(self) -> dict[int, Recorder]:
         """By stage, what was recorded."""
         return self._recorders
 
-    def bind(self, gradients: GradientArrays) -> None:
-        """Give all functions their arrays."""
-        gradients.make_free()
-        self._gradients, self._version = gradients, gradients.version
+    def bind(self, gradients: GradientArrays | None) -> None:
+        """Give all functions their arrays; without gradients, if it is forward only."""
+        self._gradients = gradients
+        if gradients is not None:
+            gradients.make_free()
+        self._bind_parts(gradients)
+        if gradients is not None:  # no variable refers to them now
+            gradients.count_references()
+            self._version = gradients.version
+
+    def _bind_parts(self, gradients: GradientArrays | None) -> None:
         parts = self._parts
         pool = Pool(max((p.sections.temporary_bytes for p in parts), default=0))
         given: dict[int, tuple[Any, Array]] = {}
@@ -199,15 +236,14 @@ class CompiledRow:
             arrays = [owner.data for owner in recorder.owners]
             leaves = [use.node for use in recorder.uses]
             own: Sequence[Any] = leaves
-            if part.is_static:
+            if part.is_static and gradients is not None:
                 own = gradients.of(leaves)
                 for i in part.contributes:
                     given[id(leaves[i])] = leaves[i], own[i]
             found = part.sections.bind(arrays, own, part.num_slots, pool)
             for section, function in found.items():
                 self._namespace[part.name_of(section)] = function
-        self._given = list(given.values())
-        gradients.count_references()
+        self._given.pairs = list(given.values())
 
     def _compiled(self, text: str, executor: Executor) -> Callable[[Executor], None]:
         file = f"<schedule of rank {executor.group.rank}, {next(_numbers)}>"
@@ -224,8 +260,8 @@ class CompiledRow:
         return (
             gradients is self._gradients
             and mode().is_enabled == self._trained
-            and all(guard.holds_again() for guard in self._guards)
-            and (loss is None or loss.still_hold())
+            and all(guard.holds() for guard in self._guards)
+            and (loss is None or loss.hold_again())
         )
 
     def run(self, executor: Executor) -> None:
@@ -234,8 +270,11 @@ class CompiledRow:
         An error in a forward is raised again by the layers, which add their notes.
         """
         executor.finish_sends()  # whose arrays are filled again now
-        if not self._gradients.make_free() or self._version != self._gradients.version:
-            self.bind(self._gradients)
+        gradients = self._gradients
+        if gradients is not None:
+            is_free = gradients.make_free()
+            if not is_free or self._version != gradients.version:
+                self.bind(gradients)
         try:
             self._schedule(executor)
         except Exception as error:
@@ -265,25 +304,45 @@ class CompiledRow:
         else:
             stage.forward(k, received)
 
-    def _give_gradients(self) -> None:
-        for leaf, gradient in self._given:
+
+class GivenGradients:
+    """Gives leaves the gradients that a program has written.
+
+    Attributes
+    ----------
+    pairs : list of (Leaf, array)
+    """
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[Any, Array]] = []
+
+    def __call__(self) -> None:
+        """Give them."""
+        for leaf, gradient in self.pairs:
             leaf.grad = gradient
 
 
 class Seeds:
-    """Gives the gradient with which the backward of a loss begins, as an array."""
+    """The gradients with which the backwards of the losses begin, as arrays.
 
-    def __init__(self) -> None:
-        self._seeds: dict[Any, tuple[float, Array]] = {}
+    Parameters
+    ----------
+    dtypes : mapping of int to dtype
+        Of the losses, by microbatch.
+    """
 
-    def __call__(self, objective: BatchObjective, microbatch: int, loss: Any) -> Array:
-        """Note the loss of a microbatch, and return its seed."""
-        share = objective.note(microbatch, loss.item())
-        known = self._seeds.get(microbatch)
-        if known is None or known[0] != share or known[1].dtype != loss.dtype:
-            known = share, np.full(loss.shape, share, loss.dtype)
-            self._seeds[microbatch] = known
-        return known[1]
+    def __init__(self, dtypes: Mapping[int, Any]) -> None:
+        self._seeds = {k: np.empty((), dtype) for k, dtype in dtypes.items()}
+        self._last: tuple[list[float], float] = [], 0.0
+
+    def __call__(self, objective: BatchObjective) -> dict[int, Array]:
+        """Return the seeds of a batch, by microbatch."""
+        now = objective.shares, objective.scale
+        if now != self._last:
+            for k, seed in self._seeds.items():
+                seed[...] = objective.shares[k] * objective.scale
+            self._last = now
+        return self._seeds
 
 
 def _locals_of(error: Exception, function: Any) -> dict[str, Any]:
@@ -299,7 +358,8 @@ def _locals_of(error: Exception, function: Any) -> dict[str, Any]:
 def reason_for_eager(executor: Executor) -> str:
     """Return why this call runs eagerly, whatever is compiled; empty if it need not."""
     batch: Batch = executor.batch
-    if batch.objective.where or batch.objective.metrics:
+    objective = batch.objective
+    if (objective.where or objective.metrics) and not objective.is_for_outputs:
         return "runs eagerly: the call asks for more than the loss"
     if getattr(executor.call, "accumulates", False):
         return "runs eagerly: gradients are accumulated"
@@ -308,26 +368,24 @@ def reason_for_eager(executor: Executor) -> str:
     return ""
 
 
-def _kinds_of(row: Sequence[Action], stage: int) -> dict[int, str]:
-    """Return the kinds of actions of each microbatch of a stage, in their order."""
-    found: dict[int, str] = {}
-    for action in row:
-        if action.stage == stage and not action.kind.is_communication:
-            k = action.microbatch
-            found[k] = f"{found.get(k, '')} {action.kind}"
-    return found
-
-
 def form_of(executor: Executor) -> Any:
     """Return everything about a batch, besides its numbers, on which lines depend."""
     batch: Batch = executor.batch
-    targets = batch.objective.targets
-    found: list[Any] = [batch.sizes, mode().is_enabled, batch.objective.scale]
     modes = [stage.module.is_training for stage in executor.stages.values()]
-    for payloads in (batch.inputs, targets):
+    if batch.form is not None:
+        return (batch.form, mode().is_enabled, *modes)
+    loss = Same(batch.objective.loss)
+    found: list[Any] = [
+        batch.sizes,
+        batch.form_of_inputs,
+        loss,
+        mode().is_enabled,
+        *modes,
+    ]
+    for payloads in (batch.inputs, batch.objective.targets):
         parts = [payloads.whole] if isinstance(payloads, Cut) else payloads or ()
         found.extend(kind_of(part, part.arrays) for part in parts)
-    return (*found, *modes, batch.objective.loss)
+    return tuple(found)
 
 
 def _stage_programs(
@@ -336,7 +394,7 @@ def _stage_programs(
     """Return the programs of stages that could be recorded."""
     found: dict[tuple[int, int], StageProgram] = {}
     for stage, recorder in recorders.items():
-        if recorder.reason or any(r.trace.reason for r in recorder.kinds.values()):
+        if recorder.reason or any(r.reason for r in recorder.kinds.values()):
             continue
         programs: dict[int, StageProgram] = {}
         how = "static" if _is_static(executor, recorder) else "leaves"
@@ -361,6 +419,19 @@ def _stage_programs(
     return found
 
 
+def _is_whole(executor: Executor, programs: Mapping[Any, StageProgram]) -> bool:
+    """Return whether a schedule runs nothing but compiled sections and messages."""
+    for binding in executor.bindings:
+        stage, kind, k = binding.action
+        if kind.declaration.of_rank or kind.is_communication:
+            continue
+        if kind not in SECTIONS or (stage, k) not in programs:
+            return False
+        if hasattr(binding.handler, "then"):
+            return False
+    return True
+
+
 def _is_static(executor: Executor, recorder: Recorder) -> bool:
     """Return whether the gradients of a stage are arrays that are written in each step.
 
@@ -383,11 +454,10 @@ def _reports(
             message = f"compile=True does not work with {action.kind} of this pipeline"
             raise ScheduleError.of(Code.UNSUPPORTED, message)
     for stage, recorder in recorders.items():
-        reasons = [recorded.trace.reason for recorded in recorder.kinds.values()]
+        reasons = [recorded.reason for recorded in recorder.kinds.values()]
         reason = recorder.reason or next(filter(None, reasons), "")
         if reason and is_strict:
-            message = f"Stage {stage} cannot be compiled: {reason}. {_REMEDY}"
-            raise ModelError("unsupported", message)
+            raise refused(stage, reason)
         what = f"runs eagerly: {reason}" if reason else "is compiled"
         lines.append(f"stage {stage} {what}")
     return lines

@@ -20,20 +20,29 @@ from minipipe.compile.guards import (
     Attributes,
     StageGuard,
     is_declared,
+    is_foreign,
     reason_against,
 )
 from minipipe.compile.trace import NotingLeaf, Trace, key_of, noticing_conversions
+from minipipe.errors import ModelError
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
+from minipipe.execution.plan import Plan
 from minipipe.execution.sliced import SlicedStage
 from minipipe.execution.stage import SeededLoss, Stage
+from minipipe.nn.auxiliary_loss import AuxiliaryLoss
 from minipipe.nn.module import Module
 from minipipe.nn.sequential import parameters_of
+from minipipe.schedules.action import Action, B, F, I, L, O, R, W
 from minipipe.tensor import Tensor
+
+_SLICES = "it computes sequences in slices"
+_AUXILIARY = "the model has auxiliary losses"
+_HALF = "it has parameters of half precision"
 
 
 class Form(NamedTuple):
-    """What the value between two stages looks like, without its numbers.
+    """The form of a value between two stages: everything but its numbers.
 
     Attributes
     ----------
@@ -58,6 +67,10 @@ class Form(NamedTuple):
             tuple(payload.requires_grad),
             payload.treedef,
         )
+
+    def new(self) -> list[Array]:
+        """Return new arrays of this form."""
+        return list(map(np.empty, self.shapes, self.dtypes))
 
     @property
     def is_plain(self) -> bool:
@@ -84,11 +97,15 @@ class Recorded:
     received : Form
         Of the stage's input.
     result : Form or None
-        Of the stage's result; None on the last stage.
+        Of the stage's result; None on the last stage, unless outputs are asked for.
+    loss_dtype : dtype or None
+        Of the loss, on the last stage.
     gradient : Form or None
         Of the gradients of the inputs, where there are some.
     is_over : bool
         Whether its last section has been recorded.
+    twin : Recorded or None
+        Another microbatch, if there is one and code of a user's runs.
     """
 
     trace: Trace
@@ -96,9 +113,29 @@ class Recorded:
     num_inputs: int
     received: Form
     result: Form | None = None
+    loss_dtype: Any = None
     gradient: Form | None = None
     is_over: bool = False
     leaves: dict[int, NotingLeaf] = field(default_factory=dict)
+    twin: Recorded | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """Why it cannot be compiled, if it cannot."""
+        if self.twin is None or self.trace.reason is not None:
+            return self.trace.reason
+        own, other = self.trace, self.twin.trace
+        is_like = own.sections == other.sections and own.functions == other.functions
+        if is_like and own.constants.keys() == other.constants.keys():
+            return None
+        return other.reason or "two microbatches of a kind compute differently"
+
+    @property
+    def outputs(self) -> Form:
+        """The form of the stage's result as outputs for the user."""
+        assert self.result is not None
+        wanted = (True,) * len(self.result.shapes)
+        return self.result._replace(requires_grad=wanted)
 
     @property
     def contributes(self) -> list[int]:
@@ -106,6 +143,12 @@ class Recorded:
         sections = self.trace.sections.values()
         leaves = {line.leaf for lines in sections for line in lines}
         return sorted(leaf for leaf in leaves if leaf is not None)
+
+    def empty_losses(self) -> list[Array]:
+        """Return arrays for the results of the last stage's forward."""
+        names = self.trace.results["forward"]
+        made = [self.trace.variables[name] for name in names]
+        return [np.empty(each.shape, each.dtype) for each in made]
 
 
 class Recorder:
@@ -116,6 +159,8 @@ class Recorder:
     stage : Stage
     kinds : mapping of int to str
         By microbatch, the kinds of its actions: a row may split some backwards.
+    guard : type
+        That of its guard.
 
     Attributes
     ----------
@@ -127,14 +172,20 @@ class Recorder:
         Why the stage cannot be recorded; empty if it can.
     """
 
-    def __init__(self, stage: Stage, kinds: Mapping[int, str]) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        kinds: Mapping[int, str],
+        guard: type[StageGuard] = StageGuard,
+    ) -> None:
         self._stage, self._kinds = stage, kinds
         uses = {id(p): p for layer in stage.module.layers for p in parameters_of(layer)}
         owners = {id(p.owner): p.owner for p in uses.values()}
         self.uses, self.owners = list(uses.values()), list(owners.values())
-        self.guard = StageGuard(stage.module, self.owners, self.uses)
+        self.guard = guard(stage.module, self.owners, self.uses)
         self.kinds: dict[Any, Recorded] = {}
         self.kind_of: dict[int, Recorded] = {}
+        self._recording: dict[int, Recorded] = {}  # by microbatch
         self.reason = reason_against(stage.module) or self.guard.attributes.reason
         self.reason = self.reason or self._reason_against_parameters()
         self.reason = self.reason or reason_against_stage(stage, kinds)
@@ -143,12 +194,30 @@ class Recorder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stage, name)
 
+    def begin_row(self, kinds: Mapping[int, str]) -> None:
+        """Record another row; what is half recorded is forgotten."""
+        self._kinds, self.kind_of, self._recording = kinds, {}, {}
+        self.kinds = {key: each for key, each in self.kinds.items() if each.is_over}
+        for each in self.kinds.values():
+            if each.twin is not None and not each.twin.is_over:
+                each.twin = None
+
+    def finished(self, key: Any) -> Recorded | None:
+        """Return the recording of a kind that has ended, with that of its twin."""
+        recorded = self.kinds.get(key)
+        if recorded is None or not recorded.is_over:
+            return None
+        twin = recorded.twin
+        if self._is_foreign and (twin is None or not twin.is_over):
+            return None
+        return recorded
+
     def _reason_against_parameters(self) -> str:
         for owner in self.owners:
             if type(owner.data) is not np.ndarray:
                 return "its parameters are not NumPy arrays"
             if owner.data.itemsize == 2:
-                return "it has parameters of half precision"
+                return _HALF
         return ""
 
     # -- the actions -------------------------------------------------------------------
@@ -170,6 +239,11 @@ class Recorder:
         self, microbatch: int, received: Payload, objective: SeededLoss
     ) -> Any:
         """F and the loss: see :meth:`minipipe.execution.stage.Stage`."""
+        if isinstance(objective, BatchObjective) and objective.is_for_outputs:
+            outputs, held = self.forward(microbatch, received)
+            wanted = [True] * len(outputs.arrays)
+            objective.outputs[microbatch] = outputs._replace(requires_grad=wanted)
+            return held
         targets = self._targets(microbatch, objective)
         if targets is None:
             return self._stage.forward_with_loss(microbatch, received, objective)
@@ -190,7 +264,10 @@ class Recorder:
 
             traced = received._replace(arrays=given[:num_inputs])
             held = self._stage.forward_with_loss(microbatch, traced, noting)
-        self._returned(recorded, losses, is_over=held is None)
+        if any(loss.ndim for loss in losses):
+            recorded.trace.spoil("returns a loss that has axes, so is no number,")
+        self._returned(recorded, losses, is_over=held is None, is_loss=True)
+        recorded.loss_dtype = losses[0].dtype
         return held
 
     def backward(self, microbatch: int, held: Any, gradient: Payload | None) -> Payload:
@@ -247,7 +324,19 @@ class Recorder:
         recorded = self.kinds.get(key)
         if recorded is not None:
             self.kind_of[microbatch] = recorded
-            return None
+            if not self._is_foreign or recorded.twin is not None:
+                return None
+        new = self._new(microbatch, received, arrays)
+        if recorded is None:
+            self.kinds[key] = self.kind_of[microbatch] = new
+        else:
+            recorded.twin = new
+        self._recording[microbatch] = new
+        return new
+
+    def _new(
+        self, microbatch: int, received: Payload, arrays: Sequence[Array]
+    ) -> Recorded:
         place = current_place()
         trace = Trace(key_of(place.seed, place.step, place.microbatch))
         form = Form.of(received)
@@ -256,21 +345,19 @@ class Recorder:
             recorded.leaves[id(use)] = NotingLeaf(use.node, f"l{i}", trace)
         if any(type(a) is not np.ndarray or a.itemsize == 2 for a in arrays):
             trace.spoil("gets arrays that are not NumPy's own, or in half precision")
-        self.kinds[key] = self.kind_of[microbatch] = recorded
         return recorded
 
     def _active(self, microbatch: int) -> Recorded | None:
-        """Return the kind of a microbatch, if it is the one that is recorded."""
-        recorded = self.kind_of.get(microbatch)
-        if recorded is None or recorded.microbatch != microbatch or recorded.is_over:
-            return None
-        return recorded
+        """Return the recording of a microbatch, unless there is none or it is over."""
+        recorded = self._recording.get(microbatch)
+        return None if recorded is None or recorded.is_over else recorded
 
     def _targets(self, microbatch: int, objective: SeededLoss) -> Payload | None:
         """Return the targets of a microbatch, if the loss can be recorded."""
         assert isinstance(objective, BatchObjective)
         if not self.reason:
             self.reason = reason_against_loss(objective)
+            self._is_foreign = self._is_foreign or is_foreign(objective.loss)
         if self.reason or objective.targets is None:
             return None
         return objective.targets[microbatch]
@@ -333,10 +420,16 @@ class Recorder:
         return payload
 
     def _returned(
-        self, recorded: Recorded, arrays: Sequence[Array | None], is_over: bool
+        self,
+        recorded: Recorded,
+        arrays: Sequence[Array | None],
+        is_over: bool,
+        is_loss: bool = False,
     ) -> list[Any]:
         """Return the results of a section, plain."""
         recorded.is_over = is_over
+        if not is_loss and any(a is not None and a.shape == () for a in arrays):
+            recorded.trace.spoil("the stage passes on a tensor without axes")
         return list(map(recorded.trace.returned, arrays))
 
 
@@ -357,10 +450,46 @@ def kind_of(received: Payload, arrays: Sequence[Array], *how: Any) -> tuple[Any,
     return (treedef, *received.requires_grad, *forms, *how)
 
 
+_OF_MICROBATCHES = (F, B, I, W, R, O, L)
+
+
+def kinds_in(row: Sequence[Action], stage: int) -> dict[int, str]:
+    """Return the kinds of actions of each microbatch of a stage, in their order."""
+    found: dict[int, str] = {}
+    for action in row:
+        if action.stage == stage and action.kind in _OF_MICROBATCHES:
+            k = action.microbatch
+            found[k] = f"{found.get(k, '')} {action.kind}"
+    return found
+
+
+def refused(stage: int, reason: str) -> ModelError:
+    """Return the error for a stage that cannot be compiled, where that is asked for."""
+    message = f"Stage {stage} cannot be compiled: {reason}. Compute with operations of"
+    message += " minipipe.functional, and declare a class of your own with"
+    message += " is_compilable = True (see Pipeline); or pass"
+    message += ' compile="where-possible", which runs such a stage eagerly.'
+    return ModelError("unsupported", message)
+
+
+def reason_against_plan(plan: Plan, stage: int) -> str:
+    """Return why a stage of a plan can never be recorded; empty if it may be."""
+    if plan.schedule.num_slices > 1:
+        return _SLICES
+    layers = plan.part(stage)
+    if any(backend.is_half(parameter.dtype) for parameter in layers.parameters()):
+        return _HALF
+    if any(isinstance(part, AuxiliaryLoss) for part in plan.model.modules()):
+        return _AUXILIARY
+    return reason_against(layers)
+
+
 def reason_against_stage(stage: Stage, kinds: Mapping[int, str]) -> str:
     """Return why a stage cannot be recorded, whatever its layers; empty if it can."""
     if isinstance(stage, SlicedStage):
-        return "it computes sequences in slices"
+        return _SLICES
+    if any(isinstance(part, AuxiliaryLoss) for part in stage.module.modules()):
+        return _AUXILIARY
     if any("O" in of_one for of_one in kinds.values()):
         return "its activations are offloaded"
     return ""
@@ -370,11 +499,13 @@ def reason_against_loss(objective: BatchObjective) -> str:
     """Return why the loss of a call cannot be recorded; empty if it can."""
     loss = objective.loss
     own = type(loss).__module__ == "minipipe.nn.losses"
-    replaced = {"forward", "compute"} & getattr(loss, "__dict__", {}).keys()
+    replaced = {"forward", "compute", "__call__"} & getattr(loss, "__dict__", {}).keys()
     if not is_declared(loss, own) or replaced:
         return "the loss runs code of its own"
     if objective.targets is None:
         return "the loss has no targets"
+    if not objective.is_whole:
+        return "tensor-parallel ranks compare or gather outputs"
     return attributes_of_loss(loss).reason
 
 

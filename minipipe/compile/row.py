@@ -146,6 +146,8 @@ class Row:
     ----------
     names : dict of str to object
         To which the lines refer, besides the sections.
+    losses : dict of int to dtype
+        By microbatch, of those that this rank computes.
     inputs : dict of (int, int) to str
         By stage and microbatch, the name of the value that it gets.
     forms : dict of str to Form
@@ -161,9 +163,11 @@ class Row:
             for binding in executor.bindings
             if not binding.action.kind.declaration.of_rank
         ]
+        self._last_stage = executor.program.num_stages - 1
         self._reduces = any(b.action.kind == "REDUCE_GRAD" for b in self._bindings)
         self._state: dict[Any, str] = {}  # of a value: "pending", "payload" or "arrays"
         self._begun: set[int] = set()  # stages that have given a weight gradient
+        self.losses: dict[int, Any] = {}
         self.inputs: dict[tuple[int, int], str] = {}  # by stage and microbatch
         self._outputs: dict[tuple[int, int], str] = {}
         self._came_back: dict[tuple[int, int], str] = {}  # gradients, also for a W
@@ -195,11 +199,13 @@ class Row:
         yield "    call, activity = batch.step, rank.group.activity"
         yield "    sent, received = rank.record.sent, rank.record.received"
         stages = {stage for stage, _ in self._programs}
-        batch, last = self._executor.batch, self._executor.program.num_stages - 1
+        batch = self._executor.batch
         if 0 in stages:
             yield from self._given_arrays("x", "batch.inputs", batch.inputs)
-        if last in stages and batch.objective.has_loss:
+        if self._last_stage in stages:
             yield "    objective = batch.objective"
+        if self._last_stage in stages and batch.objective.has_loss:
+            yield "    losses, seeds = objective.losses, seeds_of(objective)"
             targets = batch.objective.targets
             yield from self._given_arrays("y", "objective.targets", targets)
         for position, binding in enumerate(self._bindings):
@@ -267,6 +273,7 @@ class Row:
         if section not in program.sections.parameters:  # an I that is a whole backward
             section = "backward"
         is_loss = is_forward and recorded.result is None
+        is_output = is_forward and stage == self._last_stage and not is_loss
         own, out = given.get("x" if is_forward else "g"), list[str]()
         result = recorded.result if is_forward else recorded.gradient
         if kind not in (R, W) and result is not None:
@@ -274,7 +281,10 @@ class Row:
                 _name(own) if own else f"{'out' if is_forward else 'g_in'}{stage}_{k}"
             )
             out = [f"{base}_{i}" for i in range(len(result.shapes))]
-            self.forms[base] = result
+            if is_output:  # not in arrays of the program: the user keeps them
+                yield f"{', '.join(out)}, = {self._form(result)}.new()"
+            else:
+                self.forms[base] = result
             if is_forward:
                 self._outputs[stage, k] = base
         arguments = []
@@ -285,10 +295,14 @@ class Row:
             yield f"send_{_name(own)}.wait()"
         yield "begun = now()"
         if is_loss:
-            yield f"seed{k} = seed_of(objective, {k}, {call})"
+            yield f"losses[{k}] = {call}.item()"
+            self.losses[k] = recorded.loss_dtype
         else:
             yield call
         yield f"ran((begun, now(), {self._held(binding)}))"
+        if is_output:
+            value = f"{self._form(recorded.outputs)}.payload([{', '.join(out)}])"
+            yield f"objective.outputs[{k}] = {value}"
         if own is not None and out:
             self._state[own], self._form_by_value[own] = "arrays", result
         if section in ("backward", "backward_weight"):
@@ -296,7 +310,7 @@ class Row:
         if then := getattr(binding.handler, "then", None):
             self.names[f"after_{kind}"] = then
             yield f"after_{kind}(rank, cell[{position}])"
-        if section.startswith("backward") and stage == 0 and result is not None:
+        if kind in (B, I) and stage == 0 and result is not None:
             value = f"{self._form(result)}.payload([{', '.join(out)}])"
             yield f"rank.record.input_gradients[{k}] = {value}"
 
@@ -350,7 +364,7 @@ class Row:
             return self._input(program, k, i)
         if letter == "g":
             name = self._came_back.get((program.stage, k))
-            return f"seed{k}" if name is None else f"{name}_{i}"
+            return f"seeds[{k}]" if name is None else f"{name}_{i}"
         if letter == "out":
             return out[i]
         assert letter == "y", parameter

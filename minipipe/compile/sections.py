@@ -29,12 +29,14 @@ from weakref import finalize
 
 import numpy as np
 
-from minipipe.compile.places import Cell, Places
+from minipipe.compile.layout import Layout
+from minipipe.compile.places import Places
 from minipipe.compile.printing import Printer
-from minipipe.compile.trace import Trace, Variable
+from minipipe.compile.trace import Trace
 
 Functions = dict[str, Callable[..., Any]]
 
+_FUNCTIONS = ("add", "asarray", "broadcast_to", "copyto", "empty")
 _numbers = count()  # of programs: each has its own file name
 
 
@@ -70,13 +72,19 @@ class Sections:
     gradients : {"static", "leaves"}
         Whether weight gradients are arrays, written by the first contribution of a
         step, or belong to leaves, as in an eager step.
+    parameters : {"static", "read"}
+        Whether parameters are arrays, or are taken from their owners in each call.
     names : mapping of str to str, optional
         Names of the program for parameters and gradients, such as ``{"p0": "weight"}``.
 
     Attributes
     ----------
     source : str
-        That of all functions.
+        The text of all functions.
+    arrays : str
+        The text that makes the arrays behind their names.
+    has_leaves : bool
+        Whether gradients belong to leaves.
     lifetimes : list of (str, str)
         The classes of kept arrays: the section that makes them, and the last that reads
         them.
@@ -113,32 +121,41 @@ class Sections:
         trace: Trace,
         stage: int | str,
         gradients: str = "static",
+        parameters: str = "static",
         names: Mapping[str, str] | None = None,
     ) -> None:
-        self._places = Places(trace, gradients == "static")
-        self._printer = Printer(self._places, stage, gradients == "static", names or {})
-        self._printer.print_all()
-        self._is_static = gradients == "static"
-        self.source = self._printer.source
-        self.lifetimes = self._printer.lifetimes
-        self.parameters = self._printer.parameters
-        self.temporary_bytes = self._places.temporary_bytes
-        self.constants = trace.constants
+        is_static, self._reads = gradients == "static", parameters == "read"
+        places = Places(trace, is_static, not self._reads)
+        self._layout = Layout(places, stage, names or {})
+        sections = places.sections
+        printed = [Printer(self._layout, i, is_static) for i in range(len(sections))]
+        self.has_leaves = not is_static
+        self.source = "\n\n".join(each.source for each in printed)
+        self.arrays = self._layout.source()
+        self.parameters = {
+            section: each.parameters for section, each in zip(sections, printed)
+        }
+        self.lifetimes = [
+            (sections[first], sections[last]) for first, last in self._layout.lifetimes
+        ]
+        self.temporary_bytes = places.temporary_bytes
+        self.constants = places.constants
         self._functions = dict(trace.functions)
+        self._dtypes = {v.dtype.name: v.dtype.type for v in trace.variables.values()}
         file = f"<stage {stage}, {next(_numbers)}>"
         lines = self.source.splitlines(keepends=True)
         linecache.cache[file] = len(self.source), None, lines, file
         finalize(self, linecache.cache.pop, file, None)
         self._code = compile(self.source, file, "exec")
+        self._code_of_arrays = compile(self.arrays, f"<arrays of {file[1:]}", "exec")
 
     def kept_bytes(self, lifetime: int) -> int:
         """Return the size of the arrays of one slot of a class."""
-        kept = self._printer.kept_cells(lifetime)
-        return sum(cell.num_bytes for cell in kept)
+        return sum(cell.num_bytes for cell in self._layout.kept_cells(lifetime))
 
     def bind(
         self,
-        arrays: Sequence[np.ndarray],
+        arrays: Sequence[Any],
         gradients: Sequence[Any],
         num_slots: Sequence[int],
         pool: Pool,
@@ -147,58 +164,68 @@ class Sections:
 
         Parameters
         ----------
-        arrays : sequence of array
-            The parameters.
+        arrays : sequence of array, or of Parameter
+            The parameters, or their owners if functions read them.
         gradients : sequence of array, or of Leaf
             By leaf, where contributions are added.
         num_slots : sequence of int
             By class of ``lifetimes``, how many microbatches are in flight.
         pool : Pool
         """
-        printer, places = self._printer, self._places
+        memory = pool.memory(self.temporary_bytes)
+
+        def temporary(offset: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+            return np.ndarray(shape, dtype, memory, offset)
+
         namespace: dict[str, Any] = {
-            **{name: getattr(np, name) for name in ("add", "copyto", "asarray")},
+            **{name: getattr(np, name) for name in _FUNCTIONS},
             **self._functions,
+            **self._dtypes,
+            **self.constants,
             "numpy": np,
+            "temporary": temporary,
             "__name__": __name__,  # for filters of warnings
         }
-        namespace |= dict(self.constants.values())
-        display = printer.display
-        for letter, given in (("p", arrays), (printer.letter, gradients)):
-            for i, each in enumerate(given):
-                namespace[display(f"{letter}{i}")] = each
-        memory = pool.memory(places.temporary_bytes)
-        for name, cell in printer.temporaries.items():
-            namespace[name] = _in_memory(memory, cell)
-        for name, expression in printer.views:
-            namespace[name] = eval(expression, namespace)
-        namespace.pop("__builtins__", None)
-        for i, (kept, num) in enumerate(zip(printer.kept, num_slots, strict=True)):
-            slots = [self._slot(i, namespace) for _ in range(num)]
-            for section, names in kept.items():
-                namespace[printer.kept_name(i, section)] = [
-                    tuple([slot[name] for name in names]) for slot in slots
-                ]
-        for name, i in printer.stashes.items():
-            namespace[name] = [None] * num_slots[i]
+        name_of = self._layout.name
+        for i, each in enumerate(arrays):
+            namespace[f"owner{i}" if self._reads else name_of(f"p{i}")] = each
+        of_gradients = "l" if self.has_leaves else "d"
+        for i, each in enumerate(gradients):
+            namespace[name_of(f"{of_gradients}{i}")] = each
+        exec(self._code_of_arrays, namespace)
+        self._make_slots(namespace, num_slots)
         exec(self._code, namespace)
-        functions: Functions = {}
-        for section in places.sections:  # out of the namespace: no reference cycle
-            functions[section] = namespace.pop(printer.function_name(section))
-        return functions
+        # Functions leave their globals: no reference cycle keeps arrays alive.
+        return {
+            section: namespace.pop(self._layout.function(section))
+            for section in self.parameters
+        }
 
-    def _slot(self, lifetime: int, namespace: dict[str, Any]) -> dict[str, Any]:
-        """Return the arrays of a slot, and their views, by name."""
-        slot: dict[str, Any] = {}
-        cells = self._printer.kept_cells(lifetime)
-        sizes = [-(-cell.num_bytes // 64) * 64 for cell in cells]
-        memory, start = _aligned(sum(sizes)), 0
-        for cell, size in zip(cells, sizes):
-            slot[self._printer.cell_name(cell)] = _in_memory(memory, cell, start)
-            start += size
-        for name, expression in self._printer.kept_views(lifetime):
-            slot[name] = eval(expression, namespace, slot)
-        return slot
+    def _make_slots(self, namespace: dict[str, Any], num_slots: Sequence[int]) -> None:
+        layout = self._layout
+        for i, num in enumerate(num_slots):
+            lists = [layout.list_of_kept(i, number) for number in layout.kept[i]]
+            lists += [layout.list_of_stashes(i)] * bool(layout.stashes[i])
+            namespace |= {name: list[Any]() for name in lists}
+            make = namespace.pop(layout.slot_function(i))
+            for _ in range(num):
+                self._append(namespace, i, make())
+
+    def add_slot(self, functions: Functions, lifetime: int) -> None:
+        """Give functions that ``bind`` has returned one more slot of a class."""
+        (function, *_) = functions.values()
+        namespace = function.__globals__
+        exec(self._layout.slot_source(lifetime), namespace)
+        make = namespace.pop(self._layout.slot_function(lifetime))
+        self._append(namespace, lifetime, make())
+
+    def _append(self, namespace: Any, lifetime: int, slot: dict[str, Any]) -> None:
+        layout = self._layout
+        for number in layout.kept[lifetime]:
+            kept = slot[layout.places.sections[number]]
+            namespace[layout.list_of_kept(lifetime, number)].append(kept)
+        if layout.stashes[lifetime]:
+            namespace[layout.list_of_stashes(lifetime)].append(None)
 
 
 def _aligned(num_bytes: int) -> np.ndarray:
@@ -206,18 +233,3 @@ def _aligned(num_bytes: int) -> np.ndarray:
     memory = np.empty(num_bytes + 64, np.uint8)
     start = -memory.ctypes.data % 64
     return memory[start : start + num_bytes]
-
-
-def _in_memory(memory: np.ndarray, cell: Cell, offset: int | None = None) -> np.ndarray:
-    """Return the array of a cell, at its offset."""
-    start = cell.offset if offset is None else offset
-    part = memory[start : start + cell.num_bytes]
-    return _laid_out(part, cell.variable)
-
-
-def _laid_out(memory: np.ndarray, variable: Variable) -> np.ndarray:
-    """Return the bytes as an array of the variable's shape, dtype and strides."""
-    array = np.ndarray(variable.shape, variable.dtype, memory, 0, variable.strides)
-    if array.nbytes > memory.nbytes or array.base is None:
-        raise AssertionError(f"{variable} does not lie in its memory")
-    return array

@@ -202,10 +202,21 @@ class StageSource:
                     outputs = self._plans[id(maker.unit)].outputs
                     local = maker.names[name]
                     outputs.extend([] if local in outputs else [local])
-                if made_in != section:
+                if made_in != section and name not in self._of_left_over(section):
                     self._keeps.setdefault((made_in, section), {})[name] = None
+        for (_, section), kept in self._keeps.items():
+            for name in self._of_left_over(section):
+                kept.pop(name, None)
         for plan in self._plans.values():
             plan.outputs.sort(key=lambda local: int(local[1:]))
+
+    def _of_left_over(self, section: str) -> set[str]:
+        """Return the variables that a section takes from units without a later one."""
+        return {
+            call.variable(local)
+            for call, _ in self._stage_takes.get(section, {}).values()
+            for local in self._plans[id(call.unit)].keeps[section]
+        }
 
     def _is_left_over(
         self, name: str, made_in: str, maker: Item | None, section: str
@@ -369,7 +380,13 @@ class StageSource:
         return chain if len(chain) > 2 and len(steps) == 1 else [first]
 
     def _readers(self, name: str) -> set[int]:
-        found = {id(i) for items in self._items.values() for i in items if name in self._reads(i)}
+        found = {
+            id(item)
+            for section, items in self._items.items()
+            if name not in self._of_left_over(section)
+            for item in items
+            if name in self._reads(item)
+        }
         is_result = any(name in results for results in self._trace.results.values())
         return found | ({0} if is_result else set())
 
@@ -385,8 +402,12 @@ class StageSource:
         step = chain[1].layer - first.layer
         end = last.layer + (1 if step > 0 else -1)
         (given,) = plan.arguments(first)
-        made = names.of(last.variable(plan.outputs[0]))
-        yield f"    {made} = {names.of(given)}"
+        result = last.variable(plan.outputs[0])
+        if self._readers(given) == {id(first)} and given not in self._trace.inputs[first.unit.section]:
+            names.own[result] = names.of(given)
+        made = names.of(result)
+        if made != names.of(given):
+            yield f"    {made} = {names.of(given)}"
         yield f"    for layer in range({first.layer}, {end}, {step}):"
         yield f"        {made} = {plan.name}(k, layer, {made})"
 
@@ -464,7 +485,7 @@ class _Names:
 
 
 def _snake(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z][a-z])", "_", name).lower()
 
 
 # -- long lines ------------------------------------------------------------------------------

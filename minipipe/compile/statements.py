@@ -27,7 +27,7 @@ _IS_ARITHMETIC = re.compile(r"^\S+ ([-+*/]=?|[<>!=]=|[<>]) \S+$")
 _MASKED = re.compile(
     r"\{(?P<a>v\d+)\} = (?P<mask>.+)\.astype\(np\.int(?P<size>32|64)\)\n"
     r"\{(?P<b>v\d+)\} = (?P<values>.+)\.view\(np\.int(?P=size)\) \* \{(?P=a)\}\n"
-    r"\{(?P<result>v\d+)\} = \{(?P=b)\}\.view\(np\.float(?P=size)\)"
+    r"\{(?P<result>v\d+)\} = \{(?P=b)\}\.view\(np\.float(?P=size)\)(?P<rest>[^\n]*)$"
 )
 _LONGEST_INLINED = 60  # characters of a view that is written where it is used
 _LEAST_SAVED = 6  # lines, by a function for a repeated part
@@ -230,7 +230,7 @@ class Writer:
                 continue
             mask, values, result = match.group("mask", "values", "result")
             reads = [n for s in found[-3:] for n in s.reads if n not in match.group("a", "b")]
-            text = f"{{{result}}} = np.where({mask}, {values}, 0)"
+            text = f"{{{result}}} = np.where({mask}, {values}, 0){match.group('rest')}"
             own = Statement(text, (result,), tuple(dict.fromkeys(reads)), (), each.layer)
             found[-3:] = [own]
         self.sections[section] = found

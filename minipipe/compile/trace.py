@@ -6,7 +6,7 @@ and the functions of NumPy compute on the plain array, and the trace notes the c
     result = a.data.dot(w)        v0 = x0.dot(p0)         or   x0.dot(p0, v0)
     result += bias                v0 += p1                or   add(v0, p1, v0)
 
-The second form writes into an array that is there already. Anything that cannot be
+The second form writes into an array that exists already. Anything that cannot be
 written so, such as ``float(x)`` or a mask as an index, gives the right result and
 *breaks* the trace: everything after it computes on plain arrays, and the lines are
 thrown away. Only calls listed in ``noting.py`` are noted.
@@ -16,100 +16,23 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from minipipe.autograd.graph import BackwardWalk, Leaf
 from minipipe.autograd.memory import buffer_of
 from minipipe.autograd.modes import Key, current_place
+from minipipe.comm.process_group import ProcessGroup
+from minipipe.compile.forms import Traced, plain_of, traced_in
+from minipipe.compile.lines import Form, Line, Untraceable, Variable
+from minipipe.compile.noting import attach
 
-
-class Form(NamedTuple):
-    """A call in the forms in which a program can write it, with names in braces.
-
-    Attributes
-    ----------
-    text : str
-        The expression, or the statement of a change in place.
-    into : str or None
-        The call that writes its result into ``{out}``, if NumPy can with equal bits.
-    is_exact : bool
-        Whether every element of the result depends on the elements at its place alone,
-        by functions that have one right result: then ``{out}`` may be an operand.
-    """
-
-    text: str
-    into: str | None = None
-    is_exact: bool = False
-
-
-class Line(NamedTuple):
-    """A line of a program, and the variables it makes, reads and changes in place.
-
-    Attributes
-    ----------
-    form : Form
-    has_effect : bool
-        Whether it counts although its results are never read: a check, a message.
-    leaf : int or None
-        The leaf to whose gradient the line adds the variable that it reads.
-    layer : int or None
-        In which layer of the outermost sequence it was noted.
-    """
-
-    form: Form
-    makes: tuple[str, ...]
-    reads: tuple[str, ...]
-    changes: tuple[str, ...]
-    has_effect: bool = False
-    leaf: int | None = None
-    layer: int | None = None
-
-    def written(self, names: Mapping[str, str]) -> str:
-        """Return the line with other names for its variables."""
-        left = (
-            f"{', '.join(names[name] for name in self.makes)} = " if self.makes else ""
-        )
-        return left + self.form.text.format_map(names)
-
-
-class Variable(NamedTuple):
-    """What is known of an array: how it lies in memory, and in whose.
-
-    Attributes
-    ----------
-    root : str
-        The variable that owns its memory: itself, unless it is a view.
-    shape : tuple of int
-    dtype : dtype
-    strides : tuple of int
-    is_number : bool
-        Whether NumPy made a number, which nothing changes in place.
-    is_fresh : bool
-        Whether NumPy has allocated it, and nothing else is in its memory.
-    """
-
-    root: str
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    strides: tuple[int, ...]
-    is_number: bool
-    is_fresh: bool
-
-
-class _AsNoted(dict[str, str]):
-    """Names of variables as a trace has noted them."""
-
-    def __missing__(self, name: str) -> str:
-        return name
-
-
-AS_NOTED: Mapping[str, str] = _AsNoted()
+attach()  # traced arrays get the methods that note their lines
 
 
 class Trace:
@@ -141,6 +64,7 @@ class Trace:
 
     Examples
     --------
+    >>> from minipipe.compile.lines import AS_NOTED
     >>> trace = Trace(Key(0, 0, 0, 0, 0))
     >>> trace.begin("forward")
     >>> x = trace.given("x0", np.ones(2))
@@ -154,8 +78,6 @@ class Trace:
     """
 
     def __init__(self, key: Key) -> None:
-        import minipipe.compile.noting  # noqa: F401 (gives traced arrays their methods)
-
         self.key = key
         self.sections: dict[str, list[Line]] = {}
         self.results: dict[str, tuple[str, ...]] = {}
@@ -235,30 +157,41 @@ class Trace:
         if any(self.variables[name].root[0] not in "v" for name in changes):
             raise Untraceable("changes its input, a parameter or a gradient in place")
         single = not isinstance(made, tuple | list)
-        arrays = made
+        values = made
         if single:
-            arrays = [] if made is None else [made]
-        if not all(isinstance(array, np.ndarray | np.generic) for array in arrays):
-            raise Untraceable("reads a value")
-        same = {id(each.plain): each for each in traced_in(given)}
-        results = [
-            same[id(array)] if id(array) in same else self._new(array, given)
-            for array in arrays
-        ]
-        makes = tuple(each.name for each in results if id(each.plain) not in same)
+            values = [] if made is None else [made]
+        results = [self._result(value, given, single) for value in values]
+        makes = tuple(name for _, name in results if name)
         has_effect = has_effect or (made is None and not changes)
         if makes or changes or has_effect:
+            left = ""
+            if makes:
+                names = [f"{{{name}}}" if name else "_" for _, name in results]
+                left = f"{', '.join(names)}{',' * (not single and len(names) == 1)} = "
             layer = current_place().layer
-            line = Line(form, makes, reads, changes, has_effect, None, layer)
+            line = Line(form, left, makes, reads, changes, has_effect, None, layer)
             self.sections[self._section].append(line)
         if made is None:
             return None
-        return results[0] if single else type(made)(results)
+        found = [result for result, _ in results]
+        return found[0] if single else type(made)(found)
+
+    def _result(self, value: Any, given: tuple[Any, ...], single: bool) -> Any:
+        """Return a result, traced, and its name; no name if it is known already."""
+        if type(value) is int and not single:  # it follows from shapes alone
+            return value, ""
+        if not isinstance(value, np.ndarray | np.generic):
+            raise Untraceable("reads a value")
+        for each in traced_in(given):
+            if each.plain is value:
+                return each, ""
+        result = self._new(value, given)
+        return result, result.name
 
     def note_contribution(self, leaf: int, contribution: Traced) -> None:
         """Note that a variable is added to the gradient of a leaf."""
         name = contribution.name
-        line = Line(Form(""), (), (name,), (), True, leaf, current_place().layer)
+        line = Line(Form(""), "", (), (name,), (), True, leaf, current_place().layer)
         self.sections[self._section].append(line)
 
     def _new(self, array: Any, given: tuple[Any, ...]) -> Traced:
@@ -326,6 +259,8 @@ class Trace:
             key = value.dtype, value.shape, value.strides, value.tobytes()
         elif isinstance(value, np.generic | float | np.dtype):
             key = type(value), repr(value)
+        elif isinstance(value, ProcessGroup):
+            key = ProcessGroup, id(value)
         elif is_dataclass(value) and isinstance(value, Hashable):  # a frozen one
             key = type(value), value
         else:
@@ -361,20 +296,6 @@ class Trace:
 
 def _depends_on_values(part: Any) -> bool:
     return isinstance(part, list) or getattr(part, "dtype", np.dtype(int)).kind == "b"
-
-
-class Traced(np.ndarray):
-    """An array whose calls a trace notes; without one, NumPy made it unnoticed."""
-
-    __array_priority__ = 1e6
-    trace: Any = None
-    name: str = ""
-    plain: Any = None
-    is_number: bool = False  # NumPy made it as a scalar, which nothing changes in place
-
-
-class Untraceable(Exception):
-    """Raised for an operation that no line can express."""
 
 
 _CONVERSIONS = {
@@ -433,32 +354,11 @@ def _outside() -> str:
     return ""
 
 
-def traced_in(values: Any) -> Iterator[Traced]:
-    """Yield the traced arrays among values, also inside tuples and lists."""
-    for value in values:
-        if isinstance(value, Traced):
-            if value.trace is not None:
-                yield value
-        elif isinstance(value, tuple | list):
-            yield from traced_in(value)
-
-
 def _names_in(value: Any) -> Iterator[str]:
     yield from (each.name for each in traced_in((value,)))
     parts = value if isinstance(value, tuple) else ()
     if isinstance(value, Key) or any(isinstance(part, Key) for part in parts):
         yield "key"
-
-
-def plain_of(value: Any) -> Any:
-    """Return the plain array behind a traced one, also inside tuples and lists."""
-    if isinstance(value, Traced):
-        if value.trace is not None:
-            return value.plain
-        return np.ndarray.view(value, np.ndarray)
-    if type(value) in (tuple, list):
-        return type(value)(map(plain_of, value))
-    return value
 
 
 def key_of(seed: int | None, step: int, microbatch: int) -> Key:

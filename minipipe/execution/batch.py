@@ -41,6 +41,10 @@ class Batch:
         Whether it came as microbatches.
     num_slices : int
         The number of slices into which each of its sequences is divided.
+    form_of_inputs : int
+        A number for the shapes and dtypes of the inputs, the same on all ranks.
+    form : object
+        The same object for batches that differ only by their numbers; None if that is not known.
     """
 
     call: str
@@ -52,6 +56,8 @@ class Batch:
     seed: int
     is_cut: bool = False
     num_slices: int = 1
+    form_of_inputs: int = 0
+    form: object = None
 
     def input(self, microbatch: int) -> Payload:
         """Return a microbatch of the inputs, as the first stage takes it."""

@@ -244,6 +244,7 @@ class Executor:
         for send in self._sends[:done]:
             send.wait()
         del self._sends[:done]
+        self._num_earlier = max(0, self._num_earlier - done)
 
     def send(self, array: Any, destination: int, tag: int) -> None:
         """Send a message, to be finished at the end of a run."""

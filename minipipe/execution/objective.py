@@ -99,15 +99,24 @@ class BatchObjective:
         return self._loss
 
     @property
+    def shares(self) -> list[float]:
+        """The weight of each microbatch in the loss of the batch."""
+        return self._shares
+
+    @property
     def weights(self) -> list[float]:
-        """The weights of the losses of all microbatches; empty without a loss."""
+        """The weights of the losses of all microbatches, on a rank with the last stage."""
         return self._shares
 
     @property
     def is_for_outputs(self) -> bool:
         """Whether the outputs alone are of interest."""
-        is_whole = self._division is None or self._division.is_certain
-        return self._loss is None and bool(self.where) and not self.metrics and is_whole
+        return self._loss is None and bool(self.where) and not self.metrics and self.is_whole
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this rank has all outputs, without a comparison of values with other ranks."""
+        return self._division is None or self._division.is_certain
 
     @property
     def is_given(self) -> bool:
@@ -180,16 +189,6 @@ class BatchObjective:
         """Note the loss of a microbatch; return the gradient with which its backward begins."""
         self.losses[microbatch] = loss
         return self._shares[microbatch] * self.scale
-
-    @property
-    def replayable_loss(self) -> Any:
-        """The loss, if a replayed program may compute it: minipipe's, with no other result requested; or None."""
-        loss = self._loss
-        own = type(loss).__module__ == "minipipe.nn.losses" or getattr(type(loss), "is_replayable", False)
-        own = own and not {"forward", "compute", "__call__"} & getattr(loss, "__dict__", {}).keys()
-        is_whole = self._division is None or self._division.is_certain
-        is_alone = not self.where and not self.metrics and self.targets is not None and is_whole
-        return loss if own and is_alone else None
 
     def _note(self, microbatch: int, outputs: Bundle, targets: Payload | None) -> None:
         if self._division is None:

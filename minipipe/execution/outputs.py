@@ -17,7 +17,7 @@ import numpy as np
 from minipipe.autograd.backend import Array
 from minipipe.comm import Grid, ProcessGroup
 from minipipe.errors import ModelError, TensorError
-from minipipe.functional.distributed import DistributedTensor, are_same, check_scores, marked
+from minipipe.functional.distributed import DistributedTensor, are_same, check_same, check_scores, marked
 from minipipe.functional.parallel import gathered
 from minipipe.nn import (
     AuxiliaryLoss,
@@ -99,9 +99,9 @@ class OutputDivision:
         """
         if self.division is not Division.UNKNOWN or self.taken is not Division.WHOLE:
             return
-        if not all(are_same(tensor.data, self.group) for tensor in tensors_in(outputs)):
-            message = f"The outputs differ on the {self.group.size} tensor-parallel ranks, but the loss takes"
-            raise TensorError("divided", f"{message} whole ones. {_TO_GATHER}")
+        message = f"The outputs differ on the {self.group.size} tensor-parallel ranks, but the loss takes"
+        for tensor in tensors_in(outputs):
+            check_same(tensor.data, self.group, f"{message} whole ones. {_TO_GATHER}")
 
     def check_loss(self, loss: float) -> None:
         """Refuse losses of a microbatch that differ from rank to rank, which a custom function computed of parts.

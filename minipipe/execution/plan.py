@@ -20,7 +20,6 @@ from minipipe.errors import ArgumentError, ModelError, TensorError, counted
 from minipipe.execution.choosing import checked_blocks, ranks_of_each, replicated, schedule_of_modules
 from minipipe.execution.offloading import recomputing
 from minipipe.execution.partition import partition_of
-from minipipe.execution.replaying import ReplayingStage
 from minipipe.execution.sliced import SlicedStage, check_sliceable
 from minipipe.execution.stage import Stage
 from minipipe.io import html_table, text_table
@@ -29,7 +28,7 @@ from minipipe.nn.auxiliary_loss import carrying_losses
 from minipipe.nn.module import computes_as
 from minipipe.nn.sequential import parameters_of
 from minipipe.optim import Optimiser
-from minipipe.schedules import REGISTRY, ActionKind, Program, Schedule, freeze_stages, lower, verify
+from minipipe.schedules import REGISTRY, Program, Schedule, freeze_stages, lower, verify
 from minipipe.schedules.analysis.replicas import pipelines_of
 from minipipe.schedules.registry import spelled
 
@@ -460,9 +459,7 @@ class HalfStage(Stage):
     backward_weight = backend.quietly(Stage.backward_weight)
 
 
-def build_stages(
-    plan: Plan, rank: int, seed: int, recompute: bool = False, xp: ModuleType = np, replay: bool = False
-) -> dict[int, Stage]:
+def build_stages(plan: Plan, rank: int, seed: int, recompute: bool = False, xp: ModuleType = np) -> dict[int, Stage]:
     """Return the stages of a rank. Only their layers are copied, including existing values.
 
     Parameters without values are filled from the seed and their names in the whole model. A parameter that several of
@@ -478,16 +475,12 @@ def build_stages(
         Whether stages keep only their inputs between forward and backward, and compute their activations again.
     xp : module
         The array module that holds their parameters.
-    replay : bool
-        Whether stages replay captured programs. Stages of a model in half precision, or with auxiliary losses, do not.
     """
     names = {id(parameter.owner): name for name, parameter in plan.model.named_parameters()}
     has_losses = any(isinstance(module, AuxiliaryLoss) for module in plan.model.modules())
     copies: dict = {}  # of everything that was copied, by the identity of the original
     is_half = any(backend.is_half(parameter.dtype) for parameter in plan.model.parameters())
-    replays = replay and xp is np and not has_losses
-    replays = replays and plan.schedule.kinds.isdisjoint((ActionKind.RECOMPUTE, ActionKind.OFFLOAD))
-    kind, stages = HalfStage if is_half else ReplayingStage if replays else Stage, {}
+    kind, stages = HalfStage if is_half else Stage, {}
     if plan.schedule.num_slices > 1:
         check_sliceable(plan.model, plan.schedule, recompute, plan.inputs_require_grad)
         kind = SlicedStage

@@ -172,6 +172,11 @@ class Samples(NamedTuple):
         return sum(self.sizes)
 
     @property
+    def form(self) -> int:
+        """A number for the shapes and dtypes of all arrays."""
+        return crc32(repr([[(a.shape, str(a.dtype)) for a in part.arrays] for part in self.parts]).encode())
+
+    @property
     def rows(self) -> slice:
         """The samples that are here, as rows of the batch."""
         if self.layout == OF_SHARES:

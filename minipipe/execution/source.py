@@ -5,7 +5,7 @@ Values are variables. A value that is taken is deleted, so that memory is freed 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import methodcaller
 from time import perf_counter
 from typing import Any
@@ -14,8 +14,14 @@ from minipipe.core.values import NOUNS
 from minipipe.execution.executor import Binding, Executor
 
 
-def source_of(executor: Executor) -> str:
+def source_of(executor: Executor, calls_schedule: bool = False) -> str:
     """Return the row of a rank as the source of a function ``step(rank)``.
+
+    Parameters
+    ----------
+    executor : Executor
+    calls_schedule : bool
+        Whether a function ``schedule(rank)`` has the lines between the frame of a step.
 
     Examples
     --------
@@ -34,7 +40,10 @@ def source_of(executor: Executor) -> str:
             deliver_loss(rank, 'LOSS', finite0)
             del finite0
     """
-    return "\n".join(_lines(executor))
+    lines = _lines(executor)
+    if calls_schedule:
+        lines = _with_schedule(lines)
+    return "\n".join(lines)
 
 
 def function_of(executor: Executor) -> Callable[[Executor], None]:
@@ -68,6 +77,19 @@ def _by_cell(handler: Any, cells: dict[str, Binding]) -> Callable[..., Any]:
         return found
 
     return run
+
+
+def _with_schedule(lines: Iterable[str]) -> Iterator[str]:
+    """Yield lines with a call instead of those of the schedule."""
+    is_schedule = False
+    for line in lines:
+        if line.endswith("rank.finish_sends()"):
+            is_schedule = False
+        if not is_schedule:
+            yield line
+        if line.endswith("with rank.schedule():"):
+            is_schedule = True
+            yield "        schedule(rank)"
 
 
 def _lines(executor: Executor) -> Iterator[str]:

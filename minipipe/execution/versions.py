@@ -31,7 +31,6 @@ from minipipe.comm.objects import pack
 from minipipe.core.flow import flow_of
 from minipipe.core.memory import applied, lifetimes, pairs_of
 from minipipe.execution.executor import Executor, Handler, Handlers
-from minipipe.execution.replaying import ReplayingStage
 from minipipe.execution.stage import Stage
 from minipipe.execution.sums import leaves_of
 from minipipe.optim import Optimiser
@@ -173,11 +172,9 @@ class Updating:
         executor.record.sums[action] = self._sums.send(action, sums, executor.batch.step)
 
     def _update(self, executor: Executor, action: Action) -> None:
-        own, stage = self._stages[action.stage], executor.stages[action.stage]
+        own = self._stages[action.stage]
         own.sums[action] = self._sums.total(action, own.sums[action])
         own.update(action, self._apply)
-        if isinstance(stage, ReplayingStage):
-            stage.note_update()
 
     def finish(self) -> dict[int, HeldCopies]:
         """End the run: graphs of other computations that still exist are out of date. Return the most that was held."""

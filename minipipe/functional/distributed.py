@@ -99,11 +99,30 @@ def check_scores(operation: str, scores: Tensor, group: ProcessGroup) -> None:
         Code ``divided``.
     """
     check_part(operation, scores, group)
-    if isinstance(scores, DistributedTensor) or group.size == 1 or not are_same(scores.data, group):
+    if not isinstance(scores, DistributedTensor) and group.size > 1:
+        _check_differ(scores.data, group, operation)
+
+
+@backend.collective
+def _check_differ(scores: Array, group: ProcessGroup, operation: str) -> None:
+    if not are_same(scores, group):
         return
-    rows = backend.to_numpy(scores.data)
+    rows = backend.to_numpy(scores)
     if not np.array_equal(rows, np.broadcast_to(rows[..., :1], rows.shape), equal_nan=True):
         raise _all_have_all(operation, scores, group)
+
+
+@backend.collective
+def check_same(array: Array, group: ProcessGroup, message: str) -> None:
+    """Refuse an array that differs from rank to rank. Collective.
+
+    Raises
+    ------
+    TensorError
+        Code ``divided``.
+    """
+    if not are_same(array, group):
+        raise TensorError("divided", message)
 
 
 def are_same(array: Array, group: ProcessGroup) -> bool:
@@ -125,7 +144,7 @@ def _are_close(own: np.ndarray, other: np.ndarray) -> bool:
     return own.shape == other.shape and np.allclose(own, other, rtol=_CLOSE, atol=1e-12, equal_nan=True)
 
 
-def _all_have_all(operation: str, tensor: Tensor, group: ProcessGroup) -> TensorError:
+def _all_have_all(operation: str, tensor: Any, group: ProcessGroup) -> TensorError:
     message = f"{operation}: every rank has all scores, of shape {tensor.shape}, and {group.size} ranks would each"
     message = f"{message} count them. Take CrossEntropyLoss, or a ColumnParallelLinear without gather as last layer."
     return TensorError("divided", message)

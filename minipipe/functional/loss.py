@@ -281,7 +281,7 @@ def cross_entropy(
     counts_all = ignore_index is None and class_weights is None
     total: Any = float(columns.shape[0]) if reduction == "mean" else 1.0
     if reduction == "mean" and not counts_all:
-        total = _total_weight(columns, logits, ignore_index, class_weights)
+        total = weight_of_labels(columns, logits, ignore_index, class_weights)
     if counts_all and not label_smoothing:
         log_probabilities = log_softmax_of_array(backend.rows_of(logits), -1)
         losses, wanted = backend.one_per_row(log_probabilities, columns), columns
@@ -315,7 +315,7 @@ cross_entropy.gradients(logits=_of_logits)
 
 
 @backend.one_line
-def _total_weight(columns: Array, like: Array, ignore_index: int | None, class_weights: Any) -> Array:
+def weight_of_labels(columns: Array, like: Array, ignore_index: int | None, class_weights: Any) -> Array:
     """Return the weight of all labels in the dtype of ``like``, shape (); 1 where none counts."""
     weight = label_weight(columns, ignore_index, class_weights) or 1.0
     return array_module(like).asarray(weight, dtype=like.dtype)

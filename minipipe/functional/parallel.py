@@ -12,16 +12,19 @@ whose f is ``copy_to`` and whose g is ``reduce_from``.
 
 from __future__ import annotations
 
+from typing import Any
+
 from minipipe.autograd import backend
 from minipipe.autograd.backend import Array, array_module
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.errors import TensorError
 from minipipe.functional.distributed import check_part, check_scores, marked
-from minipipe.functional.loss import label_weight
+from minipipe.functional.loss import weight_of_labels
 from minipipe.functional.operands import as_real, astype, data_of
 from minipipe.tensor import Operand, Tensor, op, record
 
 
+@backend.collective
 def combined(array: Array, group: ProcessGroup, operation: str = "sum") -> Array:
     """Return the sum, or the largest, of the arrays of all ranks, in pairs of ranks. Collective.
 
@@ -99,6 +102,7 @@ _gather_from.gradients(
 )
 
 
+@backend.collective
 def gathered(array: Array, group: ProcessGroup) -> tuple[Array, int]:
     """Return the parts of all ranks behind each other, and where along the last axis this rank's begins. Collective.
 
@@ -152,16 +156,22 @@ def parallel_cross_entropy(
     columns = backend.reshape(data_of(labels, logits.data), (-1,))
     xp, num_classes = array_module(columns), logits.shape[-1] * group.size
     counts = xp.ones_like(columns, dtype=xp.bool) if ignore_index is None else columns != ignore_index
-    if not backend.is_integer(columns.dtype) or bool(xp.any(counts & ((columns < 0) | (columns >= num_classes)))):
+    _check_labels(columns, counts, num_classes)
+    ignored = {"ignore_index": ignore_index, "is_mean": reduction == "mean"}
+    return _parallel_cross_entropy(logits, record(columns), record(counts), group=group, **ignored)
+
+
+@backend.one_line
+def _check_labels(columns: Array, counts: Array, num_classes: int) -> None:
+    is_wrong = not backend.is_integer(columns.dtype)
+    if is_wrong or bool(array_module(columns).any(counts & ((columns < 0) | (columns >= num_classes)))):
         raise TensorError("out-of-range", f"parallel_cross_entropy: expected labels from 0 to {num_classes - 1}.")
-    weight = (label_weight(columns, ignore_index) or 1.0) if reduction == "mean" else 1.0
-    return _parallel_cross_entropy(logits, record(columns), record(counts), group=group, weight=weight)
 
 
-@op(saves="powers sums is_wanted")
+@op(saves="powers sums is_wanted total")
 def _parallel_cross_entropy(
-    logits: Array, columns: Array, counts: Array, *, group: ProcessGroup, weight: float
-) -> tuple[Array, Array, Array, Array]:
+    logits: Array, columns: Array, counts: Array, *, group: ProcessGroup, ignore_index: int | None, is_mean: bool
+) -> tuple[Array, Array, Array, Array, Any]:
     xp, k = array_module(logits), logits.shape[-1]
     rows, own = backend.reshape(logits, (-1, k)), columns - group.rank * k
     shifted = rows - combined(xp.max(rows, axis=-1, keepdims=True), group, "max")
@@ -169,16 +179,17 @@ def _parallel_cross_entropy(
     sums = combined(backend.reduce_sum(powers, -1, True), group)
     is_wanted = (xp.arange(k) == own[:, None]) & counts[:, None]
     picked = combined(backend.reduce_sum(backend.masked(shifted, is_wanted), -1), group)
-    loss = backend.reduce_sum(backend.masked(xp.log(sums[:, 0]) - picked, counts)) / weight
-    return loss, powers, sums, is_wanted
+    total = weight_of_labels(columns, logits, ignore_index, None) if is_mean else 1.0
+    loss = backend.reduce_sum(backend.masked(xp.log(sums[:, 0]) - picked, counts)) / total
+    return loss, powers, sums, is_wanted, total
 
 
 def _of_logits(
-    g: Array, powers: Array, sums: Array, is_wanted: Array, counts: Array, weight: float, shape: tuple[int, ...]
+    g: Array, powers: Array, sums: Array, is_wanted: Array, counts: Array, total: Any, shape: tuple[int, ...]
 ) -> Array:
     probabilities = backend.masked(powers / sums, counts[:, None])
     wanted = array_module(powers).astype(is_wanted, powers.dtype)
-    return backend.reshape((probabilities - wanted) * (g / weight), shape)
+    return backend.reshape((probabilities - wanted) * (g / total), shape)
 
 
 _parallel_cross_entropy.gradients(logits=_of_logits)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import pairwise
 from math import prod
-from operator import attrgetter, is_, le
+from operator import attrgetter, gt, is_
 from sys import getrefcount
 from typing import Any
 from weakref import ref
@@ -41,10 +41,10 @@ _DEVICE_ALIGNMENT = 512
 class Arena:
     """The trained parameters of a rank side by side, and arrays for their gradients.
 
-    Local; no messages. A parameter is moved only if nobody can notice: its values are
-    in C order and may be written, and nothing else refers to them or their memory. The
-    others keep their values where they are, and have a gradient here too. A parameter
-    is in one arena at a time: an earlier one is closed.
+    Local; no messages. A parameter is moved only if nobody can notice: it has one use,
+    its values are in C order and may be written, and nothing else refers to them or to
+    their memory. The values of others stay in place, and only their gradients are here.
+    A parameter is in one arena at a time: an earlier one is closed.
 
     In every step the caller
 
@@ -54,8 +54,8 @@ class Arena:
        earlier step: call :meth:`renew_gradients`, and let all that writes gradients
        write into the new :attr:`gradients`, then call :meth:`count_references` again;
     4. writes into each array of :attr:`gradients` whose parameter gets a gradient in
-       this step: all elements, since it has those of an earlier step;
-    5. assigns these, ``parameter.grad = arena.gradients[i]``, or all at once by
+       this step: all elements, because it has the gradient of an earlier step;
+    5. assigns these, ``parameter.node.grad = arena.gradients[i]``, or all at once by
        :meth:`assign_gradients`. A parameter without a gradient keeps None.
 
     Then optimisers and the finite check find the arrays by themselves. If a parameter
@@ -65,7 +65,8 @@ class Arena:
     Parameters
     ----------
     parameters : iterable of Parameter
-        With values. Those that are frozen get no gradient here.
+        With values. Of a parameter with several uses each is one, with a gradient of
+        its own. Those that are frozen get no gradient here.
 
     Attributes
     ----------
@@ -107,23 +108,28 @@ class Arena:
             kinds.setdefault((_kind(each), id(each) in movable), []).append(each)
         self._blocks = [Block(kinds[kind], is_moved=kind[1]) for kind in kinds]
         self._places = {
-            id(each): (number, position)
+            id(leaf): (number, position)
             for number, block in enumerate(self._blocks)
-            for position, each in enumerate(block.parameters)
+            for position, leaf in enumerate(block.leaves)
         }
         self._neighbours: dict[tuple[int, int, int], Neighbours] = {}
         self._is_open = True
         self._reference = ref(self)
         for each in trained:
             each.arena = self._reference
-        self.gradients = self._all_gradients()
+        self._find_gradients()
+
+    def _find_gradients(self) -> None:
+        self.gradients = [self.gradient_of(each.node) for each in self.parameters]
         self.count_references()
 
-    def _all_gradients(self) -> list[Array | None]:
-        by_parameter: dict[int, Array] = {}
-        for block in self._blocks:
-            by_parameter.update(zip(map(id, block.parameters), block.gradient_views))
-        return [by_parameter.get(id(each.owner)) for each in self.parameters]
+    def gradient_of(self, leaf: Leaf) -> Array | None:
+        """Return the array for the gradient of a leaf; None if there is none here."""
+        place = self._places.get(id(leaf))
+        if place is None:
+            return None
+        number, position = place
+        return self._blocks[number].gradient_views[position]
 
     # -- what has changed since --------------------------------------------------------
 
@@ -151,6 +157,7 @@ class Arena:
 
         Local. Call it when everything that writes into the gradients refers to them,
         and before a user can: after the arena was made or its gradients were renewed.
+        Variables that refer to them are counted too, and hide as many users.
         """
         self._counts = self._references()
 
@@ -163,7 +170,10 @@ class Arena:
         if not all(block.has_views for block in self._blocks):
             return False
         now = self._references()
-        return now == self._counts or all(map(le, now, self._counts))
+        if now != self._counts and any(map(gt, now, self._counts)):
+            return False
+        self._counts = now  # some may have been variables of who has counted
+        return True
 
     def _references(self) -> list[int]:
         counts: list[int] = []
@@ -176,22 +186,19 @@ class Arena:
         """Make new arrays for the gradients; whoever keeps an old one has it alone."""
         for block in self._blocks:
             block.make_gradients()
-        self.gradients = self._all_gradients()
-        self.count_references()
+        self._find_gradients()
 
     # -- gradients ---------------------------------------------------------------------
 
     def assign_gradients(self) -> None:
         """Give every trained parameter its array as its gradient. Local."""
         for block in self._blocks:
-            for holder, view in zip(block.holders, block.gradient_views):
-                holder.grad = view
+            for leaf, view in zip(block.leaves, block.gradient_views):
+                leaf.grad = view
 
     def leaves_outside(self, leaves: Iterable[Leaf]) -> list[Leaf]:
         """Return the leaves whose gradients are not among the joined ones. Local."""
-        owners = [each for block in self._blocks for each in block.parameters]
-        inside = {id(leaf) for each in owners for leaf in each.leaves.values()}
-        return [leaf for leaf in leaves if id(leaf) not in inside]
+        return [leaf for leaf in leaves if id(leaf) not in self._places]
 
     def joined_gradients(self) -> list[Array] | None:
         """Return all gradients as a few flat arrays; None unless all are in the arena.
@@ -207,14 +214,14 @@ class Arena:
 
     def place_of(self, parameter: Parameter) -> tuple[int, int] | None:
         """Return the block and the position of a moved parameter, or None."""
-        place = self._places.get(id(parameter.owner))
+        place = self._places.get(id(parameter.node))
         if place is None or self._blocks[place[0]].values is None:
             return None
         return place
 
     def neighbours(self, parameters: Sequence[Parameter]) -> Neighbours:
         """Return parameters that follow each other here as one array."""
-        number, first = self._places[id(parameters[0].owner)]
+        number, first = self._places[id(parameters[0].node)]
         key = (number, first, first + len(parameters))
         found = self._neighbours.get(key)
         if found is None:
@@ -231,9 +238,7 @@ class Block:
     parameters : list of Parameter
     places : list of slice
         Their elements, in ``values`` and ``gradients`` alike.
-    holders : list of Leaf or Parameter
-        The objects whose ``grad`` is the gradient. If a parameter has only one leaf, it
-        is the leaf, which is read in a third of the time.
+    leaves : list of Leaf
     values : array of shape (elements,), or None
         None if the parameters were not moved.
     value_views : list of array
@@ -247,7 +252,7 @@ class Block:
 
     def __init__(self, parameters: list[Parameter], is_moved: bool) -> None:
         self.parameters = parameters
-        self.holders = list(map(_holder, parameters))
+        self.leaves = [each.node for each in parameters]
         data = parameters[0].data
         self._xp = backend.array_module(data)
         is_half = isinstance(parameters[0].node, HalfLeaf)
@@ -294,7 +299,7 @@ class Block:
     def has_gradients(self, part: slice = _ALL) -> bool:
         """Return whether these parameters have their gradients here."""
         views = self.gradient_views[part]
-        return all(map(is_, map(_GRAD, self.holders[part]), views))
+        return all(map(is_, map(_GRAD, self.leaves[part]), views))
 
     def gaps(self, part: slice) -> tuple[Array, Array] | None:
         """Return the elements between these parameters, and which to repeat there.
@@ -339,14 +344,7 @@ class Neighbours:
         self.size = stop - start
         self.places = [slice(at.start - start, at.stop - start) for at in places]
         self._gaps = block.gaps(self._members)
-        self._holders = block.holders[self._members]
-        self._leaves: list[Leaf] = []
-        self._tied: list[Parameter] = []
-        for each in self._holders:
-            if isinstance(each, Parameter):
-                self._tied.append(each)
-            else:
-                self._leaves.append(each)
+        self._leaves = block.leaves[self._members]
 
     def are_joined(self) -> bool:
         """Return whether all have their values and gradients in the arena."""
@@ -355,7 +353,7 @@ class Neighbours:
 
     def have_gradients(self) -> bool:
         """Return whether any has a gradient, in the arena or elsewhere."""
-        return any(each.grad is not None for each in self._holders)
+        return any(leaf.grad is not None for leaf in self._leaves)
 
     def values(self) -> Array:
         """Return a view of the values, of shape (size,)."""
@@ -383,8 +381,6 @@ class Neighbours:
         """Note that the values have changed, as :meth:`Parameter.note_change` does."""
         for leaf in self._leaves:
             leaf.changed = order
-        for parameter in self._tied:
-            parameter.note_change(order)
 
 
 def side_by_side(
@@ -404,10 +400,12 @@ def side_by_side(
         arena = None if each.arena is None else each.arena()
         place = None if arena is None else arena.place_of(each)
         own_kind = None if place is None else kind(each)
-        if own_kind is None:
+        if arena is None or own_kind is None:
             yield [each]
         else:
-            placed.setdefault(arena, []).append((place, own_kind, each))
+            has_gradient = each.node.grad is arena.gradient_of(each.node)
+            member = place, (own_kind, has_gradient), each
+            placed.setdefault(arena, []).append(member)
     for members in placed.values():
         members.sort(key=lambda member: member[0])
         runs: list[list[Any]] = []
@@ -424,13 +422,9 @@ def side_by_side(
 
 
 def _trained(parameters: Iterable[Parameter]) -> list[Parameter]:
-    """Return the owners of trained parameters, each once."""
-    owners = {id(each.owner): each.owner for each in parameters if each.requires_grad}
-    return list(owners.values())
-
-
-def _holder(parameter: Parameter) -> Leaf | Parameter:
-    return parameter.node if len(parameter.leaves) == 1 else parameter
+    """Return the parameters that are trained, each use once."""
+    uses = {id(each.node): each for each in parameters if each.requires_grad}
+    return list(uses.values())
 
 
 def _kind(parameter: Parameter) -> Hashable:
@@ -483,6 +477,8 @@ def _is_plain(parameter: Parameter) -> bool:
     data = parameter.data
     if type(parameter) not in (Parameter, ShardedParameter) or not _has_views(data):
         return False
+    if len(parameter.leaves) > 1:
+        return False  # the sum over its uses would be another array
     if data.base is not None and type(data.base) is not type(data):
         return False  # memory of something else, such as a file
     if isinstance(data, np.ndarray) and not data.flags.writeable:

@@ -102,7 +102,7 @@ class FullySharded(Module):
     [FullySharded(Linear(8, 2)), FullySharded(Linear(8, 2))]
     """
 
-    is_replayable = False
+    is_compilable = False
     not_trained = "places"  # in which the layer has its parameters
     _inlined = "layer"  # parameters keep the names that they have in the layer, and so their first values
 

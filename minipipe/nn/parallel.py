@@ -18,7 +18,7 @@ from typing import Any
 
 from minipipe import functional
 from minipipe.autograd import backend
-from minipipe.autograd.backend import array_module
+from minipipe.autograd.backend import Array, array_module
 from minipipe.comm.process_group import ProcessGroup
 from minipipe.errors import ArgumentError
 from minipipe.functional.distributed import marked
@@ -199,12 +199,21 @@ class ParallelEmbedding(Module):
         """Map whole numbers of shape (...) to vectors, (..., width), on every rank."""
         group, count = self.shard.group, self.weight.shape[0]
         given = as_tensor(ids)
-        # The vector of another rank's symbol is 0 here. A number that no rank has is refused by all of them.
-        xp, own = array_module(given.data), given.data - group.rank * count
-        is_own = (own >= 0) & (own < count)
-        is_known = bool(xp.all((given.data >= 0) & (given.data < count * group.size)))
-        vectors = functional.embedding(self.weight, own * xp.astype(is_own, own.dtype) if is_known else given.data)
+        rows, is_own = _own_rows(given.data, group.rank * count, count, count * group.size)
+        vectors = functional.embedding(self.weight, rows)
         return reduce_from(functional.where(is_own[..., None], vectors, 0.0), group=group)
+
+
+@backend.one_line
+def _own_rows(ids: Array, first: int, count: int, total: int) -> tuple[Array, Array]:
+    """Return the rows of this rank's part of a table that ids name, and which do; row 0 for the others.
+
+    A number that no rank has stays, and is refused by all of them.
+    """
+    xp, own = array_module(ids), ids - first
+    is_own = (own >= 0) & (own < count)
+    is_known = bool(xp.all((ids >= 0) & (ids < total)))
+    return own * xp.astype(is_own, own.dtype) if is_known else xp.asarray(ids, copy=True), is_own
 
 
 class ParallelUnembedding(Module):

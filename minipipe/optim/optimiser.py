@@ -73,7 +73,9 @@ class ParameterGroup(Familiar, SimpleNamespace):
     @property
     def hyper_parameters(self) -> dict[str, Any]:
         """The hyper-parameters as they are now, by name."""
-        return {name: value for name, value in vars(self).items() if name != "parameters"}
+        numbers = dict(vars(self))
+        del numbers["parameters"]
+        return numbers
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.parameters, self.hyper_parameters)
@@ -267,6 +269,14 @@ class Optimiser(Familiar, ABC):
         return {"class": type(self), **numbers}
 
     @property
+    def numbers(self) -> list[Any]:
+        """The values of ``settings`` without the class: quick to read and to compare."""
+        if not self._is_one_group:
+            return list(self._defaults.values())
+        _, *numbers = vars(self.groups[0]).values()  # the parameters come first
+        return numbers
+
+    @property
     def nbytes(self) -> int:
         """The bytes of the arrays that this rank keeps in addition to the parameters, including master values."""
         kept = [*self._masters.values(), *(value for state in self._states.values() for value in state.values())]
@@ -309,9 +319,12 @@ class Optimiser(Familiar, ABC):
         if not vars(type(self)).get("is_elementwise"):
             return parameters
         walk = self._walks.get(id(parameters))
-        if walk is None or not walk.is_current(parameters):
+        units = None if walk is None else walk.units(parameters)
+        if units is None:
             walk = self._walks[id(parameters)] = Walk(parameters, self._states, self._masters)
-        return walk.units()
+            units = walk.units(parameters)
+        assert units is not None  # of a new walk
+        return units
 
     def _change(self, one: Parameter | Run, gradient: Array, group: ParameterGroup) -> None:
         if isinstance(one.node, HalfLeaf):
@@ -326,7 +339,7 @@ class Optimiser(Familiar, ABC):
         """Change the master values, and round them into the parameter."""
         data = one.data
         xp = backend.array_module(data)
-        master = one.master() if isinstance(one, Run) else self._masters.get(id(one))
+        master = one.master if isinstance(one, Run) else self._masters.get(id(one))
         is_known = master is not None and xp.all(xp.astype(master, data.dtype) == data)
         if not is_known and isinstance(one, Run) and master is not None:  # of some parameters only
             one.is_divided = True

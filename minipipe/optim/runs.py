@@ -16,6 +16,7 @@ from minipipe.nn.parameter import Parameter
 
 States = MutableMapping[int, dict[str, Any]]
 Masters = MutableMapping[int, Array]
+Units = Sequence["Run | Parameter"]
 
 # Values that no rule changes in place.
 _NUMBERS = (int, float, complex, str, np.generic, type(None))
@@ -41,10 +42,12 @@ class Run:
     Attributes
     ----------
     parameters : list of Parameter
+    neighbours : weak reference to Neighbours
     node : Leaf
         The leaf of one of them.
     state : dict
         The state of all; what it keeps for each element has shape (elements,).
+    master : array of shape (elements,), or None
     is_divided : bool
         Whether the state is not joined, or some parameters were changed alone since.
     """
@@ -57,15 +60,16 @@ class Run:
     ) -> None:
         arena: Any = parameters[0].arena
         # A weak reference: the memory of an arena that is not used any more is freed.
-        self._neighbours = ref(arena().neighbours(parameters))
+        self.neighbours = ref(arena().neighbours(parameters))
         self.parameters = parameters
         self.node = parameters[0].node
-        self._states = [states[id(each)] for each in self.parameters]
+        self._states = [states[id(each)] for each in parameters]
         self._masters = masters
         self.state: dict[str, Any] = {}
         self._handed_out: dict[str, Any] = {}
-        self._master: Array | None = None
-        self.is_divided = not self.can_step()
+        self.master: Array | None = None
+        neighbours: Any = self.neighbours()
+        self.is_divided = neighbours.have_gradients() and not neighbours.are_joined()
         if not self.is_divided:
             self._join()
 
@@ -81,7 +85,7 @@ class Run:
             self.set_master(self._joined(masters))
 
     def _joined(self, arrays: Sequence[Array]) -> Array:
-        neighbours: Any = self._neighbours()
+        neighbours: Any = self.neighbours()
         xp = backend.array_module(arrays[0])
         flat = xp.zeros(neighbours.size, dtype=arrays[0].dtype)
         for part, array in zip(neighbours.parts_of(flat), arrays):
@@ -89,34 +93,20 @@ class Run:
         return neighbours.filled(flat)
 
     @property
-    def is_usable(self) -> bool:
-        """Whether the arena exists, and the state is joined if this step needs it."""
-        if self._neighbours() is None:
-            return False
-        return not (self.is_divided and self.can_step())
-
-    def can_step(self) -> bool:
-        """Return whether this step treats all parameters alike: all change, or none."""
-        neighbours = self._neighbours()
-        if neighbours is None:
-            return False
-        return neighbours.are_joined() or not neighbours.have_gradients()
-
-    @property
-    def grad(self) -> Array | None:
-        """The gradients as one array; None if there are none."""
-        neighbours: Any = self._neighbours()
-        return neighbours.gradient() if neighbours.have_gradients() else None
+    def grad(self) -> Array:
+        """The gradients as one array."""
+        neighbours: Any = self.neighbours()
+        return neighbours.gradient()
 
     @property
     def data(self) -> Array:
         """The values as one array."""
-        neighbours: Any = self._neighbours()
+        neighbours: Any = self.neighbours()
         return neighbours.values()
 
     def note_change(self, order: int) -> None:
         """Note that the values have changed, and give each parameter its new state."""
-        neighbours: Any = self._neighbours()
+        neighbours: Any = self.neighbours()
         neighbours.note_change(order)
         for name, value in self.state.items():
             if self._handed_out.get(name, _NOTHING) is not value:
@@ -128,7 +118,7 @@ class Run:
         self._handed_out = dict(self.state)
 
     def _hand_out(self, name: str, value: Any) -> None:
-        neighbours: Any = self._neighbours()
+        neighbours: Any = self.neighbours()
         if backend.is_array(value) and value.shape == (neighbours.size,):
             parts = neighbours.parts_of(value)
         elif isinstance(value, _NUMBERS):
@@ -140,14 +130,10 @@ class Run:
         for state, part in zip(self._states, parts):
             state[name] = part
 
-    def master(self) -> Array | None:
-        """Return the master values as one array; None if there are none yet."""
-        return self._master
-
     def set_master(self, master: Array) -> None:
         """Take master values, and give each parameter its part of them."""
-        neighbours: Any = self._neighbours()
-        self._master = master
+        neighbours: Any = self.neighbours()
+        self.master = master
         for each, part in zip(self.parameters, neighbours.parts_of(master)):
             self._masters[id(each)] = part
 
@@ -182,23 +168,25 @@ class Walk:
                 self._runs.append(Run(each, states, masters))
         self._arenas = [each.arena for each in self._alone]
 
-    def is_current(self, parameters: tuple[Parameter, ...]) -> bool:
-        """Return whether the walk need not be planned again."""
-        if parameters is not self._parameters:
-            return False
-        if not all(run.is_usable for run in self._runs):
-            return False
-        return [each.arena for each in self._alone] == self._arenas
+    def units(self, parameters: tuple[Parameter, ...]) -> Units | None:
+        """Return what this step changes as one array each: runs, and parameters.
 
-    def units(self) -> Sequence[Run | Parameter]:
-        """Return what this step changes as one array: runs, and parameters."""
-        if not self._runs:
-            return self._parameters
+        None if the walk must be planned again, because something has changed since.
+        """
+        if parameters is not self._parameters:
+            return None
+        if [each.arena for each in self._alone] != self._arenas:
+            return None
         units: list[Run | Parameter] = []
         for run in self._runs:
-            if run.can_step():
+            neighbours = run.neighbours()
+            if neighbours is None:
+                return None
+            if neighbours.are_joined():
+                if run.is_divided:
+                    return None
                 units.append(run)
-            else:
+            elif neighbours.have_gradients():
                 run.is_divided = True
                 units += run.parameters
         return units + self._alone

@@ -23,7 +23,8 @@ from minipipe.execution.observers import StackedWeights, handlers_of, journal
 from minipipe.execution.plan import Plan
 from minipipe.execution.sums import GradientSums
 from minipipe.passes.framing import frame
-from minipipe.pipeline.intake import Intake, deliver_loss, gather_results
+from minipipe.pipeline.delivery import deliver_loss
+from minipipe.pipeline.intake import Intake, gather_results
 from minipipe.pipeline.parameters import AllParameters
 from minipipe.schedules.action import Action, ActionKind
 from minipipe.schedules.action_table import Program
@@ -122,7 +123,9 @@ class Framing:
         )
 
     def trainer(self, make: Callable[..., Executor], stacks_weights: bool) -> Executor | None:
-        """Return the executor of training steps; None if the schedule updates weights itself, which needs a run.
+        """Return the executor of training steps.
+
+        None if the schedule updates weights itself, which needs a run, or has no backward.
 
         Parameters
         ----------
@@ -131,7 +134,8 @@ class Framing:
         stacks_weights : bool
             Whether neighbouring W of a stage are computed together.
         """
-        if ActionKind.UPDATE in self._plan.schedule.kinds:
+        schedule = self._plan.schedule
+        if ActionKind.UPDATE in schedule.kinds or (schedule.is_forward_only and not schedule.frozen):
             return None
         row = self._plan.program.numbered[self._group.rank]
         handlers, observers = handlers_of(row), journal()
@@ -193,7 +197,8 @@ class Framing:
             warn_of_missing_gradients(self._parameters.own)
         call.is_computed = True
         call.input_gradients = self._intake.input_gradients(batch, executor.record.input_gradients)
-        loss = deliver_loss(self._group, self._intake.last_rank, batch, finite)
+        waits = call.waits and not self._pending
+        loss = deliver_loss(self._intake.delivery, batch, waits, finite)
         while self._pending:  # no rank is far behind
             self._pending.popleft().wait()
         call.loss = loss.wait() if call.waits else loss

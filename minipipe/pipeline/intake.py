@@ -1,9 +1,8 @@
-"""The arguments and results of a call: each rank reads its part of the batch, and all ranks get the loss."""
+"""The arguments of a call, of which each rank reads its part of the batch; and the results of replicas."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -15,10 +14,8 @@ from minipipe.comm.objects import pack, unpack
 from minipipe.comm.process_group import OwnTag
 from minipipe.data import Share
 from minipipe.errors import ArgumentError, MicrobatchError, ModelError
-from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
-from minipipe.execution.checks.calls import Calls, part_of
-from minipipe.execution.checks.finite import StepCheck
+from minipipe.execution.checks.calls import Calls
 from minipipe.execution.checks.updates import batch_marks
 from minipipe.execution.objective import BatchObjective
 from minipipe.execution.payload import Payload
@@ -35,8 +32,10 @@ from minipipe.execution.samples import (
     sizes_of,
     split_microbatches,
 )
+from minipipe.pipeline.delivery import LossDelivery
 from minipipe.pipeline.planning import roles_of
 
+_MOST_FORMS = 16  # of batches that are remembered
 _WHOLE = ("evaluate", "predict", "measure_memory")  # calls that take any number of samples, and sequences as they are
 
 
@@ -93,53 +92,46 @@ class PlainBatch:
 
     Attributes
     ----------
-    agreed : (int, int)
-        The number of samples, and the layout.
+    agreed : (int, int, int)
+        The number of samples, the layout, and the form of the inputs on the first rank.
+    loss : function or None
     """
 
-    def __init__(self, batch: Batch, parts: Mapping[str, Payload], agreed: tuple[int, int], begins: bool) -> None:
+    def __init__(self, batch: Batch, parts: Mapping[str, Payload], agreed: tuple[int, ...], begins: bool) -> None:
         self.agreed = agreed
-        self._parts, self._rows = parts, rows_of(batch.sizes)
+        self._rows = rows_of(batch.sizes)
+        self._requires_grad = {noun: part.requires_grad for noun, part in parts.items()}
         self._of_call = batch.call, batch.sizes
         self._seed = batch.seed
         self._begins = begins
-        self._loss, self._kind = batch.objective.loss, type(batch.objective)
+        self.loss, self._kind = batch.objective.loss, type(batch.objective)
         arrays = [part.arrays[0] for part in parts.values()]
-        self._forms = [(array.shape, array.dtype) for array in arrays]
+        self._forms = [(array.shape, array.strides, array.dtype) for array in arrays]
 
-    @classmethod
-    def of(
-        cls, batch: Batch, own: Mapping[str, Samples], given: tuple[Any, Any], agreed: tuple[int, int], begins: bool
-    ) -> PlainBatch | None:
-        """Return what is known of a batch for others like it; None if it is not plain."""
-        parts = {noun: each.parts[0] for noun, each in own.items()}
-        for noun, part in parts.items():
-            array = given[noun != "inputs"]
-            if agreed[1] or type(array) is not np.ndarray or part.arrays[0] is not array:
-                return None
-        is_whole = batch.num_slices == 1 and batch.objective.num_microbatches is None
-        return cls(batch, parts, agreed, begins) if is_whole and len(batch.sizes) > 1 else None
-
-    def like(self, call: str, inputs: Any, targets: Any, objective: BatchObjective) -> dict[str, Samples] | None:
+    def like(self, call: str, inputs: Any, targets: Any, objective: BatchObjective) -> dict[str, Payload] | None:
         """Return the parts of another batch, if it has the same form and is given in the same call."""
-        if call != self._of_call[0] or objective.loss is not self._loss or type(objective) is not self._kind:
+        if call != self._of_call[0] or objective.loss is not self.loss or type(objective) is not self._kind:
             return None
         own = {}
-        for (noun, part), (shape, dtype) in zip(self._parts.items(), self._forms):
+        for (noun, flags), (shape, strides, dtype) in zip(self._requires_grad.items(), self._forms):
             array = inputs if noun == "inputs" else targets
-            if type(array) is not np.ndarray or array.shape != shape or array.dtype != dtype:
+            if type(array) is not np.ndarray or array.shape != shape:
                 return None
-            own[noun] = Samples([Payload([array], part.requires_grad)], self.agreed[:1])
+            if array.strides != strides or array.dtype != dtype:
+                return None
+            own[noun] = Payload([array], flags)
         return own
 
-    def batch(self, step: int, training_step: int, own: Mapping[str, Samples], objective: BatchObjective) -> Batch:
+    def batch(self, step: int, training_step: int, own: Mapping[str, Payload], objective: BatchObjective) -> Batch:
         """Return a batch of the same form."""
-        cut = {noun: Cut(each.parts[0], self._rows) for noun, each in own.items()}
+        cut = {noun: Cut(part, self._rows) for noun, part in own.items()}
         call, sizes = self._of_call
         inputs = cut.pop("inputs", None)
         if self._begins:
             objective.begin(sizes, next(iter(cut.values()), None))
-        return Batch(call, sizes, inputs, objective, step, training_step, self._seed)
+        batch = Batch(call, sizes, inputs, objective, step, training_step, self._seed)
+        batch.form = self
+        return batch
 
 
 class Intake:
@@ -173,7 +165,9 @@ class Intake:
         self.last_ranks = plan.program.ranks_of(plan.program.num_stages - 1)
         self.first_rank, self.last_rank = self._first_ranks[0], self.last_ranks[0]
         self._last: PlainBatch | None = None
+        self._plain_batches: dict[Any, PlainBatch] = {}
         self.needs = Needs.of(plan, group.rank)
+        self.delivery = LossDelivery(group, self.last_rank)
         self.calls = Calls(group, self.first_rank, grid.tensor if grid else None)
         group.describe_ranks(roles_of(plan, group, grid))
 
@@ -192,22 +186,33 @@ class Intake:
             raise ModelError("loss", message)
         num_slices = 1 if call in _WHOLE else self._plan.schedule.num_slices
         last = self._last
-        own = None if last is None else last.like(call, inputs, targets, objective)
-        if own is None:
-            last = None
+        like = None if last is None else last.like(call, inputs, targets, objective)
+        own: dict[str, Samples] = {}
+        of_batch: tuple[int, ...] = (0, 0, 0)
+        if last is not None and like is not None:
+            of_batch = last.agreed if "inputs" in like else of_batch
+        else:
             try:
                 own = self._read(call, inputs, targets, objective, num_slices)
             except Exception:
                 self.calls.count += 1  # so that no later call is taken for this one
                 raise
+            if "inputs" in own:
+                read = own["inputs"]
+                of_batch = read.num_samples, read.layout, read.form
         alike: dict[str, float | None] = {}
         if not self.calls.is_alone:
             alike |= {"mode": bool(is_training), "number of training steps": training_step, **objective.alike}
             alike |= batch_marks(_compared(inputs), _compared(targets)) if self._compares else {}
-        num_samples, layout = self._agree(call, own, alike)
-        if last is not None and (num_samples, layout) == last.agreed:
-            self.calls.check_trained(call)
-            return last.batch(self.calls.count, training_step, own, objective)
+        agreed = self.calls.begin(call, alike, of_batch)
+        num_samples, layout, form = agreed
+        if last is not None and like is not None:
+            if agreed == last.agreed:
+                self.calls.check_trained(call)
+                return last.batch(self.calls.count, training_step, like, objective)
+            own = self._read(call, inputs, targets, objective, num_slices)
+        for noun, each in own.items():
+            self._check_alike(each, noun, num_samples, layout)
         count = objective.num_microbatches or self._plan.schedule.num_microbatches
         if call in _WHOLE:  # any number of samples will do, but none
             count = max(1, min(count // self._plan.schedule.num_slices, num_samples))
@@ -223,8 +228,31 @@ class Intake:
         of_call = self.calls.count, training_step, self._seed
         is_cut = bool(layout & 1)
         batch = Batch(call, sizes, parts.get("inputs"), objective, *of_call, is_cut, num_slices)
-        self._last = PlainBatch.of(batch, own, (inputs, targets), (num_samples, layout), self.needs.targets)
+        batch.form_of_inputs = form
+        self._last = self._plain(batch, own, (inputs, targets), agreed)
+        batch.form = self._last
         return batch
+
+    def _plain(
+        self, batch: Batch, own: Mapping[str, Samples], given: tuple[Any, Any], agreed: tuple[int, ...]
+    ) -> PlainBatch | None:
+        """Return what is known of a batch for others like it, the same for batches of one form; None if not plain."""
+        for noun, each in own.items():
+            array = given[noun != "inputs"]
+            if agreed[1] or type(array) is not np.ndarray or each.parts[0].arrays[0] is not array:
+                return None
+        if batch.num_slices > 1 or batch.objective.num_microbatches is not None or len(batch.sizes) == 1:
+            return None
+        arrays = {noun: each.parts[0].arrays[0] for noun, each in own.items()}
+        forms = [(noun, array.shape, array.strides, array.dtype) for noun, array in arrays.items()]
+        key = batch.call, batch.sizes, agreed, *forms
+        known = self._plain_batches.get(key)
+        if known is None or batch.objective.loss is not known.loss:
+            if len(self._plain_batches) >= _MOST_FORMS:
+                self._plain_batches.clear()
+            parts = {noun: each.parts[0] for noun, each in own.items()}
+            known = self._plain_batches[key] = PlainBatch(batch, parts, agreed, self.needs.targets)
+        return known
 
     def _read(
         self,
@@ -258,21 +286,6 @@ class Intake:
             return own
         num_sequences = self._plan.schedule.num_microbatches // num_slices
         return into_slices(own, noun, num_sequences, num_slices)
-
-    def _agree(
-        self,
-        call: str,
-        own: Mapping[str, Samples],
-        alike: Mapping[str, float | None],
-    ) -> tuple[int, int]:
-        """Return the number of samples of the batch, and its layout, which are the same on all ranks. Collective."""
-        size, layout = 0, 0
-        if "inputs" in own:
-            size, layout = own["inputs"].num_samples, own["inputs"].layout
-        num_samples, layout = self.calls.begin(call, alike, size, layout)
-        for noun, each in own.items():
-            self._check_alike(each, noun, num_samples, layout)
-        return num_samples, layout
 
     def gather_input_gradients(self, own: dict[int, Payload]) -> None:
         """Gather the gradients of the inputs on the first rank of the first stage. Collective among its replicas."""
@@ -389,50 +402,3 @@ def gather_results(group: ProcessGroup, ranks: Sequence[int], batch: Batch) -> N
     if len(ranks) > 1 and group.rank in ranks:
         for found in gathered(group, ranks, batch.objective.found()):
             batch.objective.take(found)
-
-
-def deliver_outputs(group: ProcessGroup, root: int, batch: Batch) -> Any:
-    """Return the outputs of a batch on the ranks that are to have them.
-
-    Collective, where that is all of them.
-
-    Parameters
-    ----------
-    group : ProcessGroup
-    root : int
-        The rank of the last stage.
-    batch : Batch
-    """
-    found = batch.outputs() if group.rank == root else None
-    if batch.objective.where == "everywhere":
-        message = None if found is None else found.to_message()
-        found = Payload.from_message(group.broadcast(message, root, what=part_of(batch.call)))
-        found = found._replace(arrays=[a if a.flags.writeable else a.copy() for a in found.arrays])
-    return None if found is None else batch.returned(found)
-
-
-def deliver_loss(group: ProcessGroup, root: int, batch: Batch, check: StepCheck | None = None) -> PendingLoss:
-    """Begin to give the loss of a batch to every rank, and its outputs to those that are to have them.
-
-    Collective; parameters are as in :func:`deliver_outputs`, and a check of the loss. Each rank
-    sends its findings to all others, the root with the loss. So when the slowest rank finishes, the findings of all
-    others have arrived already.
-    """
-    outputs = deliver_outputs(group, root, batch)
-    own = () if check is None else check.findings
-    numbers = batch.objective.numbers(*own) if group.rank == root else None
-    tell = partial(group.ibroadcast, step=batch.step, what=part_of(batch.call))
-    request = tell(numbers, root)
-    others = [rank for rank in range(group.size) if rank != root] if own else []
-    arriving = [tell(np.array(own) if rank == group.rank else None, rank) for rank in others]
-
-    def receive() -> BatchLoss:
-        numbers = request.wait().tolist()
-        loss = BatchLoss.read(numbers, len(batch.sizes), list(batch.objective.metrics), outputs)
-        if check is not None:
-            findings = [one.wait().tolist() for one in arriving]
-            findings.insert(root, numbers[-len(own) :])
-            check.judge(loss, findings)
-        return loss
-
-    return PendingLoss(receive, batch.training_step + 1)

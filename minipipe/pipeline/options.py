@@ -46,7 +46,6 @@ class ModulesOptions(TypedDict, total=False):
     device: str | ModuleType
     check_finite: Literal["stop", "warn", "off"]
     check_agreement: bool
-    replay: bool
     compile: bool | Literal["where-possible"]
     num_microbatches: int | None
     inputs_require_grad: bool

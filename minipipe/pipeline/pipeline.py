@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -15,7 +14,7 @@ import numpy as np
 
 from minipipe.autograd import backend
 from minipipe.comm import Grid, ProcessGroup
-from minipipe.errors import not_copyable
+from minipipe.errors import counted, not_copyable, warn_caller
 from minipipe.execution import BatchLoss, PendingLoss
 from minipipe.execution.batch import Batch
 from minipipe.execution.checks.calls import (
@@ -32,9 +31,7 @@ from minipipe.execution.observers import MemoryMeter, journal
 from minipipe.execution.outputs import check_given_gradient
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
-from minipipe.execution.replayed import observed, replayed_source, report_of
 from minipipe.execution.samples import copied, read_ahead
-from minipipe.execution.source import source_of
 from minipipe.execution.sums import GradientSums
 from minipipe.execution.timeline import gather_timeline
 from minipipe.hints import FamiliarPipeline, with_hints
@@ -43,8 +40,10 @@ from minipipe.nn.fully_sharded import kept_whole
 from minipipe.nn.module import modes_of
 from minipipe.optim import LossScale, Optimiser
 from minipipe.pipeline.arguments import agreed, compare_options, of_modules
+from minipipe.pipeline.compiling import Compiling, without_replay
+from minipipe.pipeline.delivery import deliver_loss, deliver_outputs
 from minipipe.pipeline.framing import Framing, TrainingCall
-from minipipe.pipeline.intake import Intake, Needs, deliver_loss, deliver_outputs, gather_results
+from minipipe.pipeline.intake import Intake, Needs, gather_results
 from minipipe.pipeline.options import ModulesOptions, PlanOptions, showing
 from minipipe.pipeline.parameters import AllParameters
 from minipipe.pipeline.planning import objective_of, over_grid
@@ -114,11 +113,9 @@ class Pipeline(FamiliarPipeline):
         Whether to compare everything that changes numbers, now and at the beginning of every collective call: see
         Notes. In any case, all ranks are checked to make the same calls, in the same mode, for the same metrics, and
         with equal values of the arguments that determine messages.
-    replay : bool
-        Whether a stage of minipipe's own layers captures the NumPy calls of a microbatch, and replays them for later
-        ones: the same bits, with less work in Python. A custom module takes part with ``is_replayable = True``: its
-        forward computes with tensors, and depends on its input, parameters and attributes alone. Other stages compute
-        without replay; :meth:`replay_report` gives the reason, :meth:`source` shows the lines.
+    compile : bool or "where-possible"
+        Whether steps, evaluations and predictions run as a printed Python program, with the same bits and less work in
+        Python: see Notes. ``True`` refuses stages that cannot be compiled; ``"where-possible"`` runs them eagerly.
     **options
         Options of :class:`Plan`: ``schedule`` (``"1f1b"`` by default), ``num_microbatches``, ``chunks_per_rank``,
         ``partition``, ``layer_costs``, ``inputs_require_grad``, ``replicas`` and ``gradient_blocks``. With
@@ -161,6 +158,15 @@ class Pipeline(FamiliarPipeline):
     Other attributes cannot be set. For another seed, loss or schedule make another pipeline, with the values of this
     one (``load_state_dict``).
 
+    With ``compile=True`` the first batch of a form runs eagerly, the second one is recorded, and from then on this rank
+    runs one program of NumPy calls, which :meth:`source` prints. The program is traced once, and holds for the shapes,
+    dtypes, mode and attributes of layers that it was recorded with. All of them are compared before each step; a change
+    makes a new program, and a step that is recorded. Layers and losses of minipipe can be compiled. A custom one takes
+    part with the class attribute ``is_compilable = True``, a promise: its forward computes with tensors, depends on its
+    input, parameters and attributes alone, and reads no values. A stage that breaks it is refused, with its layer and
+    line. Steps that ask for metrics or outputs, accumulate or are watched run eagerly; :meth:`compile_report` tells.
+    Compiled and eager ranks understand each other, and a rank whose program no longer holds changes nothing for others.
+
     When the pipeline is made, and before an argument has any effect, ranks compare: all arguments except ``sample``
     (arguments that determine messages even with ``check_agreement=False``); the model with its layers' attributes and
     functions, the loss and ``loss_weight`` (see :mod:`minipipe.execution.checks.description`); the versions of
@@ -196,6 +202,7 @@ class Pipeline(FamiliarPipeline):
 
     __slots__ = (
         *(
+            "_compiling",
             "_executor",
             "_framing",
             "_group",
@@ -228,19 +235,20 @@ class Pipeline(FamiliarPipeline):
         device: str | ModuleType = "cpu",
         check_finite: Literal["stop", "warn", "off"] = "stop",
         check_agreement: bool = True,
-        replay: bool = True,
         compile: bool | Literal["where-possible"] = False,  # noqa: A002
         **options: Unpack[PlanOptions],
     ) -> None:
         dropout_seed = seed if dropout_seed is None else dropout_seed
+        compile, options = without_replay(compile, options)  # noqa: A001
         run: dict[str, Any] = {"loss": loss, "loss_weight": loss_weight, "seed": seed, "check_finite": check_finite}
         run |= {"dropout_seed": dropout_seed, "stack_weight_gradients": stack_weight_gradients}
-        run |= {"device": device, "recompute": recompute}
+        run |= {"device": device, "recompute": recompute, "compile": compile}
         if self.watcher is not None:
             model, options = self.watcher.begin(self, model, options, run)
-            compile = self.watcher.compile or compile  # noqa: A001
-        others = {"replay": replay, "compile": compile, "check_agreement": check_agreement}
-        plan, group, grid, recompute, compares = agreed(model, group, options, Pipeline, run, **others)
+            compile = run["compile"]  # noqa: A001
+        plan, group, grid, recompute, compares = agreed(
+            model, group, options, Pipeline, run, check_agreement=check_agreement
+        )
         self._objective = objective_of(plan, loss, loss_weight, grid)
         warn_of_another_order(plan.schedule, grid.group if grid else group)
         self._plan, self._group, self._xp = plan, group, backend.module_for(device, group.local_rank)
@@ -248,22 +256,18 @@ class Pipeline(FamiliarPipeline):
         self._seeds, self._grid, self.num_steps, self.measures_memory = (seed, dropout_seed), grid, 0, False
         # Of the last steps, for timeline(); and the loss of the last one, waited for or not.
         self._records, self._pending = deque[Record](maxlen=_KEPT_STEPS), deque[PendingLoss]()
-        self._stages = build_stages(
-            plan, group.rank, seed, recompute, self._xp, replay and not compile and not stack_weight_gradients
-        )
+        self._stages = build_stages(plan, group.rank, seed, recompute, self._xp)
         self._parameters = AllParameters(plan, group, self._intake.calls, self._stages, compares, grid)
         self._executor = partial(Executor, stages=self._stages, group=group, xp=self._xp, observers=journal())
         self._is_training, self._predictors, self._input_gradients = plan.model.is_training, dict[int, Executor](), None
         self._sums = GradientSums(plan, self._stages, group, self._xp)
         finite = FiniteCheck(check_finite, plan, self._stages, group, self._xp, grid)
         self._framing = Framing(plan, group, self._intake, self._parameters, self._sums, finite, self._pending)
-        make = self._executor
-        if compile:
-            from minipipe.compile.program import Compiler
-
-            make = partial(make, run_schedule=Compiler(is_strict=compile is True))
-        self._trainer = self._framing.trainer(make, stack_weight_gradients)
-        self._runs = Runs(plan, group, self._intake, self._executor, self._objective, check_finite)
+        self._compiling = Compiling(compile, plan)
+        made = partial(self._executor, run_schedule=self._compiling.compiler("step"))
+        self._trainer = self._framing.trainer(made, stack_weight_gradients)
+        compiled = self._compiling.stages(self._stages)
+        self._runs = Runs(plan, group, self._intake, self._executor, self._objective, check_finite, compiled)
 
     @classmethod
     @showing(ModulesOptions, __init__)
@@ -586,7 +590,8 @@ class Pipeline(FamiliarPipeline):
         self, call: str, inputs: Any, targets: Any, objective: BatchObjective, wait: bool, accumulate: bool
     ) -> Any:
         """Run forward and backward of one batch, and leave its gradients."""
-        check_backward(self.schedule, call)
+        if self._trainer is None:
+            check_backward(self.schedule, call)
         assert self._trainer is not None  # check_backward has refused the others
         check_alone(call, self._trainer.is_running)
         begun = perf_counter()
@@ -599,8 +604,7 @@ class Pipeline(FamiliarPipeline):
         finishes_sends = wait or self.schedule.first_backward_stage > 0
         meters = [MemoryMeter()] if self.measures_memory else []
         try:
-            with observed(self._stages) if self.measures_memory else nullcontext():
-                record = self._trainer.run(given, *meters, finishes_sends=finishes_sends)
+            record = self._trainer.run(given, *meters, finishes_sends=finishes_sends)
         except BaseException:
             if given.is_agreed:  # a call that was refused leaves the steps before it as they are
                 self._records = deque(maxlen=_KEPT_STEPS)
@@ -677,7 +681,7 @@ class Pipeline(FamiliarPipeline):
         [1.0, 1.0]
         """
         batch = self._forward_only("evaluate", inputs, targets, self._objective(metrics, outputs), is_training)
-        return deliver_loss(self._group, self._intake.last_rank, batch).wait()
+        return deliver_loss(self._intake.delivery, batch).wait()
 
     @with_hints
     def predict(self, inputs: Any, *, is_training: bool = False) -> Any:
@@ -719,7 +723,8 @@ class Pipeline(FamiliarPipeline):
         predictor = self._predictors.get(count)
         if predictor is None or predictor.is_running:  # a metric of evaluate() may predict
             schedule = forward_only_through(self._plan.pipelines, count, self.schedule.num_ranks)
-            predictor = self._executor(lower(schedule))
+            compiler = self._compiling.compiler(f"forward only, {counted(count, 'microbatch')}")
+            predictor = self._executor(lower(schedule), run_schedule=compiler)
             self._predictors.setdefault(count, predictor)
         modules = [stage.module for stage in self._stages.values()]
         with modes_of(*modules, is_training=is_training), kept_whole(*modules):
@@ -1005,33 +1010,50 @@ class Pipeline(FamiliarPipeline):
         """
         self._parameters.load_state_dict(state)
 
-    def replay_report(self) -> str:
-        """Return a message: which stages of this rank replay a captured step, and why others do not. Local.
+    def compile_report(self) -> str:
+        """Return a message: which stages of this rank are compiled, and why others run eagerly. Local.
 
         Examples
         --------
+        >>> import numpy as np
         >>> from minipipe import Pipeline, init_process_group, nn
         >>> with init_process_group() as group:
-        ...     print(Pipeline(nn.Sequential(nn.Linear(2, 1)), group, loss=nn.MSELoss()).replay_report())
-        stage 0: has not run yet
+        ...     pipeline = Pipeline(nn.Sequential(nn.Linear(2, 1)), group, loss=nn.MSELoss(), compile=True)
+        ...     print(pipeline.compile_report())
+        ...     for x in np.ones((3, 8, 2), np.float32):
+        ...         _ = pipeline.step(x, x[:, :1])
+        ...     print(pipeline.compile_report())
+        step: has not run yet
+        step: stage 0 is compiled
         """
-        return report_of(self._stages)
+        return self._compiling.report()
+
+    def replay_report(self) -> str:
+        """Return :meth:`compile_report`: the name before the next release."""
+        warn_caller("replay_report() is now compile_report().", DeprecationWarning)
+        return self.compile_report()
 
     def source(self, stage: int | None = None) -> str:
-        """Return the row of this rank as Python in straight lines; or the NumPy that one of its stages replays. Local.
+        """Return what this rank does in a training step as Python in straight lines. Local.
 
         Parameters
         ----------
         stage : int, optional
-            By default the row: everything that this rank does in a training step, one call for each instruction. The
-            variables are the values that instructions leave for each other, named by stage and microbatch.
+            Return the compiled sections of this stage alone: the NumPy of its forward and its backward.
+
+        Returns
+        -------
+        str
+            Of an eager pipeline, a function with one call for each instruction; the variables are the values that
+            instructions leave for each other, named by stage and microbatch. Of a compiled one, the whole program: the
+            sections of its stages, and the schedule that calls them.
 
         Raises
         ------
         ArgumentError
-            Code ``value``: when the stage is not on this rank, or replays nothing; the message says why.
+            Code ``value``: when the stage is not on this rank, or is not compiled; the message says why.
         ScheduleError
-            Code ``unsupported``: for the row of a schedule that updates weights itself, which is made for each run.
+            Code ``unsupported``: for a schedule that updates weights itself, whose program is made for each run.
 
         Examples
         --------
@@ -1055,25 +1077,12 @@ class Pipeline(FamiliarPipeline):
                 finite0 = check(rank, 'FINITE')
                 deliver_loss(rank, 'LOSS', finite0)
                 del finite0
-
-        The lines of its first stage, which is replayed from the third step on.
-
-        >>> import numpy as np
-        >>> from minipipe import init_process_group
-        >>> x = np.random.default_rng(0).normal(size=(5, 4, 2)).astype(np.float32)
-        >>> with init_process_group() as group:
-        ...     model = nn.Sequential(nn.Linear(2, 1))
-        ...     pipeline = Pipeline(model, group, loss=nn.MSELoss("sum"), num_microbatches=2)
-        ...     for batch in x:
-        ...         _ = pipeline.step(batch, batch[:, :1])
-        ...     pipeline.source(0).splitlines()[3:5]
-        ['    v0 = x0.dot(p0)', '    v0 += p1']
         """
-        if stage is not None:
-            return replayed_source(self._stages, stage)
         check_backward(self.schedule, "source")
         assert self._trainer is not None
-        return source_of(self._trainer)
+        if stage is not None:
+            return self._compiling.source_of_stage(stage, self.local_stages)
+        return self._compiling.source(self._trainer)
 
     # -- measuring -------------------------------------------------------------------------------------------
 

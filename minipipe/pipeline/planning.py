@@ -17,6 +17,7 @@ from minipipe.execution.plan import Plan, check_model
 from minipipe.execution.sliced import weight_of_loss
 from minipipe.nn import Sequential, fully_shard, parallelise
 from minipipe.nn.dividing import check_not_sharded
+from minipipe.pipeline.compiling import check_how
 from minipipe.schedules.action import U
 from minipipe.specs import INDEX
 
@@ -59,8 +60,8 @@ def planned(
     Raises
     ------
     ArgumentError
-        Code ``name``, for an option that does not exist. Code ``value``, for a seed that is not a whole number; and for
-        arguments that do not fit a device mesh, see :func:`over_grid`.
+        Code ``name``, for an option that does not exist. Code ``value``, for a seed that is not a whole number, and for
+        another ``compile``; and for arguments that do not fit a device mesh, see :func:`over_grid`.
     ModelError
         Code ``unsupported``, for options together with a plan.
     RankError
@@ -70,6 +71,7 @@ def planned(
     grid, recompute = group if isinstance(group, Grid) else None, run["recompute"]
     for name in ("seed", "dropout_seed"):
         INDEX.check(name, run[name])
+    check_how(run["compile"])
     if isinstance(group, Grid):
         model, options = over_grid(model, group, options)
         group = group.pipeline

@@ -135,6 +135,8 @@ class Runs:
     objective : partial
         Of a :class:`BatchObjective <minipipe.execution.objective.BatchObjective>`: the loss, and its weight.
     check_finite : str
+    compiled : CompiledStages, optional
+        The stages of this rank, if they are to be compiled.
 
     Attributes
     ----------
@@ -155,8 +157,9 @@ class Runs:
         executor: partial[Executor],
         objective: partial[BatchObjective],
         check_finite: str,
+        compiled: Any = None,
     ) -> None:
-        self.program = plan.program
+        self.program, self.compiled = plan.program, compiled
         self._plan, self._group, self._intake, self._build, self._objective = plan, group, intake, executor, objective
         self._check_finite = check_finite
         if U in plan.schedule.kinds:
@@ -186,6 +189,8 @@ class Runs:
         updating = Updating(self.program, group.rank, stages, optimiser, is_stashed, sums)
         handlers = handlers_of(self.program.actions[group.rank])
         executor = self._build(self.program, handlers=updating.handlers(handlers))
+        if self.compiled is not None:
+            executor.stages = self.compiled.begin_row(executor.actions)
         watch = mode().watch if is_stashed else None  # which would refuse a change in place that is meant
         try:
             with setting(current_mode, mode()._replace(watch=watch)):

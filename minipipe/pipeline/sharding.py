@@ -122,6 +122,11 @@ class ShardedOptimiser(Optimiser):
         return {**self._whole.settings, "sharded": True}
 
     @property
+    def numbers(self) -> list[Any]:
+        """The rule, and its numbers."""
+        return [type(self._whole), *self._whole.numbers]
+
+    @property
     def nbytes(self) -> int:
         """The bytes of the state on this rank."""
         return self._sharded.nbytes

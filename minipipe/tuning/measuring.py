@@ -7,8 +7,7 @@ for its times and its memory::
     build layer i, F, drop it       i = 0, 1, ..., n - 1      keeps the values between layers
     build layer i, F I W, drop it   i = n, n - 1, ..., 0      layer n is the loss; keeps the gradients between layers
 
-A layer that a pipeline would replay (``autograd/replay``) is timed during replay. Its memory is the memory of its
-graph, which the captured program holds as well.
+A layer runs eagerly, as in a pipeline by default.
 """
 
 from __future__ import annotations
@@ -31,8 +30,6 @@ from minipipe.execution.objective import BatchObjective, Loss
 from minipipe.execution.observers import MemoryMeter, roots_of
 from minipipe.execution.payload import Payload
 from minipipe.execution.plan import Plan, build_stages, check_model
-from minipipe.execution.replayed import observed
-from minipipe.execution.replaying import ReplayingStage
 from minipipe.execution.samples import samples, sizes_of
 from minipipe.execution.stage import Stage
 from minipipe.nn import Identity, Sequential
@@ -45,7 +42,6 @@ from minipipe.tuning.layers import Buffers, Holding, LayerProfile, MeasuredLayer
 from minipipe.tuning.memory import MakeOptimiser
 
 REPEATS = 5  # runs of each layer, of which the time is the median
-_UNTIL_REPLAYED = 10  # runs, at most
 _NOTHING = Payload([], [], ())
 
 
@@ -152,7 +148,7 @@ def measure_on_this_rank(
     layers = plan.layers[:-1]
 
     def stage_of(index: int) -> Stage:
-        return build_stages(plan, index, seed, xp=xp, replay=True)[index]
+        return build_stages(plan, index, seed, xp=xp)[index]
 
     with random_key(seed), enable_grad():
         values = [batch.input(0)]  # by layer, its input
@@ -221,16 +217,13 @@ def _measure(
     actions = _Actions(stage, passing, batch)
     times: dict[ActionKind, list[float]] = {kind: [] for kind in (F, I, W)}
     holding, returned = _held(stage, actions, passing, batch)
-    with observed({stage.index: stage}, is_observed=False, is_halved=True):
-        if isinstance(stage, ReplayingStage):
-            _settle(stage, actions)
-        for _ in range(repeats):
-            stage.begin(accumulate=True)
-            for kind in actions.kinds:
-                start = perf_counter()
-                actions.run(kind)
-                backend.synchronise(xp)
-                times[kind].append(perf_counter() - start)
+    for _ in range(repeats):
+        stage.begin(accumulate=True)
+        for kind in actions.kinds:
+            start = perf_counter()
+            actions.run(kind)
+            backend.synchronise(xp)
+            times[kind].append(perf_counter() - start)
     medians: Any = (median(spent) if spent else 0.0 for spent in times.values())
     return LayerProfile(tuple(medians), holding, passing.size), returned
 
@@ -272,16 +265,6 @@ class _Actions:
     def graph(self) -> list[Any]:
         """The roots of the graph that is held now."""
         return roots_of([self.held])
-
-
-def _settle(stage: ReplayingStage, actions: _Actions) -> None:
-    """Run the actions of a step until a captured program replays them, or until it is known that none will."""
-    for _ in range(_UNTIL_REPLAYED):
-        stage.begin(accumulate=True)
-        for kind in actions.kinds:
-            actions.run(kind)
-        if stage.settle():
-            return
 
 
 def _held(stage: Stage, actions: _Actions, passing: _Passing, batch: Batch) -> tuple[Holding, Payload]:

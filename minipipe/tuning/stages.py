@@ -44,7 +44,6 @@ from minipipe.execution.observers import MemoryMeter
 from minipipe.execution.offloading import recompute
 from minipipe.execution.plan import Plan, build_stages
 from minipipe.execution.record import Record
-from minipipe.execution.replayed import observed
 from minipipe.execution.samples import samples
 from minipipe.execution.sums import GradientSums
 from minipipe.execution.timeline import gather_timeline
@@ -314,7 +313,7 @@ def measure_memory(make_executor: MakeExecutor, program: Program, batch: Batch) 
     alone = freeze_stages(one_microbatch(next(iter(pipelines_of(program))), program.num_ranks), frozen)
     executor = make_executor(lower(alone))
     meter = MemoryMeter(batch.arrays)
-    with observed(executor.stages), kept_whole(*(stage.module for stage in executor.stages.values())):  # its graphs
+    with kept_whole(*(stage.module for stage in executor.stages.values())):  # its graphs
         _run_without_trace(executor, batch, meter)
     mine = np.zeros((3, program.num_stages), np.int64)
     for action, (after, recomputed) in meter.held_bytes.items():
@@ -338,8 +337,8 @@ def measure_costs(
     """Run a batch several times, with each backward in halves; return the costs that were measured.
 
     Collective; leaves no gradients, and changes no parameter. Parameters are as in :func:`measure_memory`, with
-    a plan; the number of steps after two that are not measured, in which stages capture their halves of a backward; the
-    gradient all-reduces over replicas; and whether rank 0 warns if other programs had the cores.
+    a plan; the number of steps after two that are not measured; the gradient
+    all-reduces over replicas; and whether rank 0 warns if other programs had the cores.
 
     Raises
     ------
@@ -360,8 +359,7 @@ def measure_costs(
         clocks = [] if hosts is None else [CoreClock(executor.program.num_stages)]
         for clock in clocks:
             executor = make_executor(program, handlers=clock.handlers(handlers))
-        with observed(executor.stages, is_observed=False, is_halved=True):
-            record = _run_without_trace(executor, batch, *clocks, sums=sums)
+        record = _run_without_trace(executor, batch, *clocks, sums=sums)
         times += [clock.gather(executor.group) for clock in clocks]
         timelines.append(gather_timeline(executor.group, [record], executor.program))
     if warns:

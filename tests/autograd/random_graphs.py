@@ -214,7 +214,18 @@ def computed(graph: Graph, is_oracle: bool, weights: dict[int, Tensor], number: 
     for i, (shape, role) in enumerate([*graph.leaves, *[((WIDTH, WIDTH), role) for role in graph.matrices]]):
         made = leaf(shape, role, graph.dtype, 100 * i + number * ("input" in role))
         leaves.append(weights.setdefault(i, made) if role == "weight" else made)
-    values, matrices, results = leaves[: len(graph.leaves)], leaves[len(graph.leaves) :], []
+    results = results_of(graph, leaves, is_oracle)
+    roots: dict[Node, np.ndarray] = {}
+    for i, y in enumerate(results[-graph.num_roots :]):
+        if y.requires_grad:
+            upstream = np.random.default_rng(50 + i).normal(size=y.shape).astype(graph.dtype)
+            roots[y.node] = upstream  # type: ignore[index]
+    return Computed(leaves, results, roots)
+
+
+def results_of(graph: Graph, leaves: list[Tensor], is_oracle: bool = False) -> list[Tensor]:
+    """Return the results of all steps, from the leaves and behind these the matrices."""
+    values, matrices, results = leaves[: len(graph.leaves)], leaves[len(graph.leaves) :], list[Tensor]()
     for name, picks in graph.steps:
         operands = [values[-1 - pick % len(values)] for pick in picks][: NUM_INPUTS.get(name, 2)]
         if name == "layered":
@@ -232,12 +243,7 @@ def computed(graph: Graph, is_oracle: bool, weights: dict[int, Tensor], number: 
             continue
         results.append(TABLE[name][is_oracle](*map(as_tensor, operands)))
         values.append(results[-1])
-    roots: dict[Node, np.ndarray] = {}
-    for i, y in enumerate(results[-graph.num_roots :]):
-        if y.requires_grad:
-            upstream = np.random.default_rng(50 + i).normal(size=y.shape).astype(graph.dtype)
-            roots[y.node] = upstream  # type: ignore[index]
-    return Computed(leaves, results, roots)
+    return results
 
 
 def fits(operands: list[Tensor]) -> bool:

@@ -1,4 +1,4 @@
-"""An operation of one's own in four lines: it splits, recomputes, is watched, measured, offloaded and replayed."""
+"""An operation of one's own in four lines: it splits, recomputes, is watched, measured, offloaded and compiled."""
 
 from concurrent.futures import ThreadPoolExecutor
 from inspect import signature
@@ -12,14 +12,12 @@ from minipipe import Pipeline, Tensor, functional, nn, op, optim, schedules, spa
 from minipipe.autograd import StageInput, backward, backward_input
 from minipipe.autograd.backend import array_module
 from minipipe.autograd.memory import held_bytes
-from minipipe.autograd.modes import Key
-from minipipe.autograd.replay import Script, Trace
 from minipipe.comm.job.reports import place_of
 from minipipe.errors import ArgumentError, TensorError
-from minipipe.execution import replaying
 from minipipe.execution.offloading import Parked
 from minipipe.tensor import record
 from minipipe.testing import check_gradients, check_same_as_one_process, same_bits
+from tests.compile.driver import TRACED, Job, compiled, eager, traced
 from tests.strategies import build
 
 X = np.random.default_rng(0).standard_normal((16, 6)).astype(np.float32)
@@ -57,7 +55,7 @@ softsign.gradients(x=lambda g, slope: g * slope)
 class Cubed(nn.Module):
     """A layer of both operations, with a weight that is broadcast."""
 
-    is_replayable = True
+    is_compilable = True
 
     def __init__(self):
         self.weight = nn.Parameter((6,), nn.initialisers.constant(0.5))
@@ -70,14 +68,14 @@ def model(wrap=lambda layer: layer):
     return nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(6, 6), wrap(Cubed()))))
 
 
-def trained(group, schedule, replay=False, wrap=lambda layer: layer):
-    pipeline = Pipeline(model(wrap), group, loss=nn.MSELoss(), schedule=schedule, replay=replay)
+def trained(group, schedule, how=False, wrap=lambda layer: layer):
+    pipeline = Pipeline(model(wrap), group, loss=nn.MSELoss(), schedule=schedule, compile=how)
     optimiser, losses = optim.Adam(pipeline.parameters(), learning_rate=0.01), []
     for _ in range(4):
         losses.append(pipeline.step(X, X))
         optimiser.step()
     state = pipeline.state_dict()
-    return losses, [state[name].tobytes() for name in sorted(state)], pipeline.replay_report() if replay else ""
+    return losses, [state[name].tobytes() for name in sorted(state)], pipeline.compile_report() if how else ""
 
 
 def test_op_is_a_public_name():
@@ -111,12 +109,11 @@ def test_so_has_a_training_also_in_recomputed_layers(name):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_it_replays_with_the_same_bits(ranks, monkeypatch):
-    monkeypatch.setattr(replaying, "_PATIENCE", 0)
+def test_it_is_compiled_with_the_same_bits(ranks):
     for name in ("1f1b", "zb-h1"):
         schedule = build(name, ranks, 4)
         for found in spawn(lambda group, schedule=schedule: trained(group, schedule, True), ranks):
-            assert "replays" in found[2], found[2]
+            assert found[2].endswith(" is compiled"), found[2]
             assert found[:2] == spawn(lambda group, schedule=schedule: trained(group, schedule), ranks)[0][:2]
 
 
@@ -193,24 +190,15 @@ def test_what_it_keeps_can_go_to_a_file_and_come_back():
     assert same_bits(again.node.grad, x.node.grad) and same_bits(again_weight.grad, weight.grad)
 
 
-def test_a_script_of_it_has_its_bits():
-    trace = Trace(Key(0, 0, 0, 0, 0))
-    trace.begin("forward")
-    x = Tensor(X)
-    x.data = trace.given("x", X)
-    x.node = StageInput(needs_gradient=True, array=X)
-    y = softsign(x, scale=2.0)
-    trace.returned(y.data)
-    trace.begin("backward")
-    backward({y.node: trace.given("g", np.ones_like(X))})
-    trace.returned(x.node.grad)
-    script = Script(trace, "softsign")
-    (value,), kept = script.sections["forward"]([], None, 2 * X)
-    (gradient,), _ = script.sections["backward"]([], [], kept, X.copy())
-    eager = Tensor(2 * X, requires_grad=True)
-    result = softsign(eager, scale=2.0)
-    result.backward(X)
-    assert same_bits(value, result.data) and same_bits(gradient, eager.grad)
+def test_a_compiled_section_of_it_has_its_bits():
+    job = Job(
+        lambda tensors: [softsign(tensors[0], scale=2.0)],
+        [],
+        lambda k: [(k * X, True)],
+        lambda k, i, result: np.ones_like(X) if k == TRACED else X.copy(),
+    )
+    row = [("F", 2), ("B", 2)]
+    assert compiled(job, traced(job, is_split=False), row) == eager(job, row)
 
 
 def test_a_gradient_that_is_set_again_is_used_from_then_on():

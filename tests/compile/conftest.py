@@ -1,8 +1,8 @@
-"""What is watched is computed eagerly, so nothing is watched here."""
+"""Nothing is watched here, unlike in other tests: watched steps run eagerly."""
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
 def watching():
-    """Watch nothing, unlike other tests."""
+    """Watch nothing."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from minipipe import Tensor, autograd
 from minipipe.autograd import StageInput, backend
-from minipipe.autograd.modes import RandomKey, at
+from minipipe.autograd.modes import RandomKey, at, current_mode, mode, setting
 from minipipe.compile.sections import Pool, Sections
 from minipipe.compile.trace import NotingLeaf, Trace, have_changed, key_of
 from minipipe.tensor import record
@@ -49,9 +49,9 @@ def seeds(k: int, i: int, result: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def place(k: int):
-    """Draw the random numbers of a microbatch."""
-    key = RandomKey(0, 3, k)
-    with at(key):
+    """Draw the random numbers of a microbatch, and watch no arrays, unlike other tests."""
+    unwatched = setting(current_mode, mode()._replace(watch=None))
+    with at(RandomKey(0, 3, k)), unwatched:
         yield
 
 
@@ -104,7 +104,11 @@ def eager(job: Job, row: Sequence[tuple[str, int]]) -> list[bytes | None]:
     return [None if each is None else np.asarray(each).tobytes() for each in found]
 
 
-def traced(job: Job, is_split: bool, k: int = 7) -> Trace:
+TRACED = 7
+"""The microbatch that is traced, unless another is named."""
+
+
+def traced(job: Job, is_split: bool, k: int = TRACED) -> Trace:
     """Return the trace of a microbatch."""
     trace = Trace(key_of(0, 3, k))
     uses = [(p, p.node, p.node.grad) for p in job.parameters]
@@ -171,7 +175,9 @@ class Compiled:
         arrays = [owner.data for owner in owners_of(job)]
         shapes = [(p.data.shape, p.data.dtype) for p in job.parameters]
         self.gradients = [np.full(shape, np.nan, dtype) for shape, dtype in shapes]
-        self.functions = sections.bind(arrays, self.gradients, num, self.pool)
+        self.is_static = not sections.has_leaves
+        given = self.gradients if self.is_static else [p.node for p in job.parameters]
+        self.functions = sections.bind(arrays, given, num, self.pool)
         self.has_contributed: set[int] = set()
 
     def slot(self, i: int, section: str, k: int) -> int:
@@ -189,7 +195,8 @@ class Compiled:
             for name, kept in function.__globals__.items():
                 if name.startswith(f"kept{i}_"):
                     for array in kept[slot]:
-                        array.fill(np.nan if array.dtype.kind == "f" else 1)
+                        if array.flags.writeable:
+                            array.fill(np.nan if array.dtype.kind == "f" else 1)
 
     def call(self, section: str, k: int, known: dict[str, Any]) -> Any:
         """Call a function with what it names."""
@@ -218,6 +225,8 @@ def compiled(
     """Return the bits of all results and gradients, in the order of :func:`eager`."""
     assert trace.reason is None, trace.reason
     sections = sections or Sections(trace, 0)
+    for p in job.parameters:
+        p.node.grad = None
     program = Compiled(job, sections, row)
     found: list[Any] = []
     known: dict[int, dict[str, Any]] = {}
@@ -241,6 +250,8 @@ def compiled(
                 known[k][f"g{i}"] = job.seed_of(k, i, np.asarray(value))
         if kind != "W":
             found += [None if value is None else value.copy() for value in values]
+    if not program.is_static:
+        program.gradients = [p.node.grad for p in job.parameters]
     contributed = leaves_of(trace)
     found += [
         gradient if i in contributed else None

@@ -48,7 +48,7 @@ def run_text(pipeline):
 
 
 def trained(group, as_text, schedule, tied, steps=2, **options):
-    pipeline = Pipeline(model(tied), group, loss=nn.MSELoss(), schedule=schedule, replay=False, **options)
+    pipeline = Pipeline(model(tied), group, loss=nn.MSELoss(), schedule=schedule, **options)
     if as_text:
         run_text(pipeline)
     optimiser, random = optim.Adam(pipeline.parameters(), 0.05), np.random.default_rng(0)
@@ -93,7 +93,7 @@ def test_a_mutant_that_changes_one_line_is_noticed():
     """The text is what runs: without the W of a microbatch, gradients differ."""
 
     def texts(group):
-        pipeline = Pipeline(model(), group, loss=nn.MSELoss(), schedule=schedules.zb_h1(1, 2), replay=False)
+        pipeline = Pipeline(model(), group, loss=nn.MSELoss(), schedule=schedules.zb_h1(1, 2))
         x = np.ones((4, WIDTH), np.float32)
         pipeline.step(x, x)
         whole = [p.grad.tobytes() for p in pipeline.parameters()]

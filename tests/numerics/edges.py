@@ -1,4 +1,4 @@
-"""The table edges.json, and minipipe's results for its cases: eager on any array module, or replayed."""
+"""The table edges.json, and minipipe's results for its cases: eager on any array module, or compiled."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import numpy as np
 
 from minipipe import Tensor
 from minipipe import functional as F
-from minipipe.autograd import StageInput, backward, backward_input
+from minipipe.autograd import StageInput, backward_input
 from minipipe.autograd.backend import array_module
-from minipipe.autograd.modes import Key
-from minipipe.autograd.replay import Script, Trace
+from tests.compile import driver
 
 Case = dict[str, Any]
 CASES: list[Case] = json.loads(Path(__file__).with_name("edges.json").read_text(encoding="utf-8"))
@@ -174,29 +173,22 @@ def failing(cases: list[Case]) -> Iterator[Case]:
             yield case
 
 
-def captured(case: Case, arrays: list[np.ndarray]) -> tuple[Script, tuple[int, ...]]:
-    """Return a script of a case's operation, captured with other arrays, and the shape of the result."""
-    trace = Trace(Key(0, 0, 0, 0, 0))
-    trace.begin("forward")
-    tensors = [Tensor(each) for each in arrays]
-    for i, tensor in enumerate(tensors):
-        tensor.data = trace.given(f"x{i}", arrays[i])
-        tensor.node = StageInput(needs_gradient=True, array=arrays[i])
-    value = OPERATIONS[case["operation"]](*tensors, **case["options"])
-    shape = value.shape
-    trace.returned(value.data)
-    trace.begin("backward")
-    backward({value.node: trace.given("g0", np.ones(shape, case["dtype"]))})
-    for tensor in tensors:
-        trace.returned(tensor.node.grad)
-    assert trace.reason is None, f"{case['name']} leaves no script: {trace.reason}"
-    return Script(trace, case["name"]), shape
-
-
-def replayed(case: Case) -> list[np.ndarray]:
-    """Return the value and the gradients by a script that has seen ordinary numbers."""
+def compiled(case: Case) -> list[bytes | None]:
+    """Return the bits of value and gradients by sections that were traced with ordinary numbers."""
     random = np.random.default_rng(0)
-    script, shape = captured(case, [random.uniform(0.5, 1.5, x.shape).astype(x.dtype) for x in inputs(case)])
-    value, kept = script.sections["forward"]([], None, *inputs(case))
-    gradients, _ = script.sections["backward"]([], [], kept, upstream(case, shape).copy())
-    return [*value, *gradients]
+    ordinary = [random.uniform(0.5, 1.5, x.shape).astype(x.dtype) for x in inputs(case)]
+
+    def given(k: int) -> list[tuple[np.ndarray, bool]]:
+        return [(array, True) for array in (ordinary if k == driver.TRACED else inputs(case))]
+
+    def seed_of(k: int, i: int, result: np.ndarray) -> np.ndarray:
+        shape = result.shape
+        return np.ones(shape, case["dtype"]) if k == driver.TRACED else upstream(case, shape).copy()
+
+    def compute(tensors: list[Tensor]) -> list[Tensor]:
+        return [OPERATIONS[case["operation"]](*tensors, **case["options"])]
+
+    job = driver.Job(compute, [], given, seed_of)
+    trace = driver.traced(job, is_split=False)
+    assert trace.reason is None, f"{case['name']} cannot be compiled: {trace.reason}"
+    return driver.compiled(job, trace, [("F", 0), ("B", 0)])

@@ -16,9 +16,9 @@ from tests.numerics.edges import (
     OPERATIONS,
     by_operation,
     check,
+    compiled,
     expected,
     inputs,
-    replayed,
     results,
     results_in_halves,
 )
@@ -26,8 +26,8 @@ from tests.numerics.edges import (
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # infinities are what is tried here
 COMPUTED = by_operation([case for case in CASES if "refused" not in case])
 REFUSED = {f"{case['name']}, {case['dtype']}": case for case in CASES if "refused" in case}
-# These compute in place in arrays that NumPy makes of numbers, which a capture does not see: they stay eager.
-WITHOUT_SCRIPT = [f"{name} of a number without axes" for name in ("gelu", "gelu with tanh", "erf")]
+# These compute in place in arrays that NumPy makes of numbers, which a trace does not see.
+NOT_COMPILED = [f"{name} of a number without axes" for name in ("gelu", "gelu with tanh", "erf")]
 
 
 @pytest.fixture(autouse=True)
@@ -79,13 +79,13 @@ def test_what_has_no_answer_is_refused(case):
 
 
 @for_each(cases=COMPUTED)
-def test_a_script_that_saw_ordinary_numbers_has_the_bits_of_eager_code_at_the_edges(cases):
+def test_sections_traced_with_ordinary_numbers_have_the_bits_of_eager_code_at_the_edges(cases):
     for case in cases:
-        if case["name"] in WITHOUT_SCRIPT:
-            with pytest.raises(AssertionError, match="leaves no script"):
-                replayed(case)
+        if case["name"] in NOT_COMPILED:
+            with pytest.raises(AssertionError, match="cannot be compiled"):
+                compiled(case)
             continue
-        assert [each.tobytes() for each in replayed(case)] == [each.tobytes() for each in results(case)], case["name"]
+        assert compiled(case) == [each.tobytes() for each in results(case)], case["name"]
 
 
 def test_every_public_operation_is_in_the_table():

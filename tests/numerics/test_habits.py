@@ -101,7 +101,7 @@ INSTEAD = {
     "torch.float32": "numpy.float32",
     "torch.cuda.is_available()": 'device="gpu"',
     "torch.device('cuda')": 'device="gpu"',
-    "torch.compile(model)": "replays its steps",
+    "torch.compile(model)": "compile=True",
     "torch.utils.data.DataLoader(X)": "minipipe.data: batches",
     "torch.distributed.init_process_group()": "minipipe.init_process_group()",
     "torch.save(model, 'x')": "minipipe.checkpoint",

@@ -13,11 +13,10 @@ import pytest
 import minipipe
 from minipipe import Tensor, functional, nn, optim, random_key, spawn
 from minipipe.autograd import backend
-from minipipe.autograd.modes import Key
-from minipipe.autograd.replay import Trace
 from minipipe.errors import ArgumentError
 from minipipe.execution.objective import BatchObjective
 from minipipe.functional.parallel import parallel_cross_entropy
+from tests.compile.driver import TRACED, Job, compiled, eager, traced
 from tests.half_precision import every_half
 from tests.launch import for_each
 from tests.numerics.edges import CASES, failing
@@ -71,13 +70,6 @@ def test_masks_of_halves_select(half):
     assert np.asarray(x.grad, float).tolist() == [0.0, 0.0, 0.0, 1.0, 2.0, 3.0, 4.0]
 
 
-def test_a_script_selects_in_one_line():
-    trace = Trace(Key(0, 0, 0, 0, 0))
-    trace.begin("forward")
-    backend.masked(trace.given("x0", np.array([INF, 1.0])), np.array([False, True]))
-    assert [line.text for line in trace.sections["forward"]] == ["v0 = masked(x0, c0)"]
-
-
 # -- dropout ----------------------------------------------------------------------------------------------------------
 
 
@@ -89,6 +81,22 @@ def test_dropout_drops_what_is_infinite_too():
     y.backward(np.full(64, -INF))
     assert set(y.numpy().tolist()) == {0.0, INF} and set(x.grad.tolist()) == {0.0, -INF}
     assert ((y.numpy() == 0) == (x.grad == 0)).all()
+
+
+def test_so_does_a_compiled_section():
+    infinite = np.full(64, INF, np.float32)
+    job = Job(
+        lambda tensors: [functional.dropout(tensors[0], 0.5)],
+        [],
+        lambda k: [(np.ones(64, np.float32) if k == TRACED else infinite, True)],
+        lambda k, i, result: -infinite,
+    )
+    row = [("F", 0), ("B", 0)]
+
+    def is_same(group):
+        return compiled(job, traced(job, is_split=False), row) == eager(job, row)
+
+    assert spawn(is_same, 1) == [True]  # not watched there
 
 
 # -- what several ranks share -----------------------------------------------------------------------------------------

@@ -129,7 +129,7 @@ MODES = {
     "R": Mode(schedule=schedules.recomputed),
     "offload": Mode(schedule=lambda schedule: schedules.offloaded(schedule, 1)),
     "stacked": Mode(options={"stack_weight_gradients": True}),
-    "no replay": Mode(options={"replay": False}),
+    "compile": Mode(options={"compile": "where-possible"}),
     "check_finite": Mode(options={"check_finite": "off"}),
     "wait": Mode(step={"wait": False}),
     "outputs": Mode(step={"outputs": True}, adds=True),

@@ -74,7 +74,7 @@ CALLS = {
     "train": {"mode": (False, True, r"The mode of rank 1 \(eval\(\)\) differs from that of rank 0 \(train\(\)\)")},
 }
 WITHOUT_ARGUMENTS = {"state_dict", "eval"}
-LOCAL = {"wait", "named_parameters", "parameters", "replay_report", "source"}
+LOCAL = {"wait", "named_parameters", "parameters", "compile_report", "replay_report", "source"}
 USUAL = {"inputs": X, "targets": X, "gradient": X, "batches": [(X, X)] * 3}
 
 

@@ -56,7 +56,7 @@ PIPELINE = {
     "device": [("gpu", "cpu"), ("tpu", "cpu"), (np, "cpu")],
     "check_finite": [("warn", "stop"), ("off", "stop"), ("maybe", "stop")],
     "check_agreement": [(False, True), (True, False)],
-    "replay": [(False, True)],
+    "compile": [(False, True), ("where-possible", True), ("maybe", True)],
     "schedule": [
         ("gpipe", "1f1b"),
         ("auto", "1f1b"),
@@ -86,7 +86,7 @@ PIPELINE = {
 SAID = {"num_microbatches": "schedule", "chunks_per_rank": "schedule", "layer_costs": "partition"}
 FROM_MODULES = {
     **{name: PIPELINE[name] for name in (*("loss", "seed", "dropout_seed", "recompute"), "check_agreement")},
-    **{name: PIPELINE[name] for name in ("stack_weight_gradients", "loss_weight", "device", "check_finite", "replay")},
+    **{name: PIPELINE[name] for name in ("stack_weight_gradients", "loss_weight", "device", "check_finite", "compile")},
     **{name: PIPELINE[name] for name in ("group", "num_microbatches", "inputs_require_grad", "replicas", "schedule")},
     "modules": [(modules_of(3), modules_of()), ([nn.Linear(4, 4)], modules_of(), "model"), ([], modules_of())],
 }
@@ -171,7 +171,7 @@ def test_arguments_are_compared_before_layers_are_divided(sizes):
     def make(group, given):
         Pipeline(given.pop("model", model_of()), Grid(group, **sizes), loss=nn.MSELoss(), **given)
 
-    for name in ("recompute", "schedule", "seed", "replay"):
+    for name in ("recompute", "schedule", "seed", "compile"):
         own, others = PIPELINE[name][0]
         assert_named(lambda group, value, name=name: make(group, {name: value}), name, [(own, others)])
     assert_named(lambda group, model: make(group, {"model": model}), "model", [(model_of(3), model_of())])
@@ -196,7 +196,7 @@ def test_what_decides_about_messages_is_compared_although_no_check_was_asked_for
     def make(group, value, name):
         made(group, check_agreement=False, **{name: value})
 
-    for name in ("schedule", "recompute", "check_finite", "replay", "partition", "inputs_require_grad"):
+    for name in ("schedule", "recompute", "check_finite", "compile", "partition", "inputs_require_grad"):
         own, others = PIPELINE[name][0]
         assert_named(lambda group, value, name=name: make(group, value, name), name, [(own, others)])
 

@@ -12,7 +12,7 @@ import pytest
 from minipipe import Microbatches, Pipeline, Replicated, checkpoint, data, nn, optim, spawn
 from tests.launch import for_each, mpirun, needs_mpi
 
-NUM_BATCHES = 6  # so many that stages replay what they captured
+NUM_BATCHES = 6  # so many that compiled steps are among them
 RANDOM = np.random.default_rng(44)
 X = RANDOM.normal(size=(NUM_BATCHES, 8, 4)).astype(np.float32)
 Y = RANDOM.normal(size=(NUM_BATCHES, 8, 2)).astype(np.float32)

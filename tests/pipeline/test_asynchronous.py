@@ -162,31 +162,32 @@ def test_with_the_other_kind_of_weights_a_backward_leaves_other_bits(name, stash
 
 
 _SWITCHES = [
-    (name, switch) for name in ("pipedream", "vertical-sync", "2bw", "paci") for switch in ("replay", "recompute")
+    (name, switch) for name in ("pipedream", "vertical-sync", "2bw", "paci") for switch in ("compile", "recompute")
 ]
 
 
 # Without a stash, what is computed again would find newer weights, and is refused.
 @pytest.mark.parametrize(("name", "switch"), [case for case in _SWITCHES if case != ("paci", "recompute")])
 def test_no_switch_changes_a_bit_of_several_runs(name, switch):
-    """Eight runs, so that stages replay: a script reads the weights of the microbatch that it serves."""
+    """Several runs: a compiled stage reads the weights of the microbatch that it serves."""
 
     def train(group, **options):
         layers = [layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.Tanh(), nn.Dropout(0.2))]
         pipeline = Pipeline(nn.Sequential(*layers), group, loss=nn.MSELoss(), schedule=name, **options)
         optimiser = optim.Adam(pipeline.parameters(), learning_rate=0.01)
-        losses = [pipeline.run(BATCHES, optimiser) for _ in range(8)]
-        return losses, pipeline.state_dict(), pipeline.replay_report()
+        losses = [pipeline.run(BATCHES, optimiser) for _ in range(4)]
+        return losses, pipeline.state_dict(), pipeline.compile_report()
 
-    options = {switch: switch == "recompute"}
+    options = {switch: True}
     found, plain = (spawn(lambda group, o=o: train(group, num_microbatches=4, **o), 2) for o in (options, {}))
-    assert all("replays" in each[2] for each in plain)
+    if switch == "compile":
+        assert all("is compiled" in each[2] for each in found)
     assert_alike(found, plain[0])
 
 
 @pytest.mark.parametrize("name", ["pipedream", "vertical-sync", "2bw", "paci"])
-def test_a_run_replays_what_it_has_captured_itself(name):
-    """The story: a long run was one step to a stage, which captured nothing before the third run."""
+def test_a_run_is_compiled_once_it_has_recorded_itself(name):
+    """The story: a long run was one step to a stage, which recorded nothing before the third run."""
     layers = [layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.Tanh(), nn.Dropout(0.2))]
 
     def train(group, **options):
@@ -194,10 +195,10 @@ def test_a_run_replays_what_it_has_captured_itself(name):
         losses = pipeline.run(
             [(x, y) for x, y in BATCHES * 3], RULES["adam"](pipeline.parameters()), stash=name != "paci"
         )
-        return [loss for each in losses for loss in each.losses], pipeline.state_dict(), pipeline.replay_report()
+        return [loss for each in losses for loss in each.losses], pipeline.state_dict(), pipeline.compile_report()
 
-    found, plain = (spawn(lambda group, o=o: train(group, **o), 2) for o in ({}, {"replay": False}))
-    assert all("replays" in each[2] for each in found)
+    found, plain = (spawn(lambda group, o=o: train(group, **o), 2) for o in ({"compile": True}, {}))
+    assert all("is compiled" in each[2] for each in found)
     assert_alike(found, plain[0])
 
 

@@ -125,11 +125,11 @@ def test_so_they_are_through_mpirun(num_ranks, name, replicas):
 @pytest.mark.parametrize("name", ["1f1b", "chimera"])
 @pytest.mark.parametrize(
     "options",
-    [{"wait": False}, {"replay": False}, {"measures_memory": True}, {"recompute": True}, {"dtype": np.float16}],
-    ids=["wait", "replay", "measures_memory", "recompute", "float16"],
+    [{"wait": False}, {"compile": True}, {"measures_memory": True}, {"recompute": True}, {"dtype": np.float16}],
+    ids=["wait", "compile", "measures_memory", "recompute", "float16"],
 )
 def test_no_switch_changes_a_bit_of_a_longer_training(name, options):
-    """Six steps, so that stages replay; halves with a loss scale, which all replicas find too large alike."""
+    """Six steps, some of them compiled; halves with a loss scale, which all replicas find too large alike."""
 
     def run(group, wait=True, measures_memory=False, dtype=np.float32, **options):
         layers = [layer for _ in range(4) for layer in (nn.Linear(6, 6, dtype=dtype), nn.Tanh(), nn.Dropout(0.2))]

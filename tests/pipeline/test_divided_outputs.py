@@ -344,21 +344,21 @@ def test_one_rank_has_all_and_everything_fits():
     assert one == other
 
 
-def test_a_stage_with_all_outputs_is_replayed_with_the_same_bits():
-    """The marks of its outputs are no part of a captured program."""
+def test_a_stage_with_all_outputs_is_compiled_with_the_same_bits():
+    """The marks of its outputs are no part of a program."""
 
-    def run(group, replay):
+    def run(group, how):
         grid = Grid(group, pipeline=2, tensor=2)
         layers = [nn.Embedding(SYMBOLS, WIDTH, **F8), nn.LayerNorm(WIDTH, **F8), nn.Linear(WIDTH, SYMBOLS, **F8)]
-        options = {"loss": nn.CrossEntropyLoss(), "num_microbatches": 2, "replay": replay}
+        options = {"loss": nn.CrossEntropyLoss(), "num_microbatches": 2, "compile": how}
         pipeline = Pipeline(nn.Sequential(*layers), grid, **options)
         optimiser = optim.SGD(pipeline.parameters(), 0.1)
         losses = []
         for _ in range(6):
             losses.append(float(pipeline.step(IDS, NEXT)))
             optimiser.step()
-        return losses, pipeline.replay_report()
+        return losses, pipeline.compile_report()
 
-    found, expected = (spawn(lambda group, on=on: run(group, on), 4) for on in (True, False))
+    found, expected = (spawn(lambda group, on=on: run(group, on), 4) for on in ("where-possible", False))
     assert [losses for losses, _ in found] == [losses for losses, _ in expected]
-    assert "replays 1 kind" in found[2][1]
+    assert found[2][1] == "step: stage 1 is compiled"

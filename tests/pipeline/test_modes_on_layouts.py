@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from minipipe import spawn
 from minipipe.errors import MinipipeError
-from minipipe.execution import replaying
 from tests.launch import slowly
 from tests.pipeline.modes_and_layouts import LAYOUTS, MODES, NO_LAYOUTS, exclusion, trained
 from tests.strategies import examples
@@ -18,12 +17,6 @@ from tests.strategies import examples
 CLOSE = 1e-11  # float64: values of order 1, which three steps of momentum have changed
 ON_ALL_RANKS = ("losses", "value of", "evaluation", "prediction", "norm", "another loss", "accuracy")
 DRAWS_BY_SLICE = ("slices", "slices of replicas")  # so dropout has other masks than for whole sequences
-
-
-@pytest.fixture(autouse=True)
-def captures_at_once(monkeypatch):
-    """Let stages capture in the first step, so that there are replayed ones among three."""
-    monkeypatch.setattr(replaying, "_PATIENCE", 0)
 
 
 @cache

@@ -34,7 +34,7 @@ SWITCHES = {
     "check_finite": {"check_finite": "off"},
     "check_finite, warn": {"check_finite": "warn"},
     "check_agreement": {"check_agreement": False},
-    "replay": {"replay": True},
+    "compile": {"compile": True},
     "inputs_require_grad": {"inputs_require_grad": True},
     "measures_memory": {"measures_memory": True},
     "wait": {"wait": False},

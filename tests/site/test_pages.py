@@ -14,7 +14,7 @@ from tests.test_documentation import PUBLIC
 
 LESSONS = sorted((ROOT / "tutorials").glob("[0-9][0-9]_*.py"))
 # Offered to other packages, and to nobody outside.
-INSIDE = ("autograd.replay", "cli.main", "render.editor")
+INSIDE = ("cli.main", "render.editor")
 
 
 def loaded(path):

@@ -119,7 +119,7 @@ def test_blocks_of_gradients_take_as_many_more_as_their_number_has_digits(blocks
     (predicted,) = plan.memory(layers)
 
     def peak(group):
-        pipeline = Pipeline(plan, group, loss=nn.MSELoss(), replay=False)
+        pipeline = Pipeline(plan, group, loss=nn.MSELoss())
         tracemalloc.start()
         pipeline.step(x, x)
         found = tracemalloc.get_traced_memory()[1]

@@ -6,12 +6,16 @@ other ranks know are not compared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from minipipe.comm import ProcessGroup
+from minipipe.comm.channel import BroadcastChannel
+from minipipe.comm.process_group import OwnTag
 from minipipe.errors import ArgumentError, Code, MessageError, ModelError, ScheduleError, counted, warn_caller
-from minipipe.execution.checks.comparison import check_marks, marks_of, numbers_sent, numbers_that_came
+from minipipe.execution.checks.comparison import check_marks, fill_numbers, marks_of, numbers_that_came
 from minipipe.execution.checks.trained import Trained
 from minipipe.execution.checks.updates import Updates
 from minipipe.execution.stage import Stage
@@ -26,6 +30,9 @@ _NAMES = (
 )
 # Those that compute gradients.
 _TRAINING = {name for name in _NAMES if name.startswith(("step", "forward_backward", "measure", "run"))}
+
+
+_NO_BATCH = (0, 0, 0)
 
 
 class Calls:
@@ -68,11 +75,13 @@ class Calls:
         self._roots += [(group, first_rank)]
         self.is_alone = all(ranks.size == 1 for ranks, _ in self._roots)
         self._pipeline = group.next_serial()
+        self._part = Part()
+        self._channels: dict[tuple[int, ProcessGroup, int], BroadcastChannel] = {}
 
     def begin(
-        self, call: str, given: Mapping[str, float | None] | None = None, size: int = 0, layout: int = 0
-    ) -> tuple[int, int]:
-        """Return the first rank's ``size`` and ``layout``; check that all ranks begin the same call of one pipeline.
+        self, call: str, given: Mapping[str, float | None] | None = None, of_batch: tuple[int, ...] = _NO_BATCH
+    ) -> tuple[int, ...]:
+        """Return what the first rank gives of the batch; check that all ranks begin the same call of one pipeline.
 
         Collective. 8 bytes for each number travel.
 
@@ -81,8 +90,8 @@ class Calls:
         call : str
         given : mapping of str to number, optional
             Arguments of this call, which must be the same on all ranks, under the same names; None to skip them.
-        size, layout : int
-            Of the batch; known to the first rank.
+        of_batch : (int, int, int)
+            Its size, layout and form (``samples.py``); known to the first rank.
 
         Raises
         ------
@@ -93,23 +102,48 @@ class Calls:
         """
         self.count += 1
         if self.is_alone:
-            return size, layout
+            self._roots[-1][0].check_open()
+            return of_batch
         values = {**(given or {}), **(self.updates.marks() if self.updates else {})}
-        mine = [self._pipeline, self.count, _NAMES.index(call), size, layout, *marks_of(values)]
-        words = self.updates.words if self.updates else dict
+        mine = (self._pipeline, self.count, _NAMES.index(call), *of_batch, *marks_of(values))
+        first: Sequence[float] = mine
         for group, root in self._roots:
-            sent = numbers_sent(mine) if group.rank == root else None
-            first = numbers_that_came(group.broadcast(sent, root, what=part_of(call)))
-            ranks = group.name(), group.name(root)
-            if first[:3] != mine[:3]:
-                raise MessageError(
-                    "disagreement",
-                    f"Rank {ranks[0]} is in {_described(*mine[:3])}, "
-                    f"but rank {ranks[1]} in {_described(*first[:3])}. "
-                    "Every rank must make the same calls of the same pipelines in the same order.",
-                )
-            check_marks(ranks, values, (mine[5:], first[5:]), words)
-        return int(first[3]), int(first[4])
+            first = self._numbers_of(group, root, call, mine)
+            if first != mine:
+                self._compare((group.name(), group.name(root)), values, (mine, first))
+        return tuple(map(int, first[3:6]))
+
+    def _numbers_of(self, group: ProcessGroup, root: int, call: str, mine: tuple[float, ...]) -> Sequence[float]:
+        """Return the numbers of a rank, which are ``mine`` on that rank. Collective."""
+        self._part.call = call
+        key = root, group, len(mine)
+        if key not in self._channels:
+            form = (2 * len(mine),), np.uint32
+            channel = BroadcastChannel(group, *form, root, OwnTag.BROADCAST, self._part)
+            self._channels[key] = channel
+        channel = self._channels[key]
+        if group.rank != root:
+            return numbers_that_came(channel.run())
+        fill_numbers(channel.array, mine)
+        channel.run()
+        return mine
+
+    def _compare(
+        self,
+        ranks: tuple[int, int],
+        values: Mapping[str, float | None],
+        numbers: tuple[Sequence[float], Sequence[float]],
+    ) -> None:
+        """Compare the numbers of this rank and of the first one, which are not all equal."""
+        mine, first = numbers
+        if first[:3] != mine[:3]:
+            raise MessageError(
+                "disagreement",
+                f"Rank {ranks[0]} is in {_described(*mine[:3])}, "
+                f"but rank {ranks[1]} in {_described(*first[:3])}. "
+                "Every rank must make the same calls of the same pipelines in the same order.",
+            )
+        check_marks(ranks, values, (mine[6:], first[6:]), self.updates.words if self.updates else dict)
 
     def check_trained(self, call: str) -> None:
         """Compare which parameters are trained, if the call computes gradients. Collective among ranks that share some.
@@ -121,6 +155,21 @@ class Calls:
         """
         if self.trained is not None and call in _TRAINING:
             self.trained.check()
+
+
+class Part:
+    """Describes what other ranks send in a collective call, for messages of channels that serve all calls.
+
+    Attributes
+    ----------
+    call : str
+        The call that runs.
+    """
+
+    call = ""
+
+    def __call__(self) -> str:
+        return part_of(self.call)
 
 
 def part_of(call: str) -> str:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from math import inf
 from pathlib import Path
+from struct import pack_into, unpack
 from typing import Any
 
 import numpy as np
@@ -103,27 +104,35 @@ def marks_of(values: Mapping[str, float | None]) -> list[float]:
     return [mark if mark == mark else _NOT_A_NUMBER for mark in marks]  # NaN is not even itself
 
 
-def numbers_sent(numbers: Sequence[float]) -> np.ndarray:
-    """Return numbers as an array that user code is unlikely to broadcast, for :func:`numbers_that_came`.
+def fill_numbers(message: np.ndarray, numbers: Sequence[float]) -> None:
+    """Write numbers into an array that user code is unlikely to broadcast, for :func:`numbers_that_came`.
+
+    Parameters
+    ----------
+    message : array of uint32
+        Two for each number.
+    numbers : sequence of float
 
     Examples
     --------
-    >>> numbers_that_came(numbers_sent([1, 0.5])), numbers_that_came(np.ones(2))
-    ([1.0, 0.5], [])
+    >>> message = np.empty(4, np.uint32)
+    >>> fill_numbers(message, (1, 0.5))
+    >>> numbers_that_came(message), numbers_that_came(np.ones(2))
+    ((1.0, 0.5), ())
     """
-    return np.array(numbers, np.float64).view(np.uint32)
+    pack_into(f"{len(numbers)}d", message.data, 0, *numbers)
 
 
-def numbers_that_came(message: np.ndarray) -> list[float]:
-    """Return the numbers of another rank; an empty list if the message has other contents.
+def numbers_that_came(message: np.ndarray) -> tuple[float, ...]:
+    """Return the numbers of another rank; an empty tuple if the message has other contents.
 
     Examples
     --------
     >>> numbers_that_came(np.ones(3, np.uint32))
-    []
+    ()
     """
     is_ours = message.dtype == np.uint32 and message.ndim == 1 and message.size % 2 == 0
-    return message.view(np.float64).tolist() if is_ours else []
+    return unpack(f"{message.size // 2}d", message.data) if is_ours else ()
 
 
 def check_marks(

@@ -66,7 +66,8 @@ class Updates:
         self._num_steps = self._digest = self._loaded = 0
         self._rate: float | None = None
         self._settings: dict[str, Any] = {}
-        self._described, self._history = "", (0, 0)
+        self._numbers: list[Any] = []  # of which the settings are made, without attributes of the optimiser's own
+        self._described, self._settings_digest, self._history = "", 0, (0, 0)
         self.are_gradients_kept = True
         self._is_trained = False
         self._over_nothing = num_steps_over_nothing()
@@ -76,13 +77,19 @@ class Updates:
 
     def note(self, optimiser: Optimiser) -> None:
         """Note a step, before it is taken. Local; the cost does not depend on the number of parameters."""
-        settings = _settings_of(optimiser)
-        if settings != self._settings:  # seldom: another optimiser has its turn, or the learning rate has changed
-            self._settings, self._described = settings, description(settings, "optimiser")
-            self._rate = settings.get("learning_rate")
+        numbers = [type(optimiser), optimiser.rate_factor, *optimiser.numbers]
+        if numbers != self._numbers or _has_own(optimiser):
+            self._numbers = numbers
+            self._note_settings(_settings_of(optimiser))
         self._num_steps += 1
         self._history = optimiser.history
-        self._digest = crc32(f"{self._described} {self._history}".encode(), self._digest)
+        self._digest = crc32(f"{self._settings_digest} {self._history}".encode(), self._digest)
+
+    def _note_settings(self, settings: dict[str, Any]) -> None:
+        if settings != self._settings:  # seldom: another optimiser has its turn, or the learning rate has changed
+            self._settings, self._described = settings, description(settings, "optimiser")
+            self._settings_digest = crc32(self._described.encode())
+            self._rate = settings.get("learning_rate")
 
     def of_run(self, optimiser: Optimiser) -> dict[str, int | None]:
         """Return what of the optimiser of a run is to be compared before it steps, by name; None if it trains none.
@@ -119,10 +126,14 @@ def _settings_of(optimiser: Optimiser) -> dict[str, Any]:
     return {**optimiser.settings, "rate_factor": optimiser.rate_factor, **_own(optimiser)}
 
 
+def _has_own(optimiser: Optimiser) -> bool:
+    return type(optimiser).__dictoffset__ != 0  # minipipe's optimisers have slots
+
+
 def _own(optimiser: Optimiser) -> dict[str, Any]:
     """Return the attributes of a custom optimiser that are the same on all ranks: not arrays, or lists."""
-    if not type(optimiser).__dictoffset__:
-        return {}  # minipipe's optimisers have slots
+    if not _has_own(optimiser):
+        return {}
     given = vars(optimiser)
     left_out = names_of(getattr(type(optimiser), "not_compared", ()))
     return {name: value for name, value in given.items() if _is_alike(value) and name not in left_out}

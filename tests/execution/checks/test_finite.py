@@ -9,7 +9,7 @@ from minipipe import Pipeline, Tensor, functional, nn, optim, spawn
 from minipipe.autograd.modes import current_place
 from minipipe.comm import OneRankGroup
 from minipipe.errors import ArgumentError, NotFiniteError, RankError
-from minipipe.pipeline import intake
+from minipipe.pipeline import delivery
 from minipipe.testing import same_bits
 from tests.execution.checks.not_finite import NUM_MICROBATCHES, Bad, X, Y, check_culprit, made, model, refused
 from tests.launch import mpirun, needs_mpi, slowly
@@ -344,7 +344,7 @@ def test_a_mutant_that_forgets_the_other_ranks_is_caught(monkeypatch):
         def judge(self, loss, findings):
             self.check.judge(loss, [self.findings])
 
-    whole = intake.deliver_loss
+    whole = delivery.deliver_loss
     monkeypatch.setattr("minipipe.pipeline.framing.deliver_loss", lambda *given: whole(*given[:-1], Alone(given[-1])))
     with pytest.raises(Exception, match="All ranks are blocked|the step was not refused"):
         # By turns, so that the load of the machine does not decide which rank ends first.

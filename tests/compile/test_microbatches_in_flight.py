@@ -1,4 +1,4 @@
-"""A script may be withdrawn while microbatches that it computed are between forward and backward: they keep it."""
+"""Kinds of microbatch come and go: a batch of another form has another program."""
 
 import subprocess
 import sys
@@ -20,11 +20,16 @@ SCHEDULES = ["gpipe", "1f1b", "interleaved-1f1b", "zb-h1"]
 
 def layers():
     block = nn.Linear(WIDTH, WIDTH), nn.Dropout(0.3), nn.Tanh()
-    return [nn.Embedding(CLASSES, WIDTH), *block, nn.LayerNorm(WIDTH), nn.Linear(WIDTH, CLASSES)]
+    return [
+        nn.Embedding(CLASSES, WIDTH),
+        *block,
+        nn.LayerNorm(WIDTH),
+        nn.Linear(WIDTH, CLASSES),
+    ]
 
 
 def microbatch(content, shape, dtype, weights):
-    """Return the inputs and labels of a microbatch: a few of each kind, so that they come again."""
+    """Return inputs and labels of a microbatch: a few of each kind."""
     random = np.random.default_rng(content)
     ids, labels = random.integers(0, CLASSES, (2, *shape)).astype(dtype)
     if weights:
@@ -32,23 +37,30 @@ def microbatch(content, shape, dtype, weights):
     return ids, labels
 
 
-def trained(group, replay, name, batches):
+def trained(group, how, name, batches):
     """Return the losses, gradients and values of a training."""
     loss = nn.CrossEntropyLoss(ignore_index=IGNORED)
     schedule = build(name, group.size, NUM_MICROBATCHES)
-    pipeline = Pipeline(nn.Sequential(*layers()), group, loss=loss, schedule=schedule, replay=replay)
+    pipeline = Pipeline(
+        nn.Sequential(*layers()), group, loss=loss, schedule=schedule, compile=how
+    )
     optimiser, found = optim.SGD(pipeline.parameters(), 0.01), []
     for batch in batches:
         inputs, labels = zip(*(microbatch(*each) for each in batch))
         found.append(pipeline.step(Microbatches(inputs), Microbatches(labels)))
-        found += [None if p.grad is None else p.grad.tobytes() for p in pipeline.parameters()]
+        found += [
+            None if p.grad is None else p.grad.tobytes() for p in pipeline.parameters()
+        ]
         optimiser.step()
     return found + [values.tobytes() for values in pipeline.state_dict().values()]
 
 
 def check_same(num_ranks, *training):
-    replayed, eager = (spawn(lambda group, on=on: trained(group, on, *training), num_ranks) for on in (True, False))
-    assert replayed == eager
+    compiled, eager = (
+        spawn(lambda group, on=on: trained(group, on, *training), num_ranks)
+        for on in (True, False)
+    )
+    assert compiled == eager
 
 
 ONE = (0, (2,), "int64", 0)
@@ -62,24 +74,35 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("which", [1, *map(slowly, (0, 2, 3))])
-@pytest.mark.parametrize("change", ["content", "weight", *map(slowly, ("shape", "axes", "dtype"))])
+@pytest.mark.parametrize(
+    "change", ["content", "weight", *map(slowly, ("shape", "axes", "dtype"))]
+)
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_one_batch_many_times_and_then_one_with_another_microbatch(num_ranks, name, change, which):
-    """The story: the second microbatch withdrew the script of the first, whose backward then found none."""
+def test_one_batch_many_times_and_then_one_with_another_microbatch(
+    num_ranks, name, change, which
+):
+    """The story: the second one withdrew the code of the first before its backward."""
     other = [CHANGES[change] if k == which else ONE for k in range(NUM_MICROBATCHES)]
-    check_same(num_ranks, name, [*[[ONE] * NUM_MICROBATCHES] * 4, other, [ONE] * NUM_MICROBATCHES, other])
+    check_same(
+        num_ranks,
+        name,
+        [*[[ONE] * NUM_MICROBATCHES] * 4, other, [ONE] * NUM_MICROBATCHES, other],
+    )
 
 
 kind_of_microbatch = st.tuples(
-    st.integers(0, 2), st.sampled_from([(2,), (3,), (2, 3)]), st.sampled_from(["int32", "int64"]), st.integers(0, 1)
+    st.integers(0, 2),
+    st.sampled_from([(2,), (3,), (2, 3)]),
+    st.sampled_from(["int32", "int64"]),
+    st.integers(0, 1),
 )
 few_kinds = st.lists(kind_of_microbatch, min_size=1, max_size=3, unique=True)
 
 
 @st.composite
 def sequences(draw, most_batches):
-    """Draw batches of few kinds of microbatch, each of them several times: scripts come, serve and are withdrawn."""
+    """Draw batches of few kinds of microbatch, each of them several times."""
     kinds = draw(few_kinds)
     found = []
     for _ in range(draw(st.integers(2, most_batches))):
@@ -102,7 +125,7 @@ def test_so_has_a_longer_one(name, num_ranks, batches):
 
 
 def test_no_correct_step_relies_on_assertions():
-    """Python drops them with -O; the default patience, in a process of its own."""
+    """Python drops them with -O."""
     program = """
         import numpy as np
         from minipipe import Pipeline, init_process_group, nn
@@ -111,14 +134,21 @@ def test_no_correct_step_relies_on_assertions():
         same = np.ones((4, 2), np.float32)
         other = np.array([[1, 1], [1, 1], [1, 2], [3, 4]], np.float32)
         found = []
-        for replay in (True, False):
+        for how in (True, False):
             with init_process_group() as group:
                 model = nn.Sequential(nn.Linear(2, 2))
-                options = {"schedule": "gpipe", "num_microbatches": 2, "replay": replay}
+                options = {"schedule": "gpipe", "num_microbatches": 2, "compile": how}
                 pipeline = Pipeline(model, group, loss=nn.MSELoss(), **options)
-                found.append([float(pipeline.step(x, same)) for x in [*[same] * 7, other, same]])
+                batches = [*[same] * 7, other, same]
+                found.append([float(pipeline.step(x, same)) for x in batches])
         print(found[0] == found[1])
     """
     command = [sys.executable, "-O", "-c", dedent(program)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3], check=False)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        check=False,
+    )
     assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr

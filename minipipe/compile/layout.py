@@ -1,0 +1,299 @@
+"""The names of a stage's variables, and the source that makes its arrays.
+
+Cells, constants and views that are the same each time are globals of the functions.
+Kept arrays, and their views, are made for each slot; a section unpacks those it reads.
+Dynamic variables that a later section reads are kept in lists of the same classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from textwrap import fill
+
+import numpy as np
+
+from minipipe.compile.lines import Variable
+from minipipe.compile.places import Cell, Places, Step
+
+_WIDTH = 60
+SMALL = 1 << 16
+"""Bytes of an array that may be twice in memory, or stay there for a while."""
+
+
+class Names(dict[str, str]):
+    """Names of variables in a section of the program, some of them replaced."""
+
+    def __init__(self, layout: Layout, section: int, **replaced: str) -> None:
+        super().__init__(replaced)
+        self._layout, self._section = layout, section
+
+    def __missing__(self, name: str) -> str:
+        return self._layout.name(name, self._section)
+
+
+class Layout:
+    """Names, and the arrays behind them.
+
+    Parameters
+    ----------
+    places : Places
+    stage : int or str
+        Ends the names of functions, and of lists by slot.
+    names : mapping of str to str
+        Of parameters and gradients.
+
+    Attributes
+    ----------
+    lifetimes : list of (int, int)
+        The classes of kept arrays: the numbers of the first and of the last section.
+    kept : list of dict of int to list of str
+        By class and section, the names that the section unpacks.
+    stashes : list of list of str
+        By class, the dynamic variables that later sections read.
+    """
+
+    def __init__(
+        self, places: Places, stage: int | str, names: Mapping[str, str]
+    ) -> None:
+        self.places, self._stage = places, stage
+        self._names = dict(names)
+        self._cell_names: dict[int, str] = {}
+        self._temporaries: dict[object, tuple[str, Cell]] = {}
+        self.whole: dict[tuple[str, tuple[int, ...]], str] = {}
+        self._expressions = {name: name for name in names.values()}  # of views, by name
+        self._name_variables()
+        self.needs = [self._needs(i) for i in range(len(places.sections))]
+        spans = {
+            self._span(name)
+            for number, needed in enumerate(self.needs)
+            for name in needed
+            if self.is_kept(name) or self.is_stashed(name, number)
+        }
+        self.lifetimes = sorted(spans)
+        self.kept: list[dict[int, list[str]]] = [{} for _ in spans]
+        self.stashes: list[list[str]] = [[] for _ in spans]
+        for number, needed in enumerate(self.needs):
+            self._collect_kept(number, needed)
+
+    # -- names -------------------------------------------------------------------------
+
+    def name(self, variable: str, section: int = 0) -> str:
+        """Return the name of a variable in a section of the program."""
+        cell = self.places.cells.get(variable)
+        if cell is None:
+            return self._names.get(variable, variable)
+        if cell.result is None:
+            return self._cell_names[id(cell)]
+        letter = "out" if section == cell.section else "y"
+        return f"{letter}{cell.result}"
+
+    def function(self, section: str) -> str:
+        """Return the name of the function of a section."""
+        return f"{section}_{self._stage}"
+
+    def list_of_kept(self, lifetime: int, section: int) -> str:
+        """Return the name of the list, by slot, from which a section unpacks."""
+        return f"kept{lifetime}_{self.places.sections[section]}_{self._stage}"
+
+    def list_of_stashes(self, lifetime: int) -> str:
+        """Return the name of the list, by slot, of dynamic variables."""
+        return f"stash{lifetime}_{self._stage}"
+
+    def slot_function(self, lifetime: int) -> str:
+        """Return the name of the function that makes the arrays of a slot."""
+        return f"slot_of_class{lifetime}_{self._stage}"
+
+    def scratch(self, step: Step) -> str:
+        """Return the name of the array in which a contribution is computed."""
+        return self._temporary(self.places.scratch[step.position])
+
+    def _temporary(self, cell: Cell) -> str:
+        """Return the name of a temporary: the same for equal arrays in one place."""
+        made = cell.variable
+        layout = cell.offset, made.shape, made.dtype, made.strides
+        new = f"t{len(self._temporaries)}", cell
+        return self._temporaries.setdefault(layout, new)[0]
+
+    def constant(self, name: str, shape: tuple[int, ...]) -> str:
+        """Return the name of a constant that is repeated up to a shape.
+
+        NumPy computes with it in a third of the time.
+        """
+        new = f"{name}_{'x'.join(map(str, shape))}"
+        return self.whole.setdefault((name, shape), new)
+
+    def _name_variables(self) -> None:
+        """Number the variables in the order in which the program makes them."""
+        number = 0
+        for step in self.places.all_steps:
+            if step.leaf is not None:
+                self.scratch(step)
+                continue
+            for variable in step.line.makes:
+                cell = self.places.cells.get(variable)
+                if cell is None and not self._name_view(variable, step):
+                    self._names[variable] = f"v{number}"
+                elif cell is None or cell.result is not None:
+                    continue
+                elif cell.is_temporary:
+                    self._cell_names[id(cell)] = self._temporary(cell)
+                    continue
+                elif id(cell) not in self._cell_names:
+                    self._cell_names[id(cell)] = f"v{number}"
+                else:
+                    continue
+                number += 1
+
+    def _name_view(self, variable: str, step: Step) -> bool:
+        """Name a view after its array, unless another one has the name."""
+        places, line = self.places, step.line
+        is_lasting = places.is_made_once(step) or places.is_of_inputs(variable)
+        if not is_lasting or not line.reads:
+            return False
+        (base,) = line.reads
+        shown = self.name(base, step.section)
+        expression = line.form.text.format_map(Names(self, step.section))
+        made, given = places.trace.variables[variable], places.trace.variables[base]
+        end = "x".join(map(str, made.shape))
+        if line.form.text == f"{{{base}}}.T":
+            end = "T"
+        elif made.dtype != given.dtype:
+            end = made.dtype.name
+        name = f"{shown}_{end}"
+        if self._expressions.setdefault(name, expression) != expression:
+            return False
+        self._names[variable] = name
+        return True
+
+    # -- what a section needs ----------------------------------------------------------
+
+    def is_kept(self, name: str) -> bool:
+        """Return whether a variable is an array of a slot, or a view of one."""
+        cell = self.places.cell(name)
+        return cell is not None and cell.is_kept and self.places.is_static(name)
+
+    def is_stashed(self, name: str, section: int) -> bool:
+        """Return whether a section reads what NumPy has allocated in an earlier one."""
+        places = self.places
+        return places.is_dynamic(name) and places.makers[name].section < section
+
+    def class_of(self, name: str) -> int:
+        """Return the number of the class of a variable that is kept or stashed."""
+        return self.lifetimes.index(self._span(name))
+
+    def _needs(self, number: int) -> dict[str, None]:
+        """Return the variables that the lines of a section name, in their order."""
+        found: dict[str, None] = {}
+        places = self.places
+        for step in places.steps[number]:
+            if not places.is_made_once(step):
+                line = step.line
+                found |= dict.fromkeys((*line.makes, *line.reads, *line.changes))
+        results = places.trace.results[places.sections[number]]
+        found |= dict.fromkeys(name for name in results if name != "None")
+        for name in list(found):
+            while places.is_of_inputs(name):  # it is made from its base once more
+                (name,) = places.makers[name].line.reads
+                found[name] = None
+        return found
+
+    def _span(self, name: str) -> tuple[int, int]:
+        cell = self.places.cell(name)
+        if cell is not None and self.places.is_static(name):
+            return cell.section, cell.last_section
+        return self.places.makers[name].section, self._last_needs[name]
+
+    @cached_property
+    def _last_needs(self) -> dict[str, int]:
+        return {name: i for i, needed in enumerate(self.needs) for name in needed}
+
+    def _collect_kept(self, number: int, needed: Mapping[str, None]) -> None:
+        for variable in needed:
+            name = self.name(variable, number)
+            if self.is_kept(variable):
+                kept = self.kept[self.class_of(variable)].setdefault(number, [])
+                kept += [] if name in kept else [name]
+            elif self.is_stashed(variable, number):
+                stash = self.stashes[self.class_of(variable)]
+                stash += [] if name in stash else [name]
+
+    # -- the source of the arrays ------------------------------------------------------
+
+    def kept_cells(self, lifetime: int) -> list[Cell]:
+        """Return the arrays of a class."""
+        span = self.lifetimes[lifetime]
+        cells = self.places.unique_cells
+        return [c for c in cells if c.is_kept and (c.section, c.last_section) == span]
+
+    def source(self) -> str:
+        """Return the lines that make temporaries, constants, views, and a slot."""
+        lines = [
+            f"{name} = {_allocated(f'temporary({cell.offset}, ', cell.variable)}"
+            for name, cell in self._temporaries.values()
+        ]
+        lines += [f"{name} = {text}" for name, text in self._views(None)]
+        lines += [
+            f"{new} = broadcast_to({name}, {shape}).copy()"
+            for (name, shape), new in self.whole.items()
+        ]
+        lines = list(dict.fromkeys(lines))
+        text = "".join(f"{line}\n" for line in lines)
+        slots = map(self.slot_source, range(len(self.lifetimes)))
+        return "\n\n".join(part for part in (text, *slots) if part)
+
+    def _views(self, lifetime: int | None) -> Iterator[tuple[str, str]]:
+        """Yield names and expressions of views: of a class, or made once."""
+        for step in self.places.all_steps:
+            if not self.places.is_made_once(step):
+                continue
+            (name,) = step.line.makes
+            own = self.class_of(name) if self.is_kept(name) else None
+            if own == lifetime:
+                names = Names(self, step.section)
+                yield names[name], step.line.form.text.format_map(names)
+
+    def slot_source(self, lifetime: int) -> str:
+        """Return the function that makes a slot of a class."""
+        kept = {
+            self.places.sections[i]: names for i, names in self.kept[lifetime].items()
+        }
+        lines = [f"def {self.slot_function(lifetime)}():"]
+        for cell in self.kept_cells(lifetime):
+            allocated = _allocated("empty(", cell.variable)
+            lines.append(f"    {self._cell_names[id(cell)]} = {allocated}")
+        lines += [f"    {name} = {text}" for name, text in self._views(lifetime)]
+        lines.append("    return {")
+        for section, names in kept.items():
+            lines += [
+                f"        {line}" for line in wrapped(f'"{section}": ', names, ",")
+            ]
+        lines.append("    }")
+        return "".join(f"{line}\n" for line in lines)
+
+
+def wrapped(before: str, names: Sequence[str], after: str) -> list[str]:
+    """Return the lines of a tuple of names.
+
+    Examples
+    --------
+    >>> wrapped("return ", ["a"], "")
+    ['return (a,)']
+    """
+    inner = ", ".join(names) + "," * (len(names) == 1)
+    if not before and len(names) > 1 and len(inner) <= _WIDTH:
+        return [f"{inner}{after}"]
+    if len(inner) <= _WIDTH:
+        return [f"{before}({inner}){after}"]
+    lines = fill(inner, _WIDTH).splitlines()
+    return [f"{before}(", *(f"    {line}" for line in lines), f"){after}"]
+
+
+def _allocated(call: str, variable: Variable) -> str:
+    """Return the expression of a new array, with its axes in the right order."""
+    shape, strides = variable.shape, variable.strides
+    order = sorted(range(len(shape)), key=lambda axis: -strides[axis])
+    made = f"{call}{tuple(shape[axis] for axis in order)}, {variable.dtype.name})"
+    if order == sorted(order):
+        return made
+    return f"{made}.transpose({tuple(np.argsort(order).tolist())})"

@@ -1,0 +1,398 @@
+"""A stage whose computations are compiled, and whose row runs as in an eager step.
+
+Some rows run an action with more than its sections: with the weights of its microbatch
+(U), or with activations that were away (O and L). Their handlers see a stage with the
+methods of every stage. It records the first microbatch of each kind, and computes the
+others with the sections of that kind::
+
+    microbatch          0      1         2 ...
+    F                   eager  recorded  forward_0(slot0, x0, out0)
+    B                   eager  recorded  backward_0(slot0, x0, g0, out0)
+
+Parameters are read in each call, so that they may be other arrays each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from minipipe.autograd import backend
+from minipipe.autograd.backend import Array
+from minipipe.autograd.modes import current_place
+from minipipe.compile.guards import MovingGuard
+from minipipe.compile.recording import (
+    Recorded,
+    Recorder,
+    kind_of,
+    kinds_in,
+    refused,
+)
+from minipipe.compile.sections import Pool, Sections
+from minipipe.compile.trace import Key, key_of
+from minipipe.errors import MessageError
+from minipipe.execution.payload import Payload
+from minipipe.execution.stage import SeededLoss, Stage
+from minipipe.schedules.action import Action
+
+MOST_KINDS = 32
+"""Kinds of microbatches that are compiled for a stage; others run eagerly."""
+
+
+class Held:
+    """Values that the compiled forward of a microbatch leaves for its backward.
+
+    Attributes
+    ----------
+    program : KindProgram
+    key : Key
+        Of its random numbers.
+    arrays : dict of str to array
+        By the names of parameters of sections: ``x0`` and ``y0``; and the seed, ``g0``.
+    slots : dict of int to int
+        By class of kept arrays.
+    """
+
+    __slots__ = ("arrays", "key", "program", "slots")
+
+    def __init__(self, program: KindProgram, key: Key, inputs: Iterable[Array]) -> None:
+        self.program, self.key = program, key
+        self.arrays = {f"x{i}": array for i, array in enumerate(inputs)}
+        self.slots: dict[int, int] = {}
+
+
+class KindProgram:
+    """The sections of a stage for one kind of its microbatches.
+
+    Parameters
+    ----------
+    recorded : Recorded
+    name : str
+        Ends the names of the functions.
+    recorder : Recorder
+        Has the parameters.
+    pool : Pool
+        For temporaries.
+
+    Attributes
+    ----------
+    source : str
+    num_slots : list of int
+        By class of kept arrays, the most that were in use at a time.
+    """
+
+    def __init__(
+        self, recorded: Recorded, name: str, recorder: Recorder, pool: Pool
+    ) -> None:
+        self.recorded = recorded
+        trace = recorded.trace
+        sections = Sections(trace, name, gradients="leaves", parameters="read")
+        self.source, self._sections = sections.source, sections
+        self.num_slots = [0] * len(sections.lifetimes)
+        self._free: list[list[int]] = [[] for _ in sections.lifetimes]
+        leaves = [use.node for use in recorder.uses]
+        self._functions = sections.bind(recorder.owners, leaves, self.num_slots, pool)
+        self._begins: dict[str, list[int]] = {section: [] for section in trace.sections}
+        self._ends: dict[str, list[int]] = {section: [] for section in trace.sections}
+        for i, (first, last) in enumerate(sections.lifetimes):
+            self._begins[first].append(i)
+            self._ends[last].append(i)
+        backward = next((s for s in trace.sections if s.startswith("backward")), "")
+        self._awaited = set(trace.inputs.get(backward, ()))
+
+    def has(self, section: str) -> bool:
+        """Return whether there is such a section."""
+        return section in self._functions
+
+    def run(self, section: str, held: Held, results: Sequence[Array] = ()) -> Any:
+        """Run a section of a microbatch, with arrays for its results.
+
+        Returns the results without axes.
+        """
+        for i in self._begins[section]:
+            held.slots[i] = self._new_slot(i)
+        given: list[Any] = []
+        for name in self._sections.parameters[section]:
+            if name.startswith("slot"):
+                given.append(held.slots[int(name[4:])])
+            elif name.startswith("out"):
+                given.append(results[int(name[3:])])
+            else:
+                given.append(held.key if name == "key" else held.arrays[name])
+        found = self._functions[section](*given)
+        for i in self._ends[section]:
+            self._free[i].append(held.slots.pop(i))
+        return found
+
+    def _new_slot(self, lifetime: int) -> int:
+        if self._free[lifetime]:
+            return self._free[lifetime].pop()
+        self._sections.add_slot(self._functions, lifetime)
+        self.num_slots[lifetime] += 1
+        return self.num_slots[lifetime] - 1
+
+    def take_gradient(self, held: Held, gradient: Payload) -> None:
+        """Take the gradient of the results, after checking its form."""
+        form = self.recorded.result
+        assert form is not None
+        arrays = [a if a is None else backend.contiguous(a) for a in gradient.arrays]
+        names = [f"g{i}" for i in range(len(arrays))]
+        expected = [
+            (shape, dtype) if name in self._awaited else None
+            for name, shape, dtype in zip(names, form.shapes, form.dtypes)
+        ]
+        given = [None if a is None else (a.shape, a.dtype) for a in arrays]
+        if given != expected:
+            message = f"Gradients of the form {given} came, where {expected} came"
+            message += " before, for a microbatch of the same form."
+            raise MessageError("shape", message)
+        held.arrays.update(zip(names, arrays))
+
+
+class CompiledStage:
+    """Stands in for a stage; it has the methods of one.
+
+    Parameters
+    ----------
+    stage : Stage
+    pool : Pool
+        For the temporaries of all stages of a rank.
+    is_strict : bool
+        Whether what cannot be compiled is an error. Otherwise it runs eagerly.
+
+    Attributes
+    ----------
+    report : str
+        What the last row did, and why.
+
+    Raises
+    ------
+    ModelError
+        Code ``unsupported``, when it meets what it cannot compile.
+    """
+
+    def __init__(self, stage: Stage, pool: Pool, is_strict: bool) -> None:
+        self._stage, self._pool, self._is_strict = stage, pool, is_strict
+        self._kinds: Mapping[int, str] = {}
+        self._is_filled = False  # a first forward fills in parameters and the like
+        self._recorder: Recorder | None = None
+        self._programs: dict[int, KindProgram | None] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stage, name)
+
+    @property
+    def report(self) -> str:
+        """Return what happens on this stage, and why."""
+        reason = "its first microbatch has not come" if self._recorder is None else ""
+        if self._recorder is not None:
+            reasons = (each.reason for each in self._recorder.kinds.values())
+            reason = self._recorder.reason or next(filter(None, reasons), "")
+        what = f"runs eagerly: {reason}" if reason else "is compiled"
+        return f"stage {self._stage.index} {what}"
+
+    @property
+    def programs(self) -> list[KindProgram]:
+        """Those of all kinds so far."""
+        return [program for program in self._programs.values() if program is not None]
+
+    def begin_row(self, kinds: Mapping[int, str]) -> None:
+        """Begin a row, after looking whether everything is what it was.
+
+        Parameters
+        ----------
+        kinds : mapping of int to str
+            By microbatch, the kinds of its actions.
+        """
+        self._kinds = kinds
+        recorder = self._recorder
+        if recorder is not None and not recorder.guard.holds():
+            self._recorder, recorder = None, None
+            self._programs.clear()
+        if recorder is not None:
+            recorder.begin_row(kinds)
+
+    # -- the actions -------------------------------------------------------------------
+
+    def forward(self, microbatch: int, received: Payload) -> tuple[Payload, Any]:
+        """F: see :meth:`minipipe.execution.stage.Stage.forward`."""
+        program = self._program(microbatch, received, received.arrays)
+        if program is None:
+            return self._eager().forward(microbatch, received)
+        form = program.recorded.result
+        assert form is not None
+        held, results = _begun(program, received.arrays), form.new()
+        try:
+            program.run("forward", held, results)
+        except Exception:
+            self._stage.forward(microbatch, received)  # which adds notes of layers
+            raise
+        held.arrays.update((f"y{i}", array) for i, array in enumerate(results))
+        return form.payload(results), self._kept(held)
+
+    def forward_with_loss(
+        self, microbatch: int, received: Payload, objective: SeededLoss
+    ) -> Any:
+        """F and the loss: see :meth:`minipipe.execution.stage.Stage`."""
+        targets = getattr(objective, "targets", None)
+        if targets is None:
+            return self._eager().forward_with_loss(microbatch, received, objective)
+        arrays = [*received.arrays, *targets[microbatch].arrays]
+        treedef = targets[microbatch].treedef
+        how = treedef and repr(treedef)
+        program = self._program(microbatch, received, arrays, how)
+        if program is None:
+            return self._eager().forward_with_loss(microbatch, received, objective)
+        held, results = _begun(program, arrays), program.recorded.empty_losses()
+        try:
+            loss = program.run("forward", held, results)
+        except Exception:
+            self._stage.forward_with_loss(microbatch, received, objective)
+            raise
+        loss = results[0] if loss is None else loss
+        share = objective.note(microbatch, loss.item())  # type: ignore[attr-defined]
+        held.arrays["g0"] = np.full(loss.shape, share, loss.dtype)
+        return self._kept(held)
+
+    def backward(self, microbatch: int, held: Any, gradient: Payload | None) -> Payload:
+        """B: see :meth:`minipipe.execution.stage.Stage.backward`."""
+        if not isinstance(held, Held):
+            return self._recorded("backward")(microbatch, held, gradient)
+        return self._compute_gradients("backward", held, gradient)
+
+    def backward_input(
+        self, microbatch: int, held: Any, gradient: Payload | None
+    ) -> tuple[Payload, Any]:
+        """I: see :meth:`minipipe.execution.stage.Stage.backward_input`."""
+        if not isinstance(held, Held):
+            return self._recorded("backward_input")(microbatch, held, gradient)
+        if not held.program.has("backward_input"):  # of a frozen stage: there is no W
+            return self._compute_gradients("backward", held, gradient), None
+        return self._compute_gradients("backward_input", held, gradient), held
+
+    def recompute(self, microbatch: int, held: Any) -> None:
+        """R: see :meth:`minipipe.execution.stage.Stage.recompute`."""
+        if isinstance(held, Held):
+            held.program.run("recompute", held)
+        else:
+            self._recorded("recompute")(microbatch, held)
+
+    def backward_weight(self, microbatch: int, work: Any) -> None:
+        """W: see :meth:`minipipe.execution.stage.Stage.backward_weight`."""
+        if isinstance(work, Held):
+            work.program.run("backward_weight", work)
+        else:
+            self._recorded("backward_weight")(microbatch, work)
+
+    def _compute_gradients(
+        self, section: str, held: Held, gradient: Payload | None
+    ) -> Payload:
+        if gradient is not None:
+            held.program.take_gradient(held, gradient)
+        form = held.program.recorded.gradient
+        results = [] if form is None else form.new()
+        held.program.run(section, held, results)
+        count = held.program.recorded.num_inputs
+        arrays: list[Any] = results or [None] * count
+        return Payload(arrays, [True] * count, None if count == 1 else ())
+
+    def _kept(self, held: Held) -> Held | None:
+        return held if self._stage.has_backward else None
+
+    # -- recording ---------------------------------------------------------------------
+
+    def _program(
+        self, microbatch: int, received: Payload, arrays: Sequence[Array], *how: Any
+    ) -> KindProgram | None:
+        """Return the program of a microbatch; None if its kind has none yet."""
+        recorder = self._recorder
+        if recorder is None:
+            return None
+        key = kind_of(received, arrays, self._kinds[microbatch], *how)
+        recorded = recorder.finished(key)
+        if recorded is None:
+            return None
+        if id(recorded) not in self._programs:
+            self._programs[id(recorded)] = self._made(recorded, recorder)
+        return self._programs[id(recorded)]
+
+    def _made(self, recorded: Recorded, recorder: Recorder) -> KindProgram | None:
+        if recorded.reason:
+            if self._is_strict:
+                raise refused(self._stage.index, recorded.reason)
+            return None
+        number = len(self.programs)
+        suffix = chr(ord("a") + number) if number else ""
+        name = f"{self._stage.index}{suffix}"
+        return KindProgram(recorded, name, recorder, self._pool)
+
+    def _eager(self) -> Any:
+        """Return who computes the forward of a microbatch without a program."""
+        if not self._is_filled:
+            self._is_filled = True
+            return self._stage
+        if self._recorder is None:
+            self._recorder = Recorder(self._stage, self._kinds, MovingGuard)
+        if self._recorder.reason and self._is_strict:
+            raise refused(self._stage.index, self._recorder.reason)
+        is_full = len(self._recorder.kinds) >= MOST_KINDS
+        return self._stage if is_full else self._recorder
+
+    def _recorded(self, method: str) -> Any:
+        return getattr(self._recorder or self._stage, method)
+
+
+class CompiledStages:
+    """The stages of a rank, compiled, for rows that run as in an eager step.
+
+    Parameters
+    ----------
+    stages : mapping of int to Stage
+    is_strict : bool
+        As for :class:`CompiledStage`.
+    """
+
+    def __init__(self, stages: Mapping[int, Stage], is_strict: bool) -> None:
+        pool = Pool()
+        self._stages = {
+            index: CompiledStage(stage, pool, is_strict)
+            for index, stage in stages.items()
+        }
+
+    @property
+    def report(self) -> str:
+        """Return a line for each stage: compiled or not, and why."""
+        return "\n".join(stage.report for stage in self._stages.values())
+
+    @property
+    def programs(self) -> list[KindProgram]:
+        """Those of all stages so far."""
+        stages = self._stages.values()
+        return [program for stage in stages for program in stage.programs]
+
+    @property
+    def sources(self) -> dict[int, str]:
+        """The functions of each stage so far."""
+        return {
+            index: "\n\n".join(program.source for program in stage.programs)
+            for index, stage in self._stages.items()
+            if stage.programs
+        }
+
+    @property
+    def latest(self) -> CompiledStages:
+        """These, as what a compiler has made last."""
+        return self
+
+    def begin_row(self, row: Sequence[Action]) -> Mapping[int, Any]:
+        """Begin a row; return its stages."""
+        for index, stage in self._stages.items():
+            stage.begin_row(kinds_in(row, index))
+        return self._stages
+
+
+def _begun(program: KindProgram, arrays: Sequence[Array]) -> Held:
+    place = current_place()
+    return Held(program, key_of(place.seed, place.step, place.microbatch), arrays)

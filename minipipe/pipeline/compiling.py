@@ -1,0 +1,148 @@
+"""Which calls of a pipeline are compiled: the option ``compile=``, the programs and what is told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from minipipe.errors import ArgumentError, quoted, warn_caller
+from minipipe.execution.executor import Executor
+from minipipe.execution.plan import Plan
+from minipipe.execution.source import source_of
+from minipipe.execution.stage import Stage
+from minipipe.schedules.action import ActionKind
+
+if TYPE_CHECKING:
+    from minipipe.compile.program import Compiler
+    from minipipe.compile.stage import CompiledStages
+
+WHERE_POSSIBLE: Literal["where-possible"] = "where-possible"
+How = bool | Literal["where-possible"]
+
+
+def without_replay(how: How, options: Mapping[str, Any]) -> tuple[How, Any]:
+    """Return ``compile`` and the options without ``replay``, its name until this release.
+
+    Parameters
+    ----------
+    how : bool or "where-possible"
+        The argument ``compile``.
+    options : mapping
+        Further options. ``replay=True`` means ``compile="where-possible"``, unless ``compile`` was given as well;
+        ``replay=False`` has no effect.
+    """
+    if "replay" not in options:
+        return how, options
+    rest = dict(options)
+    if rest.pop("replay"):
+        instead = 'compile="where-possible"'
+        warn_caller(f"replay=True is now {instead}; the next release takes no replay=.", DeprecationWarning)
+        how = how or WHERE_POSSIBLE
+    return how, rest
+
+
+def check_how(how: Any) -> None:
+    """Refuse a wrong argument ``compile``.
+
+    Raises
+    ------
+    ArgumentError
+        Code ``value``.
+
+    Examples
+    --------
+    >>> check_how("where_possible")
+    Traceback (most recent call last):
+    minipipe.errors.ArgumentError: compile is 'where_possible'; expected True, False or 'where-possible'. ...
+    """
+    if isinstance(how, bool) or (isinstance(how, str) and how == WHERE_POSSIBLE):
+        return
+    message = f"compile is {quoted(how)}; expected True, False or {WHERE_POSSIBLE!r}."
+    advice = f"True refuses what cannot be compiled, {WHERE_POSSIBLE!r} runs it eagerly, False runs everything eagerly."
+    raise ArgumentError("value", f"{message} {advice}")
+
+
+class Compiling:
+    """The compilers of the executors of a pipeline.
+
+    Parameters
+    ----------
+    how : bool or "where-possible"
+    plan : Plan
+
+    Raises
+    ------
+    ModelError
+        Code ``unsupported``, on every rank: a layer that cannot be compiled. What only a step shows is refused there.
+    """
+
+    def __init__(self, how: How, plan: Plan) -> None:
+        self._how = how
+        self._compilers: dict[str, Compiler | CompiledStages] = {}
+        self._has_updates = ActionKind.UPDATE in plan.schedule.kinds
+        if how is True:
+            from minipipe.compile.recording import reason_against_plan, refused
+
+            for stage in range(plan.schedule.num_stages):
+                reason = reason_against_plan(plan, stage)
+                if reason:
+                    raise refused(stage, reason)
+
+    def compiler(self, call: str) -> Compiler | None:
+        """Return a compiler for the executor of a call, which runs schedules in its way; None without compilation.
+
+        Parameters
+        ----------
+        call : str
+            What it runs, for the report. A later executor of the same call replaces an earlier one there.
+        """
+        if not self._how:
+            return None
+        from minipipe.compile.program import Compiler  # most programs do not compile
+
+        self._compilers[call] = compiler = Compiler(is_strict=self._how is True)
+        return compiler
+
+    def stages(self, stages: Mapping[int, Stage]) -> CompiledStages | None:
+        """Return stages that compile themselves, for runs that update weights; None without these or compilation."""
+        if not self._how or not self._has_updates:
+            return None
+        from minipipe.compile.stage import CompiledStages
+
+        self._compilers = {"run": (compiled := CompiledStages(stages, is_strict=self._how is True))}
+        return compiled
+
+    def report(self) -> str:
+        """Return a line for each call and stage: compiled or not, and why."""
+        if not self._how:
+            return "all stages run eagerly: compile=False"
+        reports = ((call, compiler.report) for call, compiler in self._compilers.items())
+        return "\n".join(f"{call}: {line}" for call, report in reports for line in report.splitlines())
+
+    def source(self, trainer: Executor) -> str:
+        """Return the program of a training step: the compiled one, or the row that runs until there is one."""
+        program = self._latest()
+        if program is None:
+            return source_of(trainer)
+        return f"{program.source}\n\n{source_of(trainer, calls_schedule=True)}\n"
+
+    def source_of_stage(self, stage: int, local: tuple[int, ...]) -> str:
+        """Return the compiled sections of a stage.
+
+        Raises
+        ------
+        ArgumentError
+            Code ``value``: the stage is not on this rank, or is not compiled.
+        """
+        if stage not in local:
+            message = f"source({stage}): stage {stage} is not on this rank; its stages: {[*local]}."
+            raise ArgumentError("value", message)
+        program = self._latest()
+        if program is None or stage not in program.sources:
+            message = f"source({stage}): stage {stage} is not compiled; compile_report() says:\n{self.report()}"
+            raise ArgumentError("value", message)
+        return program.sources[stage]
+
+    def _latest(self) -> Any:
+        compiler = self._compilers.get("run" if self._has_updates else "step")
+        return None if compiler is None else compiler.latest

@@ -1,0 +1,120 @@
+"""Messages between tensor-parallel ranks are lines that are never left out."""
+
+import numpy as np
+import pytest
+
+from minipipe import functional, nn, spawn
+from minipipe.compile.sections import Sections
+from minipipe.nn.sequential import parameters_of
+from tests.compile.driver import Job, compiled, eager, seeds, traced
+from tests.compile.stages import CLASSES, HALVES, OF_TOKENS, ROWS, WIDTH
+
+IDS = 6
+
+
+def linear(group):
+    first = nn.ColumnParallelLinear(nn.Linear(WIDTH, WIDTH), group)
+    last = nn.RowParallelLinear(nn.Linear(WIDTH, WIDTH), group)
+    return nn.Sequential(first, nn.ReLU(), last)
+
+
+def gathered(group):
+    layer = nn.ColumnParallelLinear(nn.Linear(WIDTH, WIDTH), group, gather=True)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), layer, nn.Tanh())
+
+
+def block(group):
+    return nn.parallelise(nn.Sequential(nn.TransformerBlock(WIDTH, 2)), group)
+
+
+def embedding(group):
+    whole = nn.Embedding(IDS, WIDTH)
+    own = nn.ParallelEmbedding(whole, group)
+    return nn.Sequential(own, nn.Tanh(), nn.ParallelUnembedding(own))
+
+
+def scores(group):
+    return nn.Sequential(nn.ColumnParallelLinear(nn.Linear(WIDTH, 2 * CLASSES), group))
+
+
+def job_of(model, group, loss):
+    model = model.initialise()
+    is_of_ids = isinstance(model[0], nn.ParallelEmbedding)
+
+    def inputs(k):
+        random = np.random.default_rng(k)
+        x = random.normal(size=OF_TOKENS).astype(np.float32)
+        found = [(x, True)]
+        if is_of_ids:
+            found = [(random.integers(0, IDS, OF_TOKENS[:2]), False)]
+        if loss is not None:
+            labels = random.integers(0, 2 * CLASSES, OF_TOKENS[:2])
+            found.append((labels, False))
+        return found
+
+    def compute(tensors):
+        result = model(tensors[0])
+        return [result if loss is None else loss(result, tensors[1])]
+
+    parameters = {id(p): p for layer in model for p in parameters_of(layer)}
+    return Job(compute, list(parameters.values()), inputs, seeds)
+
+
+MODELS = {
+    "linear": (linear, None),
+    "gathered": (gathered, None),
+    "block": (block, None),
+    "embedding": (embedding, None),
+    "loss": (scores, {}),
+    "loss that ignores": (scores, {"ignore_index": 1}),
+    "sum of losses": (scores, {"reduction": "sum"}),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("row", ["gpipe", "mixed"])
+def test_tensor_parallel_stages_have_the_bits_of_eager_ones(name, row):
+    def run(group):
+        make, options = MODELS[name]
+        loss = None
+        if options is not None:
+            loss = nn.ParallelCrossEntropyLoss(group, **options)
+        job = job_of(make(group), group, loss)
+        trace = traced(job, is_split=row in HALVES)
+        steps = {**ROWS, **HALVES}[row]
+        sections = Sections(trace, 0)
+        return compiled(job, trace, steps, sections) == eager(job, steps)
+
+    assert spawn(run, num_ranks=2) == [True, True]
+
+
+def test_compiled_and_eager_ranks_send_the_same_messages():
+    def run(group):
+        job = job_of(block(group), group, None)
+        trace = traced(job, is_split=False)
+        if group.rank == 0:
+            return compiled(job, trace, ROWS["gpipe"])
+        return eager(job, ROWS["gpipe"])
+
+    def eagerly(group):
+        job = job_of(block(group), group, None)
+        traced(job, is_split=False)
+        return eager(job, ROWS["gpipe"])
+
+    assert spawn(run, num_ranks=2) == spawn(eagerly, num_ranks=2)
+
+
+def test_a_message_whose_result_nobody_reads_is_sent():
+    def run(group):
+        def compute(tensors):
+            functional.parallel.reduce_from(tensors[0], group=group)
+            return [tensors[0] * 2]
+
+        def inputs(k):
+            return [(np.ones(2, np.float32), True)]
+
+        job = Job(compute, [], inputs, seeds)
+        sections = Sections(traced(job, is_split=False), 0)
+        return "combined(x0, " in sections.source
+
+    assert spawn(run, num_ranks=2) == [True, True]

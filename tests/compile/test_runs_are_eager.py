@@ -1,0 +1,157 @@
+"""A run whose schedule updates weights has the bits of an eager one, compiled."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from minipipe import Pipeline, nn, optim, schedules, spawn
+from minipipe.errors import ModelError
+from minipipe.schedules import Schedule
+
+WIDTH = 8
+SCHEDULES = ("pipedream", "vertical-sync", "2bw", "paci")
+
+
+def mlp():
+    layers = [
+        layer
+        for _ in range(4)
+        for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Dropout(0.2))
+    ]
+    return nn.Sequential(*layers, nn.LayerNorm(WIDTH))
+
+
+def train(group, how, schedule, model=mlp, sizes=(16, 13), stash=None, **options):
+    """Return the bits of the losses and parameters, and the compiled stages."""
+    optimiser = options.pop("optimiser", optim.AdamW)
+    pipeline = Pipeline(
+        model(),
+        group,
+        loss=nn.MSELoss(),
+        num_microbatches=12 if isinstance(schedule, Schedule) else 4,
+        schedule=schedule,
+        compile=how,
+        **options,
+    )
+    optimise = optimiser(pipeline.parameters(), 0.05)
+    random, found = np.random.default_rng(0), []
+    for size in (*sizes, sizes[0]):  # several runs
+        given = []
+        for _ in range(3):
+            x = random.normal(size=(size, WIDTH)).astype(np.float32)
+            given.append((x, np.tanh(x[:, ::-1])))
+        losses = pipeline.run(given, optimise, stash=stash)
+        found.append([np.array(loss.losses).tobytes() for loss in losses])
+        found.append(losses.copies)
+    found.append({n: w.tobytes() for n, w in pipeline.state_dict().items()})
+    return found, pipeline._runs.compiled
+
+
+def check(schedule, num_ranks, **options):
+    """Compare, and return the compiled stages of all ranks."""
+
+    def both(group):
+        eager, _ = train(group, False, schedule, **options)
+        found, compiled = train(group, True, schedule, **options)
+        assert found == eager
+        return compiled
+
+    compiled = spawn(both, num_ranks=num_ranks)
+    for each in compiled:
+        assert all(line.endswith("is compiled") for line in each.report.splitlines())
+        assert each.sources
+    return compiled
+
+
+@pytest.mark.parametrize("stash", [True, False])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_runs_on_two_ranks_have_the_bits_of_eager_ones(schedule, stash):
+    check(schedule, 2, stash=stash)
+
+
+@pytest.mark.parametrize("schedule", ["pipedream", "paci"])
+def test_replicas_have_the_bits_of_eager_ones(schedule):
+    check(schedule, 4, replicas=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("schedule", "stash", "ranks", "optimiser"),
+    [
+        *product(
+            SCHEDULES, [True, False], [(1, 1), (2, 1), (4, 1), (4, 2)], ["SGD", "Adam"]
+        )
+    ],
+)
+def test_all_runs_have_the_bits_of_eager_ones(schedule, stash, ranks, optimiser):
+    num_ranks, replicas = ranks
+    options = {"stash": stash, "replicas": replicas}
+    check(schedule, num_ranks, optimiser=getattr(optim, optimiser), **options)
+
+
+def test_dropped_activations_are_computed_again_in_a_run():
+    check("pipedream", 2, recompute=True)
+    check(schedules.recomputed(schedules.pipedream(2, 12)), 2)
+
+
+def test_weights_of_a_run_that_are_used_twice_have_the_bits_of_eager_ones():
+    def tied():
+        shared = nn.Linear(WIDTH, WIDTH)
+        return nn.Sequential(shared, nn.Tanh(), shared, nn.Linear(WIDTH, WIDTH))
+
+    check("2bw", 1, model=tied)
+
+
+def test_a_run_holds_as_many_microbatches_as_its_schedule():
+    stages = check("pipedream", 4, sizes=(16,))
+    slots = [list(program.num_slots) for each in stages for program in each.programs]
+    assert slots == [[4], [3], [2], [1]]
+
+
+def test_a_changed_layer_is_compiled_anew():
+    def change(group):
+        found = []
+        for how in (False, True):
+            pipeline = Pipeline(
+                mlp(),
+                group,
+                loss=nn.MSELoss(),
+                schedule="2bw",
+                num_microbatches=4,
+                compile=how,
+            )
+            optimiser = optim.SGD(pipeline.parameters(), 0.1)
+            batch = np.ones((8, WIDTH), np.float32), np.zeros((8, WIDTH), np.float32)
+            losses = []
+            for probability in (0.2, 0.5, 0.2):
+                stages = pipeline._stages.values()
+                for layer in (each for stage in stages for each in stage.module.layers):
+                    if isinstance(layer, nn.Dropout):
+                        layer.probability = probability
+                losses += map(float, pipeline.run([batch] * 3, optimiser))
+            found.append(losses)
+        assert found[0] == found[1]
+
+    spawn(change, num_ranks=2)
+
+
+class Reads(nn.Module):
+    def forward(self, x):
+        return x * 2 if float(x.data.flat[0]) > 0 else x
+
+
+def foreign():
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), Reads(), nn.Linear(WIDTH, WIDTH))
+
+
+def test_a_layer_that_cannot_be_compiled_is_named():
+    def run(group):
+        with pytest.raises(ModelError, match="layer 1, Reads, runs code of its own"):
+            train(group, True, "pipedream", model=foreign)
+        eager, _ = train(group, False, "pipedream", model=foreign)
+        found, compiled = train(group, "where-possible", "pipedream", model=foreign)
+        assert found == eager
+        assert "stage 0 runs eagerly: layer 1, Reads" in compiled.report
+
+    spawn(run, num_ranks=1)
