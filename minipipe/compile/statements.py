@@ -29,7 +29,7 @@ _MASKED = re.compile(
     r"\{(?P<b>v\d+)\} = (?P<values>.+)\.view\(np\.int(?P=size)\) \* \{(?P=a)\}\n"
     r"\{(?P<result>v\d+)\} = \{(?P=b)\}\.view\(np\.float(?P=size)\)(?P<rest>[^\n]*)$"
 )
-_LONGEST_INLINED = 60  # characters of a view that is written where it is used
+_LONGEST = 76  # characters of a line with others in it
 _LEAST_SAVED = 6  # lines, by a function for a repeated part
 _OF_A_FUNCTION = 7  # lines: its head, docstring, kept arrays, result, and two empty ones
 
@@ -204,7 +204,7 @@ class Writer:
                 if not self._can_move(maker, each, found):
                     continue
                 value = maker.text.partition(" = ")[2]
-                text = each.text.replace(f"{{{name}}}", value)
+                text = _with(each.text, name, value)
                 reads = [n for n in each.reads if n != name]
                 each = Statement(
                     text, each.makes, tuple(dict.fromkeys([*reads, *maker.reads])),
@@ -238,11 +238,14 @@ class Writer:
     def _can_move(
         self, maker: Statement, reader: Statement, before: Sequence[Statement]
     ) -> bool:
-        if maker.is_view:
-            length = len(PLACEHOLDER.sub("v00", maker.text))
-            return length <= _LONGEST_INLINED
-        if not reader.text.startswith("add_gradient") or maker.changes:
+        """Return whether a line may be computed in a later one, and that one is short."""
+        if maker.changes or len(maker.makes) != 1:
             return False
+        length = _length(maker.text.partition(" = ")[2]) + _length(reader.text)
+        if length > _LONGEST:
+            return False
+        if maker.is_view:
+            return True
         roots = {self._root(name) for name in maker.reads}
         between = before[before.index(maker) + 1 :]
         return not any(self._root(n) in roots for s in between for n in s.changes)
@@ -259,6 +262,37 @@ class Writer:
 
     def _root(self, name: str) -> str:
         return self._trace.variables[name].root
+
+
+def _length(text: str) -> int:
+    return len(PLACEHOLDER.sub(_shown, text))
+
+
+def _shown(found: re.Match[str]) -> str:
+    kind, _, rest = found[1].partition(":")
+    return {"w": f'w["{rest}"]', "d": f'"{rest}"'}.get(kind, "v00")
+
+
+def _with(text: str, name: str, value: str) -> str:
+    """Return a text with an expression in place of a name, in brackets if it needs some."""
+    start = text.index(f"{{{name}}}")
+    end = start + len(name) + 2
+    before, after = text[:start], text[end:]
+    is_argument = before.endswith(("(", ", ")) and after.startswith((")", ","))
+    is_right_side = before.endswith("= ") and not after
+    if not is_argument and not is_right_side and _has_operator(value):
+        value = f"({value})"
+    return before + value + after
+
+
+def _has_operator(text: str) -> bool:
+    """Return whether an expression has an operator outside of brackets."""
+    depth = 0
+    for i, character in enumerate(text):
+        depth += (character in "([") - (character in ")]")
+        if depth == 0 and (character == " " or (character in "-~" and i == 0)):
+            return True
+    return False
 
 
 def _renamed(each: Statement, names: Mapping[str, str]) -> Statement:
