@@ -38,7 +38,9 @@ class Constants:
             return f"float({str(value)!r})"
         if not isinstance(value, np.ndarray | np.generic):
             kind = type(value).__name__
-            message = f"A stage computes with a {kind}; a stand-alone file has only NumPy."
+            message = (
+                f"A stage computes with a {kind}; a stand-alone file has only NumPy."
+            )
             advice = "Export a model without such a layer."
             raise ModelError("unsupported", f"{message} {advice}")
         array = np.asarray(value)

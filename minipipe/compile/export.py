@@ -117,6 +117,18 @@ def digest_of(parameters: Mapping[str, np.ndarray]) -> str:
     return found.hexdigest()[:16]
 
 
+def _command(ranks: Sequence[str]) -> list[str]:
+    """Return a command for all ranks, on as many lines as it needs."""
+    lines = [f"mpirun {ranks[0]}"]
+    for each in ranks[1:]:
+        if len(f"{lines[-1]} : {each}") > WIDTH - 8:
+            lines[-1] += " : \\\\"
+            lines.append(f"    {each}")
+        else:
+            lines[-1] += f" : {each}"
+    return lines
+
+
 class RankFile:
     """The stand-alone program of one rank.
 
@@ -281,21 +293,22 @@ class RankFile:
     def _docstring(self, rank: int, size: int) -> Iterator[str]:
         program = self._executor.program
         stages = sorted(self._executor.stages)
-        yield f'"""What rank {rank} of {size} does in a training step, with NumPy and MPI alone.'
+        yield f'"""What rank {rank} of {size} does in a training step: NumPy and MPI alone.'
         yield ""
         count = program.num_microbatches
-        what = f"{self._recording.program}, schedule {program.name}, {count} microbatches"
-        here = "stages " if len(stages) != 1 else "stage "
-        here += " and ".join(map(str, stages)) or "none"
-        text = f"Written by minipipe export: {what}; this rank has {here} of {program.num_stages}."
+        what = f"{self._recording.program}, schedule {program.name}"
+        here = f"stage{'s' * (len(stages) > 1)} {' and '.join(map(str, stages))}"
+        text = f"Written by minipipe export. Program: {what}, {count} microbatches. This rank "
+        text += f"has {here} of {program.num_stages}." if stages else "has no stage."
         yield fill(text, WIDTH)
         yield "Run it, and see that the parameters get the same bits as in minipipe:"
         yield ""
         ranks = [f"-n 1 python rank{r}.py" for r in range(size)]
-        yield f"    mpirun {' : '.join(ranks)}" if size > 1 else "    python rank0.py"
+        for line in _command(ranks) if size > 1 else ["python rank0.py"]:
+            yield f"    {line}"
         yield ""
-        yield "Arrays are allocated anew, and a receive begins where its value is used. There are"
-        yield "no handshakes and no checks: if one rank fails, the others wait for ever."
+        yield "Arrays are allocated anew, and a receive begins where its value is used. There"
+        yield "are no handshakes and no checks: if one rank fails, the others wait for ever."
         yield '"""'
 
     def _helper_sources(self, used: str) -> Iterator[str]:
@@ -324,7 +337,10 @@ class RankFile:
         kinds = {kind for state in recording.states.values() for kind in state}
         for kind in sorted(kinds):
             yield f'{kind} = saved_as("{kind}/")'
-        rates = [[g["learning_rate"] for g in self._numbers(n)] for n in range(len(recording.steps))]
+        rates = [
+            [g["learning_rate"] for g in self._numbers(n)]
+            for n in range(len(recording.steps))
+        ]
         shown = [each[0] for each in rates] if len(rates[0]) == 1 else rates
         name = "rates"
         text = f"{name} = {shown}  # the learning rate of each step"
@@ -332,14 +348,28 @@ class RankFile:
             yield text
             return
         yield "rates = [  # the learning rate of each step"
-        yield fill(", ".join(map(repr, shown)), WIDTH - 4, initial_indent="    ", subsequent_indent="    ") + ","
+        yield (
+            fill(
+                ", ".join(map(repr, shown)),
+                WIDTH - 4,
+                initial_indent="    ",
+                subsequent_indent="    ",
+            )
+            + ","
+        )
         yield "]"
 
     def _update(self) -> Iterator[str]:
         if self._limit is not None:
-            owned = [n for n in self._recording.parameters if self._plan.owners[n] == self._executor.group.rank]
-            text = CLIP if self._executor.group.size > 1 else CLIP.replace(
-                "sum(comm.allgather(squares), [])", "squares"
+            owned = [
+                n
+                for n in self._recording.parameters
+                if self._plan.owners[n] == self._executor.group.rank
+            ]
+            text = (
+                CLIP
+                if self._executor.group.size > 1
+                else CLIP.replace("sum(comm.allgather(squares), [])", "squares")
             )
             is_all = len(owned) == len(self._recording.parameters)
             names = "gradients" if is_all else repr(tuple(owned))
@@ -348,7 +378,9 @@ class RankFile:
             yield ""
         groups = self._numbers(0)
         if len(groups) != 1:
-            message = "The optimiser has several groups of parameters; export knows only one."
+            message = (
+                "The optimiser has several groups of parameters; export knows only one."
+            )
             raise ModelError("unsupported", f"{message} Give it pipeline.parameters().")
         yield UPDATES[self._recording.optimiser](groups[0])
         yield ""
@@ -377,9 +409,8 @@ class RankFile:
         yield "    update(rates[n])"
         yield "    gradients.clear()"
         yield ""
-        yield "digest = hashlib.sha256()"
-        yield "for name in sorted(w):"
-        yield "    digest.update(w[name].tobytes())"
-        yield f'is_same = digest.hexdigest().startswith("{recording.digest}")'
-        yield f'print("rank {rank}:", "the same bits" if is_same else "other bits", digest.hexdigest()[:16])'
+        yield 'bits = b"".join(w[name].tobytes() for name in sorted(w))'
+        yield "digest = hashlib.sha256(bits).hexdigest()[:16]"
+        yield f'is_same = digest == "{recording.digest}"'
+        yield f'print("rank {rank}:", "the same bits" if is_same else "other bits", digest)'
         yield "raise SystemExit(not is_same)"

@@ -160,7 +160,12 @@ class RowSource:
             self._rows.append(text)
 
     def _argument(
-        self, name: str, recorded: Recorded, stage: int, k: int, taken: Mapping[str, Any]
+        self,
+        name: str,
+        recorded: Recorded,
+        stage: int,
+        k: int,
+        taken: Mapping[str, Any],
     ) -> str:
         """Return what stands for an input of a section."""
         letter, i = name[0], int(name[1:])
@@ -210,8 +215,12 @@ class RowSource:
     def constants(self) -> Iterator[str]:
         """Yield the lines that define what the function needs."""
         if self._tags:
-            names, numbers = ", ".join(self._tags), ", ".join(map(str, self._tags.values()))
-            yield f"{names} = {numbers}  # tags: activations into a stage, their gradients"
+            names, numbers = (
+                ", ".join(self._tags),
+                ", ".join(map(str, self._tags.values())),
+            )
+            yield "# Tags of messages: activations into a stage, and their gradients."
+            yield f"{names} = {numbers}"
         if self._dicts:
             names = ", ".join(self._dicts)
             yield f"{names} = {', '.join(['{}'] * len(self._dicts))}  # by microbatch"
@@ -244,8 +253,8 @@ class RowSource:
             yield from wrapped(line, indent)
         yield from self._shared_gradients()
         if self._tags:
-            yield "    MPI.Request.Waitall([request for request, _ in sent])"
-            yield "    sent.clear()"
+            yield "    while sent:"
+            yield "        sent.pop()[0].Wait()"
         if self.has_loss:
             weight = "weight" if self._has_one_weight else "weights[k]"
             yield "    loss = 0.0"
@@ -310,18 +319,13 @@ class RowSource:
                     continue
                 own = self._uses.get(name, {}).get(use, name)
                 if sources[rank] != rank:
-                    shape = self._executor.stages  # of the parameter
-                    terms.append((sources[rank], number))
+                    terms.append(self._receive_use(name, sources[rank], number))
                     continue
                 others = [o for o in sources if o != rank == sources[o]]
                 sends += [f'send({o}, {number}, gradients["{own}"])' for o in others]
-                terms.append(own)
+                terms.append(f'gradients["{own}"]')
             if terms:
-                shown = [
-                    f'gradients["{t}"]' if isinstance(t, str) else f'receive({t[0]}, {t[1]}, w["{name}"].shape, w["{name}"].dtype)'
-                    for t in terms
-                ]
-                sums.append((name, shown))
+                sums.append((name, terms))
         for name, uses in self._uses.items():
             if name not in shared:
                 shown = [f'gradients["{uses[n]}"]' for n in sorted(uses)]
@@ -331,6 +335,14 @@ class RowSource:
             yield from wrapped(f'gradients["{name}"] = {" + ".join(shown)}', 4)
             for each in self._uses.get(name, {}).values():
                 yield f'    gradients.pop("{each}", None)'
+
+    def _receive_use(self, name: str, peer: int, tag: int) -> str:
+        """Return the expression of a gradient that another rank has."""
+        stages = self._executor.stages.values()
+        owner = next(s.parameters[name] for s in stages if name in s.parameters)
+        dtype = np.dtype(owner.data.dtype).name
+        end = "" if dtype == "float32" else f', "{dtype}"'
+        return f"receive({peer}, {tag}, {owner.shape}{end})"
 
 
 def _plain(form: Form | None, binding: Binding) -> tuple[tuple[int, ...], str]:

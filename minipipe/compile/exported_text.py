@@ -20,7 +20,7 @@ def scattered(gradient, index, shape):
     return result''',
     "add_rows": '''\
 def add_rows(shape, ids, values):
-    """Return zeros, with values added to the rows of their ids: pairs, pairs of pairs, …"""
+    """Return zeros, with values added to the rows of their ids, in pairs."""
     order = np.argsort(ids, kind="stable")
     ids, values = ids[order], values[order]
     is_first = np.append(True, ids[1:] != ids[:-1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,6 +31,8 @@ class Follower:
         Its program, for a reader.
     num_steps : int
         How many compiled steps to record.
+    fail : function, optional
+        Gets the error of a step, such as of one that cannot be compiled.
 
     Raises
     ------
@@ -39,12 +41,23 @@ class Follower:
         cannot be exported.
     """
 
-    def __init__(self, pipeline: Pipeline, program: str, num_steps: int) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        program: str,
+        num_steps: int,
+        fail: Callable[[Exception], None] = lambda error: None,
+    ) -> None:
+        self._fail = fail
         self._pipeline, self._program, self._num_steps = pipeline, program, num_steps
         trainer = pipeline._trainer
         assert trainer is not None
         compiler = trainer._run_schedule
-        assert isinstance(compiler, Compiler)
+        if not isinstance(compiler, Compiler):
+            message = "This pipeline is not compiled"
+            raise ModelError(
+                "unsupported", f"{message}; expected one of a schedule without updates."
+            )
         self._executor, self._compiler = trainer, compiler
         self._compiled: CompiledRow | None = None
         self._recording: Recording | None = None
@@ -88,7 +101,9 @@ class Follower:
         self._check()
         if self._recording is None or not self.is_complete:
             count = 0 if self._recording is None else len(self._recording.steps)
-            message = f"The program ended after {count} of {self._num_steps} compiled steps"
+            message = (
+                f"The program ended after {count} of {self._num_steps} compiled steps"
+            )
             advice = "let it take more steps, or give a smaller --steps"
             raise ArgumentError("value", f"{message}; {advice}.")
         recording, compiled = self._recording, self._compiled
@@ -105,15 +120,25 @@ class Follower:
             if len(step.groups) != 1 or len(step.limits) > 1:
                 updates = f"{len(step.groups)} updates and {len(step.limits)} clippings"
                 message = f"After step {step.number} the program makes {updates}"
-                raise ModelError("unsupported", f"{message}; expected one update, and at most one clipping.")
+                raise ModelError(
+                    "unsupported",
+                    f"{message}; expected one update, and at most one clipping.",
+                )
             if step.limits != self._recording.steps[0].limits:  # type: ignore[union-attr]
-                raise ModelError("unsupported", "The program clips to another norm in each step; expected one norm.")
+                raise ModelError(
+                    "unsupported",
+                    "The program clips to another norm in each step; expected one norm.",
+                )
 
     # -- steps ---------------------------------------------------------------------------
 
     def _run(self, executor: Executor, steps: Sequence[Step]) -> None:
         step = None if self._recording is None else self._begun(executor)
-        self._compiler(executor, steps)
+        try:
+            self._compiler(executor, steps)
+        except Exception as error:
+            self._fail(error)
+            raise
         program = self._compiler.program
         if step is not None and self._recording is not None:
             if program is not self._compiled:
@@ -128,7 +153,9 @@ class Follower:
         else:
             self._num_eager += 1
             if self._num_eager > MOST_EAGER_STEPS:
-                self._problem = f"No step is compiled: the last one {self._compiler.report}"
+                self._problem = (
+                    f"No step is compiled: the last one {self._compiler.report}"
+                )
 
     def _begun(self, executor: Executor) -> RecordedStep:
         batch = executor.batch
@@ -136,7 +163,9 @@ class Follower:
             self._problem = "The program scales its loss; export knows no loss scale"
         inputs = self._arrays(batch.inputs) if 0 in executor.stages else {}
         last = executor.program.num_stages - 1
-        targets = self._arrays(batch.objective.targets) if last in executor.stages else {}
+        targets = (
+            self._arrays(batch.objective.targets) if last in executor.stages else {}
+        )
         return RecordedStep(batch.training_step, inputs, targets, {})
 
     def _arrays(self, parts: Any) -> dict[int, np.ndarray]:
@@ -172,7 +201,10 @@ class Follower:
         own = [names.get(id(each.owner)) for each in optimiser.parameters]
         if own and not any(own):
             return  # of another model
-        if type(optimiser).__name__ not in UPDATES or type(optimiser).__module__ != "minipipe.optim.rules":
+        if (
+            type(optimiser).__name__ not in UPDATES
+            or type(optimiser).__module__ != "minipipe.optim.rules"
+        ):
             kind = type(optimiser).__name__
             self._problem = f"The optimiser is {kind}; expected {', '.join(UPDATES)}"
             return
@@ -187,7 +219,9 @@ class Follower:
             recording.optimiser = type(optimiser).__name__
             states = optimiser.state_dict()["states"]
             recording.states = {name: state for name, state in zip(own, states) if name}
-        recording.steps[-1].groups.append([dict(g.hyper_parameters) for g in optimiser.groups])
+        recording.steps[-1].groups.append(
+            [dict(g.hyper_parameters) for g in optimiser.groups]
+        )
 
 
 @contextmanager

@@ -254,7 +254,7 @@ class StageSource:
                 names.own[first.variable(local)] = own
         given = [first.variable(first.names[n]) for n in plan.arguments(first)]
         arguments = [names.of(name) for name in given]
-        lines = [f"def NAME({', '.join(['k', 'layer', *arguments])}):"]
+        lines = wrapped(f"def NAME({', '.join(['k', 'layer', *arguments])}):", 0)
         for section, locals_ in plan.takes.items():
             own = [names.of(first.variable(local)) for local in locals_]
             lines += self._unpacked(section, unit.section, "layer", own)
@@ -403,7 +403,10 @@ class StageSource:
         end = last.layer + (1 if step > 0 else -1)
         (given,) = plan.arguments(first)
         result = last.variable(plan.outputs[0])
-        if self._readers(given) == {id(first)} and given not in self._trace.inputs[first.unit.section]:
+        if (
+            self._readers(given) == {id(first)}
+            and given not in self._trace.inputs[first.unit.section]
+        ):
             names.own[result] = names.of(given)
         made = names.of(result)
         if made != names.of(given):
@@ -422,7 +425,9 @@ class StageSource:
         text = f"{self._dict_of(section, later)}[{key}, k] = {', '.join(own)}"
         return wrapped(text + ("," if len(own) == 1 else ""), 4)
 
-    def _unpacked(self, earlier: str, section: str, key: str, own: list[str]) -> list[str]:
+    def _unpacked(
+        self, earlier: str, section: str, key: str, own: list[str]
+    ) -> list[str]:
         left = ", ".join(own) + ("," if len(own) == 1 else "")
         text = f"{left} = {self._dict_of(earlier, section)}.pop(({key}, k))"
         return wrapped(text, 4)
@@ -481,7 +486,11 @@ class _Names:
     def _relative(self, layer: int) -> str:
         assert self._layer is not None
         offset = layer - self._layer
-        return "layer" if not offset else f"layer {'+' if offset > 0 else '-'} {abs(offset)}"
+        return (
+            "layer"
+            if not offset
+            else f"layer {'+' if offset > 0 else '-'} {abs(offset)}"
+        )
 
 
 def _snake(name: str) -> str:
@@ -507,9 +516,14 @@ def wrapped(text: str, indent: int) -> list[str]:
         return [*_in_brackets("(", left, ") = " + right, indent)]
     if "(" in right and right.endswith(")"):
         start = right.index("(") + 1
-        return [*_in_brackets(f"{left} = {right[:start]}", right[start:-1], ")", indent)]
+        return [
+            *_in_brackets(f"{left} = {right[:start]}", right[start:-1], ")", indent)
+        ]
     if text.startswith("return "):
         return [*_in_brackets("return (", text.removeprefix("return "), ")", indent)]
+    if text.startswith("def "):
+        start = text.index("(") + 1
+        return [*_in_brackets(text[:start], text[start:-2], "):", indent)]
     if equals:
         return [*_in_brackets(f"{left} = (", right, ")", indent)]
     start = text.index("(") + 1

@@ -31,7 +31,9 @@ _MASKED = re.compile(
 )
 _LONGEST = 76  # characters of a line with others in it
 _LEAST_SAVED = 6  # lines, by a function for a repeated part
-_OF_A_FUNCTION = 7  # lines: its head, docstring, kept arrays, result, and two empty ones
+_OF_A_FUNCTION = (
+    7  # lines: its head, docstring, kept arrays, result, and two empty ones
+)
 
 
 @dataclass
@@ -150,7 +152,11 @@ class Writer:
         """Return a constant as a number of Python, which takes the dtype of others."""
         if not isinstance(value, np.ndarray | np.generic) or value.shape != ():
             return ""
-        dtypes = {self._trace.variables[n].dtype for n in (*line.reads, *line.changes) if n[0] in "vxgp"}
+        dtypes = {
+            self._trace.variables[n].dtype
+            for n in (*line.reads, *line.changes)
+            if n[0] in "vxgp"
+        }
         is_plain = dtypes == {value.dtype} and value.dtype.kind == "f"
         number = float(value)
         if not is_plain or not np.isfinite(number):
@@ -207,8 +213,12 @@ class Writer:
                 text = _with(each.text, name, value)
                 reads = [n for n in each.reads if n != name]
                 each = Statement(
-                    text, each.makes, tuple(dict.fromkeys([*reads, *maker.reads])),
-                    each.changes, each.layer, False,
+                    text,
+                    each.makes,
+                    tuple(dict.fromkeys([*reads, *maker.reads])),
+                    each.changes,
+                    each.layer,
+                    False,
                 )
                 found.remove(maker)
             found.append(each)
@@ -229,9 +239,13 @@ class Writer:
             if match is None or any(uses[n] > 1 for n in match.group("a", "b")):
                 continue
             mask, values, result = match.group("mask", "values", "result")
-            reads = [n for s in found[-3:] for n in s.reads if n not in match.group("a", "b")]
+            reads = [
+                n for s in found[-3:] for n in s.reads if n not in match.group("a", "b")
+            ]
             text = f"{{{result}}} = np.where({mask}, {values}, 0){match.group('rest')}"
-            own = Statement(text, (result,), tuple(dict.fromkeys(reads)), (), each.layer)
+            own = Statement(
+                text, (result,), tuple(dict.fromkeys(reads)), (), each.layer
+            )
             found[-3:] = [own]
         self.sections[section] = found
 
@@ -270,7 +284,8 @@ def _length(text: str) -> int:
 
 def _shown(found: re.Match[str]) -> str:
     kind, _, rest = found[1].partition(":")
-    return {"w": f'w["{rest}"]', "d": f'"{rest}"'}.get(kind, "v00")
+    own = rest.partition(".")[2]  # of any layer, so that layers are written alike
+    return {"w": f'w["00.{own}"]', "d": f'"00.{own}"'}.get(kind, "v00")
 
 
 def _with(text: str, name: str, value: str) -> str:
@@ -304,7 +319,12 @@ def _renamed(each: Statement, names: Mapping[str, str]) -> Statement:
 
     text = PLACEHOLDER.sub(lambda f: f"{{{names.get(f[1], f[1])}}}", each.text)
     return Statement(
-        text, each.makes, renamed(each.reads), renamed(each.changes), each.layer, each.is_view
+        text,
+        each.makes,
+        renamed(each.reads),
+        renamed(each.changes),
+        each.layer,
+        each.is_view,
     )
 
 
@@ -377,7 +397,9 @@ class _Part:
         self.changes_given = False
         texts = []
         for each in statements:
-            texts.append(PLACEHOLDER.sub(lambda f, s=each: self._name(f[1], s), each.text))
+            texts.append(
+                PLACEHOLDER.sub(lambda f, s=each: self._name(f[1], s), each.text)
+            )
             self.changes_given |= any(name in self.given for name in each.changes)
         self.text = "\n".join(texts)
 
@@ -401,7 +423,9 @@ def folded(section: str, statements: Sequence[Statement]) -> list[Item]:
     if best is None:
         return list(statements)
     start, size, count = best
-    bodies = [list(statements[i : i + size]) for i in range(start, start + count * size, size)]
+    bodies = [
+        list(statements[i : i + size]) for i in range(start, start + count * size, size)
+    ]
     unit = Unit(section, bodies[0])
     first = _Part(bodies[0])
     for body in bodies:
@@ -446,7 +470,9 @@ def _with_least_traffic(
         if len(parts) >= 2:
             crossing = sum(name in made for name in parts[0].given)
             place = len(parts), first
-            found.append((crossing > 1, -len(parts), crossing, parts[0].num_layers, place))
+            found.append(
+                (crossing > 1, -len(parts), crossing, parts[0].num_layers, place)
+            )
     if not found:
         return None
     count, first = min(found)[-1]
